@@ -4,11 +4,9 @@
 #include <chrono>
 #include <limits>
 #include <numeric>
-#include <string>
 #include <vector>
 
-#include "draft_backend.h"
-#include "errors.h"
+#include "backend.h"
 
 namespace dflash {
 
@@ -22,11 +20,6 @@ constexpr int64_t rows_at_once = 4096;
 constexpr int n_timings = 5;
 constexpr int n_products = 4;  // of a timing
 
-[[noreturn]] void refuse_room(ggml_backend_t backend) {
-    throw backend_error("no room for weights in bf16 on " +
-                        std::string(ggml_backend_name(backend)));
-}
-
 bool has_room(ggml_backend_t backend, size_t n_bytes) {
     size_t n_free = 0;
     size_t n_total = 0;
@@ -38,9 +31,7 @@ bool has_room(ggml_backend_t backend, size_t n_bytes) {
 double product_time(ggml_backend_t backend, ggml_type type, int64_t width, int64_t n_rows,
                     int64_t n_columns) {
     constexpr size_t n_tensors = 4;
-    const ggml_context_ptr context(ggml_init(
-        {ggml_tensor_overhead() * n_tensors + ggml_graph_overhead_custom(n_tensors, false), nullptr,
-         /*no_alloc=*/true}));
+    const ggml_context_ptr context = new_nodes(n_tensors);
     ggml_context * c = context.get();
     ggml_tensor * x = ggml_new_tensor_2d(c, GGML_TYPE_F32, width, n_columns);
     ggml_tensor * weight = ggml_new_tensor_2d(c, type, width, n_rows);
@@ -75,9 +66,7 @@ void convert(ggml_backend_t backend, ggml_type type, const void * packed, ggml_t
              int64_t first, int64_t n, ggml_tensor * to, int64_t first_to) {
     constexpr size_t n_tensors = 8;
     const int64_t width = to->ne[0];
-    const ggml_context_ptr context(ggml_init(
-        {ggml_tensor_overhead() * n_tensors + ggml_graph_overhead_custom(n_tensors, false), nullptr,
-         /*no_alloc=*/true}));
+    const ggml_context_ptr context = new_nodes(n_tensors);
     ggml_context * c = context.get();
     ggml_tensor * rows = from != nullptr
                              ? ggml_view_2d(c, from, width, n, from->nb[1], first * from->nb[1])
@@ -89,7 +78,7 @@ void convert(ggml_backend_t backend, ggml_type type, const void * packed, ggml_t
     ggml_build_forward_expand(graph, ggml_cpy(c, floats, part));
     const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(c, backend));
     if (!buffer) {
-        refuse_room(backend);
+        refuse_room(backend, "weights in bf16");
     }
     if (packed != nullptr) {
         ggml_backend_tensor_set(rows, packed, 0, ggml_nbytes(rows));
@@ -97,11 +86,8 @@ void convert(ggml_backend_t backend, ggml_type type, const void * packed, ggml_t
     std::vector<int32_t> order(n);
     std::iota(order.begin(), order.end(), 0);
     ggml_backend_tensor_set(ids, order.data(), 0, ggml_nbytes(ids));
-    const ggml_status status = ggml_backend_graph_compute(backend, graph);
-    if (status != GGML_STATUS_SUCCESS) {
-        throw backend_error(std::string(ggml_backend_name(backend)) +
-                            " failed to convert weights to bf16: " + ggml_status_to_string(status));
-    }
+    start_graph(backend, graph, "to convert weights to bf16");
+    ggml_backend_synchronize(backend);
 }
 
 }  // namespace
@@ -110,7 +96,7 @@ bool becomes_bf16(ggml_backend_t backend, ggml_type type, int64_t width) {
     if (!ggml_is_quantized(type) || ggml_get_type_traits(type)->to_float == nullptr) {
         return false;
     }
-    const ggml_context_ptr context(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
+    const ggml_context_ptr context = new_tensors(4);
     ggml_context * c = context.get();
     ggml_tensor * rows = ggml_get_rows(c, ggml_new_tensor_2d(c, type, width, 1),
                                        ggml_new_tensor_1d(c, GGML_TYPE_I32, 1));
@@ -129,13 +115,12 @@ void write_as_bf16(ggml_backend_t backend, ggml_type type, const void * rows, in
     convert(backend, type, rows, nullptr, 0, n_rows, to, first);
 }
 
-bf16_copy::bf16_copy(ggml_backend_t backend, ggml_tensor * matrix)
-    : context_(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc=*/true})) {
+bf16_copy::bf16_copy(ggml_backend_t backend, ggml_tensor * matrix) : context_(new_tensors(1)) {
     tensor = ggml_new_tensor_2d(context_.get(), GGML_TYPE_BF16, matrix->ne[0], matrix->ne[1]);
     ggml_set_name(tensor, matrix->name);
     buffer_.reset(ggml_backend_alloc_ctx_tensors(context_.get(), backend));
     if (!buffer_) {
-        refuse_room(backend);
+        refuse_room(backend, "weights in bf16");
     }
     ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     for (int64_t first = 0; first < tensor->ne[1]; first += rows_at_once) {

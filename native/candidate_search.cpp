@@ -1,15 +1,12 @@
 #include "candidate_search.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <string>
 #include <utility>
 
+#include "backend.h"
 #include "chunks.h"
-#include "draft_backend.h"
 #include "errors.h"
-#include "host_buffer.h"
 
 namespace dflash {
 
@@ -19,24 +16,9 @@ constexpr size_t n_nodes = 40;
 constexpr size_t most_graphs = 16;
 constexpr size_t alignment = 128;
 
-// What comes to the host, in this order.
-enum part { few, places, values, sums, sums_of_chunks };
-
 }  // namespace
 
-struct candidate_search::search_graph {
-    ggml_context_ptr nodes;
-    ggml_cgraph * graph = nullptr;
-    int64_t chunk_size = 0;
-    std::array<ggml_tensor *, n_parts> results{};
-};
-
-void candidate_search::deleter::operator()(search_graph * graph) const { delete graph; }
-
 bool candidate_search::open(ggml_backend_dev_t device) {
-    if (device == nullptr) {  // host memory belongs to none
-        device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    }
     if (backend_ && ggml_backend_get_device(backend_.get()) == device) {
         return true;
     }
@@ -44,7 +26,7 @@ bool candidate_search::open(ggml_backend_dev_t device) {
     allocator_.reset();
     host_.reset();
     try {
-        backend_ = open_draft_backend(device, /*n_threads=*/1);  // the CPU searches in tests only
+        backend_ = open_backend(device, /*n_threads=*/1);  // the CPU searches in tests only
     } catch (const backend_error &) {
         return false;
     }
@@ -52,13 +34,13 @@ bool candidate_search::open(ggml_backend_dev_t device) {
     return true;
 }
 
-candidate_search::graph_ptr candidate_search::build(const ggml_tensor & logits, int64_t first,
-                                                    int64_t n, int k, float temperature) const {
-    graph_ptr built(new search_graph);
-    built->nodes.reset(
-        ggml_init({ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
-                   nullptr, /*no_alloc=*/true}));
-    ggml_context * c = built->nodes.get();
+std::optional<candidate_search::search_graph> candidate_search::build(const ggml_tensor & logits,
+                                                                      int64_t first, int64_t n,
+                                                                      int k,
+                                                                      float temperature) const {
+    search_graph built;
+    built.nodes = new_nodes(n_nodes);
+    ggml_context * c = built.nodes.get();
     // The same memory, but without what llama.cpp computes it from.
     ggml_tensor * rows = ggml_new_tensor_2d(c, GGML_TYPE_F32, logits.ne[0], n);
     rows->buffer = logits.buffer;
@@ -66,34 +48,37 @@ candidate_search::graph_ptr candidate_search::build(const ggml_tensor & logits, 
     const auto chunks = find_chunks(c, backend_.get(), rows, k);
     const auto best = chunks ? find_best(c, backend_.get(), *chunks) : std::nullopt;
     if (!best) {
-        return nullptr;
+        return std::nullopt;
     }
-    ggml_tensor * tempered = nullptr;
+    built.results[few] = chunks->few;
+    built.results[places] = best->places;
+    built.results[values] = best->values;
+    built.results[sums] = chunks->exps.sums;
     if (temperature > 0) {
-        tempered = tempered_sums(c, backend_.get(), *chunks, temperature);
-        if (tempered == nullptr) {
-            return nullptr;
+        built.results[sums_of_chunks] = tempered_sums(c, backend_.get(), *chunks, temperature);
+        if (built.results[sums_of_chunks] == nullptr) {
+            return std::nullopt;
         }
     }
-    built->chunk_size = chunks->size;
-    built->results = {chunks->few, best->places, best->values, chunks->exps.sums, tempered};
-    built->graph = ggml_new_graph_custom(c, n_nodes, false);
-    for (ggml_tensor * result : built->results) {
+    built.chunk_size = chunks->size;
+    built.graph = ggml_new_graph_custom(c, n_nodes, false);
+    for (ggml_tensor * result : built.results) {
         if (result != nullptr) {
             ggml_set_output(result);
-            ggml_build_forward_expand(built->graph, result);
+            ggml_build_forward_expand(built.graph, result);
         }
     }
     return built;
 }
 
-candidate_search::search_graph * candidate_search::graph(const ggml_tensor & logits, int64_t first,
-                                                         int64_t n, int k, float temperature) {
+const candidate_search::search_graph * candidate_search::graph(const ggml_tensor & logits,
+                                                               int64_t first, int64_t n, int k,
+                                                               float temperature) {
     const shape wanted{static_cast<const char *>(logits.data) + first * logits.nb[1], n, k,
                        temperature};
     const auto known = graphs_.find(wanted);
     if (known != graphs_.end()) {
-        return known->second.get();
+        return &known->second;
     }
     if (graphs_.size() >= most_graphs) {
         graphs_.clear();
@@ -102,22 +87,16 @@ candidate_search::search_graph * candidate_search::graph(const ggml_tensor & log
     if (!built) {
         return nullptr;
     }
-    const size_t room = ggml_gallocr_get_buffer_size(allocator_.get(), 0);
-    if (!ggml_gallocr_alloc_graph(allocator_.get(), built->graph)) {
-        graphs_.clear();
+    if (!allocate(allocator_.get(), built->graph, graphs_)) {
         return nullptr;
     }
-    if (ggml_gallocr_get_buffer_size(allocator_.get(), 0) != room) {
-        graphs_.clear();  // their memory is gone
-    }
-    return graphs_.emplace(wanted, std::move(built)).first->second.get();
+    return &graphs_.emplace(wanted, std::move(*built)).first->second;
 }
 
 bool candidate_search::find(const ggml_tensor & logits, int64_t first, int64_t n, int k,
                             float temperature) {
     forget();
-    ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(logits.buffer);
-    if (!open(ggml_backend_buft_get_device(type))) {
+    if (!open(device_of(logits.buffer))) {
         return false;
     }
     const search_graph * wanted = graph(logits, first, n, k, temperature);
@@ -137,13 +116,11 @@ bool candidate_search::fetch(const search_graph & graph) {
     ggml_backend_t backend = backend_.get();
     size_t n_bytes = 0;
     for (int i = 0; i < n_parts; i++) {
-        const ggml_tensor * result = graph.results[i];
-        if (result == nullptr) {
-            continue;
+        if (const ggml_tensor * result = graph.results[i]) {
+            offsets_[i] = n_bytes;
+            row_bytes_[i] = ggml_nbytes(result) / ggml_nrows(graph.results[sums]);
+            n_bytes += GGML_PAD(ggml_nbytes(result), alignment);
         }
-        offsets_[i] = n_bytes;
-        row_bytes_[i] = ggml_nbytes(result) / ggml_nrows(graph.results[sums]);
-        n_bytes += (ggml_nbytes(result) + alignment - 1) / alignment * alignment;
     }
     if (!host_ || ggml_backend_buffer_get_size(host_.get()) < n_bytes) {
         host_.reset();
@@ -153,12 +130,7 @@ bool candidate_search::fetch(const search_graph & graph) {
             return false;
         }
     }
-    const ggml_status status = ggml_backend_graph_compute_async(backend, graph.graph);
-    if (status != GGML_STATUS_SUCCESS) {
-        throw backend_error(
-            std::string(ggml_backend_name(backend)) +
-            " failed on the search for candidates: " + ggml_status_to_string(status));
-    }
+    start_graph(backend, graph.graph, "on the search for candidates");
     auto * base = static_cast<char *>(ggml_backend_buffer_get_base(host_.get()));
     for (int i = 0; i < n_parts; i++) {
         if (const ggml_tensor * result = graph.results[i]) {
@@ -171,9 +143,9 @@ bool candidate_search::fetch(const search_graph & graph) {
 }
 
 template <typename T>
-const T * candidate_search::fetched(int part, int64_t row) const {
+const T * candidate_search::fetched(part which, int64_t row) const {
     const auto * base = static_cast<const char *>(ggml_backend_buffer_get_base(host_.get()));
-    return reinterpret_cast<const T *>(base + offsets_[part] + (row - first_) * row_bytes_[part]);
+    return reinterpret_cast<const T *>(base + offsets_[which] + (row - first_) * row_bytes_[which]);
 }
 
 bool candidate_search::read(int64_t row, int k, int32_t * ids, float * logits) const {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
+#include <optional>
 #include <tuple>
 
 #include "ggml-backend.h"
@@ -44,26 +44,28 @@ class candidate_search {
   private:
     // Where the logits are, how many rows, how many candidates, and the temperature.
     using shape = std::tuple<const void *, int64_t, int, float>;
-    struct search_graph;
-    struct deleter {
-        void operator()(search_graph * graph) const;
+    // What comes to the host, in this order.
+    enum part { few, places, values, sums, sums_of_chunks, n_parts };
+    struct search_graph {
+        ggml_context_ptr nodes;
+        ggml_cgraph * graph = nullptr;
+        int64_t chunk_size = 0;
+        ggml_tensor * results[n_parts] = {};
     };
-    using graph_ptr = std::unique_ptr<search_graph, deleter>;
 
     bool open(ggml_backend_dev_t device);
-    search_graph * graph(const ggml_tensor & logits, int64_t first, int64_t n, int k,
-                         float temperature);
-    graph_ptr build(const ggml_tensor & logits, int64_t first, int64_t n, int k,
-                    float temperature) const;
+    const search_graph * graph(const ggml_tensor & logits, int64_t first, int64_t n, int k,
+                               float temperature);
+    std::optional<search_graph> build(const ggml_tensor & logits, int64_t first, int64_t n, int k,
+                                      float temperature) const;
     bool fetch(const search_graph & graph);
     template <typename T>
-    const T * fetched(int part, int64_t row) const;
+    const T * fetched(part which, int64_t row) const;
 
     ggml_backend_ptr backend_;
     ggml_gallocr_ptr allocator_;  // of all graphs, as only one runs at a time
-    std::map<shape, graph_ptr> graphs_;
+    std::map<shape, search_graph> graphs_;
 
-    static constexpr int n_parts = 5;
     ggml_backend_buffer_ptr host_;  // memory that the device writes to
     size_t offsets_[n_parts] = {};
     size_t row_bytes_[n_parts] = {};

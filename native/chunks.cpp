@@ -1,6 +1,6 @@
 #include "chunks.h"
 
-#include <algorithm>
+#include "backend.h"
 
 namespace dflash {
 
@@ -23,12 +23,6 @@ int64_t size_of(int64_t n_vocab, int64_t n_chunks) {
 }
 
 }  // namespace
-
-bool supports(ggml_backend_t backend, std::initializer_list<const ggml_tensor *> ops) {
-    return std::all_of(ops.begin(), ops.end(), [&](const ggml_tensor * op) {
-        return ggml_backend_supports_op(backend, op);
-    });
-}
 
 int64_t chunk_of(int64_t n_vocab) {
     const int64_t size = size_of(n_vocab, 1);

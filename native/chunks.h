@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 
 #include "ggml-backend.h"
@@ -10,8 +9,6 @@ namespace dflash {
 
 // Nodes that search rows of logits, f32 [n_vocab, rows], on any ggml backend. Rows of logits are
 // few and long for a GPU, so each row is cut into chunks, which keep all of it busy.
-
-bool supports(ggml_backend_t backend, std::initializer_list<const ggml_tensor *> ops);
 
 // The size of a chunk; n_vocab itself if it has no suitable divisor.
 int64_t chunk_of(int64_t n_vocab);

@@ -47,11 +47,11 @@ size_t copy_index::n_bytes() const {
     return n * sizeof(int32_t);
 }
 
-void copy_index::extend(const int32_t * tokens, size_t n) {
-    grow(text_.size() + n);
-    for (size_t i = 0; i < n; i++) {
-        follow(tokens[i]);
-        add(tokens[i]);
+void copy_index::extend(const std::vector<int32_t> & tokens) {
+    grow(text_.size() + tokens.size());
+    for (const int32_t token : tokens) {
+        follow(token);
+        add(token);
     }
 }
 

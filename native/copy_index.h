@@ -30,12 +30,12 @@ class copy_index {
 
     copy_index();
 
-    void extend(const int32_t * tokens, size_t n);
+    void extend(const std::vector<int32_t> & tokens);
 
     // Add the text of another one, as if it were written here.
     void extend(const copy_index & other) {
         const std::vector<int32_t> text = other.text_;  // it may be this one
-        extend(text.data(), text.size());
+        extend(text);
     }
 
     // Whether the last tokens of another text, as many as the longest n-gram has, stand in this one

@@ -1,12 +1,36 @@
-#include "dflash2_head.h"
-
 #include <algorithm>
 
-#include "no_number.h"
+#include "draft_candidates.h"
+#include "draft_head.h"
+#include "errors.h"
+#include "host_mirror.h"
 
 namespace dflash {
 
-size_t dflash2_head::n_nodes(int /*n_draft*/) const { return draft_candidates::n_nodes + 48; }
+namespace {
+
+// DFlash 2: a selector scores each candidate of a position after each of the one before, by
+// after[candidate] * (before[the one before] x gate), elementwise, where the gate follows from the
+// position's state. The best step is taken from position to position. Probabilities are those among
+// the candidates.
+class dflash2_head : public draft_head {
+  public:
+    void build(const head_parts & parts) override;
+    void read(ggml_backend_t backend, const std::vector<int32_t> & anchors,
+              const draft_rows & out) override;
+
+  private:
+    draft_lattice lattice_of(int stream) const;
+
+    int n_draft_ = 0;
+    int n_streams_ = 0;
+    int top_k_ = 0;         // candidates that are read
+    int n_candidates_ = 0;  // candidates of the selector
+    draft_candidates candidates_;
+    ggml_tensor * first_ = nullptr;  // f32 [n_candidates, 1, n_streams]: after the anchor
+    ggml_tensor * steps_ = nullptr;  // f32 [n_candidates, n_candidates, later rows]; may be null
+    host_mirror results_;
+};
 
 void dflash2_head::build(const head_parts & parts) {
     ggml_context * c = parts.nodes;
@@ -43,15 +67,8 @@ void dflash2_head::build(const head_parts & parts) {
         steps_ = step_scores(c, afters(n_streams_, n_later),
                              ggml_mul(c, before, gates(n_streams_, n_later)));
     }
-    const std::vector<ggml_tensor *> results = {candidates_.ids, candidates_.logits, first_,
-                                                steps_};
-    for (ggml_tensor * result : results) {
-        if (result != nullptr) {
-            ggml_set_output(result);
-            ggml_build_forward_expand(parts.graph, result);
-        }
-    }
-    results_.place(parts.backend, results);
+    results_.place(parts.backend, parts.graph,
+                   {candidates_.ids, candidates_.logits, first_, steps_});
 }
 
 void dflash2_head::read(ggml_backend_t backend, const std::vector<int32_t> & anchors,
@@ -60,10 +77,7 @@ void dflash2_head::read(ggml_backend_t backend, const std::vector<int32_t> & anc
     check_numbers(results_.of<float>(candidates_.logits),
                   int64_t{n_draft_} * n_streams_ * n_candidates_);
     for (int s = 0; s < n_streams_; s++) {
-        const size_t at = static_cast<size_t>(s) * n_draft_ * top_k_;
-        follow(lattice_of(s), anchors[s], top_k_,
-               {out.ids + at, out.logprobs + at,
-                out.steps != nullptr ? out.steps + at * top_k_ : nullptr});
+        follow(lattice_of(s), anchors[s], top_k_, out.of_block(s, n_draft_, top_k_));
     }
 }
 
@@ -86,5 +100,9 @@ draft_lattice dflash2_head::lattice_of(int stream) const {
     }
     return lattice;
 }
+
+}  // namespace
+
+std::unique_ptr<draft_head> make_dflash2_head() { return std::make_unique<dflash2_head>(); }
 
 }  // namespace dflash

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "backend.h"
 #include "errors.h"
 
 namespace dflash {
@@ -86,8 +87,7 @@ bool draft_cache::reserve(int64_t n_rows) {
     const int n_cells = std::min(wanted, largest_);
 
     const size_t n_layer = k.size();
-    ggml_context_ptr tensors(
-        ggml_init({ggml_tensor_overhead() * (2 * n_layer + 3), nullptr, /*no_alloc=*/true}));
+    ggml_context_ptr tensors = new_tensors(2 * n_layer + 2);
     const int64_t width = static_cast<int64_t>(head_dim_) * n_head_kv_;
     const int64_t rows = static_cast<int64_t>(n_cells) * n_seq();
     std::vector<ggml_tensor *> new_k(n_layer);
@@ -143,7 +143,7 @@ void draft_cache::copy_cells(ggml_tensor * from, int64_t from_cell, ggml_tensor 
     if (n == 0) {
         return;
     }
-    const ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead() * 3, nullptr, /*no_alloc=*/true}));
+    const ggml_context_ptr ctx = new_tensors(2);
     ggml_tensor * src = ggml_view_2d(ctx.get(), from, from->ne[0], n, from->nb[1],
                                      static_cast<size_t>(from_cell) * from->nb[1]);
     ggml_tensor * dst = ggml_view_2d(ctx.get(), to, to->ne[0], n, to->nb[1],

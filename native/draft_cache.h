@@ -24,10 +24,9 @@ class draft_cache {
     // how many of its last rows drafts look at; 0: all.
     // Throws std::invalid_argument for numbers out of range.
     draft_cache(const draft_params & params, ggml_backend_dev_t device, int n_seq, int n_ctx,
-                int window = 0);
+                int window);
 
     int n_seq() const { return static_cast<int>(rows_.size()); }
-    int n_ctx() const { return n_ctx_; }
     int n_cells() const { return n_cells_; }
     int n_ring() const { return n_cells_ - 1; }
     int length(int seq) const { return rows_.at(seq).length; }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "backend.h"
 #include "chunks.h"
 #include "errors.h"
 
@@ -50,7 +51,7 @@ bool draft_candidates::build_in_chunks(ggml_context * c, ggml_backend_t backend,
     if (!supports(backend, {few, found, whole})) {
         return false;
     }
-    scratch.place_guarded(backend, size, {rows, chunks->peaks});
+    scratch.place_guarded(size, {rows, chunks->peaks});
     ids = whole;
     logits = ggml_reshape_2d(c, best->values, k, n_rows);
     sums = chunks->exps.sums;
@@ -60,13 +61,12 @@ bool draft_candidates::build_in_chunks(ggml_context * c, ggml_backend_t backend,
 void draft_candidates::create_table(ggml_backend_t backend, int64_t size, int64_t n_chunks) {
     // Room before and after it, for chunks that are not there.
     const int64_t n_rows = 2 * n_chunks + 2;
-    constants_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+    constants_ = new_tensors(2);
     ggml_tensor * all = ggml_new_tensor_2d(constants_.get(), GGML_TYPE_F32, size, n_rows);
     table_ = ggml_view_2d(constants_.get(), all, size, n_chunks, all->nb[1], all->nb[1]);
     buffer_.reset(ggml_backend_alloc_ctx_tensors(constants_.get(), backend));
     if (!buffer_) {
-        throw backend_error("no room for the output of the draft graph on " +
-                            std::string(ggml_backend_name(backend)));
+        refuse_room(backend, "the output of the draft graph");
     }
     std::vector<float> values(size * n_rows, 0.0f);
     std::iota(values.begin() + size, values.begin() + size + size * n_chunks, 0.0f);

@@ -10,9 +10,6 @@ namespace dflash {
 // they need of each of them.
 class draft_candidates {
   public:
-    // The most nodes that `build` adds to a graph.
-    static constexpr size_t n_nodes = 56;
-
     // logits: f32 [n_vocab, rows]. in_chunks: search the likeliest chunks of each row, which a GPU
     // does faster. Throws backend_error if the backend cannot do it, or lacks the room.
     void build(ggml_context * nodes, ggml_backend_t backend, draft_scratch & scratch,

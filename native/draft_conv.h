@@ -17,10 +17,6 @@ class draft_conv {
     draft_conv(ggml_context * nodes, const draft_params & params, ggml_tensor * base,
                ggml_tensor * of_groups);
 
-    // Nodes that a convolution adds for each tap, and beside these.
-    static constexpr size_t n_nodes_per_tap = 4;
-    static constexpr size_t n_nodes = 16;
-
     // x: f32 [n_embd, block * n_streams]
     ggml_tensor * before(ggml_tensor * x) const { return mix(x, 0); }
     ggml_tensor * after(ggml_tensor * x) const { return mix(x, 1); }

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "draft_backend.h"
+#include "backend.h"
 #include "draft_conv.h"
 #include "errors.h"
 #include "wide_product.h"
@@ -13,7 +13,12 @@ namespace dflash {
 
 namespace {
 
-constexpr size_t nodes_per_layer = 120;  // more than any layer makes
+// More nodes than there are: of a layer, beside those for each tap of its convolutions, and of a
+// head, beside those for each position that a Markov head follows.
+constexpr size_t nodes_per_layer = 160;
+constexpr size_t nodes_per_tap = 16;
+constexpr size_t nodes_per_head = 256;
+constexpr size_t nodes_per_draft = 40;
 // The cache holds halves, and attention adds up halves. So large values are kept in larger units,
 // and what is still too large as the largest that leaves room for a sum.
 constexpr float value_unit = 1024.0f;
@@ -69,13 +74,12 @@ void draft_graph::create_inputs() {
 
 // The rows of a block after the anchor, which never change.
 void draft_graph::create_mask_rows() {
-    constants_.reset(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+    constants_ = new_tensors(1);
     mask_rows_ = ggml_new_tensor_3d(constants_.get(), GGML_TYPE_F32, p_.n_embd, p_.block_size - 1,
                                     bucket.n_streams);
     constant_buffer_.reset(ggml_backend_alloc_ctx_tensors(constants_.get(), parts_.backend));
     if (!constant_buffer_) {
-        throw backend_error("no room for the inputs of the draft graph on " +
-                            std::string(ggml_backend_name(parts_.backend)));
+        refuse_room(parts_.backend, "the inputs of the draft graph");
     }
     const size_t n = parts_.mask_row.size() * sizeof(float);
     for (int64_t i = 0; i < ggml_nrows(mask_rows_); i++) {
@@ -231,7 +235,7 @@ ggml_tensor * draft_graph::attention(int layer, ggml_tensor * q) {
     ggml_prec_set_acc(out, GGML_PREC_F32);
     ggml_tensor * sinks = parts_.weights.layers[layer].attn_sinks;
     ggml_flash_attn_ext_add_sinks(out, sinks);
-    if (!allowed_.flash_attention || !supports(out)) {
+    if (!allowed_.flash_attention || !supports(parts_.backend, {out})) {
         ggml_tensor * scores = ggml_mul_mat(c, k, q);
         ggml_prec_set_acc(scores, GGML_PREC_F32);
         ggml_tensor * weights = ggml_soft_max_ext(c, scores, m, p_.attention_scale, 0.0f);
@@ -324,16 +328,10 @@ ggml_tensor * draft_graph::drafted_states(ggml_tensor * x) const {
 
 void draft_graph::build() {
     head_ = make_head(p_);
-    const size_t n_of_convs =
-        p_.selector.rank == 0
-            ? 0
-            : 2 * draft_conv::n_nodes +
-                  4 * draft_conv::n_nodes_per_tap * static_cast<size_t>(p_.selector.kernel_size);
     const size_t n_nodes =
-        (nodes_per_layer + n_of_convs) * (p_.n_layer + 1) + head_->n_nodes(bucket.n_draft);
-    nodes_.reset(
-        ggml_init({ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
-                   nullptr, /*no_alloc=*/true}));
+        (nodes_per_layer + nodes_per_tap * p_.selector.kernel_size) * (p_.n_layer + 1) +
+        nodes_per_head + nodes_per_draft * bucket.n_draft;
+    nodes_ = new_nodes(n_nodes);
     graph_ = ggml_new_graph_custom(nodes_.get(), n_nodes, false);
     ggml_tensor * g = context_features();
     // This goes first: weights that are views are nodes of all graphs, too.
@@ -395,26 +393,21 @@ void draft_graph::allocate() {
     ggml_backend_t backend = parts_.backend;
     for (int i = 0; i < ggml_graph_n_nodes(graph_); i++) {
         const ggml_tensor * node = ggml_graph_node(graph_, i);
-        if (!supports(node)) {
+        if (!supports(backend, {node})) {
             throw backend_error(std::string(ggml_backend_name(backend)) + " lacks " +
                                 ggml_op_desc(node) + " for " + ggml_type_name(node->type) +
                                 ", which the draft graph needs; load without a drafter");
         }
     }
     if (!parts_.scratch.allocate(graph_)) {
-        throw backend_error("no room for the draft graph on " +
-                            std::string(ggml_backend_name(backend)));
+        refuse_room(backend, "the draft graph");
     }
 }
 
 void draft_graph::compute() {
     ggml_backend_t backend = parts_.backend;
     inputs_.upload(backend);
-    const ggml_status status = ggml_backend_graph_compute_async(backend, graph_);
-    if (status != GGML_STATUS_SUCCESS) {
-        throw backend_error(std::string(ggml_backend_name(backend)) +
-                            " failed on the draft graph: " + ggml_status_to_string(status));
-    }
+    start_graph(backend, graph_, "on the draft graph");
     if (bucket.n_streams == 0) {
         // From here on the inputs may be written again, and the target may overwrite its store.
         ggml_backend_synchronize(backend);

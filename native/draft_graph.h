@@ -2,19 +2,35 @@
 
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
-#include "draft_bucket.h"
 #include "draft_cache.h"
 #include "draft_head.h"
 #include "draft_scratch.h"
 #include "draft_weights.h"
 #include "ggml-cpp.h"
-#include "input_pack.h"
+#include "host_mirror.h"
 #include "tap_store.h"
 #include "target_tensors.h"
 
 namespace dflash {
+
+// The fixed sizes of one draft graph. Graphs of equal size are the same graph, so that backends
+// which record graphs (CUDA) replay them.
+struct draft_bucket {
+    int n_streams;  // blocks: one for each of the first n_streams sequences; 0: inject only
+    int n_rows;     // rows of features to inject; unused ones go to the spare cell
+    int n_kv;       // cells that attention reads
+    int n_draft;    // positions p+1 .. p+n_draft of each block that go through the head
+    int top_k;
+    bool stored;  // features come from the target's store, not from the host
+
+    bool operator<(const draft_bucket & o) const {
+        return std::tie(n_streams, n_rows, n_kv, n_draft, top_k, stored) <
+               std::tie(o.n_streams, o.n_rows, o.n_kv, o.n_draft, o.top_k, o.stored);
+    }
+};
 
 // Faster operations that a draft graph may use, if its backend has them.
 struct draft_capabilities {
@@ -45,21 +61,21 @@ class draft_graph {
                 const draft_capabilities & allowed = {});
 
     // Where to write the inputs before `compute`. What is not written keeps its value.
-    float * features() const { return inputs_.host<float>(features_); }  // [n_rows, n_features]
-    int32_t * stored_cells() const { return inputs_.host<int32_t>(stored_cells_); }    // [n_rows]
-    int32_t * row_positions() const { return inputs_.host<int32_t>(row_positions_); }  // [n_rows]
+    float * features() const { return inputs_.of<float>(features_); }  // [n_rows, n_features]
+    int32_t * stored_cells() const { return inputs_.of<int32_t>(stored_cells_); }    // [n_rows]
+    int32_t * row_positions() const { return inputs_.of<int32_t>(row_positions_); }  // [n_rows]
     // [n_layer, n_rows], cells in the tensors of all layers
-    int64_t * row_cells() const { return inputs_.host<int64_t>(row_cells_); }
-    float * anchors() const { return inputs_.host<float>(anchors_); }  // [n_streams, n_embd]
+    int64_t * row_cells() const { return inputs_.of<int64_t>(row_cells_); }
+    float * anchors() const { return inputs_.of<float>(anchors_); }  // [n_streams, n_embd]
     // [n_streams, rank], only if the head looks up the token before
-    float * anchor_rows() const { return inputs_.host<float>(anchor_rows_); }
+    float * anchor_rows() const { return inputs_.of<float>(anchor_rows_); }
     std::vector<int32_t> anchor_tokens;  // [n_streams]
     // [n_streams, block_size], like the next one, which has cells of one layer
-    int32_t * block_positions() const { return inputs_.host<int32_t>(block_positions_); }
-    int64_t * block_cells() const { return inputs_.host<int64_t>(block_cells_); }
+    int32_t * block_positions() const { return inputs_.of<int32_t>(block_positions_); }
+    int64_t * block_cells() const { return inputs_.of<int64_t>(block_cells_); }
     // [n_streams, block_size, n_kv]; the second only if a layer has a window
-    ggml_fp16_t * mask() const { return inputs_.host<ggml_fp16_t>(mask_); }
-    ggml_fp16_t * sliding_mask() const { return inputs_.host<ggml_fp16_t>(sliding_mask_); }
+    ggml_fp16_t * mask() const { return inputs_.of<ggml_fp16_t>(mask_); }
+    ggml_fp16_t * sliding_mask() const { return inputs_.of<ggml_fp16_t>(sliding_mask_); }
 
     // Uploads the inputs and computes. Without blocks it waits for the end.
     void compute();
@@ -102,15 +118,12 @@ class draft_graph {
     void store(ggml_tensor * k_cache, ggml_tensor * v_cache, ggml_tensor * k, ggml_tensor * v,
                ggml_tensor * cells);
     ggml_tensor * drafted_states(ggml_tensor * x) const;
-    bool supports(const ggml_tensor * op) const {
-        return ggml_backend_supports_op(parts_.backend, op);
-    }
 
     const draft_parts parts_;
     const draft_params & p_;
     draft_capabilities allowed_;
 
-    input_pack inputs_;
+    host_mirror inputs_;
     ggml_tensor * features_ = nullptr;         // f32 [n_features, n_rows]
     ggml_tensor * stored_cells_ = nullptr;     // i32 [n_rows]
     ggml_tensor * row_positions_ = nullptr;    // i32 [n_rows * n_layer]

@@ -3,18 +3,38 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dflash2_head.h"
-#include "dflash_head.h"
-#include "dspark_head.h"
-
 namespace dflash {
+
+namespace {
+
+// DFlash: positions do not depend on one another.
+class dflash_head : public draft_head {
+  public:
+    void build(const head_parts & parts) override {
+        n_streams_ = parts.n_streams;
+        output_.build(parts.nodes, parts.graph, parts.backend, parts.scratch,
+                      scaled_logits(parts.nodes, parts.weights.params, parts.logits), parts.top_k,
+                      parts.wanted);
+    }
+
+    void read(ggml_backend_t backend, const std::vector<int32_t> & /*anchors*/,
+              const draft_rows & out) override {
+        output_.read(backend, n_streams_, out.ids, out.logprobs);
+    }
+
+  private:
+    draft_output output_;
+    int n_streams_ = 0;
+};
+
+}  // namespace
 
 std::unique_ptr<draft_head> make_head(const draft_params & params) {
     if (params.markov_rank > 0) {
-        return std::make_unique<dspark_head>();
+        return make_dspark_head();
     }
     if (params.selector.rank > 0) {
-        return std::make_unique<dflash2_head>();
+        return make_dflash2_head();
     }
     return std::make_unique<dflash_head>();
 }

@@ -31,13 +31,11 @@ struct head_parts {
     int64_t n_rows() const { return int64_t{n_draft} * n_streams; }
 };
 
-// What a family of drafters makes of the states of its drafted positions. One file per family.
+// What a family of drafters makes of the states of its drafted positions. One file per family,
+// besides the simplest.
 class draft_head {
   public:
     virtual ~draft_head() = default;
-
-    // The most nodes that `build` adds.
-    virtual size_t n_nodes(int n_draft) const = 0;
 
     // Throws backend_error if the backend lacks an operation or the room.
     virtual void build(const head_parts & parts) = 0;
@@ -49,14 +47,13 @@ class draft_head {
                       const draft_rows & out) = 0;
 };
 
-// The one of this drafter's family.
+// The one of this drafter's family, and those that have a file.
 std::unique_ptr<draft_head> make_head(const draft_params & params);
+std::unique_ptr<draft_head> make_dspark_head();
+std::unique_ptr<draft_head> make_dflash2_head();
 
 // How many candidates the head gives per position if asked for so many.
 int head_top_k(const draft_params & params, int top_k);
-
-// Whether a candidate's probability depends on the one before it.
-inline bool depends_on_path(const draft_params & params) { return params.rank() > 0; }
 
 // Logits as in training: scaled, then softly capped.
 ggml_tensor * scaled_logits(ggml_context * nodes, const draft_params & params,

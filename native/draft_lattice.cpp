@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "no_number.h"
+#include "errors.h"
 
 namespace dflash {
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -33,6 +34,12 @@ struct draft_rows {
     int32_t * ids = nullptr;     // [n, k]
     float * logprobs = nullptr;  // [n, k], each after the best one of the position before
     float * steps = nullptr;     // [n, k, k], each after each of the position before; may be null
+
+    // Those of one of several blocks.
+    draft_rows of_block(int block, int n, int k) const {
+        const size_t at = static_cast<size_t>(block) * n * k;
+        return {ids + at, logprobs + at, steps != nullptr ? steps + at * k : nullptr};
+    }
 };
 
 // Changes the log-probabilities, [k], of a position's candidates after a given one.

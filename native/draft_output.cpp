@@ -4,10 +4,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "backend.h"
 #include "chunks.h"
+#include "errors.h"
 #include "largest.h"
-#include "no_number.h"
-#include "top_k.h"
 
 namespace dflash {
 
@@ -24,16 +24,12 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
                                          build_top_k(nodes, backend, logits));
     if (!found) {
         logits_ = logits;
-    }
-    for (ggml_tensor * result : {chunks_, places_, normaliser_, few_, few_rows_, best_, values_,
-                                 ids_, logprobs_, logits_}) {
-        if (result != nullptr) {
-            ggml_set_output(result);
-            ggml_build_forward_expand(graph, result);
-        }
+        ggml_set_output(logits_);
+        ggml_build_forward_expand(graph, logits_);
     }
     results_.place(
-        backend, {chunks_, places_, normaliser_, few_, few_rows_, best_, values_, ids_, logprobs_});
+        backend, graph,
+        {chunks_, places_, normaliser_, few_, few_rows_, best_, values_, ids_, logprobs_});
 }
 
 // Finds the peak of each chunk, the best of these, then its place in its chunk. The best of the
@@ -51,7 +47,7 @@ bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, draft_sc
     if (!exps || !supports(backend, {peaks, chunks, chunk, places})) {
         return false;
     }
-    scratch.place_guarded(backend, chunk_of(n_vocab_), {logits, peaks});
+    scratch.place_guarded(size, {logits, peaks});
     chunk_size_ = size;
     chunks_ = chunks;
     places_ = places;
@@ -65,7 +61,7 @@ bool draft_output::build_chunks(ggml_context * c, ggml_backend_t backend, draft_
     if (!chunks) {
         return false;
     }
-    scratch.place_guarded(backend, chunk_of(n_vocab_), {logits, chunks->peaks});
+    scratch.place_guarded(chunk_of(n_vocab_), {logits, chunks->peaks});
     chunk_size_ = chunks->size;
     few_ = chunks->few;
     few_rows_ = chunks->rows;
@@ -96,111 +92,84 @@ bool draft_output::build_top_k(ggml_context * c, ggml_backend_t backend, ggml_te
     return true;
 }
 
-void draft_output::read(ggml_backend_t backend, int32_t * ids, float * logprobs) {
-    results_.fetch(backend);
-    if (best_ != nullptr) {
-        read_best_of_few(ids, logprobs);
-    } else if (few_ != nullptr) {
-        read_chunks(ids, logprobs);
-    } else if (chunks_ != nullptr) {
-        read_best(ids, logprobs);
-    } else if (ids_ != nullptr) {
-        read_top_k(ids, logprobs);
-    } else {
-        read_logits(ids, logprobs);
-    }
-}
-
 void draft_output::read(ggml_backend_t backend, int n_streams, int32_t * ids, float * logprobs) {
-    if (n_streams == 1) {
-        read(backend, ids, logprobs);
-        return;
+    results_.fetch(backend);
+    if (normaliser_ != nullptr) {
+        check_numbers(results_.of<float>(normaliser_), n_rows_);
     }
-    const size_t n = n_rows_ * top_k_;
-    std::vector<int32_t> all_ids(n);
-    std::vector<float> all_logprobs(n);
-    read(backend, all_ids.data(), all_logprobs.data());
     const int64_t n_positions = n_rows_ / n_streams;
     for (int64_t row = 0; row < n_rows_; row++) {
         const int64_t to = (row % n_streams * n_positions + row / n_streams) * top_k_;
-        std::copy_n(all_ids.data() + row * top_k_, top_k_, ids + to);
-        std::copy_n(all_logprobs.data() + row * top_k_, top_k_, logprobs + to);
-    }
-}
-
-void draft_output::read_best(int32_t * ids, float * logprobs) const {
-    const auto * chunks = results_.of<int32_t>(chunks_);
-    const auto * places = results_.of<int32_t>(places_);
-    const auto * normaliser = results_.of<float>(normaliser_);
-    check_numbers(normaliser, n_rows_);
-    for (int64_t i = 0; i < n_rows_; i++) {
-        ids[i] = static_cast<int32_t>(chunks[i] * chunk_size_ + places[i]);
-        logprobs[i] = -std::log(normaliser[i]);
-    }
-}
-
-void draft_output::read_best_of_few(int32_t * ids, float * logprobs) const {
-    const auto * few = results_.of<int32_t>(few_);
-    const auto * best = results_.of<int32_t>(best_);
-    const auto * values = results_.of<float>(values_);
-    const auto * normaliser = results_.of<float>(normaliser_);
-    check_numbers(normaliser, n_rows_);
-    const int k = top_k_;
-    const auto size = static_cast<int>(chunk_size_);
-    for (int64_t i = 0; i < n_rows_; i++, few += k, best += k, values += k) {
-        const float norm = std::log(normaliser[i]) + values[0];
-        for (int j = 0; j < k; j++) {
-            ids[i * k + j] = few[best[j] / size] * size + best[j] % size;
-            logprobs[i * k + j] = values[j] - norm;
+        if (best_ != nullptr) {
+            read_best_of_few(row, ids + to, logprobs + to);
+        } else if (few_ != nullptr) {
+            read_chunks(row, ids + to, logprobs + to);
+        } else if (chunks_ != nullptr) {
+            read_best(row, ids + to, logprobs + to);
+        } else if (ids_ != nullptr) {
+            read_top_k(row, ids + to, logprobs + to);
+        } else {
+            read_logits(row, ids + to, logprobs + to);
         }
-        sort_best_first(ids + i * k, logprobs + i * k, k);
     }
 }
 
-void draft_output::read_chunks(int32_t * ids, float * logprobs) const {
-    const auto * few = results_.of<int32_t>(few_);
-    const auto * rows = results_.of<float>(few_rows_);
-    const auto * normaliser = results_.of<float>(normaliser_);
-    check_numbers(normaliser, n_rows_);
+void draft_output::read_best(int64_t row, int32_t * ids, float * logprobs) const {
+    const int32_t chunk = results_.of<int32_t>(chunks_)[row];
+    *ids = static_cast<int32_t>(chunk * chunk_size_ + results_.of<int32_t>(places_)[row]);
+    *logprobs = -std::log(results_.of<float>(normaliser_)[row]);
+}
+
+void draft_output::read_best_of_few(int64_t row, int32_t * ids, float * logprobs) const {
+    const int k = top_k_;
+    const auto * few = results_.of<int32_t>(few_) + row * k;
+    const auto * best = results_.of<int32_t>(best_) + row * k;
+    const auto * values = results_.of<float>(values_) + row * k;
+    const float norm = std::log(results_.of<float>(normaliser_)[row]) + values[0];
+    const auto size = static_cast<int>(chunk_size_);
+    for (int j = 0; j < k; j++) {
+        ids[j] = few[best[j] / size] * size + best[j] % size;
+        logprobs[j] = values[j] - norm;
+    }
+    sort_best_first(ids, logprobs, k);
+}
+
+void draft_output::read_chunks(int64_t row, int32_t * ids, float * logprobs) const {
     const int k = top_k_;
     const auto size = static_cast<int>(chunk_size_);
-    std::vector<int> order(k);
+    const auto * few = results_.of<int32_t>(few_) + row * k;
+    const auto * rows = results_.of<float>(few_rows_) + row * k * size;
     // Chunks go in by their lowest id, so that equal logits come out by id.
-    std::vector<float> logits(static_cast<size_t>(k) * size);
-    for (int64_t i = 0; i < n_rows_; i++, few += k, ids += k, logprobs += k) {
-        std::iota(order.begin(), order.end(), 0);
-        std::sort(order.begin(), order.end(), [&](int a, int b) { return few[a] < few[b]; });
-        for (int j = 0; j < k; j++) {
-            std::copy_n(rows + (i * k + order[j]) * size, size, logits.data() + j * size);
-        }
-        if (!largest_of(logits.data(), k * size, k, ids, logprobs)) {
-            refuse_numbers();
-        }
-        const float norm = std::log(normaliser[i]) + logprobs[0];
-        for (int j = 0; j < k; j++) {
-            ids[j] = few[order[ids[j] / size]] * size + ids[j] % size;
-            logprobs[j] -= norm;
-        }
+    std::vector<int> order(k);
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int a, int b) { return few[a] < few[b]; });
+    std::vector<float> logits;
+    for (const int chunk : order) {
+        logits.insert(logits.end(), rows + chunk * size, rows + (chunk + 1) * size);
+    }
+    if (!largest_of(logits.data(), k * size, k, ids, logprobs)) {
+        refuse_numbers();
+    }
+    const float norm = std::log(results_.of<float>(normaliser_)[row]) + logprobs[0];
+    for (int j = 0; j < k; j++) {
+        ids[j] = few[order[ids[j] / size]] * size + ids[j] % size;
+        logprobs[j] -= norm;
     }
 }
 
-void draft_output::read_top_k(int32_t * ids, float * logprobs) const {
-    check_numbers(results_.of<float>(logprobs_), n_rows_ * top_k_);
-    std::copy_n(results_.of<int32_t>(ids_), n_rows_ * top_k_, ids);
-    std::copy_n(results_.of<float>(logprobs_), n_rows_ * top_k_, logprobs);
-    for (int64_t i = 0; i < n_rows_; i++) {
-        sort_best_first(ids + i * top_k_, logprobs + i * top_k_, top_k_);
-    }
+void draft_output::read_top_k(int64_t row, int32_t * ids, float * logprobs) const {
+    std::copy_n(results_.of<int32_t>(ids_) + row * top_k_, top_k_, ids);
+    std::copy_n(results_.of<float>(logprobs_) + row * top_k_, top_k_, logprobs);
+    check_numbers(logprobs, top_k_);
+    sort_best_first(ids, logprobs, top_k_);
 }
 
-void draft_output::read_logits(int32_t * ids, float * logprobs) const {
-    std::vector<float> row(n_vocab_);
-    for (int64_t i = 0; i < n_rows_; i++) {
-        const size_t n = row.size() * sizeof(float);
-        ggml_backend_tensor_get(logits_, row.data(), i * n, n);
-        check_numbers(row.data(), n_vocab_);
-        top_k_of(row, top_k_, ids + i * top_k_, logprobs + i * top_k_);
-    }
+void draft_output::read_logits(int64_t row, int32_t * ids, float * logprobs) const {
+    std::vector<float> logits(n_vocab_);
+    const size_t n = logits.size() * sizeof(float);
+    ggml_backend_tensor_get(logits_, logits.data(), row * n, n);
+    check_numbers(logits.data(), n_vocab_);
+    top_k_of(logits, top_k_, ids, logprobs);
 }
 
 }  // namespace dflash

@@ -5,7 +5,7 @@
 
 #include "draft_scratch.h"
 #include "ggml-backend.h"
-#include "host_results.h"
+#include "host_mirror.h"
 
 namespace dflash {
 
@@ -20,20 +20,13 @@ enum class selection {
 // log-probabilities.
 class draft_output {
   public:
-    // The most nodes that `build` adds to a graph.
-    static constexpr size_t n_nodes = 56;
-
     // Throws backend_error if the memory does not suffice.
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend_t backend,
                draft_scratch & scratch, ggml_tensor * logits, int top_k, selection wanted);
 
-    // Waits for the graph. ids and logprobs: [rows, top_k], best first, equal ones by id. If not
-    // all equal ones fit, it is always the same ones. Throws backend_error if the output is not a
-    // number.
-    void read(ggml_backend_t backend, int32_t * ids, float * logprobs);
-
-    // The same for rows that are ordered by position, then by stream. What is written is ordered by
-    // stream, then by position.
+    // Waits for the graph. ids and logprobs: [n_streams, positions, top_k], best first, equal ones
+    // by id, of rows that are ordered by position, then by stream. If not all equal ones fit, it is
+    // always the same ones. Throws backend_error if the output is not a number.
     void read(ggml_backend_t backend, int n_streams, int32_t * ids, float * logprobs);
 
   private:
@@ -42,11 +35,11 @@ class draft_output {
     bool build_top_k(ggml_context * nodes, ggml_backend_t backend, ggml_tensor * logits);
     bool build_chunks(ggml_context * nodes, ggml_backend_t backend, draft_scratch & scratch,
                       ggml_tensor * logits, bool on_device);
-    void read_best(int32_t * ids, float * logprobs) const;
-    void read_top_k(int32_t * ids, float * logprobs) const;
-    void read_best_of_few(int32_t * ids, float * logprobs) const;
-    void read_chunks(int32_t * ids, float * logprobs) const;
-    void read_logits(int32_t * ids, float * logprobs) const;
+    void read_best(int64_t row, int32_t * ids, float * logprobs) const;
+    void read_top_k(int64_t row, int32_t * ids, float * logprobs) const;
+    void read_best_of_few(int64_t row, int32_t * ids, float * logprobs) const;
+    void read_chunks(int64_t row, int32_t * ids, float * logprobs) const;
+    void read_logits(int64_t row, int32_t * ids, float * logprobs) const;
 
     int top_k_ = 0;
     int64_t n_rows_ = 0;
@@ -68,7 +61,7 @@ class draft_output {
     // Neither
     ggml_tensor * logits_ = nullptr;  // f32 [n_vocab, rows]
 
-    host_results results_;
+    host_mirror results_;
 };
 
 }  // namespace dflash

@@ -18,35 +18,25 @@ struct candidate {
     int place;  // among all of its position
 };
 
-// The candidates of a position that can be drafted, best first. They are given in that order.
-std::vector<candidate> usable(const int32_t * ids, const float * logprobs, int k, int n_vocab) {
+// The candidates of a position that can be drafted, best first. in_order: so they are given.
+std::vector<candidate> usable(const int32_t * ids, const float * logprobs, int k, int n_vocab,
+                              bool in_order) {
     std::vector<candidate> found;
-    float least = 0.0f;
+    float most = 0.0f;
     for (int i = 0; i < k; i++) {
         const bool is_known = std::any_of(found.begin(), found.end(),
                                           [&](const candidate & c) { return c.token == ids[i]; });
         // A token whose log-probability is not a number is left out.
         if (ids[i] >= 0 && ids[i] < n_vocab && !is_known && logprobs[i] > -INFINITY) {
-            least = std::min(least, logprobs[i]);  // never above the one before
-            found.push_back({least, ids[i], i});
+            found.push_back({std::min(most, logprobs[i]), ids[i], i});
+            most = in_order ? found.back().logprob : most;  // never above the one before
         }
     }
-    return found;
-}
-
-// The same for candidates in any order.
-std::vector<candidate> sorted(const int32_t * ids, const float * logprobs, int k, int n_vocab) {
-    std::vector<candidate> found;
-    for (int i = 0; i < k; i++) {
-        const bool is_known = std::any_of(found.begin(), found.end(),
-                                          [&](const candidate & c) { return c.token == ids[i]; });
-        if (ids[i] >= 0 && ids[i] < n_vocab && !is_known && logprobs[i] > -INFINITY) {
-            found.push_back({std::min(logprobs[i], 0.0f), ids[i], i});
-        }
+    if (!in_order) {
+        std::stable_sort(found.begin(), found.end(), [](const candidate & a, const candidate & b) {
+            return a.logprob > b.logprob;
+        });
     }
-    std::stable_sort(found.begin(), found.end(), [](const candidate & a, const candidate & b) {
-        return a.logprob > b.logprob;
-    });
     return found;
 }
 
@@ -74,10 +64,9 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * 
     const auto row_of = [&](int level, int after) -> const std::vector<candidate> & {
         const auto [it, is_new] = rows.try_emplace({level, after});
         if (is_new) {
-            const int32_t * of_level = ids + level * k;
-            it->second = steps != nullptr
-                             ? sorted(of_level, steps + (level * k + after) * k, k, n_vocab)
-                             : usable(of_level, logprobs + level * k, k, n_vocab);
+            const float * of_level =
+                steps != nullptr ? steps + (level * k + after) * k : logprobs + level * k;
+            it->second = usable(ids + level * k, of_level, k, n_vocab, steps == nullptr);
         }
         return it->second;
     };

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "backend.h"
 #include "bf16_weights.h"
 #include "errors.h"
 #include "target_tensors.h"
@@ -78,6 +79,48 @@ bool is_product(const ggml_tensor * tensor) {
 
 }  // namespace
 
+// What the tensors of a file hold.
+class draft_weights::file_data {
+  public:
+    file_data(const std::string & path, const gguf_context * of_file)
+        : gguf(of_file), path_(path), file_(std::filesystem::u8path(path), std::ios::binary) {
+        std::error_code error;
+        n_bytes_ = std::filesystem::file_size(std::filesystem::u8path(path), error);
+        n_bytes_ = error ? 0 : n_bytes_;
+    }
+
+    // Checked before memory is taken: a small file can claim any size.
+    void check(int64_t tensor) const {
+        if (begin(tensor) + gguf_get_tensor_size(gguf, tensor) > n_bytes_) {
+            refuse(tensor);
+        }
+    }
+
+    // n bytes of a tensor from this one on.
+    void read(int64_t tensor, size_t first, size_t n, void * out) {
+        file_.seekg(static_cast<std::streamoff>(begin(tensor) + first));
+        if (!file_.read(static_cast<char *>(out), static_cast<std::streamsize>(n))) {
+            refuse(tensor);
+        }
+    }
+
+    const gguf_context * const gguf;
+
+  private:
+    std::uintmax_t begin(int64_t tensor) const {
+        return std::uintmax_t{gguf_get_data_offset(gguf)} + gguf_get_tensor_offset(gguf, tensor);
+    }
+
+    [[noreturn]] void refuse(int64_t tensor) const {
+        throw file_error(path_ + " ends inside tensor " + gguf_get_tensor_name(gguf, tensor) +
+                         "; fetch it again");
+    }
+
+    std::string path_;
+    std::ifstream file_;
+    std::uintmax_t n_bytes_ = 0;
+};
+
 draft_weights::draft_weights(const std::string & path, const draft_params & of_file,
                              ggml_backend_t backend, std::optional<bool> bf16)
     : params(of_file), backend_(backend) {
@@ -88,43 +131,37 @@ draft_weights::draft_weights(const std::string & path, const draft_params & of_f
     if (!gguf) {
         throw file_error(path + " is not a GGUF file that ggml can read");
     }
-    read_tokens(path, gguf.get());
+    file_data data(path, gguf.get());
+    read_tokens(data);
     is_bf16_ = bf16.has_value() ? *bf16 : pays_in_bf16(file.get());
     create(file.get(), gguf.get());
     bind();
-    check_data(path, gguf.get());
+    for (const auto & source : sources_) {
+        data.check(source.second);
+    }
     device_buffer_ = allocate(device_tensors_.get(), ggml_backend_get_default_buffer_type(backend));
     host_buffer_ = allocate(
         host_tensors_.get(),
         ggml_backend_dev_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)));
-    read(path, gguf.get());
+    read(data);
     add_up_confidence();
     bound_values();
 }
 
 // The table of a head that knows only some tokens. It comes first, as other tensors are read by it.
-void draft_weights::read_tokens(const std::string & path, const gguf_context * gguf) {
-    const int64_t i = gguf_find_tensor(gguf, tokens_name);
+void draft_weights::read_tokens(file_data & data) {
+    const int64_t i = gguf_find_tensor(data.gguf, tokens_name);
     if (i < 0) {
         return;
     }
-    if (gguf_get_tensor_type(gguf, i) != GGML_TYPE_I64) {
+    const ggml_type type = gguf_get_tensor_type(data.gguf, i);
+    if (type != GGML_TYPE_I64) {
         throw file_error(std::string("tensor ") + tokens_name + " of the drafter is of type " +
-                         ggml_type_name(gguf_get_tensor_type(gguf, i)) + ", expected i64");
+                         ggml_type_name(type) + ", expected i64");
     }
-    std::ifstream file(std::filesystem::u8path(path), std::ios::binary);
-    std::vector<int64_t> ids;
-    const size_t n_bytes = gguf_get_tensor_size(gguf, i);
-    std::error_code error;
-    if (n_bytes > std::filesystem::file_size(std::filesystem::u8path(path), error) || error) {
-        throw file_error(path + " ends inside tensor " + tokens_name + "; fetch it again");
-    }
-    ids.resize(n_bytes / sizeof(int64_t));
-    file.seekg(
-        static_cast<std::streamoff>(gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, i)));
-    if (!file.read(reinterpret_cast<char *>(ids.data()), static_cast<std::streamsize>(n_bytes))) {
-        throw file_error(path + " ends inside tensor " + tokens_name + "; fetch it again");
-    }
+    data.check(i);
+    std::vector<int64_t> ids(gguf_get_tensor_size(data.gguf, i) / sizeof(int64_t));
+    data.read(i, 0, ids.size() * sizeof(int64_t), ids.data());
     for (const int64_t id : ids) {
         if (id < 0 || id > std::numeric_limits<int32_t>::max()) {
             throw file_error(std::string("tensor ") + tokens_name +
@@ -135,13 +172,12 @@ void draft_weights::read_tokens(const std::string & path, const gguf_context * g
     }
 }
 
-void draft_weights::create(const ggml_context * file, const gguf_context * gguf) {
+void draft_weights::create(ggml_context * file, const gguf_context * gguf) {
     const int64_t n = gguf_get_n_tensors(gguf);
     // Each tensor, the stacks of some, and the parts of stacks.
     const size_t most = static_cast<size_t>(n) + 8 * static_cast<size_t>(params.n_layer) + 24;
-    const ggml_init_params init = {ggml_tensor_overhead() * most, nullptr, /*no_alloc=*/true};
-    device_tensors_.reset(ggml_init(init));
-    host_tensors_.reset(ggml_init(init));
+    device_tensors_ = new_tensors(most);
+    host_tensors_ = new_tensors(most);
     stack_all(file);
     for (int64_t i = 0; i < n; i++) {
         const std::string name = gguf_get_tensor_name(gguf, i);
@@ -152,16 +188,16 @@ void draft_weights::create(const ggml_context * file, const gguf_context * gguf)
             sources_[name] = i;  // part of a stack
             continue;
         }
-        const ggml_tensor * shape = ggml_get_tensor(const_cast<ggml_context *>(file), name.c_str());
+        const ggml_tensor * shape = ggml_get_tensor(file, name.c_str());
         add(is_on_host(name) ? host_tensors_.get() : device_tensors_.get(), shape, name,
-            making_of(shape));
+            type_of(shape), rows_of(shape));
         sources_[name] = i;
     }
     const auto tied = sources_.find(embedding_name);
     if (tied != sources_.end() && sources_.count(head_name) == 0) {
         const ggml_tensor * shape = unbound_.at(embedding_name);
         const bool widens = is_bf16_ && becomes_bf16(shape);
-        add(device_tensors_.get(), shape, head_name, {{}, widens ? GGML_TYPE_BF16 : shape->type});
+        add(device_tensors_.get(), shape, head_name, widens ? GGML_TYPE_BF16 : shape->type);
         sources_[head_name] = tied->second;
     }
     create_tables(file);
@@ -169,12 +205,12 @@ void draft_weights::create(const ggml_context * file, const gguf_context * gguf)
 
 // Tables of rows that a graph looks up come last: on some backends the argmax of values that are
 // not numbers is -1, and the memory before these is then ours.
-void draft_weights::create_tables(const ggml_context * file) {
+void draft_weights::create_tables(ggml_context * file) {
     for (const auto & [source, name] :
          {std::pair{markov_name, markov_drafted}, std::pair{selector_name, selector_drafted}}) {
-        const ggml_tensor * shape = ggml_get_tensor(const_cast<ggml_context *>(file), source);
+        const ggml_tensor * shape = ggml_get_tensor(file, source);
         if (shape != nullptr) {
-            add(device_tensors_.get(), shape, name, {{tokens.begin(), tokens.end()}, shape->type});
+            add(device_tensors_.get(), shape, name, shape->type, {tokens.begin(), tokens.end()});
             sources_[name] = sources_.at(source);
         }
     }
@@ -186,12 +222,11 @@ void draft_weights::create_tables(const ggml_context * file) {
     }
 }
 
-bool draft_weights::pays_in_bf16(const ggml_context * file) const {
+bool draft_weights::pays_in_bf16(ggml_context * file) const {
     const ggml_tensor * largest = nullptr;
     size_t n_more = 0;
-    auto * of_file = const_cast<ggml_context *>(file);
-    for (const ggml_tensor * t = ggml_get_first_tensor(of_file); t != nullptr;
-         t = ggml_get_next_tensor(of_file, const_cast<ggml_tensor *>(t))) {
+    for (ggml_tensor * t = ggml_get_first_tensor(file); t != nullptr;
+         t = ggml_get_next_tensor(file, t)) {
         if (is_product(t) && becomes_bf16(t)) {
             n_more += ggml_row_size(GGML_TYPE_BF16, t->ne[0]) * t->ne[1] - ggml_nbytes(t);
             if (largest == nullptr || ggml_nelements(t) > ggml_nelements(largest)) {
@@ -217,12 +252,13 @@ ggml_type draft_weights::type_of(const ggml_tensor * shape) const {
     return widens ? GGML_TYPE_BF16 : shape->type;
 }
 
-draft_weights::making draft_weights::making_of(const ggml_tensor * shape) const {
+// Which of its rows, and in which order; empty: all.
+std::vector<int64_t> draft_weights::rows_of(const ggml_tensor * shape) const {
     const std::string name = shape->name;
     const bool is_base = name.find("_conv_base") != std::string::npos;
-    making how{{}, type_of(shape)};
+    std::vector<int64_t> rows;
     if (name == selector_after_name) {
-        how.rows.assign(tokens.begin(), tokens.end());
+        rows.assign(tokens.begin(), tokens.end());
     }
     if (is_base || name.find("_conv_proj.weight") != std::string::npos) {
         const selector_params & p = params.selector;
@@ -230,19 +266,18 @@ draft_weights::making draft_weights::making_of(const ggml_tensor * shape) const 
         for (int64_t side = 0; side < 2; side++) {
             for (int64_t tap = p.kernel_size - 1; tap >= 0; tap--) {
                 for (int64_t group = 0; group < n_groups; group++) {
-                    how.rows.push_back((side * p.kernel_size + tap) * n_groups + group);
+                    rows.push_back((side * p.kernel_size + tap) * n_groups + group);
                 }
             }
         }
     }
-    return how;
+    return rows;
 }
 
 // Weights that are multiplied by the same columns are adjacent, those of all layers if types allow.
-void draft_weights::stack_all(const ggml_context * file) {
-    auto * of_file = const_cast<ggml_context *>(file);
-    for (ggml_tensor * t = ggml_get_first_tensor(of_file); t != nullptr;
-         t = ggml_get_next_tensor(of_file, t)) {
+void draft_weights::stack_all(ggml_context * file) {
+    for (ggml_tensor * t = ggml_get_first_tensor(file); t != nullptr;
+         t = ggml_get_next_tensor(file, t)) {
         const std::string name = t->name;
         if (name.size() > 6 && name.compare(name.size() - 6, 6, ".scale") == 0) {
             return;  // each product has a factor of its own
@@ -271,11 +306,11 @@ void draft_weights::stack_all(const ggml_context * file) {
 
 // Makes one tensor of all, and each a part of it: matrices by rows, vectors end to end. False, with
 // nothing done, if one is missing or types or widths differ.
-bool draft_weights::stack(const ggml_context * file, const std::vector<std::string> & names) {
+bool draft_weights::stack(ggml_context * file, const std::vector<std::string> & names) {
     std::vector<const ggml_tensor *> parts;
     bool vectors = true;
     for (const std::string & name : names) {
-        const ggml_tensor * part = ggml_get_tensor(const_cast<ggml_context *>(file), name.c_str());
+        const ggml_tensor * part = ggml_get_tensor(file, name.c_str());
         if (part == nullptr || ggml_n_dims(part) > 2 || unbound_.count(name) != 0) {
             return false;
         }
@@ -300,31 +335,26 @@ bool draft_weights::stack(const ggml_context * file, const std::vector<std::stri
                     : ggml_view_2d(home, all, all->ne[0], parts[i]->ne[1], all->nb[1], offset);
         ggml_set_name(part, names[i].c_str());
         unbound_.emplace(names[i], part);
-        if (type != parts[i]->type) {
-            made_[names[i]] = {{}, type};
-        }
         offset += ggml_nbytes(part);
     }
     return true;
 }
 
 void draft_weights::add(ggml_context * home, const ggml_tensor * shape, const std::string & name,
-                        making how) {
+                        ggml_type type, std::vector<int64_t> rows) {
     ggml_tensor * tensor = nullptr;
-    if (how.is_copy_of(shape)) {
+    if (rows.empty() && type == shape->type) {
         tensor = ggml_dup_tensor(home, shape);
     } else {
-        const int64_t n_rows =
-            how.rows.empty() ? ggml_nrows(shape) : static_cast<int64_t>(how.rows.size());
-        if (!how.rows.empty() &&
-            *std::max_element(how.rows.begin(), how.rows.end()) >= ggml_nrows(shape)) {
+        const int64_t n_rows = rows.empty() ? ggml_nrows(shape) : static_cast<int64_t>(rows.size());
+        if (!rows.empty() && *std::max_element(rows.begin(), rows.end()) >= ggml_nrows(shape)) {
             throw file_error("tensor " + name + " of the drafter has " +
                              std::to_string(ggml_nrows(shape)) +
                              " rows, too few for its other tensors; convert it again");
         }
-        tensor = ggml_new_tensor_2d(home, how.type, shape->ne[0], n_rows);
-        made_[name] = std::move(how);
+        tensor = ggml_new_tensor_2d(home, type, shape->ne[0], n_rows);
     }
+    rows_[name] = std::move(rows);
     ggml_set_name(tensor, name.c_str());
     if (!unbound_.emplace(name, tensor).second) {
         throw file_error("the drafter has two tensors " + name + "; convert it again");
@@ -497,74 +527,31 @@ void draft_weights::bind_stacks() {
     }
 }
 
-// Checked before memory is taken: a small file can claim any size.
-void draft_weights::check_data(const std::string & path, const gguf_context * gguf) const {
-    std::error_code error;
-    const std::uintmax_t n_file = std::filesystem::file_size(std::filesystem::u8path(path), error);
-    for (const auto & [name, i] : sources_) {
-        const std::uintmax_t end = gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, i) +
-                                   gguf_get_tensor_size(gguf, i);
-        if (error || end > n_file) {
-            throw file_error(path + " ends inside tensor " + name + "; fetch it again");
-        }
-    }
-}
-
-void draft_weights::read(const std::string & path, const gguf_context * gguf) {
-    std::ifstream file(std::filesystem::u8path(path), std::ios::binary);
-    std::vector<char> chunk;
+void draft_weights::read(file_data & data) {
+    std::vector<char> packed;
     for (const auto & [name, i] : sources_) {
         ggml_tensor * tensor = ggml_get_tensor(device_tensors_.get(), name.c_str());
         if (tensor == nullptr) {
             tensor = ggml_get_tensor(host_tensors_.get(), name.c_str());
         }
-        const auto how = made_.find(name);
-        const auto begin = static_cast<std::streamoff>(gguf_get_data_offset(gguf) +
-                                                       gguf_get_tensor_offset(gguf, i));
-        if (how != made_.end()) {
-            if (!read_made(file, begin, gguf_get_tensor_type(gguf, i), how->second, tensor)) {
-                throw file_error(path + " ends inside tensor " + name + "; fetch it again");
+        const ggml_type type = gguf_get_tensor_type(data.gguf, i);
+        const std::vector<int64_t> & rows = rows_[name];
+        const size_t row = ggml_row_size(type, tensor->ne[0]);
+        const int64_t n_rows = ggml_nrows(tensor);
+        const auto at_once = static_cast<int64_t>(std::max<size_t>(1, read_chunk / row));
+        for (int64_t first = 0; first < n_rows; first += at_once) {
+            const int64_t n = std::min(at_once, n_rows - first);
+            packed.resize(n * row);
+            if (rows.empty()) {
+                data.read(i, first * row, packed.size(), packed.data());
+            } else {
+                for (int64_t j = 0; j < n; j++) {
+                    data.read(i, rows[first + j] * row, row, packed.data() + j * row);
+                }
             }
-            continue;
-        }
-        const size_t n = ggml_nbytes(tensor);
-        file.seekg(begin);
-        for (size_t done = 0; done < n; done += chunk.size()) {
-            chunk.resize(std::min(read_chunk, n - done));
-            if (!file.read(chunk.data(), static_cast<std::streamsize>(chunk.size()))) {
-                throw file_error(path + " ends inside tensor " + name + "; fetch it again");
-            }
-            ggml_backend_tensor_set(tensor, chunk.data(), done, chunk.size());
+            write_rows(type, packed, n, tensor, first);
         }
     }
-}
-
-// False if the file ends too early.
-bool draft_weights::read_made(std::ifstream & file, std::streamoff begin, ggml_type type,
-                              const making & how, ggml_tensor * tensor) const {
-    const size_t n_packed = ggml_row_size(type, tensor->ne[0]);
-    const int64_t n_rows = ggml_nrows(tensor);
-    const auto at_once = static_cast<int64_t>(std::max<size_t>(1, read_chunk / n_packed));
-    std::vector<char> packed;
-    for (int64_t first = 0; first < n_rows; first += at_once) {
-        const int64_t n = std::min(at_once, n_rows - first);
-        packed.resize(n * n_packed);
-        const auto get = [&](int64_t source, int64_t to, int64_t n_read) {
-            file.seekg(begin + static_cast<std::streamoff>(source * n_packed));
-            return static_cast<bool>(file.read(packed.data() + to * n_packed,
-                                               static_cast<std::streamsize>(n_read * n_packed)));
-        };
-        if (how.rows.empty() && !get(first, 0, n)) {
-            return false;
-        }
-        for (int64_t i = 0; i < n && !how.rows.empty(); i++) {
-            if (!get(how.rows[first + i], i, 1)) {
-                return false;
-            }
-        }
-        write_rows(type, packed, n, tensor, first);
-    }
-    return true;
 }
 
 // n rows of this type to those of the tensor from row `first` on, in its own type.

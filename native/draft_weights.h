@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <iosfwd>
 #include <map>
 #include <optional>
 #include <string>
@@ -106,35 +105,25 @@ class draft_weights {
     }
 
   private:
-    // How a tensor is made of the data of the file, if not as it is.
-    struct making {
-        std::vector<int64_t> rows;  // which rows, and in which order; empty: all
-        ggml_type type;
+    class file_data;
 
-        bool is_copy_of(const ggml_tensor * shape) const {
-            return rows.empty() && type == shape->type;
-        }
-    };
-
-    void create(const ggml_context * file, const gguf_context * gguf);
-    void create_tables(const ggml_context * file);
-    bool pays_in_bf16(const ggml_context * file) const;
+    void create(ggml_context * file, const gguf_context * gguf);
+    void create_tables(ggml_context * file);
+    bool pays_in_bf16(ggml_context * file) const;
     bool becomes_bf16(const ggml_tensor * shape) const;
     ggml_type type_of(const ggml_tensor * shape) const;
-    making making_of(const ggml_tensor * shape) const;
-    void add(ggml_context * home, const ggml_tensor * shape, const std::string & name, making how);
-    void stack_all(const ggml_context * file);
-    bool stack(const ggml_context * file, const std::vector<std::string> & names);
+    std::vector<int64_t> rows_of(const ggml_tensor * shape) const;
+    void add(ggml_context * home, const ggml_tensor * shape, const std::string & name,
+             ggml_type type, std::vector<int64_t> rows = {});
+    void stack_all(ggml_context * file);
+    bool stack(ggml_context * file, const std::vector<std::string> & names);
     void bind();
     void bind_heads();
     void bind_stacks();
-    void check_data(const std::string & path, const gguf_context * gguf) const;
-    void read(const std::string & path, const gguf_context * gguf);
-    bool read_made(std::ifstream & file, std::streamoff begin, ggml_type type, const making & how,
-                   ggml_tensor * tensor) const;
+    void read(file_data & data);
     void write_rows(ggml_type type, const std::vector<char> & packed, int64_t n,
                     ggml_tensor * tensor, int64_t first) const;
-    void read_tokens(const std::string & path, const gguf_context * gguf);
+    void read_tokens(file_data & data);
     void add_up_confidence();
     void bound_values();
     // A tensor of one dimension must be of floats, one of two of any type that products take.
@@ -150,8 +139,8 @@ class draft_weights {
     ggml_tensor * confidence_ = nullptr;       // f32 [n_embd + rank], in host memory
     ggml_tensor * confidence_bias_ = nullptr;  // f32 [1]
     std::map<const ggml_tensor *, ggml_tensor *> scales_;
-    std::map<std::string, making> made_;
-    std::map<std::string, int64_t> sources_;  // index in the file of each tensor's data
+    std::map<std::string, std::vector<int64_t>> rows_;  // those that are not as in the file
+    std::map<std::string, int64_t> sources_;            // index in the file of each tensor's data
     std::map<std::string, ggml_tensor *> unbound_;
     ggml_context_ptr device_tensors_;
     ggml_context_ptr host_tensors_;

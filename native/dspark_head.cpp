@@ -1,32 +1,81 @@
-#include "dspark_head.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <string>
 
+#include "backend.h"
 #include "chunks.h"
+#include "draft_candidates.h"
+#include "draft_head.h"
+#include "draft_output.h"
 #include "errors.h"
-#include "no_number.h"
+#include "host_mirror.h"
 #include "wide_product.h"
 
 namespace dflash {
 
 namespace {
 
-int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
+int64_t aligned(int64_t n) { return GGML_PAD(n, 64); }
 
-[[noreturn]] void refuse_room(ggml_backend_t backend) {
-    throw backend_error("no room for the output of the draft graph on " +
-                        std::string(ggml_backend_name(backend)));
-}
+// DSpark: a Markov head adds to the logits of each position what the token before it is worth,
+// after[token] * before[token before]. The graph follows the best token from position to position.
+// For trees it also scores the steps between the best candidates of adjacent positions.
+//
+// Position by position, that is a few small kernels for each, and the table of the head is read as
+// often. With rounds of guesses it is done for all positions at once: the tokens before are
+// guessed, and the best tokens after them are the guesses of the next round. The first guess is
+// what the logits say by themselves. After n rounds the first n tokens are exact, and all of them
+// if the last round has changed none.
+//
+// A head for the confidence says how likely the target accepts a position after its token before.
+// Where there is one, that is the probability of the best candidate, and the others share the rest
+// as the logits share it out.
+class dspark_head : public draft_head {
+  public:
+    void build(const head_parts & parts) override;
+    void read(ggml_backend_t backend, const std::vector<int32_t> & anchors,
+              const draft_rows & out) override;
 
-}  // namespace
+  private:
+    void create_memory(const head_parts & parts);
+    void place_logits(const head_parts & parts);
+    ggml_tensor * of_tokens_before(const head_parts & parts, ggml_tensor * before) const;
+    ggml_tensor * best_of(const head_parts & parts, ggml_tensor * rows) const;
+    void follow_best(const head_parts & parts) const;
+    ggml_tensor * follow_guesses(const head_parts & parts) const;
+    void build_steps(const head_parts & parts, ggml_tensor * followed, ggml_tensor * scaled);
+    void read_chains(ggml_backend_t backend, const std::vector<int32_t> & anchors,
+                     const draft_rows & out);
+    void read_lattices(const std::vector<int32_t> & anchors, const draft_rows & out) const;
+    draft_lattice lattice_of(int stream) const;
+    void weigh(int stream, int position, int32_t before, float * logprobs, int k) const;
 
-size_t dspark_head::n_nodes(int n_draft) const {
-    return 36 * (static_cast<size_t>(n_draft) + 1) + draft_output::n_nodes +
-           draft_candidates::n_nodes + 32;
-}
+    const draft_weights * weights_ = nullptr;
+    int n_draft_ = 0;
+    int n_streams_ = 0;
+    int top_k_ = 0;
+    bool is_guessed_ = false;
+    draft_output output_;                 // of chains
+    draft_candidates candidates_;         // of trees
+    ggml_tensor * raw_ = nullptr;         // f32 [k, rows]: the candidates' logits, not scaled
+    ggml_tensor * alone_ = nullptr;       // the same without what the token before is worth; may be
+                                          // null
+    ggml_tensor * steps_ = nullptr;       // f32 [k, k, rows after the first position]; may be null
+    ggml_tensor * confidence_ = nullptr;  // f32 [1, rows]: what the state adds; may be null
+    host_mirror results_;
+
+    // Rows of logits are searched in chunks: an argmax of whole rows would keep little of a GPU
+    // busy.
+    int64_t chunk_size_ = 0;
+    ggml_context_ptr constants_;
+    ggml_backend_buffer_ptr buffer_;
+    ggml_tensor * table_ = nullptr;  // f32 [chunk_size, chunks]: the tokens of each chunk
+    char * found_ = nullptr;         // memory for the tokens of one chunk of each row
+
+    // Of all graphs: for the logits, and for all rows of them but those of the last position.
+    ggml_backend_buffer_t memory_ = nullptr;
+    char * guessed_ = nullptr;
+};
 
 void dspark_head::build(const head_parts & parts) {
     weights_ = &parts.weights;
@@ -50,15 +99,8 @@ void dspark_head::build(const head_parts & parts) {
     if (top_k_ > 1) {
         build_steps(parts, followed, scaled);
     }
-    const std::vector<ggml_tensor *> results = {candidates_.ids,  raw_,   alone_,
-                                                candidates_.sums, steps_, confidence_};
-    for (ggml_tensor * result : results) {
-        if (result != nullptr) {
-            ggml_set_output(result);
-            ggml_build_forward_expand(parts.graph, result);
-        }
-    }
-    results_.place(parts.backend, results);
+    results_.place(parts.backend, parts.graph,
+                   {candidates_.ids, raw_, alone_, candidates_.sums, steps_, confidence_});
     if (top_k_ == 1) {
         output_.build(c, parts.graph, parts.backend, parts.scratch, scaled, 1, parts.wanted);
     }
@@ -72,7 +114,7 @@ void dspark_head::create_memory(const head_parts & parts) {
     const int64_t n_chunks = n_vocab / chunk_size_;
     const int64_t gap = aligned(chunk_size_);
     const int64_t begin_found = gap + aligned(n_vocab) + gap;
-    constants_.reset(ggml_init({2 * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+    constants_ = new_tensors(2);
     ggml_context * c = constants_.get();
     ggml_tensor * all =
         ggml_new_tensor_1d(c, GGML_TYPE_F32, begin_found + chunk_size_ * parts.n_rows());
@@ -80,7 +122,7 @@ void dspark_head::create_memory(const head_parts & parts) {
                           gap * sizeof(float));
     buffer_.reset(ggml_backend_alloc_ctx_tensors(c, parts.backend));
     if (!buffer_) {
-        refuse_room(parts.backend);
+        refuse_room(parts.backend, "the output of the draft graph");
     }
     ggml_backend_buffer_clear(buffer_.get(), 0);
     std::vector<float> tokens(n_vocab);
@@ -103,9 +145,6 @@ void dspark_head::place_logits(const head_parts & parts) {
     const int64_t begin_guessed = gap + aligned(ggml_nelements(logits)) + gap;
     const int64_t n_guessed = is_guessed_ ? logits->ne[0] * (parts.n_rows() - n_streams_) : 0;
     memory_ = parts.scratch.head_buffer((begin_guessed + n_guessed) * sizeof(float));
-    if (memory_ == nullptr) {
-        refuse_room(parts.backend);
-    }
     char * base = static_cast<char *>(ggml_backend_buffer_get_base(memory_));
     ggml_backend_tensor_alloc(memory_, logits, base + gap * sizeof(float));
     guessed_ = base + begin_guessed * sizeof(float);
@@ -229,10 +268,7 @@ void dspark_head::read_chains(ggml_backend_t backend, const std::vector<int32_t>
 void dspark_head::read_lattices(const std::vector<int32_t> & anchors,
                                 const draft_rows & out) const {
     for (int s = 0; s < n_streams_; s++) {
-        const size_t at = static_cast<size_t>(s) * n_draft_ * top_k_;
-        const draft_rows rows = {out.ids + at, out.logprobs + at,
-                                 out.steps != nullptr ? out.steps + at * top_k_ : nullptr};
-        follow(lattice_of(s), anchors[s], top_k_, rows,
+        follow(lattice_of(s), anchors[s], top_k_, out.of_block(s, n_draft_, top_k_),
                [&](int position, int32_t before, float * logprobs, int k) {
                    weigh(s, position, before, logprobs, k);
                });
@@ -311,5 +347,9 @@ void dspark_head::weigh(int stream, int position, int32_t before, float * logpro
         logprobs[b] = b == best ? accepted : std::min(shared, accepted);
     }
 }
+
+}  // namespace
+
+std::unique_ptr<draft_head> make_dspark_head() { return std::make_unique<dspark_head>(); }
 
 }  // namespace dflash

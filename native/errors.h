@@ -1,7 +1,8 @@
 #pragma once
 
+#include <cmath>
+#include <cstdint>
 #include <stdexcept>
-#include <string>
 
 namespace dflash {
 
@@ -18,5 +19,19 @@ struct context_full_error : std::runtime_error {
 struct backend_error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
+
+[[noreturn]] inline void refuse_numbers() {
+    throw backend_error(
+        "the drafter's output is not a number; fetch its file again, or load without a drafter");
+}
+
+// Values that are not numbers cannot be sorted, and give no drafts.
+inline void check_numbers(const float * values, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        if (std::isnan(values[i])) {
+            refuse_numbers();
+        }
+    }
+}
 
 }  // namespace dflash

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
-#include "draft_backend.h"
+#include "backend.h"
 #include "errors.h"
-#include "top_k.h"
 
 namespace dflash {
 
@@ -17,27 +17,57 @@ namespace {
 // turns. What is built anew costs as much as a draft.
 constexpr size_t kept_graphs = 8;
 
-// Restores the lengths of a cache if the work on it throws.
-class length_guard {
-  public:
-    explicit length_guard(draft_cache & cache) : cache_(cache), lengths_(cache.lengths()) {}
-    ~length_guard() {
-        if (!done_) {
-            cache_.set_lengths(lengths_);
-        }
+constexpr int smallest_kv_step = 256;  // attention kernels prefer multiples of this
+constexpr int smallest_rows = 8;       // row buckets are powers of two from here ...
+constexpr int largest_rows = 512;      // ... to here; more rows go in several graphs
+constexpr int largest_fused_rows = 64;
+
+// KV lengths that graphs are made for. They are at most an eighth of the context apart. There are
+// few of them, as each new graph costs more than a draft.
+int kv_bucket(int64_t n) {
+    int64_t step = smallest_kv_step;
+    while (step * 16 <= n) {
+        step *= 2;
     }
-    length_guard(const length_guard &) = delete;
-    length_guard & operator=(const length_guard &) = delete;
+    return static_cast<int>((n + step - 1) / step * step);
+}
 
-    void done() { done_ = true; }
-
-  private:
-    draft_cache & cache_;
-    std::vector<int> lengths_;
-    bool done_ = false;
-};
+int rows_bucket(int n) {
+    int rows = smallest_rows;
+    while (rows < n) {
+        rows *= 2;
+    }
+    return rows;
+}
 
 }  // namespace
+
+feature_rows feature_rows::part(int begin, int end, int width) const {
+    feature_rows rows;
+    rows.n = end - begin;
+    if (host != nullptr) {
+        rows.host = host + static_cast<size_t>(begin) * width;
+    } else if (!stored.empty()) {
+        rows.stored.assign(stored.begin() + begin, stored.begin() + end);
+    }
+    return rows;
+}
+
+void feature_rows::check_finite(int width) const {
+    const size_t n_values = static_cast<size_t>(n) * width;
+    constexpr uint32_t exponent = 0x7f800000;
+    bool finite = true;
+    for (size_t i = 0; i < n_values; i++) {  // no early exit, so that compilers vectorise it
+        uint32_t bits;
+        std::memcpy(&bits, host + i, sizeof(bits));
+        finite &= (bits & exponent) != exponent;
+    }
+    if (!finite) {
+        throw backend_error(
+            "hidden states of the target are not finite, nothing can be drafted from them; "
+            "load without a drafter to see what the target puts out");
+    }
+}
 
 fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
                              const std::string & path, const draft_params & params, int n_seq,
@@ -48,7 +78,7 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
       store_(store),
       threads_(std::move(threads)),
       n_threads_(n_threads),
-      backend_(open_draft_backend(target_.device(), n_threads)),
+      backend_(open_backend(target_.device(), n_threads)),
       weights_(path, params, backend_.get(), allowed.bf16),
       cache_(weights_.params, target_.device(), n_seq, n_ctx, draft_window),
       top_k_(head_top_k(weights_.params, top_k)),
@@ -138,10 +168,6 @@ void fused_drafter::copy_head() {
     }
 }
 
-std::string fused_drafter::device_name() const {
-    return ggml_backend_dev_name(ggml_backend_get_device(backend_.get()));
-}
-
 int fused_drafter::length(int seq) const {
     check_sequence(seq);
     return cache_.length(seq);
@@ -192,7 +218,7 @@ fused_drafter::graph_slot & fused_drafter::graph(const draft_bucket & bucket) {
         }
         graph_slot slot;
         n_builds_++;
-        const size_t before = n_compute_bytes();
+        const size_t before = scratch_.n_bytes();
         try {
             slot.graph = std::make_unique<draft_graph>(
                 draft_parts{weights_, target_, cache_, store_, mask_row_, backend_.get(), scratch_},
@@ -201,7 +227,7 @@ fused_drafter::graph_slot & fused_drafter::graph(const draft_bucket & bucket) {
             graphs_.clear();  // their memory may be gone
             throw;
         }
-        if (n_compute_bytes() != before) {
+        if (scratch_.n_bytes() != before) {
             graphs_.clear();  // they had the smaller memory
         }
         if (bucket.n_streams > 0) {
@@ -225,9 +251,13 @@ void fused_drafter::inject(int seq, const feature_rows & features) {
     if (cache_.reserve(int64_t{cache_.length(seq)} + features.n)) {
         graphs_.clear();
     }
-    length_guard guard(cache_);
-    inject_rows(seq, features);
-    guard.done();
+    const std::vector<int> lengths = cache_.lengths();
+    try {
+        inject_rows(seq, features);
+    } catch (...) {
+        cache_.set_lengths(lengths);
+        throw;
+    }
 }
 
 void fused_drafter::inject_rows(int seq, const feature_rows & features) {
@@ -353,12 +383,22 @@ void fused_drafter::begin(const std::vector<draft_request> & requests, int n_dra
     if (cache_.reserve(wanted.longest)) {
         graphs_.clear();
     }
-    const std::vector<int> lengths = cache_.lengths();
-    length_guard guard(cache_);
-    std::vector<draft_request> rest = requests;
+    flight begun{nullptr, requests, cache_.lengths()};
+    try {
+        begun.graph = &launch(begun.requests, wanted, n_draft);
+    } catch (...) {
+        cache_.set_lengths(begun.lengths);
+        throw;
+    }
+    flight_ = std::move(begun);
+}
+
+// Injects rows that are too many for one graph with the blocks, and takes them out of the requests.
+draft_graph & fused_drafter::launch(std::vector<draft_request> & requests, const demand & wanted,
+                                    int n_draft) {
     int64_t n_rows = wanted.n_rows;
     if (n_rows > largest_fused_rows) {
-        for (draft_request & r : rest) {
+        for (draft_request & r : requests) {
             inject_rows(r.seq, r.features);
             r.features = {};
         }
@@ -373,11 +413,10 @@ void fused_drafter::begin(const std::vector<draft_request> & requests, int n_dra
     const bool from_store = wanted.stored || (n_rows == 0 && store_ != nullptr);
     graph_slot & slot = graph({wanted.n_streams, rows_bucket(static_cast<int>(n_rows)), n_kv,
                                n_draft, top_k_, from_store});
-    fill_rows(*slot.graph, rest);
-    fill_blocks(slot, rest);
+    fill_rows(*slot.graph, requests);
+    fill_blocks(slot, requests);
     compute(*slot.graph);
-    guard.done();
-    flight_ = flight{slot.graph.get(), std::move(rest), lengths};
+    return *slot.graph;
 }
 
 void fused_drafter::compute(draft_graph & graph) {
@@ -387,21 +426,20 @@ void fused_drafter::compute(draft_graph & graph) {
     graph.compute();
 }
 
-void fused_drafter::read(const draft_rows & out) {
+drafts fused_drafter::read() {
     if (!flight_) {
         throw std::invalid_argument("no draft has begun");
     }
     const flight flown = std::move(*flight_);
     flight_.reset();
     const draft_bucket & bucket = flown.graph->bucket;
-    const size_t per_stream = static_cast<size_t>(bucket.n_draft) * bucket.top_k;
-    std::vector<int32_t> all_ids(bucket.n_streams * per_stream);
-    std::vector<float> all_logprobs(bucket.n_streams * per_stream);
-    const size_t n_steps = out.steps != nullptr && has_steps() ? per_stream * bucket.top_k : 0;
-    std::vector<float> all_steps(bucket.n_streams * n_steps);
+    const size_t n = static_cast<size_t>(bucket.n_draft) * bucket.n_streams * bucket.top_k;
+    const bool has_steps = weights_.params.rank() > 0 && top_k_ > 1;
+    std::vector<int32_t> ids(n);
+    std::vector<float> logprobs(n);
+    std::vector<float> steps(has_steps ? n * bucket.top_k : 0);
     try {
-        flown.graph->read(
-            {all_ids.data(), all_logprobs.data(), n_steps > 0 ? all_steps.data() : nullptr});
+        flown.graph->read({ids.data(), logprobs.data(), has_steps ? steps.data() : nullptr});
     } catch (const backend_error &) {
         if (store_ != nullptr) {
             // Stored features that are not numbers, injected now or before, would spoil later
@@ -412,27 +450,25 @@ void fused_drafter::read(const draft_rows & out) {
         }
         throw;
     }
-    for (size_t i = 0; i < flown.requests.size(); i++) {
-        const draft_request & r = flown.requests[i];
-        const int32_t * rows = all_ids.data() + r.seq * per_stream;
-        const std::vector<int32_t> & tokens = weights_.tokens;
-        std::transform(rows, rows + per_stream, out.ids + i * per_stream,
-                       [&](int32_t row) { return tokens.empty() ? row : tokens[row]; });
-        std::copy_n(all_logprobs.data() + r.seq * per_stream, per_stream,
-                    out.logprobs + i * per_stream);
-        if (n_steps > 0) {
-            std::copy_n(all_steps.data() + r.seq * n_steps, n_steps, out.steps + i * n_steps);
-        }
+    drafts out;
+    out.n_draft = bucket.n_draft;
+    for (const draft_request & r : flown.requests) {
+        const auto take = [&](const auto & of_streams, auto & to) {
+            const size_t n_each = of_streams.size() / bucket.n_streams;
+            const auto from = of_streams.begin() + static_cast<std::ptrdiff_t>(r.seq * n_each);
+            to.insert(to.end(), from, from + static_cast<std::ptrdiff_t>(n_each));
+        };
+        take(ids, out.ids);
+        take(logprobs, out.logprobs);
+        take(steps, out.steps);
         cache_.set_length(r.seq, cache_.length(r.seq) + r.features.n);
     }
-}
-
-void fused_drafter::draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
-                          float * logprobs) {
-    begin(requests, n_draft);
-    if (!requests.empty()) {
-        read({ids, logprobs});
+    if (!weights_.tokens.empty()) {
+        for (int32_t & id : out.ids) {
+            id = weights_.tokens[id];
+        }
     }
+    return out;
 }
 
 void fused_drafter::abandon() {

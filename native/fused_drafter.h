@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,7 +14,6 @@
 #include "draft_mask.h"
 #include "draft_scratch.h"
 #include "draft_weights.h"
-#include "feature_rows.h"
 #include "ggml-cpp.h"
 #include "llama.h"
 #include "tap_store.h"
@@ -21,12 +22,37 @@
 
 namespace dflash {
 
+// Context features, n rows of n_taps * n_embd: either on the host, row by row, or in the target's
+// store, given by their numbers there.
+struct feature_rows {
+    int n = 0;
+    const float * host = nullptr;
+    std::vector<int64_t> stored = {};
+
+    feature_rows part(int begin, int end, int width) const;
+
+    // For rows on the host. Throws backend_error if they are not finite. They would stay in the
+    // cells, and a masked weight of 0 times NaN is NaN, so later drafts would be spoilt, too.
+    void check_finite(int width) const;
+};
+
 // One block to denoise: the features of the rows accepted since the last draft of this sequence,
 // and the anchor at the position after them.
 struct draft_request {
     int seq = 0;
     feature_rows features;
     int32_t anchor = 0;
+};
+
+// Drafts of positions 1 .. n_draft for each request: tokens and log-probabilities, [n_requests,
+// n_draft, top_k], best first.
+struct drafts {
+    size_t n_draft = 0;
+    std::vector<int32_t> ids;
+    std::vector<float> logprobs;
+    // [n_requests, n_draft, top_k, top_k]: of each candidate after each one of the position before;
+    // empty if positions do not depend on one another, or only chains are wanted
+    std::vector<float> steps;
 };
 
 // A loaded drafter: its weights, its cache for N sequences, and the graphs over them. Not thread
@@ -51,16 +77,11 @@ class fused_drafter {
     const draft_params & params() const { return weights_.params; }
     int n_vocab() const { return n_vocab_; }
     int top_k() const { return top_k_; }
-    // Whether a candidate's probability depends on the one before it, and trees are wanted.
-    bool has_steps() const { return depends_on_path(weights_.params) && top_k_ > 1; }
     int length(int seq) const;
     int64_t n_builds() const { return n_builds_; }  // draft graphs made so far
     // Of the weights on the device, a copy of the target's head included.
     size_t n_weight_bytes() const { return weights_.n_bytes() + (head_ ? head_->n_bytes() : 0); }
     size_t n_cache_bytes() const { return cache_.n_bytes(); }
-    size_t n_compute_bytes() const { return scratch_.n_bytes(); }
-    std::string device_name() const;
-
     // Rounds in which a Markov head guesses the tokens before; 0: as many as suit the device. For
     // tests, before the first draft.
     int n_rounds() const { return allowed_.n_rounds; }
@@ -76,19 +97,9 @@ class fused_drafter {
     // gives the draft up. Throws as `inject` does.
     void begin(const std::vector<draft_request> & requests, int n_draft);
 
-    // Requests of the draft that has begun; 0 without one.
-    size_t n_begun() const { return flight_ ? flight_->requests.size() : 0; }
-    int n_draft() const { return flight_ ? flight_->graph->bucket.n_draft : 0; }
-
-    // Waits for the drafts of `begin`. Writes tokens and log-probabilities, [n_requests, n_draft,
-    // top_k], for positions 1 .. n_draft, best first, and `steps` only with `has_steps`. Throws
-    // backend_error if the drafter's output is not a number. With a store, whose features are not
-    // checked, the cache is then empty.
-    void read(const draft_rows & out);
-
-    // `begin`, then `read`.
-    void draft(const std::vector<draft_request> & requests, int n_draft, int32_t * ids,
-               float * logprobs);
+    // Waits for the drafts of `begin`. Throws backend_error if the drafter's output is not a
+    // number. With a store, whose features are not checked, the cache is then empty.
+    drafts read();
 
     void truncate(int seq, int length);
     void copy(int from, int to, int length);
@@ -125,6 +136,7 @@ class fused_drafter {
         std::vector<int> lengths;
     };
 
+    draft_graph & launch(std::vector<draft_request> & requests, const demand & wanted, int n_draft);
     demand check_requests(const std::vector<draft_request> & requests, int n_draft) const;
     void abandon();
     void check_features(const feature_rows & features) const;

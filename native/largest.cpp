@@ -4,8 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
-#include <numeric>
-#include <vector>
+#include <utility>
 
 namespace dflash {
 
@@ -87,6 +86,31 @@ bool largest_of(const float * row, int n, int k, int32_t * indices, float * valu
         values[i] = row[found[i]];
     }
     return true;
+}
+
+void top_k_of(const std::vector<float> & logits, int k, int32_t * ids, float * logprobs) {
+    largest_of(logits.data(), static_cast<int>(logits.size()), k, ids, logprobs);
+    const float largest = logprobs[0];
+    double sum = 0.0;
+    for (const float x : logits) {
+        sum += std::exp(static_cast<double>(x - largest));
+    }
+    const auto norm = static_cast<float>(std::log(sum));
+    for (int i = 0; i < k; i++) {
+        logprobs[i] -= largest + norm;
+    }
+}
+
+void sort_best_first(int32_t * ids, float * logprobs, int n) {
+    std::vector<std::pair<float, int32_t>> pairs(n);
+    for (int i = 0; i < n; i++) {
+        pairs[i] = {-logprobs[i], ids[i]};
+    }
+    std::sort(pairs.begin(), pairs.end());
+    for (int i = 0; i < n; i++) {
+        logprobs[i] = -pairs[i].first;
+        ids[i] = pairs[i].second;
+    }
 }
 
 }  // namespace dflash

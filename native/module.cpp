@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -14,11 +15,12 @@
 #include <optional>
 #include <stdexcept>
 #include <tuple>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "copy_chances.h"
 #include "copy_index.h"
-#include "copy_offers.h"
 #include "draft_tree.h"
 #include "draw.h"
 #include "errors.h"
@@ -36,11 +38,14 @@ using float_rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::devic
 
 using byte_array = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-template <typename T>
-nb::ndarray<nb::numpy, T> as_array(std::unique_ptr<T[]> data, std::initializer_list<size_t> shape) {
-    T * raw = data.release();
-    nb::capsule owner(raw, [](void * p) noexcept { delete[] static_cast<T *>(p); });
-    return nb::ndarray<nb::numpy, T>(raw, shape, owner);
+// An array over the values of `owned`, which moves into it.
+template <typename T, typename Owned>
+nb::ndarray<nb::numpy, T> as_array(Owned && owned, T * values,
+                                   std::initializer_list<size_t> shape) {
+    using kept = std::remove_reference_t<Owned>;
+    nb::capsule owner(new kept(std::move(owned)),
+                      [](void * p) noexcept { delete static_cast<kept *>(p); });
+    return nb::ndarray<nb::numpy, T>(values, shape, owner);
 }
 
 void raise_as(const char * name, const char * what) {
@@ -62,31 +67,23 @@ void translate(const std::exception_ptr & p, void *) {
     }
 }
 
-int check_features(const fused_drafter & drafter, const float_rows & features) {
+// Their numbers in the target's store, or rows on the host.
+using given_rows = std::variant<std::vector<int64_t>, float_rows>;
+
+feature_rows rows_of(const fused_drafter & drafter, given_rows && given) {
+    if (auto * stored = std::get_if<std::vector<int64_t>>(&given)) {
+        return {static_cast<int>(stored->size()), nullptr, std::move(*stored)};
+    }
+    const auto & rows = std::get<float_rows>(given);
     const auto width = static_cast<size_t>(drafter.params().n_features());
-    if (features.shape(1) != width) {
-        throw std::invalid_argument("features are " + std::to_string(features.shape(1)) +
+    if (rows.shape(1) != width) {
+        throw std::invalid_argument("features are " + std::to_string(rows.shape(1)) +
                                     " wide, expected " + std::to_string(width));
     }
-    if (features.shape(0) > static_cast<size_t>(std::numeric_limits<int>::max())) {
-        throw std::invalid_argument(std::to_string(features.shape(0)) +
-                                    " rows of features at once");
+    if (rows.shape(0) > static_cast<size_t>(std::numeric_limits<int>::max())) {
+        throw std::invalid_argument(std::to_string(rows.shape(0)) + " rows of features at once");
     }
-    return static_cast<int>(features.shape(0));
-}
-
-feature_rows on_host(const fused_drafter & drafter, const float_rows & features) {
-    feature_rows rows;
-    rows.n = check_features(drafter, features);
-    rows.host = features.data();
-    return rows;
-}
-
-feature_rows in_store(std::vector<int64_t> && rows) {
-    feature_rows features;
-    features.n = static_cast<int>(rows.size());
-    features.stored = std::move(rows);
-    return features;
+    return {static_cast<int>(rows.shape(0)), rows.data()};
 }
 
 template <typename T>
@@ -154,15 +151,10 @@ std::unique_ptr<fused_drafter> open_drafter(uintptr_t model, const target_pass *
                                            draft_window, std::move(threads));
 }
 
-void inject(fused_drafter & self, int seq, const float_rows & features) {
-    const feature_rows rows = on_host(self, features);
+void inject(fused_drafter & self, int seq, given_rows features) {
+    const feature_rows rows = rows_of(self, std::move(features));
     const nb::gil_scoped_release release;
     self.inject(seq, rows);
-}
-
-void inject_stored(fused_drafter & self, int seq, std::vector<int64_t> rows) {
-    const nb::gil_scoped_release release;
-    self.inject(seq, in_store(std::move(rows)));
 }
 
 nb::ndarray<nb::numpy, uint8_t> save(const fused_drafter & self, int seq) {
@@ -172,7 +164,7 @@ nb::ndarray<nb::numpy, uint8_t> save(const fused_drafter & self, int seq) {
         const nb::gil_scoped_release release;
         self.save(seq, out.get());
     }
-    return as_array<uint8_t>(std::move(out), {n});
+    return as_array(std::move(out), out.get(), {n});
 }
 
 void restore(fused_drafter & self, int seq, const byte_array & saved) {
@@ -180,53 +172,36 @@ void restore(fused_drafter & self, int seq, const byte_array & saved) {
     self.restore(seq, saved.data(), saved.size());
 }
 
-void check_counts(size_t n_seqs, size_t n_features, size_t n_anchors) {
-    if (n_features != n_seqs || n_anchors != n_seqs) {
+void begin_draft(fused_drafter & self, const std::vector<int> & seqs,
+                 std::vector<given_rows> features, const std::vector<int32_t> & anchors,
+                 int n_draft) {
+    if (features.size() != seqs.size() || anchors.size() != seqs.size()) {
         throw std::invalid_argument("one piece of features and one anchor per sequence, please");
     }
-}
-
-void begin_draft(fused_drafter & self, const std::vector<int> & seqs,
-                 const std::vector<float_rows> & features, const std::vector<int32_t> & anchors,
-                 int n_draft) {
-    check_counts(seqs.size(), features.size(), anchors.size());
     std::vector<draft_request> requests;
     for (size_t i = 0; i < seqs.size(); i++) {
-        requests.push_back({seqs[i], on_host(self, features[i]), anchors[i]});
-    }
-    const nb::gil_scoped_release release;
-    self.begin(requests, n_draft);
-}
-
-void begin_stored_draft(fused_drafter & self, const std::vector<int> & seqs,
-                        std::vector<std::vector<int64_t>> rows,
-                        const std::vector<int32_t> & anchors, int n_draft) {
-    check_counts(seqs.size(), rows.size(), anchors.size());
-    std::vector<draft_request> requests;
-    for (size_t i = 0; i < seqs.size(); i++) {
-        requests.push_back({seqs[i], in_store(std::move(rows[i])), anchors[i]});
+        requests.push_back({seqs[i], rows_of(self, std::move(features[i])), anchors[i]});
     }
     const nb::gil_scoped_release release;
     self.begin(requests, n_draft);
 }
 
 nb::tuple read_draft(fused_drafter & self) {
-    const size_t n = self.n_begun();
-    const auto n_positions = static_cast<size_t>(self.n_draft());
-    const auto k = static_cast<size_t>(self.top_k());
-    auto ids = std::make_unique<int32_t[]>(n * n_positions * k);
-    auto logprobs = std::make_unique<float[]>(n * n_positions * k);
-    auto steps = std::make_unique<float[]>(self.has_steps() ? n * n_positions * k * k : 0);
+    drafts found;
     {
         const nb::gil_scoped_release release;
-        self.read({ids.get(), logprobs.get(), self.has_steps() ? steps.get() : nullptr});
+        found = self.read();
     }
+    auto & [n_draft, ids, logprobs, steps] = found;
+    const auto k = static_cast<size_t>(self.top_k());
+    const size_t n = ids.size() / (n_draft * k);
     nb::object of_steps = nb::none();
-    if (self.has_steps()) {
-        of_steps = nb::cast(as_array<float>(std::move(steps), {n, n_positions, k, k}));
+    if (!steps.empty()) {
+        of_steps = nb::cast(as_array(std::move(steps), steps.data(), {n, n_draft, k, k}));
     }
-    return nb::make_tuple(as_array<int32_t>(std::move(ids), {n, n_positions, k}),
-                          as_array<float>(std::move(logprobs), {n, n_positions, k}), of_steps);
+    return nb::make_tuple(as_array(std::move(ids), ids.data(), {n, n_draft, k}),
+                          as_array(std::move(logprobs), logprobs.data(), {n, n_draft, k}),
+                          of_steps);
 }
 
 using id_lists = std::vector<std::vector<int32_t>>;
@@ -247,11 +222,6 @@ std::unique_ptr<target_pass> open_pass(uintptr_t context, int n_seq, int n_batch
 bool can_replay(uintptr_t context) {
     const memory_edit edit(reinterpret_cast<llama_context *>(context));
     return context == 0 ? edit.is_known() : edit.is_possible();
-}
-
-void keep_rows(target_pass & self, int32_t seq, int32_t n_kept) {
-    const nb::gil_scoped_release release;
-    self.keep(seq, n_kept);
 }
 
 int decode(target_pass & self, const std::vector<int32_t> & tokens,
@@ -295,25 +265,24 @@ nb::tuple decode_ahead(target_pass & self, const std::vector<int32_t> & tokens,
 }
 
 nb::ndarray<nb::numpy, float> logits(target_pass & self, int output_row) {
-    const auto n = static_cast<size_t>(self.n_vocab());
-    auto out = std::make_unique<float[]>(n);
+    std::vector<float> out;
     {
         const nb::gil_scoped_release release;
-        self.logits(output_row, out.get());
+        out = self.logits(output_row);
     }
-    return as_array<float>(std::move(out), {n});
+    return as_array(std::move(out), out.data(), {out.size()});
 }
 
 nb::tuple candidates(target_pass & self, int output_row, int k) {
     const auto n = static_cast<size_t>(std::max(k, 0));
-    auto ids = std::make_unique<int32_t[]>(n);
-    auto logits = std::make_unique<float[]>(n);
+    std::vector<int32_t> ids(n);
+    std::vector<float> logits(n);
     {
         const nb::gil_scoped_release release;
-        self.candidates(output_row, k, ids.get(), logits.get());
+        self.candidates(output_row, k, ids.data(), logits.data());
     }
-    return nb::make_tuple(as_array<int32_t>(std::move(ids), {n}),
-                          as_array<float>(std::move(logits), {n}));
+    return nb::make_tuple(as_array(std::move(ids), ids.data(), {n}),
+                          as_array(std::move(logits), logits.data(), {n}));
 }
 
 std::vector<int32_t> best(target_pass & self) {
@@ -344,7 +313,7 @@ nb::ndarray<nb::numpy, float> hidden_states(const target_pass & self,
         const nb::gil_scoped_release release;
         self.store()->read(rows, out.get());
     }
-    return as_array<float>(std::move(out), {rows.size(), width});
+    return as_array(std::move(out), out.get(), {rows.size(), width});
 }
 
 // Cuts: (id, from position). Copies: (source id, target id, from position, to position).
@@ -410,10 +379,6 @@ nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_voc
     return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
 }
 
-void extend_copies(copy_index & self, const std::vector<int32_t> & tokens) {
-    self.extend(tokens.data(), tokens.size());
-}
-
 using kind_list = std::vector<int32_t>;
 
 const kind_list & known_kinds(const kind_list & kinds) {
@@ -458,14 +423,6 @@ void hear_offers(copy_offers & self, const std::vector<std::pair<kind_list, kind
     }
 }
 
-nb::list find_copies(copy_index & self, int n_copies, int n_tokens) {
-    nb::list found;
-    for (const text_copy & copy : self.find(n_copies, n_tokens)) {
-        found.append(nb::make_tuple(copy.tokens, copy.cells));
-    }
-    return found;
-}
-
 }  // namespace
 }  // namespace dflash
 
@@ -493,21 +450,15 @@ NB_MODULE(_native, m) {
 
     nb::class_<copy_index>(m, "CopyIndex", "What a text may repeat. See native/copy_index.h.")
         .def(nb::init<>())
-        .def("extend", &extend_copies, nb::arg("tokens"), "Add tokens to the end of the text.")
-        .def(
-            "extend_by", [](copy_index & own, const copy_index & other) { own.extend(other); },
-            nb::arg("other"), "Add the text of another index to the end of this one's.")
-        .def("goes_on", &copy_index::goes_on, nb::arg("other"),
-             "Whether this text has what the other one ends with, and more behind it.")
-        .def("begins_with", &copy_index::begins_with, nb::arg("other"),
-             "Whether the other text is the beginning of this one.")
-        .def("find", &find_copies, nb::arg("n_copies"), nb::arg("n_tokens"),
-             "Tokens and cells of each continuation.")
+        .def("extend", nb::overload_cast<const std::vector<int32_t> &>(&copy_index::extend),
+             nb::arg("tokens"))
+        .def("extend_by", nb::overload_cast<const copy_index &>(&copy_index::extend),
+             nb::arg("other"))
+        .def("goes_on", &copy_index::goes_on, nb::arg("other"))
+        .def("begins_with", &copy_index::begins_with, nb::arg("other"))
         .def("__len__", &copy_index::size)
         .def_prop_ro("n_bytes", &copy_index::n_bytes)
-        .def_ro_static("n_cells", &copy_index::n_cells)
-        .def_ro_static("n_lengths", &copy_index::n_lengths)
-        .def_ro_static("n_agreements", &copy_index::n_agreements);
+        .def_ro_static("n_cells", &copy_index::n_cells);
     m.attr("N_COPY_KINDS") = n_copy_kinds;
 
     nb::class_<copy_prior>(m, "CopyPrior", "See dflash_local/copies/chances.py.")
@@ -517,13 +468,7 @@ NB_MODULE(_native, m) {
             [](copy_prior & self, const std::vector<double> & n) { self.tried = by_kind(n); })
         .def_prop_rw(
             "right", [](const copy_prior & self) { return self.right; },
-            [](copy_prior & self, const std::vector<double> & n) { self.right = by_kind(n); })
-        .def(
-            "learn",
-            [](copy_prior & self, int kind, bool is_right) {
-                self.learn(known_kinds({kind})[0], is_right);
-            },
-            nb::arg("kind"), nb::arg("is_right"), "What became of one token of any request.");
+            [](copy_prior & self, const std::vector<double> & n) { self.right = by_kind(n); });
 
     nb::class_<copy_chances>(m, "CopyChances", "What is known of one request's copies.")
         .def(nb::init<copy_prior &>(), nb::arg("prior"), nb::keep_alive<1, 2>())
@@ -532,24 +477,13 @@ NB_MODULE(_native, m) {
             [](copy_chances & self, const kind_list & kinds) {
                 return self.each(known_kinds(kinds));
             },
-            nb::arg("kinds"), "The chance of each token that it is right where all before it are.")
-        .def(
-            "learn",
-            [](copy_chances & self, int kind, bool is_right) {
-                self.learn(known_kinds({kind})[0], is_right);
-            },
-            nb::arg("kind"), nb::arg("is_right"), "What became of one token of this request.")
-        .def("learn_silence", &copy_chances::learn_silence, nb::arg("n"),
-             "So many tokens were written that no copy was offered for.");
+            nb::arg("kinds"), "The chance of each token that it is right where all before it are.");
 
-    nb::class_<copy_offers>(m, "CopyOffers", "What was offered last. See native/copy_offers.h.")
+    nb::class_<copy_offers>(m, "CopyOffers", "What was offered last. See native/copy_chances.h.")
         .def(nb::init<copy_prior &>(), nb::arg("prior"), nb::keep_alive<1, 2>())
-        .def("learn", &copy_offers::learn, nb::arg("index"), nb::arg("written"),
-             "These tokens were written after the last offer, which is over: they join the text.")
+        .def("learn", &copy_offers::learn, nb::arg("index"), nb::arg("written"))
         .def("find", &find_offers, nb::arg("index"), nb::arg("n_copies"), nb::arg("n_tokens"),
-             nb::arg("least").none() = nb::none(),
-             "Look for copies. Whether one may pay: whether of some first k + 1 of its tokens at "
-             "least `least[k]` are expected to be right; without `least`, any may.")
+             nb::arg("least").none() = nb::none())
         .def("heard", &hear_offers, nb::arg("offers"), "Tokens and other kinds of the last offers.")
         .def_prop_ro("last", &last_offers, "Tokens, kinds and chances of each.")
         .def_ro("chances", &copy_offers::chances);
@@ -572,9 +506,8 @@ NB_MODULE(_native, m) {
             [](const thread_pool & self, uintptr_t context) {
                 self.attach(reinterpret_cast<llama_context *>(context));
             },
-            nb::arg("context"), "To a llama_context, which must be freed before the pool.")
-        .def("use", &thread_pool::use, nb::arg("n"),
-             "So many of them compute for drafters and for states that are replayed.");
+            nb::arg("context"))
+        .def("use", &thread_pool::use, nb::arg("n"));
 
     nb::class_<target_pass>(
         m, "TargetPass",
@@ -582,14 +515,11 @@ NB_MODULE(_native, m) {
         .def(nb::new_(&open_pass), nb::arg("context"), nb::arg("n_seq"), nb::arg("n_batch"),
              nb::arg("layers"), nb::arg("n_stored"), nb::arg("in_graph"), nb::arg("n_branches") = 1,
              nb::arg("n_returned") = 0, nb::arg("threads").none() = nb::none())
-        .def_prop_ro("can_keep", &target_pass::can_keep,
-                     "Whether `keep` can take back rows of the last pass.")
-        .def("keep", &keep_rows, nb::arg("seq"), nb::arg("n_kept"),
-             "A sequence keeps its first rows of the last pass, with the state after them.")
-        .def("start_replay", &target_pass::start_replay, nb::call_guard<nb::gil_scoped_release>(),
-             "Let the devices begin with that.")
-        .def("wait", &target_pass::wait, nb::call_guard<nb::gil_scoped_release>(),
-             "Wait until the states of all sequences are right.")
+        .def_prop_ro("can_keep", &target_pass::can_keep)
+        .def("keep", &target_pass::keep, nb::arg("seq"), nb::arg("n_kept"),
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("start_replay", &target_pass::start_replay, nb::call_guard<nb::gil_scoped_release>())
+        .def("wait", &target_pass::wait, nb::call_guard<nb::gil_scoped_release>())
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),
              nb::arg("output"), nb::arg("ids") = id_lists{}, "Status of llama_decode.")
         .def("decode_ahead", &decode_ahead, nb::arg("tokens"), nb::arg("positions"),
@@ -597,25 +527,21 @@ NB_MODULE(_native, m) {
              "Status of llama_decode, and what is drawn step by step.")
         .def("draw", &draw, nb::arg("how").none(), nb::arg("output_row"),
              "A token; -1: the logits are not finite numbers, -2: none is left.")
-        .def_prop_ro("draw_s", &target_pass::draw_s, "Seconds of all draws.")
-        .def_prop_ro("n_whole_rows", &target_pass::n_whole_rows, "Draws that took the whole row.")
+        .def_prop_ro("draw_s", &target_pass::draw_s)
+        .def_prop_ro("n_whole_rows", &target_pass::n_whole_rows)
         .def_prop_ro("best", &best, "Likeliest token of each output row; -1: none.")
         .def("logits", &logits, nb::arg("output_row"), "float32 [n_vocab]")
         .def("candidates", &candidates, nb::arg("output_row"), nb::arg("k"),
              "The k largest logits of a row: ids int32 [k], logits float32 [k], largest first.")
-        .def("log_sum", &target_pass::log_sum, nb::arg("output_row"),
-             "log(sum(exp(logits))) of a row.")
-        .def_rw("search_on_cpu", &target_pass::search_on_cpu,
-                "Find candidates with a graph on the CPU, too: for tests.")
+        .def("log_sum", &target_pass::log_sum, nb::arg("output_row"))
+        .def_rw("search_on_cpu", &target_pass::search_on_cpu)
         .def("hidden_states", &hidden_states, nb::arg("rows"),
              "float32 [n_rows, n_taps * n_embd], of rows by their numbers in the store.")
-        .def_prop_ro("first_stored", &target_pass::first_stored,
-                     "Number in the store of the first row of the last pass.")
+        .def_prop_ro("first_stored", &target_pass::first_stored)
         .def_prop_ro(
             "n_stored",
             [](const target_pass & p) { return p.store() != nullptr ? p.store()->n_rows() : 0; })
-        .def_prop_ro("n_rebuilds", &target_pass::n_rebuilds,
-                     "How often llama.cpp has built its graph.");
+        .def_prop_ro("n_rebuilds", &target_pass::n_rebuilds);
 
     nb::class_<fused_drafter>(
         m, "FusedDrafter", "A drafter file at work on a llama_model. See native/fused_drafter.h.")
@@ -624,20 +550,13 @@ NB_MODULE(_native, m) {
              nb::arg("n_threads"), nb::arg("draft_window") = 0,
              nb::arg("threads").none() = nb::none(),
              "`spec`: the numbers that Python has read from the keys of the file at `path`.")
-        .def_prop_ro("n_builds", &fused_drafter::n_builds, "Draft graphs made so far.")
+        .def_prop_ro("n_builds", &fused_drafter::n_builds)
         .def_prop_ro("n_cache_bytes", &fused_drafter::n_cache_bytes)
-        .def_prop_ro("n_compute_bytes", &fused_drafter::n_compute_bytes)
-        .def_prop_ro("device", &fused_drafter::device_name)
-        .def_prop_rw("n_rounds", &fused_drafter::n_rounds, &fused_drafter::set_n_rounds,
-                     "In which a Markov head guesses the tokens before: for tests.")
+        .def_prop_rw("n_rounds", &fused_drafter::n_rounds, &fused_drafter::set_n_rounds)
         .def("length", &fused_drafter::length, nb::arg("seq"))
         .def("inject", &inject, nb::arg("seq"), nb::arg("features"))
-        .def("inject_stored", &inject_stored, nb::arg("seq"), nb::arg("rows"))
         .def("begin", &begin_draft, nb::arg("seqs"), nb::arg("features"), nb::arg("anchors"),
-             nb::arg("n_draft"), "Start a draft; `read` waits for it.")
-        .def("begin_stored", &begin_stored_draft, nb::arg("seqs"), nb::arg("rows"),
-             nb::arg("anchors"), nb::arg("n_draft"),
-             "As `begin`, with features by their numbers in the store.")
+             nb::arg("n_draft"))
         .def("read", &read_draft,
              "ids int32 and log-probabilities float32, both [n_seqs, n_draft, top_k], best first; "
              "and those of each candidate after each one of the position before, [n_seqs, n_draft, "
@@ -645,8 +564,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("top_k", &fused_drafter::top_k)
         .def("truncate", &fused_drafter::truncate, nb::arg("seq"), nb::arg("length"))
         .def("copy", &fused_drafter::copy, nb::arg("source"), nb::arg("target"), nb::arg("length"))
-        .def("n_visible", &fused_drafter::n_visible, nb::arg("seq"), nb::arg("length"),
-             "How many rows a draft after the first `length` ones would look at.")
+        .def("n_visible", &fused_drafter::n_visible, nb::arg("seq"), nb::arg("length"))
         .def("save", &save, nb::arg("seq"), "The rows of a sequence, uint8 [n], for `restore`.")
         .def("restore", &restore, nb::arg("seq"), nb::arg("saved"));
 }

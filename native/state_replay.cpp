@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "draft_backend.h"
+#include "backend.h"
 #include "errors.h"
 
 namespace dflash {
@@ -101,14 +101,9 @@ struct state_replay::device {
         }
         replay built = build(seq, n_kept, n_rows);
         wait();
-        const size_t room = ggml_gallocr_get_buffer_size(allocator.get(), 0);
-        if (!ggml_gallocr_alloc_graph(allocator.get(), built.graph)) {
-            graphs.clear();  // so is their memory
+        if (!allocate(allocator.get(), built.graph, graphs)) {
             throw backend_error(std::string("no room on ") + ggml_backend_name(backend.get()) +
                                 " to put recurrent states right");
-        }
-        if (ggml_gallocr_get_buffer_size(allocator.get(), 0) != room) {
-            graphs.clear();  // their memory is gone
         }
         return graphs.emplace(std::make_pair(seq, n_kept), std::move(built)).first->second.graph;
     }
@@ -120,9 +115,7 @@ struct state_replay::device {
         }
         const size_t n_nodes = 10 * nets.size() + 6 * n_inputs;
         replay built;
-        built.nodes.reset(ggml_init(
-            {ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false), nullptr,
-             /*no_alloc=*/true}));
+        built.nodes = new_nodes(n_nodes);
         built.graph = ggml_new_graph_custom(built.nodes.get(), n_nodes, false);
         for (const net * n : nets) {
             if (n->result != nullptr) {
@@ -188,11 +181,7 @@ struct state_replay::device {
     }
 
     void start(ggml_cgraph * graph) {
-        const ggml_status status = ggml_backend_graph_compute_async(backend.get(), graph);
-        if (status != GGML_STATUS_SUCCESS) {
-            throw backend_error(std::string(ggml_backend_name(backend.get())) +
-                                " failed on recurrent states: " + ggml_status_to_string(status));
-        }
+        start_graph(backend.get(), graph, "on recurrent states");
         is_running = true;
     }
 
@@ -356,17 +345,13 @@ bool state_replay::is_complete(ggml_cgraph * graph) {
 bool state_replay::open() {
     for (const net & n : nets_) {
         ggml_tensor * kept = root(n.inputs[0].second);  // on the device of all that it keeps
-        ggml_backend_dev_t at =
-            ggml_backend_buft_get_device(ggml_backend_buffer_get_type(kept->buffer));
-        if (at == nullptr) {  // host memory belongs to none
-            at = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-        }
+        ggml_backend_dev_t at = device_of(kept->buffer);
         auto found = std::find_if(devices_.begin(), devices_.end(), [at](const auto & device) {
             return ggml_backend_get_device(device->backend.get()) == at;
         });
         if (found == devices_.end()) {
             auto opened = std::make_unique<device>();
-            opened->backend = open_draft_backend(at, threads_->n_threads());
+            opened->backend = open_backend(at, threads_->n_threads());
             opened->allocator.reset(
                 ggml_gallocr_new(ggml_backend_get_default_buffer_type(opened->backend.get())));
             found = devices_.insert(devices_.end(), std::move(opened));

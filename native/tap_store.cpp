@@ -4,12 +4,13 @@
 #include <stdexcept>
 #include <string>
 
+#include "backend.h"
 #include "errors.h"
 
 namespace dflash {
 
 tap_store::tap_store(ggml_backend_dev_t device, int n_features, int n_rows, int n_batch)
-    : tensors_(ggml_init({ggml_tensor_overhead() * 2, nullptr, /*no_alloc=*/true})) {
+    : tensors_(new_tensors(2)) {
     states = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_F32, n_features, n_rows);
     cells = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I64, n_batch);
     buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(tensors_.get(),

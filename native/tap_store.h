@@ -23,7 +23,6 @@ class tap_store {
     int n_rows() const { return static_cast<int>(states->ne[1]); }
     int32_t cell(int64_t row) const { return static_cast<int32_t>(row % n_rows()); }
     int64_t n_written() const { return n_written_; }
-    size_t n_bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
 
     // Tells the graph the cells of the next n rows. Returns the number of the first row.
     int64_t begin(int n);

@@ -5,12 +5,12 @@
 #include <cmath>
 #include <numeric>
 #include <stdexcept>
+#include <unordered_set>
 #include <utility>
 
+#include "backend.h"
 #include "errors.h"
-#include "host_buffer.h"
 #include "largest.h"
-#include "row_ids.h"
 #include "target_tensors.h"
 
 namespace dflash {
@@ -19,6 +19,38 @@ namespace {
 
 // Rows that are searched at once. Each needs memory on the device for a copy of its logits.
 constexpr int most_searched = 32;
+
+using id_set = std::unordered_set<int32_t>;
+
+id_set set_of(const std::vector<int32_t> & ids) {
+    id_set set;  // filled as in llama.cpp: empty at first, then one id after the other
+    for (const int32_t id : ids) {
+        set.insert(id);
+    }
+    return set;
+}
+
+// A row's ids, in an order that makes llama.cpp use the first of them as the leading one.
+//
+// llama.cpp puts a row's ids into an unordered set. The set's first id says what the row attends
+// to, and llama.cpp keeps its graph as long as these first ids stay the same for all rows. Which id
+// comes first depends on the C++ library and on the order of insertion. If no order is found, the
+// answer is the same, but the graph is built again.
+std::vector<int32_t> leading_first(const std::vector<int32_t> & ids) {
+    if (ids.size() < 2 || *set_of(ids).begin() == ids.front()) {
+        return ids;
+    }
+    // What goes into an empty bucket comes out first (libstdc++) ...
+    std::vector<int32_t> last(ids.rbegin(), ids.rend());
+    id_set set = set_of(last);
+    if (*set.begin() != ids.front()) {
+        // ... and into a bucket that is not, before the others of this bucket.
+        const size_t bucket = set.bucket(ids.front());
+        std::stable_partition(last.begin(), last.end(),
+                              [&](int32_t id) { return set.bucket(id) != bucket; });
+    }
+    return last;
+}
 
 }  // namespace
 
@@ -162,32 +194,35 @@ void target_pass::check(const batch_row & row) const {
 
 int target_pass::decode(const std::vector<batch_row> & rows) {
     const auto n = static_cast<int32_t>(rows.size());
-    size_t most_ids = 1;
+    if (n == 0) {
+        throw std::invalid_argument("a pass has no rows");  // llama.cpp asserts that it has
+    }
+    std::vector<int32_t> tokens, positions, seqs, n_ids;
+    std::vector<std::vector<int32_t>> ids;
+    std::vector<int32_t *> first_ids;
+    std::vector<int8_t> output;
     for (const batch_row & row : rows) {
         check(row);
-        most_ids = std::max(most_ids, row.ids.size());
+        tokens.push_back(row.token);
+        positions.push_back(row.position);
+        seqs.push_back(row.seq);
+        ids.push_back(leading_first(row.ids.empty() ? std::vector<int32_t>{row.seq} : row.ids));
+        n_ids.push_back(static_cast<int32_t>(ids.back().size()));
+        first_ids.push_back(ids.back().data());
+        output.push_back(row.output ? 1 : 0);
     }
-    llama_batch batch = llama_batch_init(n, 0, static_cast<int32_t>(most_ids));
-    struct batch_guard {
-        llama_batch & batch;
-        ~batch_guard() { llama_batch_free(batch); }
-    } guard{batch};
-    batch.n_tokens = n;
-    n_outputs_ = 0;
+    const llama_batch batch{n,
+                            tokens.data(),
+                            /*embd=*/nullptr,
+                            positions.data(),
+                            n_ids.data(),
+                            first_ids.data(),
+                            output.data()};
+    n_outputs_ = static_cast<int>(std::count(output.begin(), output.end(), 1));
     best_.clear();
     search_.forget();
     if (most_candidates_now_ > 0) {
         most_candidates_ = std::exchange(most_candidates_now_, 0);
-    }
-    for (int32_t i = 0; i < n; i++) {
-        batch.token[i] = rows[i].token;
-        batch.pos[i] = rows[i].position;
-        const auto & ids = rows[i].ids;
-        const auto ordered = leading_first(ids.empty() ? std::vector<int32_t>{rows[i].seq} : ids);
-        batch.n_seq_id[i] = static_cast<int32_t>(ordered.size());
-        std::copy(ordered.begin(), ordered.end(), batch.seq_id[i]);
-        batch.logits[i] = rows[i].output ? 1 : 0;
-        n_outputs_ += rows[i].output ? 1 : 0;
     }
     if (store_) {
         first_stored_ = store_->begin(n);
@@ -217,11 +252,6 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
                             " rows of this target; load it with one sequence");
     }
     if (replay_) {
-        std::vector<int32_t> seqs, positions;
-        for (const batch_row & row : rows) {
-            seqs.push_back(row.seq);
-            positions.push_back(row.position);
-        }
         can_keep_ = replay_->end_pass(seqs, positions);
     }
     return 0;
@@ -390,10 +420,8 @@ const float * target_pass::row_on_host(int output_row) {
     }
     const size_t n = static_cast<size_t>(n_vocab_) * sizeof(float);
     if (!staged_) {
-        staged_.reset(ggml_backend_buft_alloc_buffer(
-            host_buffer_type(
-                ggml_backend_buft_get_device(ggml_backend_buffer_get_type(graph_logits_->buffer))),
-            n));
+        staged_.reset(
+            ggml_backend_buft_alloc_buffer(host_buffer_type(device_of(graph_logits_->buffer)), n));
         if (!staged_) {
             throw backend_error("no room on the host for a row of logits");
         }
@@ -403,8 +431,9 @@ const float * target_pass::row_on_host(int output_row) {
     return static_cast<const float *>(staged);
 }
 
-void target_pass::logits(int output_row, float * out) {
-    std::copy_n(row_on_host(output_row), n_vocab_, out);
+std::vector<float> target_pass::logits(int output_row) {
+    const float * row = row_on_host(output_row);
+    return {row, row + n_vocab_};
 }
 
 void target_pass::candidates(int output_row, int k, int32_t * ids, float * logits) {

@@ -86,7 +86,7 @@ class target_pass {
     int64_t n_whole_rows() const { return n_whole_rows_; }
 
     // Logits of an output row of the last pass, [n_vocab].
-    void logits(int output_row, float * out);
+    std::vector<float> logits(int output_row);
 
     // The k largest logits of an output row, largest first, equal ones by id. If not all equal ones
     // fit, the host takes the lowest ids, a device any of them. Throws backend_error if one of the

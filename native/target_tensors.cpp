@@ -1,10 +1,15 @@
 #include "target_tensors.h"
 
-#include <cstring>
 #include <string>
+#include <utility>
 
+#include "backend.h"
 #include "errors.h"
-#include "llama_seam.h"
+
+// libllama exports this function, but the installed headers do not declare it. It is a C++ symbol
+// of one version of llama.cpp. The build and the import check the version of llama-cpp-python.
+const std::vector<std::pair<std::string, ggml_tensor *>> & llama_internal_get_tensor_map(
+    const llama_model * model);
 
 namespace dflash {
 
@@ -42,11 +47,9 @@ target_tensors target_tensors::find(const llama_model * model) {
 }
 
 ggml_backend_dev_t target_tensors::device() const {
-    ggml_backend_dev_t dev = nullptr;
-    if (head->buffer != nullptr && !ggml_backend_buffer_is_host(head->buffer)) {
-        dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(head->buffer));
-    }
-    return dev != nullptr ? dev : ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    const bool on_host = head->buffer == nullptr || ggml_backend_buffer_is_host(head->buffer);
+    return on_host ? ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)
+                   : device_of(head->buffer);
 }
 
 void read_row(const ggml_tensor * embedding, int32_t token, std::vector<float> & row) {

@@ -1,10 +1,9 @@
 #include "thread_pool.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 
-#include "draft_backend.h"
+#include "backend.h"
 #include "errors.h"
 #include "ggml-cpu.h"
 
@@ -27,10 +26,7 @@ F function(const char * name) {
 }  // namespace
 
 thread_pool::thread_pool(int n_threads) : n_threads_(n_threads), n_used_(n_threads) {
-    if (n_threads < 1 || n_threads > GGML_MAX_N_THREADS) {
-        throw std::invalid_argument("n_threads " + std::to_string(n_threads) + " is not in 1 .. " +
-                                    std::to_string(GGML_MAX_N_THREADS));
-    }
+    check_threads(n_threads);
     ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
     pool_ = function<decltype(&ggml_threadpool_new)>("ggml_threadpool_new")(&params);
     if (pool_ == nullptr) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "draft_backend.h"
+#include "backend.h"
 #include "ggml.h"
 
 namespace dflash {

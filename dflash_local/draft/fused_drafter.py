@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,10 +111,7 @@ class FusedDrafter(Drafter):
         return self._open.length(seq)
 
     def inject(self, seq: int, features: Features) -> None:
-        if self._is_stored(features):
-            self._open.inject_stored(seq, features.rows)
-        else:
-            self._open.inject(seq, self._rows(features))
+        self._open.inject(seq, *self._rows([features]))
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self.begin(requests)
@@ -128,12 +124,8 @@ class FusedDrafter(Drafter):
         n_draft = max(request.n_draft for request in requests)
         seqs = [request.seq for request in requests]
         anchors = [request.anchor for request in requests]
-        features = [request.features for request in requests]
-        if all(self._is_stored(rows) for rows in features):
-            stored = [rows.rows for rows in features if self._is_stored(rows)]
-            self._open.begin_stored(seqs, stored, anchors, n_draft)
-        else:
-            self._open.begin(seqs, [self._rows(rows) for rows in features], anchors, n_draft)
+        features = self._rows([request.features for request in requests])
+        self._open.begin(seqs, features, anchors, n_draft)
 
     def read(self) -> list[Draft]:
         if not self._begun:
@@ -170,10 +162,16 @@ class FusedDrafter(Drafter):
     def close(self) -> None:
         self._native = None
 
-    def _is_stored(self, features: Features) -> TypeGuard[StoredFeatures]:
-        return isinstance(features, StoredFeatures) and features.target is self._target
+    def _rows(self, features: Sequence[Features]) -> list[list[int]] | list[NDArray[np.float32]]:
+        """Numbers in the target's store if all are there, else rows on the host."""
+        stored = [
+            rows.rows
+            for rows in features
+            if isinstance(rows, StoredFeatures) and rows.target is self._target
+        ]
+        return stored if len(stored) == len(features) else [self._on_host(f) for f in features]
 
-    def _rows(self, features: Features) -> NDArray[np.float32]:
+    def _on_host(self, features: Features) -> NDArray[np.float32]:
         if features.ndim != 2 or features.shape[1] != self.n_features:
             raise InputError(
                 f"context features of shape {features.shape}; expected [n, {self.n_features}]"

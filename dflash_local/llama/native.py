@@ -12,22 +12,23 @@ from typing import Any
 from dflash_local.llama import runtime  # loads llama_cpp
 
 # isort: split
-from dflash_local import _native
+from dflash_local._native import (
+    N_COPY_KINDS,
+    CopyChances,
+    CopyIndex,
+    CopyOffers,
+    CopyPrior,
+    FusedDrafter,
+    TargetPass,
+    ThreadPool,
+    TokenDraw,
+    can_replay,
+    edit_cells,
+    grow_tree,
+    llama_decode_address,
+)
 
-runtime.check_same_library(_native.llama_decode_address())
-
-N_COPY_KINDS = _native.N_COPY_KINDS
-CopyChances = _native.CopyChances
-CopyIndex = _native.CopyIndex
-CopyOffers = _native.CopyOffers
-CopyPrior = _native.CopyPrior
-FusedDrafter = _native.FusedDrafter
-TargetPass = _native.TargetPass
-ThreadPool = _native.ThreadPool
-TokenDraw = _native.TokenDraw
-can_replay = _native.can_replay
-edit_cells = _native.edit_cells
-grow_tree = _native.grow_tree
+runtime.check_same_library(llama_decode_address())
 
 __all__ = [
     "N_COPY_KINDS",

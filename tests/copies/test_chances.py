@@ -20,38 +20,46 @@ from dflash_local.copies.chances import (
     drafter_thinks,
 )
 from dflash_local.copies.copier import Copier
+from dflash_local.llama import native
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
 
 
+def learn(offers: native.CopyOffers, kind: int, is_right: bool) -> None:
+    """What became of one offered token of this kind."""
+    offers.heard([([1], [kind])])
+    offers.learn(native.CopyIndex(), [1 if is_right else 2])
+
+
 def test_what_comes_true_becomes_likelier_and_what_does_not_less() -> None:
     prior = CopyPrior()
-    one, other = CopyChances(prior), CopyChances(prior)
-    (before,) = one.each([12])
+    one, other = native.CopyOffers(prior), native.CopyOffers(prior)
+    (before,) = one.chances.each([12])
     for _ in range(20):
-        one.learn(12, True)
-    (after,) = one.each([12])
-    (elsewhere,) = other.each([12])
+        learn(one, 12, True)
+    (after,) = one.chances.each([12])
+    (elsewhere,) = other.chances.each([12])
     assert before < elsewhere < after < 1.0  # its own counts more than that of another request
     for _ in range(60):
-        other.learn(12, False)
-    assert other.each([12])[0] < 0.2
+        learn(other, 12, False)
+    assert other.chances.each([12])[0] < 0.2
 
 
 def test_short_matches_that_mean_nothing_are_found_out_together() -> None:
     """In a text that repeats nothing they come by chance, of all kinds, a few of each."""
     short = [kind for kind in range(36) if kind % 9 < 5]
     long = [kind for kind in range(36) if kind % 9 >= 5]
-    chances = CopyChances(CopyPrior())
+    offers = native.CopyOffers(CopyPrior())
+    chances = offers.chances
     before = chances.each(short), chances.each(long)
     for kind in [kind for kind in short if kind % 2 == 0]:
-        chances.learn(kind, False)
+        learn(offers, kind, False)
     unseen = [i for i, kind in enumerate(short) if kind % 2]
     after = chances.each(short)
     assert all(after[i] < before[0][i] / 4 for i in unseen)
     assert chances.each(long) == before[1]
     for _ in range(20):
-        chances.learn(short[0], True)
+        learn(offers, short[0], True)
     again = chances.each(short)
     assert all(again[i] > before[0][i] / 2 for i in unseen)  # the text has turned
 
@@ -67,8 +75,9 @@ def test_a_drafter_that_agrees_is_believed_and_one_that_differs_too() -> None:
 
 def test_it_is_kept_for_the_next_process() -> None:
     prior = CopyPrior()
+    offers = native.CopyOffers(prior)
     for i in range(1000):
-        prior.learn(i % 7, i % 3 == 0)
+        learn(offers, i % 7, i % 3 == 0)
     again = CopyPrior.from_dict(json.loads(json.dumps(prior.as_dict())))
     assert (again.right, again.tried) == (prior.right, prior.tried)
 
@@ -77,9 +86,9 @@ def test_what_greedy_requests_repeat_says_little_of_those_that_draw() -> None:
     prior = CopyPrior()
     cold, drawn = CopyPrior().right[3], prior.of(greedy=False)
     for _ in range(50):
-        prior.of(greedy=True).learn(3, True)
+        learn(native.CopyOffers(prior.of(greedy=True)), 3, True)
     assert prior.of(greedy=False).right[3] == cold
-    drawn.learn(3, False)
+    learn(native.CopyOffers(drawn), 3, False)
     again = CopyPrior.from_dict(json.loads(json.dumps(prior.as_dict())))
     assert again.of(greedy=True).right[3] == cold + 50
     assert again.of(greedy=False).tried == drawn.tried != prior.tried
@@ -114,11 +123,11 @@ def test_nothing_is_offered_where_nothing_repeats() -> None:
 
 
 def test_a_text_without_offers_is_one_that_repeats_nothing() -> None:
-    chances = CopyChances(CopyPrior())
+    offers = native.CopyOffers(CopyPrior())
     short, long = 3, 8
-    before = chances.each([short, long])
-    chances.learn_silence(40)
-    after = chances.each([short, long])
+    before = offers.chances.each([short, long])
+    offers.learn(native.CopyIndex(), [1] * 40)
+    after = offers.chances.each([short, long])
     assert after[0] < before[0] / 4
     assert after[1] == before[1]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dflash_local.llama import native
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=120)
-N_KINDS = native.CopyIndex.n_lengths * native.CopyIndex.n_agreements
+N_LENGTHS, N_AGREEMENTS = 9, 3
 FOUND, RESUMED, REPLACED, INSERTED = range(4)
 
 
@@ -18,8 +18,15 @@ def index_of(text: list[int]) -> native.CopyIndex:
     return index
 
 
+def find(index: native.CopyIndex, n_copies: int, n: int) -> list[tuple[list[int], list[int]]]:
+    """Tokens and cells of each continuation."""
+    offers = native.CopyOffers(native.CopyPrior())
+    offers.find(index, n_copies, n)
+    return [(tokens, cells) for tokens, cells, _ in offers.last]
+
+
 def origin(cells: list[int]) -> int:
-    return cells[0] // N_KINDS
+    return cells[0] // (N_LENGTHS * N_AGREEMENTS)
 
 
 def longest_match(text: list[int]) -> int:
@@ -45,7 +52,7 @@ def continues(text: list[int], tokens: list[int]) -> bool:
 @given(texts, st.integers(1, 70))
 @settings(deadline=None)
 def test_offers_stand_in_the_text(text: list[int], n: int) -> None:
-    copies = index_of(text).find(4, n)
+    copies = find(index_of(text), 4, n)
     assert bool(copies) == (longest_match(text) >= 2)
     for tokens, cells in copies:
         assert len(tokens) == len(cells) == n
@@ -61,7 +68,7 @@ def test_it_is_the_same_in_pieces(text: list[int], data: st.DataObject) -> None:
     pieces = index_of(text[:cut])
     for token in text[cut:]:
         pieces.extend([token])
-    assert pieces.find(4, 8) == index_of(text).find(4, 8)
+    assert find(pieces, 4, 8) == find(index_of(text), 4, 8)
 
 
 @given(st.integers(1, 12), st.integers(20, 60), st.integers(0, 3), st.integers(0, 3))
@@ -75,10 +82,10 @@ def test_a_copy_goes_on_behind_an_edit(begin: int, at: int, n_new: int, n_old: i
     for token in written[:2]:
         index.extend([token])
     for token in written[2:]:
-        index.find(4, 4)
+        find(index, 4, 4)
         index.extend([token])
     for n_more in range(3):
-        copies = index.find(4, 4)
+        copies = find(index, 4, 4)
         if any(tokens[:3] == rest[n_more : n_more + 3] for tokens, _ in copies):
             break
         index.extend([rest[n_more]])
@@ -89,19 +96,19 @@ def test_a_replaced_token_is_guessed_at_once() -> None:
     source = list(range(100, 140))
     index = index_of(source)
     for token in source[:10]:
-        index.find(4, 8)
+        find(index, 4, 8)
         index.extend([token])
-    index.find(4, 8)
+    find(index, 4, 8)
     index.extend([7])  # in place of source[10]
-    offers = {origin(cells): tokens for tokens, cells in index.find(4, 4)}
+    offers = {origin(cells): tokens for tokens, cells in find(index, 4, 4)}
     assert offers[REPLACED] == source[11:15]
     assert offers[INSERTED] == source[10:14]
 
 
 def test_those_that_agree_are_told_from_those_that_differ() -> None:
     def agreement(text: list[int]) -> int:
-        (_, cells), *_ = index_of(text).find(1, 1)
-        return cells[0] // native.CopyIndex.n_lengths % native.CopyIndex.n_agreements
+        (_, cells), *_ = find(index_of(text), 1, 1)
+        return cells[0] // N_LENGTHS % N_AGREEMENTS
 
     assert agreement([1, 2, 3, 9, 1, 2]) == 0
     assert agreement([1, 2, 3, 8, 1, 2, 3, 9, 1, 2]) == 1
@@ -112,4 +119,4 @@ def test_memory_grows_with_the_text_alone() -> None:
     """Also for a text that repeats one token, or none."""
     n = 100_000
     assert index_of([5] * n).n_bytes == index_of(list(range(n))).n_bytes < 100 * n
-    assert len(index_of([5] * n).find(4, 63)[0][0]) == 63
+    assert len(find(index_of([5] * n), 4, 63)[0][0]) == 63

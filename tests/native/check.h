@@ -2,10 +2,13 @@
 
 #include <exception>
 #include <functional>
+#include <initializer_list>
 #include <iostream>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+class shipped_pair;
 
 namespace check {
 
@@ -14,8 +17,24 @@ struct failure : std::logic_error {
 };
 
 struct test {
+    test(const char * title, void (*of_pair)(const shipped_pair &)) : name(title), body(of_pair) {}
+    test(const char * title, void (*alone)())
+        : name(title), body([alone](const shipped_pair &) { alone(); }) {}
+
     const char * name;
-    std::function<void()> body;
+    std::function<void(const shipped_pair &)> body;
+};
+
+inline std::vector<test> & all() {
+    static std::vector<test> tests;
+    return tests;
+}
+
+// A file lists its tests in one of these.
+struct tests {
+    tests(std::initializer_list<test> of_file) {
+        all().insert(all().end(), of_file.begin(), of_file.end());
+    }
 };
 
 inline void that(bool ok, const std::string & what) {
@@ -45,11 +64,11 @@ void throws(const Call & call, const std::string & part, const std::string & wha
 }
 
 // Runs all tests; 0 when all pass.
-inline int run(const std::vector<test> & tests) {
+inline int run(const shipped_pair & pair) {
     int n_failed = 0;
-    for (const test & t : tests) {
+    for (const test & t : all()) {
         try {
-            t.body();
+            t.body(pair);
             std::cout << "ok      " << t.name << std::endl;
         } catch (const std::exception & e) {
             std::cout << "FAILED  " << t.name << "\n        " << e.what() << std::endl;

@@ -3,12 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <random>
 #include <stdexcept>
+#include <system_error>
 
 #include "gguf.h"
 
 namespace {
+
+// Of heads.
+constexpr int rank = 32;
+constexpr int kernel_size = 3;
+constexpr int group_size = 64;
 
 std::vector<int64_t> shape_of(const ggml_tensor * tensor) {
     return {tensor->ne, tensor->ne + ggml_n_dims(tensor)};
@@ -42,6 +49,31 @@ dflash::draft_params small_params(int n_embd) {
     params.rope.n_dims = params.head_dim;
     params.rope.freq_base = 1e6f;
     return params;
+}
+
+dflash::draft_params with_markov() {
+    dflash::draft_params params = small_params();
+    params.markov_rank = rank;
+    params.from_anchor = true;
+    return params;
+}
+
+dflash::draft_params with_selector() {
+    dflash::draft_params params = small_params();
+    params.selector = {rank, /*top_k=*/5, kernel_size, group_size};
+    return params;
+}
+
+temporary_file::temporary_file() {
+    static int n = 0;
+    static const unsigned seed = std::random_device()();
+    const std::string name = "test_native-" + std::to_string(seed) + "-" + std::to_string(n++);
+    path_ = (std::filesystem::temp_directory_path() / (name + ".gguf")).string();
+}
+
+temporary_file::~temporary_file() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
 }
 
 drafter_file::drafter_file(const dflash::draft_params & params) {
@@ -128,6 +160,25 @@ void drafter_file::remove(const std::string & name) {
     tensors_.erase(std::remove_if(tensors_.begin(), tensors_.end(),
                                   [&](const ggml_tensor * t) { return t->name == name; }),
                    tensors_.end());
+}
+
+void drafter_file::add_markov(int n_rows, ggml_type type) {
+    set("markov_w1.weight", GGML_TYPE_Q8_0, {rank, shipped_pair::n_vocab});
+    set("markov_w2.weight", type, {rank, n_rows});
+    set("conf_proj.weight", GGML_TYPE_F16, {shipped_pair::n_embd + rank, 1});
+    set("conf_proj.bias", GGML_TYPE_F32, {1});
+}
+
+void drafter_file::add_selector(ggml_type type) {
+    constexpr int n_embd = shipped_pair::n_embd;
+    set("selector_predecessor.weight", GGML_TYPE_Q8_0, {rank, shipped_pair::n_vocab});
+    set("selector_successor.weight", type, {rank, shipped_pair::n_vocab});
+    set("selector_hidden.weight", GGML_TYPE_Q8_0, {n_embd, rank});
+    for (const std::string part : {"attn", "ffn"}) {
+        const std::string name = "blk.0." + part + "_conv_";
+        set(name + "base", GGML_TYPE_F32, {n_embd, kernel_size, 2});
+        set(name + "proj.weight", GGML_TYPE_Q8_0, {n_embd, 2 * kernel_size * n_embd / group_size});
+    }
 }
 
 void drafter_file::widen() {

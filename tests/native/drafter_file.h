@@ -6,9 +6,26 @@
 
 #include "draft_params.h"
 #include "ggml-cpp.h"
+#include "shipped_pair.h"
 
-// The numbers of a small drafter: one layer, with taps of one target layer.
-dflash::draft_params small_params(int n_embd);
+// The numbers of a small drafter: one layer, with taps of one target layer; and with a head.
+dflash::draft_params small_params(int n_embd = shipped_pair::n_embd);
+dflash::draft_params with_markov();
+dflash::draft_params with_selector();
+
+// A name in the temporary folder, and the file of that name while this lives.
+class temporary_file {
+  public:
+    temporary_file();
+    ~temporary_file();
+    temporary_file(const temporary_file &) = delete;
+    temporary_file & operator=(const temporary_file &) = delete;
+
+    const std::string & path() const { return path_; }
+
+  private:
+    std::string path_;
+};
 
 // The tensors of a drafter file in memory, to be changed and written.
 class drafter_file {
@@ -28,6 +45,10 @@ class drafter_file {
         create(name, type, shape);
     }
     void remove(const std::string & name);
+
+    // The tensors of these heads. n_rows: of the output head. type: of one of their tables.
+    void add_markov(int n_rows = shipped_pair::n_vocab, ggml_type type = GGML_TYPE_F16);
+    void add_selector(ggml_type type = GGML_TYPE_F16);
 
     // Every tensor as floats, and the same of another file's tensor under a new name.
     void widen();

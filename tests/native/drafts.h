@@ -33,10 +33,9 @@ struct drafts {
 
 inline drafts draft(dflash::fused_drafter & d, const std::vector<dflash::draft_request> & requests,
                     int n_draft) {
-    const size_t n = requests.size() * n_draft * d.top_k();
-    drafts out{d.top_k(), std::vector<int32_t>(n), std::vector<float>(n)};
-    d.draft(requests, n_draft, out.ids.data(), out.logprobs.data());
-    return out;
+    d.begin(requests, n_draft);
+    const dflash::drafts found = d.read();
+    return {d.top_k(), found.ids, found.logprobs};
 }
 
 // Draws a whole block after `n` more rows of the prompt, from its row `first` on.

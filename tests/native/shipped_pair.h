@@ -25,6 +25,8 @@ class shipped_pair {
     const llama_model * model() const { return model_.get(); }
     const std::string & target_path() const { return target_path_; }
     const std::string & drafter_path() const { return drafter_path_; }
+    static constexpr int n_embd = 512;
+    static constexpr int n_vocab = 8192;
     static std::vector<int32_t> layers() { return {2, 4, 6}; }  // that the drafter wants tapped
     const std::vector<int32_t> & prompt() const { return prompt_; }
 

@@ -4,21 +4,17 @@
 #include <string>
 #include <vector>
 
+#include "backend.h"
 #include "bf16_weights.h"
-#include "check.h"
 #include "drafter_file.h"
 #include "drafts.h"
-#include "tests.h"
 
 namespace {
 
-constexpr int n_embd = 512;
-constexpr int n_vocab = 8192;
-constexpr int rank = 32;
 // The tensors of a context of the CPU, with memory.
 struct held {
     ggml_backend_ptr backend{ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr)};
-    ggml_context_ptr context{ggml_init({8 * ggml_tensor_overhead(), nullptr, true})};
+    ggml_context_ptr context = dflash::new_tensors(1);
     ggml_backend_buffer_ptr buffer;
 };
 
@@ -77,7 +73,7 @@ size_t weight_bytes(const shipped_pair & pair, bool bf16) {
 }
 
 void weights_and_head_are_in_bf16(const shipped_pair & pair) {
-    constexpr size_t head = size_t{8192} * 512 * sizeof(ggml_bf16_t);
+    constexpr size_t head = size_t{pair.n_vocab} * pair.n_embd * sizeof(ggml_bf16_t);
     const size_t before = weight_bytes(pair, false);
     const size_t after = weight_bytes(pair, true) - head;
     // A block of q8_0 is 34 bytes for 32 weights.
@@ -105,35 +101,20 @@ void drafters_in_bf16_draft_alike(const shipped_pair & pair) {
     drafter_file shipped(pair.drafter_path());
     check_alike(shipped_params(), shipped);
 
-    dflash::draft_params params = small_params(n_embd);
-    params.markov_rank = rank;
-    drafter_file spark(params);
-    for (const char * name : {"markov_w1.weight", "markov_w2.weight"}) {
-        spark.set(name, GGML_TYPE_Q8_0, {rank, n_vocab});
-    }
-    check_alike(params, spark);
+    drafter_file spark(with_markov());
+    spark.add_markov(pair.n_vocab, GGML_TYPE_Q8_0);
+    check_alike(with_markov(), spark);
 
-    params = small_params(n_embd);
-    params.selector = {rank, 5, 3, 64};
-    drafter_file two(params);
-    two.set("selector_predecessor.weight", GGML_TYPE_Q8_0, {rank, n_vocab});
-    two.set("selector_successor.weight", GGML_TYPE_Q8_0, {rank, n_vocab});
-    two.set("selector_hidden.weight", GGML_TYPE_Q8_0, {n_embd, rank});
-    for (const char * part : {"attn", "ffn"}) {
-        const std::string name = std::string("blk.0.") + part + "_conv_";
-        two.set(name + "base", GGML_TYPE_F32, {n_embd, 3, 2});
-        two.set(name + "proj.weight", GGML_TYPE_Q8_0, {n_embd, 2 * 3 * (n_embd / 64)});
-    }
-    check_alike(params, two);
+    drafter_file two(with_selector());
+    two.add_selector(GGML_TYPE_Q8_0);
+    check_alike(with_selector(), two);
 }
+
+const check::tests registered{
+    {"a copy holds what the weights are", a_copy_holds_what_the_weights_are},
+    {"types that do not become bf16", types_that_do_not_become_bf16},
+    {"weights and head are in bf16", weights_and_head_are_in_bf16},
+    {"drafters in bf16 draft alike", drafters_in_bf16_draft_alike},
+};
 
 }  // namespace
-
-std::vector<check::test> bf16_weights_tests(const shipped_pair & pair) {
-    return {
-        {"a copy holds what the weights are", a_copy_holds_what_the_weights_are},
-        {"types that do not become bf16", types_that_do_not_become_bf16},
-        {"weights and head are in bf16", [&] { weights_and_head_are_in_bf16(pair); }},
-        {"drafters in bf16 draft alike", [&] { drafters_in_bf16_draft_alike(pair); }},
-    };
-}

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 
 #include "candidate_search.h"
-#include "ggml-cpp.h"
 #include "largest.h"
-#include "tests.h"
+#include "logit_rows.h"
 
 using dflash::candidate_search;
 
@@ -15,36 +13,6 @@ namespace {
 
 constexpr int n_vocab = 4096;
 constexpr int n_rows = 5;
-
-// Logits in memory of the CPU backend.
-struct logit_rows {
-    logit_rows()
-        : backend(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr)),
-          inputs(ggml_init({ggml_tensor_overhead(), nullptr, true})),
-          tensor(ggml_new_tensor_2d(inputs.get(), GGML_TYPE_F32, n_vocab, n_rows)),
-          buffer(ggml_backend_alloc_ctx_tensors(inputs.get(), backend.get())),
-          values(static_cast<size_t>(n_vocab) * n_rows) {}
-
-    // `step`: values are its multiples, so that some are equal.
-    void fill(unsigned seed, float step) {
-        std::mt19937 random(seed);
-        std::normal_distribution<float> normal(0.0f, 3.0f);
-        for (float & x : values) {
-            x = step > 0 ? std::round(normal(random) / step) * step : normal(random);
-        }
-        set();
-    }
-
-    void set() { ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(float)); }
-
-    float * row(int i) { return values.data() + static_cast<size_t>(i) * n_vocab; }
-
-    ggml_backend_ptr backend;
-    ggml_context_ptr inputs;
-    ggml_tensor * tensor;
-    ggml_backend_buffer_ptr buffer;
-    std::vector<float> values;
-};
 
 void check_row(const candidate_search & search, logit_rows & rows, int row, int k) {
     const std::string what = "best " + std::to_string(k) + " of row " + std::to_string(row);
@@ -69,7 +37,7 @@ void check_row(const candidate_search & search, logit_rows & rows, int row, int 
 }
 
 void any_rows_are_searched_again_and_again() {
-    logit_rows rows;
+    logit_rows rows(n_vocab, n_rows);
     candidate_search search;
     check::that(!search.has(0, 1), "nothing is there at first");
     for (unsigned seed = 0; seed < 12; seed++) {
@@ -91,8 +59,8 @@ void any_rows_are_searched_again_and_again() {
 }
 
 void impossible_tokens_are_the_last() {
-    logit_rows rows;
-    rows.fill(1, 0.0f);
+    logit_rows rows(n_vocab, n_rows);
+    rows.fill(1);
     std::fill(rows.row(2), rows.row(3), -INFINITY);
     rows.row(2)[4000] = 1.0f;
     rows.row(2)[17] = -2.0f;
@@ -109,8 +77,8 @@ void impossible_tokens_are_the_last() {
 
 void rows_that_are_not_numbers_are_told() {
     for (const float bad : {NAN, INFINITY}) {
-        logit_rows rows;
-        rows.fill(1, 0.0f);
+        logit_rows rows(n_vocab, n_rows);
+        rows.fill(1);
         rows.row(1)[300] = bad;
         std::fill(rows.row(3), rows.row(4), -INFINITY);
         rows.set();
@@ -126,21 +94,19 @@ void rows_that_are_not_numbers_are_told() {
 }
 
 void too_many_are_refused() {
-    logit_rows rows;
-    rows.fill(1, 0.0f);
+    logit_rows rows(n_vocab, n_rows);
+    rows.fill(1);
     candidate_search search;
     check::that(!search.find(*rows.tensor, 0, n_rows, 65), "more than half of the chunks");
     check::that(!search.has(0, 1), "nothing is found");
     check::that(search.find(*rows.tensor, 0, n_rows, 64), "but it goes on");
 }
 
-}  // namespace
+const check::tests registered{
+    {"any rows are searched, again and again", any_rows_are_searched_again_and_again},
+    {"impossible tokens are the last", impossible_tokens_are_the_last},
+    {"rows that are not numbers are told", rows_that_are_not_numbers_are_told},
+    {"too many candidates are refused", too_many_are_refused},
+};
 
-std::vector<check::test> search_tests() {
-    return {
-        {"any rows are searched, again and again", any_rows_are_searched_again_and_again},
-        {"impossible tokens are the last", impossible_tokens_are_the_last},
-        {"rows that are not numbers are told", rows_that_are_not_numbers_are_told},
-        {"too many candidates are refused", too_many_are_refused},
-    };
-}
+}  // namespace

@@ -2,9 +2,9 @@
 
 #include <random>
 
+#include "check.h"
+#include "copy_chances.h"
 #include "copy_index.h"
-#include "copy_offers.h"
-#include "tests.h"
 
 namespace {
 
@@ -20,7 +20,7 @@ void random_texts() {
             for (int32_t & t : tokens) {
                 t = token(random);
             }
-            index.extend(tokens.data(), tokens.size());
+            index.extend(tokens);
             n += tokens.size();
             check::equal(index.size(), n, "tokens");
             for (const auto & copy : index.find(4, 63)) {
@@ -36,8 +36,7 @@ void random_texts() {
 void long_texts() {
     dflash::copy_index index;
     for (int32_t i = 0; i < 20000; i++) {
-        const int32_t token = i % 5000;
-        index.extend(&token, 1);
+        index.extend({i % 5000});
     }
     const auto copies = index.find(1, 8);
     check::equal(copies.size(), size_t(1), "copies");
@@ -54,11 +53,11 @@ void texts_of_others() {
         t = token(random);
     }
     dflash::copy_index whole;
-    whole.extend(text.data(), text.size());
+    whole.extend(text);
     check::that(!whole.goes_on(whole), "it has its end only once");
     for (size_t n = 0; n <= text.size(); n++) {
         dflash::copy_index part;
-        part.extend(text.data(), n);
+        part.extend({text.begin(), text.begin() + n});
         check::equal(whole.begins_with(part), true, "a beginning");
         check::equal(part.begins_with(whole), n == text.size(), "more than a beginning");
         check::equal(whole.goes_on(part), n >= 16 && n < text.size(), "more behind its end");
@@ -101,11 +100,11 @@ void offers_of_random_texts() {
     }
 }
 
-}  // namespace
+const check::tests registered{
+    {"copies of random texts", random_texts},
+    {"copies of long texts", long_texts},
+    {"copies of other texts", texts_of_others},
+    {"offers of random texts", offers_of_random_texts},
+};
 
-std::vector<check::test> copy_tests() {
-    return {{"copies of random texts", random_texts},
-            {"copies of long texts", long_texts},
-            {"copies of other texts", texts_of_others},
-            {"offers of random texts", offers_of_random_texts}};
-}
+}  // namespace

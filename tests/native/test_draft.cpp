@@ -14,7 +14,6 @@
 #include "errors.h"
 #include "fused_drafter.h"
 #include "shipped_pair.h"
-#include "tests.h"
 
 using dflash::draft_request;
 using dflash::fused_drafter;
@@ -211,7 +210,7 @@ void bad_arguments_are_refused(const shipped_pair & pair) {
     for (const auto & [part, call] : calls) {
         check::throws<std::invalid_argument>(call, part, part);
     }
-    d->draft({}, 3, nullptr, nullptr);
+    d->begin({}, 3);
     check::equal(d->length(0), 20, "length of the sequence");
     check::equal(d->length(1), 0, "length of the other");
     check::equal(draft_after(pair, *d, 0, 0, 20), before, "after the errors");
@@ -306,27 +305,21 @@ void the_best_is_the_first_of_several(const shipped_pair & pair) {
     }
 }
 
-}  // namespace
+const check::tests registered{
+    {"drafts are candidates", drafts_are_candidates},
+    {"the first position may draft", the_first_position_may_draft},
+    {"the same inputs give the same drafts", the_same_inputs_give_the_same_drafts},
+    {"rows may come in any portions", rows_may_come_in_any_portions},
+    {"sequences do not see each other", sequences_do_not_see_each_other},
+    {"a sequence drafts while others rest", a_sequence_drafts_while_others_rest},
+    {"copies are of their own", copies_are_of_their_own},
+    {"the cache grows up to the context", the_cache_grows_up_to_the_context},
+    {"graphs come and go", graphs_come_and_go},
+    {"bad arguments are refused", bad_arguments_are_refused},
+    {"features that are not finite are refused", features_that_are_not_finite_are_refused},
+    {"fallbacks equal the fast operations", fallbacks_equal_the_fast_operations},
+    {"the best is the first of several", the_best_is_the_first_of_several},
+    {"a failed draft changes nothing", a_failed_draft_changes_nothing},
+};
 
-std::vector<check::test> draft_tests(const shipped_pair & pair) {
-    const auto with = [&](void (*body)(const shipped_pair &)) {
-        return [&pair, body] { body(pair); };
-    };
-    return {
-        {"drafts are candidates", with(drafts_are_candidates)},
-        {"the first position may draft", with(the_first_position_may_draft)},
-        {"the same inputs give the same drafts", with(the_same_inputs_give_the_same_drafts)},
-        {"rows may come in any portions", with(rows_may_come_in_any_portions)},
-        {"sequences do not see each other", with(sequences_do_not_see_each_other)},
-        {"a sequence drafts while others rest", with(a_sequence_drafts_while_others_rest)},
-        {"copies are of their own", with(copies_are_of_their_own)},
-        {"the cache grows up to the context", with(the_cache_grows_up_to_the_context)},
-        {"graphs come and go", with(graphs_come_and_go)},
-        {"bad arguments are refused", with(bad_arguments_are_refused)},
-        {"features that are not finite are refused",
-         with(features_that_are_not_finite_are_refused)},
-        {"fallbacks equal the fast operations", with(fallbacks_equal_the_fast_operations)},
-        {"the best is the first of several", with(the_best_is_the_first_of_several)},
-        {"a failed draft changes nothing", with(a_failed_draft_changes_nothing)},
-    };
-}
+}  // namespace

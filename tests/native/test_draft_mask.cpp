@@ -4,8 +4,8 @@
 #include <cmath>
 #include <random>
 
+#include "check.h"
 #include "draft_mask.h"
-#include "tests.h"
 
 namespace {
 
@@ -51,11 +51,9 @@ void moves_equal_a_mask_written_anew() {
     }
 }
 
-}  // namespace
+const check::tests registered{
+    {"a new mask hides all", a_new_mask_hides_all},
+    {"moves equal a mask written anew", moves_equal_a_mask_written_anew},
+};
 
-std::vector<check::test> mask_tests() {
-    return {
-        {"a new mask hides all", a_new_mask_hides_all},
-        {"moves equal a mask written anew", moves_equal_a_mask_written_anew},
-    };
-}
+}  // namespace

@@ -6,7 +6,6 @@
 
 #include "drafts.h"
 #include "errors.h"
-#include "tests.h"
 
 namespace {
 
@@ -65,11 +64,9 @@ void what_was_overwritten_is_not_seen(const shipped_pair & pair) {
                 "a window of new rows");
 }
 
-}  // namespace
+const check::tests registered{
+    {"a window sees the last rows", a_window_sees_the_last_rows},
+    {"what was overwritten is not seen", what_was_overwritten_is_not_seen},
+};
 
-std::vector<check::test> window_tests(const shipped_pair & pair) {
-    return {
-        {"a window sees the last rows", [&pair] { a_window_sees_the_last_rows(pair); }},
-        {"what was overwritten is not seen", [&pair] { what_was_overwritten_is_not_seen(pair); }},
-    };
-}
+}  // namespace

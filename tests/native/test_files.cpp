@@ -2,21 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <random>
 #include <utility>
 
+#include "check.h"
 #include "drafter_file.h"
+#include "drafts.h"
 #include "errors.h"
 #include "ggml.h"
-#include "tests.h"
 
 namespace {
 
-constexpr int n_embd = 512;  // of the shipped target
-constexpr int n_vocab = 8192;
+constexpr int n_embd = shipped_pair::n_embd;
+constexpr int n_vocab = shipped_pair::n_vocab;
 
 using edit = std::pair<const char *, std::function<void(drafter_file &)>>;  // and its error
 
@@ -31,13 +34,12 @@ void write(const std::string & path, const char * data, size_t n) {
 
 void check_refused(const shipped_pair & pair, const std::string & path, const std::string & part,
                    const std::string & what) {
-    check::throws<dflash::file_error>([&] { pair.open_drafter(path, small_params(n_embd)); }, part,
-                                      what);
+    check::throws<dflash::file_error>([&] { pair.open_drafter(path, small_params()); }, part, what);
 }
 
 void check_edits(const shipped_pair & pair, const std::vector<edit> & edits) {
     const temporary_file good;
-    drafter_file(small_params(n_embd)).write(good.path());
+    drafter_file(small_params()).write(good.path());
     const temporary_file file;
     for (const auto & [part, change] : edits) {
         drafter_file drafter(good.path());
@@ -53,11 +55,9 @@ edit with_tensor(const char * name, ggml_type type, std::vector<int64_t> shape) 
 
 void drafters_of_its_making_load(const shipped_pair & pair) {
     const temporary_file file;
-    drafter_file(small_params(n_embd)).write(file.path());
-    const auto d = pair.open_drafter(file.path(), small_params(n_embd));
-    std::vector<int32_t> ids(3 * d->top_k());
-    std::vector<float> logprobs(ids.size());
-    d->draft({{0, {}, 1}}, 3, ids.data(), logprobs.data());
+    drafter_file(small_params()).write(file.path());
+    const auto d = pair.open_drafter(file.path(), small_params());
+    draft(*d, {{0, {}, 1}}, 3);
 }
 
 void files_that_are_no_gguf(const shipped_pair & pair) {
@@ -80,7 +80,7 @@ void files_cut_short(const shipped_pair & pair) {
         check::throws<dflash::file_error>([&] { pair.open_drafter(file.path(), shipped_params()); },
                                           "ends inside tensor", "cut in the data");
     }
-    drafter_file(small_params(n_embd)).write(file.path());
+    drafter_file(small_params()).write(file.path());
     const std::vector<char> small = read(file.path());
     for (size_t n = 1; n < 800; n += 37) {
         write(file.path(), small.data(), n);
@@ -113,9 +113,9 @@ void numbers_that_make_no_graph(const shipped_pair & pair) {
         {"n_dims", [](auto & p) { p.rope.n_dims = 7; }},
     };
     const temporary_file file;
-    drafter_file(small_params(n_embd)).write(file.path());
+    drafter_file(small_params()).write(file.path());
     for (const auto & [part, change] : changes) {
-        dflash::draft_params params = small_params(n_embd);
+        dflash::draft_params params = small_params();
         change(params);
         check::throws<std::invalid_argument>([&] { pair.open_drafter(file.path(), params); }, part,
                                              part);
@@ -124,17 +124,17 @@ void numbers_that_make_no_graph(const shipped_pair & pair) {
 
 void numbers_of_another_file(const shipped_pair & pair) {
     const temporary_file file;
-    drafter_file(small_params(n_embd)).write(file.path());
+    drafter_file(small_params()).write(file.path());
     const auto check_part = [&](const dflash::draft_params & params, const char * part) {
         check::throws<dflash::file_error>([&] { pair.open_drafter(file.path(), params); }, part,
                                           part);
     };
     check_part(shipped_params(), "fc.weight");
-    dflash::draft_params params = small_params(n_embd);
+    dflash::draft_params params = small_params();
     params.mask_token = n_vocab;
     check_part(params, "mask token");
     for (const int n_layer : {2, 1000}) {
-        params = small_params(n_embd);
+        params = small_params();
         params.n_layer = n_layer;
         params.is_sliding.assign(n_layer, false);
         check_part(params, "blk.1.");
@@ -188,7 +188,7 @@ void tensors_that_do_not_fit(const shipped_pair & pair) {
 void tensors_without_rows(const shipped_pair & pair) {
     const temporary_file file;
     for (const std::string name : {"blk.0.ffn_gate.weight", "output.weight"}) {
-        drafter_file drafter(small_params(n_embd));
+        drafter_file drafter(small_params());
         drafter.remove(name);  // to have it last, where its size moves no other
         drafter.set(name, GGML_TYPE_F32, {n_embd, 2});
         drafter.write(file.path());
@@ -212,7 +212,7 @@ void drafters_of_another_target(const shipped_pair & pair) {
 
 void every_type_of_weights_drafts(const shipped_pair & pair) {
     const temporary_file good;
-    drafter_file(small_params(n_embd)).write(good.path());
+    drafter_file(small_params()).write(good.path());
     const temporary_file file;
     for (int i = 0; i < GGML_TYPE_COUNT; i++) {
         const auto type = static_cast<ggml_type>(i);
@@ -223,32 +223,28 @@ void every_type_of_weights_drafts(const shipped_pair & pair) {
         drafter.set_zeros("fc.weight", type, {n_embd, n_embd});  // what they hold is not the point
         drafter.set_zeros("blk.0.attn_q.weight", type, {n_embd, 128});
         drafter.write(file.path());
-        const auto d = pair.open_drafter(file.path(), small_params(n_embd));
-        std::vector<int32_t> ids(3 * d->top_k());
-        std::vector<float> logprobs(ids.size());
+        const auto d = pair.open_drafter(file.path(), small_params());
         const std::vector<float> row(d->params().n_features(), 0.5f);
-        d->draft({{0, {1, row.data()}, 1}}, 3, ids.data(), logprobs.data());
+        draft(*d, {{0, {1, row.data()}, 1}}, 3);
     }
 }
 
 // Its gate and its other half are matrices of one row, as which they lie side by side.
 void the_narrowest_feed_forward_drafts(const shipped_pair & pair) {
     const temporary_file file;
-    drafter_file drafter(small_params(n_embd));
+    drafter_file drafter(small_params());
     drafter.set("blk.0.ffn_gate.weight", GGML_TYPE_F32, {n_embd, 1});
     drafter.set("blk.0.ffn_up.weight", GGML_TYPE_F32, {n_embd, 1});
     drafter.set("blk.0.ffn_down.weight", GGML_TYPE_F32, {1, n_embd});
     drafter.write(file.path());
-    const auto d = pair.open_drafter(file.path(), small_params(n_embd));
-    std::vector<int32_t> ids(3 * d->top_k());
-    std::vector<float> logprobs(ids.size());
-    d->draft({{0, {}, 1}}, 3, ids.data(), logprobs.data());
+    const auto d = pair.open_drafter(file.path(), small_params());
+    draft(*d, {{0, {}, 1}}, 3);
 }
 
 // Any bytes of the header or the data changed: a typed error, or drafts.
 void damaged_files(const shipped_pair & pair) {
     const temporary_file file;
-    drafter_file(small_params(n_embd)).write(file.path());
+    drafter_file(small_params()).write(file.path());
     const std::vector<char> good = read(file.path());
     std::mt19937 random(11);
     int n_refused = 0;
@@ -260,12 +256,9 @@ void damaged_files(const shipped_pair & pair) {
         }
         write(file.path(), bytes.data(), bytes.size());
         try {
-            const auto d = pair.open_drafter(file.path(), small_params(n_embd));
-            const int n_draft = d->params().block_size - 1;
-            std::vector<int32_t> ids(static_cast<size_t>(n_draft) * d->top_k());
-            std::vector<float> logprobs(ids.size());
+            const auto d = pair.open_drafter(file.path(), small_params());
             const std::vector<float> rows(3 * d->params().n_features(), 0.5f);
-            d->draft({{0, {3, rows.data()}, 1}}, n_draft, ids.data(), logprobs.data());
+            draft(*d, {{0, {3, rows.data()}, 1}}, d->params().block_size - 1);
         } catch (const dflash::file_error &) {
             n_refused++;
         } catch (const dflash::backend_error &) {
@@ -275,35 +268,18 @@ void damaged_files(const shipped_pair & pair) {
     check::that(n_refused > 50, "the damage is not where it shows");
 }
 
+const check::tests registered{
+    {"drafters of the tests' making load", drafters_of_its_making_load},
+    {"files that are no GGUF", files_that_are_no_gguf},
+    {"files cut short", files_cut_short},
+    {"numbers that make no graph", numbers_that_make_no_graph},
+    {"numbers of another file", numbers_of_another_file},
+    {"tensors that do not fit", tensors_that_do_not_fit},
+    {"tensors without rows", tensors_without_rows},
+    {"drafters of another target", drafters_of_another_target},
+    {"every type of weights drafts", every_type_of_weights_drafts},
+    {"the narrowest feed-forward drafts", the_narrowest_feed_forward_drafts},
+    {"damaged files", damaged_files},
+};
+
 }  // namespace
-
-temporary_file::temporary_file() {
-    static int n = 0;
-    static const unsigned seed = std::random_device()();
-    const std::string name = "test_native-" + std::to_string(seed) + "-" + std::to_string(n++);
-    path_ = (std::filesystem::temp_directory_path() / (name + ".gguf")).string();
-}
-
-temporary_file::~temporary_file() {
-    std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
-}
-
-std::vector<check::test> file_tests(const shipped_pair & pair) {
-    const auto with = [&](void (*body)(const shipped_pair &)) {
-        return [&pair, body] { body(pair); };
-    };
-    return {
-        {"drafters of the tests' making load", with(drafters_of_its_making_load)},
-        {"files that are no GGUF", with(files_that_are_no_gguf)},
-        {"files cut short", with(files_cut_short)},
-        {"numbers that make no graph", with(numbers_that_make_no_graph)},
-        {"numbers of another file", with(numbers_of_another_file)},
-        {"tensors that do not fit", with(tensors_that_do_not_fit)},
-        {"tensors without rows", with(tensors_without_rows)},
-        {"drafters of another target", with(drafters_of_another_target)},
-        {"every type of weights drafts", with(every_type_of_weights_drafts)},
-        {"the narrowest feed-forward drafts", with(the_narrowest_feed_forward_drafts)},
-        {"damaged files", with(damaged_files)},
-    };
-}

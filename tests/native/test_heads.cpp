@@ -12,68 +12,37 @@
 #include "drafter_file.h"
 #include "drafts.h"
 #include "errors.h"
-#include "tests.h"
-#include "top_k.h"
+#include "largest.h"
+#include "logit_rows.h"
 
 namespace {
-
-constexpr int n_embd = 512;
-constexpr int n_vocab = 8192;
-constexpr int rank = 32;
 
 // The candidates of random rows are those of a whole sort, however they are searched for.
 void candidates_are_those_of_a_whole_sort() {
     constexpr int n_rows = 5;
+    constexpr int k = 6;
     for (const int n : {33, 320, 4096, 8192}) {
+        logit_rows rows(n, n_rows);
+        rows.fill(n);
         for (const bool in_chunks : {false, true}) {
-            constexpr int k = 6;
-            constexpr size_t n_nodes = dflash::draft_candidates::n_nodes + 8;
-            std::mt19937 random(static_cast<uint32_t>(n));
-            std::normal_distribution<float> normal(0.0f, 3.0f);
-            std::vector<float> logits(static_cast<size_t>(n) * n_rows);
-            std::generate(logits.begin(), logits.end(), [&] { return normal(random); });
-
-            const ggml_backend_ptr backend(
-                ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
-            const ggml_context_ptr inputs(ggml_init({ggml_tensor_overhead(), nullptr, true}));
-            ggml_tensor * input = ggml_new_tensor_2d(inputs.get(), GGML_TYPE_F32, n, n_rows);
-            const ggml_backend_buffer_ptr buffer(
-                ggml_backend_alloc_ctx_tensors(inputs.get(), backend.get()));
-            ggml_backend_tensor_set(input, logits.data(), 0, logits.size() * sizeof(float));
-            const ggml_context_ptr nodes(ggml_init(
-                {ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
-                 nullptr, true}));
-            ggml_cgraph * graph = ggml_new_graph_custom(nodes.get(), n_nodes, false);
-            dflash::draft_scratch scratch(backend.get());
+            logit_graph g(rows);
             dflash::draft_candidates found;
-            found.build(nodes.get(), backend.get(), scratch, ggml_scale(nodes.get(), input, 1.0f),
-                        k, in_chunks);
-            for (ggml_tensor * result : {found.ids, found.logits, found.sums}) {
-                ggml_set_output(result);
-                ggml_build_forward_expand(graph, result);
-            }
-            check::that(scratch.allocate(graph), "no memory for the graph");
-            check::equal(ggml_backend_graph_compute(backend.get(), graph), GGML_STATUS_SUCCESS,
-                         "status");
-            std::vector<int32_t> ids(k * n_rows);
-            std::vector<float> values(k * n_rows);
-            std::vector<float> sums(n_rows);
-            ggml_backend_tensor_get(found.ids, ids.data(), 0, ggml_nbytes(found.ids));
-            ggml_backend_tensor_get(found.logits, values.data(), 0, ggml_nbytes(found.logits));
-            ggml_backend_tensor_get(found.sums, sums.data(), 0, ggml_nbytes(found.sums));
+            found.build(g.nodes.get(), g.backend, g.scratch, g.logits, k, in_chunks);
+            g.run({found.ids, found.logits, found.sums});
+            const auto ids = g.of<int32_t>(found.ids);
+            const auto values = g.of<float>(found.logits);
+            const auto sums = g.of<float>(found.sums);
             for (int i = 0; i < n_rows; i++) {
-                const auto row = logits.begin() + static_cast<std::ptrdiff_t>(i) * n;
+                const std::vector<float> row = rows.copy_of(i);
                 std::vector<int32_t> wanted(k);
                 std::vector<float> logprobs(k);
-                dflash::top_k_of({row, row + n}, k, wanted.data(), logprobs.data());
+                dflash::top_k_of(row, k, wanted.data(), logprobs.data());
                 const std::vector<int32_t> of_row(ids.begin() + i * k, ids.begin() + (i + 1) * k);
                 check::that(std::is_permutation(wanted.begin(), wanted.end(), of_row.begin()),
                             "candidates of " + std::to_string(n));
-                const float peak = row[wanted[0]];
                 check::that(std::abs(-std::log(sums[i]) - logprobs[0]) < 1e-4f, "sum");
                 for (int j = 0; j < k; j++) {
                     check::equal(values[i * k + j], row[of_row[j]], "logit of a candidate");
-                    check::that(values[i * k + j] <= peak, "the largest");
                 }
             }
         }
@@ -82,35 +51,19 @@ void candidates_are_those_of_a_whole_sort() {
 
 // The peaks of chunks on a backend that can pool, and on one that cannot.
 void peaks_without_pooling() {
-    constexpr int n_rows = 3;
-    const ggml_backend_ptr backend(
-        ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
     for (const int size : {4, 32, 128}) {
-        const int64_t n_vocab = int64_t{11} * size;
-        constexpr size_t n_nodes = 32;
-        const ggml_context_ptr nodes(ggml_init(
-            {ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false), nullptr,
-             true}));
-        ggml_context * c = nodes.get();
-        ggml_tensor * logits = ggml_new_tensor_2d(c, GGML_TYPE_F32, n_vocab, n_rows);
-        ggml_tensor * pooled = dflash::peaks_of(c, backend.get(), logits, size);
-        ggml_tensor * found = dflash::peaks_by_argmax(c, logits, size);
+        logit_rows rows(int64_t{11} * size, 3);
+        rows.fill(size);
+        for (float & x : rows.values) {
+            x -= 5.0f;  // mostly below 0
+        }
+        rows.set();
+        logit_graph g(rows);
+        ggml_tensor * pooled = dflash::peaks_of(g.nodes.get(), g.backend, g.logits, size);
+        ggml_tensor * found = dflash::peaks_by_argmax(g.nodes.get(), g.logits, size);
         check::equal(pooled->op, GGML_OP_POOL_2D, "a CPU pools");
-        ggml_cgraph * graph = ggml_new_graph_custom(c, n_nodes, false);
-        ggml_build_forward_expand(graph, pooled);
-        ggml_build_forward_expand(graph, found);
-        const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(c, backend.get()));
-        std::mt19937 random(static_cast<uint32_t>(size));
-        std::normal_distribution<float> normal(-5.0f, 3.0f);
-        std::vector<float> values(n_vocab * n_rows);
-        std::generate(values.begin(), values.end(), [&] { return normal(random); });
-        ggml_backend_tensor_set(logits, values.data(), 0, ggml_nbytes(logits));
-        check::equal(ggml_backend_graph_compute(backend.get(), graph), GGML_STATUS_SUCCESS, "run");
-        std::vector<float> expected(ggml_nelements(pooled));
-        std::vector<float> peaks(ggml_nelements(found));
-        ggml_backend_tensor_get(pooled, expected.data(), 0, ggml_nbytes(pooled));
-        ggml_backend_tensor_get(found, peaks.data(), 0, ggml_nbytes(found));
-        check::equal(peaks, expected, "peaks of chunks");
+        g.run({pooled, found});
+        check::equal(g.of<float>(found), g.of<float>(pooled), "peaks of chunks");
         check::equal(found->ne[0], pooled->ne[0], "chunks of a row");
     }
 }
@@ -143,41 +96,12 @@ void the_path_takes_the_best_step_from_each_position() {
         "not a number", "a score that is no number");
 }
 
-dflash::draft_params with_markov() {
-    dflash::draft_params params = small_params(n_embd);
-    params.markov_rank = rank;
-    params.from_anchor = true;
-    return params;
-}
-
-dflash::draft_params with_selector() {
-    dflash::draft_params params = small_params(n_embd);
-    params.selector = {rank, 5, 3, 64};
-    return params;
-}
-
-void add_markov(drafter_file & file, int n_rows) {
-    file.set("markov_w1.weight", GGML_TYPE_Q8_0, {rank, n_vocab});
-    file.set("markov_w2.weight", GGML_TYPE_F16, {rank, n_rows});
-    file.set("conf_proj.weight", GGML_TYPE_F16, {n_embd + rank, 1});
-    file.set("conf_proj.bias", GGML_TYPE_F32, {1});
-}
-
-void add_selector(drafter_file & file) {
-    file.set("selector_predecessor.weight", GGML_TYPE_Q8_0, {rank, n_vocab});
-    file.set("selector_successor.weight", GGML_TYPE_F16, {rank, n_vocab});
-    file.set("selector_hidden.weight", GGML_TYPE_F32, {n_embd, rank});
-    for (const char * part : {"attn", "ffn"}) {
-        const std::string name = std::string("blk.0.") + part + "_conv_";
-        file.set(name + "base", GGML_TYPE_F32, {n_embd, 3, 2});
-        file.set(name + "proj.weight", GGML_TYPE_Q8_0, {n_embd, 2 * 3 * (n_embd / 64)});
-    }
-}
-
 // A head that knows 64 tokens, all of which are token 0: what they are is not the point.
+constexpr int n_known = 64;
+
 void reduce(drafter_file & file) {
-    file.set_zeros("d2t", GGML_TYPE_I64, {64});
-    file.set("output.weight", GGML_TYPE_Q8_0, {n_embd, 64});
+    file.set_zeros("d2t", GGML_TYPE_I64, {n_known});
+    file.set("output.weight", GGML_TYPE_Q8_0, {shipped_pair::n_embd, n_known});
 }
 
 void check_drafts(const shipped_pair & pair, const std::string & path,
@@ -193,7 +117,7 @@ void check_drafts(const shipped_pair & pair, const std::string & path,
                             static_cast<std::ptrdiff_t>(whole.ids.size()),
                         "a token that the head does not know");
         } else {
-            check_candidates(whole, n_vocab);
+            check_candidates(whole, pair.n_vocab);
         }
         for (int n_draft = 1; n_draft < n; n_draft++) {
             const drafts part = draft(d, {{0, {}, 9}}, n_draft);
@@ -208,9 +132,9 @@ void heads_draft(const shipped_pair & pair) {
     const temporary_file path;
     for (const bool is_reduced : {false, true}) {
         drafter_file spark(with_markov());
-        add_markov(spark, is_reduced ? 64 : n_vocab);
+        spark.add_markov(is_reduced ? n_known : pair.n_vocab);
         drafter_file two(with_selector());
-        add_selector(two);
+        two.add_selector();
         if (is_reduced) {
             reduce(spark);
             reduce(two);
@@ -228,15 +152,16 @@ void guessed_tokens_draft_the_same(const shipped_pair & pair) {
     const temporary_file path;
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0.0f, 6.0f);  // so that much depends on them
-    std::vector<float> strong(size_t{rank} * n_vocab);
+    const int rank = with_markov().markov_rank;
+    std::vector<float> strong(size_t{pair.n_vocab} * rank);
     std::generate(strong.begin(), strong.end(), [&] { return normal(random); });
     for (const float cap : {0.0f, 20.0f}) {
         for (const bool is_reduced : {false, true}) {
             dflash::draft_params params = with_markov();
             params.logit_cap = cap;
             drafter_file file(params);
-            add_markov(file, is_reduced ? 64 : n_vocab);
-            file.set("markov_w1.weight", {rank, n_vocab}, strong);
+            file.add_markov(is_reduced ? n_known : pair.n_vocab);
+            file.set("markov_w1.weight", {rank, pair.n_vocab}, strong);
             if (is_reduced) {
                 reduce(file);
             }
@@ -267,11 +192,14 @@ void guessed_tokens_draft_the_same(const shipped_pair & pair) {
 }
 
 void tensors_of_heads_that_do_not_fit(const shipped_pair & pair) {
+    constexpr int n_embd = shipped_pair::n_embd;
+    constexpr int n_vocab = shipped_pair::n_vocab;
+    const int rank = with_markov().markov_rank;
     const temporary_file path;
     const auto refused = [&](const dflash::draft_params & params, const std::string & name,
                              const std::function<void(drafter_file &)> & change) {
         drafter_file file(params);
-        params.markov_rank > 0 ? add_markov(file, n_vocab) : add_selector(file);
+        params.markov_rank > 0 ? file.add_markov() : file.add_selector();
         change(file);
         file.write(path.path());
         check::throws<dflash::file_error>([&] { pair.open_drafter(path.path(), params); }, name,
@@ -288,7 +216,7 @@ void tensors_of_heads_that_do_not_fit(const shipped_pair & pair) {
     refused(with_markov(), "d2t", [](file & f) { f.set("d2t", GGML_TYPE_F32, {64}); });
     refused(with_markov(), "output.weight",
             [](file & f) { f.set_zeros("d2t", GGML_TYPE_I64, {64}); });
-    refused(small_params(n_embd), "blk.0.attn_conv_base", [](file &) {});
+    refused(small_params(), "blk.0.attn_conv_base", [](file &) {});
     for (const char * name :
          {"selector_predecessor.weight", "selector_successor.weight", "selector_hidden.weight",
           "blk.0.attn_conv_base", "blk.0.ffn_conv_proj.weight"}) {
@@ -297,16 +225,14 @@ void tensors_of_heads_that_do_not_fit(const shipped_pair & pair) {
     }
 }
 
-}  // namespace
+const check::tests registered{
+    {"candidates are those of a whole sort", candidates_are_those_of_a_whole_sort},
+    {"peaks without pooling", peaks_without_pooling},
+    {"the path takes the best step from each position",
+     the_path_takes_the_best_step_from_each_position},
+    {"heads draft", heads_draft},
+    {"guessed tokens draft the same", guessed_tokens_draft_the_same},
+    {"tensors of heads that do not fit", tensors_of_heads_that_do_not_fit},
+};
 
-std::vector<check::test> head_tests(const shipped_pair & pair) {
-    return {
-        {"candidates are those of a whole sort", candidates_are_those_of_a_whole_sort},
-        {"peaks without pooling", peaks_without_pooling},
-        {"the path takes the best step from each position",
-         the_path_takes_the_best_step_from_each_position},
-        {"heads draft", [&] { heads_draft(pair); }},
-        {"guessed tokens draft the same", [&] { guessed_tokens_draft_the_same(pair); }},
-        {"tensors of heads that do not fit", [&] { tensors_of_heads_that_do_not_fit(pair); }},
-    };
-}
+}  // namespace

@@ -7,7 +7,6 @@
 
 #include "drafts.h"
 #include "errors.h"
-#include "tests.h"
 
 namespace {
 
@@ -90,13 +89,10 @@ void other_bytes_are_refused(const shipped_pair & pair) {
     check::equal(draft_after(pair, *d, 0, 0, 200), expected, "nothing has changed");
 }
 
-}  // namespace
+const check::tests registered{
+    {"restored rows draft as the saved ones", restored_rows_draft_as_the_saved_ones},
+    {"windows are saved too", windows_are_saved_too},
+    {"bytes that are no rows are refused", other_bytes_are_refused},
+};
 
-std::vector<check::test> saved_rows_tests(const shipped_pair & pair) {
-    return {
-        {"restored rows draft as the saved ones",
-         [&pair] { restored_rows_draft_as_the_saved_ones(pair); }},
-        {"windows are saved too", [&pair] { windows_are_saved_too(pair); }},
-        {"bytes that are no rows are refused", [&pair] { other_bytes_are_refused(pair); }},
-    };
-}
+}  // namespace

@@ -7,7 +7,6 @@
 #include "drafter_file.h"
 #include "drafts.h"
 #include "errors.h"
-#include "tests.h"
 
 using dflash::draft_request;
 using dflash::feature_rows;
@@ -221,19 +220,14 @@ void stored_rows_that_are_not_finite_leave_no_trace(const shipped_pair & pair) {
     }
 }
 
-}  // namespace
+const check::tests registered{
+    {"rows stay until others take their place", rows_stay_until_others_take_their_place},
+    {"layers are stored side by side", layers_are_stored_side_by_side},
+    {"stored rows draft as rows from the host", stored_rows_draft_as_rows_from_the_host},
+    {"rows that are gone are refused", rows_that_are_gone_are_refused},
+    {"rows of a draft come from one place", rows_of_a_draft_come_from_one_place},
+    {"stored rows that are not finite leave no trace",
+     stored_rows_that_are_not_finite_leave_no_trace},
+};
 
-std::vector<check::test> store_tests(const shipped_pair & pair) {
-    const auto with = [&](void (*body)(const shipped_pair &)) {
-        return [&pair, body] { body(pair); };
-    };
-    return {
-        {"rows stay until others take their place", with(rows_stay_until_others_take_their_place)},
-        {"layers are stored side by side", with(layers_are_stored_side_by_side)},
-        {"stored rows draft as rows from the host", with(stored_rows_draft_as_rows_from_the_host)},
-        {"rows that are gone are refused", with(rows_that_are_gone_are_refused)},
-        {"rows of a draft come from one place", with(rows_of_a_draft_come_from_one_place)},
-        {"stored rows that are not finite leave no trace",
-         with(stored_rows_that_are_not_finite_leave_no_trace)},
-    };
-}
+}  // namespace

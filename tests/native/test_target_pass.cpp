@@ -8,23 +8,16 @@
 
 #include "drafts.h"
 #include "errors.h"
-#include "tests.h"
 
 using dflash::batch_row;
 using dflash::target_pass;
 
 namespace {
 
-std::vector<float> logits_of(target_pass & pass, int output_row) {
-    std::vector<float> logits(pass.n_vocab());
-    pass.logits(output_row, logits.data());
-    return logits;
-}
-
 void check_best(target_pass & pass, int n_outputs, const std::string & what) {
     check::equal(pass.n_outputs(), n_outputs, what + ": number of outputs");
     for (int i = 0; i < n_outputs; i++) {
-        const std::vector<float> logits = logits_of(pass, i);
+        const std::vector<float> logits = pass.logits(i);
         const auto largest = std::max_element(logits.begin(), logits.end()) - logits.begin();
         check::equal(pass.best(i), static_cast<int32_t>(largest),
                      what + ": output row " + std::to_string(i));
@@ -66,7 +59,7 @@ void passes_without_the_graph_give_the_same(const shipped_pair & pair) {
         check::equal(outside.decode(rows), 0, "status outside");
         for (int i = 0; i < outside.n_outputs(); i++) {
             check::equal(outside.best(i), target.pass->best(i), "best");
-            check::equal(logits_of(outside, i), logits_of(*target.pass, i), "logits");
+            check::equal(outside.logits(i), target.pass->logits(i), "logits");
         }
         done += width;
     }
@@ -173,7 +166,7 @@ void steps_ahead_draw_what_whole_rows_draw(const shipped_pair & pair) {
                 check::equal(stepwise.pass->decode(next), 0, "status");
             }
             dflash::token_draw & draw = seq == 0 ? *same_first.draw : *same_second.draw;
-            next[seq].token = draw.from_row(logits_of(*stepwise.pass, seq).data());
+            next[seq].token = draw.from_row(stepwise.pass->logits(seq).data());
             draw.settle(next[seq].token);
             next[seq].position++;
             check::equal(found[i], next[seq].token, "token " + std::to_string(i));
@@ -196,7 +189,7 @@ void candidates_are_the_largest_logits(const shipped_pair & pair) {
     check::equal(target.pass->decode(rows), 0, "status");
     const int n_vocab = target.pass->n_vocab();
     for (int row = 0; row < 2; row++) {
-        const std::vector<float> all = logits_of(*target.pass, row);
+        const std::vector<float> all = target.pass->logits(row);
         std::vector<int32_t> order(n_vocab);
         std::iota(order.begin(), order.end(), 0);
         std::stable_sort(order.begin(), order.end(),
@@ -245,9 +238,8 @@ void layers_that_are_not_there_are_refused(const shipped_pair & pair) {
 
 void logits_of_other_rows_are_refused(const shipped_pair & pair) {
     const opened_target target = pair.open_target({});
-    std::vector<float> logits(target.pass->n_vocab());
     const auto refused = [&](int row) {
-        check::throws<std::invalid_argument>([&] { target.pass->logits(row, logits.data()); },
+        check::throws<std::invalid_argument>([&] { target.pass->logits(row); },
                                              "output row " + std::to_string(row), "logits");
     };
     refused(0);
@@ -287,22 +279,17 @@ void handles_close_in_any_order(const shipped_pair & pair) {
     check::equal(steady.pass->decode(pair.rows(3, 10)), 0, "status");
 }
 
-}  // namespace
+const check::tests registered{
+    {"the best are the largest logits", the_best_are_the_largest_logits},
+    {"passes without the graph give the same", passes_without_the_graph_give_the_same},
+    {"candidates are the largest logits", candidates_are_the_largest_logits},
+    {"steps ahead are greedy steps", steps_ahead_are_greedy_steps},
+    {"steps ahead draw what whole rows draw", steps_ahead_draw_what_whole_rows_draw},
+    {"graphs are built for new widths", graphs_are_built_for_new_widths},
+    {"layers that are not there are refused", layers_that_are_not_there_are_refused},
+    {"logits of other rows are refused", logits_of_other_rows_are_refused},
+    {"a full context is a status", a_full_context_is_a_status},
+    {"handles close in any order", handles_close_in_any_order},
+};
 
-std::vector<check::test> target_tests(const shipped_pair & pair) {
-    const auto with = [&](void (*body)(const shipped_pair &)) {
-        return [&pair, body] { body(pair); };
-    };
-    return {
-        {"the best are the largest logits", with(the_best_are_the_largest_logits)},
-        {"passes without the graph give the same", with(passes_without_the_graph_give_the_same)},
-        {"candidates are the largest logits", with(candidates_are_the_largest_logits)},
-        {"steps ahead are greedy steps", with(steps_ahead_are_greedy_steps)},
-        {"steps ahead draw what whole rows draw", with(steps_ahead_draw_what_whole_rows_draw)},
-        {"graphs are built for new widths", with(graphs_are_built_for_new_widths)},
-        {"layers that are not there are refused", with(layers_that_are_not_there_are_refused)},
-        {"logits of other rows are refused", with(logits_of_other_rows_are_refused)},
-        {"a full context is a status", with(a_full_context_is_a_status)},
-        {"handles close in any order", with(handles_close_in_any_order)},
-    };
-}
+}  // namespace

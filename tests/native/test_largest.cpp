@@ -5,8 +5,8 @@
 #include <random>
 #include <utility>
 
-#include "tests.h"
-#include "top_k.h"
+#include "check.h"
+#include "largest.h"
 
 namespace {
 
@@ -81,11 +81,9 @@ void candidates_are_put_in_order() {
     }
 }
 
-}  // namespace
+const check::tests registered{
+    {"the best equal a whole sort", the_best_equal_a_whole_sort},
+    {"candidates are put in order", candidates_are_put_in_order},
+};
 
-std::vector<check::test> top_k_tests() {
-    return {
-        {"the best equal a whole sort", the_best_equal_a_whole_sort},
-        {"candidates are put in order", candidates_are_put_in_order},
-    };
-}
+}  // namespace
