@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.families import dialect_of
 from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
@@ -66,8 +65,12 @@ class Model:
         """`say` gets the lines that a user should see about drafting, each of them once."""
         target = engine.target
         self.plan = plan
+        self.engine = engine
+        """What runs the requests. During a request it belongs to the model's thread."""
         self.target = target
         self.drafter = engine.drafter
+        self.dialect = dialect_of(target.chat_template)
+        """How this model writes reasoning and tool calls."""
         drafts = engine.drafter or engine.plain_because or engine.copies is not None
         self.draft_width: int | Literal["auto"] = "auto" if drafts else 0
         """Verify width of requests that name none."""
@@ -81,14 +84,12 @@ class Model:
         self.answer_length: int | None = None
         """`max_tokens` of chats that do not say; None is that of all requests."""
         self._vocabulary = target.vocabulary
-        self._engine = engine
         self._say = say
         self._said: set[str] = set()
         self._worker = Worker(engine, f"dflash-local {target.path.name}")
         # Threads of their own, so that a slow grammar delays only other grammars.
         self._compilers = ThreadPoolExecutor(2, f"dflash-local grammars {target.path.name}")
         self._template: ChatTemplate | None = None
-        self._dialect = dialect_of(target.chat_template)
         _open_models.add(self)
         # A model without references is freed, and its thread ends then.
         weakref.finalize(self, self._worker.stop).atexit = False
@@ -96,18 +97,13 @@ class Model:
     # Text and tokens
 
     @property
-    def engine(self) -> Engine:
-        """The engine that runs the requests. During a request it belongs to the model's thread."""
-        return self._engine
-
-    @property
     def draft_shape(self) -> DraftShape:
         """The draft shape of requests that name none."""
-        return self._engine.usual_shape
+        return self.engine.usual_shape
 
     @draft_shape.setter
     def draft_shape(self, shape: DraftShape) -> None:
-        self._engine.usual_shape = checked_shape(shape)
+        self.engine.usual_shape = checked_shape(shape)
 
     @property
     def n_ctx(self) -> int:
@@ -129,7 +125,7 @@ class Model:
     def status(self) -> ModelStatus:
         """What the model is doing, and totals since it was loaded. Never waits for the model."""
         requests, totals = self._worker.totals()
-        own = self._engine.slots
+        own = self.engine.slots
         slots = tuple(SlotStatus(slot.seq, slot.busy, len(slot.cached)) for slot in own)
         return ModelStatus(
             n_slots=len(slots),
@@ -162,11 +158,6 @@ class Model:
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`, without control tokens."""
         return self._vocabulary.detokenize(tokens)
-
-    @property
-    def dialect(self) -> Dialect:
-        """How this model writes reasoning and tool calls."""
-        return self._dialect
 
     def is_token(self, name: str) -> bool:
         """Whether `name` is the name of a single control or user-defined token."""
@@ -301,17 +292,17 @@ class Model:
         thinking = self.thinking_open(prompt)
         if choice not in ("auto", "none"):
             options["lark"] = forced_call(
-                self._dialect, tools, choice, is_token=self.is_token, thinking_open=thinking
+                self.dialect, tools, choice, is_token=self.is_token, thinking_open=thinking
             )
         if self.answer_length is not None:
             options.setdefault("max_tokens", self.answer_length)
         for name, value in self.chat_sampling(template).items():
             options.setdefault(name, value)  # type: ignore[misc]
-        if self._dialect.special:
+        if self.dialect.special:
             options["special"] = True
-        if self._dialect.stop:
-            options["stop"] = (*stops_of(options), *self._dialect.stop)
-        return prompt, ChatReader(self._dialect.parser(tools, thinking_open=thinking)), options
+        if self.dialect.stop:
+            options["stop"] = (*stops_of(options), *self.dialect.stop)
+        return prompt, ChatReader(self.dialect.parser(tools, thinking_open=thinking)), options
 
     def exactness(self) -> Exactness:
         """How much verifying differs from plain decoding on this machine, in some random rows, and
@@ -319,32 +310,27 @@ class Model:
 
         It is measured once, which takes about two seconds and empties the caches, and then kept.
         """
-        found: list[Exactness] = []
-
-        def work() -> None:
-            found.append(measure_exactness(self.target, before=self._engine.slots.forget_all))
-
-        self._worker.run(work)
-        return told_of_others(found[0], self.target, exact=self._engine.exact)
+        found = self._worker.run(
+            lambda: measure_exactness(self.target, before=self.engine.slots.forget_all)
+        )
+        return told_of_others(found, self.target, exact=self.engine.exact)
 
     def largest_hidden_state(self) -> float | None:
         """The largest magnitude among the latest hidden states that the drafter reads, those of the
         last pass left out; None without a drafter. Waits for running requests."""
         if self.drafter is None:
             return None
-        found: list[float] = []
 
-        def work() -> None:
+        def largest() -> float:
             end = self.target.first_stored
             states = self.target.stored(range(max(0, end - _LATEST), end))
-            found.append(float(np.abs(states).max(initial=0.0)))
+            return float(np.abs(states).max(initial=0.0))
 
-        self._worker.run(work)
-        return found[0]
+        return self._worker.run(largest)
 
     def forget(self) -> None:
         """Empty the caches, so that the next request begins cold. Waits for running requests."""
-        self._worker.run(self._engine.forget)
+        self._worker.run(self.engine.forget)
 
     def close(self) -> None:
         """End all requests and free everything. Safe to call again."""
@@ -356,11 +342,11 @@ class Model:
             if self.drafter:
                 stack.callback(self.drafter.close)
             stack.callback(self._keep_costs)
-            stack.callback(self._engine.slots.close)
+            stack.callback(self.engine.slots.close)
 
     def _keep_costs(self) -> None:
         """Keep what was learnt while decoding."""
-        engine = self._engine
+        engine = self.engine
         if engine.controller and engine.learns and self.target.is_open:
             priors = engine.controller.priors
             calibration.keep(
@@ -385,7 +371,7 @@ class Model:
 
     def _knows(self, options: Options) -> bool:
         """Whether the grammar that a request names is compiled already."""
-        return self._engine.grammars.knows(self._sampling(options))
+        return self.engine.grammars.knows(self._sampling(options))
 
     def _text_request(self, prompt: str | Sequence[int], options: Options) -> TextRequest:
         """Check a request before it is queued, so that bad ones fail at the call."""
@@ -395,7 +381,7 @@ class Model:
         else:
             tokens = token_ids(prompt)
         # Compiled here: on the model's thread all other requests would wait for it.
-        constraint = self._engine.grammars.constraint(sampling)
+        constraint = self.engine.grammars.constraint(sampling)
         if options.get("ignore_eos"):
             never = dict.fromkeys(self._vocabulary.ends, -math.inf)
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, **never})
@@ -414,7 +400,7 @@ class Model:
             checked_shape(self.draft_shape if shape is None else shape),
             owner_of(options),
         )
-        self._engine.check(request)
+        self.engine.check(request)
         return TextRequest(
             request,
             text,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -151,24 +151,15 @@ class SlotStatus:
     n_cached_tokens: int
 
 
-@dataclass(frozen=True)
-class ModelStatus:
-    """A model at one moment, and totals since it was loaded.
+@dataclass(frozen=True, kw_only=True)
+class ModelTotals:
+    """What a model has counted since it was loaded.
 
-    `n_busy` sequences are running and `n_waiting` requests wait for a slot. Of `n_ctx` cells,
-    `cells_used` hold a token, those of free slots included. `requests` is the number of requests
-    that have ended. Tokens, rounds and drafts are counted as in `Stats`, running sequences
-    included. `prompt_s` and `decode_s` are sums over requests, which may have run at once.
-    `cache_bytes` is the size of the store for prefixes that left their slot, `cache_hits` how often
-    a prefix was taken from it.
+    `requests` is the number of requests that have ended. Tokens, rounds and drafts are counted as
+    in `Stats`, running sequences included. `prompt_s` and `decode_s` are sums over requests, which
+    may have run at once. `cache_hits` is how often a prefix was taken from the store.
     """
 
-    n_slots: int
-    n_busy: int
-    n_waiting: int
-    slots: tuple[SlotStatus, ...]
-    n_ctx: int
-    cells_used: int
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -182,31 +173,31 @@ class ModelStatus:
     position_accepted: tuple[int, ...] = ()
     prompt_s: float = 0.0
     decode_s: float = 0.0
-    cache_bytes: int = 0
     cache_hits: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStatus(ModelTotals):
+    """A model at one moment, and its totals.
+
+    `n_busy` sequences are running and `n_waiting` requests wait for a slot. Of `n_ctx` cells,
+    `cells_used` hold a token, those of free slots included. `cache_bytes` is the size of the store
+    for prefixes that left their slot.
+    """
+
+    n_slots: int
+    n_busy: int
+    n_waiting: int
+    slots: tuple[SlotStatus, ...]
+    n_ctx: int
+    cells_used: int
+    cache_bytes: int
 
     def after(self, past: ModelStatus) -> ModelStatus:
         """This, with all that is counted since a load counted on from `past`."""
-        sums = {name: _sum(getattr(past, name), getattr(self, name)) for name in _COUNTED}
+        names = [field.name for field in fields(ModelTotals)]
+        sums = {name: _sum(getattr(past, name), getattr(self, name)) for name in names}
         return replace(self, **sums)
-
-
-_COUNTED = (
-    "requests",
-    "prompt_tokens",
-    "cached_tokens",
-    "emitted",
-    "rounds",
-    "drafted",
-    "accepted",
-    "copied",
-    "copied_accepted",
-    "position_drafted",
-    "position_accepted",
-    "prompt_s",
-    "decode_s",
-    "cache_hits",
-)
 
 
 def _sum(a: Any, b: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -50,8 +51,8 @@ class Stats:
     tree_rounds: int = 0
     leaves: int = 0
     side_rounds: int = 0
-    outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
-    reaches: dict[tuple[int, int], int] = field(default_factory=dict)
+    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    reaches: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     @classmethod
     def sum(cls, parts: Iterable[Stats]) -> Stats:
@@ -62,10 +63,8 @@ class Stats:
             for name in _SUMMED:
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             # Copied in one step: another thread may be recording a round.
-            for outcome, n in dict(part.outcomes).items():
-                _add(total.outcomes, outcome, n)
-            for reach, n in dict(part.reaches).items():
-                _add(total.reaches, reach, n)
+            total.outcomes.update(dict(part.outcomes))
+            total.reaches.update(dict(part.reaches))
         return total
 
     def record_round(self, *, drafted: int, emitted: int, depth: int | None = None) -> None:
@@ -77,8 +76,8 @@ class Stats:
         self.drafted += drafted
         self.accepted += emitted - 1
         self.emitted += emitted
-        _add(self.outcomes, (drafted, emitted))
-        _add(self.reaches, (drafted if depth is None else depth, emitted))
+        self.outcomes[drafted, emitted] += 1
+        self.reaches[drafted if depth is None else depth, emitted] += 1
 
     def record_copies(self, *, drafted: int, accepted: int) -> None:
         """Mark so many of a counted pass's drafts as copied."""
@@ -154,34 +153,16 @@ class Stats:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: seconds rounded to microseconds, ratios to four digits, text as keys."""
         return {
-            "rounds": self.rounds,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "emitted": self.emitted,
-            "copied": self.copied,
-            "copied_accepted": self.copied_accepted,
+            **{name: round(getattr(self, name), 6) for name in _SUMMED},
+            "rest_s": round(self.rest_s, 6),
             "tokens_per_round": round(self.tokens_per_round, 4),
+            "tokens_per_second": round(self.tokens_per_second, 4),
             "accepted_lengths": {str(n): rounds for n, rounds in self.accepted_lengths.items()},
             "widths": {str(width): rounds for width, rounds in self.widths.items()},
             "position_drafted": self.position_drafted,
             "position_accepted": self.position_accepted,
-            "tree_rounds": self.tree_rounds,
-            "leaves": self.leaves,
-            "side_rounds": self.side_rounds,
-            "graph_rebuilds": self.graph_rebuilds,
             "drafting": self.drafting,
             "warning": self.warning,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "tokens_per_second": round(self.tokens_per_second, 4),
-            "ttft_s": round(self.ttft_s, 6),
-            "queue_s": round(self.queue_s, 6),
-            "prompt_s": round(self.prompt_s, 6),
-            "decode_s": round(self.decode_s, 6),
-            "draft_s": round(self.draft_s, 6),
-            "verify_s": round(self.verify_s, 6),
-            "sample_s": round(self.sample_s, 6),
-            "rest_s": round(self.rest_s, 6),
             "shares": {name: round(share, 4) for name, share in self.shares.items()},
         }
 
@@ -189,13 +170,9 @@ class Stats:
 _SUMMED = [field.name for field in fields(Stats) if field.type in ("int", "float")]
 
 
-def _add(counts: dict[tuple[int, int], int], key: tuple[int, int], n: int = 1) -> None:
-    counts[key] = counts.get(key, 0) + n
-
-
 def _summed(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
     """Sums by key, keys rising."""
-    sums: dict[int, int] = {}
+    sums = Counter[int]()
     for key, n in pairs:
-        sums[key] = sums.get(key, 0) + n
+        sums[key] += n
     return dict(sorted(sums.items()))

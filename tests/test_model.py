@@ -43,7 +43,7 @@ def assert_ends_together(model: Model, prompt: str, result: Result) -> None:
     assert stats.emitted == len(result.tokens)
     assert stats.emitted == 1 + sum(n * rounds for n, rounds in stats.accepted_lengths.items())
     assert stats.prompt_tokens == len(prompt_ids)
-    cached = model._engine.slots[0].cached
+    cached = model.engine.slots[0].cached
     assert cached == prompt_ids + result.tokens[:-1]
     assert model.drafter is not None
     assert model.drafter.length(0) == len(cached)
@@ -108,9 +108,9 @@ def test_chunks_are_the_result_in_parts(model: Model, prompt: str) -> None:
 
 def test_what_is_forgotten_is_not_copied_from(model: Model, prompt: str) -> None:
     model.generate(prompt, max_tokens=N, owner="me")
-    assert len(model._engine.earlier) == 1
+    assert len(model.engine.earlier) == 1
     model.forget()
-    assert len(model._engine.earlier) == 0
+    assert len(model.engine.earlier) == 0
 
 
 @pytest.mark.parametrize("width", [0, 8, "auto"])
@@ -188,6 +188,14 @@ def test_without_a_drafter_it_copies(model: Model, prompt: str, draft: str | Non
         assert result.from_copy == result.from_draft
         with pytest.raises(InputError, match="a verify pass allows at most 64"):
             copying.generate(prompt, draft_width=65)
+
+
+def test_requests_may_ask_for_chains(tree_model: Model, prompt: str) -> None:
+    assert tree_model.generate(prompt, max_tokens=N).stats.tree_rounds > 0
+    chained = tree_model.generate(prompt, draft_shape="chain", max_tokens=N)
+    assert chained.stats.drafted and not chained.stats.tree_rounds
+    with pytest.raises(InputError, match="draft_shape is 'star'; expected one of chain"):
+        tree_model.generate(prompt, draft_shape="star")
 
 
 def test_chat_is_the_models_own_template(model: Model) -> None:
@@ -335,6 +343,7 @@ def test_pairs_that_do_not_load(no_file: Path, tmp_path: Path) -> None:
         ({"split_mode": "diagonal"}, "split_mode"),
         ({"flash_attn": False, "kv_type": "q8_0"}, "needs flash attention"),
         ({"main_gpu": -1}, "main_gpu"),
+        ({"draft_shape": "bush"}, "draft_shape is 'bush'"),
     ],
     ids=str,
 )

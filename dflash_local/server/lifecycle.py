@@ -168,7 +168,7 @@ class Server(uvicorn.Server):
                 "seconds; another signal ends at once"
             )
         try:
-            await asyncio.wait_for(self._drain.idle(), self._drain_s)
+            await asyncio.wait_for(self._drain.idle.wait(), self._drain_s)
         except asyncio.TimeoutError:
             self._say(f"{self._drain.n_running} requests had to be cut off")
             self._cut()

@@ -7,9 +7,7 @@ are served, all values have the label `model_name`; models that are not loaded h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -91,44 +89,36 @@ class _StatusCollector(Collector):
         counted = [(each, each.counted) for each in models]
         known = [(each.name, status) for each, status in counted if status is not None]
         loaded = [(each.name, status) for each, status in counted if status and each.model]
-        for family in _FAMILIES:
-            statuses = known if family.kind is CounterMetricFamily else loaded
-            yield family.metric(statuses, named=len(models) > 1 or family.name.startswith("vllm:"))
+        yield from _metrics(CounterMetricFamily, _COUNTERS, known, several=len(models) > 1)
+        yield from _metrics(GaugeMetricFamily, _GAUGES, loaded, several=len(models) > 1)
 
 
-@dataclass(frozen=True)
-class _MetricFamily:
-    """What is read from each model's status: a number, or with `by_position` one for each place in
-    the draft."""
+_Read = Callable[[ModelStatus], float | Sequence[int]]
+"""A number of a model's status, or one for each place in the draft."""
+_Families = tuple[tuple[str, str, _Read], ...]
+"""The names of metrics, what they mean, and where to read them."""
 
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
-    name: str
-    help: str
-    read: Callable[[ModelStatus], Any]
-    by_position: bool = False
 
-    def metric(self, statuses: Iterable[tuple[str, ModelStatus]], *, named: bool) -> Metric:
-        """The values of all models; if `named`, with their names as labels."""
-        labels = ["model_name"] * named + ["position"] * self.by_position
-        family = self.kind(self.name, self.help, labels=labels)
-        for name, status in statuses:
-            own, value = [name] * named, self.read(status)
-            if self.by_position:
+def _metrics(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    families: _Families,
+    statuses: Sequence[tuple[str, ModelStatus]],
+    *,
+    several: bool,
+) -> Iterator[Metric]:
+    """The values of all models, with their names as labels where there are `several`."""
+    for name, help, read in families:
+        named = several or name.startswith("vllm:")
+        labels = ["model_name"] * named + ["position"] * name.endswith("_per_pos")
+        family = kind(name, help, labels=labels)
+        for model, status in statuses:
+            own, value = [model] * named, read(status)
+            if isinstance(value, Sequence):
                 for position, part in enumerate(value):
                     family.add_metric([*own, str(position)], part)
             else:
                 family.add_metric(own, value)
-        return family
-
-
-def _counter(
-    name: str, help: str, read: Callable[[ModelStatus], Any], *, by_position: bool = False
-) -> _MetricFamily:
-    return _MetricFamily(CounterMetricFamily, name, help, read, by_position)
-
-
-def _gauge(name: str, help: str, read: Callable[[ModelStatus], Any]) -> _MetricFamily:
-    return _MetricFamily(GaugeMetricFamily, name, help, read)
+        yield family
 
 
 def _rate(amount: float, of: float) -> float:
@@ -143,81 +133,76 @@ def _usage(status: ModelStatus) -> float:
     return _rate(status.cells_used, status.n_ctx)
 
 
-_FAMILIES = (
-    _counter("llamacpp:prompt_tokens", "Prompt tokens computed.", _computed),
-    _counter("llamacpp:prompt_seconds", "Seconds spent on prompts.", lambda s: s.prompt_s),
-    _counter("llamacpp:tokens_predicted", "Tokens generated.", lambda s: s.emitted),
-    _counter(
-        "llamacpp:tokens_predicted_seconds", "Seconds spent on generating.", lambda s: s.decode_s
-    ),
-    _gauge(
-        "llamacpp:prompt_tokens_seconds",
-        "Prompt tokens per second.",
-        lambda s: _rate(_computed(s), s.prompt_s),
-    ),
-    _gauge(
-        "llamacpp:predicted_tokens_seconds",
-        "Tokens per second of one answer.",
-        lambda s: _rate(s.emitted, s.decode_s),
-    ),
-    _gauge("llamacpp:requests_processing", "Requests that run.", lambda s: s.n_busy),
-    _gauge("llamacpp:requests_deferred", "Requests that wait for a slot.", lambda s: s.n_waiting),
-    _gauge("llamacpp:kv_cache_usage_ratio", "Share of the cells in use.", _usage),
-    _gauge("llamacpp:kv_cache_tokens", "Cells in use.", lambda s: s.cells_used),
-    _gauge("vllm:num_requests_running", "Requests that run.", lambda s: s.n_busy),
-    _gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", lambda s: s.n_waiting),
-    _gauge("vllm:kv_cache_usage_perc", "Share of the cells in use.", _usage),
-    _counter(
-        "vllm:prompt_tokens", "Prompt tokens, cached ones included.", lambda s: s.prompt_tokens
-    ),
-    _counter("vllm:generation_tokens", "Tokens generated.", lambda s: s.emitted),
-    _counter(
+_COUNTERS: _Families = (
+    ("llamacpp:prompt_tokens", "Prompt tokens computed.", _computed),
+    ("llamacpp:prompt_seconds", "Seconds spent on prompts.", lambda s: s.prompt_s),
+    ("llamacpp:tokens_predicted", "Tokens generated.", lambda s: s.emitted),
+    ("llamacpp:tokens_predicted_seconds", "Seconds spent on generating.", lambda s: s.decode_s),
+    ("vllm:prompt_tokens", "Prompt tokens, cached ones included.", lambda s: s.prompt_tokens),
+    ("vllm:generation_tokens", "Tokens generated.", lambda s: s.emitted),
+    (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the caches.",
         lambda s: s.prompt_tokens,
     ),
-    _counter("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda s: s.cached_tokens),
-    _counter(
+    ("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda s: s.cached_tokens),
+    (
         "vllm:spec_decode_num_drafts",
         "Drafts that were verified.",
         lambda s: sum(s.position_drafted[:1]),
     ),
-    _counter(
+    (
         "vllm:spec_decode_num_draft_tokens",
         "Drafted tokens that were verified.",
         lambda s: s.drafted,
     ),
-    _counter(
-        "vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", lambda s: s.accepted
-    ),
-    _counter(
+    ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", lambda s: s.accepted),
+    (
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Drafted tokens accepted, by their place in the draft.",
         lambda s: s.position_accepted,
-        by_position=True,
     ),
-    _counter(
+    (
         "dflash_local:copied_tokens",
         "Drafted tokens that were verified and no drafter proposed: the text had them already.",
         lambda s: s.copied,
     ),
-    _counter(
+    (
         "dflash_local:copied_accepted_tokens",
         "Those of them that were accepted.",
         lambda s: s.copied_accepted,
     ),
-    _gauge("dflash_local:slots", "Requests that can run at once.", lambda s: s.n_slots),
-    _counter("dflash_local:requests", "Requests that have ended.", lambda s: s.requests),
-    _counter(
+    ("dflash_local:requests", "Requests that have ended.", lambda s: s.requests),
+    (
         "dflash_local:drafted_tokens_per_pos",
         "Drafted tokens that were verified, by their place in the draft.",
         lambda s: s.position_drafted,
-        by_position=True,
     ),
-    _gauge(
+    ("dflash_local:cache_store_hits", "Prefixes taken from the store.", lambda s: s.cache_hits),
+)
+
+_GAUGES: _Families = (
+    (
+        "llamacpp:prompt_tokens_seconds",
+        "Prompt tokens per second.",
+        lambda s: _rate(_computed(s), s.prompt_s),
+    ),
+    (
+        "llamacpp:predicted_tokens_seconds",
+        "Tokens per second of one answer.",
+        lambda s: _rate(s.emitted, s.decode_s),
+    ),
+    ("llamacpp:requests_processing", "Requests that run.", lambda s: s.n_busy),
+    ("llamacpp:requests_deferred", "Requests that wait for a slot.", lambda s: s.n_waiting),
+    ("llamacpp:kv_cache_usage_ratio", "Share of the cells in use.", _usage),
+    ("llamacpp:kv_cache_tokens", "Cells in use.", lambda s: s.cells_used),
+    ("vllm:num_requests_running", "Requests that run.", lambda s: s.n_busy),
+    ("vllm:num_requests_waiting", "Requests that wait for a slot.", lambda s: s.n_waiting),
+    ("vllm:kv_cache_usage_perc", "Share of the cells in use.", _usage),
+    ("dflash_local:slots", "Requests that can run at once.", lambda s: s.n_slots),
+    (
         "dflash_local:cache_store_bytes",
         "Bytes of prefixes that left their slot and are kept.",
         lambda s: s.cache_bytes,
     ),
-    _counter("dflash_local:cache_store_hits", "Prefixes taken from there.", lambda s: s.cache_hits),
 )

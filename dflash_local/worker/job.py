@@ -60,9 +60,9 @@ class Job:
 
 
 class Task(Job):
-    """Work that needs the engine without any running sequence."""
+    """Work that needs the engine without any running sequence. Its one item is what it returns."""
 
-    def __init__(self, work: Callable[[], None], sink: Callable[[Any], None]) -> None:
+    def __init__(self, work: Callable[[], Any], sink: Callable[[Any], None]) -> None:
         super().__init__(sink)
         self.work = work
 

@@ -22,7 +22,7 @@ class TextStream:
         self, piece: Callable[[int], bytes], stop: Sequence[str] = (), kept: Sequence[str] = ()
     ) -> None:
         self._kept = frozenset(kept)
-        stop = (*((stop,) if isinstance(stop, str) else stop), *kept)
+        stop = (*stop, *kept)
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise InputError(f"stop is {text!r}; give one or more texts that are not empty")

@@ -8,13 +8,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from dflash_local.engine import scheduler
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
 from dflash_local.stats import Stats
 from dflash_local.worker.job import Generation, Job, Task, TextRequest
+
+T = TypeVar("T")
 
 _REMEMBERED = 32
 """How many durations of ended requests are remembered, to estimate how long others take."""
@@ -62,13 +64,14 @@ class Worker:
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         yield from self._items(self.submit(wanted, items.put), items)
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Call `work` on the engine's thread, while no sequence is running."""
+    def run(self, work: Callable[[], T]) -> T:
+        """What `work` returns, called on the engine's thread while no sequence is running."""
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         task = Task(work, items.put)
         self._put(task, None)
-        for _ in self._items(task, items):
-            pass
+        result: T
+        (result,) = self._items(task, items)
+        return result
 
     @property
     def n_waiting(self) -> int:
@@ -209,7 +212,7 @@ class Worker:
             n, ended, _ = self._books
             self._books = (n, ended, self._running_stats())
         elif isinstance(job, Task):
-            job.work()
+            job.put(job.work())
             self._end(job)
 
     def _step(self) -> None:

@@ -230,9 +230,9 @@ def test_formulas_are_set_and_money_is_not(visit: Visit) -> None:
     assert shown.count("<mfrac>") == 1 and shown.count("<msup>") == 1
 
 
-@pytest.mark.parametrize(
-    "tex",
-    [
+def test_hostile_formulas_do_nothing(visit: Visit) -> None:
+    """What a formula could name or lead to is left out; what is none is shown as it was written."""
+    for tex in (
         r"\href{https://evil.example}{x}",
         r"\includegraphics{https://evil.example/x.png}",
         r"\url{https://evil.example}",
@@ -241,14 +241,11 @@ def test_formulas_are_set_and_money_is_not(visit: Visit) -> None:
         r"\def\a{\a\a}\a",
         r"\frac{",
         "{" * 1500,
-    ],
-)
-def test_hostile_formulas_do_nothing(visit: Visit, tex: str) -> None:
-    """What a formula could name or lead to is left out; what is none is shown as it was written."""
-    slowly, shown = visit.evaluate(SHOW, ["$", tex, "$ and $$\n", tex, "\n$$"])
-    assert slowly == shown
-    for part in ("href", "<a", "<img", " id=", "src"):
-        assert part not in shown.replace("\\href", "").replace("\\id", "")
+    ):
+        slowly, shown = visit.evaluate(SHOW, ["$", tex, "$ and $$\n", tex, "\n$$"])
+        assert slowly == shown
+        for part in ("href", "<a", "<img", " id=", "src"):
+            assert part not in shown.replace("\\href", "").replace("\\id", ""), tex
     visit.evaluate("key.value")  # still the page's own
 
 
@@ -286,23 +283,12 @@ def test_a_row_has_the_columns_of_its_table(visit: Visit) -> None:
     ]
 
 
-def test_a_document_from_the_model(visit: Visit) -> None:
-    visit.force(DOCUMENT)
-    visit.choose("never")
-    visit.ask()
-    visit.wait()
-    answer = visit.page.locator(".answer .body")
-    assert answer.inner_html() == RENDERED
-    expect(answer.locator("li li")).to_have_text("nested x")
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_any_text_is_shown_alike_however_it_comes(visit: Visit, seed: int) -> None:
-    generator = random.Random(seed)
+def test_any_text_is_shown_alike_however_it_comes(visit: Visit) -> None:
+    generator = random.Random(0)
     alphabet = ["*", "_", "`", "```", "~~", "[", "](", ")", "!", "|", "---", "-", "1.", "#", ">"]
     alphabet += ["\n", "\n\n", "\r\n", " ", "  ", "\\", "<", "&", "a", "b c", "http://x.y", "🙂"]
     alphabet += ["$", "$$", "\\[", "\\]", "\\(", "\\)", "[ ]", "x^2", "```py\n", "if "]
-    for _ in range(40):
+    for _ in range(120):
         pieces = generator.choices(alphabet, k=generator.randrange(1, 60))
         slowly, at_once = visit.evaluate(SHOW, pieces)
         assert slowly == at_once, pieces
@@ -310,8 +296,8 @@ def test_any_text_is_shown_alike_however_it_comes(visit: Visit, seed: int) -> No
         assert names <= INLINE | TABLE | BLOCKS, pieces
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_no_text_takes_long(visit: Visit, unit: str) -> None:
+def test_no_text_takes_long(visit: Visit) -> None:
     """Each of these once made some renderer's time grow with the square of the text, or worse."""
-    slowly, at_once = visit.evaluate(SHOW, [unit * 20_000])
-    assert slowly == at_once
+    for unit in UNITS:
+        slowly, at_once = visit.evaluate(SHOW, [unit * 20_000])
+        assert slowly == at_once, unit

@@ -11,26 +11,12 @@ import pytest
 
 from dflash_local.server import page
 
-FILES = {
-    "page/page.css": "text/css",
-    "page/page.js": "text/javascript",
-    "page/docs.html": "text/html",
-    "page/docs.css": "text/css",
-    "page/docs.js": "text/javascript",
-    "page/answer.js": "text/javascript",
-    "page/chat_stream.js": "text/javascript",
-    "page/markdown.js": "text/javascript",
-    "page/colors.js": "text/javascript",
-    "page/formulas.js": "text/javascript",
-    "page/meter.js": "text/javascript",
-    "page/chats.js": "text/javascript",
-    "page/settings.js": "text/javascript",
-    "page/storage.js": "text/javascript",
-    "page/models.js": "text/javascript",
-    "page/vendor/lezer-markdown.js": "text/javascript",
-    "page/vendor/lowlight.js": "text/javascript",
-    "page/vendor/temml.js": "text/javascript",
-    "page/icon.svg": "image/svg+xml",
+FILES = sorted(page.PATHS - {"/", "/docs"})
+TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
 }
 
 NAMES = (
@@ -67,12 +53,11 @@ def test_the_page_and_its_files(client: httpx.Client) -> None:
     answer = client.get("/")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    for path, kind in FILES.items():
-        found = client.get(f"/{path}")
+    for path in FILES:
+        found = client.get(path)
         assert found.status_code == 200
-        assert found.headers["content-type"].startswith(kind)
-        assert found.content == files("dflash_local.server.page").joinpath(path[5:]).read_bytes()
-    assert {"/", "/docs", "/page/index.html", *(f"/{path}" for path in FILES)} == page.PATHS
+        assert found.headers["content-type"].startswith(TYPES[path.rpartition(".")[2]])
+        assert found.content == files(page).joinpath(path.removeprefix("/page/")).read_bytes()
 
 
 def test_all_that_the_page_loads_is_its_own(client: httpx.Client) -> None:
@@ -85,15 +70,16 @@ def test_all_that_the_page_loads_is_its_own(client: httpx.Client) -> None:
     links = {str(attributes["href"]) for name, attributes in elements if name == "a"}
     assert links == {"docs", "./", "openapi.json"}
     assert "page/page.js" in loaded and "page/page.css" in loaded
-    scripts = [client.get(f"/{path}").text for path in FILES if path.endswith(".js")]
+    scripts = [client.get(path).text for path in FILES if path.endswith(".js")]
     imports = [f"page/{name}" for text in scripts for name in re.findall(r'from "\./(.+?)"', text)]
     assert len(imports) >= 5
-    assert set(loaded) | set(imports) == set(FILES) - {"page/docs.html"}
+    pages = {"/page/index.html", "/page/docs.html"}
+    assert {f"/{path}" for path in (*loaded, *imports)} == set(FILES) - pages
 
 
 def test_nothing_in_it_names_another_host(client: httpx.Client) -> None:
-    for path in ("", "docs", *FILES):
-        text = client.get(f"/{path}").text
+    for path in FILES:
+        text = client.get(path).text
         for name in NAMES:
             text = text.replace(name, "")
         assert re.findall(r"(?:https?:)?//[a-z0-9]+\.[a-z]", text) == [], path

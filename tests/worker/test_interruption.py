@@ -24,19 +24,13 @@ from pair_engine import open_target
 from shapes import of_both_shapes
 
 N = 32
+ENDLESS: dict[str, Any] = {"max_tokens": None, "ignore_eos": True}
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def prompt() -> str:
     return demo.prompts()["code"][0]
-
-
-@pytest.fixture
-def endless(model: Model) -> dict[str, Any]:
-    """Options of a request that runs until someone ends it."""
-    ends = [t for t in range(model.target.n_vocab) if model.target.vocabulary.ends_text(t)]
-    return {"max_tokens": None, "logit_bias": dict.fromkeys(ends, -float("inf"))}
 
 
 def short_load(**options: Any) -> Model:
@@ -53,18 +47,18 @@ def cold(model: Model, prompt: str, **options: Any) -> Result:
 @pytest.mark.slow
 @of_both_shapes("width", [0, 16], [16])
 def test_an_abandoned_generator_leaves_the_model_usable(
-    either_model: Model, prompt: str, endless: dict[str, Any], width: int
+    either_model: Model, prompt: str, width: int
 ) -> None:
     model = either_model
     expected = cold(model, prompt, max_tokens=N).tokens
     for n_chunks in (0, 1, 5):
         model.forget()
-        chunks = model.stream(prompt, draft_width=width, **endless)
+        chunks = model.stream(prompt, draft_width=width, **ENDLESS)
         for _ in range(n_chunks):
             next(chunks)
         del chunks
         assert model.generate(prompt, max_tokens=N).tokens == expected
-    closed = model.stream(prompt, **endless)
+    closed = model.stream(prompt, **ENDLESS)
     next(closed)
     closed.close()  # type: ignore[attr-defined]
     assert list(closed) == []
@@ -72,15 +66,13 @@ def test_an_abandoned_generator_leaves_the_model_usable(
 
 
 @pytest.mark.one_in(2)
-def test_cancelled_from_another_thread(
-    either_model: Model, prompt: str, endless: dict[str, Any]
-) -> None:
+def test_cancelled_from_another_thread(either_model: Model, prompt: str) -> None:
     model = either_model
     expected = cold(model, prompt, max_tokens=N).tokens
     cancel = threading.Event()
     found: list[Result] = []
     thread = threading.Thread(
-        target=lambda: found.append(model.generate(prompt, cancel=cancel, **endless))
+        target=lambda: found.append(model.generate(prompt, cancel=cancel, **ENDLESS))
     )
     thread.start()
     cancel.set()
@@ -90,23 +82,6 @@ def test_cancelled_from_another_thread(
     assert result.finish_reason == "cancelled"
     assert result.text == model.detokenize(result.tokens)
     assert model.generate(prompt, max_tokens=N).tokens == expected
-
-
-@pytest.mark.slow
-def test_threads_take_turns(model: Model) -> None:
-    prompts = [*demo.prompts()["code"][:2], *demo.prompts()["chat"][:2]]
-    expected = [cold(model, p, max_tokens=N).text for p in prompts]
-    found: dict[int, list[str]] = {}
-
-    def ask(i: int) -> None:
-        found[i] = [model.generate(prompts[i], max_tokens=N).text for _ in range(2)]
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert found == {i: [text, text] for i, text in enumerate(expected)}
 
 
 def test_two_streams_of_one_thread(model: Model, prompt: str) -> None:
@@ -120,21 +95,21 @@ def test_two_streams_of_one_thread(model: Model, prompt: str) -> None:
 
 
 @pytest.mark.slow
-def test_asynchronous_callers(model: Model, prompt: str, endless: dict[str, Any]) -> None:
+def test_asynchronous_callers(model: Model, prompt: str) -> None:
     expected = cold(model, prompt, max_tokens=N)
 
     async def collect() -> str:
         return "".join([chunk.text async for chunk in model.astream(prompt, max_tokens=N)])
 
     async def leave() -> None:
-        chunks = model.astream(prompt, **endless)
+        chunks = model.astream(prompt, **ENDLESS)
         async for _ in chunks:
             break
         await chunks.aclose()  # type: ignore[attr-defined]
 
     async def run_out_of_time() -> None:
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(model.agenerate(prompt, **endless), 0.05)
+            await asyncio.wait_for(model.agenerate(prompt, **ENDLESS), 0.05)
 
     async def several() -> None:
         texts = await asyncio.gather(*(collect() for _ in range(3)))
@@ -151,11 +126,11 @@ def test_asynchronous_callers(model: Model, prompt: str, endless: dict[str, Any]
     assert model.generate(prompt, max_tokens=N).tokens == expected.tokens
 
 
-def test_an_event_loop_that_ends_first(model: Model, prompt: str, endless: dict[str, Any]) -> None:
+def test_an_event_loop_that_ends_first(model: Model, prompt: str) -> None:
     """The answer has nobody to go to any more: it ends, and the next one is not kept waiting."""
 
     async def begin() -> None:
-        await anext(model.astream(prompt, **endless))
+        await anext(model.astream(prompt, **ENDLESS))
 
     expected = cold(model, prompt, max_tokens=N).tokens
     asyncio.run(begin())
@@ -193,32 +168,6 @@ def test_use_after_close(prompt: str) -> None:
             use()
 
 
-def test_close_while_it_generates(prompt: str, endless: dict[str, Any]) -> None:
-    model = short_load(n_ctx=4096)
-    chunks = model.stream(prompt, **endless)
-    next(chunks)
-    waiting: list[object] = []
-
-    def wait_in_line() -> None:
-        try:
-            waiting.append(model.generate(prompt, max_tokens=4))
-        except ClosedError as error:
-            waiting.append(error)
-
-    thread = threading.Thread(target=wait_in_line)
-    thread.start()
-    closing = threading.Thread(target=model.close)
-    closing.start()
-    last = None
-    for chunk in chunks:  # what was made before, and then the end
-        last = chunk
-    closing.join(60)
-    thread.join(60)
-    assert not closing.is_alive() and not thread.is_alive()
-    assert last is not None and last.finish_reason == "cancelled"
-    assert isinstance(waiting[0], ClosedError)
-
-
 def test_a_model_that_nobody_holds_is_freed(prompt: str) -> None:
     """With its thread: rebinding a name in a notebook must not keep two models in memory."""
     n_threads = threading.active_count()
@@ -246,8 +195,7 @@ target_path, drafter_path = demo.pair()
 prompt = demo.prompts()["code"][0]
 options = {"n_ctx": 8192, "kv_type": "q8_0", "n_threads": 1, "quiet": True}
 model = dflash_local.load(target_path, drafter_path, **options)
-ends = [t for t in range(model.target.n_vocab) if model.target.vocabulary.ends_text(t)]
-endless = {"max_tokens": None, "logit_bias": dict.fromkeys(ends, -float("inf"))}
+endless = {"max_tokens": None, "ignore_eos": True}
 """
 
 EXITS = {
@@ -396,7 +344,7 @@ models = [
     for _ in range(3)
 ]
 for model in models:
-    model._engine.slots.close = stuck
+    model.engine.slots.close = stuck
 """
 
 

@@ -408,7 +408,7 @@ def test_waiting_too_long(bench: Bench) -> None:
     assert len(bench.model.generate([5], queue_timeout=60, max_tokens=2).tokens) == 2
 
 
-def test_closing_ends_all(bench: Bench) -> None:
+def test_closing_ends_all() -> None:
     model = load(*demo.pair(), n_ctx=4096, n_seq=2, **ON_CPU)
     streams = occupy(model, 2)
     with ThreadPoolExecutor(1) as thread:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -22,21 +24,21 @@ class Drain:
     def __init__(self) -> None:
         self.draining = False
         self.n_running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()
+        """Set while no request runs."""
+        self.idle.set()
 
-    async def idle(self) -> None:
-        """Wait until no request runs."""
-        await self._idle.wait()
-
-    def begin(self) -> None:
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """While a request runs."""
         self.n_running += 1
-        self._idle.clear()
-
-    def end(self) -> None:
-        self.n_running -= 1
-        if not self.n_running:
-            self._idle.set()
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.n_running -= 1
+            if not self.n_running:
+                self.idle.set()
 
 
 class DrainCheck:
@@ -54,11 +56,8 @@ class DrainCheck:
             raise unavailable(
                 "the server is shutting down and takes no new requests", code="shutting_down"
             )
-        self._drain.begin()
-        try:
+        with self._drain.request():
             await self._app(scope, receive, send)
-        finally:
-            self._drain.end()
 
 
 @router.get("/health")

@@ -150,7 +150,7 @@ class AnswerStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Send) -> None:
-        coming: asyncio.Future[Any] = asyncio.ensure_future(_next(self._events))
+        coming: asyncio.Future[Any] = asyncio.ensure_future(anext(self._events))
         try:
             while True:
                 await asyncio.wait({coming}, timeout=KEEP_ALIVE_S)
@@ -164,7 +164,7 @@ class AnswerStream(Response):
                     return
                 if data := self._form.item(event):
                     await self._write(send, data)
-                coming = asyncio.ensure_future(_next(self._events))
+                coming = asyncio.ensure_future(anext(self._events))
         finally:
             coming.cancel()
             await asyncio.wait({coming})
@@ -201,10 +201,6 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | Non
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _next(events: AsyncIterator[Any]) -> Any:
-    return await events.__anext__()
 
 
 async def _close(events: AsyncIterator[Any]) -> None:

@@ -8,27 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
 
 from dflash_local.errors import InputError
 from dflash_local.fit.plan import Plan
 from dflash_local.llama.runtime import Device
+from dflash_local.server.models.served_model import ServedModel
 
 Planner = Callable[[Sequence[Device]], Plan]
 """What a model would take of a machine. Raises InputError where it does not fit."""
-
-
-class Evictable(Protocol):
-    """A loaded model: how many requests run on it, and when the last one ended."""
-
-    @property
-    def n_running(self) -> int: ...
-
-    @property
-    def last_used(self) -> float: ...
-
-
-E = TypeVar("E", bound=Evictable)
 
 
 def fits(plan: Planner, devices: Sequence[Device], *, beside: Sequence[Plan]) -> bool:
@@ -45,9 +32,9 @@ def fits(plan: Planner, devices: Sequence[Device], *, beside: Sequence[Plan]) ->
     return _value(together) >= _value(alone)
 
 
-def first_to_evict(loaded: Iterable[E]) -> E:
+def first_to_evict(loaded: Iterable[ServedModel]) -> ServedModel:
     """The one used longest ago, and one without requests if there is any."""
-    return min(loaded, key=lambda model: (model.n_running > 0, model.last_used))
+    return min(loaded, key=lambda served: (bool(served.running), served.last_used))
 
 
 def _value(plan: Plan) -> tuple[int, int, bool]:

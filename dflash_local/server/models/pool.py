@@ -56,7 +56,10 @@ class ModelPool:
         usual_s = FOREVER if keep_alive_s is None else keep_alive_s
         self._queue_timeout_s = queue_timeout_s
         self._devices = devices
-        self.models = {source.name: ServedModel(source, usual_s) for source in sources}
+        self.models: dict[str, ServedModel] = {}
+        for source in sources:
+            own_s = source.keep_alive_s
+            self.models[source.name] = ServedModel(source, usual_s if own_s is None else own_s)
         self._load_lock = asyncio.Lock()
         self._claim_ended = asyncio.Event()
         self._tasks: set[Task[None]] = set()

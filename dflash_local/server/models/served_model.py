@@ -7,21 +7,50 @@ import asyncio
 import math
 import time
 from asyncio import Task, TimerHandle
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Literal, ParamSpec, TypeVar
 
 from dflash_local.errors import QueueTimeoutError
 from dflash_local.model import Model
 from dflash_local.result import ModelStatus
+from dflash_local.server.http.bodies import body_bytes
 from dflash_local.server.models.keep_alive import FOREVER
 from dflash_local.server.models.load import LoadFailure, ModelLoad
 from dflash_local.server.models.recorder import Recorder
 from dflash_local.server.models.source import ModelSource
-from dflash_local.server.models.threads import RequestThreads
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PROGRESS_S = 1.0
 """Time between two lines of progress to a request that waits for a model, and before the first."""
+
+_SHORT = 4
+_LONG = 2
+_LONG_BYTES = 64 << 10
+"""Of a body. A text of that length is tokenised in some 50 ms, whatever it says."""
+
+
+class RequestThreads:
+    """Threads that prepare the requests of one model: they render, tokenise and count.
+
+    They are this model's own, so that no other model waits for them. A long request waits for long
+    ones only, and a short one for short ones.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._short = ThreadPoolExecutor(_SHORT, f"dflash-local requests {model}")
+        self._long = ThreadPoolExecutor(_LONG, f"dflash-local long requests {model}")
+
+    async def run(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `work`, for the request that is being answered. One that is given up
+        leaves the queue."""
+        threads = self._long if body_bytes.get() > _LONG_BYTES else self._short
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(threads, partial(work, *args, **kwargs))
 
 
 @dataclass(frozen=True)
@@ -42,8 +71,8 @@ class ServedModel:
     """What is known of one model. The pool changes it, on its event loop; others only read."""
 
     source: ModelSource
-    server_keep_alive_s: float = FOREVER
-    """Seconds that models stay loaded without requests, unless they or the requests differ."""
+    usual_keep_alive_s: float = FOREVER
+    """Seconds that it stays loaded after a request that does not say."""
     model: Model | None = None
     running: set[Claim] = field(default_factory=set)
     waiting: set[Claim] = field(default_factory=set)
@@ -67,18 +96,8 @@ class ServedModel:
         self.keep_alive_s = self.usual_keep_alive_s
 
     @property
-    def usual_keep_alive_s(self) -> float:
-        """Seconds that it stays loaded after a request that does not say."""
-        own = self.source.keep_alive_s
-        return self.server_keep_alive_s if own is None else own
-
-    @property
     def name(self) -> str:
         return self.source.name
-
-    @property
-    def n_running(self) -> int:
-        return len(self.running)
 
     @property
     def counted(self) -> ModelStatus | None:

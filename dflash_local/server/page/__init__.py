@@ -6,39 +6,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
 from dflash_local.server.http.errors import ApiError
 
+_FOLDER = Path(__file__).parent
 _TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
-_NAMES = (
-    "index.html",
-    "docs.html",
-    "page.css",
-    "docs.css",
-    "docs.js",
-    "page.js",
-    "chat_stream.js",
-    "answer.js",
-    "markdown.js",
-    "colors.js",
-    "formulas.js",
-    "vendor/lezer-markdown.js",
-    "vendor/lowlight.js",
-    "vendor/temml.js",
-    "models.js",
-    "meter.js",
-    "chats.js",
-    "settings.js",
-    "storage.js",
-    "icon.svg",
+_NAMES = frozenset(
+    path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*") if path.suffix in _TYPES
 )
 PATHS = frozenset({"/", "/docs", *(f"/page/{name}" for name in _NAMES)})
 """What is served without a key: nothing in these files is secret, and the page asks for the key."""
@@ -59,12 +41,10 @@ HEADERS = {
             "trusted-types 'none'",
         )
     ),
-    "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
 
@@ -111,6 +91,7 @@ def _answer(request: Request, file: _File) -> Response:
 
 @cache
 def _file(name: str) -> _File:
-    content = files(__package__).joinpath(name).read_bytes()
+    path = _FOLDER / name
+    content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    return _File(content, _TYPES[name.rpartition(".")[2]], f'"{digest[:32]}"')
+    return _File(content, _TYPES[path.suffix], f'"{digest[:32]}"')

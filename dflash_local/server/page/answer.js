@@ -1,15 +1,8 @@
 /** The messages in the page: the user's questions and the model's answers. */
 
-import { Source, View, make } from "./markdown.js";
+import { button, make } from "./elements.js";
+import { Source, View } from "./markdown.js";
 import { Tally } from "./meter.js";
-
-function button(text, action, label) {
-  const element = make("button", "", text);
-  element.type = "button";
-  if (label) element.setAttribute("aria-label", label);
-  element.addEventListener("click", action);
-  return element;
-}
 
 /** The element of a message of the user. `resend` gets the text that it was changed to. */
 export function question(text, resend) {

@@ -1,6 +1,6 @@
 /** The chats that this browser keeps, each under a name of its own: tabs do not overwrite others. */
 
-import { make } from "./markdown.js";
+import { button, make } from "./elements.js";
 import { names, read, remove, write } from "./storage.js";
 
 const START = "chat-";
@@ -54,18 +54,16 @@ export class ChatList {
     const first = chat.messages.find(({ role }) => role === "user")?.content ?? "";
     const title = first.trim().split("\n")[0].slice(0, TITLE_LENGTH) || "Untitled";
     const item = make("li");
-    const open = make("button", "open", title);
-    open.type = "button";
+    const open = button(title, () => this.actions.open(chat));
+    open.className = "open";
     if (isCurrent) open.setAttribute("aria-current", "true");
-    open.addEventListener("click", () => this.actions.open(chat));
-    const bin = make("button", "delete", "Delete");
-    bin.type = "button";
-    bin.setAttribute("aria-label", `Delete the chat: ${title}`);
-    bin.addEventListener("click", () => {
+    const askAndDelete = () => {
       if (!confirm(`Delete this chat from the browser?\n\n${title}`)) return;
       remove(chat.id);
       this.actions.deleted(chat);
-    });
+    };
+    const bin = button("Delete", askAndDelete, `Delete the chat: ${title}`);
+    bin.className = "delete";
     item.append(open, bin);
     return item;
   }

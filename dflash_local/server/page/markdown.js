@@ -7,6 +7,7 @@
  */
 
 import { coloredParts } from "./colors.js";
+import { make } from "./elements.js";
 import { Formulas, formula } from "./formulas.js";
 import { Strikethrough, Table, TaskList, TreeFragment, parser } from "./vendor/lezer-markdown.js";
 
@@ -391,12 +392,4 @@ function children(node) {
   const found = [];
   for (let child = node.firstChild; child; child = child.nextSibling) found.push(child);
   return found;
-}
-
-/** An element of that name. */
-export function make(name, className = "", text = "") {
-  const element = document.createElement(name);
-  if (className) element.className = className;
-  element.textContent = text;
-  return element;
 }

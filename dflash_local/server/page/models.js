@@ -1,6 +1,7 @@
 /** The models of the server, and the one that the user has chosen. */
 
 import { get } from "./chat_stream.js";
+import { make } from "./elements.js";
 
 const CHOSEN = "dflash-local-model";
 
@@ -53,8 +54,7 @@ export class Models {
 }
 
 function option({ id, status }) {
-  const element = document.createElement("option");
+  const element = make("option", "", status.value === "loaded" ? id : `${id} (not loaded)`);
   element.value = id;
-  element.textContent = status.value === "loaded" ? id : `${id} (not loaded)`;
   return element;
 }

@@ -3,6 +3,7 @@
 import { Answer, question } from "./answer.js";
 import { ServerError, chatStream } from "./chat_stream.js";
 import { ChatList, keep, newChat } from "./chats.js";
+import { button, make } from "./elements.js";
 import { Meter } from "./meter.js";
 import { Models } from "./models.js";
 import { Settings } from "./settings.js";
@@ -79,12 +80,8 @@ async function learn() {
   at("try").textContent = tiny ? TINY.hint : "Try one:";
   at("prompts").replaceChildren(
     ...(tiny ? TINY.prompts : PROMPTS).map((text) => {
-      const item = document.createElement("li");
-      const button = document.createElement("button");
-      button.type = "button";
-      button.textContent = text;
-      button.addEventListener("click", () => send(text));
-      item.append(button);
+      const item = make("li");
+      item.append(button(text, () => send(text)));
       return item;
     }),
   );
@@ -348,9 +345,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
   } catch {
     // Browsers offer the clipboard only to pages from this machine, or over TLS.
-    const field = document.createElement("textarea");
-    field.value = text;
-    field.className = "hidden";
+    const field = make("textarea", "hidden", text);
     document.body.append(field);
     field.select();
     document.execCommand("copy");
@@ -374,13 +369,13 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") stop();
 });
 document.addEventListener("click", async (event) => {
-  const button = event.target.closest("button[data-copies]");
-  if (!button) return;
-  const from = button.dataset.copies;
-  const source = from === "code" ? button.closest(".code").querySelector("code") : at(from);
+  const pressed = event.target.closest("button[data-copies]");
+  if (!pressed) return;
+  const from = pressed.dataset.copies;
+  const source = from === "code" ? pressed.closest(".code").querySelector("code") : at(from);
   await copy(source.textContent);
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = "Copy"), 1500);
+  pressed.textContent = "Copied";
+  setTimeout(() => (pressed.textContent = "Copy"), 1500);
 });
 at("stop").addEventListener("click", stop);
 at("clear").addEventListener("click", clear);

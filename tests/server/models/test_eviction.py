@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,6 +17,8 @@ from dflash_local.fit.footprint import Use
 from dflash_local.fit.plan import Plan
 from dflash_local.llama.runtime import Device
 from dflash_local.server.models.eviction import Planner, first_to_evict, fits
+from dflash_local.server.models.served_model import Claim, ServedModel
+from dflash_local.server.models.source import ModelSource
 from openai_api import CHAT, user
 from server_process import ServerProcess, serving, until
 from small_machine import COMMAND
@@ -33,13 +34,6 @@ LONG = {
 }
 """Some 700 KB; what can be on its way to a client is 160."""
 SHORT = {"prompt": "def f(x):", "max_tokens": 1}
-
-
-@dataclass
-class Host:
-    name: str
-    n_running: int
-    last_used: float
 
 
 def machine(*, gpu: float, host: float = 64, gpu_total: float = 24) -> list[Device]:
@@ -143,15 +137,22 @@ def test_what_a_gpu_gives_back_is_the_hosts_where_they_share_it() -> None:
     assert not fits(plan, devices, beside=others)
 
 
+def served(name: str, last_used: float, *, busy: bool = False) -> ServedModel:
+    model = ServedModel(ModelSource(name, Path(name)), last_used=last_used)
+    if busy:
+        model.running.add(Claim(model, None))
+    return model
+
+
 def test_the_one_used_longest_ago_goes_first() -> None:
-    hosts = [Host("a", 0, 3.0), Host("b", 0, 1.0), Host("c", 0, 2.0)]
-    assert first_to_evict(hosts).name == "b"
+    models = [served("a", 3.0), served("b", 1.0), served("c", 2.0)]
+    assert first_to_evict(models).name == "b"
 
 
 def test_idle_ones_go_before_those_at_work() -> None:
-    hosts = [Host("a", 2, 1.0), Host("b", 0, 9.0), Host("c", 1, 0.0)]
-    assert first_to_evict(hosts).name == "b"
-    assert first_to_evict([hosts[0], hosts[2]]).name == "c"
+    models = [served("a", 1.0, busy=True), served("b", 9.0), served("c", 0.0, busy=True)]
+    assert first_to_evict(models).name == "b"
+    assert first_to_evict([models[0], models[2]]).name == "c"
 
 
 @pytest.fixture(scope="module")
