@@ -77,7 +77,8 @@ class Slots:
         *,
         least: int = 1,
     ) -> None:
-        """`store` keeps what leaves its slot; None: nothing does. Slots are cut to multiples of `least` tokens."""
+        """`store` keeps what leaves its slot; None: nothing does. Slots are cut to multiples of
+        `least` tokens."""
         self.target = target
         self.drafter = drafter
         """None while it is put aside."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_local import Model, Result
+from dflash_local.engine.engine import Engine
 from dflash_local.engine.reuse import LEAST_GAIN
 from gap_rule import first_difference
 from long_text import PYTHON_SOURCE
@@ -15,6 +16,12 @@ from shapes import assert_as_well_drafted, assert_equal
 
 N = 40
 SEEDED = {"temperature": 0.8, "seed": 3, "repeat_penalty": 1.1}
+
+
+@pytest.fixture(autouse=True)
+def without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These are better each time, as their chances are learnt: no drafts would be as the first."""
+    monkeypatch.setattr(Engine, "_copier", lambda *_: None)
 
 
 def cold(model: Model, prompt: str | list[int], **options: Any) -> Result:
