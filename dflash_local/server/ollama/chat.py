@@ -61,7 +61,7 @@ async def _respond(
     answer = partial(OllamaAnswer, shape=shape, arrived=time.monotonic())
     form = None if body.stream is False else LINES
     name = untagged(request, body.model)
-    return await respond(request, name, body, prepare, answer, form, body.keep_alive_s)
+    return await respond(request, name, body, prepare, answer, form, body.keep_alive)
 
 
 async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) -> Response:
@@ -69,12 +69,12 @@ async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) 
     unloads it."""
     pool = pool_of(request)
     served = pool.find(untagged(request, body.model))
-    if body.keep_alive_s == 0 and not pool.is_pinned:
+    if body.keep_alive == 0 and not pool.is_pinned:
         pool.unload(served.name)
         return no_answer(served.name, shape, "unload")
 
     async def load() -> Response:
-        async with pool.use(served.name, body.keep_alive_s) as loaded:
+        async with pool.use(served.name, body.keep_alive) as loaded:
             return no_answer(loaded.name, shape, "load")
 
     response = await unless_gone(load(), request.receive)

@@ -47,14 +47,13 @@ Think = Annotated[
 ]
 
 
-def _check_time(given: Any) -> Any:
-    if given not in (None, ""):
-        keep_alive_s(given)
-    return given
+def _seconds(given: Any) -> float | None:
+    return None if given in (None, "") else keep_alive_s(given)
 
 
-KeepAlive = Annotated[Any, BeforeValidator(_check_time)]
-"""Seconds, or a text such as 5m."""
+KeepAlive = Annotated[Any, BeforeValidator(_seconds)]
+"""Seconds that the model stays loaded after this request, or a text such as 5m; None: the
+server's own."""
 
 
 class OllamaRequest(BaseModel):
@@ -68,11 +67,6 @@ class OllamaRequest(BaseModel):
     options: OllamaOptions | None = None
 
     _refuse = bounds.refuse(_REFUSED, unless=(None, False, 0, "", []))
-
-    @property
-    def keep_alive_s(self) -> float | None:
-        """Seconds that the model stays loaded after this request; None: the server's own."""
-        return None if self.keep_alive in (None, "") else keep_alive_s(self.keep_alive)
 
     @property
     def sampling(self) -> OllamaOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -46,6 +47,11 @@ def ask(sdk: anthropic.Anthropic, **body: Any) -> Message:
     extra = {**GREEDY, **body.pop("extra_body", {})}
     given = {"model": "any-name", "max_tokens": CERTAIN, "messages": user(QUESTION)}
     return sdk.messages.create(**{**given, **body}, extra_body=extra)
+
+
+def n_prompt(sdk: anthropic.Anthropic, **body: Any) -> int:
+    """Tokens of a prompt."""
+    return sdk.messages.count_tokens(model="any-name", **body).input_tokens
 
 
 def text(message: Message) -> str:
@@ -92,9 +98,7 @@ def test_a_stop_sequence_is_named(sdk: anthropic.Anthropic) -> None:
 def test_the_system_prompt_and_blocks_make_the_prompt(
     sdk: anthropic.Anthropic, model: Model
 ) -> None:
-    def count(**body: Any) -> int:
-        return sdk.messages.count_tokens(model="any-name", **body).input_tokens
-
+    count = partial(n_prompt, sdk)
     spoken = [
         {"role": "system", "content": "Be brief.\nBe kind."},
         {"role": "user", "content": "One\nTwo"},
@@ -169,16 +173,13 @@ def test_a_tool_is_called_and_its_result_goes_back_in(tool_sdk: anthropic.Anthro
     assert json.loads("".join(pieces)) == call.input
     assert [block.input for block in streamed if isinstance(block, ToolUseBlock)] == [call.input]
 
-    def count(*messages: Any) -> int:
-        counted = tool_sdk.messages.count_tokens(model="any", tools=[TOOL], messages=messages)
-        return counted.input_tokens
-
     turn = [*asked["messages"], {"role": "assistant", "content": told.content}]
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "It rains."}
-    words = [{"type": "text", "text": "It rains."}]
-    after = count(*turn, {"role": "user", "content": [result]})
-    assert after > count(*turn)
-    assert count(*turn, {"role": "user", "content": [{**result, "content": words}]}) == after
+    in_parts = {**result, "content": [{"type": "text", "text": "It rains."}]}
+    count = partial(n_prompt, tool_sdk, tools=[TOOL])
+    after = count(messages=[*turn, {"role": "user", "content": [result]}])
+    assert after > count(messages=turn)
+    assert count(messages=[*turn, {"role": "user", "content": [in_parts]}]) == after
     again = ask(tool_sdk, tools=[TOOL], messages=[*turn, {"role": "user", "content": [result]}])
     assert again.role == "assistant"
 
@@ -188,11 +189,8 @@ def test_any_tool_and_none(tool_sdk: anthropic.Anthropic) -> None:
     any_one = {"type": "any", "disable_parallel_tool_use": True}
     told = ask(tool_sdk, tools=[TOOL], tool_choice=any_one, messages=question, max_tokens=96)
     assert any(isinstance(block, ToolUseBlock) for block in told.content)
-    without = tool_sdk.messages.count_tokens(model="any", messages=question)
-    none = tool_sdk.messages.count_tokens(
-        model="any", messages=question, tools=[TOOL], tool_choice={"type": "none"}
-    )
-    assert none == without
+    none = n_prompt(tool_sdk, messages=question, tools=[TOOL], tool_choice={"type": "none"})
+    assert none == n_prompt(tool_sdk, messages=question)
 
 
 @pytest.mark.slow
@@ -249,11 +247,7 @@ def test_nothing_that_nobody_asked_for_is_shown_of_it(tool_sdk: anthropic.Anthro
 
 def test_a_model_is_told_whether_to_think(tool_sdk: anthropic.Anthropic) -> None:
     """The template of Qwen3 writes an empty reasoning part for one that shall not."""
-
-    def count(**more: Any) -> int:
-        counted = tool_sdk.messages.count_tokens(model="any", messages=user("Hi"), **more)
-        return counted.input_tokens
-
+    count = partial(n_prompt, tool_sdk, messages=user("Hi"))
     thinks = count(thinking={"type": "enabled", "budget_tokens": 2048})
     assert count() == count(thinking={"type": "disabled"}) > thinks
 

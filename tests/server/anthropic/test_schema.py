@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from chat_models import WEATHER
 from openai_api import user
 
 PATH = "/v1/messages"
@@ -66,14 +65,3 @@ def test_what_is_refused_is_named(
     message = answer.json()["error"]["message"]
     assert named in message
     assert len(message) < 400
-
-
-def test_only_free_text_can_be_begun(tool_client: httpx.Client) -> None:
-    begun = [*user("Hi"), {"role": "assistant", "content": "{"}]
-    forced = {
-        "tools": [{"name": "a", "input_schema": WEATHER["function"]["parameters"]}],
-        "tool_choice": {"type": "any"},
-    }
-    answer = tool_client.post(PATH, json={"messages": begun, "max_tokens": 4, **forced})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"

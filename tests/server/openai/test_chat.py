@@ -22,18 +22,13 @@ def content(answer: dict[str, Any], index: int = 0) -> str:
     return text
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("body", "options"),
     [
         ({"temperature": 0}, {}),
         ({"seed": 7}, {"temperature": 0.8, "seed": 7}),
-        ({"temperature": 1.1, "seed": 3, "top_p": 1}, {"temperature": 1.1, "seed": 3, "top_p": 1}),
         ({"seed": 2**40 + 5}, {"temperature": 0.8, "seed": (2**40 + 5) % (2**32 - 1)}),
-        (
-            {"temperature": 0, "presence_penalty": 0.5, "frequency_penalty": 0.7},
-            {"presence_penalty": 0.5, "frequency_penalty": 0.7},
-        ),
         (
             {"temperature": 0.7, "seed": 5, "top_k": 0, "min_p": 0.1, "repetition_penalty": 1.3},
             {"temperature": 0.7, "seed": 5, "top_k": 0, "min_p": 0.1, "repeat_penalty": 1.3},

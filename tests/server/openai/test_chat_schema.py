@@ -95,15 +95,6 @@ def test_a_call_that_the_model_cannot_make_is_refused(client: httpx.Client) -> N
     assert "no tool calls" in error["message"]
 
 
-def test_a_conversation_that_does_not_fit(client: httpx.Client) -> None:
-    n_ctx = client.get("/v1/models").json()["data"][0]["meta"]["n_ctx"]
-    answer = client.post(CHAT, json={"messages": user("a b c d " * n_ctx)})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (400, "exceed_context_size_error")
-    assert error["code"] == "context_length_exceeded"
-    assert str(n_ctx) in error["message"]
-
-
 def test_what_is_wrong_with_a_stream_is_told_before_it_begins(client: httpx.Client) -> None:
     error = refused(
         client, CHAT, messages=user("hi"), stream=True, grammar="no grammar", max_tokens=4
