@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,13 +64,13 @@ class Health:
     def watching(self, server: ServerProcess) -> Iterator[None]:
         """Ask a server for its health again and again; in the end, see what its log says."""
         ended = threading.Event()
-        watch = threading.Thread(target=self._ask, args=(server, ended))
-        watch.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            watch.join()
+        with ThreadPoolExecutor(1) as watch:
+            asking = watch.submit(self._ask, server, ended)
+            try:
+                yield
+            finally:
+                ended.set()
+            asking.result()
         self.stalls += [line for line in server.log if line.startswith("stalled")]
         self.tracebacks += sum("Traceback" in line for line in server.log)
 

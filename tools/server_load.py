@@ -115,6 +115,7 @@ class Load:
         todo = list(range(self._n_requests))
         seeds = [self._random.randrange(2**32) for _ in todo]
         todo.reverse()
+        milestones = [self._n_requests * part // 4 for part in (1, 2, 3)]
         timeout = httpx.Timeout(600, connect=60)
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(
@@ -125,7 +126,7 @@ class Load:
                 while todo:
                     number = todo.pop()
                     await self._one(number, random.Random(seeds[number]))
-                    if self._n_requests - len(todo) in self._milestones():
+                    if self._n_requests - len(todo) in milestones:
                         self._weigh()
 
             await asyncio.gather(*(client() for _ in range(self._n_clients)))
@@ -136,9 +137,6 @@ class Load:
                 self.report.failures.append(f"afterwards: {type(error).__name__}: {error}")
         self._weigh()
         return self.report
-
-    def _milestones(self) -> tuple[int, ...]:
-        return tuple(self._n_requests * part // 4 for part in (1, 2, 3))
 
     def _weigh(self) -> None:
         taken = None if self._pid is None else resources(self._pid)
@@ -214,14 +212,11 @@ class Load:
 
     async def _hang_up(self, dice: random.Random) -> str:
         body = json.dumps(self._chat_body(dice) | {"max_tokens": 512}).encode()
-        _, writer = await self._send("/v1/chat/completions", body)
-        await asyncio.sleep(dice.random() / 5)
-        await _close(writer)
-        return "left"
+        return await self._send_and_leave(dice.random() / 5, body)
 
     async def _slow_reader(self, dice: random.Random) -> str:
         body = json.dumps(self._chat_body(dice) | {"stream": True}).encode()
-        reader, writer = await self._send("/v1/chat/completions", body)
+        reader, writer = await self._send(body)
         while await reader.read(64):
             await asyncio.sleep(0.02)
         await _close(writer)
@@ -229,10 +224,7 @@ class Load:
 
     async def _never_reads(self, dice: random.Random) -> str:
         body = json.dumps(self._chat_body(dice) | {"stream": True, "max_tokens": 512}).encode()
-        _, writer = await self._send("/v1/chat/completions", body)
-        await asyncio.sleep(1 + dice.random())
-        await _close(writer)
-        return "left"
+        return await self._send_and_leave(1 + dice.random(), body)
 
     async def _malformed(self, dice: random.Random) -> str:
         path, body, kind = dice.choice(MALFORMED)
@@ -244,8 +236,11 @@ class Load:
 
     async def _half_a_body(self, dice: random.Random) -> str:
         body = json.dumps(self._chat_body(dice)).encode()
-        _, writer = await self._send("/v1/chat/completions", body[: len(body) // 2], len(body))
-        await asyncio.sleep(dice.random() / 5)
+        return await self._send_and_leave(dice.random() / 5, body[: len(body) // 2], len(body))
+
+    async def _send_and_leave(self, after_s: float, body: bytes, length: int | None = None) -> str:
+        _, writer = await self._send(body, length)
+        await asyncio.sleep(after_s)
         await _close(writer)
         return "left"
 
@@ -293,7 +288,7 @@ class Load:
         return True
 
     async def _send(
-        self, path: str, body: bytes, length: int | None = None
+        self, body: bytes, length: int | None = None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection of its own, which can be read slowly or not at all."""
         url = urlsplit(self._url)
@@ -305,7 +300,7 @@ class Load:
             "content-length": str(len(body) if length is None else length),
             **self._headers,
         }
-        lines = [f"POST {path} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
+        lines = ["POST /v1/chat/completions HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         await writer.drain()
         return reader, writer

@@ -119,7 +119,8 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
             return _interrupted(report, say)
         report.memory = MemoryUse.of(model)
         model.forget()
-        report.curve = cost_curve(model.target, _curve_rows(model))
+        most = min(max(model.engine.widest(model.draft_shape), 16), model.n_ctx - 1)
+        report.curve = cost_curve(model.target, [n for n in CURVE_ROWS if n <= most])
         server = None
         if options.llama_server is not None:
             length = options.synthetic_length
@@ -246,11 +247,6 @@ def _cases(model: Model, options: BenchOptions) -> tuple[list[Case], list[str]]:
     if options.synthetic_length is not None and options.replay is None:
         cases = with_random_answers(target, cases, room)
     return cases, notes
-
-
-def _curve_rows(model: Model) -> list[int]:
-    most = max(model.engine.widest(model.draft_shape), 16)
-    return [rows for rows in CURVE_ROWS if rows <= min(most, model.n_ctx - 1)]
 
 
 def _open(

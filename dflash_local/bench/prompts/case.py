@@ -56,7 +56,10 @@ def tokenized(
             fault = "the model has no chat template"
         else:
             tokens = _tokens(model, prompt, thinking)
-            answer = _answer(model.target.vocabulary, prompt)
+            if prompt.answer is not None:
+                answer = model.target.vocabulary.tokenize(
+                    prompt.answer, special=False, add_special=False
+                )
             needed = room if answer is None else min(room, len(answer))
             if len(tokens) + needed > model.n_ctx:
                 fault = f"prompt and answer exceed the context of {model.n_ctx} tokens"
@@ -76,12 +79,6 @@ def _tokens(model: Model, prompt: BenchPrompt, thinking: bool) -> list[int]:
         return _gap(model.target.vocabulary, *prompt.infill)
     kwargs = {} if thinking else {"enable_thinking": False}
     return model.chat_prompt(prompt.messages, chat_template_kwargs=kwargs)
-
-
-def _answer(vocabulary: Vocabulary, prompt: BenchPrompt) -> list[int] | None:
-    if prompt.answer is None:
-        return None
-    return vocabulary.tokenize(prompt.answer, special=False, add_special=False)
 
 
 def _gap(vocabulary: Vocabulary, prefix: str, suffix: str) -> list[int]:

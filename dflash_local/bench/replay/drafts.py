@@ -89,11 +89,8 @@ def with_rank(row: Sequence[int], rank: int, token: int) -> list[int]:
     found = list(row)
     if token in found:
         at = found.index(token)
-        found[at] = found[rank] if rank < len(found) else _other(found)
+        other = next(each for each in count() if each not in found)
+        found[at] = found[rank] if rank < len(found) else other
     if rank < len(found):
         found[rank] = token
     return found
-
-
-def _other(row: Sequence[int]) -> int:
-    return next(token for token in count() if token not in row)

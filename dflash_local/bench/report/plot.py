@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from dflash_local.bench.measure.settings import Variant
 from dflash_local.bench.measure.single import SpeedRow
@@ -58,6 +58,7 @@ _WIDTH_TICKS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _NO_DRAFTS = "no drafts were checked"
 
 Panel: TypeAlias = Callable[["Axes", Report], None]
+Row = TypeVar("Row", SpeedRow, ServerRow)
 
 
 def check_plot(path: Path) -> None:
@@ -160,12 +161,11 @@ def speed_by_width(axes: Axes, report: Report) -> None:
     axes.set_title("Speed, by rows checked")
     _by_width(axes, report, lambda row: row.drafted_median, lambda row: row.acceptance.mean_rows)
     _server_by_drafts(axes, report, lambda row: row.tokens_per_second.median)
-    plain = _mean([row.plain.median for row in _first_rows(report)])
+    plain = _mean(_first_rows(report), lambda row: row.plain.median)
     if plain is not None:
         axes.axhline(plain, color=_QUIET, linestyle=_DASHED, label=f"plain: {plain:.4g}")
-    theirs = _mean(
-        [row.tokens_per_second.median for row in _first_server_rows(report) if not row.n_drafts]
-    )
+    undrafted = [row for row in _first_server_rows(report) if not row.n_drafts]
+    theirs = _mean(undrafted, lambda row: row.tokens_per_second.median)
     if theirs is not None:
         label = f"llama-server, plain: {theirs:.4g}"
         axes.axhline(theirs, color=_ORANGE, linestyle=_DOTTED, label=label)
@@ -189,15 +189,13 @@ def _by_width(
         colour, marker = _OF_SHAPE[shape]
         widths = sorted(v.width for v in variants if v.shape == shape and v.width != "auto")
         points = {
-            float(width): _mean(
-                [value(row) for row in rows if row.variant == Variant(width, shape)]
-            )
+            float(width): _mean([r for r in rows if r.variant == Variant(width, shape)], value)
             for width in widths
         }
         most = max([most, *points])
         _line(axes, points, color=colour, marker=marker, label=shape)
         chosen = [row for row in rows if row.variant == Variant("auto", shape)]
-        x, y = _mean([mean_rows(row) for row in chosen]), _mean([value(row) for row in chosen])
+        x, y = _mean(chosen, mean_rows), _mean(chosen, value)
         if x is not None and y is not None:
             most = max(most, x)
             label = f"{Variant('auto', shape)}: {y:.4g}"
@@ -216,7 +214,7 @@ def _server_by_drafts(
 ) -> None:
     rows = _first_server_rows(report)
     points = {
-        1.0 + n_drafts: _mean([value(row) for row in rows if row.n_drafts == n_drafts])
+        1.0 + n_drafts: _mean([row for row in rows if row.n_drafts == n_drafts], value)
         for n_drafts in sorted({row.n_drafts for row in rows if row.n_drafts})
     }
     _line(axes, points, color=_ORANGE, marker="D", label="llama-server, DFlash")
@@ -244,8 +242,9 @@ def _first_server_rows(report: Report) -> list[ServerRow]:
     return [row for row in rows if (row.category, row.temperature) in ours]
 
 
-def _mean(values: list[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
+def _mean(rows: list[Row], value: Callable[[Row], float | None]) -> float | None:
+    """Of the values that there are."""
+    found = [each for row in rows if (each := value(row)) is not None]
     return fmean(found) if found else None
 
 
