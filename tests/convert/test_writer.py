@@ -151,6 +151,11 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
         write_gguf(tmp_path / "nowhere" / "out.gguf", KEYS, [], ramp)
     with pytest.raises(InputError, match="not a regular file"):
         write_gguf(Path(os.devnull), KEYS, [], ramp, force=True)
+    with pytest.raises(InputError, match="cannot be written: File name too long"):
+        write_gguf(tmp_path / ("d" * 300), KEYS, [], ramp)
+    if sys.platform == "linux":  # not even root may write there
+        with pytest.raises(InputError, match=r"/proc/self/d\.gguf: "):
+            write_gguf(Path("/proc/self/d.gguf"), KEYS, [], ramp)
     write_gguf(path, KEYS, [], ramp, force=True)
     assert GgufFile.open(path).architecture == "dflash"
     assert os.listdir(tmp_path) == ["out.gguf"]

@@ -196,7 +196,7 @@ GOOD = entry("F32", [2, 2], 0, 16)
 @pytest.mark.parametrize(
     ("header", "n_data", "reason"),
     [
-        ({"a": GOOD}, 15, "truncated: 1 of"),
+        ({"a": GOOD}, 15, "bytes are missing; fetch the file again"),
         ({"a": GOOD}, 17, "1 bytes follow the last tensor"),
         ({"a": entry("F32", [2, 2], 0, 12)}, 12, "takes 16 bytes, data_offsets [0, 12] give 12"),
         ({"a": entry("F32", [2, 2], 16, 0)}, 16, "expected its begin and end"),
@@ -294,7 +294,9 @@ def test_what_is_asked_for_must_be_there_and_fit(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(single(tmp_path))
     with pytest.raises(FileError, match="holds no tensor 'nothing'"):
         checkpoint.rows("nothing", 0, 1)
-    with pytest.raises(FileError, match="tensor 'mask': dtype BOOL is not supported"):
+    with pytest.raises(
+        FileError, match="'mask': dtype BOOL is not supported here, expected F32, F16 or BF16"
+    ):
         checkpoint.rows("mask", 0, 1)
     with pytest.raises(FileError, match="dtype F32 is not supported here, expected I64 or I32"):
         checkpoint.integers("scale")
