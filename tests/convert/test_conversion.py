@@ -103,19 +103,6 @@ def test_the_shipped_drafter_comes_out_as_it_was(
     assert json.loads(json.dumps(found.as_dict()))["path"] == str(found.path)
 
 
-@pytest.mark.slow
-def test_it_drafts_as_the_shipped_one(pair: Pair, drafter: Path, tmp_path: Path) -> None:
-    found = convert(drafter, target=pair[0], output=tmp_path / "d.gguf")
-    results = []
-    for path in (pair[1], found.path):
-        with opened(pair[0], path) as model:
-            results.append(model.generate(PROMPT, max_tokens=48, draft_width=16))
-    before, after = results
-    assert after.tokens == before.tokens
-    assert after.stats.accepted == before.stats.accepted > 0
-    assert after.stats.drafted == before.stats.drafted
-
-
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "outtype",

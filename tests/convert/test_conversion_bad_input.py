@@ -206,7 +206,7 @@ def test_another_tokenizer(drafter: Path, pair: Pair) -> None:
     files = tokenizer_files.hf_files(GgufFile.open(pair[0]))
     path = drafter / "tokenizer.json"
     path.write_text(json.dumps(files["tokenizer.json"]))
-    convert(drafter, target=pair[0], output=drafter / "d.gguf")
+    convert(drafter, target=pair[0], dry_run=True)
     vocabulary = files["tokenizer.json"]["model"]["vocab"]
     texts = {number: text for text, number in vocabulary.items()}
     vocabulary[texts[4000]], vocabulary[texts[500]] = 500, 4000

@@ -130,11 +130,8 @@ def test_the_shipped_target() -> None:
     "name",
     [
         "qwen3",
-        "llama",
-        "deepseek2",
         "gemma3n",
         "qwen35",
-        "qwen3next",
         "nemotron_h",
         "mamba",
         "deepseek4",
