@@ -20,7 +20,6 @@ from .fields import Fields, shown
 class Layout:
     """How a maker publishes drafters. The defaults are z-lab's."""
 
-    name: str
     layer_fields: str = ""
     """The object in config.json that has the fields of the layers; empty: they are at the top."""
     n_head_kv: str = "num_key_value_heads"
@@ -39,14 +38,12 @@ class Layout:
     """Tensors that are the target's, kept for training."""
 
 
-Z_LAB = Layout("z-lab")
+Z_LAB = Layout()
 SPECULATORS = Layout(
-    "speculators",
     layer_fields="transformer_layer_config",
     target_copies=("verifier_lm_head.weight", "verifier_norm.weight"),
 )
 MUSE_GLIMMER = Layout(
-    "muse-glimmer",
     types_set_window=True,
     follows_mrope=False,
     reduces_vocabulary=False,
@@ -54,7 +51,6 @@ MUSE_GLIMMER = Layout(
     fc_norm="encoder.output_norm_enc.weight",
 )
 GEMMA4 = Layout(
-    "gemma4",
     layer_fields="text_config",
     n_head_kv="num_global_key_value_heads",
     head_dim="global_head_dim",
@@ -95,28 +91,17 @@ _DEEPSEEK4 = (
 
 # Any other value changes what a layer computes, in a way that llama.cpp's graph of these drafters
 # does not know.
-_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "mlp_bias": (False,),
-    "use_bias": (False,),
-    "qkv_bias": (False,),
-    "attention_output_gate": (False,),
-    "attn_output_gate": (False,),
-    "gating": (False,),
-    "fc_norm": (False,),
-    "norm_before_fc": (False,),
-    "projector_type": ("dflash", "dflash2"),
-    "shift_label": (False,),
-    "num_experts": (0,),
-    "num_local_experts": (0,),
-    "n_routed_experts": (0,),
-    "moe_intermediate_size": (0,),
-    "enable_moe_block": (False,),
-    "q_lora_rank": (0,),
-    "kv_lora_rank": (0,),
-    "attn_logit_softcapping": (0, 0.0),
-    "aux_hidden_state_scales": (),
-    "quantization_config": (),
-}
+_SWITCHES = (
+    "mlp_bias",
+    "use_bias",
+    "qkv_bias",
+    "attention_output_gate",
+    "attn_output_gate",
+    "gating",
+    "fc_norm",
+    "norm_before_fc",
+    "shift_label",
+)
 _EXPERTS = (
     "num_experts",
     "num_local_experts",
@@ -124,6 +109,13 @@ _EXPERTS = (
     "moe_intermediate_size",
     "enable_moe_block",
 )
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_SWITCHES, (False,)),
+    **dict.fromkeys((*_EXPERTS, "q_lora_rank", "kv_lora_rank", "attn_logit_softcapping"), (0,)),
+    "projector_type": ("dflash", "dflash2"),
+    "aux_hidden_state_scales": (),
+    "quantization_config": (),
+}
 _EXPECTED = {
     "quantization_config": "no quantised weights: give the drafter in BF16, F16 or F32",
     **dict.fromkeys(_EXPERTS, "none: layers with a mixture of experts are not known"),

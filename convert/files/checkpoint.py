@@ -69,27 +69,19 @@ class Checkpoint:
             raise IndexError(f"rows {start} to {stop} of {shape[0]} of tensor {shown(name)}")
         per_row = entry.n_elements // shape[0] if shape[0] else 0
         span = (start * per_row, stop * per_row)
-        if entry.dtype == "F32":
-            values = _read(entry, np.dtype("<f4"), span).astype(np.float32, copy=False)
-        elif entry.dtype == "F16":
-            values = _read(entry, np.dtype("<f2"), span).astype(np.float32)
-        elif entry.dtype == "BF16":
+        stored = _read(entry, {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}, span)
+        if entry.dtype == "BF16":
             # the upper half of a float32
-            wide = _read(entry, np.dtype("<u2"), span).astype(np.uint32)
+            wide = stored.astype(np.uint32)
             wide <<= 16
-            values = wide.view(np.float32)
-        else:
-            self._refuse_dtype(entry, "F32, F16 or BF16")
-        return values.reshape(stop - start, *shape[1:])
+            stored = wide.view(np.float32)
+        return stored.astype(np.float32, copy=False).reshape(stop - start, *shape[1:])
 
     def integers(self, name: str) -> NDArray[np.int64]:
         """The whole of an I64 or I32 tensor, in its shape. Raises FileError as `rows` does."""
         entry = self._entry(name)
-        if entry.dtype not in ("I64", "I32"):
-            self._refuse_dtype(entry, "I64 or I32")
-        stored = np.dtype("<i8" if entry.dtype == "I64" else "<i4")
-        values = _read(entry, stored, (0, entry.n_elements)).astype(np.int64, copy=False)
-        return values.reshape(entry.shape)
+        stored = _read(entry, {"I64": "<i8", "I32": "<i4"}, (0, entry.n_elements))
+        return stored.astype(np.int64, copy=False).reshape(entry.shape)
 
     def sha256(self) -> str:
         """Of the bytes of all safetensors files, one after the other in the order of `paths`."""
@@ -107,13 +99,6 @@ class Checkpoint:
         if name not in self.tensors:
             fail(self.folder, f"holds no tensor {shown(name)}")
         return self.tensors[name]
-
-    def _refuse_dtype(self, entry: TensorEntry, expected: str) -> None:
-        fail(
-            entry.path,
-            f"tensor {shown(entry.name)}: dtype {entry.dtype} is not supported here,"
-            f" expected {expected}",
-        )
 
 
 def read_index(path: Path) -> dict[str, str]:
@@ -193,9 +178,17 @@ def _check_index(
 
 
 def _read(
-    entry: TensorEntry, stored: np.dtype[np.generic], span: tuple[int, int]
+    entry: TensorEntry, dtypes: Mapping[str, str], span: tuple[int, int]
 ) -> NDArray[np.generic]:
-    """Elements `span[0]` to `span[1]`, as stored."""
+    """Elements `span[0]` to `span[1]`, as stored. `dtypes`: those that are supported, in numpy."""
+    if entry.dtype not in dtypes:
+        *others, last = dtypes
+        fail(
+            entry.path,
+            f"tensor {shown(entry.name)}: dtype {entry.dtype} is not supported here,"
+            f" expected {', '.join(others)} or {last}",
+        )
+    stored = np.dtype(dtypes[entry.dtype])
     # not by mmap, whose pages would count as this process's memory
     values = np.empty(span[1] - span[0], stored)
     room = values.view(np.uint8).data

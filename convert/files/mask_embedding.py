@@ -122,7 +122,7 @@ def _unpickled(saved: bytes) -> Any:
     for operation, argument, _ in pickletools.genops(saved):
         if operation.name not in _OPERATIONS:
             raise _Refused(f"its pickle uses the operation {operation.name}")
-        if operation.name in ("PUT", "LONG_BINPUT") and argument > len(saved):
+        if operation.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(saved):
             raise _Refused("its pickle is malformed")  # Python would claim memory up to that place
     return _Unpickler(io.BytesIO(saved)).load()
 

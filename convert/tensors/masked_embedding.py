@@ -89,19 +89,15 @@ def masked_tensors(
     if vector.shape != (spec.n_embd,):
         raise FileError(f"{path}: a vector of {vector.size}, expected hidden_size {spec.n_embd}")
     found: Origins = {}
-    plan, origin = _own(config, weights, "embed_tokens.weight") or _of_target(
-        config, target, _EMBEDDINGS
-    )
+    plan, origin = _own(config, weights) or _of_target(config, target, _EMBEDDINGS)
     found[_EMBEDDINGS] = plan, ReplacedRow(origin, spec.mask_token_id, vector)
     if not any(name in weights.tensors for name in ("lm_head.weight", "model.lm_head.weight")):
         found[_HEAD] = _of_target(config, target, _HEAD)
     return found
 
 
-def _own(
-    config: DraftConfig, weights: Checkpoint, name: str
-) -> tuple[TensorPlan, RowSource] | None:
-    for source in (name, f"model.{name}"):
+def _own(config: DraftConfig, weights: Checkpoint) -> tuple[TensorPlan, RowSource] | None:
+    for source in ("embed_tokens.weight", "model.embed_tokens.weight"):
         if source in weights.tensors:
             shape = tuple(reversed(weights.tensors[source].shape))
             return _plan(config, _EMBEDDINGS, source, shape), weights

@@ -204,7 +204,7 @@ def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> Drafte
         block_size=spec.block_size,
         n_draft=spec.n_draft,
         target_layers=spec.target_layers,
-        taps_after=_outputs(spec.target_layers),
+        taps_after=tuple(layer - 1 for layer in spec.target_layers),
         n_layer=spec.n_layer,
         n_embd=spec.n_embd,
         n_head=spec.n_head,
@@ -221,10 +221,6 @@ def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> Drafte
         mask_token_id=spec.mask_token_id,
         mask_token=tokens[spec.mask_token_id] if tokens else None,
     )
-
-
-def _outputs(inputs: Sequence[int]) -> tuple[int, ...]:
-    return tuple(layer - 1 for layer in inputs)
 
 
 def _facts(file: GgufFile) -> FileFacts:

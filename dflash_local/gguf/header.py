@@ -50,21 +50,12 @@ SCALAR_TYPES: dict[int, tuple[str, np.dtype[np.generic]]] = {
 BOOL, STRING, ARRAY = 7, 8, 9
 
 
-@dataclass(frozen=True)
-class TensorType:
-    """A ggml type: it stores each `block` values of a row in `bytes` bytes."""
-
-    name: str
-    block: int
-    bytes: int
-
-
-TENSOR_TYPES: dict[int, TensorType] = {
-    int(kind): TensorType(kind.name, block, size)
-    for kind, (block, size) in GGML_QUANT_SIZES.items()
+# name, values of a block, and bytes that these take
+_TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
+    int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()
 }
 # llama.cpp reads this type, but the gguf package does not know it yet
-TENSOR_TYPES.setdefault(42, TensorType("Q2_0", 64, 18))
+_TENSOR_TYPES.setdefault(42, ("Q2_0", 64, 18))
 
 
 @dataclass(frozen=True)
@@ -233,18 +224,18 @@ class _HeaderReader:
         if min(shape) < 1 or n_values >= 1 << 63:
             self._fail(f"tensor {name!r} has the shape {list(shape)}, expected positive extents")
         type_number = self._int32(f"the type of tensor {name!r}")
-        kind = TENSOR_TYPES.get(type_number)
-        if kind is None:
-            known = ", ".join(f"{number} {kind.name}" for number, kind in TENSOR_TYPES.items())
+        if type_number not in _TENSOR_TYPES:
+            known = ", ".join(f"{number} {kind[0]}" for number, kind in _TENSOR_TYPES.items())
             self._fail(f"tensor {name!r} has the type number {type_number}, known are {known}")
-        if shape[0] % kind.block:
+        kind, block, block_bytes = _TENSOR_TYPES[type_number]
+        if shape[0] % block:
             self._fail(
-                f"tensor {name!r} has rows of {shape[0]} values, and its type {kind.name} "
-                f"stores blocks of {kind.block}"
+                f"tensor {name!r} has rows of {shape[0]} values, and its type {kind} "
+                f"stores blocks of {block}"
             )
         offset = self._length(f"the offset of tensor {name!r}")
-        n_bytes = n_values // kind.block * kind.bytes
-        return TensorInfo(name, shape, type_number, kind.name, offset, n_bytes)
+        n_bytes = n_values // block * block_bytes
+        return TensorInfo(name, shape, type_number, kind, offset, n_bytes)
 
     def _check_layout(self, tensors: list[TensorInfo], data_start: int, alignment: int) -> None:
         room = self._n_bytes - data_start

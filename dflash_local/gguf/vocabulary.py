@@ -17,7 +17,8 @@ def vocabulary_fault(metadata: dict[str, Any], value_types: dict[str, str]) -> s
     if _TOKENS not in metadata or model in _NO_VOCABULARY:
         return None
     if not isinstance(model, str):
-        return f"key 'tokenizer.ggml.model' is {_found('tokenizer.ggml.model', value_types)}"
+        found = value_types.get("tokenizer.ggml.model", "missing")
+        return f"key 'tokenizer.ggml.model' is {found}, expected string"
     if value_types[_TOKENS] != "array of string":
         return f"key '{_TOKENS}' is {value_types[_TOKENS]}, expected array of string"
     tokens: list[str] = metadata[_TOKENS]
@@ -32,10 +33,6 @@ def vocabulary_fault(metadata: dict[str, Any], value_types: dict[str, str]) -> s
         or _wrong_merges(model, metadata, value_types)
         or _missing_bos(model, metadata, len(tokens))
     )
-
-
-def _found(key: str, value_types: dict[str, str]) -> str:
-    return f"{value_types.get(key, 'missing')}, expected string"
 
 
 def _duplicate(tokens: list[str]) -> str | None:

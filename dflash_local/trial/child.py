@@ -19,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _QUIET_S = 2.0
@@ -87,8 +87,8 @@ def run(
         except subprocess.TimeoutExpired:
             child.kill()
             out, _ = child.communicate()
-            stage, _, _, said = _report(out)
-            return Outcome(stage, f"stopped after {limit_s:.0f} s", short=True, said=said)
+            fault = f"stopped after {limit_s:.0f} s"
+            return replace(_report(out), fault=fault, done=False, short=True)
         except BaseException:
             child.kill()
             raise
@@ -245,22 +245,17 @@ def _output(
 
 
 def _outcome(return_code: int, out: bytes, err: str) -> Outcome:
-    stage, fault, done, said = _report(out)
-    if done:
-        return Outcome(stage, done=True, said=said)
-    fault = fault or _telling_line(err)
-    killed = return_code == -_SIGKILL
-    return Outcome(
-        stage,
-        fault,
-        "" if return_code == 0 else _death(return_code),
-        short=killed or bool(_SHORT_OF_MEMORY.search(fault)),
-        said=said,
-    )
+    found = _report(out)
+    if found.done:
+        return found
+    fault = found.fault or _telling_line(err)
+    death = "" if return_code == 0 else _death(return_code)
+    is_short = return_code == -_SIGKILL or bool(_SHORT_OF_MEMORY.search(fault))
+    return replace(found, fault=fault, death=death, short=is_short)
 
 
-def _report(out: bytes) -> tuple[str, str, bool, list[dict[str, Any]]]:
-    """The last stage, the fault, whether all stages passed, and all that the child wrote."""
+def _report(out: bytes) -> Outcome:
+    """What the child wrote, whatever became of it."""
     stage, fault, done = "import", "", False
     said = []
     for line in out.decode("utf-8", "replace").splitlines():
@@ -271,7 +266,7 @@ def _report(out: bytes) -> tuple[str, str, bool, list[dict[str, Any]]]:
                 stage = str(fields.get("stage", stage))
                 fault = str(fields.get("fault", fault))
                 done = done or fields.get("done") is True
-    return stage, fault, done, said
+    return Outcome(stage, "" if done else fault, done=done, said=said)
 
 
 def _death(return_code: int) -> str:

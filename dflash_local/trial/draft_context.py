@@ -50,7 +50,8 @@ class ContextOptions:
 
 
 class DraftContext:
-    """A model of the architecture `dflash` and its context. Close it before the target's.
+    """A model of the architecture `dflash` and its context, on the CPU. Close it before the
+    target's.
 
     The rows of a sequence are adjacent in a batch, at the positions after those that it has. In
     batches of tokens every sequence has the same number of rows.
@@ -75,26 +76,19 @@ class DraftContext:
             self.close()
             raise
 
-    def _place(self, params: Any) -> Any:
-        """Put the model on the CPU. The result is kept until the model is loaded."""
+    def _load(self) -> None:
+        params = api.llama_model_default_params()
         params.n_gpu_layers = 0
         no_devices = (ctypes.c_void_p * 1)(None)
         params.devices = ctypes.addressof(no_devices)
-        return no_devices
-
-    def _load(self) -> None:
-        params = api.llama_model_default_params()
-        kept = self._place(params)
         runtime.clear_log()
         self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
-        del kept
         if not self._model:
             raise FileError(f"llama.cpp cannot load {self.path}: {runtime.reason()}")
         self.n_vocab: int = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self.n_embd: int = api.llama_model_n_embd(self._model)
         kind = api.llama_model_rope_type(self._model)
         self._n_position = 4 if kind == api.LLAMA_ROPE_TYPE_MROPE else 1
-        self._on_gpu = params.n_gpu_layers != 0
 
     def _open(self, target_context: Any) -> None:
         options = self.options
@@ -114,7 +108,7 @@ class DraftContext:
         params.kv_unified = True
         # A window that only keeps its last cells cannot be rolled back past them.
         params.swa_full = True
-        params.offload_kqv = params.op_offload = self._on_gpu
+        params.offload_kqv = params.op_offload = False
         params.no_perf = True
         params.ctx_other = target_context
         runtime.clear_log()

@@ -6,13 +6,10 @@ import ctypes
 import os
 from typing import Any
 
+from dflash_local.errors import BackendError, DflashError, FileError
 from dflash_local.trial.child import die_quietly, n_threads, say
 
 _N_CTX = 128
-
-
-class _Fault(Exception):
-    pass
 
 
 def main(request: dict[str, Any]) -> None:
@@ -22,7 +19,7 @@ def main(request: dict[str, Any]) -> None:
     try:
         _stages(request)
         say(done=True)
-    except (_Fault, ImportError) as fault:
+    except (DflashError, ImportError) as fault:
         say(fault=str(fault))
 
 
@@ -38,7 +35,7 @@ def _stages(request: dict[str, Any]) -> None:
     say(stage="product")
     wrong = wrong_product()
     if wrong:
-        raise _Fault(wrong)
+        raise BackendError(wrong)
     if request["draft"]:
         say(stage="draft")
         _read_header(os.fsencode(request["draft"]))
@@ -59,7 +56,7 @@ def _read_header(path: bytes) -> None:
     init = runtime.function("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, InitParams)
     header = init(path, InitParams(True, None))
     if not header:
-        raise _Fault(runtime.first_error_line() or "no header")
+        raise FileError(runtime.first_error_line() or "no header")
     runtime.function("gguf_free", None, ctypes.c_void_p)(header)
 
 
@@ -68,7 +65,7 @@ def _try_vocabulary(path: bytes) -> None:
 
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True
-    model = _loaded(path, params)
+    model = loaded(path, params)
     vocabulary = llama_cpp.llama_model_get_vocab(model)
     # llama.cpp asserts begin- and end-of-text tokens when a text is tokenized
     tokens = (llama_cpp.llama_token * 64)()
@@ -86,7 +83,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     params.n_gpu_layers = n_gpu_layers
     # rearranged weights would be a copy in memory; `wrong_product` has tried the products
     params.use_extra_bufts = False
-    model = _loaded(path, params)
+    model = loaded(path, params)
     say(stage="context")
     runtime.clear_log()
     params = _context_params(n_gpu_layers)
@@ -94,7 +91,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     params.n_seq_max = 2 if request["redecodes"] else 1
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
-        raise _Fault(runtime.first_error_line() or "no context")
+        raise FileError(runtime.first_error_line() or "no context")
     passes = _try_passes(model, context, request)
     llama_cpp.llama_free(context)
     del passes  # after the context, whose graph it is part of
@@ -106,47 +103,43 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
     again, rows are taken back in between. Returns the `native.TargetPass`."""
     import llama_cpp
 
-    from dflash_local.errors import DflashError
     from dflash_local.llama import native, runtime
 
     say(stage="taps")
-    try:
-        layers, n_snapshots = request["layers"], request["n_snapshots"]
-        address = native.address(context)
-        n_returned = request["n_replayed"] if native.can_replay(address) else 0
-        threads = native.ThreadPool(n_threads())
-        passes = native.TargetPass(address, 1, _N_CTX, layers, _N_CTX, True, 1, n_returned, threads)
-        say(stage="decode")
-        n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        n_rows = 1 + max(n_snapshots, n_returned, 1)
-        for is_first in (True, False):
-            positions = list(range(n_rows)) if is_first else [n_rows]
-            # Where rows cannot be replayed, `load` will see it and try another way.
-            if not is_first and passes.can_keep:
-                passes.keep(0, 1)
-                positions = [1]
-            if not is_first and n_snapshots:
-                memory = llama_cpp.llama_get_memory(context)
-                llama_cpp.llama_memory_seq_rm(memory, 0, 1, -1)
-                positions = [1]
-            runtime.clear_log()
-            n = len(positions)
-            tokens = [position % n_vocab for position in positions]
-            status = passes.decode(tokens, positions, [0] * n, [True] * n)
-            if status != 0:
-                raise _Fault(runtime.first_error_line() or f"llama_decode returned {status}")
-            if request["redecodes"]:
-                # As `Redecode` does: the second sequence keeps the empty state, then this one.
-                memory = llama_cpp.llama_get_memory(context)
-                if n > 1:
-                    llama_cpp.llama_memory_seq_cp(memory, 0, 1, 0, 0)
-                else:
-                    llama_cpp.llama_memory_seq_cp(memory, 1, 0, 0, 0)
-                    llama_cpp.llama_memory_seq_rm(memory, 0, n_rows, -1)
-            if layers:
-                passes.hidden_states([passes.first_stored])
-    except DflashError as fault:
-        raise _Fault(str(fault)) from None
+    layers, n_snapshots = request["layers"], request["n_snapshots"]
+    address = native.address(context)
+    n_returned = request["n_replayed"] if native.can_replay(address) else 0
+    threads = native.ThreadPool(n_threads())
+    passes = native.TargetPass(address, 1, _N_CTX, layers, _N_CTX, True, 1, n_returned, threads)
+    say(stage="decode")
+    n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    n_rows = 1 + max(n_snapshots, n_returned, 1)
+    for is_first in (True, False):
+        positions = list(range(n_rows)) if is_first else [n_rows]
+        # Where rows cannot be replayed, `load` will see it and try another way.
+        if not is_first and passes.can_keep:
+            passes.keep(0, 1)
+            positions = [1]
+        if not is_first and n_snapshots:
+            memory = llama_cpp.llama_get_memory(context)
+            llama_cpp.llama_memory_seq_rm(memory, 0, 1, -1)
+            positions = [1]
+        runtime.clear_log()
+        n = len(positions)
+        tokens = [position % n_vocab for position in positions]
+        status = passes.decode(tokens, positions, [0] * n, [True] * n)
+        if status != 0:
+            raise FileError(runtime.first_error_line() or f"llama_decode returned {status}")
+        if request["redecodes"]:
+            # As `Redecode` does: the second sequence keeps the empty state, then this one.
+            memory = llama_cpp.llama_get_memory(context)
+            if n > 1:
+                llama_cpp.llama_memory_seq_cp(memory, 0, 1, 0, 0)
+            else:
+                llama_cpp.llama_memory_seq_cp(memory, 1, 0, 0, 0)
+                llama_cpp.llama_memory_seq_rm(memory, 0, n_rows, -1)
+        if layers:
+            passes.hidden_states([passes.first_stored])
     return passes
 
 
@@ -163,7 +156,8 @@ def _context_params(n_gpu_layers: int) -> Any:
     return params
 
 
-def _loaded(path: bytes, params: Any) -> Any:
+def loaded(path: bytes, params: Any) -> Any:
+    """A model. Raises FileError if llama.cpp refuses it."""
     import llama_cpp
 
     from dflash_local.llama import runtime
@@ -171,5 +165,5 @@ def _loaded(path: bytes, params: Any) -> Any:
     runtime.clear_log()
     model = llama_cpp.llama_model_load_from_file(path, params)
     if not model:
-        raise _Fault(runtime.first_error_line() or "no model")
+        raise FileError(runtime.first_error_line() or "no model")
     return model

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from dflash_local.llama import runtime
 
@@ -23,6 +22,7 @@ _BLOCKS_OF_ONES = {
 }
 _CPU = 0
 _POINTER = ctypes.c_void_p
+_call = runtime.function
 
 
 class _InitParams(ctypes.Structure):
@@ -128,7 +128,3 @@ def _context() -> Iterator[int]:
         yield context
     finally:
         _call("ggml_free", None, _POINTER)(context)
-
-
-def _call(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    return runtime.function(name, result, *arguments)

@@ -103,19 +103,6 @@ def test_the_shipped_drafter_comes_out_as_it_was(
     assert json.loads(json.dumps(found.as_dict()))["path"] == str(found.path)
 
 
-@pytest.mark.slow
-def test_it_drafts_as_the_shipped_one(pair: Pair, drafter: Path, tmp_path: Path) -> None:
-    found = convert(drafter, target=pair[0], output=tmp_path / "d.gguf")
-    results = []
-    for path in (pair[1], found.path):
-        with opened(pair[0], path) as model:
-            results.append(model.generate(PROMPT, max_tokens=48, draft_width=16))
-    before, after = results
-    assert after.tokens == before.tokens
-    assert after.stats.accepted == before.stats.accepted > 0
-    assert after.stats.drafted == before.stats.drafted
-
-
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "outtype",
@@ -157,14 +144,6 @@ def test_every_published_layout_drafts(
         result = model.generate(PROMPT, max_tokens=16, draft_width=model.engine.max_width)
     assert result.tokens == plain_tokens
     assert result.stats.drafted > 0
-
-
-def test_the_same_input_gives_the_same_bytes(pair: Pair, tmp_path: Path) -> None:
-    folder = hf_drafters.write(tmp_path / "drafter", "speculators", **SIZES)
-    first = convert(folder, target=pair[0], outtype="q4_k_m", output=tmp_path / "1.gguf")
-    again = convert(folder, target=pair[0], outtype="q4_k_m", output=tmp_path / "2.gguf")
-    assert first.path.read_bytes() == again.path.read_bytes()
-    assert first.sha256 == again.sha256
 
 
 @pytest.mark.slow
@@ -259,11 +238,11 @@ def test_a_dry_run_writes_nothing(
     pair: Pair, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    planned = convert(drafter, target=pair[0], outtype="q4_k_m", dry_run=True)
+    planned = convert(drafter, target=pair[0], outtype="bf16", dry_run=True)
     assert os.listdir(tmp_path) == []
-    assert planned.path == Path("tiny-coder-dflash-b16-q4_k_m.gguf")
+    assert planned.path == Path("tiny-coder-dflash-b16-bf16.gguf")
     assert planned.sha256 is None
-    written = convert(drafter, target=pair[0], outtype="q4_k_m")
+    written = convert(drafter, target=pair[0], outtype="bf16")
     assert os.listdir(tmp_path) == [str(planned.path)]
     for name in ("path", "n_tensors", "left_out", "target_layers", "notes"):
         assert getattr(written, name) == getattr(planned, name)
@@ -271,14 +250,15 @@ def test_a_dry_run_writes_nothing(
     assert planned.checks == written.checks[:1]
 
 
-def test_what_happens_is_told(pair: Pair, tmp_path: Path) -> None:
+def test_what_happens_is_told_and_happens_again(pair: Pair, tmp_path: Path) -> None:
     folder = hf_drafters.write(tmp_path / "drafter", "speculators", **SIZES)
     told: list[str] = []
     steps: list[tuple[int, int]] = []
-    convert(
+    first = convert(
         folder,
         target=pair[0],
-        output=tmp_path / "d.gguf",
+        outtype="q4_k_m",
+        output=tmp_path / "1.gguf",
         say=told.append,
         progress=lambda done, total: steps.append((done, total)),
     )
@@ -286,3 +266,6 @@ def test_what_happens_is_told(pair: Pair, tmp_path: Path) -> None:
     done = [done for done, _ in steps]
     assert done == sorted(done)
     assert steps[-1][0] == steps[-1][1] > 0
+    again = convert(folder, target=pair[0], outtype="q4_k_m", output=tmp_path / "2.gguf")
+    assert first.path.read_bytes() == again.path.read_bytes()
+    assert first.sha256 == again.sha256

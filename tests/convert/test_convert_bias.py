@@ -11,7 +11,6 @@ import hf_drafters
 from dflash_local.convert import convert
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_drafter import FusedDrafter
-from dflash_local.errors import FileError
 from dflash_local.loading import open_drafter
 from dflash_local.target.target import Target
 from gguf_files import parts
@@ -40,11 +39,3 @@ def test_it_is_converted_told_of_and_drafts(target: Path, tmp_path: Path) -> Non
         assert isinstance(drafter, FusedDrafter)
         (draft,) = drafter.draft([DraftRequest(0, 5, np.ones((3, 192), np.float32), 7)])
         assert len(draft) == 7
-
-
-def test_biases_that_are_not_there_are_named(target: Path, tmp_path: Path) -> None:
-    stated = {"attention_bias": True}
-    source = hf_drafters.write(tmp_path / "drafter", "plain", n_vocab=320, changes=stated)
-    with pytest.raises(FileError, match=r"8 missing: 'layers\.0\.self_attn\.k_proj\.bias', "):
-        convert(source, target=target, output=tmp_path / "drafter.gguf")
-    assert [path.name for path in tmp_path.iterdir()] == ["drafter"]

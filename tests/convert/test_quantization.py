@@ -52,13 +52,10 @@ def test_number_of_threads_does_not_change_the_bytes(kind: Type) -> None:
         assert encode(rows, kind, n_threads=n_threads) == one
 
 
-def test_shipped_drafter_encodes_to_the_bytes_that_it_has(pair: tuple[Path, Path]) -> None:
+def test_shipped_drafter_has_the_types_that_it_would_get(pair: tuple[Path, Path]) -> None:
     for tensor in gguf.GGUFReader(pair[1]).tensors:
         plan = plan_of(tensor)
         assert tensor_type(plan, "q8_0", n_layer=3) == tensor.tensor_type, plan.name
-        values = quants.dequantize(tensor.data, tensor.tensor_type)
-        rows = values.reshape(-1, plan.shape[0])
-        assert encode(rows, tensor.tensor_type) == tensor.data.tobytes(), plan.name
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ from dflash_local.convert.tensors.plan import TensorPlan
 from dflash_local.convert.writer import write_gguf
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
-from peak_memory import PEAK
 from tensor_plans import plan_of, plans
 
 KEYS = [Key.of("general.architecture", "dflash")]
@@ -50,7 +49,7 @@ def ramp(plan: TensorPlan, start: int, stop: int) -> np.ndarray:
 
 def child(code: str, path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PEAK + CHILD + textwrap.dedent(code), str(path)],
+        [sys.executable, "-c", CHILD + textwrap.dedent(code), str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -116,14 +115,6 @@ def test_tensor_of_several_pieces_is_whole(tmp_path: Path) -> None:
     assert np.allclose(back, ramp(plan, 0, plan.n_rows), rtol=0.01)
 
 
-def test_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
-    tensors = [(plans("a.weight", (256, 64)), Type.Q4_K), (plans("b.weight", (256, 8)), Type.Q6_K)]
-    keys = [*KEYS, Key.of("dflash.some_list", (1, 2, 3))]
-    for name in ("one", "two"):
-        write_gguf(tmp_path / name, keys, tensors, ramp)
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
 def test_every_kind_of_key_comes_back(tmp_path: Path) -> None:
     keys = [*KEYS]
     for kind in set(GGUFValueType) - {GGUFValueType.ARRAY}:
@@ -151,6 +142,11 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
         write_gguf(tmp_path / "nowhere" / "out.gguf", KEYS, [], ramp)
     with pytest.raises(InputError, match="not a regular file"):
         write_gguf(Path(os.devnull), KEYS, [], ramp, force=True)
+    with pytest.raises(InputError, match="cannot be written: File name too long"):
+        write_gguf(tmp_path / ("d" * 300), KEYS, [], ramp)
+    if sys.platform == "linux":  # not even root may write there
+        with pytest.raises(InputError, match=r"/proc/self/d\.gguf: "):
+            write_gguf(Path("/proc/self/d.gguf"), KEYS, [], ramp)
     write_gguf(path, KEYS, [], ramp, force=True)
     assert GgufFile.open(path).architecture == "dflash"
     assert os.listdir(tmp_path) == ["out.gguf"]
@@ -243,24 +239,3 @@ def test_folder_that_is_read_only_is_named(open_folder: Path) -> None:
     output, errors = child(code, folder / "out.gguf").communicate(timeout=60)
     assert errors == ""
     assert f"the folder {folder} cannot be written to; choose another" in output
-
-
-@pytest.mark.slow
-def test_tensor_of_600_mb_takes_little_memory(tmp_path: Path) -> None:
-    """300 million values, as an output head of bf16: 1.2 GB as floats."""
-    code = """
-    rows = np.random.default_rng(1).standard_normal((512, 4096), dtype=np.float32)
-    def read_rows(plan, start, stop):
-        return rows[: stop - start] + np.float32(start)
-    def write(n_rows):
-        plan = TensorPlan("output.weight", "", (4096, n_rows))
-        write_gguf(path, KEYS, [(plan, Type.Q4_0)], read_rows, force=True)
-    write(512)  # one piece
-    before = peak()
-    write(73242)
-    print(peak() - before)
-    """
-    output, errors = child(code, tmp_path / "out.gguf").communicate(timeout=300)
-    assert errors == ""
-    assert int(output) < 64 << 20
-    assert (tmp_path / "out.gguf").stat().st_size > 160 << 20

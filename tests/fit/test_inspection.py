@@ -59,13 +59,7 @@ def of_target(path: Path) -> TargetReport:
 
 def test_the_shipped_drafter() -> None:
     report = of_drafter(DRAFTER)
-    assert report.family == "dflash"
-    assert (report.block_size, report.n_draft) == (16, 15)
-    assert (report.target_layers, report.taps_after) == ((2, 4, 6), (1, 3, 5))
-    assert (report.n_layer, report.n_embd, report.n_ff) == (3, 512, 1536)
-    assert (report.n_head, report.n_head_kv, report.head_dim) == (8, 2, 64)
-    assert (report.sliding_window, report.sliding_layers) == (0, ())
-    assert (report.n_vocab, report.n_vocab_draft) == (8192, 8192)
+    assert (report.n_draft, report.taps_after) == (15, (1, 3, 5))
     assert (report.mask_token_id, report.mask_token) == (8191, "<|mask|>")
     assert report.file.quantization == "Q8_0"
     assert report.file.n_bytes == DRAFTER.stat().st_size
@@ -136,11 +130,8 @@ def test_the_shipped_target() -> None:
     "name",
     [
         "qwen3",
-        "llama",
-        "deepseek2",
         "gemma3n",
         "qwen35",
-        "qwen3next",
         "nemotron_h",
         "mamba",
         "deepseek4",

@@ -84,7 +84,7 @@ def test_a_drafter_of_an_old_fork_is_told_by_name(
         assert str(caught.value).count("\n") == 0
 
 
-@pytest.mark.parametrize("kind", ["bert", "clip", "t5encoder", "llada"])
+@pytest.mark.parametrize("kind", ["bert"])
 def test_a_target_that_writes_no_text(target: GgufFile, kind: str) -> None:
     with pytest.raises(FileError, match=f"'{kind}', expected a language model"):
         check_target(of_architecture(target, kind))
@@ -164,9 +164,6 @@ def test_a_drafter_without_a_tokenizer_takes_the_targets(
     ("name", "way"),
     [
         ("qwen35", "by replay"),
-        ("lfm2moe", "by replay"),
-        ("qwen3next", "by replay"),
-        ("kimi-linear", "by replay"),
         ("minimax-01", "by decoding again"),
     ],
 )
@@ -187,13 +184,13 @@ def test_recurrent_targets_without_taps_take_no_drafter(
     assert compare_pair(other, drafter).fields[0].target == f"{name}: {way}"
 
 
-@pytest.mark.parametrize("name", ["deepseek4", "glm5-next", "qwen4exp"])
+@pytest.mark.parametrize("name", ["deepseek4"])
 def test_recurrent_targets_are_refused(target: GgufFile, drafter: GgufFile, name: str) -> None:
     message = mismatch(of_architecture(target, name), drafter)
     assert f"'{name}'" in message and "recurrent" in message and "plain decoding" in message
 
 
-@pytest.mark.parametrize("name", ["gemma3n", "deci", "step35", "nanbeige"])
+@pytest.mark.parametrize("name", ["gemma3n"])
 def test_targets_without_taps_are_refused(target: GgufFile, drafter: GgufFile, name: str) -> None:
     message = mismatch(of_architecture(target, name), drafter)
     assert f"'{name}'" in message and "hidden states" in message and "plain decoding" in message
@@ -204,7 +201,7 @@ def test_plain_decoding_needs_no_taps(target: GgufFile) -> None:
     check_target(of_architecture(target, "gemma3n"))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "deepseek2", "glm4moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["llama", "deepseek2"])
 def test_targets_of_other_architectures_are_drafted_for(
     target: GgufFile, drafter: GgufFile, name: str
 ) -> None:

@@ -103,11 +103,9 @@ def _layer(name: str, n_embd: int) -> Shapes:
     return found
 
 
-def weights(
-    name: str, *, n_embd: int = 64, n_vocab: int = 256, seed: int = 0
-) -> dict[str, NDArray[Any]]:
+def weights(name: str, *, n_embd: int = 64, n_vocab: int = 256) -> dict[str, NDArray[Any]]:
     """Random tensors of the variant `name`: bfloat16 values as float32, `d2t` int64, `t2d` bool."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     found: dict[str, NDArray[Any]] = {}
     kept = np.sort(rng.choice(n_vocab, REDUCED, replace=False))
     for key, shape in shapes(name, n_embd=n_embd, n_vocab=n_vocab).items():
@@ -137,33 +135,25 @@ def write(
     *,
     n_embd: int = 64,
     n_vocab: int = 256,
-    seed: int = 0,
     changes: Mapping[str, Any] | None = None,
-    dtype: str = "BF16",
-    prefix: str = "",
 ) -> Path:
-    """Write the drafter `name` into `folder` and return it; `changes` to the top of its config.
-
-    `dtype`: "BF16", "F16" or "F32" of the weights; `prefix` before every tensor's name.
-    """
+    """Write the drafter `name` into `folder` and return it; `changes` to the top of its config."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = config(name, n_embd=n_embd, n_vocab=n_vocab) | dict(changes or {})
     (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-    tensors = weights(name, n_embd=n_embd, n_vocab=n_vocab, seed=seed)
-    stored = {prefix + key: _stored(values, dtype) for key, values in tensors.items()}
+    tensors = weights(name, n_embd=n_embd, n_vocab=n_vocab)
+    stored = {key: _stored(values) for key, values in tensors.items()}
     write_safetensors(folder / "model.safetensors", stored)
     return folder
 
 
-def _stored(values: NDArray[Any], dtype: str) -> tuple[str, tuple[int, ...], bytes]:
+def _stored(values: NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
     if values.dtype == np.int64:
         return "I64", values.shape, values.astype("<i8").tobytes()
     if values.dtype == np.bool_:
         return "BOOL", values.shape, values.tobytes()
-    if dtype == "BF16":
-        halves = (np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)).astype("<u2")
-        return dtype, values.shape, halves.tobytes()
-    return dtype, values.shape, values.astype({"F16": "<f2", "F32": "<f4"}[dtype]).tobytes()
+    halves = (np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)).astype("<u2")
+    return "BF16", values.shape, halves.tobytes()
 
 
 def write_safetensors(

@@ -27,9 +27,9 @@ def spec(pair: Pair) -> DrafterSpec:
 
 
 def test_the_shipped_pair_passes(pair: Pair, spec: DrafterSpec) -> None:
-    assert try_drafter(pair[1], spec, pair[0]).passed == (LOADS, *BOTH)
+    tried = try_drafter(pair[1], spec, pair[0])
+    assert (tried.passed, tried.not_tried) == ((LOADS, *BOTH), "")
     assert try_drafter(pair[1], spec, None).passed == (LOADS,)
-    assert try_drafter(pair[1], spec, pair[0]).not_tried == ""
 
 
 def test_what_llama_cpp_refuses_is_a_bad_file(
@@ -54,17 +54,15 @@ def test_what_llama_cpp_dies_of_is_a_bad_file(
     assert str(caught.value).startswith(f"{path}: loading by llama.cpp failed: ")
 
 
-def test_a_target_that_does_not_load_is_not_the_drafters_fault(
-    pair: Pair, spec: DrafterSpec, tmp_path: Path
-) -> None:
+def test_a_target_that_does_not_load_is_not_the_drafters_fault(pair: Pair, tmp_path: Path) -> None:
     keys = {"qwen3.attention.head_count": (3, UINT32, None)}
     target = changed(pair[0], tmp_path / "target.gguf", keys=keys)
-    tried = try_drafter(pair[1], spec, target)
-    assert tried.passed == (LOADS,)
-    assert tried.not_tried.startswith("loading the target: ")
     drafter = shipped_drafter.write(tmp_path / "drafter")
     found = convert(drafter, target=target, output=tmp_path / "d.gguf")
-    assert f"not tried in llama.cpp: {tried.not_tried}" in found.notes
+    assert found.checks[-1] == LOADS
+    assert any(
+        note.startswith("not tried in llama.cpp: loading the target: ") for note in found.notes
+    )
 
 
 def test_want_of_time_is_not_the_drafters_fault(pair: Pair, spec: DrafterSpec) -> None:

@@ -84,6 +84,7 @@ def test_what_llama_cpp_cannot_load(
         ensure_loadable(path, None, layers=())
 
 
+@pytest.mark.slow
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     path = changed(TARGET, tmp_path / "bad.gguf", tensors=lambda t: t.pop("blk.3.attn_q.weight"))
     with pytest.raises(FileError, match=r"'blk\.3\.attn_q\.weight' not found"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,7 +20,6 @@ import fuzz_safetensors
 from dflash_local.convert.files.checkpoint import Checkpoint
 from dflash_local.convert.files.mask_embedding import read_mask_embedding
 from dflash_local.errors import FileError
-from peak_memory import PEAK
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -159,44 +156,13 @@ def test_a_checkpoint_of_another_name_is_found(tmp_path: Path) -> None:
     assert "which of drafter.safetensors, other.safetensors" in refusal(tmp_path)
 
 
-@pytest.mark.slow
-def test_memory_stays_small_whatever_the_tensor(tmp_path: Path) -> None:
-    """Two tensors of 600 MB, of zeros that the disk does not hold, read in rows of 4 MB."""
-    rows, width = 150_000, 2048
-    n_bytes = rows * width * 2
-    header = {
-        "a": entry("BF16", [rows, width], 0, n_bytes),
-        "b": entry("F16", [rows, width], n_bytes, 2 * n_bytes),
-    }
-    with_header(tmp_path, header, 0)
-    with (tmp_path / SINGLE).open("r+b") as file:
-        file.truncate((tmp_path / SINGLE).stat().st_size + 2 * n_bytes)
-    script = (
-        f"{PEAK}\n"
-        "from dflash_local.convert.files.checkpoint import Checkpoint\n"
-        "checkpoint, before = Checkpoint.open(sys.argv[1]), peak()\n"
-        "for name in checkpoint.tensors:\n"
-        f"    for row in range(0, {rows}, 1000):\n"
-        "        assert not checkpoint.rows(name, row, row + 1000).any()\n"
-        "print(peak() - before)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "."],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert int(done.stdout) < 64 << 20
-
-
 GOOD = entry("F32", [2, 2], 0, 16)
 
 
 @pytest.mark.parametrize(
     ("header", "n_data", "reason"),
     [
-        ({"a": GOOD}, 15, "truncated: 1 of"),
+        ({"a": GOOD}, 15, "bytes are missing; fetch the file again"),
         ({"a": GOOD}, 17, "1 bytes follow the last tensor"),
         ({"a": entry("F32", [2, 2], 0, 12)}, 12, "takes 16 bytes, data_offsets [0, 12] give 12"),
         ({"a": entry("F32", [2, 2], 16, 0)}, 16, "expected its begin and end"),
@@ -294,7 +260,9 @@ def test_what_is_asked_for_must_be_there_and_fit(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(single(tmp_path))
     with pytest.raises(FileError, match="holds no tensor 'nothing'"):
         checkpoint.rows("nothing", 0, 1)
-    with pytest.raises(FileError, match="tensor 'mask': dtype BOOL is not supported"):
+    with pytest.raises(
+        FileError, match="'mask': dtype BOOL is not supported here, expected F32, F16 or BF16"
+    ):
         checkpoint.rows("mask", 0, 1)
     with pytest.raises(FileError, match="dtype F32 is not supported here, expected I64 or I32"):
         checkpoint.integers("scale")
