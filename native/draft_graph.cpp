@@ -5,7 +5,6 @@
 #include <string>
 
 #include "backend.h"
-#include "draft_conv.h"
 #include "errors.h"
 #include "wide_product.h"
 
@@ -31,6 +30,64 @@ constexpr float largest_value = 4096.0f;
 constexpr int usual_rounds = 4;
 constexpr int rounds_of_many = 2;
 constexpr int many_streams = 4;
+
+// DFlash 2: convolutions over the positions of a block, before a part of a layer and after it. Each
+// position is mixed with those before it in its block. The kernels are a constant one per channel
+// plus one per group of channels that follows from the part's input.
+//
+// Weights have their taps in reverse: the last one is for the position itself.
+class draft_conv {
+  public:
+    // base: see conv_weights. of_groups: the product of its `proj` and of what the part is given,
+    // f32 [groups * 2 n_taps, block * n_streams].
+    draft_conv(ggml_context * nodes, const draft_params & params, ggml_tensor * base,
+               ggml_tensor * of_groups);
+
+    // x: f32 [n_embd, block * n_streams]
+    ggml_tensor * before(ggml_tensor * x) const { return mix(x, 0); }
+    ggml_tensor * after(ggml_tensor * x) const { return mix(x, 1); }
+
+  private:
+    ggml_tensor * mix(ggml_tensor * x, int side) const;
+
+    ggml_context * nodes_;
+    int64_t n_taps_;
+    int64_t block_;
+    ggml_tensor * kernels_;  // f32 [n_embd, 2 n_taps, block * n_streams]
+};
+
+draft_conv::draft_conv(ggml_context * nodes, const draft_params & params, ggml_tensor * base,
+                       ggml_tensor * of_groups)
+    : nodes_(nodes), n_taps_(params.selector.kernel_size), block_(params.block_size) {
+    const int64_t size = params.selector.group_size;
+    const int64_t n_groups = params.n_embd / size;
+    const int64_t n = of_groups->ne[1];
+    of_groups = ggml_reshape_4d(nodes_, of_groups, 1, n_groups, 2 * n_taps_, n);
+    ggml_tensor * of_channels = ggml_repeat_4d(nodes_, of_groups, size, n_groups, 2 * n_taps_, n);
+    of_channels = ggml_reshape_3d(nodes_, of_channels, params.n_embd, 2 * n_taps_, n);
+    kernels_ = ggml_add(nodes_, of_channels, base);
+}
+
+ggml_tensor * draft_conv::mix(ggml_tensor * x, int side) const {
+    const int64_t width = x->ne[0];
+    const int64_t n_streams = x->ne[1] / block_;
+    const size_t row = x->nb[1];
+    ggml_tensor * sum = nullptr;
+    // How far back a position looks: the last tap is for the position itself.
+    for (int64_t back = 0; back < std::min(n_taps_, block_); back++) {
+        const int64_t n = block_ - back;
+        const int64_t tap = (side + 1) * n_taps_ - 1 - back;
+        ggml_tensor * kernel =
+            ggml_view_3d(nodes_, kernels_, width, n, n_streams, kernels_->nb[2],
+                         kernels_->nb[2] * block_, tap * kernels_->nb[1] + back * kernels_->nb[2]);
+        ggml_tensor * rows = ggml_view_3d(nodes_, x, width, n, n_streams, row, row * block_, 0);
+        ggml_tensor * part = ggml_mul(nodes_, kernel, rows);
+        sum = sum == nullptr ? part
+                             : ggml_acc(nodes_, sum, part, sum->nb[1], sum->nb[2], sum->nb[3],
+                                        back * sum->nb[1]);
+    }
+    return ggml_reshape_2d(nodes_, sum, width, block_ * n_streams);
+}
 
 }  // namespace
 

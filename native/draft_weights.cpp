@@ -91,7 +91,7 @@ class draft_weights::file_data {
 
     // Checked before memory is taken: a small file can claim any size.
     void check(int64_t tensor) const {
-        if (begin(tensor) + gguf_get_tensor_size(gguf, tensor) > n_bytes_) {
+        if (tensor >= 0 && begin(tensor) + gguf_get_tensor_size(gguf, tensor) > n_bytes_) {
             refuse(tensor);
         }
     }
@@ -136,8 +136,8 @@ draft_weights::draft_weights(const std::string & path, const draft_params & of_f
     is_bf16_ = bf16.has_value() ? *bf16 : pays_in_bf16(file.get());
     create(file.get(), gguf.get());
     bind();
-    for (const auto & source : sources_) {
-        data.check(source.second);
+    for (const auto & [name, made] : made_) {
+        data.check(made.source);
     }
     device_buffer_ = allocate(device_tensors_.get(), ggml_backend_get_default_buffer_type(backend));
     host_buffer_ = allocate(
@@ -184,21 +184,20 @@ void draft_weights::create(ggml_context * file, const gguf_context * gguf) {
         if (name == tokens_name) {
             continue;
         }
-        if (unbound_.count(name) != 0 && sources_.count(name) == 0) {
-            sources_[name] = i;  // part of a stack
+        const auto stacked = made_.find(name);
+        if (stacked != made_.end()) {
+            stacked->second.source = i;
             continue;
         }
         const ggml_tensor * shape = ggml_get_tensor(file, name.c_str());
-        add(is_on_host(name) ? host_tensors_.get() : device_tensors_.get(), shape, name,
+        add(is_on_host(name) ? host_tensors_.get() : device_tensors_.get(), shape, i, name,
             type_of(shape), rows_of(shape));
-        sources_[name] = i;
     }
-    const auto tied = sources_.find(embedding_name);
-    if (tied != sources_.end() && sources_.count(head_name) == 0) {
-        const ggml_tensor * shape = unbound_.at(embedding_name);
-        const bool widens = is_bf16_ && becomes_bf16(shape);
-        add(device_tensors_.get(), shape, head_name, widens ? GGML_TYPE_BF16 : shape->type);
-        sources_[head_name] = tied->second;
+    if (made_.count(embedding_name) != 0 && made_.count(head_name) == 0) {
+        const made_tensor & tied = made_.at(embedding_name);
+        const bool widens = is_bf16_ && becomes_bf16(tied.tensor);
+        add(device_tensors_.get(), tied.tensor, tied.source, head_name,
+            widens ? GGML_TYPE_BF16 : tied.tensor->type);
     }
     create_tables(file);
 }
@@ -210,15 +209,15 @@ void draft_weights::create_tables(ggml_context * file) {
          {std::pair{markov_name, markov_drafted}, std::pair{selector_name, selector_drafted}}) {
         const ggml_tensor * shape = ggml_get_tensor(file, source);
         if (shape != nullptr) {
-            add(device_tensors_.get(), shape, name, shape->type, {tokens.begin(), tokens.end()});
-            sources_[name] = sources_.at(source);
+            add(device_tensors_.get(), shape, made_.at(source).source, name, shape->type,
+                {tokens.begin(), tokens.end()});
         }
     }
-    if (sources_.count(confidence_name) != 0) {
+    if (made_.count(confidence_name) != 0) {
         ggml_tensor * part =
             ggml_new_tensor_2d(device_tensors_.get(), GGML_TYPE_F32, params.n_embd, 1);
         ggml_set_name(part, confidence_of_state);
-        unbound_.emplace(confidence_of_state, part);
+        made_[confidence_of_state] = {part};
     }
 }
 
@@ -311,7 +310,7 @@ bool draft_weights::stack(ggml_context * file, const std::vector<std::string> & 
     bool vectors = true;
     for (const std::string & name : names) {
         const ggml_tensor * part = ggml_get_tensor(file, name.c_str());
-        if (part == nullptr || ggml_n_dims(part) > 2 || unbound_.count(name) != 0) {
+        if (part == nullptr || ggml_n_dims(part) > 2 || made_.count(name) != 0) {
             return false;
         }
         vectors = vectors && part->ne[1] == 1;
@@ -334,14 +333,14 @@ bool draft_weights::stack(ggml_context * file, const std::vector<std::string> & 
             vectors ? ggml_view_1d(home, all, parts[i]->ne[0], offset)
                     : ggml_view_2d(home, all, all->ne[0], parts[i]->ne[1], all->nb[1], offset);
         ggml_set_name(part, names[i].c_str());
-        unbound_.emplace(names[i], part);
+        made_[names[i]] = {part};
         offset += ggml_nbytes(part);
     }
     return true;
 }
 
-void draft_weights::add(ggml_context * home, const ggml_tensor * shape, const std::string & name,
-                        ggml_type type, std::vector<int64_t> rows) {
+void draft_weights::add(ggml_context * home, const ggml_tensor * shape, int64_t source,
+                        const std::string & name, ggml_type type, std::vector<int64_t> rows) {
     ggml_tensor * tensor = nullptr;
     if (rows.empty() && type == shape->type) {
         tensor = ggml_dup_tensor(home, shape);
@@ -354,24 +353,23 @@ void draft_weights::add(ggml_context * home, const ggml_tensor * shape, const st
         }
         tensor = ggml_new_tensor_2d(home, type, shape->ne[0], n_rows);
     }
-    rows_[name] = std::move(rows);
     ggml_set_name(tensor, name.c_str());
-    if (!unbound_.emplace(name, tensor).second) {
+    if (!made_.emplace(name, made_tensor{tensor, source, std::move(rows)}).second) {
         throw file_error("the drafter has two tensors " + name + "; convert it again");
     }
 }
 
 ggml_tensor * draft_weights::take(const std::string & name, std::vector<int64_t> shape,
                                   bool required) {
-    const auto it = unbound_.find(name);
-    if (it == unbound_.end()) {
+    const auto it = made_.find(name);
+    if (it == made_.end()) {
         if (required) {
             throw file_error("the drafter has no tensor " + name + "; convert it again");
         }
         return nullptr;
     }
-    ggml_tensor * tensor = it->second;
-    unbound_.erase(it);
+    ggml_tensor * tensor = it->second.tensor;
+    it->second.is_bound = true;
     for (size_t i = 0; i < GGML_MAX_DIMS; i++) {
         const int64_t expected = i < shape.size() ? shape[i] : 1;
         const bool fits = expected < 0 ? tensor->ne[i] > 0 : tensor->ne[i] == expected;  // -1: any
@@ -428,9 +426,11 @@ void draft_weights::bind() {
     }
     bind_heads();
     bind_stacks();
-    if (!unbound_.empty()) {
-        throw file_error("the draft graph does not know tensor " + unbound_.begin()->first + " (" +
-                         std::to_string(unbound_.size()) +
+    const auto is_unknown = [](const auto & made) { return !made.second.is_bound; };
+    const auto unknown = std::find_if(made_.begin(), made_.end(), is_unknown);
+    if (unknown != made_.end()) {
+        throw file_error("the draft graph does not know tensor " + unknown->first + " (" +
+                         std::to_string(std::count_if(unknown, made_.end(), is_unknown)) +
                          " such): this drafter is of a kind that is not known here");
     }
 }
@@ -529,13 +529,12 @@ void draft_weights::bind_stacks() {
 
 void draft_weights::read(file_data & data) {
     std::vector<char> packed;
-    for (const auto & [name, i] : sources_) {
-        ggml_tensor * tensor = ggml_get_tensor(device_tensors_.get(), name.c_str());
-        if (tensor == nullptr) {
-            tensor = ggml_get_tensor(host_tensors_.get(), name.c_str());
+    for (const auto & [name, made] : made_) {
+        const auto & [tensor, i, rows, is_bound] = made;
+        if (i < 0) {
+            continue;
         }
         const ggml_type type = gguf_get_tensor_type(data.gguf, i);
-        const std::vector<int64_t> & rows = rows_[name];
         const size_t row = ggml_row_size(type, tensor->ne[0]);
         const int64_t n_rows = ggml_nrows(tensor);
         const auto at_once = static_cast<int64_t>(std::max<size_t>(1, read_chunk / row));

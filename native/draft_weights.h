@@ -12,7 +12,7 @@
 
 namespace dflash {
 
-// DFlash 2's convolutions around one part of a layer. See draft_conv.h, which also says in which
+// DFlash 2's convolutions around one part of a layer. See draft_graph.cpp, which also says in which
 // order the taps are.
 struct conv_weights {
     ggml_tensor * base = nullptr;  // f32 [n_embd, 2 kernel_size]
@@ -107,14 +107,21 @@ class draft_weights {
   private:
     class file_data;
 
+    struct made_tensor {
+        ggml_tensor * tensor = nullptr;
+        int64_t source = -1;             // its number in the file; -1: it is not read
+        std::vector<int64_t> rows = {};  // which ones, and in which order; empty: all
+        bool is_bound = false;           // known to the graph
+    };
+
     void create(ggml_context * file, const gguf_context * gguf);
     void create_tables(ggml_context * file);
     bool pays_in_bf16(ggml_context * file) const;
     bool becomes_bf16(const ggml_tensor * shape) const;
     ggml_type type_of(const ggml_tensor * shape) const;
     std::vector<int64_t> rows_of(const ggml_tensor * shape) const;
-    void add(ggml_context * home, const ggml_tensor * shape, const std::string & name,
-             ggml_type type, std::vector<int64_t> rows = {});
+    void add(ggml_context * home, const ggml_tensor * shape, int64_t source,
+             const std::string & name, ggml_type type, std::vector<int64_t> rows = {});
     void stack_all(ggml_context * file);
     bool stack(ggml_context * file, const std::vector<std::string> & names);
     void bind();
@@ -139,9 +146,7 @@ class draft_weights {
     ggml_tensor * confidence_ = nullptr;       // f32 [n_embd + rank], in host memory
     ggml_tensor * confidence_bias_ = nullptr;  // f32 [1]
     std::map<const ggml_tensor *, ggml_tensor *> scales_;
-    std::map<std::string, std::vector<int64_t>> rows_;  // those that are not as in the file
-    std::map<std::string, int64_t> sources_;            // index in the file of each tensor's data
-    std::map<std::string, ggml_tensor *> unbound_;
+    std::map<std::string, made_tensor> made_;
     ggml_context_ptr device_tensors_;
     ggml_context_ptr host_tensors_;
     ggml_backend_buffer_ptr device_buffer_;

@@ -1,10 +1,8 @@
-// The native drafter on the shipped pair: injection, drafts, roll-back, growth, limits.
+// The native drafter on the shipped pair: limits, errors, fallbacks. That its drafts are right is
+// tested in Python, against the reference.
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -15,7 +13,6 @@
 #include "fused_drafter.h"
 #include "shipped_pair.h"
 
-using dflash::draft_request;
 using dflash::fused_drafter;
 
 namespace {
@@ -27,126 +24,11 @@ constexpr float f32_noise = 1e-4f;
 
 void drafts_are_candidates(const shipped_pair & pair) {
     const auto d = pair.open_drafter();
+    d->copy(0, 0, 0);  // before there is a cache
+    check::equal(d->n_cache_bytes(), size_t{0}, "memory before the first row");
     check_candidates(draft_after(pair, *d, 0, 40, 0), d->n_vocab());
     check::equal(d->length(0), 40, "length");
     check_candidates(draft_after(pair, *d, 0, 0, 40), d->n_vocab());  // no new rows
-}
-
-void the_first_position_may_draft(const shipped_pair & pair) {
-    const auto d = pair.open_drafter();
-    check_candidates(draft(*d, {{0, {}, 5}}, 3), d->n_vocab());
-    check::equal(d->length(0), 0, "length");
-}
-
-void the_same_inputs_give_the_same_drafts(const shipped_pair & pair) {
-    const auto d = pair.open_drafter();
-    inject(pair, *d, 0, 40);
-    const drafts first = draft_after(pair, *d, 0, 3, 40);
-    d->truncate(0, 40);
-    check::equal(draft_after(pair, *d, 0, 3, 40), first, "after a roll-back");
-    const auto other = pair.open_drafter();
-    inject(pair, *other, 0, 40);
-    check::equal(draft_after(pair, *other, 0, 3, 40), first, "with another drafter");
-}
-
-void rows_may_come_in_any_portions(const shipped_pair & pair) {
-    const auto whole = pair.open_drafter();
-    inject(pair, *whole, 0, 600);  // more than one graph takes
-    const drafts expected = draft_after(pair, *whole, 0, 0, 600);
-    const auto parts = pair.open_drafter();
-    int done = 0;
-    for (const int n : {1, 3, 4, 5, 64, 100}) {
-        inject(pair, *parts, 0, n, done);
-        done += n;
-    }
-    // More rows than are fused with a block.
-    check_close(draft_after(pair, *parts, 0, 600 - done, done), expected, q8_noise, "in portions");
-    check::equal(parts->length(0), 600, "length");
-}
-
-void sequences_do_not_see_each_other(const shipped_pair & pair) {
-    const std::vector<int> lengths = {70, 9, 300};
-    const std::vector<int> n_rows = {1, 6, 0};
-    const auto together = pair.open_drafter(3);
-    std::vector<std::vector<float>> rows;
-    std::vector<draft_request> requests;
-    for (int seq = 2; seq >= 0; seq--) {
-        inject(pair, *together, seq, lengths[seq], 5 * seq);
-    }
-    for (const int seq : {2, 0, 1}) {
-        rows.push_back(pair.features(n_rows[seq], 11 * seq));
-        requests.push_back({seq, {n_rows[seq], rows.back().data()}, 100 + seq});
-    }
-    const drafts all = draft(*together, requests, 7);
-    for (size_t i = 0; i < requests.size(); i++) {
-        draft_request alone = requests[i];
-        const int seq = alone.seq;
-        const auto d = pair.open_drafter(1);
-        inject(pair, *d, 0, lengths[seq], 5 * seq);
-        alone.seq = 0;
-        check_close(all.of(static_cast<int>(i), 3), draft(*d, {alone}, 7), q8_noise,
-                    "sequence " + std::to_string(seq));
-        check::equal(together->length(seq), lengths[seq] + n_rows[seq], "length");
-    }
-}
-
-void a_sequence_drafts_while_others_rest(const shipped_pair & pair) {
-    const auto d = pair.open_drafter(3);
-    for (int seq = 0; seq < 3; seq++) {
-        inject(pair, *d, seq, 30 + 30 * seq);
-    }
-    const drafts before = draft_after(pair, *d, 0, 0, 30);
-    const auto alone = pair.open_drafter(1);
-    inject(pair, *alone, 0, 90);
-    check_close(draft_after(pair, *d, 2, 2, 90), draft_after(pair, *alone, 0, 2, 90), q8_noise,
-                "the last sequence");
-    check_close(draft_after(pair, *d, 0, 0, 30), before, q8_noise, "the first, which rested");
-    check::equal(d->length(1), 60, "length of the one between");
-}
-
-void copies_are_of_their_own(const shipped_pair & pair) {
-    const auto d = pair.open_drafter(2);
-    d->copy(0, 1, 0);  // before there is a cache
-    inject(pair, *d, 0, 50);
-    inject(pair, *d, 1, 80, 9);
-    d->copy(0, 1, 40);
-    check::equal(d->length(1), 40, "length");
-    d->truncate(0, 0);
-    inject(pair, *d, 0, 60, 17);  // over the rows that were copied
-    const auto fresh = pair.open_drafter(1);
-    inject(pair, *fresh, 0, 40);
-    check_close(draft_after(pair, *d, 1, 1, 40), draft_after(pair, *fresh, 0, 1, 40), q8_noise,
-                "the copy");
-    d->copy(1, 1, 10);
-    check::equal(d->length(1), 10, "a copy to itself");
-}
-
-void the_cache_grows_up_to_the_context(const shipped_pair & pair) {
-    constexpr int n_ctx = 3000;
-    const auto d = pair.open_drafter(2, n_ctx);
-    check::equal(d->n_cache_bytes(), size_t{0}, "memory before the first row");
-    std::set<size_t> sizes;
-    for (int done = 0; done < n_ctx; done += 500) {
-        inject(pair, *d, 0, 500, done);
-        inject(pair, *d, 1, 250, done);
-        check_candidates(draft_after(pair, *d, 0, 0, done + 500), d->n_vocab());
-        sizes.insert(d->n_cache_bytes());
-    }
-    check::that(sizes.size() >= 3, "the cache never grew");
-    const drafts last = draft_after(pair, *d, 0, 0, n_ctx);
-    const auto whole = pair.open_drafter(1, n_ctx);
-    inject(pair, *whole, 0, n_ctx);
-    check_close(last, draft_after(pair, *whole, 0, 0, n_ctx), q8_noise, "after growing");
-
-    const std::vector<float> row = pair.features(1);
-    check::throws<dflash::context_full_error>([&] { d->inject(0, {1, row.data()}); }, "3001",
-                                              "a row too many");
-    check::throws<dflash::context_full_error>(
-        [&] { draft(*d, {{1, {1, row.data()}, 5}, {0, {1, row.data()}, 5}}, 3); }, "3001",
-        "a draft with a row too many");
-    check::equal(d->length(0), n_ctx, "length of the full sequence");
-    check::equal(d->length(1), n_ctx / 2, "length of the other");
-    check::equal(draft_after(pair, *d, 0, 0, n_ctx), last, "after the errors");
 }
 
 void graphs_come_and_go(const shipped_pair & pair) {
@@ -286,39 +168,12 @@ void a_failed_draft_changes_nothing(const shipped_pair & pair) {
     }
 }
 
-// Greedy chains take one candidate, which is found in another way than several.
-void the_best_is_the_first_of_several(const shipped_pair & pair) {
-    for (const bool on_device : {true, false}) {
-        const auto run = [&](int top_k) {
-            fused_drafter d(pair.model(), nullptr, pair.drafter_path(), shipped_params(), 1, 1024,
-                            top_k, 2, {/*flash_attention=*/true, on_device});
-            inject(pair, d, 0, 40);
-            return draft_after(pair, d, 0, 3, 40);
-        };
-        const drafts several = run(8);
-        const drafts best = run(1);
-        for (size_t i = 0; i < best.ids.size(); i++) {
-            check::equal(best.ids[i], several.ids[8 * i], "token");
-            const float difference = best.logprobs[i] - several.logprobs[8 * i];
-            check::that(std::abs(difference) < 1e-5f, "log-probability");
-        }
-    }
-}
-
 const check::tests registered{
     {"drafts are candidates", drafts_are_candidates},
-    {"the first position may draft", the_first_position_may_draft},
-    {"the same inputs give the same drafts", the_same_inputs_give_the_same_drafts},
-    {"rows may come in any portions", rows_may_come_in_any_portions},
-    {"sequences do not see each other", sequences_do_not_see_each_other},
-    {"a sequence drafts while others rest", a_sequence_drafts_while_others_rest},
-    {"copies are of their own", copies_are_of_their_own},
-    {"the cache grows up to the context", the_cache_grows_up_to_the_context},
     {"graphs come and go", graphs_come_and_go},
     {"bad arguments are refused", bad_arguments_are_refused},
     {"features that are not finite are refused", features_that_are_not_finite_are_refused},
     {"fallbacks equal the fast operations", fallbacks_equal_the_fast_operations},
-    {"the best is the first of several", the_best_is_the_first_of_several},
     {"a failed draft changes nothing", a_failed_draft_changes_nothing},
 };
 

@@ -68,27 +68,6 @@ void rows_stay_until_others_take_their_place(const shipped_pair & pair) {
                 "rows in another order");
 }
 
-// Of other layers, or none.
-void layers_are_stored_side_by_side(const shipped_pair & pair) {
-    const opened_target target = pair.open_target(pair.layers());
-    check::equal(target.pass->decode(pair.rows(6)), 0, "status");
-    const std::vector<float> all = read(*target.pass->store(), numbers(0, 6));
-    const size_t n_taps = pair.layers().size();
-    const size_t n_embd = all.size() / 6 / n_taps;
-    for (size_t k = 0; k < n_taps; k++) {
-        const opened_target one = pair.open_target({pair.layers()[k]});
-        check::equal(one.pass->decode(pair.rows(6)), 0, "status");
-        const std::vector<float> states = read(*one.pass->store(), numbers(0, 6));
-        for (size_t row = 0; row < 6; row++) {
-            const auto from = static_cast<std::ptrdiff_t>((row * n_taps + k) * n_embd);
-            check::that(std::equal(all.begin() + from, all.begin() + from + n_embd,
-                                   states.begin() + static_cast<std::ptrdiff_t>(row * n_embd)),
-                        "layer " + std::to_string(pair.layers()[k]));
-        }
-    }
-    check::that(pair.open_target({}).pass->store() == nullptr, "a store of no layers");
-}
-
 // To the bit, across the end of the store, in any portions, for several sequences.
 void stored_rows_draft_as_rows_from_the_host(const shipped_pair & pair) {
     const opened_target target = pair.open_target(pair.layers(), 300, 2);
@@ -222,7 +201,6 @@ void stored_rows_that_are_not_finite_leave_no_trace(const shipped_pair & pair) {
 
 const check::tests registered{
     {"rows stay until others take their place", rows_stay_until_others_take_their_place},
-    {"layers are stored side by side", layers_are_stored_side_by_side},
     {"stored rows draft as rows from the host", stored_rows_draft_as_rows_from_the_host},
     {"rows that are gone are refused", rows_that_are_gone_are_refused},
     {"rows of a draft come from one place", rows_of_a_draft_come_from_one_place},

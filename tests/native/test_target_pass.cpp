@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <initializer_list>
 #include <memory>
-#include <numeric>
 #include <random>
 
 #include "drafts.h"
@@ -82,35 +81,6 @@ std::vector<batch_row> after_prompts(const shipped_pair & pair, const opened_tar
     return next;
 }
 
-// Step by step, or in one call.
-void steps_ahead_are_greedy_steps(const shipped_pair & pair) {
-    constexpr int n_steps = 12;
-    const opened_target ahead = pair.open_target(pair.layers(), pair.n_batch, 2);
-    const opened_target stepwise = pair.open_target(pair.layers(), pair.n_batch, 2);
-    std::vector<batch_row> next = after_prompts(pair, ahead, stepwise);
-    std::vector<int32_t> found;
-    check::equal(ahead.pass->decode_ahead(next, n_steps, {nullptr, nullptr}, {}, found), 0,
-                 "status");
-    check::equal(found.size(), size_t{2 * n_steps}, "number of tokens");
-    for (int step = 0; step < n_steps; step++) {
-        check::equal(stepwise.pass->decode(next), 0, "status");
-        for (int seq = 0; seq < 2; seq++) {
-            next[seq].token = stepwise.pass->best(seq);
-            next[seq].position++;
-            check::equal(found[2 * step + seq], next[seq].token, "token");
-        }
-    }
-    const int64_t first = ahead.pass->first_stored();
-    check::equal(first, stepwise.pass->first_stored() - 2 * (n_steps - 1), "first row");
-    std::vector<int64_t> rows(2 * n_steps);
-    std::iota(rows.begin(), rows.end(), first);
-    std::vector<float> a(rows.size() * ahead.pass->store()->n_features());
-    std::vector<float> b(a.size());
-    ahead.pass->store()->read(rows, a.data());
-    stepwise.pass->store()->read(rows, b.data());
-    check::equal(a, b, "hidden states");
-}
-
 // A rule with chains of llama.cpp's samplers, which it owns.
 struct sampled {
     explicit sampled(int n_vocab, bool from_all) {
@@ -181,53 +151,6 @@ void steps_ahead_draw_what_whole_rows_draw(const shipped_pair & pair) {
         "own way to draw", "no draws");
 }
 
-// Few of them, and all; here, or without the graph.
-void candidates_are_the_largest_logits(const shipped_pair & pair) {
-    const opened_target target = pair.open_target({});
-    std::vector<batch_row> rows = pair.rows(9);
-    rows.front().output = true;
-    check::equal(target.pass->decode(rows), 0, "status");
-    const int n_vocab = target.pass->n_vocab();
-    for (int row = 0; row < 2; row++) {
-        const std::vector<float> all = target.pass->logits(row);
-        std::vector<int32_t> order(n_vocab);
-        std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(),
-                         [&](int32_t a, int32_t b) { return all[a] > all[b]; });
-        for (const int k : {1, 40, n_vocab}) {
-            std::vector<int32_t> ids(k);
-            std::vector<float> logits(k);
-            target.pass->candidates(row, k, ids.data(), logits.data());
-            check::that(std::equal(ids.begin(), ids.end(), order.begin()), "ids");
-            for (int i = 0; i < k; i++) {
-                check::equal(logits[i], all[ids[i]], "logit");
-            }
-        }
-    }
-    int32_t id = 0;
-    float logit = 0.0f;
-    for (const int row : {-1, 2}) {
-        check::throws<std::invalid_argument>([&] { target.pass->candidates(row, 1, &id, &logit); },
-                                             "output row " + std::to_string(row), "candidates");
-    }
-}
-
-void graphs_are_built_for_new_widths(const shipped_pair & pair) {
-    const opened_target target = pair.open_target(pair.layers());
-    int done = 0;
-    const auto n_rebuilds_of = [&](int width) {
-        const int64_t before = target.pass->n_rebuilds();
-        check::equal(target.pass->decode(pair.rows(width, done)), 0, "status");
-        done += width;
-        return target.pass->n_rebuilds() - before;
-    };
-    check::that(n_rebuilds_of(3) > 0, "the first pass");
-    for (const int width : {4, 1, 8}) {
-        check::that(n_rebuilds_of(width) > 0, "another width");
-        check::equal(n_rebuilds_of(width), int64_t{0}, "the same width");
-    }
-}
-
 void layers_that_are_not_there_are_refused(const shipped_pair & pair) {
     const int n_layer = llama_model_n_layer(pair.model());
     for (const int layer : {-1, 0, n_layer, 1 << 30}) {
@@ -238,9 +161,13 @@ void layers_that_are_not_there_are_refused(const shipped_pair & pair) {
 
 void logits_of_other_rows_are_refused(const shipped_pair & pair) {
     const opened_target target = pair.open_target({});
+    int32_t id = 0;
+    float logit = 0.0f;
     const auto refused = [&](int row) {
-        check::throws<std::invalid_argument>([&] { target.pass->logits(row); },
-                                             "output row " + std::to_string(row), "logits");
+        const std::string part = "output row " + std::to_string(row);
+        check::throws<std::invalid_argument>([&] { target.pass->logits(row); }, part, "logits");
+        check::throws<std::invalid_argument>([&] { target.pass->candidates(row, 1, &id, &logit); },
+                                             part, "candidates");
     };
     refused(0);
     check::equal(target.pass->decode(pair.rows(4)), 0, "status");
@@ -282,10 +209,7 @@ void handles_close_in_any_order(const shipped_pair & pair) {
 const check::tests registered{
     {"the best are the largest logits", the_best_are_the_largest_logits},
     {"passes without the graph give the same", passes_without_the_graph_give_the_same},
-    {"candidates are the largest logits", candidates_are_the_largest_logits},
-    {"steps ahead are greedy steps", steps_ahead_are_greedy_steps},
     {"steps ahead draw what whole rows draw", steps_ahead_draw_what_whole_rows_draw},
-    {"graphs are built for new widths", graphs_are_built_for_new_widths},
     {"layers that are not there are refused", layers_that_are_not_there_are_refused},
     {"logits of other rows are refused", logits_of_other_rows_are_refused},
     {"a full context is a status", a_full_context_is_a_status},
