@@ -8,9 +8,10 @@ import os
 import random
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,6 +21,10 @@ from dflash_local.draft.draft import ANCHOR
 from dflash_local.target.batch import Batch
 from mini_shapes import DENSE
 from pair_engine import open_target
+
+pytestmark = pytest.mark.slow
+
+T = TypeVar("T")
 
 # What the allocator may still gain after 100 requests: arenas of new threads' first use, a heap
 # that fragments. A leak of a row of logits (32 KB) or of the features of a round (6 KB and more)
@@ -35,11 +40,15 @@ def resident_bytes() -> int:
     return int(subprocess.check_output(["ps", "-o", "rss=", "-p", str(os.getpid())])) * 1024
 
 
-@pytest.mark.slow
-def test_memory_is_flat_over_300_requests() -> None:
-    """In a process of its own: what other tests left there would grow, too."""
+def alone(work: Callable[..., T], *arguments: Any) -> T:
+    """What `work` returns in a process of its own: what other tests left in theirs would grow, too,
+    and what they freed would be used again."""
     with multiprocessing.get_context("spawn").Pool(1) as child:
-        used = child.apply(after_requests, ((100, 200, 300),))
+        return child.apply(work, arguments)
+
+
+def test_memory_is_flat_over_300_requests() -> None:
+    used = alone(after_requests, (100, 200, 300))
     print([f"{size / 2**20:.1f} MiB" for size in used])
     assert used[-1] - used[0] < BOUND
 
@@ -79,13 +88,10 @@ def one_request(model: Model, draw: random.Random, prompt: str) -> None:
             cancel.set()
 
 
-@pytest.mark.slow
 def test_a_wide_tree_takes_what_is_planned_for_its_ids() -> None:
-    """All ids of a sequence then bear all of its tokens. In a process of its own, in which nothing
-    has been freed before."""
+    """All ids of a sequence then bear all of its tokens."""
     n_tokens, n_branches = 1536, 64
-    with multiprocessing.get_context("spawn").Pool(1) as child:
-        grown = child.apply(grown_by_ids, (n_tokens, n_branches))
+    grown = alone(grown_by_ids, n_tokens, n_branches)
     planned = 48 * n_tokens * (n_branches - 1)
     assert 0.8 * planned < grown < 1.2 * planned + BOUND
 
@@ -102,13 +108,11 @@ def grown_by_ids(n_tokens: int, n_branches: int) -> int:
         return resident_bytes() - before
 
 
-@pytest.mark.slow
 def test_a_pair_takes_no_more_than_planned(tmp_path: Path) -> None:
     """Where the vocabulary is large and four requests draft at once, at many widths and lengths."""
     shape = replace(DENSE, name="many-words", n_vocab=60_000)
     paths = write_pair(shape, "Q8_0", tmp_path)
-    with multiprocessing.get_context("spawn").Pool(1) as child:
-        planned, taken = child.apply(taken_by_drafts, paths)
+    planned, taken = alone(taken_by_drafts, *paths)
     print(f"planned {planned / 2**20:.0f} MiB, taken {taken / 2**20:.0f} MiB")
     assert planned / 2 < taken < planned + 8 * BOUND
 
@@ -134,12 +138,10 @@ def taken_by_drafts(target: Path, drafter: Path) -> tuple[int, int]:
         return planned, resident_bytes() - before
 
 
-@pytest.mark.slow
 def test_a_long_prompt_without_flash_attention_takes_no_more_than_planned(tmp_path: Path) -> None:
     """Its scores grow with rows times context."""
     target, _ = write_pair(DENSE, "Q8_0", tmp_path)
-    with multiprocessing.get_context("spawn").Pool(1) as child:
-        planned, taken = child.apply(taken_by_a_prompt, (target,))
+    planned, taken = alone(taken_by_a_prompt, target)
     print(f"planned {planned / 2**20:.0f} MiB, taken {taken / 2**20:.0f} MiB")
     assert planned / 2 < taken < planned + BOUND
 
@@ -155,11 +157,9 @@ def taken_by_a_prompt(target: Path) -> tuple[int, int]:
         return model.plan.host.needed + model.plan.mapped_bytes, resident_bytes() - before
 
 
-@pytest.mark.slow
 def test_closed_models_leave_nothing_behind() -> None:
     """Loaded and closed on threads that come and go, as a server does it."""
-    with multiprocessing.get_context("spawn").Pool(1) as child:
-        used = child.apply(after_loads, (15,))
+    used = alone(after_loads, 15)
     print([f"{size / 2**20:.0f} MiB" for size in used])
     assert max(used[-5:]) - used[1] < 3 * BOUND
 

@@ -204,11 +204,11 @@ def test_chat_is_the_models_own_template(model: Model) -> None:
     assert "Write a function `add`." in rendered
     text = f"<|im_start|>user\n{messages[0]['content']}<|im_end|>\n<|im_start|>assistant\n"
     assert model.chat_prompt(messages) == model.tokenize(text)
-    expected = cold(model, text, max_tokens=N)
-    assert model.chat(messages, max_tokens=N).tokens == expected.tokens
-    thinking = model.chat(messages, max_tokens=N, chat_template_kwargs={"enable_thinking": False})
+    expected = cold(model, text, max_tokens=8)
+    assert model.chat(messages, max_tokens=8).tokens == expected.tokens
+    thinking = model.chat(messages, max_tokens=8, chat_template_kwargs={"enable_thinking": False})
     assert thinking.text
-    chunks = list(model.stream_chat(messages, max_tokens=N))
+    chunks = list(model.stream_chat(messages, max_tokens=8))
     assert "".join(chunk.text for chunk in chunks) == expected.text
 
 

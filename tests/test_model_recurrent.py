@@ -81,7 +81,7 @@ def models(
         yield drafting, plain
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("width", [2, 8, "auto"])
 def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: Any) -> None:
     drafting, plain = models
@@ -95,7 +95,7 @@ def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: A
                 assert found.stats.drafted > 0
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(4)
 def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> None:
     drafting, plain = models
     for prompt in PROMPTS:
@@ -119,7 +119,7 @@ def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> N
     assert n_stopped
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_two_streams_at_once(models: tuple[Model, Model]) -> None:
     drafting, plain = models
     right = []
@@ -146,7 +146,7 @@ def test_two_streams_at_once(models: tuple[Model, Model]) -> None:
 GRAMMAR = 'root ::= "[" ([0-9] ", ")* "]"'
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(4)
 def test_grammars_and_logprobs(models: tuple[Model, Model]) -> None:
     """What a grammar allows is little, so that copies come true, too."""
     drafting, plain = models
@@ -160,7 +160,7 @@ def test_grammars_and_logprobs(models: tuple[Model, Model]) -> None:
         assert found.logprobs == right.logprobs
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(4)
 def test_an_answer_that_is_cancelled_leaves_a_slot_in_step(models: tuple[Model, Model]) -> None:
     drafting, plain = models
     prompt = PROMPTS[1]
@@ -192,7 +192,7 @@ def test_the_plan_counts_the_snapshots(
     assert "drafts are chains: the target has recurrent layers" in said
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("architecture", [a for a in REPLAYED if a in TAPPED_ARCHITECTURES])
 def test_replay_takes_no_snapshots(
     architecture: str,

@@ -10,9 +10,9 @@ from dflash_local import Model
 
 
 def test_an_answer_in_a_line(model: Model) -> None:
-    result = model.generate("def add(a, b):", max_tokens=200, draft_width=8, ignore_eos=True)
+    result = model.generate("def add(a, b):", max_tokens=40, draft_width=8, ignore_eos=True)
     assert re.fullmatch(
-        r"<Result '.{1,80}…', 200 tokens, [\d.]+ tokens/s, [\d.]+ tokens per round, length>",
+        r"<Result '.{1,80}…', 40 tokens, [\d.]+ tokens/s, [\d.]+ tokens per round, length>",
         repr(result),
     )
     assert result.message == {"role": "assistant", "content": result.text}

@@ -5,13 +5,15 @@ and a few of its tools kept. `version` and `source` say of what: clients that ca
 or PyPI were run against this server and recorded, with the model bound to call a tool and to answer
 then; requests of the others were put together from their sources. Each answer is read as that
 client reads it, which is all that it needs; where a client sets no end to an answer, or a far one,
-the replay does.
+the replay does. Of a request that `adds` something to the one before it the file has only what
+differs: the messages that are added, and fields with other values.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,21 @@ from server_process import ServerProcess
 
 FOLDER = Path(__file__).parent / "editor_requests"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "editors.md"
-CLIENTS = {
-    path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")
-}
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    """A client's file, with the whole body of each request."""
+    client: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for before, request in pairwise(client["requests"]):
+        if "adds" in request:
+            body = {**before["body"], **request.get("body", {})}
+            for field, more in request["adds"].items():
+                body[field] = body[field] + more
+            request["body"] = body
+    return client
+
+
+CLIENTS = {path.stem: recorded(path) for path in FOLDER.glob("*.json")}
 LIMITS = {
     "/v1/chat/completions": "max_tokens",
     "/v1/messages": "max_tokens",
@@ -226,7 +240,7 @@ def replay(server: ServerProcess, request: dict[str, Any]) -> httpx.Response:
     with server.client(headers=headers) as client:
         answer = client.request(request.get("method", "POST"), request["path"], json=body)
     assert answer.status_code == 200, answer.text
-    globals()[request["reads"]](answer, body)  # one of the functions above
+    globals()[request["reads"]](answer, body)  # a function of this file
     return answer
 
 

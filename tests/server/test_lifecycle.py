@@ -39,7 +39,7 @@ def test_what_a_server_says_as_it_starts(server: ServerProcess) -> None:
 
 def test_sigterm_lets_running_answers_finish(cache_folder: Path) -> None:
     with serving("--threads", "1") as server, server.client() as client:
-        with streaming(client, {**LONG, "max_tokens": 600}) as lines:
+        with streaming(client, {**LONG, "max_tokens": 300}) as lines:
             server.send(signal.SIGTERM)
             server.wait_for("finishing 1 running request")
             with server.client() as other:

@@ -55,6 +55,7 @@ def test_every_request_is_answered_and_nothing_is_left_behind() -> None:
             assert not any(slot["is_processing"] for slot in slots)
 
 
+@pytest.mark.slow
 def test_the_load_script_tells_of_requests_that_fail(guarded: ServerProcess) -> None:
     found = load(guarded, "--requests", "12", "--clients", "4", "--key", "wrong", code=1)
     assert any("401" in failure for failure in found["failures"])

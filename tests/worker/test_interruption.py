@@ -23,7 +23,7 @@ from dflash_local.engine.engine import Engine
 from pair_engine import open_target
 from shapes import of_both_shapes
 
-N = 32
+N = 16
 ENDLESS: dict[str, Any] = {"max_tokens": None, "ignore_eos": True}
 ROOT = Path(__file__).parents[2]
 
@@ -299,9 +299,9 @@ try:
         print("begun", flush=True)
     print("not interrupted")
 except KeyboardInterrupt:
-    plain = model.generate(prompt, max_tokens=32, draft_width=0)
+    plain = model.generate(prompt, max_tokens=16, draft_width=0)
     model.forget()
-    assert model.generate(prompt, max_tokens=32).tokens == plain.tokens
+    assert model.generate(prompt, max_tokens=16).tokens == plain.tokens
     print("usable")
 """
 
@@ -315,6 +315,12 @@ def python(code: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, output and errors."""
+    output, errors = process.communicate(timeout=300)
+    return process.returncode, output, errors
 
 
 class Sticks(ScriptedDrafter):
@@ -341,7 +347,7 @@ def stuck():
 
 models = [
     load(pair()[0], n_ctx=64, n_gpu_layers=0, n_threads=1, draft_width=0, quiet=True)
-    for _ in range(3)
+    for _ in range(2)
 ]
 for model in models:
     model.engine.slots.close = stuck
@@ -349,10 +355,9 @@ for model in models:
 
 
 def test_at_exit_one_model_that_fails_to_close_keeps_no_other_open() -> None:
-    process = python(AT_EXIT)
-    stdout, stderr = process.communicate(timeout=300)
-    assert stdout == "[False, False, False]\n", stderr
-    assert "stuck" in stderr
+    _, output, errors = ended(python(AT_EXIT))
+    assert output == "[False, False]\n", errors
+    assert "stuck" in errors
 
 
 SILENT = """
@@ -367,9 +372,7 @@ print(len(model.generate([5, 6, 7], max_tokens=4, ignore_eos=True).tokens))
 
 
 def test_a_closed_stderr_ends_nothing() -> None:
-    process = python(SILENT)
-    stdout, _ = process.communicate(timeout=300)
-    assert (process.returncode, stdout) == (0, "4\n")
+    assert ended(python(SILENT))[:2] == (0, "4\n")
 
 
 class Refuses(threading.Event):
@@ -389,33 +392,31 @@ def test_a_cancel_that_raises_ends_its_own_request(model: Model, prompt: str) ->
 @pytest.mark.one_in(14)
 @pytest.mark.parametrize("way", EXITS)
 def test_python_exits_in_the_middle_of_an_answer(way: str) -> None:
-    process = python(BEGIN + EXITS[way])
-    output, errors = process.communicate(timeout=120)
+    code, output, errors = ended(python(BEGIN + EXITS[way]))
     # A slow machine says what it waits for while the model is loaded.
     told = [line for line in errors.splitlines() if not line.startswith("trying ")]
-    assert (process.returncode, output, told) == (0, "", [])
+    assert (code, output, told) == (0, "", [])
 
 
 def test_handles_close_in_any_order() -> None:
-    process = python(HANDLES)
-    output, errors = process.communicate(timeout=120)
-    assert (process.returncode, output, errors) == (0, "", "")
+    assert ended(python(HANDLES)) == (0, "", "")
 
 
 def test_ctrl_c_leaves_the_model_usable() -> None:
     process = python(BEGIN + CTRL_C)
     assert process.stdout is not None and process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=120)
-    assert (process.returncode, errors) == (0, "")
+    code, output, errors = ended(process)
+    assert (code, errors) == (0, "")
     assert output.splitlines()[-1] == "usable"
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_nobody_handles_ends_the_process() -> None:
     process = python(BEGIN + CTRL_C.replace("KeyboardInterrupt", "ValueError"))
     assert process.stdout is not None and process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGINT
+    code, output, errors = ended(process)
+    assert code == -signal.SIGINT
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     assert "not interrupted" not in output

@@ -204,7 +204,7 @@ def test_a_sampled_answer_is_that_of_its_seed(bench: Bench) -> None:
     prompt = bench.plain[0].prompt
     sampled: dict[str, Any] = {"temperature": 0.9, "seed": 7, "presence_penalty": 0.5}
     expected = bench.alone(prompt, draft_width=0, **sampled)
-    for width in (0, 3, 16):
+    for width in (3, 16):
         assert bench.alone(prompt, draft_width=width, **sampled).tokens == expected.tokens
     # With others around it, its draws are still its own: what differs, differs by rounding.
     streams = occupy(bench.model, 1)
@@ -221,10 +221,10 @@ def test_many_asynchronous_readers(bench: Bench) -> None:
         return [t async for c in bench.model.astream(prompt, max_tokens=N) for t in c.tokens]
 
     async def all_at_once() -> list[list[int]]:
-        return await asyncio.gather(*(read(i % 5) for i in range(10)))
+        return await asyncio.gather(*map(read, range(5)))
 
     for i, tokens in enumerate(asyncio.run(all_at_once())):
-        bench.check(i % 5, tokens)
+        bench.check(i, tokens)
 
 
 @pytest.mark.one_in(4)

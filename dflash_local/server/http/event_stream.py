@@ -41,8 +41,8 @@ class Comment:
     text: str
 
 
-ServerEvent = str | Mapping[str, Any] | NamedEvent | Comment
-"""A JSON text, an object to write as JSON, the same with a name, or a comment."""
+ServerEvent = Mapping[str, Any] | NamedEvent | Comment
+"""An object to write as JSON, the same with a name, or a comment."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +82,18 @@ def event_form(
         encode=_event,
         encode_error=(lambda body: _event(NamedEvent("error", body))) if name_error else _event,
         keep_alive=_COMMENT if keep_alive is None else _event(keep_alive),
-        end=b"" if done is None else _event(done),
+        end=b"" if done is None else f"data: {done}\n\n".encode(),
         has_comments=True,
     )
 
 
 def _event(event: ServerEvent) -> bytes:
     """Raises ValueError for NaN and infinity, which JSON does not have."""
-    head, data = "", event
     if isinstance(event, Comment):
         return f": {event.text}\n\n".encode()
     if isinstance(event, NamedEvent):
-        head, data = f"event: {event.name}\n", event.data
-    text = data if isinstance(data, str) else _json(data)
-    return f"{head}data: {text}\n\n".encode()
+        return f"event: {event.name}\ndata: {_json(event.data)}\n\n".encode()
+    return f"data: {_json(event)}\n\n".encode()
 
 
 def _line(data: Any) -> bytes:

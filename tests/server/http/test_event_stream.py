@@ -101,7 +101,7 @@ def test_an_error_after_a_comment_is_the_last_event() -> None:
 
 
 def test_bytes_and_headers() -> None:
-    source = Source({"a": "é\n"}, '{"b":1}', NamedEvent("part", {"c": None}))
+    source = Source({"a": "é\n"}, {"b": 1}, NamedEvent("part", {"c": None}))
     first, *rest = played(source)
     assert first["status"] == 200
     headers = dict(first["headers"])
