@@ -268,12 +268,8 @@ def _take_terminal() -> None:
 def open_terminal(tmp_path: Path, answer: str) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def start(
-        *arguments: str, stdout_too: bool = False, environment: Mapping[str, str] | None = None
-    ) -> Terminal:
-        opened.append(
-            Terminal(tmp_path, *arguments, stdout_too=stdout_too, environment=environment)
-        )
+    def start(*arguments: str, **options: Any) -> Terminal:
+        opened.append(Terminal(tmp_path, *arguments, **options))
         opened[-1].expect(READY)
         return opened[-1]
 
