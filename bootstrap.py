@@ -175,12 +175,11 @@ def compiler() -> str | None:
     return next((found for found in map(shutil.which, names) if found), None)
 
 
-def has_openmp() -> bool:
-    command = [compiler() or "c++", "-fopenmp", "-x", "c++", "-fsyntax-only", "-"]
+def compiles(*flags: str, source: bytes = b"") -> bool:
+    """Whether the compiler takes this source with these flags."""
+    command = [compiler() or "c++", *flags, "-x", "c++", "-fsyntax-only", "-"]
     try:
-        done = subprocess.run(
-            command, input=b"#include <omp.h>\n", capture_output=True, check=False
-        )
+        done = subprocess.run(command, input=source, capture_output=True, check=False)
     except OSError:
         return False
     return done.returncode == 0
@@ -339,9 +338,7 @@ def buildable_gpus() -> set[str]:
     sdk = os.environ.get("VULKAN_SDK")
     if shutil.which("glslc") or sdk:
         include = [f"-I{sdk}/include"] if sdk else []
-        command = [compiler() or "c++", *include, "-x", "c++", "-fsyntax-only", "-"]
-        done = subprocess.run(command, input=VULKAN_HEADERS, capture_output=True, check=False)
-        if done.returncode == 0:
+        if compiles(*include, source=VULKAN_HEADERS):
             found.add("vulkan")
     return found
 
@@ -391,13 +388,7 @@ def cpu_features() -> set[str]:
     return words | ({"avx"} if "avx1_0" in words else set())
 
 
-def compiles_with(flag: str) -> bool:
-    command = [compiler() or "c++", flag, "-x", "c++", "-fsyntax-only", "-"]
-    done = subprocess.run(command, input=b"", capture_output=True, check=False)
-    return done.returncode == 0
-
-
-def ggml_flags(machine: str, features: set[str], accepts=compiles_with) -> list[str]:
+def ggml_flags(machine: str, features: set[str], accepts=compiles) -> list[str]:
     """CMake flags for llama.cpp: what this CPU has, but never AMX, which GCC before 13 miscompiles.
 
     `machine` and `features` come from `platform.machine` and `cpu_features`; `accepts` says whether
@@ -464,7 +455,7 @@ def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) ->
         say(f"the installed llama-cpp-python {LLAMA_VERSION} is broken: {fault}")
     # OpenMP's threads sleep where ggml's own spin: much faster on a busy machine. See
     # docs/install.md. It is GNU's OpenMP that can be told so.
-    openmp = sys.platform == "linux" and has_openmp()
+    openmp = sys.platform == "linux" and compiles("-fopenmp", source=b"#include <omp.h>\n")
     own = [f"-DGGML_OPENMP={'ON' if openmp else 'OFF'}", "-DLLAVA_BUILD=OFF"]
     ours = [*ggml_flags(platform.machine(), cpu_features()), *own, *flags]
     # The user's flags come last, where CMake lets them win.

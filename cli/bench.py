@@ -66,8 +66,6 @@ _NAMES = {"categories": "category", "llama_server": "against-llama-server"}
 
 def _temperatures(value: Any) -> tuple[float, ...]:
     """Reads `0,0.8`: numbers from 0 to 100, each kept once."""
-    if isinstance(value, tuple):  # read already: click reads its defaults again
-        return value
     return tuple(dict.fromkeys(map(number(0, 100), str(value).split(","))))
 
 
@@ -125,7 +123,7 @@ PROMPTS = (
     Option("--limit", type=whole(1), default=4, help="Prompts of each category."),
     Option(
         "--depths",
-        type=whole_list(64, 1 << 20, thousands=True),
+        type=whole_list(64, 1 << 20),
         metavar="N,...",
         show_default="1k,8k,32k; on a CPU 1k",
         help="Long prompts: their answers end after so many tokens of context.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,9 +19,7 @@ from .terminal import Speaker
 from .values import utf8_text
 
 if TYPE_CHECKING:
-    from dflash_local import Model
     from dflash_local.doctor.examination import Examination
-    from dflash_local.doctor.verdict import Pair
 
 SICK = 1
 
@@ -48,20 +46,10 @@ def doctor(pair: str | None, **values: Any) -> int:
         values["target"] = pair
     with suppress(FileError):  # that is for the verdict
         check_files(values)
-    from dflash_local.doctor.examination import examine, pair_of
-    from dflash_local.gguf.file import GgufFile
+    from dflash_local.doctor.examination import examine
 
     say = Speaker(values["quiet"])
-    chosen = cache(partial(chosen_files, values, say))  # told once
-
-    def files() -> Pair:
-        target, draft = chosen()
-        return pair_of(GgufFile.open(target), GgufFile.open(draft) if draft else None)
-
-    def load() -> Model:
-        return load_model(values, say, files=chosen())
-
-    found = examine(load, files)
+    found = examine(partial(chosen_files, values, say), partial(load_model, values, say))
     if values["as_json"]:
         write_stdout(json.dumps(found.as_dict()) + "\n")
     else:

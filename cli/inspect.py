@@ -139,7 +139,8 @@ def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:
 
 def _drafter_rows(report: DrafterReport) -> Iterator[tuple[str, str]]:
     yield "family", _FAMILIES.get(report.family, report.family)
-    yield "runs on", _runner_text(report)
+    alone = "" if report.llama_cpp_loads else "; llama.cpp loads no biases of the attention"
+    yield "runs on", f"the fused draft graph, which knows all of its tensors{alone}"
     anchor = "the anchor and its" if report.n_draft < report.block_size else "drafts from it on,"
     yield "block", f"{report.block_size} positions: {anchor} {report.n_draft} drafts"
     yield (
@@ -163,11 +164,6 @@ def _drafter_rows(report: DrafterReport) -> Iterator[tuple[str, str]]:
     )
     named = "" if report.mask_token is None else f" {report.mask_token!r}"
     yield "mask token", f"{report.mask_token_id}{named}"
-
-
-def _runner_text(report: DrafterReport) -> str:
-    alone = "" if report.llama_cpp_loads else "; llama.cpp loads no biases of the attention"
-    return f"the fused draft graph, which knows all of its tensors{alone}"
 
 
 def _window_text(report: DrafterReport) -> str:

@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -74,16 +75,11 @@ class Speaker:
         """Whether the answer so far does not end with a line break."""
         self._lock = threading.RLock()
         self._held: list[str] | None = None
-        self._console: Console | None = None
 
-    @property
+    @cached_property
     def console(self) -> Console | None:
         """The terminal that the lines go to; None if there is none, or it is to be quiet."""
-        if self.quiet or not is_rich(sys.stderr):
-            return None
-        if self._console is None or self._console.file is not sys.stderr:
-            self._console = open_console(sys.stderr)
-        return self._console
+        return None if self.quiet or not is_rich(sys.stderr) else open_console(sys.stderr)
 
     def __call__(self, line: str) -> None:
         with self._lock:

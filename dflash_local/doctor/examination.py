@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from dflash_local import demo
@@ -44,32 +45,38 @@ class Examination:
         return told
 
 
-def examine(load: Callable[[], Model], files: Callable[[], Pair]) -> Examination:
-    """Examine this machine with the pair of `files`, which `load` loads.
+Files = tuple[Path, Path | None]
+"""Of a target and its drafter."""
+
+
+def examine(choose: Callable[[], Files], load: Callable[[Files], Model]) -> Examination:
+    """Examine this machine with the pair that `choose` finds and `load` loads.
 
     What goes wrong with the pair is the verdict; nothing of it is raised, unless it is not a
     DflashError.
     """
     machine = Machine.here()
     try:
-        pair = files()
-        with load() as model:
+        files = choose()
+        target, draft = files
+        pair = _pair_of(GgufFile.open(target), GgufFile.open(draft) if draft else None)
+        with load(files) as model:
             plan = tuple(model.plan.lines()) if model.plan else ()
             trial = try_pair(model, shipped=pair.is_shipped) if model.drafter else None
     except DflashError as error:
-        text = without_folders(" ".join(str(error).split()))
+        text = _without_folders(" ".join(str(error).split()))
         found = [Alarm("not_loaded", text), *alarms(machine, None, None)]
         return Examination(text, tuple(found), machine)
     found = alarms(machine, pair, trial)
     return Examination(verdict(found, pair, trial), tuple(found), machine, pair, plan, trial)
 
 
-def without_folders(text: str) -> str:
+def _without_folders(text: str) -> str:
     """The text with the names of files alone: where they lie is the user's own."""
     return re.sub(r"(?:[A-Za-z]:)?[~\w.@+-]*(?:[/\\][\w.@+-]+)*[/\\]([\w.@+-]+\.gguf)", r"\1", text)
 
 
-def pair_of(target: GgufFile, draft: GgufFile | None) -> Pair:
+def _pair_of(target: GgufFile, draft: GgufFile | None) -> Pair:
     """What the headers say."""
     facts = inspect_file(target).file
     drafter = inspect_file(draft).file if draft else None

@@ -275,10 +275,8 @@ def _drafter_at(address: Address, target: str, newest: bool) -> Drafter:
         return _drafter_on_hub(address, target, newest)
     if not address.is_dir():
         return Files([str(address)], key=str(address))
-    if gguf_names.drafters(_names_in(address)):
-        return _in_folder(address, gguf_names.drafters, _DRAFTER_QUANTS)
-    if gguf_names.targets(_names_in(address)):
-        return _in_folder(address, gguf_names.targets, _DRAFTER_QUANTS)
+    if _drafter_models(_names_in(address)):
+        return _in_folder(address, _drafter_models, _DRAFTER_QUANTS)
     return Checkpoint(str(address))
 
 
@@ -299,7 +297,7 @@ def _drafter_on_hub(address: HubAddress, target: str, newest: bool) -> Drafter:
 
 
 def _drafter_models(names: Iterable[str]) -> gguf_names.Models:
-    """In a drafter's own repository its file may have any name."""
+    """In a drafter's own repository or folder its file may have any name."""
     return gguf_names.drafters(names) or gguf_names.targets(names)
 
 

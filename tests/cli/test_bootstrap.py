@@ -69,10 +69,6 @@ def test_flags_leave_out_what_the_compiler_does_not_know(bootstrap: ModuleType) 
     assert "-DGGML_AVX512_BF16=ON" not in flags
 
 
-def test_no_flag_turns_amx_on(bootstrap: ModuleType) -> None:
-    assert not [f for f in bootstrap.ggml_flags("x86_64", SAPPHIRE_RAPIDS) if "AMX" in f]
-
-
 def choice(bootstrap: ModuleType, gpus: str, **facts: object) -> tuple[str, str, str]:
     usual = {"driver": True, "buildable": {"cuda", "vulkan"}, "built": None}
     found = bootstrap.choose_gpu(tuple(gpus.split()), **{**usual, **facts})

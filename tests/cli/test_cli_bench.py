@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from command_line import COMMAND, refused, run_here
 from dflash_local import demo
 from dflash_local.bench.shapes.writer import write_pair
-from mini_shapes import DENSE, HYBRID
+from mini_shapes import HYBRID
 
 TARGET, DRAFTER = map(str, demo.pair())
 ALONE = ("--threads", "1", "--gpu-layers", "0")
@@ -30,13 +29,14 @@ def told(*arguments: str) -> Any:
 
 
 def test_tables_go_to_stdout_and_progress_to_stderr(tmp_path: Path) -> None:
-    arguments = (*FEW, "--category", "chat", "--category", "fim", "--temps", "0")
+    chains = (*FEW, "--draft-shape", "chain")
+    arguments = (*chains, "--category", "chat", "--category", "fim", "--temps", "0")
     markdown, picture = tmp_path / "bench.md", tmp_path / "bench.svg"
     files = ("--markdown", str(markdown), "--plot", str(picture))
     done = run_here("bench", *arguments, *files)
     assert done.returncode == 0, done.stderr
     assert "tokens/s: median" in done.stdout and "chat (1)" in done.stdout
-    assert "all 8 equal plain decoding's" in done.stdout
+    assert "all 4 equal plain decoding's" in done.stdout
     assert "chat, temperature 0: plain" in done.stderr
     assert "fill-in-the-middle" in markdown.read_text(encoding="utf-8")
     assert "dflash-local bench --max-tokens 10" in markdown.read_text(encoding="utf-8")
@@ -145,7 +145,8 @@ def replay_file(folder: Path) -> str:
 @pytest.mark.slow
 def test_given_answers_come_out_in_every_way(tmp_path: Path) -> None:
     file = replay_file(tmp_path)
-    found = told("--replay", file, *ON_CPU, "--widths", "8", "--temps", "0,0.8")
+    ways = ("--draft-shape", "chain", "--widths", "8", "--temps", "0,0.8")
+    found = told("--replay", file, *ALONE, *ways)
     assert (found["replay"], found["text_is_valid"], found["n_compared"]) == (file, False, 0)
     assert {row["category"] for row in found["rows"]} == {"line", "talk"}
     n_tokens = {row["category"]: row["plain"]["n_tokens"] for row in found["rows"]}
@@ -167,17 +168,6 @@ def test_a_target_alone_replays(tmp_path: Path) -> None:
     assert (row["temperature"], row["cache"], row["copies"]) == (0.0, "cold", True)
     # What is drafted without a drafter are copies of the text.
     assert row["drafted"]["n_tokens"] == row["plain"]["n_tokens"]
-
-
-@pytest.mark.slow
-def test_random_weights_replay_with_recorded_drafts(tmp_path: Path) -> None:
-    target, draft = map(str, write_pair(replace(DENSE, n_vocab=9000), "Q8_0", tmp_path, n_layer=3))
-    files = ("--target", target, "--draft", draft, "--replay", replay_file(tmp_path))
-    found = told(*files, *ON_CPU, "--category", "line", "--synthetic-length", "5", "--widths", "16")
-    for row in found["rows"]:
-        if row["width"] == 16:
-            assert row["accepted_length"] > 2
-            assert row["drafted"]["n_tokens"] == row["plain"]["n_tokens"]
 
 
 @pytest.mark.slow

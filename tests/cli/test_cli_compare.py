@@ -50,10 +50,3 @@ def test_json_has_both() -> None:
     assert compared["ratio"] > 0 and compared["chain"]["ratio"] > 0
     drafts = compared["chain"]["drafts"]
     assert drafts["branches"] == 1 and drafts["depth"] == drafts["nodes"]
-
-
-@pytest.mark.slow
-def test_chains_are_held_against_plain_decoding_alone() -> None:
-    done = compare("--draft-width", "16", "--json")
-    compared = json.loads(done.stdout)["compare"]
-    assert compared["equal"] and compared["chain"] is None

@@ -8,35 +8,122 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import hub_stand_in
-from command_line import refused
-from named_pair import (
-    CHECKPOINT,
-    DRAFTER,
-    FILE,
-    GGUF,
-    NAME,
-    REGISTRY,
-    TARGET,
-    User,
-    checkpoint,
-    user,
-)
+import shipped_drafter
+from command_line import COMMAND, refused
+from convert_command import DRAFTER, TARGET, online, settings
+from hub_stand_in import Hub
 
+NAME = "tiny"
+GGUF = "lab/Tiny-GGUF"
+CHECKPOINT = "lab/Tiny-DFlash"
+FILE = "tiny-coder-Q8_0.gguf"
 ASKED = ("--draft-width", "8", "-n", "24", "Write a function that adds two numbers.")
+
+REGISTRY = f"""
+[{NAME}]
+aliases = ["tiny:coder"]
+target = "Tiny-30M"
+gguf = "{GGUF}"
+drafter = "{CHECKPOINT}"
+thinking = false
+sampling = {{ temperature = 0.0, top_k = 7 }}
+answer_length = 6
+training_length = 512
+
+[other]
+gguf = "lab/Other-GGUF"
+drafter = "lab/Other-DFlash"
+"""
+
+
+@dataclass
+class User:
+    """Someone with an empty cache, whose hub is the stand-in."""
+
+    hub: Hub
+    home: Path
+
+    @property
+    def cache(self) -> Path:
+        """The hub client's."""
+        return self.home / "hf" / "hub"
+
+    def run(self, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        """A command as a process of its own."""
+        return subprocess.run(
+            [COMMAND, *arguments],
+            cwd=self.home,
+            env=self.variables(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=300,
+        )
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[bytes]:
+        """A command that goes on in the background."""
+        return subprocess.Popen(
+            [COMMAND, *arguments],
+            cwd=self.home,
+            env=self.variables({}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def done(self, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        """A command that succeeds."""
+        done = self.run(*arguments, **environment)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def refused(self, *arguments: str | Path, **environment: str) -> str:
+        """The error of a command that fails for what was asked of it."""
+        done = self.run(*arguments, **environment)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        line = done.stderr.splitlines()[-1]
+        assert line.startswith("dflash-local: error: ") and "Traceback" not in done.stderr
+        return line
+
+    def variables(self, more: dict[str, str]) -> dict[str, str]:
+        return settings(
+            {
+                **online(self.hub, self.home / "hf"),
+                "DFLASH_LOCAL_CACHE": str(self.home / "own"),
+                "DFLASH_LOCAL_REGISTRY": str(self.home / "registry.toml"),
+                **more,
+            }
+        )
+
+
+@cache
+def checkpoint() -> tuple[tuple[str, bytes], ...]:
+    """The shipped drafter as its makers would publish it: its files and their bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = shipped_drafter.write(Path(folder) / "tiny-coder-dflash")
+        return tuple((path.name, path.read_bytes()) for path in written.iterdir())
 
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Iterator[User]:
-    with user(tmp_path) as someone:
-        yield someone
+    """A user, and a hub that holds the shipped pair: the target in GGUF, the drafter in
+    safetensors."""
+    with hub_stand_in.running() as hub:
+        hub.add(GGUF, {FILE: TARGET.read_bytes(), "README.md": b"# Tiny\n"})
+        hub.add(CHECKPOINT, dict(checkpoint()))
+        (tmp_path / "registry.toml").write_text(REGISTRY)
+        yield User(hub, tmp_path)
 
 
 @pytest.fixture
@@ -71,8 +158,8 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     assert json.loads(again.stdout)["stats"]["accepted"] == told["stats"]["accepted"]
     assert len(empty.hub.requests) == asked
     assert "fetching" not in again.stderr and "converted" not in again.stderr
-    online = empty.done("run", "TINY:coder", "-q", *ASKED)
-    assert online.stdout.strip() == told["text"].strip()
+    fetched = empty.done("run", "TINY:coder", "-q", *ASKED)
+    assert fetched.stdout.strip() == told["text"].strip()
     assert len(empty.hub.requests) == asked
 
     words = ("run", NAME, "--json", "-q", "--draft-width", "0", ASKED[-1])
@@ -154,13 +241,6 @@ def test_an_interrupted_transfer_is_resumed(empty: User) -> None:
     empty.done("pull", NAME)
     weights = len(dict(checkpoint())["model.safetensors"])
     assert storage(empty) - before < TARGET.stat().st_size + weights
-
-
-@pytest.mark.slow
-def test_bytes_that_are_not_the_hubs_are_not_kept(empty: User) -> None:
-    empty.hub.corrupts = True
-    assert "sha256" in empty.refused("pull", NAME)
-    assert not [path for path in empty.cache.rglob("*.gguf")]
 
 
 @pytest.mark.slow

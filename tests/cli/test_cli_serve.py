@@ -25,13 +25,11 @@ def refused(*arguments: str, **environment: str) -> str:
     ("arguments", "named"),
     [
         (["--port", "70000"], "65535"),
-        (["--port", "-1"], "65535"),
         (["--port", "http"], "http"),
         (["--parallel", "0"], "--parallel"),
         (["--parallel", "1000"], "64"),
         (["--queue", "-1"], "--queue"),
         (["--queue-timeout", "0"], "--queue-timeout"),
-        (["--queue-timeout", "nan"], "nan"),
         (["--host", ""], "--host"),
         (["--host", "127.0.0.1:8080"], "port"),
         (["--host", "http://localhost"], "scheme"),

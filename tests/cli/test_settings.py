@@ -66,6 +66,7 @@ def test_the_usual_target_is_not_what_drafters_are_held_against(settings: Path) 
         ("[chat]\nport = 1", "port"),
         ("temp = 'warm'", "warm"),
         ("temp = ", "TOML"),
+        (f"temp = {'9' * 5000}", "TOML"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_that_names_it(

@@ -57,28 +57,15 @@ def converted(
     return done
 
 
-def refused(*arguments: str | Path, folder: Path, environment: Environment | None = None) -> str:
+def refused(*arguments: str | Path, folder: Path) -> str:
     """The error's line, of a run that wrote nothing to stdout and left no file in `folder`."""
     before = sorted(folder.iterdir())
-    done = run("-q", *arguments, folder=folder, environment=environment)
+    done = run("-q", *arguments, folder=folder)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert sorted(folder.iterdir()) == before
     (line,) = done.stderr.splitlines()
     assert line.startswith("dflash-local: error: ")
     return line
-
-
-def start(
-    *arguments: str | Path, folder: Path, environment: Environment | None = None
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [COMMAND, "convert", *arguments],
-        cwd=folder,
-        env=settings(environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
 
 
 def online(hub: Hub, home: Path) -> dict[str, str]:

@@ -1,0 +1,17 @@
+"""What the tests of commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dflash_local.target import exactness
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_is_measured() -> Iterator[None]:
+    """How exact verification is decides no answer, so it need not be measured well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exactness, "_BUDGET_S", 0.05)
+        yield
