@@ -21,8 +21,6 @@ from dflash_local.pays.survival import PRIOR_PART, RECENT, Prior, Survival
 
 _LEAST = 1e-12
 _ANY_TOKEN = 1 << 30
-_USUAL = 0.7
-"""A chance whose logarithm stands for those along a path."""
 
 
 class Chances(ABC):
@@ -46,7 +44,7 @@ class Chances(ABC):
     @abstractmethod
     def of(self, draft: Draft, *, hopeful: bool) -> list[float]:
         """The chance of each node to be accepted with all before it. `hopeful`: one standard
-        deviation up, which is what may be."""
+        deviation up, which is what may be; a chain's alone."""
 
     @abstractmethod
     def typical(self) -> list[float]:
@@ -113,12 +111,7 @@ class TreeChances(Chances):
         trees.renew(curve, self._prior.curve)
 
     def of(self, draft: Draft, *, hopeful: bool) -> list[float]:
-        chances = path_chances(draft)
-        if not hopeful:
-            return chances
-        odds = _USUAL / (1.0 - _USUAL) * math.exp(self.survival.deviation)
-        power = math.log(odds / (1.0 + odds)) / math.log(_USUAL)
-        return [chance**power for chance in chances]
+        return path_chances(draft)
 
     def typical(self) -> list[float]:
         """With a part of the prior's tree."""

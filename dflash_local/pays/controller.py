@@ -54,10 +54,8 @@ Without this look, costs that were measured on a busy machine, many times too de
 off for good. A look of thirty plain rounds is then three in a hundred, once."""
 _LONGEST_TIME = 4.0
 """A round counts as no longer than this many times what it should take. Without this limit, one
-hiccup of the machine ends drafting that pays, or all probes of a process."""
-_CHECK_SHARE = 0.002
-"""Of the time of drafting, what looking again at plain decoding may cost. Without these
-looks, a calibration that found plain decoding too slow is never corrected."""
+hiccup of the machine ends drafting that pays, or all probes of a process: 4 % on machines with
+many."""
 _COPY_MARGIN = 1.5
 """What rows of copies must bring for each plain row that they cost. With 1, a text that repeats
 nothing pays for guesses that only just break even, two or three in a hundred."""
@@ -109,13 +107,10 @@ class Controller:
         self._probing = False
         self._unseen = True  # no draft was verified yet
         self._overdue = self._glances = False
-        self._n_resting = 0  # rows that a probe has to inject
         self._shape: ShapeName = "chain"
         self._doubt = 0.0
         self._least = 1
-        # The rounds since
-        self._plain_at = 0
-        self._accepted = 0
+        self._accepted = 0  # in this round
 
     def open(
         self, depth: int = 0, *, greedy: bool = True, shapes: Sequence[Shape] | None = None
@@ -318,8 +313,6 @@ class Controller:
         verified = drafted or n_new > base
         changed = self._passes.rows(shape) != n_rows
         self._depth = depth
-        if n_rows == base:
-            self._plain_at = self._round
         self._passes.observe(n_rows, depth, verify_s, shape, drafted=drafted, rebuilt=rebuilt)
         self.again.observe(n_new, base + self._accepted, verified=verified, changed=changed)
         if host_s is not None and (drafted or not verified):
@@ -331,8 +324,7 @@ class Controller:
                 # Graphs are made once, and say nothing of the drafter's worth.
                 verify_s = min(verify_s, usual_s)
             if self._probing:
-                costs.bound_draft(n_drafting, depth, draft_s, self._n_resting)
-                self._n_resting = 0
+                costs.bound_draft(n_drafting, depth, draft_s)
             else:
                 costs.observe_draft(n_drafting, depth, draft_s)  # a probe has many rows to inject
             usual_host_s = costs.host_s + costs.draft_host_s
@@ -379,7 +371,7 @@ class Controller:
         rate = forecast.base / forecast.plain_s * self._gain
         self._row_choice.price(forecast.base, forecast.passes, rate, self._shape)
         for policy in able:
-            self._appoint(policy, findings, drafts=policy in on)
+            policy.drafting, policy.probing, policy.findings = policy in on, False, findings
         resting = [policy for policy in able if not policy.drafting]
         wait = suspended if suspended > 0 else self._probe(resting, len(on))
         if on and not self._is_on:
@@ -391,13 +383,11 @@ class Controller:
         if not self._drafting:
             self._idle, self._replan_at = wait - 1, 0
             return
-        if on and findings and self._forgets_plain(findings):
-            self._idle = 2
         early = any(policy.rounds < _EARLY_ROUNDS for policy in on)
         steps = 1 if early or wait == 0 else _REPLAN
         if self._probing and not self._glances:
             steps = forecast.probe_rounds
-        self._replan_at = now + self._idle + min(steps, wait or steps)
+        self._replan_at = now + min(steps, wait or steps)
 
     def _best(self, able: Sequence[Policy]) -> tuple[list[Policy], Findings]:
         """The best that drafting can do, in each shape that is open: in the last one, unless the
@@ -414,19 +404,6 @@ class Controller:
         for policy in able:
             policy.take(self._shape)
         return found[self._shape]
-
-    def _appoint(self, policy: Policy, findings: Findings | None, *, drafts: bool) -> None:
-        """A sequence drafts from now on, or no more."""
-        policy.drafting = drafts
-        policy.probing = False
-        policy.findings = findings
-
-    def _forgets_plain(self, findings: Findings) -> bool:
-        """Whether to decode plainly for a moment: drafting would never find out that plain decoding
-        has become faster than it was measured."""
-        loss = 2 * (findings.gain - 1) + self._forecast.way
-        a_round = findings.tokens / self._forecast.base / findings.gain
-        return (self._round - self._plain_at) * a_round * _CHECK_SHARE > loss
 
     def _pays(self, gain: float, n_rounds: int) -> bool:
         """Whether to draft, where `gain` times the speed of plain decoding is expected, `n_rounds`
@@ -448,9 +425,6 @@ class Controller:
         loss = forecast.probe_loss(due, n_on, now)
         glances = not n_on and not self._unseen and loss > budget.amount
         loss = forecast.glance_loss(due, now) if glances else loss
-        if loss > budget.amount and not glances:  # then a few: what they learn is the others' prior
-            due = due[: 1 + len(self._members) // 4]
-            loss = forecast.probe_loss(due, n_on, now)
         first = self._untried and self.prior.rounds == 0
         first = first and loss <= _FIRST_PROBE * forecast.probe_rounds
         overdue = self._unseen and now >= _LATEST_LOOK
@@ -463,7 +437,6 @@ class Controller:
                 wait = min(wait, _LATEST_LOOK - now)
             return wait or _FOREVER
         self._untried, self._overdue, self._glances = False, overdue, glances
-        self._n_resting = sum(now - policy.rest_from for policy in due)
         for policy in due:
             policy.probing = True
             policy.survival.rest(now - policy.rest_from)

@@ -38,6 +38,8 @@ _CLIP = 0.25
 hiccup turns drafting off. Nothing makes a machine faster for a moment, so a time that is far
 shorter is believed at once."""
 
+_TIMES = ("switch_s", "host_s", "draft_host_s", "inject_s", "after_draft_s")
+
 _MOST_BACK = 200
 """Steps in which what slower times taught is taken back: those of a machine that was some fifty
 times as slow. Without an end a time of nothing would be sought for ever."""
@@ -219,7 +221,7 @@ class Costs:
         """A draft stage that had no more to inject than the rows of a round."""
         if seconds > 0 and math.isfinite(seconds):
             self._drafts.observe(n_seqs, depth, seconds)
-            self._drafts.take_back(n_seqs, depth, seconds)
+            self._drafts.bound(n_seqs, depth, seconds)
 
     def bound_step(
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
@@ -237,11 +239,9 @@ class Costs:
         if own_s > self.step_s(n_rows, depth, shape):
             self._learn(n_rows, depth, own_s, shape, drafted=False)
 
-    def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
-        """A draft stage that had `n_injected` rows to inject: neither it nor they take longer."""
-        self._drafts.take_back(n_seqs, depth, seconds)
-        if n_injected:
-            self.inject_s = min(self.inject_s, seconds / n_injected)
+    def bound_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
+        """A draft stage that had many rows to inject: without them it takes no longer than this."""
+        self._drafts.bound(n_seqs, depth, seconds)
 
     def observe_switch(self, extra_s: float, usual_s: float) -> None:
         """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
@@ -263,11 +263,7 @@ class Costs:
         return {
             "step_s": self._steps.as_dict(),
             "draft_s": self._drafts.as_dict(),
-            "switch_s": self.switch_s,
-            "host_s": self.host_s,
-            "draft_host_s": self.draft_host_s,
-            "inject_s": self.inject_s,
-            "after_draft_s": self.after_draft_s,
+            **{name: getattr(self, name) for name in _TIMES},
             "tree_s": {
                 str(depth): self.extra_s("tree", depth)
                 for depth in dict.fromkeys((self._tree_depth, self._deep))
@@ -283,11 +279,7 @@ class Costs:
             return cls(
                 _table(raw["step_s"]),
                 _table(raw["draft_s"]),
-                switch_s=raw["switch_s"],
-                host_s=raw["host_s"],
-                draft_host_s=raw["draft_host_s"],
-                inject_s=raw["inject_s"],
-                after_draft_s=raw["after_draft_s"],
+                **{name: raw[name] for name in _TIMES},
                 trees={int(depth): seconds for depth, seconds in raw["tree_s"].items()},
                 spread=raw["spread"],
                 budget_s=raw["budget_s"],
@@ -401,14 +393,6 @@ class _Surface:
         self._seconds[i] *= min(seconds / self.at(n, depth), 1.0)
         for j in range(i):
             self._seconds[j] = min(self._seconds[j], self._seconds[i])
-
-    def take_back(self, n: int, depth: int, seconds: float) -> None:
-        """What was learnt from slower times, step by step, as it was learnt."""
-        self.bound(n, depth, seconds)
-        for _ in range(_MOST_BACK):
-            if not 0 < seconds < self.at(n, depth) * math.exp(-_CLIP):
-                break
-            self.observe(n, depth, seconds)
 
     def _measured_at(self, n: int, depth: int) -> float:
         token_s, row_s = self._measured_slopes

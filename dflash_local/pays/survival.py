@@ -242,8 +242,6 @@ class Survival:
 
     def notice(self, logprobs: Sequence[float]) -> None:
         """A new draft, before anything is asked of it."""
-        if not self._recent:  # nothing seen: start from what other requests have found by now
-            self._filter = self._prior.filter()
         self._filter.walk()
         # Cut short by the end of the answer, it would count as hopeless beyond.
         if len(logprobs) >= len(self._prior.curve) or not self._recent:
@@ -256,11 +254,6 @@ class Survival:
     def each(self, logprobs: Sequence[float]) -> list[float]:
         """The chance of each draft that it is accepted where all before it are."""
         return self._filter.each(logprobs)
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of `a`."""
-        return math.sqrt(self._filter.aa)
 
     def hopeful(self, logprobs: Sequence[float]) -> list[float]:
         """`curve` with each chance one standard deviation up: what may be, for all that is seen."""

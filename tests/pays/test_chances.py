@@ -77,17 +77,6 @@ def test_chances_fall_as_the_nodes_come() -> None:
         assert len(known.typical()) == N_NODES
 
 
-def test_hopes_are_never_below_what_is_expected() -> None:
-    prior = Prior(BLOCK, N_NODES)
-    known = tree_chances(prior)
-    candidates, _ = drafted(np.random.default_rng(1))
-    draft = grow(known.rate(candidates), N_NODES, N_VOCAB)
-    expected, hopes = (known.of(draft, hopeful=hopeful) for hopeful in (False, True))
-    assert sum(hopes) > sum(expected)
-    assert all(hope >= chance for hope, chance in zip(hopes, expected, strict=True))
-    assert max(hopes) <= 1
-
-
 def test_what_is_no_number_has_no_chance() -> None:
     prior = Prior(BLOCK, N_NODES)
     known = tree_chances(prior)
