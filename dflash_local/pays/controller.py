@@ -56,6 +56,9 @@ _LONGEST_TIME = 4.0
 """A round counts as no longer than this many times what it should take. Without this limit, one
 hiccup of the machine ends drafting that pays, or all probes of a process: 4 % on machines with
 many."""
+_CHECK_SHARE = 0.002
+"""Of the time of drafting, what looking again at plain decoding may cost. Without these
+looks, a calibration that found plain decoding too slow is never corrected."""
 _COPY_MARGIN = 1.5
 """What rows of copies must bring for each plain row that they cost. With 1, a text that repeats
 nothing pays for guesses that only just break even, two or three in a hundred."""
@@ -110,7 +113,9 @@ class Controller:
         self._shape: ShapeName = "chain"
         self._doubt = 0.0
         self._least = 1
-        self._accepted = 0  # in this round
+        # The rounds since
+        self._plain_at = 0
+        self._accepted = 0
 
     def open(
         self, depth: int = 0, *, greedy: bool = True, shapes: Sequence[Shape] | None = None
@@ -313,6 +318,8 @@ class Controller:
         verified = drafted or n_new > base
         changed = self._passes.rows(shape) != n_rows
         self._depth = depth
+        if n_rows == base:
+            self._plain_at = self._round
         self._passes.observe(n_rows, depth, verify_s, shape, drafted=drafted, rebuilt=rebuilt)
         self.again.observe(n_new, base + self._accepted, verified=verified, changed=changed)
         if host_s is not None and (drafted or not verified):
@@ -383,11 +390,13 @@ class Controller:
         if not self._drafting:
             self._idle, self._replan_at = wait - 1, 0
             return
+        if on and findings and self._forgets_plain(findings):
+            self._idle = 2
         early = any(policy.rounds < _EARLY_ROUNDS for policy in on)
         steps = 1 if early or wait == 0 else _REPLAN
         if self._probing and not self._glances:
             steps = forecast.probe_rounds
-        self._replan_at = now + min(steps, wait or steps)
+        self._replan_at = now + self._idle + min(steps, wait or steps)
 
     def _best(self, able: Sequence[Policy]) -> tuple[list[Policy], Findings]:
         """The best that drafting can do, in each shape that is open: in the last one, unless the
@@ -404,6 +413,13 @@ class Controller:
         for policy in able:
             policy.take(self._shape)
         return found[self._shape]
+
+    def _forgets_plain(self, findings: Findings) -> bool:
+        """Whether to decode plainly for a moment: drafting would never find out that plain decoding
+        has become faster than it was measured."""
+        loss = 2 * (findings.gain - 1) + self._forecast.way
+        a_round = findings.tokens / self._forecast.base / findings.gain
+        return (self._round - self._plain_at) * a_round * _CHECK_SHARE > loss
 
     def _pays(self, gain: float, n_rounds: int) -> bool:
         """Whether to draft, where `gain` times the speed of plain decoding is expected, `n_rounds`

@@ -221,7 +221,7 @@ class Costs:
         """A draft stage that had no more to inject than the rows of a round."""
         if seconds > 0 and math.isfinite(seconds):
             self._drafts.observe(n_seqs, depth, seconds)
-            self._drafts.bound(n_seqs, depth, seconds)
+            self._drafts.take_back(n_seqs, depth, seconds)
 
     def bound_step(
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
@@ -241,7 +241,7 @@ class Costs:
 
     def bound_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
         """A draft stage that had many rows to inject: without them it takes no longer than this."""
-        self._drafts.bound(n_seqs, depth, seconds)
+        self._drafts.take_back(n_seqs, depth, seconds)
 
     def observe_switch(self, extra_s: float, usual_s: float) -> None:
         """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
@@ -393,6 +393,14 @@ class _Surface:
         self._seconds[i] *= min(seconds / self.at(n, depth), 1.0)
         for j in range(i):
             self._seconds[j] = min(self._seconds[j], self._seconds[i])
+
+    def take_back(self, n: int, depth: int, seconds: float) -> None:
+        """What was learnt from slower times, step by step, as it was learnt."""
+        self.bound(n, depth, seconds)
+        for _ in range(_MOST_BACK):
+            if not 0 < seconds < self.at(n, depth) * math.exp(-_CLIP):
+                break
+            self.observe(n, depth, seconds)
 
     def _measured_at(self, n: int, depth: int) -> float:
         token_s, row_s = self._measured_slopes
