@@ -2,16 +2,77 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Literal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
 
 import openai
+import pytest
 from pydantic import BaseModel, Field
 
-from chat_models import WEATHER
-from openai_api import QUESTION, user
+from chat_models import NOW, WEATHER
+from guarded_server import KEYS
+from openai_api import CERTAIN, QUESTION, user
+from server_process import ServerProcess
 
 MODEL = "any-name"
+
+
+def connect(server: ServerProcess, **more: Any) -> openai.OpenAI:
+    options = {"api_key": "unused", "max_retries": 0, **more}
+    return openai.OpenAI(base_url=f"{server.url}/v1", **options)
+
+
+@pytest.fixture
+def sdk(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with connect(server) as connected:
+        yield connected
+
+
+@pytest.fixture
+def tool_sdk(tool_server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with connect(tool_server) as connected:
+        yield connected
+
+
+def test_a_chat(sdk: openai.OpenAI) -> None:
+    told = sdk.chat.completions.create(
+        model=MODEL, messages=user(QUESTION), max_completion_tokens=CERTAIN, temperature=0, n=2
+    )
+    assert [choice.finish_reason for choice in told.choices] == ["length", "length"]
+    assert told.choices[0].message.role == "assistant"
+    assert told.choices[0].message.content == told.choices[1].message.content
+    assert told.usage is not None
+    assert told.usage.completion_tokens == 2 * CERTAIN
+    assert told.usage.prompt_tokens_details is not None
+    assert told.usage.prompt_tokens_details.cached_tokens is not None
+    assert told.system_fingerprint is not None
+    assert told.model_extra is not None
+    assert told.model_extra["timings"]["draft_n"] > 0
+
+
+def test_a_stream(sdk: openai.OpenAI) -> None:
+    whole = sdk.chat.completions.create(
+        model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0
+    )
+    chunks = list(
+        sdk.chat.completions.create(
+            model=MODEL,
+            messages=user(QUESTION),
+            max_tokens=CERTAIN,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *parts, last = chunks
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == CERTAIN
+    told = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert told == whole.choices[0].message.content
 
 
 def test_the_sdk_s_own_reading_of_a_stream(sdk: openai.OpenAI) -> None:
@@ -27,6 +88,33 @@ def test_the_sdk_s_own_reading_of_a_stream(sdk: openai.OpenAI) -> None:
     joined = "".join(entry.token for entry in final.choices[0].logprobs.content or [])
     assert final.choices[0].message.content
     assert joined.startswith(final.choices[0].message.content)
+
+
+def test_asynchronously(server: ServerProcess) -> None:
+    async def talk() -> tuple[str | None, str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="unused", max_retries=0
+        ) as sdk:
+            told = await sdk.chat.completions.create(
+                model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0
+            )
+            stream = await sdk.chat.completions.create(
+                model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0, stream=True
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            return told.choices[0].message.content, "".join(pieces)
+
+    whole, joined = asyncio.run(talk())
+    assert whole == joined
+
+
+def test_a_stream_that_is_closed_early(sdk: openai.OpenAI) -> None:
+    stream = sdk.chat.completions.create(
+        model=MODEL, messages=user(QUESTION), stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    assert sdk.chat.completions.create(model=MODEL, messages=user("Hi"), max_tokens=2).choices
 
 
 class Colour(BaseModel):
@@ -49,6 +137,35 @@ def test_parse_gives_an_object_of_a_class(sdk: openai.OpenAI) -> None:
     assert json.loads(message.content or "") == message.parsed.model_dump()
 
 
+def test_tools(tool_sdk: openai.OpenAI) -> None:
+    told = tool_sdk.chat.completions.create(
+        model=MODEL,
+        messages=user("What is the weather?"),
+        tools=[WEATHER, NOW],
+        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        parallel_tool_calls=False,
+        max_tokens=96,
+        temperature=0,
+    )
+    assert told.choices[0].finish_reason == "tool_calls"
+    assert told.choices[0].message.content is None
+    [call] = told.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    assert "city" in json.loads(call.function.arguments)
+    again = tool_sdk.chat.completions.create(
+        model=MODEL,
+        messages=[
+            *user("What is the weather?"),
+            told.choices[0].message.model_dump(exclude_none=True),  # type: ignore[list-item]
+            {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+        ],
+        tools=[WEATHER, NOW],
+        max_tokens=4,
+    )
+    assert again.choices[0].message.role == "assistant"
+
+
 def test_a_stream_of_tools(tool_sdk: openai.OpenAI) -> None:
     with tool_sdk.chat.completions.stream(
         model=MODEL,
@@ -66,3 +183,60 @@ def test_a_stream_of_tools(tool_sdk: openai.OpenAI) -> None:
     [call] = final.choices[0].message.tool_calls or []
     assert call.function.arguments == done.arguments
     assert "city" in json.loads(done.arguments)
+
+
+def test_completions(sdk: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": CERTAIN, "temperature": 0}
+    prompts = ["a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12", "import"]
+    told = sdk.completions.create(prompt=prompts, logprobs=2, **options)
+    assert [choice.index for choice in told.choices] == [0, 1]
+    assert told.choices[0].logprobs is not None
+    assert len(told.choices[0].logprobs.tokens or []) == CERTAIN
+    chunks = list(sdk.completions.create(prompt=prompts[0], stream=True, **options))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == told.choices[0].text
+    between = sdk.completions.create(prompt="def f(x):\n", suffix="\n    return y", **options)
+    assert between.choices[0].text
+
+
+def test_models(sdk: openai.OpenAI) -> None:
+    [served] = sdk.models.list().data
+    assert sdk.models.retrieve(served.id) == served
+    with pytest.raises(openai.NotFoundError):
+        sdk.models.retrieve("another")
+
+
+def test_bad_requests_are_exceptions_of_their_kind(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        sdk.chat.completions.create(model=MODEL, messages=user("hi"), temperature=-1)
+    assert bad.value.param == "temperature"
+    assert bad.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError) as long:
+        sdk.chat.completions.create(model=MODEL, messages=user("a b c d " * 100_000))
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError):
+        sdk.files.list()
+
+
+@pytest.mark.slow
+def test_a_key_and_a_full_queue(guarded: ServerProcess) -> None:
+    with connect(guarded, api_key="wrong") as sdk, pytest.raises(openai.AuthenticationError):
+        sdk.models.list()
+    with connect(guarded, api_key=KEYS[0]) as sdk, ThreadPoolExecutor() as pool:
+
+        def ask() -> openai.APIStatusError:
+            with pytest.raises(openai.APIStatusError) as refused:
+                sdk.chat.completions.create(model=MODEL, messages=user("Hi"), max_tokens=1)
+            return refused.value
+
+        stream = sdk.chat.completions.create(
+            model=MODEL, messages=user("Count"), stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        asked = [pool.submit(ask) for _ in range(2)]  # one may wait, but not long
+        full, late = sorted((each.result() for each in asked), key=lambda e: e.status_code)
+        stream.close()
+    assert isinstance(full, openai.RateLimitError)
+    assert full.code == "queue_full"
+    assert int(full.response.headers["retry-after"]) >= 1
+    assert isinstance(late, openai.InternalServerError)
+    assert late.code == "queue_timeout"
