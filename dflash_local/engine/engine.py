@@ -11,12 +11,11 @@ from dflash_local.copies.copier import Copier
 from dflash_local.copies.earlier import MOST_TOKENS, EarlierTexts
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
-from dflash_local.engine.accept import accept
 from dflash_local.engine.meter import Meter
 from dflash_local.engine.prefill import Prefill
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.engine.request import Request
-from dflash_local.engine.round import Accept, Round
+from dflash_local.engine.round import Round
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slot, Slots
 from dflash_local.engine.widths import Widths
@@ -41,22 +40,20 @@ class Engine:
         *,
         store: PrefixStore | None = None,
         exact: bool = False,
-        accept: Accept = accept,
         copies: CopyPrior | None = None,
         learns: bool = True,
     ) -> None:
         """`controller` decides for requests of width "auto"; without one they decode plainly.
         `store` keeps what leaves its slot. `exact`: answers use nothing of earlier requests but
-        what they would compute in the same way themselves. `accept` checks drafts. `copies`: what
-        is known of drafts that a text's own repetitions make; None: there are none. `learns`:
-        whether what it learns of drafts and costs is kept for later loads."""
+        what they would compute in the same way themselves. `copies`: what is known of drafts that a
+        text's own repetitions make; None: there are none. `learns`: whether what it learns of
+        drafts and costs is kept for later loads."""
         self.target = target
         self.drafter = drafter
         self.copies = copies
         self.offers_copies = True
         """Whether requests that begin now get copies. `bench` measures what they gain."""
         self.controller = controller if drafter or copies else None
-        self.accept = accept
         self.learns = learns
         self.exact = exact
         self.slots = Slots(target, drafter, n_seq, store, least=target.n_batch if exact else 1)
@@ -76,7 +73,7 @@ class Engine:
             n_branches = target.options.n_branches
             self._tree = Tree(most_nodes(n_branches, self.max_width), n_branches)
         meter = Meter(self.slots, self.controller)
-        self._round = Round(self.slots, Widths(self.slots, meter, self.controller), meter, accept)
+        self._round = Round(self.slots, Widths(self.slots, meter, self.controller), meter)
         self._prefill = Prefill(self.slots, self._round)
         self._n_steps = 0
         self._round_s = 0.0

@@ -9,22 +9,19 @@ the accepted rows are injected into the drafter with its next draft.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
 
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.shape import allowed
-from dflash_local.engine.accept import Verdict
+from dflash_local.engine.accept import accept
 from dflash_local.engine.meter import Lap, Meter
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 from dflash_local.engine.widths import NO_DRAFT, Choice, Widths
 from dflash_local.errors import BackendError, GrammarError
 from dflash_local.target.batch import Batch, Part
-
-Accept: TypeAlias = Callable[[Draft, Callable[[int], int], Callable[[int], bool]], Verdict]
 
 _MOST_WITH_A_DRAFT = 16
 """The most rows that are injected together with a draft. More rows are injected before it: the
@@ -34,12 +31,11 @@ clock of the draft stage is for drafts, not for a long injection."""
 class Round:
     """Runs rounds of sequences whose prompt is decoded."""
 
-    def __init__(self, slots: Slots, widths: Widths, meter: Meter, accept: Accept) -> None:
+    def __init__(self, slots: Slots, widths: Widths, meter: Meter) -> None:
         self._slots = slots
         self._target = slots.target
         self._widths = widths
         self._meter = meter
-        self._accept_draft = accept
 
     def run(self, sequences: list[Sequence]) -> None:
         """One round of these sequences, or several plain steps at once.
@@ -144,7 +140,7 @@ class Round:
         ends_text = self._target.vocabulary.ends_text
         with self._alone(sequence):
             with lap.sampling(sequence):
-                verdict = self._accept_draft(
+                verdict = accept(
                     draft,
                     lambda row: sequence.draw(self._target, first + row),
                     lambda token: sequence.emit(token, ends_text=ends_text(token)),
