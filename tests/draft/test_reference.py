@@ -74,6 +74,7 @@ class LlamaCppDrafter:
         params.n_threads = params.n_threads_batch = 1
         params.type_k = params.type_v = GGML_TYPE_F32
         params.flash_attn_type = FLASH_ATTENTION_OFF
+        params.offload_kqv = params.op_offload = False  # a GPU rounds more coarsely
         target_context = api.llama_init_from_model(self._models[0], params)
         params.ctx_other = target_context
         self._context = api.llama_init_from_model(self._models[1], params)
