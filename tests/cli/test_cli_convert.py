@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 import shipped_drafter
-from command_line import run_here
+from command_line import COMMAND, run_here
 from convert_command import TARGET, converted, online, refused, settings
 from dflash_local.cli.convert import OUTTYPES
 from dflash_local.convert import quantization
@@ -171,3 +173,31 @@ def test_bad_options(made: tuple[Path, Path], folder: Path) -> None:
 
 def test_outtypes_are_those_of_the_converter() -> None:
     assert OUTTYPES == quantization.OUTTYPES
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_ctrl_c_keeps_what_was_there(tmp_path: Path, folder: Path) -> None:
+    n_embd, n_vocab = 1024, 16384
+    drafter = write(tmp_path / "drafter", "own-head", n_embd=n_embd, n_vocab=n_vocab)
+    target = write_target(
+        tmp_path / "target.gguf", n_layer=8, n_embd=n_embd, n_vocab=n_vocab, quant="F32"
+    )
+    (folder / "d.gguf").write_bytes(b"what was there")
+    options = ("--outtype", "q4_k_m", "-o", "d.gguf", "--force")
+    process = subprocess.Popen(
+        [COMMAND, "convert", drafter, "--target", target, *options],
+        cwd=folder,
+        env=settings(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert process.stderr is not None
+    assert any("writing" in line for line in iter(process.stderr.readline, ""))
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "") and "Traceback" not in error
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "d.gguf": b"what was there"
+    }

@@ -343,3 +343,10 @@ def test_a_server_serves_a_name(empty: User) -> None:
     finally:
         server.process.terminate()
         server.wait()
+
+
+@pytest.mark.slow
+def test_bytes_that_are_not_the_hubs_are_not_kept(empty: User) -> None:
+    empty.hub.corrupts = True
+    assert "sha256" in empty.refused("pull", NAME)
+    assert not [path for path in empty.cache.rglob("*.gguf")]

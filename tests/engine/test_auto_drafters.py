@@ -113,6 +113,7 @@ SCRIPTS: dict[str, tuple[Scripting, int]] = {
     "wrong": (right_for_so_many(lambda: 0), 1),
     "right for 1": (right_for_so_many(lambda: 1), 2),
     "right for 3": (right_for_so_many(lambda: 3), 4),
+    "right for 7": (right_for_so_many(lambda: 7), 8),
     "right for another number each round": (right_for_so_many(lambda: next(made) * 7 % 16), 16),
     **{
         f"log-probabilities of {logprob}": (right_but(with_logprobs(logprob)), 16)
@@ -128,10 +129,11 @@ SCRIPTS: dict[str, tuple[Scripting, int]] = {
     "too many": (of_length(lambda n: 3 * n + 5), 16),
 }
 """What is drafted, and how many tokens a round emits at most by it."""
+EVERYWHERE = ("right", "wrong", "right for 7", "right for another number each round")
 CASES = [
     (name, decider)
     for name in SCRIPTS
-    for decider in (DECIDERS if name in ("right", "wrong") else ["cheap", "even", "by lot"])
+    for decider in (DECIDERS if name in EVERYWHERE else ["cheap", "even", "by lot"])
 ]
 
 

@@ -385,8 +385,17 @@ def test_any_change_of_a_config_is_read_or_refused(
     raw = hf_configs.config(name) | changes
     if inner and isinstance(raw.get("dflash_config"), dict):
         raw["dflash_config"] = raw["dflash_config"] | inner
+    reads_or_refuses(raw, hf_configs.target_config(name) | target)
+
+
+@given(raw=JSON, target=JSON)
+def test_any_json_is_read_or_refused(raw: object, target: object) -> None:
+    reads_or_refuses(raw, target)
+
+
+def reads_or_refuses(raw: object, target: Any) -> None:
     try:
-        config = read_config(raw, target=hf_configs.target_config(name) | target)
+        config = read_config(raw, target=target)
     except InputError as error:
         assert "\n" not in str(error)
     else:

@@ -103,6 +103,12 @@ def test_the_format_binds_the_answer(api: ollama.Client) -> None:
     assert (free or "").startswith("{")
 
 
+def test_a_stop_text_ends_the_answer(api: ollama.Client) -> None:
+    options = {**wrote("one END two"), "stop": ["END"]}
+    told = api.chat(NAME, messages=user(QUESTION), options=options)
+    assert (told.message.content, told.done_reason) == ("one ", "stop")
+
+
 def test_without_a_question_the_model_is_there(api: ollama.Client) -> None:
     assert api.chat(NAME).done_reason == "load"
     assert api.generate(NAME, keep_alive=0).done_reason == "load"
