@@ -1,4 +1,4 @@
-"""A round over N sequences: choose, inject, draft, verify, accept.
+"""A round over N sequences: choose, inject, draft, join, verify, accept.
 
 The method is DFlash (Chen, Liang, Liu 2026, arXiv 2602.06036). A drafter proposes a block of tokens
 after each sequence's anchor; where the text repeats itself, copies join that draft or replace it.
@@ -46,7 +46,7 @@ class Round:
         if not sequences:
             return
         with self._meter.lap(sequences) as lap:
-            self._widths.settle(sequences)
+            self._widths.settle(sequences)  # rows that some recurrent states lack
             lap.settled()
             choices = self._widths.choose(sequences)
             self._inject(choices)
@@ -69,8 +69,8 @@ class Round:
     def _with_room(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequences whose anchor fits the context. The others end: the context is full.
 
-        Idle slots give way to the widest drafts, not to anchors alone: with little room left,
-        each round would be narrow, to keep what perhaps nobody asks for again.
+        Room is made for the widest drafts, not only for the anchors. Otherwise idle slots would
+        keep rounds narrow.
         """
         self._slots.make_room(sum(1 + self._widths.most_nodes(s) for s in sequences))
         room = max(self._slots.free_cells, 0)
@@ -135,7 +135,8 @@ class Round:
 
     def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
         """Emit the target's tokens along the draft, and keep the rows of the accepted ones."""
-        # All rows that a round gives have logits, so a row's number is that of its logits, too.
+        # Every row of a round has logits, and rows that are decoded again have no number in
+        # `Target.numbers`. So `first + row` names a row's logits and its hidden states.
         anchor, first = sequence.anchor, part.first_row
         ends_text = self._target.vocabulary.ends_text
         with self._alone(sequence):
@@ -166,7 +167,7 @@ class Round:
         n_steps = self._widths.n_steps_ahead(sequences)
         slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
         draws = [s.sampler.native if s.draws_alone else None for s in sequences]
-        given = [sequence.upcoming(n_steps) for sequence in sequences]
+        given = [sequence.upcoming(n_steps) for sequence in sequences]  # none, but for `bench`
         in_steps = [token for step in zip(*given, strict=True) for token in step]
         steps = self._slots.decode_ahead(slots, anchors, n_steps, draws, in_steps)
         lap.accepting(n_again + len(sequences), n_steps=len(steps))
@@ -190,7 +191,8 @@ class Round:
         rows, features = range(i, i + n * len(tokens), n), sequence.wants_features
         self._slots.commit(slot, fed[:n_kept], rows[:n_kept], features=features)
         if n_kept < len(tokens) and not self._target.truncate(slot.seq, len(slot.cached)):
-            # A recurrent state cannot forget the later steps, so the slot must count them.
+            # A recurrent state cannot forget the steps after the end of the answer. So the slot
+            # counts them as well: they are in the cache, though nobody has seen their tokens.
             self._slots.commit(slot, fed[n_kept:], rows[n_kept:], features=features)
 
     @contextmanager

@@ -1,4 +1,8 @@
-"""How wide a round is: what requests ask for, what fits, and what pays off."""
+"""How wide a round is: what requests ask for, what fits, and what pays off.
+
+A width, `Choice.n_rows` and the controller's `widths` and `rows` count rows of the target, with the
+anchor's. Limits and drafts count nodes, without it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ class Choice:
 
     sequence: Sequence
     limit: int
-    """How many nodes may be verified."""
+    """How many nodes may be verified. A text's copies may be longer than the drafter's block."""
     n_draft: int = 0
     """How many tokens to ask the drafter for; 0 for none."""
     copies: list[Copy] = field(default_factory=list)
@@ -38,7 +42,8 @@ class Choice:
     chances: list[float] = field(default_factory=list)
     """The falling chances of the draft's nodes, where copies join it."""
     n_rows: int = 1
-    """The least rows that it gets in the target's pass, the anchor included."""
+    """The rows that it gets in the target's pass: its draft is cut to them. Where all sequences of
+    a pass need equally many, a shorter draft leaves some of them empty."""
 
 
 class Widths:
@@ -58,14 +63,14 @@ class Widths:
         """Choose before drafting. A fixed width is not reduced: that would need another graph."""
         self._notice_lost(sequences)
         choices = self._limited(sequences)
-        left, policies = self._left_to_controller(choices)
-        self._choose_drafts(choices, left, policies)
-        self._find_copies(choices, len(left))
+        managed, policies = self._managed(choices)
+        self._choose_drafts(choices, managed, policies)
+        self._find_copies(choices, len(managed))
         if self._controller and any(c.n_draft for c in choices) and any(c.copies for c in choices):
             n_drafts = self._controller.without_sure(
-                policies, [c.n_draft for c in left], [copy_alone(c.copies)[1] for c in left]
+                policies, [c.n_draft for c in managed], [copy_alone(c.copies)[1] for c in managed]
             )
-            for choice, n in zip(left, n_drafts, strict=True):
+            for choice, n in zip(managed, n_drafts, strict=True):
                 choice.n_draft = n
         return choices
 
@@ -102,7 +107,7 @@ class Widths:
         return choices
 
     def _choose_drafts(
-        self, choices: list[Choice], left: list[Choice], policies: list[Policy]
+        self, choices: list[Choice], managed: list[Choice], policies: list[Policy]
     ) -> None:
         """How many tokens to draft for each sequence."""
         drafter = self._slots.drafter
@@ -111,21 +116,21 @@ class Widths:
             is_fixed = sequence.request.draft_width != "auto"
             if drafter and choice.limit and is_fixed and not sequence.behind:
                 choice.n_draft = min(self.most_nodes(sequence), drafter.block_size - 1)
-        if self._controller and left:
-            n_others = len(choices) - len(left)
-            n_drafts = self._controller.n_drafts(policies, [c.limit for c in left], n_others)
-            for choice, n in zip(left, n_drafts, strict=True):
+        if self._controller and managed:
+            n_others = len(choices) - len(managed)
+            n_drafts = self._controller.n_drafts(policies, [c.limit for c in managed], n_others)
+            for choice, n in zip(managed, n_drafts, strict=True):
                 choice.n_draft = n
 
-    def _find_copies(self, choices: list[Choice], n_left: int) -> None:
+    def _find_copies(self, choices: list[Choice], n_managed: int) -> None:
         """What each sequence's text offers. Where nobody drafts, only what may pay."""
         least = None
-        if self._controller and n_left and not any(c.n_draft for c in choices):
+        if self._controller and n_managed and not any(c.n_draft for c in choices):
             # Copies alone may become a tree, which brings more than the best of them.
             grow = self._slots.drafter is None and any(
                 c.sequence.shape.n_leaves > 1 for c in choices
             )
-            least = None if grow else self._controller.least_copied(n_left)
+            least = None if grow else self._controller.least_copied(n_managed)
         found = False
         for choice in choices:
             sequence, n, copier = choice.sequence, choice.limit, self._copier(choice.sequence)
@@ -160,19 +165,19 @@ class Widths:
         drafted, copied = any(c.n_draft for c in choices), any(c.copies for c in choices)
         if not drafted and not copied:
             return
-        left, policies = self._left_to_controller(choices)
+        managed, policies = self._managed(choices)
         if copied:
-            self._join_copies(choices, left, policies)
+            self._join_copies(choices, managed, policies)
         for choice in choices:
             choice.n_rows = 1 + len(choice.draft)
-        if self._controller and left:
-            if copied:
-                rows = self._controller.rows([c.chances for c in left], drafted=drafted)
+        if self._controller and managed:
+            if copied:  # their chances are joined already
+                rows = self._controller.rows([c.chances for c in managed], drafted=drafted)
             else:
                 rows = self._controller.widths(
-                    policies, [c.draft for c in left], [c.limit for c in left]
+                    policies, [c.draft for c in managed], [c.limit for c in managed]
                 )
-            for choice, n in zip(left, rows, strict=True):
+            for choice, n in zip(managed, rows, strict=True):
                 choice.n_rows = min(n, choice.n_rows)
         if self._slots.target.needs_equal_rows:
             self._equal_rows(choices)
@@ -180,17 +185,17 @@ class Widths:
             choice.draft = choice.draft.clip(choice.n_rows - 1)
 
     def _join_copies(
-        self, choices: list[Choice], left: list[Choice], policies: list[Policy]
+        self, choices: list[Choice], managed: list[Choice], policies: list[Policy]
     ) -> None:
         """Make one draft of what drafter and text propose, with the chances of its nodes."""
         for choice in choices:
             if choice.copies and choice.sequence.policy is None:
                 choice.chances = path_chances(choice.draft)
-        if self._controller and left:
+        if self._controller and managed:
             found = self._controller.chances(
-                policies, [c.draft for c in left], [c.limit for c in left]
+                policies, [c.draft for c in managed], [c.limit for c in managed]
             )
-            for choice, chances in zip(left, found, strict=True):
+            for choice, chances in zip(managed, found, strict=True):
                 choice.chances = chances
         for choice in choices:
             if choice.copies:
@@ -201,7 +206,7 @@ class Widths:
         own, copies, limit = choice.draft, choice.copies, choice.limit
         copier, shape = choice.sequence.copier, choice.sequence.shape
         if not own and (self._slots.drafter is not None or shape.n_leaves == 1):
-            return copy_alone(copies)
+            return copy_alone(copies)  # a chain, as `Controller.rows` counts it
         if own and copier:
             copies = heard(own, copies, copier.chances)
             copier.heard(copies)
@@ -218,10 +223,10 @@ class Widths:
         for n_again, choice in zip(again, choices, strict=True):
             choice.n_rows = min(wanted, room) - n_again
 
-    def _left_to_controller(self, choices: list[Choice]) -> tuple[list[Choice], list[Policy]]:
+    def _managed(self, choices: list[Choice]) -> tuple[list[Choice], list[Policy]]:
         """The choices that the controller makes, with the policies of their sequences."""
-        left = [(c, policy) for c in choices if (policy := self._policy(c.sequence))]
-        return [choice for choice, _ in left], [policy for _, policy in left]
+        managed = [(c, policy) for c in choices if (policy := self._policy(c.sequence))]
+        return [choice for choice, _ in managed], [policy for _, policy in managed]
 
     def _policy(self, sequence: Sequence) -> Policy | None:
         """That of a sequence of width "auto"; None while a drafter that has failed is put aside."""
@@ -239,8 +244,8 @@ class Widths:
         most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
         n_steps = min([*left, self._slots.free_cells // n, by_time, most])
         if self._controller and any(self._policy(s) for s in sequences):
-            # A copy may begin any time, and most do early in an answer or soon after another copy:
-            # so it is missed for no longer than the text has repeated nothing.
+            # A copy that begins within these steps is missed. Most begin early in an answer, or
+            # soon after another one. So no more steps than the text has repeated nothing for.
             new = min([self._meter.n_same, *(len(s.tokens) for s in sequences)])
             n_steps = min(n_steps, self._controller.idle + 1, max(new, TO_WARM_UP))
         return max(n_steps, 1)

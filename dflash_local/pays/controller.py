@@ -66,8 +66,10 @@ _FOREVER = 1 << 30
 
 
 class Controller:
-    """Decides for all sequences of one engine. In each round: `n_drafts`; where any drafted,
-    `widths`, and `observe` for each that did; `observe_round`."""
+    """Decides for all sequences of one engine. In each round: `n_drafts`, and `without_sure` where
+    there are copies; then the rows, by `widths`, or by `rows` where copies join the drafts;
+    `observe` for each draft that was verified; `observe_round`. Where nobody drafts, `least_copied`
+    says which copies are worth a look."""
 
     def __init__(
         self,
