@@ -45,7 +45,8 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     "shape", [HYBRID, HYBRID_EXPERTS, SHORT_CONV], ids=lambda shape: shape.name
 )
 def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_path: Path) -> None:
-    files = write_pair(shape, "Q4_K_M", tmp_path, n_layer=5)
+    # Of K-quants, rows round differently in passes of other widths on some CPUs.
+    files = write_pair(shape, "Q8_0", tmp_path, n_layer=5)
     options = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1, "kv_type": "q8_0", "quiet": True}
     wanted = {"max_tokens": 48, "logprobs": 2}
     with load(*files, draft_width=8, **options) as model, load(files[0], **options) as target:
