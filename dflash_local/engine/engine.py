@@ -11,14 +11,12 @@ from dflash_local.copies.copier import Copier
 from dflash_local.copies.earlier import MOST_TOKENS, EarlierTexts
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
-from dflash_local.engine.meter import Meter
 from dflash_local.engine.prefill import Prefill
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.engine.request import Request
 from dflash_local.engine.round import Round
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slot, Slots
-from dflash_local.engine.widths import Widths
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.policy import Policy
@@ -72,8 +70,7 @@ class Engine:
         if self.takes_trees:
             n_branches = target.options.n_branches
             self._tree = Tree(most_nodes(n_branches, self.max_width), n_branches)
-        meter = Meter(self.slots, self.controller)
-        self._round = Round(self.slots, Widths(self.slots, meter, self.controller), meter)
+        self._round = Round(self.slots, self.controller)
         self._prefill = Prefill(self.slots, self._round)
         self._n_steps = 0
         self._round_s = 0.0

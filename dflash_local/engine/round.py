@@ -16,11 +16,14 @@ from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.shape import allowed
 from dflash_local.engine.accept import accept
+from dflash_local.engine.choice import NO_DRAFT, Choice
 from dflash_local.engine.meter import Lap, Meter
+from dflash_local.engine.recurrent_rows import RecurrentRows
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
-from dflash_local.engine.widths import NO_DRAFT, Choice, Widths
+from dflash_local.engine.widths import Widths
 from dflash_local.errors import BackendError, GrammarError
+from dflash_local.pays.controller import Controller
 from dflash_local.target.batch import Batch, Part
 
 _MOST_WITH_A_DRAFT = 16
@@ -31,11 +34,12 @@ clock of the draft stage is for drafts, not for a long injection."""
 class Round:
     """Runs rounds of sequences whose prompt is decoded."""
 
-    def __init__(self, slots: Slots, widths: Widths, meter: Meter) -> None:
+    def __init__(self, slots: Slots, controller: Controller | None) -> None:
         self._slots = slots
         self._target = slots.target
-        self._widths = widths
-        self._meter = meter
+        self._meter = Meter(slots, controller)
+        self._recurrent = RecurrentRows(slots, controller)
+        self._widths = Widths(slots, self._meter, controller, self._recurrent)
 
     def run(self, sequences: list[Sequence]) -> None:
         """One round of these sequences, or several plain steps at once.
@@ -46,7 +50,7 @@ class Round:
         if not sequences:
             return
         with self._meter.lap(sequences) as lap:
-            self._widths.settle(sequences)  # rows that some recurrent states lack
+            self._recurrent.settle(sequences)  # rows that some recurrent states lack
             lap.settled()
             choices = self._widths.choose(sequences)
             self._inject(choices)
@@ -162,8 +166,8 @@ class Round:
     def _plain(self, sequences: list[Sequence], lap: Lap) -> None:
         """A plain step, or several at once where nothing is asked between them."""
         lap.verifying()
-        self._widths.settle(sequences, plain=True)
-        n_again = sum(self._target.n_again(s.slot.seq) for s in sequences)
+        self._recurrent.settle(sequences, plain=True)
+        n_again = self._recurrent.n_again(sequences)
         n_steps = self._widths.n_steps_ahead(sequences)
         slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
         draws = [s.sampler.native if s.draws_alone else None for s in sequences]

@@ -1,0 +1,32 @@
+"""What one sequence does in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dflash_local.copies.copier import Copy
+from dflash_local.draft.draft import Draft
+from dflash_local.engine.sequence import Sequence
+
+NO_DRAFT = Draft.chain([])
+
+
+@dataclass
+class Choice:
+    """One sequence's part in a round. Limits and drafts count nodes, without the anchor; `n_rows`
+    counts it."""
+
+    sequence: Sequence
+    limit: int
+    """How many nodes may be verified. A text's copies may be longer than the drafter's block."""
+    n_draft: int = 0
+    """How many tokens to ask the drafter for; 0 for none."""
+    copies: list[Copy] = field(default_factory=list)
+    """What its text offers to copy."""
+    draft: Draft = NO_DRAFT
+    """At first what the drafter proposes, then what is verified."""
+    chances: list[float] = field(default_factory=list)
+    """The falling chances of the draft's nodes, where copies join it."""
+    n_rows: int = 1
+    """The rows that it gets in the target's pass: its draft is cut to them. Where all sequences of
+    a pass need equally many, a shorter draft leaves some of them empty."""

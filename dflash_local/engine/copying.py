@@ -1,0 +1,110 @@
+"""The part of a round that copies: what the texts of its sequences offer, beside a drafter's drafts
+or in their place."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.copies.copier import Copier, Copy
+from dflash_local.copies.join import copy_alone, heard, joined
+from dflash_local.draft.draft import Draft
+from dflash_local.engine.choice import Choice
+from dflash_local.engine.sequence import Sequence
+from dflash_local.engine.slots import Slots
+from dflash_local.errors import GrammarError
+from dflash_local.pays.chances import path_chances
+from dflash_local.pays.controller import Controller
+from dflash_local.pays.policy import Policy
+
+
+class Copying:
+    """Finds copies before the draft, and joins them with it."""
+
+    def __init__(self, slots: Slots, controller: Controller | None) -> None:
+        self._slots = slots
+        self._controller = controller
+
+    def widen(self, choices: list[Choice], n_free: int) -> None:
+        """Share out rows that drafts leave free: copies may be longer than a drafter's block."""
+        widest = self._slots.target.max_width - 1
+        for i, choice in enumerate(choices):
+            sequence = choice.sequence
+            if sequence.copier and sequence.policy and choice.limit < widest:
+                most = min(widest, choice.limit + max(n_free, 0) // (len(choices) - i))
+                wider = sequence.shape.limit(most, sequence.remaining)
+                n_free -= wider - choice.limit
+                choice.limit = wider
+
+    def find(self, choices: list[Choice], managed: list[Choice], policies: list[Policy]) -> None:
+        """What each text offers; where nobody drafts, only what may pay. A sequence whose copies
+        are sure does without a draft."""
+        drafts = any(choice.n_draft for choice in choices)
+        least = self._least(choices, len(managed)) if managed and not drafts else None
+        found = False
+        for choice in choices:
+            sequence, n, copier = choice.sequence, choice.limit, self._copier(choice.sequence)
+            if copier is None:
+                continue
+            if sequence.remaining is not None:
+                n = min(n, sequence.remaining - 1)
+            prompt, enough = sequence.request.prompt, least if sequence.policy else None
+            found |= copier.finds(prompt, sequence.tokens, n, enough)
+        if found:
+            for choice in choices:
+                choice.copies = self._offers(choice.sequence)
+        if self._controller and drafts and any(choice.copies for choice in choices):
+            n_drafts = self._controller.without_sure(
+                policies, [c.n_draft for c in managed], [copy_alone(c.copies)[1] for c in managed]
+            )
+            for choice, n in zip(managed, n_drafts, strict=True):
+                choice.n_draft = n
+
+    def _least(self, choices: list[Choice], n_managed: int) -> NDArray[np.float64] | None:
+        """How much must be expected of copies alone; see `Controller.least_copied`."""
+        is_tree = any(choice.sequence.shape.n_leaves > 1 for choice in choices)
+        if self._controller is None or (self._slots.drafter is None and is_tree):
+            return None  # several may become a tree, which brings more than the best of them
+        return self._controller.least_copied(n_managed)
+
+    def _offers(self, sequence: Sequence) -> list[Copy]:
+        """What was found, as far as it may be emitted."""
+        copier = self._copier(sequence)
+        if copier is None:
+            return []
+        try:
+            copies = copier.offers()
+            cut = (copy.clip(sequence.sampler.n_valid(copy.tokens)) for copy in copies)
+            return [copy for copy in cut if len(copy)]
+        except GrammarError:
+            return []  # if the answer itself cannot go on, its draw raises
+
+    def _copier(self, sequence: Sequence) -> Copier | None:
+        """What finds copies for a sequence now; None while a failed drafter is put aside."""
+        return None if sequence.behind or self._slots.lacks_drafter else sequence.copier
+
+    def join(self, choices: list[Choice], managed: list[Choice], policies: list[Policy]) -> None:
+        """Make one draft of what drafter and text propose, with the chances of its nodes."""
+        for choice in choices:
+            if choice.copies and choice.sequence.policy is None:
+                choice.chances = path_chances(choice.draft)
+        if self._controller and managed:
+            found = self._controller.chances(
+                policies, [c.draft for c in managed], [c.limit for c in managed]
+            )
+            for choice, chances in zip(managed, found, strict=True):
+                choice.chances = chances
+        for choice in choices:
+            if choice.copies:
+                choice.draft, choice.chances = self._joined(choice)
+
+    def _joined(self, choice: Choice) -> tuple[Draft, list[float]]:
+        own, copies, limit = choice.draft, choice.copies, choice.limit
+        copier, shape = choice.sequence.copier, choice.sequence.shape
+        if not own and (self._slots.drafter is not None or shape.n_leaves == 1):
+            return copy_alone(copies)  # a chain, as `Controller.rows` counts it
+        if own and copier:
+            copies = heard(own, copies, copier.chances)
+            copier.heard(copies)
+        n_nodes = min(limit, shape.n_nodes) if shape.n_leaves > 1 else limit
+        return joined(own, choice.chances, copies, n_nodes=n_nodes, n_leaves=shape.n_leaves)
