@@ -125,7 +125,7 @@ class Model:
     def status(self) -> ModelStatus:
         """What the model is doing, and totals since it was loaded. Never waits for the model."""
         requests, totals = self._worker.totals()
-        own = self.engine.slots
+        own, cache = self.engine.slots, self.engine.prefix_cache
         slots = tuple(SlotStatus(slot.seq, slot.busy, len(slot.cached)) for slot in own)
         return ModelStatus(
             n_slots=len(slots),
@@ -147,8 +147,8 @@ class Model:
             position_accepted=tuple(totals.position_accepted),
             prompt_s=totals.prompt_s,
             decode_s=totals.decode_s,
-            cache_bytes=own.store.n_bytes,
-            cache_hits=own.reused["memory"] + own.reused["disk"],
+            cache_bytes=cache.store.n_bytes,
+            cache_hits=cache.reused["memory"] + cache.reused["disk"],
         )
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
@@ -342,7 +342,7 @@ class Model:
             if self.drafter:
                 stack.callback(self.drafter.close)
             stack.callback(self._keep_costs)
-            stack.callback(self.engine.slots.close)
+            stack.callback(self.engine.prefix_cache.close)
 
     def _keep_costs(self) -> None:
         """Keep what was learnt while decoding."""

@@ -81,7 +81,7 @@ class Copying:
 
     def _copier(self, sequence: Sequence) -> Copier | None:
         """What finds copies for a sequence now; None while a failed drafter is put aside."""
-        return None if sequence.behind or self._slots.lacks_drafter else sequence.copier
+        return None if sequence.lacks_drafter(self._slots) else sequence.copier
 
     def join(self, choices: list[Choice], managed: list[Choice], policies: list[Policy]) -> None:
         """Make one draft of what drafter and text propose, with the chances of its nodes."""

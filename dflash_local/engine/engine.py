@@ -12,6 +12,7 @@ from dflash_local.copies.earlier import MOST_TOKENS, EarlierTexts
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
 from dflash_local.engine.prefill import Prefill
+from dflash_local.engine.prefix_cache import PrefixCache
 from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.engine.request import Request
 from dflash_local.engine.round import Round
@@ -54,7 +55,8 @@ class Engine:
         self.controller = controller if drafter or copies else None
         self.learns = learns
         self.exact = exact
-        self.slots = Slots(target, drafter, n_seq, store, least=target.n_batch if exact else 1)
+        self.slots = Slots(target, drafter, n_seq, least=target.n_batch if exact else 1)
+        self.prefix_cache = PrefixCache(self.slots, store or PrefixStore(0))
         self.grammars = Grammars(target.vocabulary)
         self.usual_shape: DraftShape = "chain"
         """The draft shape of requests that name none."""
@@ -70,8 +72,8 @@ class Engine:
         if self.takes_trees:
             n_branches = target.options.n_branches
             self._tree = Tree(most_nodes(n_branches, self.max_width), n_branches)
-        self._round = Round(self.slots, self.controller)
-        self._prefill = Prefill(self.slots, self._round)
+        self._round = Round(self.slots, self.prefix_cache, self.controller)
+        self._prefill = Prefill(self.slots, self.prefix_cache, self._round)
         self._n_steps = 0
         self._round_s = 0.0
 
@@ -183,7 +185,7 @@ class Engine:
     def _take(self, request: Request, text: list[int], policy: Policy | None) -> Slot:
         # If drafting does not pay, a prompt is not decoded again only to try it once more.
         hopeful = self.controller is None or policy is None or self.controller.hopeful
-        slot, n_cached = self.slots.take(
+        slot, n_cached = self.prefix_cache.take(
             text if request.cache_prompt else text[:1],
             for_drafts=request.drafts and hopeful,
             unless_gave_up=policy is not None,
@@ -222,7 +224,7 @@ class Engine:
             return
         sequence.has_slot = False
         gave_up = sequence.policy is not None and sequence.policy.off
-        self.slots.give_back(sequence.slot, gave_up=gave_up)
+        self.prefix_cache.give_back(sequence.slot, gave_up=gave_up)
         if self.exact:
             # Rows of answers are computed in passes of other widths than those of a prompt.
             n = len(sequence.request.prompt)
@@ -244,7 +246,7 @@ class Engine:
         Each needs the rest of its prompt, or a cell for its anchor. Empties free slots if needed.
         """
         n = sum(sequence.n_left or 1 for sequence in sequences)
-        self.slots.make_room(n)
+        self.prefix_cache.make_room(n)
         return self.slots.free_cells >= n
 
     def step(self, sequences: list[Sequence]) -> None:
@@ -277,7 +279,7 @@ class Engine:
 
     def forget(self) -> None:
         """Empty all free slots, and what is kept of earlier requests."""
-        self.slots.clear()
+        self.prefix_cache.clear()
         self.earlier = EarlierTexts()
 
     def run(self, sequences: list[Sequence]) -> None:

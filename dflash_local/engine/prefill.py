@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 
 from dflash_local.engine import scheduler
+from dflash_local.engine.prefix_cache import PrefixCache
 from dflash_local.engine.reuse import LEAST_GAIN
 from dflash_local.engine.round import Round
 from dflash_local.engine.scheduler import Prompt
@@ -17,9 +18,11 @@ from dflash_local.target.batch import Batch
 class Prefill:
     """Decodes the next batch of prompt rows of several sequences."""
 
-    def __init__(self, slots: Slots, round_: Round) -> None:
-        """`round_` emits the first token of a prompt that has ended."""
+    def __init__(self, slots: Slots, cache: PrefixCache, round_: Round) -> None:
+        """`cache` has what slots share, and makes room in them. `round_` emits the first token of a
+        prompt that has ended."""
         self._slots = slots
+        self._cache = cache
         self._target = slots.target
         self._round = round_
         self._rows_per_s = 0.0  # of prompts, averaged over the last chunks
@@ -66,7 +69,7 @@ class Prefill:
                 output_row += 1
             sequence.turn = turn
             if len(sequence.slot.cached) == self._checkpoint_at(sequence):
-                self._slots.keep_checkpoint(sequence.slot)
+                self._cache.keep_checkpoint(sequence.slot)
 
     def _chunks(self, sequences: list[Sequence], round_s: float) -> list[tuple[Sequence, int]]:
         """The sequences whose prompt goes on in this step, with their numbers of rows."""
@@ -85,7 +88,7 @@ class Prefill:
         return n if 0 < n < n_rows else n_rows
 
     def _checkpoint_at(self, sequence: Sequence) -> int | None:
-        return self._slots.checkpoint_at(sequence.slot, len(sequence.request.prompt))
+        return self._cache.checkpoint_at(sequence.slot, len(sequence.request.prompt))
 
     def _without_repeats(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequences whose prompt goes on. If several begin with the same text, one decodes it
@@ -93,7 +96,7 @@ class Prefill:
         texts = [sequence.text for sequence in sequences]
         for sequence, text in zip(sequences, texts, strict=True):
             if sequence.request.cache_prompt:
-                n = self._slots.catch_up(sequence.slot, text, for_drafts=sequence.wants_features)
+                n = self._cache.catch_up(sequence.slot, text, for_drafts=sequence.wants_features)
                 sequence.stats.cached_tokens += n
         alike = [i for i, s in enumerate(sequences) if s.request.cache_prompt]
         going = scheduler.ahead(
@@ -104,7 +107,7 @@ class Prefill:
 
     def _with_room(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """The sequences whose whole prompt fits. The others end: the context is full."""
-        self._slots.make_room(sum(sequence.n_left for sequence, _ in chunks))
+        self._cache.make_room(sum(sequence.n_left for sequence, _ in chunks))
         room = self._slots.free_cells
         fitting = []
         for sequence, n in chunks:

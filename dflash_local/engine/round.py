@@ -9,15 +9,14 @@ the accepted rows are injected into the drafter with its next draft.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.shape import allowed
 from dflash_local.engine.accept import accept
 from dflash_local.engine.choice import NO_DRAFT, Choice
 from dflash_local.engine.meter import Lap, Meter
+from dflash_local.engine.plain_steps import PlainSteps
+from dflash_local.engine.prefix_cache import PrefixCache
 from dflash_local.engine.recurrent_rows import RecurrentRows
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
@@ -34,12 +33,15 @@ clock of the draft stage is for drafts, not for a long injection."""
 class Round:
     """Runs rounds of sequences whose prompt is decoded."""
 
-    def __init__(self, slots: Slots, controller: Controller | None) -> None:
+    def __init__(self, slots: Slots, cache: PrefixCache, controller: Controller | None) -> None:
+        """`cache` makes room in the slots."""
         self._slots = slots
+        self._cache = cache
         self._target = slots.target
         self._meter = Meter(slots, controller)
         self._recurrent = RecurrentRows(slots, controller)
-        self._widths = Widths(slots, self._meter, controller, self._recurrent)
+        self._widths = Widths(slots, controller, self._recurrent)
+        self._plain = PlainSteps(slots, self._meter, controller, self._recurrent)
 
     def run(self, sequences: list[Sequence]) -> None:
         """One round of these sequences, or several plain steps at once.
@@ -57,7 +59,7 @@ class Round:
             self._draft(choices, lap)
             self._widths.join(choices)
             if not any(choice.n_draft or choice.draft for choice in choices):
-                self._plain(sequences, lap)
+                self._plain.run(sequences, lap)
                 return
             batch = self._verify(choices, lap)
             for choice, part in zip(choices, batch.parts, strict=True):
@@ -65,7 +67,7 @@ class Round:
 
     def emit_first(self, sequence: Sequence, output_row: int) -> None:
         """Emit the token after the last row of a prompt."""
-        with self._alone(sequence):
+        with sequence.alone(self._slots):
             token = sequence.draw(self._target, output_row)
             sequence.emit(token, ends_text=self._target.vocabulary.ends_text(token))
             sequence.stats.emitted += 1
@@ -76,7 +78,7 @@ class Round:
         Room is made for the widest drafts, not only for the anchors. Otherwise idle slots would
         keep rounds narrow.
         """
-        self._slots.make_room(sum(1 + self._widths.most_nodes(s) for s in sequences))
+        self._cache.make_room(sum(1 + self._widths.most_nodes(s) for s in sequences))
         room = max(self._slots.free_cells, 0)
         for sequence in sequences[room:]:
             sequence.finish_reason = "length"
@@ -143,7 +145,7 @@ class Round:
         # `Target.numbers`. So `first + row` names a row's logits and its hidden states.
         anchor, first = sequence.anchor, part.first_row
         ends_text = self._target.vocabulary.ends_text
-        with self._alone(sequence):
+        with sequence.alone(self._slots):
             with lap.sampling(sequence):
                 verdict = accept(
                     draft,
@@ -162,49 +164,3 @@ class Round:
             copied = [draft.copied[row - 1] for row in path[1:]]
             sequence.mark_drafted(copied)
             self._meter.count(sequence, draft, verdict, sum(copied))
-
-    def _plain(self, sequences: list[Sequence], lap: Lap) -> None:
-        """A plain step, or several at once where nothing is asked between them."""
-        lap.verifying()
-        self._recurrent.settle(sequences, plain=True)
-        n_again = self._recurrent.n_again(sequences)
-        n_steps = self._widths.n_steps_ahead(sequences)
-        slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
-        draws = [s.sampler.native if s.draws_alone else None for s in sequences]
-        given = [sequence.upcoming(n_steps) for sequence in sequences]  # none, but for `bench`
-        in_steps = [token for step in zip(*given, strict=True) for token in step]
-        steps = self._slots.decode_ahead(slots, anchors, n_steps, draws, in_steps)
-        lap.accepting(n_again + len(sequences), n_steps=len(steps))
-        for i, sequence in enumerate(sequences):
-            with self._alone(sequence):
-                if not sequence.draws_alone:  # then it is the only step
-                    with lap.sampling(sequence):
-                        steps[0][i] = sequence.draw(self._target, i)
-                self._emit_steps(sequence, [step[i] for step in steps], i, len(sequences))
-
-    def _emit_steps(self, sequence: Sequence, tokens: list[int], i: int, n: int) -> None:
-        """Emit what the i-th of n sequences has decoded plainly, up to its end."""
-        slot, ends_text = sequence.slot, self._target.vocabulary.ends_text
-        fed, n_kept = [sequence.anchor, *tokens[:-1]], 0
-        for token in tokens:
-            sequence.sampler.checked(token)
-            n_kept += 1
-            sequence.stats.record_round(drafted=0, emitted=1)
-            if sequence.emit(token, ends_text=ends_text(token)):
-                break
-        rows, features = range(i, i + n * len(tokens), n), sequence.wants_features
-        self._slots.commit(slot, fed[:n_kept], rows[:n_kept], features=features)
-        if n_kept < len(tokens) and not self._target.truncate(slot.seq, len(slot.cached)):
-            # A recurrent state cannot forget the steps after the end of the answer. So the slot
-            # counts them as well: they are in the cache, though nobody has seen their tokens.
-            self._slots.commit(slot, fed[n_kept:], rows[n_kept:], features=features)
-
-    @contextmanager
-    def _alone(self, sequence: Sequence) -> Iterator[None]:
-        """An exception of its sampler or its `on_token` ends this sequence alone and empties its
-        slot."""
-        try:
-            yield
-        except Exception as error:
-            sequence.fail(error)
-            self._slots.forget(sequence.slot)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -11,7 +13,7 @@ from dflash_local.copies.copier import Copier
 from dflash_local.draft.draft import Candidates
 from dflash_local.draft.shape import Shape
 from dflash_local.engine.request import Request
-from dflash_local.engine.slots import Slot
+from dflash_local.engine.slots import Slot, Slots
 from dflash_local.pays.policy import Policy
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.sampling.sampler import Sampler
@@ -70,6 +72,10 @@ class Sequence:
         if self.policy is not None:
             return not self.policy.off
         return self.request.drafts
+
+    def lacks_drafter(self, slots: Slots) -> bool:
+        """Whether the drafter has failed, and is put aside or has lost this text."""
+        return self.behind or slots.lacks_drafter
 
     @property
     def draws_alone(self) -> bool:
@@ -137,7 +143,13 @@ class Sequence:
         self.from_draft[-n:-1] = [True] * len(copied)
         self.from_copy[-n:-1] = copied
 
-    def fail(self, error: Exception) -> None:
-        """End with an error."""
-        self.error = error
-        self.finish_reason = "cancelled"
+    @contextmanager
+    def alone(self, slots: Slots) -> Iterator[None]:
+        """An exception of its sampler or its `on_token` ends this sequence alone and empties its
+        slot."""
+        try:
+            yield
+        except Exception as error:
+            self.error = error
+            self.finish_reason = "cancelled"
+            slots.forget(self.slot)

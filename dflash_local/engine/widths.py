@@ -8,31 +8,20 @@ from __future__ import annotations
 
 from dflash_local.engine.choice import Choice
 from dflash_local.engine.copying import Copying
-from dflash_local.engine.meter import TO_WARM_UP, Meter
 from dflash_local.engine.recurrent_rows import RecurrentRows
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.policy import Policy
 
-_AHEAD_S, _MOST_AHEAD = 0.016, 16
-"""The most plain steps in one call, in seconds, a screen's frame, and in number. More would delay
-tokens on their way out, and a cancel. With one at a time, Python costs a small model a tenth of its
-speed."""
-
 
 class Widths:
     """Chooses widths. It asks the controller for the sequences of width "auto"."""
 
     def __init__(
-        self,
-        slots: Slots,
-        meter: Meter,
-        controller: Controller | None,
-        recurrent: RecurrentRows,
+        self, slots: Slots, controller: Controller | None, recurrent: RecurrentRows
     ) -> None:
         self._slots = slots
-        self._meter = meter
         self._controller = controller
         self._recurrent = recurrent
         self._copying = Copying(slots, controller)
@@ -119,26 +108,11 @@ class Widths:
             choice.draft = choice.draft.clip(choice.n_rows - 1)
 
     def _managed(self, choices: list[Choice]) -> tuple[list[Choice], list[Policy]]:
-        """The choices that the controller makes, with the policies of their sequences."""
-        managed = [(c, policy) for c in choices if (policy := self._policy(c.sequence))]
+        """The choices that the controller makes, with the policies of their sequences: those of
+        width "auto", unless the drafter has failed."""
+        managed = [
+            (choice, choice.sequence.policy)
+            for choice in choices
+            if choice.sequence.policy and not choice.sequence.lacks_drafter(self._slots)
+        ]
         return [choice for choice, _ in managed], [policy for _, policy in managed]
-
-    def _policy(self, sequence: Sequence) -> Policy | None:
-        """That of a sequence of width "auto"; None while a drafter that has failed is put aside."""
-        return None if sequence.behind or self._slots.lacks_drafter else sequence.policy
-
-    def n_steps_ahead(self, sequences: list[Sequence]) -> int:
-        """How many plain steps to decode at once, without a delay that a reader would notice."""
-        n = len(sequences)
-        if not all(s.draws_alone for s in sequences) or self._recurrent.n_again(sequences):
-            return 1
-        left = [s.remaining for s in sequences if s.remaining is not None]
-        by_time = int(_AHEAD_S / self._meter.step_s) + 1
-        most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
-        n_steps = min([*left, self._slots.free_cells // n, by_time, most])
-        if self._controller and any(self._policy(s) for s in sequences):
-            # A copy that begins within these steps is missed. Most begin early in an answer, or
-            # soon after another one. So no more steps than the text has repeated nothing for.
-            new = min([self._meter.n_same, *(len(s.tokens) for s in sequences)])
-            n_steps = min(n_steps, self._controller.idle + 1, max(new, TO_WARM_UP))
-        return max(n_steps, 1)

@@ -17,7 +17,7 @@ from adversarial import Script, ScriptedDrafter, oracle, right_for
 from dflash_local import demo
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
-from dflash_local.engine import widths
+from dflash_local.engine import plain_steps
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.target.target import Target
@@ -32,7 +32,7 @@ SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 @pytest.fixture(autouse=True)
 def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a step takes here, plain steps are made several at a time."""
-    monkeypatch.setattr(widths, "_AHEAD_S", 1e9)
+    monkeypatch.setattr(plain_steps, "_AHEAD_S", 1e9)
 
 
 class Known:

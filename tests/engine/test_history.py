@@ -109,7 +109,7 @@ def test_answers_depend_on_their_own_request(
     print(f"{n_at_once} at once, width {width}: {found}")
     record_property("drift", str(found))
     assert found == Drift(N)
-    assert crowded.slots.reused["slot"] + crowded.slots.reused["shared"] > N / 4
+    assert crowded.prefix_cache.reused["slot"] + crowded.prefix_cache.reused["shared"] > N / 4
 
 
 def test_a_handful_of_equal_tokens_leaves_no_trace() -> None:
@@ -141,7 +141,7 @@ def test_exact_answers_in_half_precision(width: int) -> None:
         assert all(sequence.stats.cached_tokens % 64 == 0 for sequence in found)
         drift = Drift()
         for ours, each in zip(found, wanted, strict=True):
-            engine.slots.clear()
+            engine.prefix_cache.clear()
             drift.add(ours, among_others(engine, [each], 1)[0])
     assert drift == Drift(len(wanted))
 

@@ -58,12 +58,12 @@ def store_of(engine: Engine, folder: Path | None = None, max_bytes: int = 64 * M
     files = None
     if folder:
         files = PrefixFiles(folder, state_key(engine.target, engine.drafter), 64 * MIB, pytest.fail)
-    engine.slots.store = PrefixStore(max_bytes, files)
-    return engine.slots.store
+    engine.prefix_cache.store = PrefixStore(max_bytes, files)
+    return engine.prefix_cache.store
 
 
 def empty(engine: Engine) -> None:
-    engine.slots.store = PrefixStore(0)
+    engine.prefix_cache.store = PrefixStore(0)
     engine.slots.forget_all()
 
 
@@ -88,17 +88,17 @@ def warm(
     else:
         engine.run([first])
     if way in ("memory", "disk"):
-        engine.slots.make_room(engine.target.n_ctx)
+        engine.prefix_cache.make_room(engine.target.n_ctx)
         assert [len(slot.cached) for slot in engine.slots] == [0, 0, 0]
         assert store.n_entries == 1
     if way == "disk":
         store.close()
         store = store_of(engine, folder)
         assert (store.n_entries, store.n_disk_entries) == (0, 1)
-    counted = dict(engine.slots.reused)
+    counted = dict(engine.prefix_cache.reused)
     sequence = engine.begin(request(prompt, width, N, **params))
     origin = "shared" if way == "busy" else way
-    assert engine.slots.reused == counted | {origin: counted[origin] + 1}
+    assert engine.prefix_cache.reused == counted | {origin: counted[origin] + 1}
     engine.run([sequence])
     engine.run([first])
     return sequence
@@ -217,7 +217,7 @@ def test_memory_stays_flat_over_many_evictions(engine: Engine, text: list[int]) 
     store = store_of(engine, max_bytes=MIB)
     for i in range(25):
         answer(engine, text[7 * i : 7 * i + 90], 8, 2)
-        engine.slots.make_room(engine.target.n_ctx)
+        engine.prefix_cache.make_room(engine.target.n_ctx)
         assert 0 < store.n_bytes <= MIB
         assert engine.slots.free_cells == engine.target.n_ctx
     assert 1 < store.n_entries < 25
@@ -258,10 +258,10 @@ def test_a_window_that_has_moved_on_is_decoded_again(engine: Engine, text: list[
         assert found.tokens == expected.tokens
         assert found.stats.accepted_lengths == expected.stats.accepted_lengths
         store_of(windowed)
-        windowed.slots.make_room(2048)
+        windowed.prefix_cache.make_room(2048)
         back = answer(windowed, prompt, 8, N)
         assert back.stats.cached_tokens == len(prompt) - 1
-        assert windowed.slots.reused["memory"] == 1
+        assert windowed.prefix_cache.reused["memory"] == 1
         assert back.stats.accepted_lengths == expected.stats.accepted_lengths
 
 

@@ -164,12 +164,12 @@ def test_texts_that_left_their_slots(target: Target, plain: PlainAnswers, tmp_pa
         for prompt, (answer_, _) in zip(prompts, said, strict=True)
     ]
     assert [chat.ask(prompt)[1] for prompt in following[:2]] == [KEPT] * 2
-    assert chat.engine.slots.reused["memory"] == 2
-    chat.engine.slots.close()
+    assert chat.engine.prefix_cache.reused["memory"] == 2
+    chat.engine.prefix_cache.close()
     again = Chat(target, plain, store_in(tmp_path))
     assert again.ask([*prompts[2], 5, 6])[1] == KEPT
-    assert again.engine.slots.reused["disk"] == 1
-    again.engine.slots.close()
+    assert again.engine.prefix_cache.reused["disk"] == 1
+    again.engine.prefix_cache.close()
 
 
 def all_along(chat: Chat, length: int, n_new: int) -> tuple[list[int], list[int]]:
@@ -199,14 +199,14 @@ def test_boundaries_come_back_from_memory_and_from_disk(
     for _ in range(2):
         chat.ask(chat.tokens(N_PROMPT))
     assert chat.ask(other)[1] == 2 * STEP
-    assert chat.engine.slots.reused["memory"] == 1
+    assert chat.engine.prefix_cache.reused["memory"] == 1
     prompt, other = all_along(chat, STEP + 40, 40)
-    chat.engine.slots.close()
+    chat.engine.prefix_cache.close()
     again = Chat(target, plain, store_in(tmp_path))
     assert again.ask(other)[1] == STEP
-    assert again.engine.slots.reused["disk"] == 1
+    assert again.engine.prefix_cache.reused["disk"] == 1
     assert again.ask([*prompt[: STEP + 9], *chat.tokens(40)])[1] == STEP
-    again.engine.slots.close()
+    again.engine.prefix_cache.close()
 
 
 @pytest.mark.one_in(4)

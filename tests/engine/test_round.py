@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dflash_local import demo, load
-from dflash_local.engine import widths
+from dflash_local.engine import plain_steps
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError
 from dflash_local.sampling.params import SamplingParams
@@ -38,7 +38,7 @@ PROMPTS = [[40 + 7 * i + j for j in range(20 + i)] for i in range(4)]
 @pytest.fixture(autouse=True)
 def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the machine's speed."""
-    monkeypatch.setattr(widths, "_AHEAD_S", 1e9)
+    monkeypatch.setattr(plain_steps, "_AHEAD_S", 1e9)
 
 
 @pytest.fixture(scope="module")

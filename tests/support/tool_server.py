@@ -16,9 +16,9 @@ from server_process import ServerProcess, serving
 SERVE_STEP_BY_STEP = """
 import sys
 from dflash_local.cli.main import main
-from dflash_local.engine import widths
+from dflash_local.engine import plain_steps
 
-widths._AHEAD_S = 0.0
+plain_steps._AHEAD_S = 0.0
 sys.exit(main())
 """
 # Two threads that wait for each other by spinning are slow where others want the cores too.

@@ -393,7 +393,7 @@ models = [
     for _ in range(2)
 ]
 for model in models:
-    model.engine.slots.close = stuck
+    model.engine.prefix_cache.close = stuck
 """
 
 

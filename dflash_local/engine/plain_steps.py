@@ -1,0 +1,85 @@
+"""Plain decoding: rounds in which nothing is drafted."""
+
+from __future__ import annotations
+
+from dflash_local.engine.meter import TO_WARM_UP, Lap, Meter
+from dflash_local.engine.recurrent_rows import RecurrentRows
+from dflash_local.engine.sequence import Sequence
+from dflash_local.engine.slots import Slots
+from dflash_local.pays.controller import Controller
+
+_AHEAD_S, _MOST_AHEAD = 0.016, 16
+"""The most plain steps in one call, in seconds, a screen's frame, and in number. More would delay
+tokens on their way out, and a cancel. With one at a time, Python costs a small model a tenth of its
+speed."""
+
+
+class PlainSteps:
+    """Decodes a plain step, or several at once."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        meter: Meter,
+        controller: Controller | None,
+        recurrent: RecurrentRows,
+    ) -> None:
+        self._slots = slots
+        self._target = slots.target
+        self._meter = meter
+        self._controller = controller
+        self._recurrent = recurrent
+
+    def run(self, sequences: list[Sequence], lap: Lap) -> None:
+        """A plain step, or several at once where nothing is asked between them."""
+        lap.verifying()
+        self._recurrent.settle(sequences, plain=True)
+        n_again = self._recurrent.n_again(sequences)
+        n_steps = self._n_steps(sequences)
+        slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
+        draws = [s.sampler.native if s.draws_alone else None for s in sequences]
+        given = [sequence.upcoming(n_steps) for sequence in sequences]  # none, but for `bench`
+        in_steps = [token for step in zip(*given, strict=True) for token in step]
+        steps = self._slots.decode_ahead(slots, anchors, n_steps, draws, in_steps)
+        lap.accepting(n_again + len(sequences), n_steps=len(steps))
+        for i, sequence in enumerate(sequences):
+            with sequence.alone(self._slots):
+                if not sequence.draws_alone:  # then it is the only step
+                    with lap.sampling(sequence):
+                        steps[0][i] = sequence.draw(self._target, i)
+                self._emit_steps(sequence, [step[i] for step in steps], i, len(sequences))
+
+    def _n_steps(self, sequences: list[Sequence]) -> int:
+        """How many plain steps to decode at once, without a delay that a reader would notice."""
+        n = len(sequences)
+        if not all(s.draws_alone for s in sequences) or self._recurrent.n_again(sequences):
+            return 1
+        left = [s.remaining for s in sequences if s.remaining is not None]
+        by_time = int(_AHEAD_S / self._meter.step_s) + 1
+        most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
+        n_steps = min([*left, self._slots.free_cells // n, by_time, most])
+        if self._controller and any(
+            s.policy and not s.lacks_drafter(self._slots) for s in sequences
+        ):
+            # A copy that begins within these steps is missed. Most begin early in an answer, or
+            # soon after another one. So no more steps than the text has repeated nothing for.
+            new = min([self._meter.n_same, *(len(s.tokens) for s in sequences)])
+            n_steps = min(n_steps, self._controller.idle + 1, max(new, TO_WARM_UP))
+        return max(n_steps, 1)
+
+    def _emit_steps(self, sequence: Sequence, tokens: list[int], i: int, n: int) -> None:
+        """Emit what the i-th of n sequences has decoded plainly, up to its end."""
+        slot, ends_text = sequence.slot, self._target.vocabulary.ends_text
+        fed, n_kept = [sequence.anchor, *tokens[:-1]], 0
+        for token in tokens:
+            sequence.sampler.checked(token)
+            n_kept += 1
+            sequence.stats.record_round(drafted=0, emitted=1)
+            if sequence.emit(token, ends_text=ends_text(token)):
+                break
+        rows, features = range(i, i + n * len(tokens), n), sequence.wants_features
+        self._slots.commit(slot, fed[:n_kept], rows[:n_kept], features=features)
+        if n_kept < len(tokens) and not self._target.truncate(slot.seq, len(slot.cached)):
+            # A recurrent state cannot forget the steps after the end of the answer. So the slot
+            # counts them as well: they are in the cache, though nobody has seen their tokens.
+            self._slots.commit(slot, fed[n_kept:], rows[n_kept:], features=features)

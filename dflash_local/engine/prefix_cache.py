@@ -1,0 +1,250 @@
+"""Where the beginning of a prompt comes from: its slot, another slot, or the store of what has left
+one. And what becomes of a slot's tokens when its sequence has ended, or its cells are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from dflash_local.engine.checkpoints import Checkpoints
+from dflash_local.engine.prefix import Entry, Prefix, Wanted
+from dflash_local.engine.prefixes import Found, PrefixStore
+from dflash_local.engine.reuse import (
+    LEAST_GAIN,
+    Holder,
+    choose,
+    common_prefix,
+    worth_keeping,
+)
+from dflash_local.engine.slots import Slot, Slots
+from dflash_local.errors import InputError
+from dflash_local.target.target import Checkpoint
+
+_LENT = 2
+"""One in so many bytes of the store may be checkpoints of slots. With more, a long text would not
+find room in the store when it leaves its slot."""
+
+Origin = Literal["slot", "shared", "memory", "disk", "none"]
+"""Where the beginning of a prompt came from: the slot itself, another slot, the store in memory or
+on disk, or nowhere."""
+
+
+class PrefixCache:
+    """Gives out slots with what they can keep of a prompt, and takes them back."""
+
+    def __init__(self, slots: Slots, store: PrefixStore) -> None:
+        """`store` keeps what leaves its slot, as far as it has room."""
+        self.store = store
+        self.reused: dict[Origin, int] = {"slot": 0, "shared": 0, "memory": 0, "disk": 0, "none": 0}
+        """How many prompts began with tokens of each origin."""
+        self._slots = slots
+        self._target = slots.target
+        self._clock = 0
+        room = store.max_bytes // _LENT // len(slots)
+        for slot in slots:
+            slot.checkpoints = Checkpoints(room, least=slots.least)
+
+    def take(
+        self, prompt: Sequence[int], *, for_drafts: bool, unless_gave_up: bool = False
+    ) -> tuple[Slot, int]:
+        """A free slot, busy from now on, and how many tokens of the prompt its caches have.
+
+        These tokens come from the slot itself, from another slot, which may be busy, or from the
+        store: see `reuse.choose`. A handful of a longer prompt is not worth it. At most
+        `len(prompt) - 1` are kept, as the logits of the last row give the first token. `for_drafts`
+        keeps only what the drafter has, too. `unless_gave_up` makes an exception for slots in which
+        drafting was given up: they keep what the target has. Raises InputError if no slot is free.
+        """
+        if all(slot.busy for slot in self._slots):
+            raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
+        self._slots.try_drafter_again()
+        for_drafts = for_drafts and self._slots.drafter is not None
+        wanted = Wanted(list(prompt), for_drafts, unless_gave_up)
+        holders = [self._holder(slot, wanted) for slot in self._slots]
+        found = self._find(wanted)
+        choice = choose(holders, (found.n_usable, len(found.prefix)) if found else None)
+        entry = None
+        if choice.source is None and found:
+            entry = self.store.fetch(found)
+            choice = choice if entry else choose(holders)
+        slot, length = self._slots[choice.slot], choice.length
+        if length < LEAST_GAIN and length < len(prompt) - 1:
+            length = 0  # saves no time, and rows of another pass may round differently
+        origin: Origin = "slot"
+        if entry:
+            origin = "disk" if found and found.is_on_disk else "memory"
+            self._save(slot)
+            self._restore(slot, entry)
+        elif choice.source not in (None, slot.seq):
+            origin = "shared"
+            self._save(slot)
+            self._slots.share(self._slots[choice.source or 0], slot, choice.length)
+        else:
+            self._save(slot, length)
+        self._slots.roll_back(slot, length, for_drafts=wanted.drafts_in(slot.gave_up))
+        self.reused[origin if slot.cached else "none"] += 1
+        slot.busy = True
+        slot.gave_up = False
+        return slot, len(slot.cached)
+
+    def catch_up(self, slot: Slot, prompt: Sequence[int], *, for_drafts: bool) -> int:
+        """Let a slot in the middle of a prompt take over what another slot has decoded of it.
+
+        Returns how many tokens that is. `for_drafts` as for `take`.
+        """
+        wanted = Wanted(prompt, for_drafts and self._slots.drafter is not None)
+        length, source = 0, slot
+        for other in self._slots:
+            if other is slot or not other.cached:
+                continue
+            n = self._n_usable(other, wanted)
+            if wanted.for_drafts:
+                n = self._slots.n_drafted_from(other, n)
+            n = self._slots.reach(other, n, copied=True)
+            if n > length:
+                length, source = n, other
+        gain = length - len(slot.cached)
+        if gain < LEAST_GAIN:
+            return 0
+        if not self._target.sees(source.seq, length):  # its window has moved past them
+            return 0
+        self._slots.share(source, slot, length)
+        return gain
+
+    def give_back(self, slot: Slot, *, gave_up: bool = False) -> None:
+        """Free a slot whose sequence has ended. The drafter gets what it lacks, so that both caches
+        end at the same token. `gave_up`: the drafter needs no more."""
+        if gave_up:
+            slot.gave_up = True
+            slot.pending = []
+        slot.busy = False
+        self._clock += 1
+        slot.last_use = self._clock
+        self._slots.inject(slot)
+
+    def make_room(self, n: int) -> None:
+        """Empty free slots, the least recently used first, until n cells are free."""
+        idle = sorted((s for s in self._slots if not s.busy and s.cached), key=lambda s: s.last_use)
+        for slot in idle:
+            if self._slots.free_cells >= n:
+                return
+            self._save(slot)
+            self._slots.forget(slot)
+
+    def clear(self) -> None:
+        """Empty all free slots, and the store with its files."""
+        self._slots.forget_all()
+        self.store.clear()
+
+    def close(self) -> None:
+        """Save what is worth saving on disk, if the store has one. Safe to call again."""
+        if self.store.spills and self._target.is_open:
+            for slot in sorted(self._slots, key=lambda slot: slot.last_use):
+                if not slot.busy:
+                    self._save(slot)
+                    self._slots.forget(slot)
+        self.store.close()
+
+    def checkpoint_at(self, slot: Slot, n_prompt: int) -> int | None:
+        """The next length at which `keep_checkpoint` should be called while a slot decodes a
+        prompt."""
+        if not self._target.keeps_checkpoints:
+            return None
+        return slot.checkpoints.wanted(len(slot.cached), n_prompt)
+
+    def keep_checkpoint(self, slot: Slot) -> None:
+        """Let other texts fork off from what a slot has now."""
+        self._slots.settle([slot])
+        with suppress(MemoryError):
+            slot.checkpoints.keep(self._target.checkpoint(slot.seq, len(slot.cached)))
+        self._lend()
+
+    def _lend(self) -> None:
+        """Let the store know what the checkpoints of slots take of its room."""
+        kept = (each for slot in self._slots for each in slot.checkpoints.at_boundaries)
+        self.store.lend(sum({id(each): each.state.nbytes for each in kept}.values()))
+
+    # What slots and the store have of a prompt
+
+    def _n_usable(self, slot: Slot, wanted: Wanted) -> int:
+        """How many tokens of a prompt a slot has, with those that the drafter can still get."""
+        drafter = self._slots.drafter
+        n_drafter = drafter.length(slot.seq) + len(slot.pending) if drafter else 0
+        return wanted.n_usable(slot.cached, n_drafter, slot.gave_up)
+
+    def _holder(self, slot: Slot, wanted: Wanted) -> Holder:
+        # A slot that is busy can only be copied from. The others are cut, or go on as they are.
+        n = self._slots.reach(slot, self._n_usable(slot, wanted), copied=slot.busy)
+        return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
+
+    def _n_elsewhere(self, slot: Slot) -> int:
+        """How many tokens at the beginning of a slot some other slot has, too."""
+        others = (other for other in self._slots if other is not slot)
+        return max((common_prefix(slot.cached, other.cached) for other in others), default=0)
+
+    def _find(self, wanted: Wanted) -> Found | None:
+        """The best stored sequence for a prompt, if there is room for it."""
+        found = self.store.find(wanted)
+        return found if found and len(found.prefix) <= self._slots.room else None
+
+    def _restore(self, slot: Slot, entry: Entry) -> None:
+        """Replace what a slot has by a saved sequence. If that fails, the slot is empty."""
+        self._slots.forget(slot)
+        self.make_room(len(entry))
+        if not self._target.restore_saved(slot.seq, entry.target, len(entry)):
+            return
+        slot.cached = list(entry.tokens)
+        if self._target.keeps_checkpoints:
+            slot.checkpoints.take(map(Checkpoint, entry.checkpoints, entry.states))
+            self.keep_checkpoint(slot)
+        slot.gave_up = entry.gave_up
+        drafter = self._slots.drafter
+        if drafter and len(entry.drafter):
+            with self._slots.drafter_may_fail():
+                drafter.restore(slot.seq, entry.drafter)
+
+    def _save(self, slot: Slot, n_kept: int = 0) -> None:
+        """Save a slot, if worth it, before it loses all but its first `n_kept` tokens. A slot that
+        cannot be cut anywhere is saved as it was at its last checkpoint, with the ones before."""
+        store, n = self.store, len(slot.cached)
+        is_whole = self._slots.can_cut(slot, 1)
+        checkpoints = [] if is_whole else slot.checkpoints.all
+        if not is_whole:
+            n = checkpoints.pop().length if checkpoints else 0
+        n_kept = max(n_kept, self._n_elsewhere(slot))
+        if not store.max_bytes or not worth_keeping(n - n_kept, n):
+            return
+        drafter = self._slots.drafter
+        drafter = drafter if drafter and drafter.saves_rows else None
+        prefix = Prefix(
+            slot.cached[:n],
+            (n - 1 if 0 < self._target.n_swa < n else 0) if is_whole else n,
+            min(drafter.length(slot.seq), n) if drafter else 0,
+            slot.gave_up,
+            tuple(checkpoint.length for checkpoint in checkpoints),
+        )
+        if store.has(prefix):
+            return
+        if not is_whole:
+            self._slots.roll_back(slot, n, for_drafts=False)
+        self._slots.settle([slot])
+        if len(slot.cached) != n or self._target.sequence_bytes(slot.seq) > store.max_bytes:
+            return
+        try:
+            state = self._target.save(slot.seq)
+            rows = drafter.save(slot.seq) if drafter else np.empty(0, np.uint8)
+        except MemoryError:
+            return
+        if not len(state):
+            return
+        slot.checkpoints.cut(n_kept)
+        self._lend()
+        states = tuple(checkpoint.state for checkpoint in checkpoints)
+        entry = Entry(**vars(prefix), target=state, drafter=rows, states=states)
+        if not store.put(entry):  # then without them
+            store.put(replace(entry, checkpoints=(), states=()))
