@@ -15,8 +15,6 @@ from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine, most_nodes
-from dflash_local.engine.prefix_files import PrefixFiles
-from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import DflashError, FileError, InputError
 from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions
 from dflash_local.fit.plan import Plan
@@ -32,6 +30,8 @@ from dflash_local.pairs.defaults import defaults_of
 from dflash_local.pairs.find import find_pair
 from dflash_local.pays import calibration
 from dflash_local.pays.controller import Controller
+from dflash_local.prefixes.files import PrefixFiles
+from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import printable
 from dflash_local.target.bare_pass import takes_back
 from dflash_local.target.options import TargetOptions

@@ -13,7 +13,6 @@ from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
 from dflash_local.engine.prefill import Prefill
 from dflash_local.engine.prefix_cache import PrefixCache
-from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.engine.request import Request
 from dflash_local.engine.round import Round
 from dflash_local.engine.sequence import Sequence
@@ -21,6 +20,7 @@ from dflash_local.engine.slots import Slot, Slots
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.pays.controller import Controller
 from dflash_local.pays.policy import Policy
+from dflash_local.prefixes.store import PrefixStore
 from dflash_local.sampling.grammar import Grammars
 from dflash_local.sampling.sampler import Sampler
 from dflash_local.stats import Stats

@@ -7,11 +7,11 @@ import time
 
 from dflash_local.engine import scheduler
 from dflash_local.engine.prefix_cache import PrefixCache
-from dflash_local.engine.reuse import LEAST_GAIN
 from dflash_local.engine.round import Round
 from dflash_local.engine.scheduler import Prompt
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
+from dflash_local.prefixes.reuse import LEAST_GAIN
 from dflash_local.target.batch import Batch
 
 

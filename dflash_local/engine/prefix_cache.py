@@ -11,18 +11,18 @@ from typing import Literal
 
 import numpy as np
 
-from dflash_local.engine.checkpoints import Checkpoints
-from dflash_local.engine.prefix import Entry, Prefix, Wanted
-from dflash_local.engine.prefixes import Found, PrefixStore
-from dflash_local.engine.reuse import (
+from dflash_local.engine.slots import Slot, Slots
+from dflash_local.errors import InputError
+from dflash_local.prefixes.checkpoints import Checkpoints
+from dflash_local.prefixes.prefix import Entry, Prefix, Wanted
+from dflash_local.prefixes.reuse import (
     LEAST_GAIN,
     Holder,
     choose,
     common_prefix,
     worth_keeping,
 )
-from dflash_local.engine.slots import Slot, Slots
-from dflash_local.errors import InputError
+from dflash_local.prefixes.store import Found, PrefixStore
 from dflash_local.target.target import Checkpoint
 
 _LENT = 2

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_local.engine.reuse import common_prefix
+from dflash_local.prefixes.reuse import common_prefix
 
 LIKELY_ANSWER = 256
 """Tokens of an answer for which cells are promised when it begins."""

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dflash_local.draft.drafter import Drafter
-from dflash_local.engine.checkpoints import Checkpoints
 from dflash_local.engine.shared_cells import SharedCells
 from dflash_local.llama import native
+from dflash_local.prefixes.checkpoints import Checkpoints
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import StoredFeatures
 from dflash_local.target.target import Target

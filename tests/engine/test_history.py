@@ -15,10 +15,10 @@ import pytest
 
 from dflash_local import demo, load
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.engine.request import Request
 from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
+from dflash_local.prefixes.store import PrefixStore
 from long_text import PYTHON_SOURCE
 from pair_engine import fused_drafter, open_engine, open_target, request
 

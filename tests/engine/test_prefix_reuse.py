@@ -9,7 +9,7 @@ import pytest
 
 from dflash_local import Model, Result
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.reuse import LEAST_GAIN
+from dflash_local.prefixes.reuse import LEAST_GAIN
 from gap_rule import first_difference
 from long_text import PYTHON_SOURCE
 from shapes import assert_as_well_drafted, assert_equal

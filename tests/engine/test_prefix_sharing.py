@@ -13,10 +13,10 @@ import pytest
 
 from dflash_local import demo
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.prefix_files import PrefixFiles
-from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.engine.sequence import Sequence
 from dflash_local.loading import open_drafter, state_key
+from dflash_local.prefixes.files import PrefixFiles
+from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target import sequence_state
 from dflash_local.target.batch import Batch
 from dflash_local.target.options import TargetOptions

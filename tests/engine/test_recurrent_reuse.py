@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from dflash_local import demo
 from dflash_local.engine import checkpoints
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.prefix import Entry
-from dflash_local.engine.prefix_files import PrefixFiles
-from dflash_local.engine.prefixes import PrefixStore
+from dflash_local.prefixes.files import PrefixFiles
+from dflash_local.prefixes.prefix import Entry
+from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target.target import Target
 from hybrid import WITHOUT, write_hybrid
 from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_local.engine.prefix import Entry
-from dflash_local.engine.prefix_files import PrefixFiles
+from dflash_local.prefixes.files import PrefixFiles
+from dflash_local.prefixes.prefix import Entry
 
 KEY = {"target": "one"}
 LARGE = 1 << 20

@@ -24,8 +24,8 @@ from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.reuse import LEAST_GAIN
 from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
+from dflash_local.prefixes.reuse import LEAST_GAIN
 from dflash_local.sampling.params import TokenLogprob
 from gap_rule import equal_by_gap_rule, joint_noise
 from shapes import NOISE, SHAPES, exact_model, exact_target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.engine.reuse import Holder, Reuse, choose, common_prefix, worth_keeping
+from dflash_local.prefixes.reuse import Holder, Reuse, choose, common_prefix, worth_keeping
 
 EMPTY = Holder(0, 0)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from dflash_local.engine.prefix import Entry, Prefix, Wanted
-from dflash_local.engine.prefix_files import PrefixFiles, StoredPrefix
+from dflash_local.prefixes.files import PrefixFiles, StoredPrefix
+from dflash_local.prefixes.prefix import Entry, Prefix, Wanted
 
 _LEAST_LEAVING = 64 << 20
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dflash_local.engine.reuse import LEAST_KEPT
 from dflash_local.fit.options import CHECKPOINTS
+from dflash_local.prefixes.reuse import LEAST_KEPT
 from dflash_local.target.target import Checkpoint
 
 BOUNDARY = 2048

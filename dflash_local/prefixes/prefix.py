@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.engine.reuse import common_prefix
+from dflash_local.prefixes.reuse import common_prefix
 
 Bytes = NDArray[np.uint8]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash_local.engine.checkpoints import BOUNDARY, Checkpoints
+from dflash_local.prefixes.checkpoints import BOUNDARY, Checkpoints
 from dflash_local.target.target import Checkpoint
 
 STATE = 1000

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from dflash_local.engine import prefix_files, prefixes
-from dflash_local.engine.prefix import Entry, Wanted
-from dflash_local.engine.prefix_files import PrefixFiles
-from dflash_local.engine.prefixes import PrefixStore
 from dflash_local.errors import InputError
+from dflash_local.prefixes.files import PrefixFiles
+from dflash_local.prefixes.prefix import Entry, Wanted
+from dflash_local.prefixes.store import PrefixStore
 from saved_prefixes import KEY, LARGE, entry, files
 
 

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dflash_local import disk_cache
-from dflash_local.engine.prefix import Entry, Prefix
 from dflash_local.errors import InputError
+from dflash_local.prefixes.prefix import Entry, Prefix
 
 _MAGIC = b"dflash-local prefix 2\n"
 _DIGEST = 32
