@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local import demo
-from dflash_local.engine import checkpoints
 from dflash_local.engine.engine import Engine
+from dflash_local.prefixes import checkpoints
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.prefix import Entry
 from dflash_local.prefixes.store import PrefixStore

@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_local.engine import prefix_files, prefixes
 from dflash_local.errors import InputError
+from dflash_local.prefixes import files as prefix_files
+from dflash_local.prefixes import store as prefix_store
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.prefix import Entry, Wanted
 from dflash_local.prefixes.store import PrefixStore
@@ -186,7 +187,7 @@ def test_a_slow_disk_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return write(leaving)
 
     monkeypatch.setattr(folder, "write", slowly)
-    monkeypatch.setattr(prefixes, "_LEAST_LEAVING", 0)
+    monkeypatch.setattr(prefix_store, "_LEAST_LEAVING", 0)
     size = entry(1).n_bytes
     store = PrefixStore(2 * size, folder)
     start = time.monotonic()
