@@ -99,6 +99,11 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
         throw std::invalid_argument("top_k " + std::to_string(top_k) + " is not in 1 .. " +
                                     std::to_string(n_drafted));
     }
+    if (weights_.params.selector.top_k > n_drafted) {
+        throw file_error("the drafter's selector takes " +
+                         std::to_string(weights_.params.selector.top_k) + " candidates of " +
+                         std::to_string(n_drafted) + " tokens; convert it again");
+    }
     embed(mask_token, mask_row_);
 }
 
