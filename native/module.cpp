@@ -322,12 +322,20 @@ using copies = std::vector<std::tuple<int32_t, int32_t, int32_t, int32_t>>;
 
 void edit_cells(uintptr_t context, const cuts & cut, const copies & copied) {
     const nb::gil_scoped_release release;
-    llama_memory_t memory = llama_get_memory(reinterpret_cast<llama_context *>(context));
+    const auto * ctx = reinterpret_cast<llama_context *>(context);
+    const auto known = [n = static_cast<int32_t>(llama_n_seq_max(ctx))](int32_t id) {
+        if (id < 0 || id >= n) {  // llama.cpp asserts it
+            throw std::invalid_argument("id " + std::to_string(id) + " is not in 0 .. " +
+                                        std::to_string(n - 1));
+        }
+        return id;
+    };
+    llama_memory_t memory = llama_get_memory(ctx);
     for (const auto & [id, begin] : cut) {
-        llama_memory_seq_rm(memory, id, begin, -1);
+        llama_memory_seq_rm(memory, known(id), begin, -1);
     }
     for (const auto & [from, to, begin, end] : copied) {
-        llama_memory_seq_cp(memory, from, to, begin, end);
+        llama_memory_seq_cp(memory, known(from), known(to), begin, end);
     }
 }
 

@@ -194,8 +194,10 @@ void target_pass::check(const batch_row & row) const {
 
 int target_pass::decode(const std::vector<batch_row> & rows) {
     const auto n = static_cast<int32_t>(rows.size());
-    if (n == 0) {
-        throw std::invalid_argument("a pass has no rows");  // llama.cpp asserts that it has
+    const auto most = static_cast<int32_t>(llama_n_batch(ctx_));
+    if (n == 0 || n > most) {  // llama.cpp asserts it
+        throw std::invalid_argument("a pass of " + std::to_string(n) + " rows; expected 1 to " +
+                                    std::to_string(most));
     }
     std::vector<int32_t> tokens, positions, seqs, n_ids;
     std::vector<std::vector<int32_t>> ids;
@@ -218,7 +220,8 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
                             n_ids.data(),
                             first_ids.data(),
                             output.data()};
-    n_outputs_ = static_cast<int>(std::count(output.begin(), output.end(), 1));
+    const auto n_outputs = static_cast<int>(std::count(output.begin(), output.end(), 1));
+    n_outputs_ = 0;  // until all of them are known to be there
     best_.clear();
     search_.forget();
     if (most_candidates_now_ > 0) {
@@ -233,11 +236,10 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     }
     const int status = llama_decode(ctx_, batch);
     if (status != 0) {
-        n_outputs_ = 0;
         return status;
     }
     llama_synchronize(ctx_);
-    if (in_graph_ && n_outputs_ > 0 && graph_logits_ == nullptr) {
+    if (in_graph_ && n_outputs > 0 && graph_logits_ == nullptr) {
         throw backend_error("this target puts out no logits; give a language model");
     }
     if (!missing_.empty()) {
@@ -245,7 +247,7 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
                             " to tap, a row for each token; load without a drafter");
     }
     // If the batch is split, only the last part has its rows in the graph's tensors.
-    const bool is_split = (n_outputs_ > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs_) ||
+    const bool is_split = (n_outputs > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs) ||
                           (store_ && n_tapped_ != n);
     if (is_split) {
         throw backend_error("llama.cpp has split a batch of " + std::to_string(n) +
@@ -254,6 +256,7 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     if (replay_) {
         can_keep_ = replay_->end_pass(seqs, positions);
     }
+    n_outputs_ = n_outputs;
     return 0;
 }
 
