@@ -98,9 +98,8 @@ struct target_pass::door {
     }
 };
 
-target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vector<int32_t> layers,
-                         int n_stored, bool in_graph, int n_branches,
-                         std::unique_ptr<state_replay> replay)
+target_pass::target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> layers, int n_stored,
+                         bool in_graph, int n_branches, std::unique_ptr<state_replay> replay)
     : ctx_(ctx),
       n_seq_(n_seq),
       n_ids_(n_seq * n_branches),
@@ -128,23 +127,17 @@ target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vecto
     on_host_ = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     if (!layers_.empty()) {
         // llama.cpp reserves memory for a batch that is rounded up to a multiple of the ids.
-        const int most_rows = n_batch + static_cast<int>(llama_n_seq_max(ctx_)) - 1;
+        const auto most_rows = static_cast<int>(llama_n_batch(ctx_) + llama_n_seq_max(ctx_)) - 1;
         store_ = std::make_unique<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
                                              n_stored, most_rows);
     }
     for (int id = 0; id < n_ids_; id++) {
         llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
-        chains_.push_back(chain);
+        chains_.emplace_back(chain);
         llama_sampler_chain_add(chain, llama_sampler_init(&door::interface(), this));
         if (!llama_set_sampler(ctx_, id, chain)) {
             throw backend_error("llama.cpp does not let its graph of this target be extended");
         }
-    }
-}
-
-target_pass::~target_pass() {
-    for (llama_sampler * chain : chains_) {
-        llama_sampler_free(chain);
     }
 }
 

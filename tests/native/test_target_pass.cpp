@@ -48,7 +48,7 @@ void the_best_are_the_largest_logits(const shipped_pair & pair) {
 void passes_without_the_graph_give_the_same(const shipped_pair & pair) {
     const opened_target target = pair.open_target({});
     const opened_target plain = pair.open_target({});
-    target_pass outside(plain.ctx.get(), 1, pair.n_batch, {}, pair.n_batch, /*in_graph=*/false);
+    target_pass outside(plain.ctx.get(), 1, {}, pair.n_batch, /*in_graph=*/false);
     llama_set_sampler(plain.ctx.get(), 0, nullptr);  // else its graph is that of the first pass
     int done = 0;
     for (const int width : {20, 1, 5}) {
@@ -64,8 +64,8 @@ void passes_without_the_graph_give_the_same(const shipped_pair & pair) {
     }
     check::that(outside.store() == nullptr, "a store without a graph");
     check::throws<std::invalid_argument>(
-        [&] { target_pass(plain.ctx.get(), 1, pair.n_batch, pair.layers(), 256, false); },
-        "cannot be tapped", "taps");
+        [&] { target_pass(plain.ctx.get(), 1, pair.layers(), 256, false); }, "cannot be tapped",
+        "taps");
 }
 
 // Two sequences in both targets, with prompts that are decoded: their next rows.
