@@ -79,7 +79,7 @@ bool is_product(const ggml_tensor * tensor) {
 
 }  // namespace
 
-// What the tensors of a file hold.
+// Reads the data of a file's tensors.
 class draft_weights::file_data {
   public:
     file_data(const std::string & path, const gguf_context * of_file)

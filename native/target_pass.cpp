@@ -55,7 +55,7 @@ std::vector<int32_t> leading_first(const std::vector<int32_t> & ids) {
 }  // namespace
 
 // The functions that llama.cpp calls. There is a sampler for each sequence, all with the same pass.
-struct target_pass::door {
+struct target_pass::callbacks {
     static target_pass & pass(const llama_sampler * s) {
         return *static_cast<target_pass *>(s->ctx);
     }
@@ -134,7 +134,7 @@ target_pass::target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> la
     for (int id = 0; id < n_ids_; id++) {
         llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
         chains_.emplace_back(chain);
-        llama_sampler_chain_add(chain, llama_sampler_init(&door::interface(), this));
+        llama_sampler_chain_add(chain, llama_sampler_init(&callbacks::interface(), this));
         if (!llama_set_sampler(ctx_, id, chain)) {
             throw backend_error("llama.cpp does not let its graph of this target be extended");
         }

@@ -107,7 +107,7 @@ class target_pass {
     int64_t first_stored() const { return first_stored_; }  // the store's number of the first row
 
   private:
-    struct door;  // the sampler's side
+    struct callbacks;
 
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits);
     void check(const batch_row & row) const;
@@ -149,7 +149,7 @@ class target_pass {
     int64_t n_whole_rows_ = 0;
 
     candidate_search search_;
-    int too_many_;                 // candidates for the device to find
+    int too_many_;                 // so many candidates the device cannot find
     int most_candidates_ = 0;      // that were asked for after the last pass with any
     int most_candidates_now_ = 0;  // after this pass
 };
