@@ -64,7 +64,6 @@ class TargetPass:
         self,
         context: int,
         n_seq: int,
-        n_batch: int,
         layers: Sequence[int],
         n_stored: int,
         in_graph: bool,

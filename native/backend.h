@@ -29,8 +29,8 @@ bool supports(ggml_backend_t backend, std::initializer_list<const ggml_tensor *>
 // Starts a graph. Throws backend_error; `what` says at what the backend failed.
 void start_graph(ggml_backend_t backend, ggml_cgraph * graph, const char * what);
 
-// Gives memory to a graph beside others that have theirs from the same allocator: they are gone if
-// it grows. False if there is no room.
+// Allocates a graph. If the allocator's memory grows for it, `others`, which had the old memory,
+// are dropped. False if there is no room.
 template <typename Graphs>
 bool allocate(ggml_gallocr_t allocator, ggml_cgraph * graph, Graphs & others) {
     const size_t before = ggml_gallocr_get_buffer_size(allocator, 0);

@@ -12,8 +12,8 @@ namespace dflash {
 
 namespace {
 
-// More nodes than there are: of a layer, beside those for each tap of its convolutions, and of a
-// head, beside those for each position that a Markov head follows.
+// More nodes than are built: for a layer, for each tap of its convolutions, for a head, and for
+// each position that a Markov head follows.
 constexpr size_t nodes_per_layer = 160;
 constexpr size_t nodes_per_tap = 16;
 constexpr size_t nodes_per_head = 256;

@@ -41,7 +41,6 @@ void follow(const draft_lattice & lattice, int32_t anchor, int k, const draft_ro
         std::sort(order.begin(), order.end(), [&](int a, int b) {
             return best[a] != best[b] ? best[a] > best[b] : ids[a] < ids[b];
         });
-        const int32_t * ids_before = out.ids + static_cast<size_t>(i - 1) * k;
         const int n_rows = out.steps != nullptr ? k : 1;
         for (int r = 0; r < n_rows; r++) {
             const float * scores = scores_after(before[r]);
@@ -53,7 +52,8 @@ void follow(const draft_lattice & lattice, int32_t anchor, int k, const draft_ro
                 row[j] = scores[order[j]] - norm;
             }
             if (weigh) {
-                weigh(i, i > 0 ? ids_before[r] : anchor, row.data(), k);
+                weigh(i, i > 0 ? out.ids[static_cast<size_t>(i - 1) * k + r] : anchor, row.data(),
+                      k);
             }
             if (r == 0) {
                 std::copy(row.begin(), row.end(), out.logprobs + static_cast<size_t>(i) * k);

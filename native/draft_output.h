@@ -58,7 +58,7 @@ class draft_output {
     // Top k of whole rows
     ggml_tensor * ids_ = nullptr;       // i32 [top_k, rows]
     ggml_tensor * logprobs_ = nullptr;  // f32 [1, top_k, rows]
-    // Neither
+    // Whole rows, which the host searches
     ggml_tensor * logits_ = nullptr;  // f32 [n_vocab, rows]
 
     host_mirror results_;

@@ -18,17 +18,16 @@ ggml_backend_buffer_t draft_scratch::grown(ggml_backend_buffer_ptr & buffer, siz
 
 void draft_scratch::place_guarded(int64_t n_gap, std::vector<ggml_tensor *> tensors) {
     const size_t step = ggml_backend_buft_get_alignment(type_);
-    size_t n_bytes = GGML_PAD(n_gap * sizeof(float), step);
-    std::vector<size_t> offsets;
+    const size_t begin = GGML_PAD(n_gap * sizeof(float), step);
+    size_t n_bytes = begin;
     for (ggml_tensor *& tensor : tensors) {
         tensor = tensor->view_src != nullptr ? tensor->view_src : tensor;
-        offsets.push_back(n_bytes);
         n_bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(type_, tensor), step);
     }
-    ggml_backend_buffer_t memory = grown(guarded_, n_bytes);
-    char * base = static_cast<char *>(ggml_backend_buffer_get_base(memory));
-    for (size_t i = 0; i < tensors.size(); i++) {
-        ggml_backend_tensor_alloc(memory, tensors[i], base + offsets[i]);
+    ggml_tallocr places = ggml_tallocr_new(grown(guarded_, n_bytes));
+    places.offset += begin;
+    for (ggml_tensor * tensor : tensors) {
+        ggml_tallocr_alloc(&places, tensor);
     }
 }
 

@@ -79,7 +79,7 @@ bool is_product(const ggml_tensor * tensor) {
 
 }  // namespace
 
-// What the tensors of a file hold.
+// Reads the data of a file's tensors.
 class draft_weights::file_data {
   public:
     file_data(const std::string & path, const gguf_context * of_file)
@@ -342,6 +342,9 @@ bool draft_weights::stack(ggml_context * file, const std::vector<std::string> & 
 void draft_weights::add(ggml_context * home, const ggml_tensor * shape, int64_t source,
                         const std::string & name, ggml_type type, std::vector<int64_t> rows) {
     ggml_tensor * tensor = nullptr;
+    if (type != shape->type) {
+        check_type(shape, /*is_matrix=*/true);  // or it cannot be converted
+    }
     if (rows.empty() && type == shape->type) {
         tensor = ggml_dup_tensor(home, shape);
     } else {

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 
 #include "largest.h"
 
@@ -97,6 +99,13 @@ bool are_the_best(const std::vector<llama_token_data> & sorted, size_t k, float 
 }
 
 }  // namespace
+
+token_draw::token_draw(const draw_rule & rule) : rule_(rule), random_(rule.seed) {
+    if (rule.n_candidates < 0 || rule.n_candidates > rule.n_vocab) {
+        throw std::invalid_argument(std::to_string(rule.n_candidates) + " candidates of " +
+                                    std::to_string(rule.n_vocab) + " tokens");
+    }
+}
 
 draw_needs token_draw::needs() const {
     if (rule_.altering == nullptr && rule_.choosing == nullptr) {

@@ -55,7 +55,8 @@ class token_draw {
     static constexpr int32_t needs_whole_row = -3;
     static constexpr int32_t needs_order = -4;
 
-    explicit token_draw(const draw_rule & rule) : rule_(rule), random_(rule.seed) {}
+    // Throws std::invalid_argument for more candidates than there are tokens.
+    explicit token_draw(const draw_rule & rule);
 
     const draw_rule & rule() const { return rule_; }
     draw_needs needs() const;

@@ -106,8 +106,8 @@ void dspark_head::build(const head_parts & parts) {
     }
 }
 
-// On some backends the argmax of values that are not numbers is -1. So whatever is looked up by one
-// has valid memory before it, and where tokens are looked up, that are tokens, too.
+// On some backends the argmax of values that are not numbers is -1, and a lookup then reads what is
+// before its table. That must be valid memory, and before a table of tokens it must be tokens, too.
 void dspark_head::create_memory(const head_parts & parts) {
     const int64_t n_vocab = parts.logits->ne[0];
     chunk_size_ = chunk_of(n_vocab);
@@ -132,13 +132,14 @@ void dspark_head::create_memory(const head_parts & parts) {
     place_logits(parts);
 }
 
-// The logits are beside a gap anyway if they are what is searched in the end.
+// Without guesses, a scale or a cap, the logits are what is searched in the end. Then the search
+// places them behind a gap.
 void dspark_head::place_logits(const head_parts & parts) {
     const draft_params & p = parts.weights.params;
     if (!is_guessed_ && p.logit_scale == 0.0f && p.logit_cap == 0.0f) {
         return;
     }
-    // They may be the first rows of more.
+    // They may be the first columns of a wider product.
     ggml_tensor * logits =
         parts.logits->view_src != nullptr ? parts.logits->view_src : parts.logits;
     const int64_t gap = aligned(chunk_size_);

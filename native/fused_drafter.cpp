@@ -13,8 +13,8 @@ namespace dflash {
 
 namespace {
 
-// A chain and a tree, for each of a few numbers of sequences: all that a server draws from by
-// turns. What is built anew costs as much as a draft.
+// Enough for chains and trees of a few numbers of sequences, between which a server changes. To
+// build a graph again takes as long as a draft.
 constexpr size_t kept_graphs = 8;
 
 constexpr int smallest_kv_step = 256;  // attention kernels prefer multiples of this
@@ -41,26 +41,6 @@ int rows_bucket(int n) {
 }
 
 }  // namespace
-
-feature_rows feature_rows::part(int begin, int end, int width) const {
-    feature_rows rows;
-    rows.n = end - begin;
-    if (host != nullptr) {
-        rows.host = host + static_cast<size_t>(begin) * width;
-    } else if (!stored.empty()) {
-        rows.stored.assign(stored.begin() + begin, stored.begin() + end);
-    }
-    return rows;
-}
-
-void feature_rows::check_finite(int width) const {
-    const float * end = host + static_cast<size_t>(n) * width;
-    if (!std::all_of(host, end, [](float x) { return std::isfinite(x); })) {
-        throw backend_error(
-            "hidden states of the target are not finite, nothing can be drafted from them; "
-            "load without a drafter to see what the target puts out");
-    }
-}
 
 fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
                              const std::string & path, const draft_params & params, int n_seq,
@@ -99,6 +79,11 @@ fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
         throw std::invalid_argument("top_k " + std::to_string(top_k) + " is not in 1 .. " +
                                     std::to_string(n_drafted));
     }
+    if (weights_.params.selector.top_k > n_drafted) {
+        throw file_error("the drafter's selector takes " +
+                         std::to_string(weights_.params.selector.top_k) + " candidates of " +
+                         std::to_string(n_drafted) + " tokens; convert it again");
+    }
     embed(mask_token, mask_row_);
 }
 
@@ -124,16 +109,15 @@ void fused_drafter::check_target_fits() const {
 
 // That the tables of the head have a row for each of its tokens.
 void fused_drafter::check_head_fits() const {
-    const ggml_tensor * head = weights_.head != nullptr ? weights_.head : target_.head;
-    for (const ggml_tensor * table : {weights_.markov.before, weights_.markov.after,
-                                      weights_.selector.before, weights_.selector.after}) {
-        const bool fits =
-            table == nullptr || (weights_.markov.after == table ? table->ne[1] == head->ne[1]
-                                                                : table->ne[1] >= head->ne[1]);
-        if (!fits) {
+    const int64_t n_rows = (weights_.head != nullptr ? weights_.head : target_.head)->ne[1];
+    ggml_tensor * added = weights_.markov.after;  // to the logits: not a row more, either
+    for (const ggml_tensor * table :
+         {weights_.markov.before, added, weights_.selector.before, weights_.selector.after}) {
+        if (table != nullptr &&
+            (table->ne[1] < n_rows || (table == added && table->ne[1] > n_rows))) {
             throw file_error(std::string(table->name) + " of the drafter has " +
                              std::to_string(table->ne[1]) + " tokens, the output head " +
-                             std::to_string(head->ne[1]) + "; take the drafter of this target");
+                             std::to_string(n_rows) + "; take the drafter of this target");
         }
     }
     for (const int32_t token : weights_.tokens) {
@@ -189,15 +173,22 @@ void fused_drafter::embed(int32_t token, std::vector<float> & row) const {
 
 void fused_drafter::check_features(const feature_rows & features) const {
     const int width = weights_.params.n_features();
-    if (features.stored.empty()) {
-        features.check_finite(width);
+    if (!features.stored.empty()) {
+        if (store_ == nullptr) {
+            throw std::invalid_argument("this drafter has no store of " + std::to_string(width) +
+                                        " features to take rows from");
+        }
+        store_->check(features.stored);
         return;
     }
-    if (store_ == nullptr) {
-        throw std::invalid_argument("this drafter has no store of " + std::to_string(width) +
-                                    " features to take rows from");
+    // They would stay in the cells, and a masked weight of 0 times NaN is NaN, so later drafts
+    // would be spoilt, too.
+    const float * end = features.host + static_cast<size_t>(features.n) * width;
+    if (!std::all_of(features.host, end, [](float x) { return std::isfinite(x); })) {
+        throw backend_error(
+            "hidden states of the target are not finite, nothing can be drafted from them; "
+            "load without a drafter to see what the target puts out");
     }
-    store_->check(features.stored);
 }
 
 fused_drafter::graph_slot & fused_drafter::graph(const draft_bucket & bucket) {
@@ -260,9 +251,16 @@ void fused_drafter::inject_rows(int seq, const feature_rows & features) {
     cache_.set_length(seq, cache_.length(seq) + left_out);
     for (int done = left_out; done < features.n;) {
         const int n = std::min({largest_rows, cache_.n_ring(), features.n - done});
-        const draft_request part{seq, features.part(done, done + n, width), 0};
-        draft_graph & g = *graph({0, rows_bucket(n), 0, 0, 0, !part.features.stored.empty()}).graph;
-        fill_rows(g, {part});
+        feature_rows part{n};
+        const bool is_stored = !features.stored.empty();
+        if (is_stored) {
+            const auto begin = features.stored.begin() + done;
+            part.stored.assign(begin, begin + n);
+        } else {
+            part.host = features.host + static_cast<size_t>(done) * width;
+        }
+        draft_graph & g = *graph({0, rows_bucket(n), 0, 0, 0, is_stored}).graph;
+        fill_rows(g, {{seq, std::move(part), 0}});
         compute(g);
         cache_.set_length(seq, cache_.length(seq) + n);
         done += n;
@@ -300,7 +298,7 @@ void fused_drafter::fill_rows(draft_graph & g, const std::vector<draft_request> 
 void fused_drafter::fill_blocks(graph_slot & slot, const std::vector<draft_request> & requests) {
     draft_graph & g = *slot.graph;
     const draft_params & p = weights_.params;
-    // A sequence between those that draft denoises a block, too. It is not read.
+    // Sequences between those that draft denoise a block, too, which is not read.
     std::vector<int> starts(g.bucket.n_streams);
     for (int s = 0; s < g.bucket.n_streams; s++) {
         starts[s] = cache_.length(s);

@@ -28,12 +28,6 @@ struct feature_rows {
     int n = 0;
     const float * host = nullptr;
     std::vector<int64_t> stored = {};
-
-    feature_rows part(int begin, int end, int width) const;
-
-    // For rows on the host. Throws backend_error if they are not finite. They would stay in the
-    // cells, and a masked weight of 0 times NaN is NaN, so later drafts would be spoilt, too.
-    void check_finite(int width) const;
 };
 
 // One block to denoise: the features of the rows accepted since the last draft of this sequence,

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "backend.h"
+#include "ggml-alloc.h"
 
 namespace dflash {
 
@@ -44,7 +45,6 @@ void host_mirror::place(ggml_backend_t backend, const char * what) {
     const size_t step = ggml_backend_buft_get_alignment(type);
     size_t n_bytes = 0;
     for (const ggml_tensor * tensor : tensors_) {
-        offsets_[tensor] = n_bytes;
         n_bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(type, tensor), step);
     }
     buffer_.reset(ggml_backend_buft_alloc_buffer(type, n_bytes));
@@ -53,12 +53,12 @@ void host_mirror::place(ggml_backend_t backend, const char * what) {
         refuse_room(backend, std::string("the ") + what + " of the draft graph");
     }
     ggml_backend_buffer_clear(buffer_.get(), 0);
-    char * base = static_cast<char *>(ggml_backend_buffer_get_base(buffer_.get()));
+    ggml_tallocr places = ggml_tallocr_new(buffer_.get());
     for (ggml_tensor * tensor : tensors_) {
-        ggml_backend_tensor_alloc(buffer_.get(), tensor, base + offsets_[tensor]);
+        ggml_tallocr_alloc(&places, tensor);
     }
     all_ = ggml_new_tensor_1d(context_.get(), GGML_TYPE_I8, static_cast<int64_t>(n_bytes));
-    ggml_backend_tensor_alloc(buffer_.get(), all_, base);
+    ggml_backend_tensor_alloc(buffer_.get(), all_, ggml_backend_buffer_get_base(buffer_.get()));
     host_ = static_cast<char *>(ggml_backend_buffer_get_base(host_buffer_.get()));
     std::fill_n(host_, n_bytes, 0);
 }

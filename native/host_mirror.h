@@ -1,7 +1,6 @@
 #pragma once
 
 #include <initializer_list>
-#include <map>
 #include <vector>
 
 #include "ggml-backend.h"
@@ -18,11 +17,11 @@ class host_mirror {
     // A new input. It keeps its value on the host from one upload to the next.
     ggml_tensor * add(ggml_type type, std::initializer_list<int64_t> shape);
 
-    // Takes the memory of all inputs, filled with zeros. Throws backend_error if there is none.
+    // Allocates all inputs, filled with zeros. Throws backend_error if there is no room.
     void place(ggml_backend_t backend);
 
-    // Makes these the last nodes of a graph that has no memory yet, and takes theirs. Some may be
-    // null. Throws backend_error if there is none.
+    // Makes these the last nodes of a graph that is not allocated yet, and allocates them. Some may
+    // be null. Throws backend_error if there is no room.
     void place(ggml_backend_t backend, ggml_cgraph * graph,
                const std::vector<ggml_tensor *> & results);
 
@@ -35,7 +34,9 @@ class host_mirror {
     // The place of an input or a result on the host.
     template <typename T>
     T * of(const ggml_tensor * tensor) const {
-        return reinterpret_cast<T *>(host_ + offsets_.at(root(tensor)) + tensor->view_offs);
+        const auto offset =
+            static_cast<char *>(root(tensor)->data) - static_cast<char *>(all_->data);
+        return reinterpret_cast<T *>(host_ + offset + tensor->view_offs);
     }
 
   private:
@@ -49,7 +50,6 @@ class host_mirror {
 
     ggml_context_ptr context_;
     std::vector<ggml_tensor *> tensors_;
-    std::map<const ggml_tensor *, size_t> offsets_;
     ggml_tensor * all_ = nullptr;  // i8, over all of them
     char * host_ = nullptr;
     ggml_backend_buffer_ptr buffer_;

@@ -206,16 +206,15 @@ nb::tuple read_draft(fused_drafter & self) {
 
 using id_lists = std::vector<std::vector<int32_t>>;
 
-std::unique_ptr<target_pass> open_pass(uintptr_t context, int n_seq, int n_batch,
-                                       std::vector<int32_t> layers, int n_stored, bool in_graph,
-                                       int n_branches, int n_returned,
+std::unique_ptr<target_pass> open_pass(uintptr_t context, int n_seq, std::vector<int32_t> layers,
+                                       int n_stored, bool in_graph, int n_branches, int n_returned,
                                        std::shared_ptr<thread_pool> threads) {
     auto * ctx = reinterpret_cast<llama_context *>(context);
     std::unique_ptr<state_replay> replay;
     if (n_returned > 0) {
         replay = std::make_unique<state_replay>(ctx, n_returned, std::move(threads));
     }
-    return std::make_unique<target_pass>(ctx, n_seq, n_batch, std::move(layers), n_stored, in_graph,
+    return std::make_unique<target_pass>(ctx, n_seq, std::move(layers), n_stored, in_graph,
                                          n_branches, std::move(replay));
 }
 
@@ -322,12 +321,20 @@ using copies = std::vector<std::tuple<int32_t, int32_t, int32_t, int32_t>>;
 
 void edit_cells(uintptr_t context, const cuts & cut, const copies & copied) {
     const nb::gil_scoped_release release;
-    llama_memory_t memory = llama_get_memory(reinterpret_cast<llama_context *>(context));
+    const auto * ctx = reinterpret_cast<llama_context *>(context);
+    const auto known = [n = static_cast<int32_t>(llama_n_seq_max(ctx))](int32_t id) {
+        if (id < 0 || id >= n) {  // llama.cpp asserts it
+            throw std::invalid_argument("id " + std::to_string(id) + " is not in 0 .. " +
+                                        std::to_string(n - 1));
+        }
+        return id;
+    };
+    llama_memory_t memory = llama_get_memory(ctx);
     for (const auto & [id, begin] : cut) {
-        llama_memory_seq_rm(memory, id, begin, -1);
+        llama_memory_seq_rm(memory, known(id), begin, -1);
     }
     for (const auto & [from, to, begin, end] : copied) {
-        llama_memory_seq_cp(memory, from, to, begin, end);
+        llama_memory_seq_cp(memory, known(from), known(to), begin, end);
     }
 }
 
@@ -512,8 +519,8 @@ NB_MODULE(_native, m) {
     nb::class_<target_pass>(
         m, "TargetPass",
         "Passes through a llama_context, given by its address. See native/target_pass.h.")
-        .def(nb::new_(&open_pass), nb::arg("context"), nb::arg("n_seq"), nb::arg("n_batch"),
-             nb::arg("layers"), nb::arg("n_stored"), nb::arg("in_graph"), nb::arg("n_branches") = 1,
+        .def(nb::new_(&open_pass), nb::arg("context"), nb::arg("n_seq"), nb::arg("layers"),
+             nb::arg("n_stored"), nb::arg("in_graph"), nb::arg("n_branches") = 1,
              nb::arg("n_returned") = 0, nb::arg("threads").none() = nb::none())
         .def_prop_ro("can_keep", &target_pass::can_keep)
         .def("keep", &target_pass::keep, nb::arg("seq"), nb::arg("n_kept"),

@@ -55,7 +55,7 @@ std::vector<int32_t> leading_first(const std::vector<int32_t> & ids) {
 }  // namespace
 
 // The functions that llama.cpp calls. There is a sampler for each sequence, all with the same pass.
-struct target_pass::door {
+struct target_pass::callbacks {
     static target_pass & pass(const llama_sampler * s) {
         return *static_cast<target_pass *>(s->ctx);
     }
@@ -98,9 +98,8 @@ struct target_pass::door {
     }
 };
 
-target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vector<int32_t> layers,
-                         int n_stored, bool in_graph, int n_branches,
-                         std::unique_ptr<state_replay> replay)
+target_pass::target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> layers, int n_stored,
+                         bool in_graph, int n_branches, std::unique_ptr<state_replay> replay)
     : ctx_(ctx),
       n_seq_(n_seq),
       n_ids_(n_seq * n_branches),
@@ -128,23 +127,17 @@ target_pass::target_pass(llama_context * ctx, int n_seq, int n_batch, std::vecto
     on_host_ = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     if (!layers_.empty()) {
         // llama.cpp reserves memory for a batch that is rounded up to a multiple of the ids.
-        const int most_rows = n_batch + static_cast<int>(llama_n_seq_max(ctx_)) - 1;
+        const auto most_rows = static_cast<int>(llama_n_batch(ctx_) + llama_n_seq_max(ctx_)) - 1;
         store_ = std::make_unique<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
                                              n_stored, most_rows);
     }
     for (int id = 0; id < n_ids_; id++) {
         llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
-        chains_.push_back(chain);
-        llama_sampler_chain_add(chain, llama_sampler_init(&door::interface(), this));
+        chains_.emplace_back(chain);
+        llama_sampler_chain_add(chain, llama_sampler_init(&callbacks::interface(), this));
         if (!llama_set_sampler(ctx_, id, chain)) {
             throw backend_error("llama.cpp does not let its graph of this target be extended");
         }
-    }
-}
-
-target_pass::~target_pass() {
-    for (llama_sampler * chain : chains_) {
-        llama_sampler_free(chain);
     }
 }
 
@@ -194,8 +187,10 @@ void target_pass::check(const batch_row & row) const {
 
 int target_pass::decode(const std::vector<batch_row> & rows) {
     const auto n = static_cast<int32_t>(rows.size());
-    if (n == 0) {
-        throw std::invalid_argument("a pass has no rows");  // llama.cpp asserts that it has
+    const auto most = static_cast<int32_t>(llama_n_batch(ctx_));
+    if (n == 0 || n > most) {  // llama.cpp asserts it
+        throw std::invalid_argument("a pass of " + std::to_string(n) + " rows; expected 1 to " +
+                                    std::to_string(most));
     }
     std::vector<int32_t> tokens, positions, seqs, n_ids;
     std::vector<std::vector<int32_t>> ids;
@@ -218,7 +213,8 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
                             n_ids.data(),
                             first_ids.data(),
                             output.data()};
-    n_outputs_ = static_cast<int>(std::count(output.begin(), output.end(), 1));
+    const auto n_outputs = static_cast<int>(std::count(output.begin(), output.end(), 1));
+    n_outputs_ = 0;  // until all of them are known to be there
     best_.clear();
     search_.forget();
     if (most_candidates_now_ > 0) {
@@ -233,11 +229,10 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     }
     const int status = llama_decode(ctx_, batch);
     if (status != 0) {
-        n_outputs_ = 0;
         return status;
     }
     llama_synchronize(ctx_);
-    if (in_graph_ && n_outputs_ > 0 && graph_logits_ == nullptr) {
+    if (in_graph_ && n_outputs > 0 && graph_logits_ == nullptr) {
         throw backend_error("this target puts out no logits; give a language model");
     }
     if (!missing_.empty()) {
@@ -245,7 +240,7 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
                             " to tap, a row for each token; load without a drafter");
     }
     // If the batch is split, only the last part has its rows in the graph's tensors.
-    const bool is_split = (n_outputs_ > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs_) ||
+    const bool is_split = (n_outputs > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs) ||
                           (store_ && n_tapped_ != n);
     if (is_split) {
         throw backend_error("llama.cpp has split a batch of " + std::to_string(n) +
@@ -254,6 +249,7 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     if (replay_) {
         can_keep_ = replay_->end_pass(seqs, positions);
     }
+    n_outputs_ = n_outputs;
     return 0;
 }
 

@@ -8,7 +8,7 @@
 #include "candidate_search.h"
 #include "draw.h"
 #include "ggml-cpp.h"
-#include "llama.h"
+#include "llama-cpp.h"
 #include "state_replay.h"
 #include "tap_store.h"
 
@@ -40,10 +40,8 @@ class target_pass {
     // for a layer outside 1 .. n_layer - 1, backend_error if there is no room.
     //
     // replay: takes back rows of recurrent states, or null. It needs in_graph.
-    target_pass(llama_context * ctx, int n_seq, int n_batch, std::vector<int32_t> layers,
-                int n_stored, bool in_graph, int n_branches = 1,
-                std::unique_ptr<state_replay> replay = nullptr);
-    ~target_pass();
+    target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> layers, int n_stored,
+                bool in_graph, int n_branches = 1, std::unique_ptr<state_replay> replay = nullptr);
 
     target_pass(const target_pass &) = delete;
     target_pass & operator=(const target_pass &) = delete;
@@ -109,7 +107,7 @@ class target_pass {
     int64_t first_stored() const { return first_stored_; }  // the store's number of the first row
 
   private:
-    struct door;  // the sampler's side
+    struct callbacks;
 
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits);
     void check(const batch_row & row) const;
@@ -133,7 +131,7 @@ class target_pass {
     std::unique_ptr<tap_store> store_;
     std::unique_ptr<state_replay> replay_;
     bool can_keep_ = false;
-    std::vector<llama_sampler *> chains_;
+    std::vector<llama_sampler_ptr> chains_;
 
     // From the graph that llama.cpp built last, which owns the tensors.
     ggml_tensor * graph_logits_ = nullptr;
@@ -151,7 +149,7 @@ class target_pass {
     int64_t n_whole_rows_ = 0;
 
     candidate_search search_;
-    int too_many_;                 // candidates for the device to find
+    int too_many_;                 // so many candidates the device cannot find
     int most_candidates_ = 0;      // that were asked for after the last pass with any
     int most_candidates_now_ = 0;  // after this pass
 };

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,3 +109,63 @@ class Drafter(ABC):
         With a window these become fewer once it has moved on.
         """
         return length
+
+
+class WrappedDrafter(Drafter):
+    """Another drafter, whose drafts pass through `change`. All else is passed on to it."""
+
+    def __init__(
+        self,
+        inner: Drafter,
+        change: Callable[[DraftRequest, Draft], Draft] = lambda _, draft: draft,
+    ) -> None:
+        self.inner = inner
+        self.change = change
+        self.top_k = inner.top_k
+        self.gives_candidates = inner.gives_candidates
+        self.draft_window = inner.draft_window
+        self.saves_rows = inner.saves_rows
+        self.file_key = inner.file_key
+
+    @property
+    def n_builds(self) -> int:  # type: ignore[override]
+        return self.inner.n_builds
+
+    @property
+    def block_size(self) -> int:
+        return self.inner.block_size
+
+    def length(self, seq: int) -> int:
+        return self.inner.length(seq)
+
+    def inject(self, seq: int, features: Features) -> None:
+        self.inner.inject(seq, features)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.begin(requests)
+        return self.read()
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        super().begin(requests)
+        self.inner.begin(requests)
+
+    def read(self) -> list[Draft]:
+        return [self.change(*pair) for pair in zip(self._begun, self.inner.read(), strict=True)]
+
+    def truncate(self, seq: int, length: int) -> None:
+        self.inner.truncate(seq, length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.inner.copy(source, target, length)
+
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        return self.inner.save(seq)
+
+    def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
+        self.inner.restore(seq, saved)
+
+    def n_visible(self, seq: int, length: int) -> int:
+        return self.inner.n_visible(seq, length)
+
+    def close(self) -> None:
+        self.inner.close()

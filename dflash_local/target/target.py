@@ -170,7 +170,6 @@ class Target(Readout):
         self._pass = native.TargetPass(
             native.address(self._context),
             options.n_seq,
-            self.n_batch,
             list(options.tapped_layers),
             self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
             self._way_back.in_graph,

@@ -110,7 +110,7 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
     address = native.address(context)
     n_returned = request["n_replayed"] if native.can_replay(address) else 0
     threads = native.ThreadPool(n_threads())
-    passes = native.TargetPass(address, 1, _N_CTX, layers, _N_CTX, True, 1, n_returned, threads)
+    passes = native.TargetPass(address, 1, layers, _N_CTX, True, 1, n_returned, threads)
     say(stage="decode")
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     n_rows = 1 + max(n_snapshots, n_returned, 1)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from adversarial import MeddledDrafter
 from dflash_local import Model, Result, demo
 from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from gap_rule import (
@@ -188,8 +188,8 @@ def test_after_a_request_whose_every_draft_was_rejected(
         expected = answer(honest, prompt, 0, N).tokens
         honest.slots.forget_all()
 
-        def spoil(anchor_at: int, draft: Draft) -> Draft:
-            text = prompt + expected
+        def spoil(request: DraftRequest, draft: Draft) -> Draft:
+            anchor_at, text = drafter.length(request.seq), prompt + expected
             if anchor_at + len(draft) + 1 >= len(text):
                 return Draft.chain([])
             wrong = [(text[anchor_at + 1 + i] + 1) % target.n_vocab for i in range(len(draft))]
@@ -200,13 +200,13 @@ def test_after_a_request_whose_every_draft_was_rejected(
             right = text[anchor_at + 2 :][: len(draft) - 2]
             return Draft([*first, *right], [ANCHOR, ANCHOR, *range(len(right))])
 
-        drafter = MeddledDrafter(fused_drafter(target), spoil)
+        drafter = WrappedDrafter(fused_drafter(target), spoil)
         engine = Engine(target, drafter)
         spoiled = answer(engine, prompt, 16, N, shape=shape)
         assert spoiled.tokens == expected
         assert spoiled.stats.drafted > 0
         assert spoiled.stats.accepted == 0
-        drafter.meddle = lambda _, draft: draft
+        drafter.change = lambda _, draft: draft
         again = answer(engine, prompt, 16, N, shape=shape)
         assert again.tokens == expected
         assert again.stats.accepted > 0

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from adversarial import MeddledDrafter
 from dflash_local import demo
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
-from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -52,10 +51,11 @@ class Bench:
         self.n_right: list[int] = []
         self.shape: DraftShape = "chain"
         self.n_tree_rounds = 0
-        self.engine = Engine(used, MeddledDrafter(self.drafter, self._meddle))
+        self.engine = Engine(used, WrappedDrafter(self.drafter, self._meddle))
 
-    def _meddle(self, anchor_at: int, draft: Draft) -> Draft:
+    def _meddle(self, request: DraftRequest, draft: Draft) -> Draft:
         """As many right tokens as is said next, then wrong ones."""
+        anchor_at = self.drafter.length(request.seq)
         right = self.text[anchor_at + 1 : anchor_at + 1 + len(draft)]
         good = self.n_right.pop() if self.n_right else 0
         n_vocab = self.engine.target.n_vocab
@@ -218,12 +218,13 @@ def test_within_rounding_where_nothing_is_exact() -> None:
         used.clear(0)
         drafter = fused_drafter(used)
 
-        def half_right(anchor_at: int, draft: Draft) -> Draft:
+        def half_right(request: DraftRequest, draft: Draft) -> Draft:
+            anchor_at = drafter.length(request.seq)
             right = text[anchor_at + 1 : anchor_at + 1 + len(draft)]
             good = anchor_at % 7
             return Draft.chain(right[:good] + [(t + 1) % used.n_vocab for t in right[good:]])
 
-        engine = Engine(used, MeddledDrafter(drafter, half_right))
+        engine = Engine(used, WrappedDrafter(drafter, half_right))
         sequence = answer(engine, prompt, 16, N - 1)
         cached = engine.slots[0].cached
         consistent(engine, drafter, len(prompt) + N - 2)

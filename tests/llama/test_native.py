@@ -1,4 +1,4 @@
-"""The threads that compute on the CPU: as many as asked for, and gone with their target."""
+"""The native part as Python calls it: its threads, and what it refuses instead of an abort."""
 
 from __future__ import annotations
 
@@ -44,6 +44,31 @@ def test_any_number_of_threads_computes_the_same() -> None:
 def test_a_number_that_ggml_does_not_take_is_refused(n: int) -> None:
     with pytest.raises(InputError, match=f"n_threads {n} is not in 1 .. 512"):
         native.ThreadPool(n)
+
+
+@pytest.mark.parametrize("id_", [-1, 1, 256, 2**31 - 1, -(2**31)])
+def test_cells_of_other_ids_are_refused(id_: int) -> None:
+    with Target.load(demo.pair()[0], n_ctx=64, n_batch=32) as target:
+        context = native.address(target.context)
+        for cuts, copies in (([(id_, 0)], []), ([], [(id_, 0, 0, 1)]), ([], [(0, id_, 0, 1)])):
+            with pytest.raises(InputError, match=f"id {id_} is not in 0 .. 0"):
+                native.edit_cells(context, cuts, copies)
+        target.decode([1], [0], [0], [True])
+
+
+@pytest.mark.parametrize("n", [-1, 8193, 2**31 - 1])
+def test_more_candidates_than_tokens_are_refused(n: int) -> None:
+    with pytest.raises(InputError, match=f"{n} candidates of 8192 tokens"):
+        native.TokenDraw(8192, 0, 0, 0, 0, 1.0, 0.0, False, 0.0, 0.0, 1, n, False)
+
+
+def test_more_rows_than_a_batch_are_refused() -> None:
+    with Target.load(demo.pair()[0], n_ctx=256, n_batch=32, tapped_layers=(1,)) as target:
+        n = target.n_batch + 1
+        for method in (target.decode_ahead, target.native.decode_ahead):
+            with pytest.raises(InputError, match=f"a pass of {n} rows; expected 1 to {n - 1}"):
+                method([1] * n, list(range(n)), [0] * n, 1, [None] * n, [])
+        target.decode([1], [0], [0], [True])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the threads that Linux lists")

@@ -89,8 +89,8 @@ opened_target shipped_pair::open_target(const std::vector<int32_t> & layers, int
     params.n_threads_batch = n_threads;
     opened_target target;
     target.ctx.reset(llama_init_from_model(model_.get(), params));
-    target.pass = std::make_unique<dflash::target_pass>(target.ctx.get(), n_seq, n_batch, layers,
-                                                        n_stored, /*in_graph=*/true);
+    target.pass = std::make_unique<dflash::target_pass>(target.ctx.get(), n_seq, layers, n_stored,
+                                                        /*in_graph=*/true);
     return target;
 }
 

@@ -141,6 +141,38 @@ void numbers_of_another_file(const shipped_pair & pair) {
     }
 }
 
+// A selector cannot take more candidates than there are tokens.
+void a_selector_of_too_many_candidates(const shipped_pair & pair) {
+    const temporary_file file;
+    drafter_file drafter(small_params());
+    drafter.add_selector();
+    drafter.write(file.path());
+    dflash::draft_params params = with_selector();
+    pair.open_drafter(file.path(), params);
+    params.selector.top_k = n_vocab + 1;
+    check::throws<dflash::file_error>([&] { pair.open_drafter(file.path(), params); }, "candidates",
+                                      "top_k of the selector");
+}
+
+// Tensors that are read as floats must be of a type that can be.
+void heads_of_other_types(const shipped_pair & pair) {
+    const temporary_file file;
+    for (const ggml_type type : {GGML_TYPE_I32, GGML_TYPE_F64, GGML_TYPE_Q8_1}) {
+        drafter_file with_confidence(small_params());
+        with_confidence.add_markov();
+        with_confidence.set_zeros("conf_proj.weight", type, {n_embd + 32, 1});
+        with_confidence.write(file.path());
+        check::throws<dflash::file_error>([&] { pair.open_drafter(file.path(), with_markov()); },
+                                          "conf_proj.weight", "confidence");
+        drafter_file convolved(small_params());
+        convolved.add_selector();
+        convolved.set_zeros("blk.0.attn_conv_base", type, {n_embd, 3, 2});
+        convolved.write(file.path());
+        check::throws<dflash::file_error>([&] { pair.open_drafter(file.path(), with_selector()); },
+                                          "attn_conv_base", "base");
+    }
+}
+
 void tensors_that_do_not_fit(const shipped_pair & pair) {
     std::vector<edit> edits;
     for (const char * name :
@@ -274,6 +306,8 @@ const check::tests registered{
     {"files cut short", files_cut_short},
     {"numbers that make no graph", numbers_that_make_no_graph},
     {"numbers of another file", numbers_of_another_file},
+    {"a selector of too many candidates", a_selector_of_too_many_candidates},
+    {"heads of other types", heads_of_other_types},
     {"tensors that do not fit", tensors_that_do_not_fit},
     {"tensors without rows", tensors_without_rows},
     {"drafters of another target", drafters_of_another_target},

@@ -48,7 +48,7 @@ void the_best_are_the_largest_logits(const shipped_pair & pair) {
 void passes_without_the_graph_give_the_same(const shipped_pair & pair) {
     const opened_target target = pair.open_target({});
     const opened_target plain = pair.open_target({});
-    target_pass outside(plain.ctx.get(), 1, pair.n_batch, {}, pair.n_batch, /*in_graph=*/false);
+    target_pass outside(plain.ctx.get(), 1, {}, pair.n_batch, /*in_graph=*/false);
     llama_set_sampler(plain.ctx.get(), 0, nullptr);  // else its graph is that of the first pass
     int done = 0;
     for (const int width : {20, 1, 5}) {
@@ -64,8 +64,8 @@ void passes_without_the_graph_give_the_same(const shipped_pair & pair) {
     }
     check::that(outside.store() == nullptr, "a store without a graph");
     check::throws<std::invalid_argument>(
-        [&] { target_pass(plain.ctx.get(), 1, pair.n_batch, pair.layers(), 256, false); },
-        "cannot be tapped", "taps");
+        [&] { target_pass(plain.ctx.get(), 1, pair.layers(), 256, false); }, "cannot be tapped",
+        "taps");
 }
 
 // Two sequences in both targets, with prompts that are decoded: their next rows.
@@ -175,6 +175,15 @@ void logits_of_other_rows_are_refused(const shipped_pair & pair) {
     refused(1);
 }
 
+void passes_of_too_many_rows_are_refused(const shipped_pair & pair) {
+    const opened_target target = pair.open_target(pair.layers());
+    for (const int n : {0, pair.n_batch + 1, 4 * pair.n_batch}) {
+        check::throws<std::invalid_argument>([&] { target.pass->decode(pair.rows(n)); },
+                                             "a pass of " + std::to_string(n) + " rows", "rows");
+    }
+    check::equal(target.pass->decode(pair.rows(pair.n_batch)), 0, "status");
+}
+
 void a_full_context_is_a_status(const shipped_pair & pair) {
     const opened_target target = pair.open_target(pair.layers());
     const auto n_ctx = static_cast<int>(llama_n_ctx(target.ctx.get()));
@@ -212,6 +221,7 @@ const check::tests registered{
     {"steps ahead draw what whole rows draw", steps_ahead_draw_what_whole_rows_draw},
     {"layers that are not there are refused", layers_that_are_not_there_are_refused},
     {"logits of other rows are refused", logits_of_other_rows_are_refused},
+    {"passes of too many rows are refused", passes_of_too_many_rows_are_refused},
     {"a full context is a status", a_full_context_is_a_status},
     {"handles close in any order", handles_close_in_any_order},
 };
