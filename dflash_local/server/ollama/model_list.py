@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
-from gguf import LlamaFileType
 from starlette.concurrency import run_in_threadpool
 
 from dflash_local.chat.families import dialect_of
@@ -165,7 +163,7 @@ def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
     architecture = file.architecture
     template = str(file.metadata.get("tokenizer.chat_template") or "")
     n_parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-    details = _details(architecture, _size(n_parameters), _quantization(file))
+    details = _details(architecture, _size(n_parameters), file.quantization or "unknown")
     # Lists are left out: vocabularies are long, and clients have no use for the others.
     info = {
         key: value
@@ -217,12 +215,6 @@ def _entry(served: ServedModel) -> dict[str, Any]:
         "digest": card.digest,
         "details": card.details,
     }
-
-
-def _quantization(file: GgufFile) -> str:
-    with suppress(ValueError):
-        return LlamaFileType(file.get("general.file_type")).name.removeprefix("MOSTLY_")
-    return "unknown"
 
 
 def _is_json(value: Any) -> bool:
