@@ -30,6 +30,7 @@ router = APIRouter(responses=RESPONSES)
 API_VERSION = "0.12.6"
 """The release of Ollama whose API this is. Clients refuse servers that are too old for them."""
 
+EXACT_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 _LATEST = ":latest"
 _NEVER = "9999-12-31T23:59:59Z"
 _LONGEST_S = 1e9  # longer is never: dates end with the year 9999
@@ -115,8 +116,7 @@ def _expires_at(served: ServedModel) -> str:
     left = served.expires_in_s
     if left > _LONGEST_S:
         return _NEVER
-    end = datetime.now(timezone.utc) + timedelta(seconds=left)
-    return end.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return f"{datetime.now(timezone.utc) + timedelta(seconds=left):{EXACT_TIME}}"
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
     names = f"{path.name} {n_bytes} {time_ns}"
     return _ModelCard(
         file.n_bytes,
-        modified.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        f"{modified:%Y-%m-%dT%H:%M:%SZ}",
         hashlib.sha256(names.encode()).hexdigest(),
         details,
         {**info, "general.parameter_count": n_parameters},
