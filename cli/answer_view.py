@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from dflash_local.chat.origins import Origin, Origins
 from dflash_local.printable import shown
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 TINTS = {(True, False): "green", (True, True): "blue"}
 """Of drafts by a drafter, and of copies of earlier text."""
-Kind = tuple[bool, bool]
-"""Of a character: drafted, copied."""
 _FENCE = re.compile(r" {0,3}(```+|~~~+) *([\w+#.-]*)")
 _MOST_HELD = 40
 """Characters of an unfinished word, or of words in bold. They wait for their end, for their style:
@@ -36,9 +35,9 @@ class AnswerView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._origins = _Origins()
+        self._origins = Origins()
         self._text = ""  # since the line, or the block of code, began
-        self._kinds: list[Kind] = []  # of its characters
+        self._kinds: list[Origin] = []  # of its characters
         self._n_written = 0
         self._fence = ""  # what opened the block of code
         self._lexer: Lexer | None = None
@@ -94,7 +93,7 @@ class AnswerView:
         self._print(text[self._n_written :], self._kinds[self._n_written : end])
         self._n_written = end
 
-    def _print(self, text: Text, kinds: Sequence[Kind]) -> None:
+    def _print(self, text: Text, kinds: Sequence[Origin]) -> None:
         for kind, run in groupby(range(len(kinds)), kinds.__getitem__):
             if kind in TINTS:
                 characters = list(run)
@@ -123,27 +122,3 @@ def _lexer_of(language: str) -> Lexer | None:
         return get_lexer_by_name(language) if language else None
     except ClassNotFound:
         return None
-
-
-class _Origins:
-    """Which characters of an answer were drafted, by what the model wrote."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._kinds: list[Kind] = []
-
-    def add(self, pieces: Iterable[Piece]) -> None:
-        for text, *kind in pieces:
-            self._text += text
-            self._kinds += [(kind[0], kind[1])] * len(text)
-
-    def of(self, text: str) -> list[Kind]:
-        """Of the characters of the next `text` that is shown: what was written, in its order, but
-        for marks."""
-        at = self._text.find(text)
-        if at < 0:
-            return [(False, False)] * len(text)
-        end = at + len(text)
-        kinds = self._kinds[at:end]
-        self._text, self._kinds = self._text[end:], self._kinds[end:]
-        return kinds

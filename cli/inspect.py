@@ -17,6 +17,7 @@ from .settings import FROM_ELSEWHERE
 if TYPE_CHECKING:
     from dflash_local.fit.inspection import DrafterReport, FileFacts, TargetReport
     from dflash_local.fit.pairing import Fit
+    from dflash_local.gguf.drafter_spec import DrafterSpec
 
 _FAMILIES = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark"}
 _WAYS_BACK = {
@@ -138,47 +139,49 @@ def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:
 
 
 def _drafter_rows(report: DrafterReport) -> Iterator[tuple[str, str]]:
-    yield "family", _FAMILIES.get(report.family, report.family)
+    spec = report.spec
+    yield "family", _FAMILIES.get(spec.family, spec.family)
     alone = "" if report.llama_cpp_loads else "; llama.cpp loads no biases of the attention"
     yield "runs on", f"the fused draft graph, which knows all of its tensors{alone}"
-    anchor = "the anchor and its" if report.n_draft < report.block_size else "drafts from it on,"
-    yield "block", f"{report.block_size} positions: {anchor} {report.n_draft} drafts"
+    anchor = "the anchor and its" if spec.n_draft < spec.block_size else "drafts from it on,"
+    yield "block", f"{spec.block_size} positions: {anchor} {spec.n_draft} drafts"
     yield (
         "taps",
         f"after {_layers(report.taps_after)} of the target (the inputs of "
-        f"{_layers(report.target_layers)})",
+        f"{_layers(spec.target_layers)})",
     )
-    yield "layers", f"{report.n_layer}, hidden size {report.n_embd}, feed-forward {report.n_ff}"
+    yield "layers", f"{spec.n_layer}, hidden size {spec.n_embd}, feed-forward {spec.n_ff}"
     yield (
         "attention",
-        f"{report.n_head} heads of {report.head_dim}, {report.n_head_kv} for keys and values, "
-        + ("causal" if report.causal else "both ways in the block"),
+        f"{spec.n_head} heads of {spec.head_dim}, {spec.n_head_kv} for keys and values, "
+        + ("causal" if spec.causal else "both ways in the block"),
     )
     yield "window", _window_text(report)
-    yield "RoPE", _rope_text(report)
-    yield "context", f"{report.context_length} tokens"
-    reduced = f", {report.n_vocab_draft} of which are drafted"
+    yield "RoPE", _rope_text(spec)
+    yield "context", f"{spec.context_length} tokens"
+    reduced = f", {spec.n_vocab_draft} of which are drafted"
     yield (
         "vocabulary",
-        f"{report.n_vocab} tokens{reduced if report.n_vocab_draft < report.n_vocab else ''}",
+        f"{spec.n_vocab} tokens{reduced if spec.n_vocab_draft < spec.n_vocab else ''}",
     )
     named = "" if report.mask_token is None else f" {report.mask_token!r}"
-    yield "mask token", f"{report.mask_token_id}{named}"
+    yield "mask token", f"{spec.mask_token_id}{named}"
 
 
 def _window_text(report: DrafterReport) -> str:
-    if not report.sliding_window or not report.sliding_layers:
+    spec = report.spec
+    if not spec.sliding_window or not report.sliding_layers:
         return "none"
-    every = len(report.sliding_layers) == report.n_layer
+    every = len(report.sliding_layers) == spec.n_layer
     where = "every layer" if every else _layers(report.sliding_layers)
-    return f"{report.sliding_window} tokens in {where}"
+    return f"{spec.sliding_window} tokens in {where}"
 
 
-def _rope_text(report: DrafterReport) -> str:
-    rope = report.rope
+def _rope_text(spec: DrafterSpec) -> str:
+    rope = spec.rope
     parts = [f"base {rope.freq_base:g}"]
-    if rope.n_dims < report.head_dim:
-        parts.append(f"{rope.n_dims} of {report.head_dim} values of a head")
+    if rope.n_dims < spec.head_dim:
+        parts.append(f"{rope.n_dims} of {spec.head_dim} values of a head")
     if any(rope.sections):
         parts.append(f"M-RoPE sections {', '.join(map(str, rope.sections))}")
     if rope.scaling != "none":

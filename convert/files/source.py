@@ -11,6 +11,7 @@ from typing import Any
 
 from dflash_local.errors import FileError, InputError
 from dflash_local.hub.download import fetch, progress_bars
+from dflash_local.hub.repository import ask, repository_of
 from dflash_local.hub.trouble import one_line, transfer_errors, why_unreachable
 
 from .checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_index
@@ -169,10 +170,8 @@ def _local_folder(source: str | os.PathLike[str], revision: str | None) -> Path 
 def _source(folder: Path) -> Source:
     # .../models--owner--name/snapshots/<commit>, in the hub client's cache
     place = folder.resolve()
-    if _COMMIT.fullmatch(place.name) and place.parts[-3:-1][0].startswith("models--"):
-        name = place.parts[-3].removeprefix("models--").replace("--", "/", 1)
-        return Source(folder, name, place.name, _read_card(folder))
-    return Source(folder, place.name, None, _read_card(folder))
+    repo = repository_of(place) if _COMMIT.fullmatch(place.name) else None
+    return Source(folder, repo or place.name, repo and place.name, _read_card(folder))
 
 
 def _from_hub(
@@ -213,15 +212,8 @@ def _from_hub(
 
 def _list_files(repo: str, revision: str | None) -> tuple[str, list[str]]:
     """The commit that `revision` is now, and the names of the files at its top."""
-    import huggingface_hub as hub
-    from huggingface_hub import constants
-
-    timeout = constants.HF_HUB_ETAG_TIMEOUT
-    info = hub.HfApi().model_info(repo, revision=revision, timeout=timeout)
-    if info.sha is None:
-        raise InputError(f"{repo}: the hub names no commit of it")
-    names = [file.rfilename for file in info.siblings or []]
-    return info.sha, [name for name in names if re.fullmatch(r"[\w.-]+", name)]
+    there = ask(repo, revision)
+    return there.commit, [name for name in there.sizes if re.fullmatch(r"[\w.-]+", name)]
 
 
 def _drafter_files(repo: str, listed: list[str], commit: str) -> Iterator[str]:

@@ -55,23 +55,18 @@ class Dialect(ABC):
 
     @abstractmethod
     def call_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        choice: str,
-        parallel: bool,
-        is_token: IsToken,
-        thinking_open: bool = False,
+        self, tools: Sequence[Tool], *, parallel: bool, is_token: IsToken, thinking_open: bool
     ) -> str | None:
-        """A Lark grammar for llguidance that forces a call, after reasoning if the model reasons.
+        """A Lark grammar for llguidance that forces a call of one of `tools`, after reasoning if
+        the model reasons.
 
-        `choice` is "required" for any of `tools`, or the name of one; `parallel` allows several
-        calls where the family can write several. None where the family has no calls.
+        `parallel` allows several calls where the family can write several. None where the family
+        has no calls.
         """
 
     @abstractmethod
     def answer_grammar(
-        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
+        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool
     ) -> str | None:
         """A Lark grammar for llguidance that binds the answer's content to a JSON schema, after
         reasoning if the model reasons. None where an answer is content and nothing else."""

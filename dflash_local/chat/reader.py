@@ -87,8 +87,9 @@ def forced_call(
             f'tool_choice is {choice!r}; give "auto", "none", "required" or the name of a tool'
             + (f": {', '.join(names)}" if names else ", and tools")
         )
+    called = [tool for tool in tools if choice in ("required", tool.name)]
     grammar = dialect.call_grammar(
-        tools, choice=choice, parallel=True, is_token=is_token, thinking_open=thinking_open
+        called, parallel=True, is_token=is_token, thinking_open=thinking_open
     )
     if grammar is None:
         raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,15 +73,3 @@ class Tool:
             function["description"] = self.description
         function["parameters"] = dict(self.parameters)
         return {"type": "function", "function": function}
-
-
-def chosen(tools: Sequence[Tool], choice: str) -> Sequence[Tool]:
-    """The tools that an answer may call: all for "required", else the one named `choice`.
-
-    Raises InputError for a name that is not among them, and for no tools at all.
-    """
-    found = tools if choice == "required" else [tool for tool in tools if tool.name == choice]
-    if not found:
-        names = ", ".join(tool.name for tool in tools) or "none"
-        raise InputError(f"tool_choice asks for {choice!r}, but the tools are: {names}")
-    return found

@@ -10,8 +10,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf import LlamaFileType
-
 from dflash_local.fit.architectures import (
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
@@ -20,7 +18,7 @@ from dflash_local.fit.architectures import (
 )
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import Family, RopeSpec
+from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 
 _DRAFTER = "dflash"
@@ -58,6 +56,13 @@ _BLOCK = re.compile(r"^blk\.\d+\.")
 
 # keys of `general.*` that describe the file, not its origin
 _NO_PROVENANCE = frozenset({"architecture", "type", "alignment", "file_type"})
+
+# of a drafter's spec
+_OF_SPEC = (
+    *("family", "block_size", "n_draft", "target_layers", "n_layer", "n_embd", "n_head"),
+    *("n_head_kv", "head_dim", "n_ff", "context_length", "sliding_window", "causal", "rope"),
+    *("n_vocab", "n_vocab_draft", "mask_token_id"),
+)
 
 
 @dataclass(frozen=True)
@@ -105,35 +110,31 @@ class DrafterReport:
     """A drafter, as its own file describes it."""
 
     file: FileFacts
-    family: Family
-    llama_cpp_loads: bool
-    """Whether stock llama.cpp loads the file, as the attention has no biases."""
-    block_size: int
-    n_draft: int
-    target_layers: tuple[int, ...]
-    """Taps as the file stores them: inputs of these layers of the target."""
-    taps_after: tuple[int, ...]
-    """The same taps, as the layers whose outputs they are."""
-    n_layer: int
-    n_embd: int
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    n_ff: int
-    context_length: int
-    sliding_window: int
-    sliding_layers: tuple[int, ...]
-    """The drafter's layers that have the window."""
-    causal: bool
-    rope: RopeSpec
-    n_vocab: int
-    n_vocab_draft: int
-    mask_token_id: int
+    spec: DrafterSpec
     mask_token: str | None
+    """The text of the mask token, if its vocabulary is known."""
+
+    @property
+    def llama_cpp_loads(self) -> bool:
+        """Whether stock llama.cpp loads the file, as the attention has no biases."""
+        return not self.spec.attention_bias
+
+    @property
+    def taps_after(self) -> tuple[int, ...]:
+        """The taps, as the layers of the target whose outputs they are."""
+        return tuple(layer - 1 for layer in self.spec.target_layers)
+
+    @property
+    def sliding_layers(self) -> tuple[int, ...]:
+        """The drafter's layers that have the window."""
+        return tuple(i for i, windowed in enumerate(self.spec.sliding_layers) if windowed)
 
     def as_dict(self) -> dict[str, Any]:
         """The report for JSON."""
-        return {"role": "drafter", "architecture": _DRAFTER, **_plain(self)}
+        spec = {name: getattr(self.spec, name) for name in _OF_SPEC}
+        own = ("file", "mask_token", "llama_cpp_loads", "taps_after", "sliding_layers")
+        more = {name: getattr(self, name) for name in own}
+        return {"role": "drafter", "architecture": _DRAFTER, **_plain(spec), **_plain(more)}
 
 
 @dataclass(frozen=True)
@@ -197,30 +198,7 @@ def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> Drafte
     tokens = file.get("tokenizer.ggml.tokens") or (
         target.get("tokenizer.ggml.tokens") if target else None
     )
-    return DrafterReport(
-        file=_facts(file),
-        family=spec.family,
-        llama_cpp_loads=not spec.attention_bias,
-        block_size=spec.block_size,
-        n_draft=spec.n_draft,
-        target_layers=spec.target_layers,
-        taps_after=tuple(layer - 1 for layer in spec.target_layers),
-        n_layer=spec.n_layer,
-        n_embd=spec.n_embd,
-        n_head=spec.n_head,
-        n_head_kv=spec.n_head_kv,
-        head_dim=spec.head_dim,
-        n_ff=spec.n_ff,
-        context_length=spec.context_length,
-        sliding_window=spec.sliding_window,
-        sliding_layers=tuple(i for i, windowed in enumerate(spec.sliding_layers) if windowed),
-        causal=spec.causal,
-        rope=spec.rope,
-        n_vocab=spec.n_vocab,
-        n_vocab_draft=spec.n_vocab_draft,
-        mask_token_id=spec.mask_token_id,
-        mask_token=tokens[spec.mask_token_id] if tokens else None,
-    )
+    return DrafterReport(_facts(file), spec, tokens[spec.mask_token_id] if tokens else None)
 
 
 def _facts(file: GgufFile) -> FileFacts:
@@ -230,19 +208,11 @@ def _facts(file: GgufFile) -> FileFacts:
         n_bytes=file.n_bytes,
         n_shards=len(file.shards),
         name=name if isinstance(name, str) else None,
-        quantization=_quantization(file),
+        quantization=file.quantization,
         tokenizer=_tokenizer(file),
         weights=_weights(file),
         provenance=_provenance(file),
     )
-
-
-def _quantization(file: GgufFile) -> str | None:
-    try:
-        name = LlamaFileType(file.get("general.file_type")).name
-    except ValueError:
-        return None
-    return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
 def _tokenizer(file: GgufFile) -> Tokenizer | None:

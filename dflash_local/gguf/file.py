@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
+from gguf import LlamaFileType
+
 from dflash_local.errors import FileError
 from dflash_local.gguf.header import Header, TensorInfo, read_header
 from dflash_local.gguf.vocabulary import vocabulary_fault
@@ -113,6 +115,15 @@ class GgufFile:
             return size
         embeddings = self.tensors.get("token_embd.weight")
         return embeddings.shape[1] if embeddings and len(embeddings.shape) == 2 else None
+
+    @property
+    def quantization(self) -> str | None:
+        """The file's own name for its mixture of types, such as Q4_K_M; None if it has none."""
+        try:
+            name = LlamaFileType(self.get("general.file_type")).name
+        except ValueError:
+            return None
+        return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
     def require(self, key: str, kind: type[T]) -> T:
         """The value of `key`. Raises FileError when missing, of another type, or not finite."""

@@ -56,22 +56,29 @@ class Repository:
 def listed(repo: str, revision: str | None = None) -> Repository:
     """What the hub says that `repo` holds now. Raises InputError: none there, no access, no
     network."""
-    import huggingface_hub as hub
-    from huggingface_hub import constants, errors
+    from huggingface_hub import errors
 
     with one_line(repo, revision):
         try:
-            info = hub.HfApi().model_info(
-                repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
-            )
+            return ask(repo, revision)
         except errors.HfHubHTTPError:
             raise
         except transfer_errors() as error:
             raise InputError(f"{repo}: {why_unreachable(error)}, and it is not cached") from None
-        if info.sha is None:
-            raise InputError(f"{repo}: the hub names no commit of it")
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-        return Repository(repo, info.sha, sizes)
+
+
+def ask(repo: str, revision: str | None) -> Repository:
+    """As `listed`, but raises the client's own errors where the hub cannot be asked."""
+    import huggingface_hub as hub
+    from huggingface_hub import constants
+
+    info = hub.HfApi().model_info(
+        repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+    )
+    if info.sha is None:
+        raise InputError(f"{repo}: the hub names no commit of it")
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+    return Repository(repo, info.sha, sizes)
 
 
 def cached(repo: str, revision: str | None = None) -> list[Repository]:

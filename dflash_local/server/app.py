@@ -89,7 +89,8 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
 
 
 def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
-    """Put the checks around the routes. The last one is outermost: requests meet it first."""
+    """Put the checks around the routes. The last one is outermost: requests meet it first. All of
+    them are for HTTP; the server has neither websockets nor a lifespan."""
     # Ollama reads no content type, and its clients send none, or what curl sends by default.
     app.add_middleware(BodyCheck, settings=settings, untyped=ollama_errors.PATH)
     app.add_middleware(KeyCheck, settings=settings, open_paths=HEALTH_PATHS | page.PATHS)
@@ -105,5 +106,6 @@ def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
     )
     app.add_middleware(OriginCheck, settings=settings, linked_paths=page.PATHS)
     app.add_middleware(HostCheck, settings=settings)
+    app.add_middleware(ErrorHandling)
     app.add_middleware(SafeHeaders)
     app.add_middleware(AccessLog, on_end=app.state.metrics.count_request)

@@ -54,7 +54,7 @@ def _anthropic(entry: Mapping[str, Any]) -> dict[str, Any]:
         "type": "model",
         "id": entry["id"],
         "display_name": entry["id"],
-        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "created_at": f"{created:%Y-%m-%dT%H:%M:%SZ}",
         "lifecycle": "active",
     }
     if "meta" in entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 
+from dflash_local.chat.parsing.marks import held
 from dflash_local.errors import InputError
 
 
@@ -48,7 +49,8 @@ class TextStream:
 
     def take(self) -> str:
         """The text since the last call, without an end that may become a stop string."""
-        ready = len(self._pending) - (0 if self._stopped else self._held())
+        n_held = 0 if self._stopped else held(self._pending, self._stop)  # may begin a stop string
+        ready = len(self._pending) - n_held
         text, self._pending = self._pending[:ready], self._pending[ready:]
         return text
 
@@ -73,11 +75,3 @@ class TextStream:
             end, start, stop = min(found)
             self._pending = self._pending[: end if stop in self._kept else start]
             self._stopped = True
-
-    def _held(self) -> int:
-        """How many characters at the end of the pending text may begin a stop string."""
-        for n in range(min(self._overlap, len(self._pending)), 0, -1):
-            end = self._pending[-n:]
-            if any(len(stop) > n and stop.startswith(end) for stop in self._stop):
-                return n
-        return 0

@@ -26,8 +26,8 @@ from dflash_local.chat.events import (
     joined,
 )
 from dflash_local.chat.lark import either, json_rule
+from dflash_local.chat.reader import forced_call
 from dflash_local.chat.tool import Tool
-from dflash_local.errors import InputError
 from dflash_local.sampling.params import SamplingParams
 
 # llguidance's own reading of the vocabulary.
@@ -76,15 +76,17 @@ class Forced:
     """A dialect's grammar over the shipped tokenizer, in which no mark is a token."""
 
     def __init__(self, model: Model, tokenizer: Any) -> None:
-        self._model, self._tokenizer = model, tokenizer
+        self.model, self._tokenizer = model, tokenizer
 
     def accepts(self, dialect: Dialect, text: str, **options: Any) -> bool:
-        settings = {"choice": "required", "parallel": False, "is_token": self._model.is_token}
-        grammar = dialect.call_grammar(TOOLS, **{**settings, **options})
+        usual = {"parallel": False, "is_token": self.model.is_token, "thinking_open": False}
+        return self.lets_through(dialect.call_grammar(TOOLS, **{**usual, **options}), text)
+
+    def lets_through(self, grammar: str | None, text: str) -> bool:
         assert grammar is not None
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar))
         assert not matcher.is_error(), matcher.get_error()
-        tokens = self._model.target.vocabulary.tokenize(text, add_special=False)
+        tokens = self.model.target.vocabulary.tokenize(text, add_special=False)
         return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
@@ -152,10 +154,10 @@ def test_everything_else_is_refused(forced: Forced, dialect: Dialect, text: str)
 
 def test_a_named_tool_is_the_only_one(forced: Forced) -> None:
     for dialect, write in ((Hermes(), hermes), (Llama31(), llama), (Harmony(), harmony)):
-        assert forced.accepts(dialect, write("now", "{}"), choice="now")
-        assert not forced.accepts(dialect, write("get_weather", ARGUMENTS), choice="now")
-    with pytest.raises(InputError, match="'later', but the tools are: get_weather, now"):
-        forced.accepts(Hermes(), "", choice="later")
+        is_token = forced.model.is_token
+        grammar = forced_call(dialect, TOOLS, "now", is_token=is_token, thinking_open=False)
+        assert forced.lets_through(grammar, write("now", "{}"))
+        assert not forced.lets_through(grammar, write("get_weather", ARGUMENTS))
 
 
 def test_parallel_calls_are_let_through_where_asked_for(forced: Forced) -> None:
@@ -173,14 +175,14 @@ def test_reasoning_that_the_prompt_has_opened_is_closed_first(forced: Forced) ->
 def test_marks_that_are_tokens_are_named_as_such() -> None:
     for dialect, token in ((Hermes(), "<tool_call>"), (Harmony(), "<|message|>")):
         grammar = dialect.call_grammar(
-            TOOLS, choice="required", parallel=False, is_token=lambda _: True
+            TOOLS, parallel=False, is_token=lambda _: True, thinking_open=False
         )
         assert grammar is not None and f" {token} " in grammar and f'"{token}"' not in grammar
 
 
 def test_plain_models_cannot_be_made_to_call() -> None:
-    grammar = Plain().call_grammar(TOOLS, choice="now", parallel=False, is_token=lambda _: False)
-    assert grammar is None
+    settings = {"parallel": False, "is_token": lambda _: False, "thinking_open": False}
+    assert Plain().call_grammar(TOOLS, **settings) is None
 
 
 def test_control_tokens_are_tokens_and_text_is_not(model: Model) -> None:
@@ -246,15 +248,17 @@ def test_the_schema_binds_the_content(
 
 @pytest.mark.parametrize("dialect", [Plain(), QwenCoder(), Llama31()])
 def test_where_the_content_is_all_the_schema_alone_does(model: Model, dialect: Dialect) -> None:
-    assert dialect.answer_grammar(ANSWER, is_token=model.is_token) is None
+    settings = {"is_token": model.is_token, "thinking_open": False}
+    assert dialect.answer_grammar(ANSWER, **settings) is None
 
 
 @pytest.mark.parametrize(
     ("dialect", "text"), [each for each in VALID if not each[0].calls_are_json]
 )
 def test_a_call_or_an_answer_by_the_schema(model: Model, dialect: Dialect, text: str) -> None:
-    call = dialect.call_grammar(TOOLS, choice="required", parallel=True, is_token=model.is_token)
-    answer = dialect.answer_grammar(ANSWER, is_token=model.is_token)
+    settings = {"is_token": model.is_token, "thinking_open": False}
+    call = dialect.call_grammar(TOOLS, parallel=True, **settings)
+    answer = dialect.answer_grammar(ANSWER, **settings)
     assert call is not None
     grammar = either(call, answer or json_rule("start", ANSWER, lenient=False))
     before = "<|channel|>final<|message|>" if isinstance(dialect, Harmony) else ""

@@ -33,6 +33,15 @@ print(json.dumps(answer))
 """
 
 
+def without_hub() -> dict[str, str]:
+    """This process's variables without those that say where the hub is."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HF_", "HUGGING_FACE_")) and "proxy" not in name.lower()
+    }
+
+
 @dataclass
 class Client:
     """A user of the hub, with a cache and an environment of their own."""
@@ -43,12 +52,7 @@ class Client:
     stderr: str = ""
 
     def settings(self) -> dict[str, str]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("HF_", "HUGGING_FACE_")) and "proxy" not in name.lower()
-        }
-        return kept | {
+        return without_hub() | {
             "HF_ENDPOINT": self.hub.endpoint,
             "HF_HOME": str(self.home),
             "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-COMMAND = Path(sysconfig.get_path("scripts"), "dflash-local")
+from command_line import COMMAND
+
 EXACT = ("--gpu-layers", "0", "--kv-type", "q8_0", "--threads", "1", "--draft-width", "8")
 """On the CPU, in Q8_0, texts equal plain decoding's to the bit; with a fixed width there always are
 drafts. One thread never waits for another, which other tests may delay."""

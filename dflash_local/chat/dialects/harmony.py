@@ -17,7 +17,7 @@ from dflash_local.chat.events import Content, Event, EventQueue, Reasoning
 from dflash_local.chat.lark import any_of, json_rule, literal, mark
 from dflash_local.chat.parsing.json_reader import JsonReader, State
 from dflash_local.chat.parsing.marks import find, held
-from dflash_local.chat.tool import Tool, chosen
+from dflash_local.chat.tool import Tool
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN, _END = "<|constrain|>", "<|end|>"
@@ -44,30 +44,23 @@ class Harmony(Dialect):
         return ChannelParser({tool.name for tool in tools})
 
     def call_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        choice: str,
-        parallel: bool,
-        is_token: IsToken,
-        thinking_open: bool = False,
+        self, tools: Sequence[Tool], *, parallel: bool, is_token: IsToken, thinking_open: bool
     ) -> str:
         """One call: a call ends the answer."""
-        called = chosen(tools, choice)
         channel, message = mark(_CHANNEL, is_token), mark(_MESSAGE, is_token)
         constrain = mark(_CONSTRAIN, is_token)
         rules = [
-            f"start: reasoning? ({any_of([f'call{i}' for i in range(len(called))])})",
+            f"start: reasoning? ({any_of([f'call{i}' for i in range(len(tools))])})",
             *_reasoning_rules(is_token),
         ]
-        for i, tool in enumerate(called):
+        for i, tool in enumerate(tools):
             to = literal(f"commentary to=functions.{tool.name} ")
             rules.append(f'call{i}: {channel} {to} {constrain} "json" {message} args{i}')
             rules.append(json_rule(f"args{i}", tool.parameters))
         return "\n".join(rules)
 
     def answer_grammar(
-        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
+        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool
     ) -> str:
         channel, message = mark(_CHANNEL, is_token), mark(_MESSAGE, is_token)
         rules = [

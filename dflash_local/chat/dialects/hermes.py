@@ -14,7 +14,7 @@ from dflash_local.chat.dialects.plain import Plain
 from dflash_local.chat.lark import literal, mark, object_calls
 from dflash_local.chat.parsing.call_reader import ObjectCallReader
 from dflash_local.chat.parsing.tagged_calls import TaggedCallParser
-from dflash_local.chat.tool import Tool, chosen
+from dflash_local.chat.tool import Tool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -34,9 +34,9 @@ class Hermes(Plain):
         names = {tool.name for tool in tools}
         return TaggedCallParser({OPEN: False}, CLOSE, lambda: ObjectCallReader(names))
 
-    def _call_rules(self, tools: Sequence[Tool], choice: str, is_token: IsToken) -> list[str]:
+    def _call_rules(self, tools: Sequence[Tool], is_token: IsToken) -> list[str]:
         open_, close = mark(OPEN, is_token), mark(CLOSE, is_token)
         return [
             f"call: {open_} {literal(chr(10))} object {literal(chr(10))} {close}",
-            object_calls(chosen(tools, choice), arguments="arguments"),
+            object_calls(tools, arguments="arguments"),
         ]

@@ -19,7 +19,7 @@ from dflash_local.chat.events import Content, Event, EventQueue
 from dflash_local.chat.lark import object_calls
 from dflash_local.chat.parsing.call_reader import CallReader, ObjectCallReader
 from dflash_local.chat.parsing.json_reader import State
-from dflash_local.chat.tool import Tool, chosen
+from dflash_local.chat.tool import Tool
 
 _TAG = "<|python_tag|>"
 _SEPARATORS = " \t\r\n;"
@@ -45,19 +45,13 @@ class Llama31(Dialect):
         return BareCallParser({tool.name for tool in tools}) if tools else ContentParser()
 
     def call_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        choice: str,
-        parallel: bool,
-        is_token: IsToken,
-        thinking_open: bool = False,
+        self, tools: Sequence[Tool], *, parallel: bool, is_token: IsToken, thinking_open: bool
     ) -> str:
         """One call: the family makes no more in an answer."""
-        return f"start: object\n{object_calls(chosen(tools, choice), arguments='parameters')}"
+        return f"start: object\n{object_calls(tools, arguments='parameters')}"
 
     def answer_grammar(
-        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
+        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool
     ) -> None:
         return None
 

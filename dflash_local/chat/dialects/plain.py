@@ -33,15 +33,9 @@ class Plain(Dialect):
         return ReasoningParser(answer, is_open=thinking_open) if self.thinking else answer
 
     def call_grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        choice: str,
-        parallel: bool,
-        is_token: IsToken,
-        thinking_open: bool = False,
+        self, tools: Sequence[Tool], *, parallel: bool, is_token: IsToken, thinking_open: bool
     ) -> str | None:
-        rules = self._call_rules(tools, choice, is_token)
+        rules = self._call_rules(tools, is_token)
         if rules is None:
             return None
         more = ' ("\\n" call)*' if parallel else ""
@@ -51,7 +45,7 @@ class Plain(Dialect):
         return "\n".join(rules)
 
     def answer_grammar(
-        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool = False
+        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool
     ) -> str | None:
         if not self.thinking:
             return None
@@ -68,9 +62,7 @@ class Plain(Dialect):
         """A parser of what comes after the reasoning, which may call `tools`."""
         return ContentParser()
 
-    def _call_rules(
-        self, tools: Sequence[Tool], choice: str, is_token: IsToken
-    ) -> list[str] | None:
+    def _call_rules(self, tools: Sequence[Tool], is_token: IsToken) -> list[str] | None:
         """Lark rules: `call` and those that it needs. None where the family has no calls."""
         return None
 

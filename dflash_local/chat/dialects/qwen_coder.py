@@ -28,7 +28,7 @@ from dflash_local.chat.lark import any_of, json_rule, literal, mark
 from dflash_local.chat.parsing.json_reader import State
 from dflash_local.chat.parsing.marks import held
 from dflash_local.chat.parsing.tagged_calls import TaggedCallParser
-from dflash_local.chat.tool import Tool, chosen
+from dflash_local.chat.tool import Tool
 from dflash_local.sampling.json_schema import referenced
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
@@ -64,13 +64,12 @@ class QwenCoder(Plain):
         openings = {OPEN: False, _FUNCTION: True}
         return TaggedCallParser(openings, CLOSE, lambda: MarkupCallReader(named))
 
-    def _call_rules(self, tools: Sequence[Tool], choice: str, is_token: IsToken) -> list[str]:
-        called = chosen(tools, choice)
+    def _call_rules(self, tools: Sequence[Tool], is_token: IsToken) -> list[str]:
         rules = [
             f"call: {mark(OPEN, is_token)} {literal(chr(10))} function {mark(CLOSE, is_token)}",
-            f"function: {any_of([f'function{i}' for i in range(len(called))])}",
+            f"function: {any_of([f'function{i}' for i in range(len(tools))])}",
         ]
-        for i, tool in enumerate(called):
+        for i, tool in enumerate(tools):
             rules += _function_rules(i, tool)
         return rules
 

@@ -6,23 +6,15 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from dflash_local.chat.origins import Origin, Origins
 from dflash_local.result import Chunk
-
-_Mark = tuple[bool, bool]
-"""Whether a character was drafted, and whether only the text itself proposed it."""
-_OWN: _Mark = (False, False)
 
 
 class DraftDetail:
-    """Reads the model's chunks, and tells for each piece of shown text whether it was drafted.
-
-    The shown text may lag behind the model's, and may lack parts that do not belong to the message,
-    such as the marks around reasoning.
-    """
+    """Reads the model's chunks, and tells for each piece of shown text whether it was drafted."""
 
     def __init__(self) -> None:
-        self._text = ""  # not yet asked for
-        self._marks: list[_Mark] = []  # of its characters
+        self._origins = Origins()
         self._rounds: list[int] = []
         self._n_open = 0  # accepted drafts of a round whose last token is still to come
         self._begun = False
@@ -31,9 +23,7 @@ class DraftDetail:
 
     def push(self, chunk: Chunk) -> None:
         """Take in what the model has added."""
-        self._text += chunk.text
-        for text, drafted, copied in chunk.pieces:
-            self._marks += [(drafted, copied)] * len(text)
+        self._origins.add(chunk.pieces)
         for drafted in chunk.from_draft:
             self._count(drafted)
         self._drafting = chunk.drafting
@@ -49,7 +39,7 @@ class DraftDetail:
         controller decides at the moment, and why; None for a fixed width.
         """
         detail = {
-            "pieces": _pieces(shown, self._marks_of(shown)),
+            "pieces": _pieces(shown, self._origins.of(shown)),
             "rounds": self._rounds,
             "drafting": self._drafting,
         }
@@ -64,19 +54,12 @@ class DraftDetail:
             self._rounds.append(self._n_open + 1)
         self._begun, self._n_open = True, 0
 
-    def _marks_of(self, shown: str) -> list[_Mark]:
-        begin = self._text.find(shown)
-        if begin < 0:
-            return [_OWN] * len(shown)
-        end = begin + len(shown)
-        marks = self._marks[begin:end]
-        self._text, self._marks = self._text[end:], self._marks[end:]
-        return marks
 
-
-def _pieces(text: str, marks: Sequence[_Mark]) -> list[dict[str, Any]]:
+def _pieces(text: str, origins: Sequence[Origin]) -> list[dict[str, Any]]:
     pieces: list[dict[str, Any]] = []
-    for (drafted, copied), run in groupby(zip(text, marks, strict=True), key=lambda pair: pair[1]):
+    for (drafted, copied), run in groupby(
+        zip(text, origins, strict=True), key=lambda pair: pair[1]
+    ):
         pieces.append({"text": "".join(char for char, _ in run), "from_draft": drafted})
         if copied:
             pieces[-1]["from_copy"] = True

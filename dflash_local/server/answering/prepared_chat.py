@@ -144,7 +144,6 @@ def _call(model: Model, tools: ToolUse, thinking_open: bool) -> str | None:
     """A Lark grammar of calls; None where the model has none."""
     return model.dialect.call_grammar(
         tools.allowed,
-        choice="required",
         parallel=tools.parallel,
         is_token=model.is_token,
         thinking_open=thinking_open,

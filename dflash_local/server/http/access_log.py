@@ -43,9 +43,6 @@ class AccessLog:
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         start = time.monotonic()
         results: list[ModelResult] = []
         _results.set(results)

@@ -38,9 +38,6 @@ class BodyCheck:
         self._seconds = settings.body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy may have believed the other one, and see two requests here, or one there.

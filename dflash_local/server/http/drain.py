@@ -49,7 +49,7 @@ class DrainCheck:
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
+        if scope["path"] in HEALTH_PATHS:
             await self._app(scope, receive, send)
             return
         if self._drain.draining:

@@ -64,15 +64,13 @@ class HostCheck:
         self._any_address = not is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_ours(Headers(scope=scope).getlist("host")):
-            error = ApiError(
+        if not self._is_ours(Headers(scope=scope).getlist("host")):
+            raise ApiError(
                 403,
                 "the Host header is missing or names another host; call this server by its own "
                 "name, or start it with --allowed-host NAME",
                 code="host_not_allowed",
             )
-            await error.response(scope)(scope, receive, send)
-            return
         await self._app(scope, receive, send)
 
     def _is_ours(self, given: list[str]) -> bool:
@@ -95,21 +93,19 @@ class OriginCheck:
         self._loopback = re.compile(LOOPBACK_ORIGIN)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        headers = Headers(scope=scope)
         origins, own = headers.getlist("origin"), headers.get("host", "").lower()
         # Browsers add Origin where a page could read the answer, and Sec-Fetch-Site always.
         unnamed = not origins and headers.get("sec-fetch-site") == "cross-site"
         known = all(self._is_allowed(origin, own) for origin in origins) and not unnamed
-        if known or (unnamed and scope["path"] in self._linked_paths):
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(
-            403,
-            "pages of this origin may not use this server; start it with --cors-origin ORIGIN to "
-            "allow one",
-            code="origin_not_allowed",
-        )
-        await error.response(scope)(scope, receive, send)
+        if not known and not (unnamed and scope["path"] in self._linked_paths):
+            raise ApiError(
+                403,
+                "pages of this origin may not use this server; start it with --cors-origin ORIGIN "
+                "to allow one",
+                code="origin_not_allowed",
+            )
+        await self._app(scope, receive, send)
 
     def _is_allowed(self, origin: str, own: str) -> bool:
         known = origin in self._allowed or "*" in self._allowed
@@ -145,8 +141,7 @@ class KeyCheck:
         self._keys = [_digest(key) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        needed = scope["type"] == "http" and self._keys and scope["path"] not in self._open_paths
-        if needed:
+        if self._keys and scope["path"] not in self._open_paths:
             known = self._known(_given_keys(Headers(scope=scope)))
             if not known:
                 raise ApiError(

@@ -16,7 +16,7 @@ from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import GenerationTask, stream_all
 from dflash_local.server.answering.prepared_chat import PreparedChat
 from dflash_local.server.models.served_model import LoadedModel
-from dflash_local.server.ollama.model_list import tagged
+from dflash_local.server.ollama.model_list import EXACT_TIME, tagged
 from dflash_local.server.ollama.schema import OllamaRequest
 
 OllamaShape = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -126,8 +126,7 @@ class OllamaAnswer:
 
 
 def _head(name: str) -> dict[str, Any]:
-    now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-    return {"model": tagged(name), "created_at": now.replace("+00:00", "Z")}
+    return {"model": tagged(name), "created_at": f"{datetime.now(timezone.utc):{EXACT_TIME}}"}
 
 
 def _ns(seconds: float) -> int:

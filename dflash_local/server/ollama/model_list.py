@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
-from gguf import LlamaFileType
 from starlette.concurrency import run_in_threadpool
 
 from dflash_local.chat.families import dialect_of
@@ -32,6 +30,7 @@ router = APIRouter(responses=RESPONSES)
 API_VERSION = "0.12.6"
 """The release of Ollama whose API this is. Clients refuse servers that are too old for them."""
 
+EXACT_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 _LATEST = ":latest"
 _NEVER = "9999-12-31T23:59:59Z"
 _LONGEST_S = 1e9  # longer is never: dates end with the year 9999
@@ -117,8 +116,7 @@ def _expires_at(served: ServedModel) -> str:
     left = served.expires_in_s
     if left > _LONGEST_S:
         return _NEVER
-    end = datetime.now(timezone.utc) + timedelta(seconds=left)
-    return end.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return f"{datetime.now(timezone.utc) + timedelta(seconds=left):{EXACT_TIME}}"
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
     architecture = file.architecture
     template = str(file.metadata.get("tokenizer.chat_template") or "")
     n_parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-    details = _details(architecture, _size(n_parameters), _quantization(file))
+    details = _details(architecture, _size(n_parameters), file.quantization or "unknown")
     # Lists are left out: vocabularies are long, and clients have no use for the others.
     info = {
         key: value
@@ -177,7 +175,7 @@ def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
     names = f"{path.name} {n_bytes} {time_ns}"
     return _ModelCard(
         file.n_bytes,
-        modified.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        f"{modified:%Y-%m-%dT%H:%M:%SZ}",
         hashlib.sha256(names.encode()).hexdigest(),
         details,
         {**info, "general.parameter_count": n_parameters},
@@ -217,12 +215,6 @@ def _entry(served: ServedModel) -> dict[str, Any]:
         "digest": card.digest,
         "details": card.details,
     }
-
-
-def _quantization(file: GgufFile) -> str:
-    with suppress(ValueError):
-        return LlamaFileType(file.get("general.file_type")).name.removeprefix("MOSTLY_")
-    return "unknown"
 
 
 def _is_json(value: Any) -> bool:
