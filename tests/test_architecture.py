@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+MAP = PAGE.split("```")[1]
 FOLDERS = {
     "dflash_local": ROOT / "dflash_local",
     "dflash_local.cli": ROOT / "cli",
@@ -48,9 +49,30 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     assert len(list(TopologicalSorter(graph).static_order())) == len(known) > 300
 
 
+def test_no_module_imports_from_a_layer_above_its_own() -> None:
+    """The layers are the boxes of the map, from the top down; what all use is in none of them."""
+    boxes = re.split(".*┌.*", MAP)
+    level = {
+        name: n for n, box in enumerate(boxes) for name in re.findall(r"(\w+)(?:/|\.py)\s", box)
+    }
+    known = modules()
+
+    def layer(module: str) -> int | None:
+        return level.get(module.split(".")[1]) if "." in module else None
+
+    upward = [
+        f"{name} imports {other}"
+        for name in known
+        for other in imported(name, known)
+        if (own := layer(name)) is not None and (its := layer(other)) is not None and its < own
+    ]
+    assert upward == []
+    assert len(level) > 20
+
+
 def test_the_map_has_every_package() -> None:
     packages = {path.parent.name for path in (ROOT / "dflash_local").glob("*/__init__.py")}
-    drawn = PAGE.split("```")[1] + PAGE.split("```")[2]
+    drawn = MAP + PAGE.split("```")[2]
     assert {name for name in packages if f"{name}/" not in drawn} == set()
 
 
