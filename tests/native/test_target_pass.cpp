@@ -168,12 +168,12 @@ void stores_without_rows_are_refused(const shipped_pair & pair) {
 
 void logits_of_other_rows_are_refused(const shipped_pair & pair) {
     const opened_target target = pair.open_target({});
-    int32_t id = 0;
-    float logit = 0.0f;
+    std::vector<int32_t> ids;
+    std::vector<float> found;
     const auto refused = [&](int row) {
         const std::string part = "output row " + std::to_string(row);
         check::throws<std::invalid_argument>([&] { target.pass->logits(row); }, part, "logits");
-        check::throws<std::invalid_argument>([&] { target.pass->candidates(row, 1, &id, &logit); },
+        check::throws<std::invalid_argument>([&] { target.pass->candidates(row, 1, ids, found); },
                                              part, "candidates");
     };
     refused(0);
