@@ -149,23 +149,12 @@ const T * candidate_search::fetched(part which, int64_t row) const {
 }
 
 bool candidate_search::read(int64_t row, int k, int32_t * ids, float * logits) const {
-    const auto * chunks = fetched<int32_t>(few, row);
-    const auto * best = fetched<int32_t>(places, row);
     const auto * found = fetched<float>(values, row);
     if (!std::isfinite(found[0]) || !std::isfinite(*fetched<float>(sums, row))) {
         return false;
     }
-    const auto size = static_cast<int>(chunk_size_);
-    for (int i = 0; i < k; i++) {
-        ids[i] = chunks[best[i] / size] * size + best[i] % size;
-        logits[i] = found[i];
-    }
-    for (int begin = 0, end = 1; begin < k; begin = end++) {
-        while (end < k && logits[end] == logits[begin]) {
-            end++;
-        }
-        std::sort(ids + begin, ids + end);
-    }
+    read_ids(fetched<int32_t>(few, row), fetched<int32_t>(places, row), found, chunk_size_, k, ids);
+    std::copy_n(found, k, logits);
     return true;
 }
 

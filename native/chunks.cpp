@@ -1,5 +1,7 @@
 #include "chunks.h"
 
+#include <algorithm>
+
 #include "backend.h"
 
 namespace dflash {
@@ -55,6 +57,16 @@ ggml_tensor * peaks_by_argmax(ggml_context * c, ggml_tensor * logits, int64_t si
     ggml_tensor * peaks = ggml_get_rows(c, ggml_reshape_3d(c, logits, 1, size, n_chunks),
                                         ggml_reshape_2d(c, places, 1, n_chunks));
     return ggml_reshape_2d(c, peaks, n, logits->ne[1]);
+}
+
+best_place find_place(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
+                      int64_t size) {
+    const int64_t n_rows = logits->ne[1];
+    ggml_tensor * peaks = peaks_of(c, backend, logits, size);
+    ggml_tensor * chunks = ggml_argmax(c, peaks);
+    ggml_tensor * chunk = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, peaks->ne[0], n_rows),
+                                        ggml_reshape_2d(c, chunks, 1, n_rows));
+    return {peaks, chunks, ggml_argmax(c, ggml_reshape_2d(c, chunk, size, n_rows))};
 }
 
 std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
@@ -120,6 +132,19 @@ std::optional<best_of_few> find_best(ggml_context * c, ggml_backend_t backend,
         return std::nullopt;
     }
     return best_of_few{places, values};
+}
+
+void read_ids(const int32_t * few, const int32_t * places, const float * values, int64_t size,
+              int k, int32_t * ids) {
+    for (int i = 0; i < k; i++) {
+        ids[i] = static_cast<int32_t>(few[places[i] / size] * size + places[i] % size);
+    }
+    for (int begin = 0, end = 1; begin < k; begin = end++) {
+        while (end < k && values[end] == values[begin]) {
+            end++;
+        }
+        std::sort(ids + begin, ids + end);
+    }
 }
 
 }  // namespace dflash

@@ -20,6 +20,15 @@ ggml_tensor * peaks_of(ggml_context * c, ggml_backend_t backend, ggml_tensor * l
 // The same on backends that cannot pool.
 ggml_tensor * peaks_by_argmax(ggml_context * c, ggml_tensor * logits, int64_t size);
 
+// Where the largest of each row is, i32 [rows]: in which chunk, and where in it.
+struct best_place {
+    ggml_tensor * peaks = nullptr;
+    ggml_tensor * chunks = nullptr;
+    ggml_tensor * places = nullptr;
+};
+
+best_place find_place(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits, int64_t size);
+
 struct exp_sums {
     ggml_tensor * below = nullptr;  // f32 [n_vocab, rows]: x - M
     ggml_tensor * sums = nullptr;   // f32 [1, rows]: sum(exp(x - M))
@@ -55,5 +64,10 @@ struct best_of_few {
 // None if the backend cannot do it.
 std::optional<best_of_few> find_best(ggml_context * c, ggml_backend_t backend,
                                      const likely_chunks & chunks);
+
+// The ids of the k best of a row, equal ones in ascending order, from what the host has read of it:
+// `few` of its chunks, and `places` and `values` of the best in them.
+void read_ids(const int32_t * few, const int32_t * places, const float * values, int64_t size,
+              int k, int32_t * ids);
 
 }  // namespace dflash

@@ -37,14 +37,9 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
 bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, draft_scratch & scratch,
                               ggml_tensor * logits) {
     const int64_t size = chunk_of(n_vocab_);
-    const int64_t n = n_vocab_ / size;
-    ggml_tensor * peaks = peaks_of(c, backend, logits, size);
-    ggml_tensor * chunks = ggml_argmax(c, peaks);
-    ggml_tensor * columns = ggml_reshape_2d(c, chunks, 1, n_rows_);
-    ggml_tensor * chunk = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows_), columns);
-    ggml_tensor * places = ggml_argmax(c, ggml_reshape_2d(c, chunk, size, n_rows_));
-    const auto exps = sum_exps(c, backend, logits, peaks, columns);
-    if (!exps || !supports(backend, {peaks, chunks, chunk, places})) {
+    const auto [peaks, chunks, places] = find_place(c, backend, logits, size);
+    const auto exps = sum_exps(c, backend, logits, peaks, ggml_reshape_2d(c, chunks, 1, n_rows_));
+    if (!exps || !supports(backend, {peaks, chunks, places})) {
         return false;
     }
     scratch.place_guarded(size, {logits, peaks});
@@ -122,16 +117,11 @@ void draft_output::read_best(int64_t row, int32_t * ids, float * logprobs) const
 
 void draft_output::read_best_of_few(int64_t row, int32_t * ids, float * logprobs) const {
     const int k = top_k_;
-    const auto * few = results_.of<int32_t>(few_) + row * k;
-    const auto * best = results_.of<int32_t>(best_) + row * k;
     const auto * values = results_.of<float>(values_) + row * k;
+    read_ids(results_.of<int32_t>(few_) + row * k, results_.of<int32_t>(best_) + row * k, values,
+             chunk_size_, k, ids);
     const float norm = std::log(results_.of<float>(normaliser_)[row]) + values[0];
-    const auto size = static_cast<int>(chunk_size_);
-    for (int j = 0; j < k; j++) {
-        ids[j] = few[best[j] / size] * size + best[j] % size;
-        logprobs[j] = values[j] - norm;
-    }
-    sort_best_first(ids, logprobs, k);
+    std::transform(values, values + k, logprobs, [norm](float logit) { return logit - norm; });
 }
 
 void draft_output::read_chunks(int64_t row, int32_t * ids, float * logprobs) const {

@@ -165,15 +165,11 @@ ggml_tensor * dspark_head::of_tokens_before(const head_parts & parts, ggml_tenso
 ggml_tensor * dspark_head::best_of(const head_parts & parts, ggml_tensor * rows) const {
     ggml_context * c = parts.nodes;
     const int64_t n = rows->ne[1];
-    const int64_t n_chunks = table_->ne[1];
-    ggml_tensor * chunks = ggml_argmax(c, peaks_of(c, parts.backend, rows, chunk_size_));
-    ggml_tensor * logits = ggml_get_rows(c, ggml_reshape_3d(c, rows, chunk_size_, n_chunks, n),
-                                         ggml_reshape_2d(c, chunks, 1, n));
-    ggml_tensor * places = ggml_argmax(c, ggml_reshape_2d(c, logits, chunk_size_, n));
-    ggml_tensor * tokens = ggml_get_rows(c, table_, chunks);
+    const best_place best = find_place(c, parts.backend, rows, chunk_size_);
+    ggml_tensor * tokens = ggml_get_rows(c, table_, best.chunks);
     ggml_backend_tensor_alloc(buffer_.get(), tokens, found_);
     tokens = ggml_get_rows(c, ggml_reshape_3d(c, tokens, 1, chunk_size_, n),
-                           ggml_reshape_2d(c, places, 1, n));
+                           ggml_reshape_2d(c, best.places, 1, n));
     return ggml_cast(c, ggml_reshape_1d(c, tokens, n), GGML_TYPE_I32);
 }
 

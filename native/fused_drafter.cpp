@@ -513,7 +513,7 @@ void fused_drafter::restore(int seq, const uint8_t * saved, size_t n_bytes) {
 
 int fused_drafter::n_visible(int seq, int length) const {
     check_sequence(seq);
-    return std::max(0, length - cache_.first_visible(seq, length));
+    return length < 1 ? 0 : std::max(0, length - cache_.first_visible(seq, length));
 }
 
 }  // namespace dflash

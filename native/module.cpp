@@ -273,13 +273,13 @@ nb::ndarray<nb::numpy, float> logits(target_pass & self, int output_row) {
 }
 
 nb::tuple candidates(target_pass & self, int output_row, int k) {
-    const auto n = static_cast<size_t>(std::max(k, 0));
-    std::vector<int32_t> ids(n);
-    std::vector<float> logits(n);
+    std::vector<int32_t> ids;
+    std::vector<float> logits;
     {
         const nb::gil_scoped_release release;
-        self.candidates(output_row, k, ids.data(), logits.data());
+        self.candidates(output_row, k, ids, logits);
     }
+    const size_t n = ids.size();
     return nb::make_tuple(as_array(std::move(ids), ids.data(), {n}),
                           as_array(std::move(logits), logits.data(), {n}));
 }

@@ -11,6 +11,10 @@ namespace dflash {
 
 tap_store::tap_store(ggml_backend_dev_t device, int n_features, int n_rows, int n_batch)
     : tensors_(new_tensors(2)) {
+    if (n_rows < 1) {
+        throw std::invalid_argument("hidden states of " + std::to_string(n_rows) +
+                                    " rows; keep at least one");
+    }
     states = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_F32, n_features, n_rows);
     cells = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I64, n_batch);
     buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(tensors_.get(),

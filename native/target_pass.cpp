@@ -432,12 +432,15 @@ std::vector<float> target_pass::logits(int output_row) {
     return {row, row + n_vocab_};
 }
 
-void target_pass::candidates(int output_row, int k, int32_t * ids, float * logits) {
+void target_pass::candidates(int output_row, int k, std::vector<int32_t> & ids,
+                             std::vector<float> & logits) {
     if (k < 1 || k > n_vocab_) {
         throw std::invalid_argument(std::to_string(k) + " candidates of " +
                                     std::to_string(n_vocab_) + " tokens");
     }
-    if (!find_candidates(output_row, k, ids, logits)) {
+    ids.resize(k);
+    logits.resize(k);
+    if (!find_candidates(output_row, k, ids.data(), logits.data())) {
         throw backend_error(
             "the target's logits are not finite numbers; the model file is damaged, or this "
             "llama.cpp computes it wrongly: try flash_attn=False or the CPU");

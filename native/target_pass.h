@@ -92,7 +92,7 @@ class target_pass {
     //
     // On a GPU the first call finds them for all rows at once, there, and copies them. Where the
     // logits are in host memory, reading that one row costs less than another graph.
-    void candidates(int output_row, int k, int32_t * ids, float * logits);
+    void candidates(int output_row, int k, std::vector<int32_t> & ids, std::vector<float> & logits);
 
     // log(sum(exp(x))) over an output row.
     double log_sum(int output_row);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include "drafts.h"
@@ -51,6 +52,7 @@ void what_was_overwritten_is_not_seen(const shipped_pair & pair) {
     const auto d = pair.open_drafter(2, 4000, {}, 50);
     inject(pair, *d, 0, 1000);
     const auto empty = pair.open_drafter(1, 4000);
+    check::equal(d->n_visible(0, std::numeric_limits<int>::min()), 0, "of fewer rows than none");
     d->truncate(0, 300);
     d->copy(0, 1, 300);
     for (const int seq : {0, 1}) {

@@ -159,14 +159,21 @@ void layers_that_are_not_there_are_refused(const shipped_pair & pair) {
     }
 }
 
+void stores_without_rows_are_refused(const shipped_pair & pair) {
+    for (const int n_stored : {0, -5}) {
+        check::throws<std::invalid_argument>([&] { pair.open_target(pair.layers(), n_stored); },
+                                             std::to_string(n_stored) + " rows", "rows");
+    }
+}
+
 void logits_of_other_rows_are_refused(const shipped_pair & pair) {
     const opened_target target = pair.open_target({});
-    int32_t id = 0;
-    float logit = 0.0f;
+    std::vector<int32_t> ids;
+    std::vector<float> found;
     const auto refused = [&](int row) {
         const std::string part = "output row " + std::to_string(row);
         check::throws<std::invalid_argument>([&] { target.pass->logits(row); }, part, "logits");
-        check::throws<std::invalid_argument>([&] { target.pass->candidates(row, 1, &id, &logit); },
+        check::throws<std::invalid_argument>([&] { target.pass->candidates(row, 1, ids, found); },
                                              part, "candidates");
     };
     refused(0);
@@ -220,6 +227,7 @@ const check::tests registered{
     {"passes without the graph give the same", passes_without_the_graph_give_the_same},
     {"steps ahead draw what whole rows draw", steps_ahead_draw_what_whole_rows_draw},
     {"layers that are not there are refused", layers_that_are_not_there_are_refused},
+    {"stores without rows are refused", stores_without_rows_are_refused},
     {"logits of other rows are refused", logits_of_other_rows_are_refused},
     {"passes of too many rows are refused", passes_of_too_many_rows_are_refused},
     {"a full context is a status", a_full_context_is_a_status},
