@@ -74,8 +74,8 @@ std::optional<candidate_search::search_graph> candidate_search::build(const ggml
 const candidate_search::search_graph * candidate_search::graph(const ggml_tensor & logits,
                                                                int64_t first, int64_t n, int k,
                                                                float temperature) {
-    const shape wanted{static_cast<const char *>(logits.data) + first * logits.nb[1], n, k,
-                       temperature};
+    const shape wanted{logits.buffer, static_cast<const char *>(logits.data) + first * logits.nb[1],
+                       n, k, temperature};
     const auto known = graphs_.find(wanted);
     if (known != graphs_.end()) {
         return &known->second;
