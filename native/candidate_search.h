@@ -42,8 +42,9 @@ class candidate_search {
     int64_t chunk_size() const { return chunk_size_; }
 
   private:
-    // Where the logits are, how many rows, how many candidates, and the temperature. The buffer, too:
-    // llama.cpp may free one and get another at the same address, and a graph refers to its own.
+    // Where the logits are, how many rows, how many candidates, and the temperature. The buffer,
+    // too: llama.cpp may free one and get another at the same address, and a graph refers to its
+    // own.
     using shape = std::tuple<const void *, const void *, int64_t, int, float>;
     // What comes to the host, in this order.
     enum part { few, places, values, sums, sums_of_chunks, n_parts };
