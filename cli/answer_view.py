@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from dflash_local.result import Piece
 
 TINTS = {(True, False): "green", (True, True): "blue"}
-"""Of drafts by a drafter, and of copies of earlier text."""
+"""The colours of a drafter's drafts and of copies, by `Kind`."""
 Kind = tuple[bool, bool]
-"""Of a character: drafted, copied."""
+"""Whether a character was drafted, and whether it was copied."""
 _FENCE = re.compile(r" {0,3}(```+|~~~+) *([\w+#.-]*)")
 _MOST_HELD = 40
-"""Characters of an unfinished word, or of words in bold. They wait for their end, for their style:
-`de` is no keyword yet."""
+"""The most characters of a word, or of words in bold, that wait for their end. Only then is their
+style known: `de` is no keyword yet."""
 
 
 class AnswerView:
@@ -37,14 +37,14 @@ class AnswerView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._origins = _Origins()
-        self._text = ""  # since the line, or the block of code, began
-        self._kinds: list[Kind] = []  # of its characters
+        self._text = ""  # of the current line or block of code
+        self._kinds: list[Kind] = []  # of the characters of `_text`
         self._n_written = 0
         self._fence = ""  # what opened the block of code
         self._lexer: Lexer | None = None
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """What the model wrote next. Of a chat, the marks of its format are in it."""
+        """What the model wrote next, in a chat with the marks of its format."""
         self._origins.add(pieces)
 
     def write(self, text: str, *, is_thought: bool = False) -> None:
@@ -138,8 +138,8 @@ class _Origins:
             self._kinds += [(kind[0], kind[1])] * len(text)
 
     def of(self, text: str) -> list[Kind]:
-        """Of the characters of the next `text` that is shown: what was written, in its order, but
-        for marks."""
+        """The kinds of the characters of `text`, which is shown next: what the model wrote, in the
+        same order, without the marks of its format."""
         at = self._text.find(text)
         if at < 0:
             return [(False, False)] * len(text)
