@@ -53,9 +53,9 @@ def write_answer(
     is_chat: bool,
     ends_line: bool = False,
 ) -> Result:
-    """Stream one answer to stdout, while `say` holds its lines back. `n_prompt` are the tokens of
-    its prompt. What a chat's model thinks before it answers is shown on a terminal alone. There,
-    and with `ends_line` everywhere, a line break ends the answer."""
+    """Stream one answer to stdout, while `say` holds its lines back. Its prompt has `n_prompt`
+    tokens. The thoughts of a chat are shown only on a terminal. A line break ends the answer on a
+    terminal; with `ends_line`, everywhere."""
     cancel = threading.Event()
     is_terminal = sys.stdout.isatty()
     written = ""
@@ -113,8 +113,8 @@ def write_stdout(text: str) -> None:
 
 
 def write_report(text: str) -> None:
-    """Write facts to stdout. On a terminal long lines break between words, and what goes on after a
-    name and its value stands under the value. Rows of tables stay as they are."""
+    """Write facts to stdout. On a terminal long lines break between words; after a name, they go on
+    under its value. Rows of tables stay as they are."""
     if columns := stdout_columns():
         text = fitted(text, columns)
     write_stdout(text)

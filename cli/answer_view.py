@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from dflash_local.result import Piece
 
 TINTS = {(True, False): "green", (True, True): "blue"}
-"""Of drafts by a drafter, and of copies of earlier text."""
+"""The colours of a drafter's drafts and of copies, by `Origin`."""
 _FENCE = re.compile(r" {0,3}(```+|~~~+) *([\w+#.-]*)")
 _MOST_HELD = 40
-"""Characters of an unfinished word, or of words in bold. They wait for their end, for their style:
-`de` is no keyword yet."""
+"""The most characters of a word, or of words in bold, that wait for their end. Only then is their
+style known: `de` is no keyword yet."""
 
 
 class AnswerView:
@@ -43,7 +43,7 @@ class AnswerView:
         self._lexer: Lexer | None = None
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """What the model wrote next. Of a chat, the marks of its format are in it."""
+        """What the model wrote next, in a chat with the marks of its format."""
         self._origins.add(pieces)
 
     def write(self, text: str, *, is_thought: bool = False) -> None:

@@ -61,7 +61,7 @@ class _Replay(click.Path):
 
 
 _NAMES = {"categories": "category", "llama_server": "against-llama-server"}
-"""Of options, where they are not those of their values."""
+"""Names of options that differ from those of their values."""
 
 
 def _temperatures(value: Any) -> tuple[float, ...]:

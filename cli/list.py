@@ -48,7 +48,7 @@ def list_models(here_only: bool, as_json: bool) -> None:
     text = table(rows, heads) + "\n"
     columns = stdout_columns()
     if columns and _width(text) > columns:
-        short = [(name, *rest) for name, _, *rest in (heads, *rows)]  # the name tells the model
+        short = [(name, *rest) for name, _, *rest in (heads, *rows)]  # the name says the model
         text = table(short[1:], short[0]) + "\n"
     if columns and _width(text) > columns:
         text = "".join(map(_stacked, found))

@@ -38,9 +38,9 @@ from .user_files import settings_file, tilde
 
 NAME = "dflash-local"
 _WIDEST = 100
-"""Columns of a help text."""
+"""The most columns of a help text."""
 _SENTENCE = 1000
-"""Characters: more than any has."""
+"""More characters than any first sentence of a command's help has."""
 FAILED = 1
 BAD_INPUT = 2
 
@@ -83,7 +83,7 @@ class _Group(click.Group):
             formatter.write_dl(list(VARIABLES.items()))
         with formatter.section("Settings"):
             place = tilde(settings_file())
-            formatter.write_text(f"Options can be set once and for all in {place} (see config -h).")
+            formatter.write_text(f"Options can be set for good in {place} (see config -h).")
         with formatter.section("Shell completion"):
             formatter.write_text("In the start-up file of the shell:")
             for shell, line in _COMPLETION.items():  # whole, to be copied

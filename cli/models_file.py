@@ -105,7 +105,7 @@ def _check_name(name: str) -> None:
 
 
 def _target(folder: Path, given: str) -> Path | str:
-    """As `_place`; of a folder it is known that one model lies in it."""
+    """As `_place`, but a folder must hold exactly one model."""
     from dflash_local.pairs.find import find_target
 
     place = _place(folder, given)
@@ -118,8 +118,8 @@ def _target(folder: Path, given: str) -> Path | str:
 
 
 def _place(folder: Path, given: str) -> Path | str:
-    """The file or folder of that path from `folder`, or a name. Raises click.BadParameter for what
-    is neither, and for a file that cannot be read."""
+    """The file or folder `given`, relative to `folder`, or a name. Raises click.BadParameter for
+    what is neither, and for a file that cannot be read."""
     from dflash_local.pairs.address import read_address
 
     try:

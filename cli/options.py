@@ -94,9 +94,9 @@ DRAFT = Option(
     type=WholeText(),
     metavar="DRAFTER",
     show_default="the name's own, or a dflash-*.gguf beside the model",
-    help="Its DFlash drafter: a GGUF file, a folder, or a hub repository. A file alone has none: "
-    "then only what the text has already is drafted, where that costs nothing; the word copies "
-    "asks for that also where it takes memory.",
+    help="Its DFlash drafter: a GGUF file, a folder, or a hub repository. Without one, what the "
+    "text repeats is drafted as copies, where that costs nothing; the word copies in its place "
+    "asks for them also where they take memory.",
 )
 
 FILES = (TARGET, DRAFT)

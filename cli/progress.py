@@ -26,7 +26,7 @@ _REFRESH_S = 0.2
 
 @contextmanager
 def writing_progress(say: Speaker) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function that takes the bytes that are written and the bytes in all."""
+    """Yields a function to be called with the bytes that are written and the bytes in all."""
     bar = None
     shown = 0  # bytes by the bar, percent by the lines
     with ExitStack() as stack:
@@ -56,8 +56,8 @@ def writing_progress(say: Speaker) -> Iterator[Callable[[int, int], None]]:
 def loading_progress(
     console: Console | None, name: str
 ) -> Iterator[Callable[[float], None] | None]:
-    """A bar on a terminal while a model is loaded: gives what `dflash_local.load` calls with the
-    part of the weights that is there. None without a terminal."""
+    """A bar on a terminal while a model is loaded. Yields the `progress` of `dflash_local.load`;
+    None without a terminal."""
     if console is None:
         yield None
         return

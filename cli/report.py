@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 _BAR = 40
 _HARDLY = 1.2
-"""Tokens per round: below, an answer was hardly drafted, and it is told why."""
+"""Tokens per round. Below it the user is told why an answer was hardly drafted."""
 _BESIDE_BAR = 16
-"""Columns of a line of the histogram beside its bar."""
+"""Columns of the histogram that are not for its bars."""
 
 
 def summary(result: Result, max_tokens: int) -> str:

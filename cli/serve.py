@@ -1,4 +1,4 @@
-"""`dflash-local serve`: the OpenAI-compatible server."""
+"""`dflash-local serve`: the HTTP server."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ SETTINGS_PER_MODEL = (
     DRAFT_WIDTH,
     *(each for each in SEVERAL if each.name == "keep_alive_s"),
 )
-"""The options that a model of --models may have a value of its own for."""
+"""The options that each model of --models may set for itself."""
 
 SECTIONS = {
     "Model": FILES,

@@ -30,14 +30,14 @@ VARIABLES = {
     "DFLASH_LOCAL_LOG": "1 shows llama.cpp's messages, debug all of them",
     "NO_COLOR": "anything: no colours",
 }
-"""What is no option of a command."""
+"""Environment variables that stand for no option."""
 
 OF_ITS_OWN = {("convert", "target"), ("inspect", "target")}
-"""Options that are not what others of the name are: they name what a drafter is held against. Only
-the command's own table sets them."""
+"""Options that mean something else than those of the same name: here --target is what a drafter is
+compared with. Only the command's own table sets them."""
 
 FROM_ELSEWHERE = (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
-"""Sources of values that are not meant for this one call."""
+"""Where values come from that were not given for this call alone."""
 
 
 def default_map(group: click.Group) -> dict[str, dict[str, Any]]:

@@ -87,7 +87,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
 
 
 def _drafter_bytes(address: Address, files: Files) -> int:
-    """Of the drafter that would be loaded with it; 0 where none is known."""
+    """The bytes of the drafter that would be loaded with a model; 0 where none is known."""
     from dflash_local.errors import InputError
     from dflash_local.pairs.find import drafter_bytes, find_drafter
 
@@ -98,8 +98,8 @@ def _drafter_bytes(address: Address, files: Files) -> int:
 
 
 def _model(files: Files, drafter: int) -> dict[str, Any]:
-    """What loading it takes beside a drafter of so many bytes, and its quantisations: their bytes,
-    whether they are here and fit."""
+    """The memory that a model takes beside a drafter of so many bytes, and its quantisations: their
+    bytes, and whether they are here and fit."""
     from dflash_local.fit.options import LoadOptions
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama import runtime

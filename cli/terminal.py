@@ -89,7 +89,7 @@ class Speaker:
                 self.write(line, "dim")
 
     def write(self, line: str, style: str | None = None) -> None:
-        """Show a line that was asked for: at once, and where it is quiet as well."""
+        """Show a line that was asked for: at once, and also with `quiet`."""
         line = printable(line)
         if console := self.console:
             text = fitted(line, console.width) or "\n"
@@ -99,7 +99,7 @@ class Speaker:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """While an answer is written; `in_line` tells how that ended."""
+        """Hold lines back while an answer is written. Set `in_line` if it ends within a line."""
         with self._lock:
             self._held, self.in_line = [], False
         try:

@@ -76,7 +76,7 @@ class ConvertResult:
 
 @dataclass(frozen=True)
 class _Conversion:
-    """Everything but the bytes."""
+    """A conversion that is planned and checked, before any weights are read."""
 
     path: Path
     drafter: Source
@@ -85,7 +85,7 @@ class _Conversion:
     weights: Checkpoint
     tensors: list[tuple[TensorPlan, GGMLQuantizationType]]
     origins: dict[str, RowSource]
-    """Where the rows of a tensor come from that is not in the checkpoint, by GGUF name."""
+    """Sources of the rows of tensors that are not in the checkpoint, by GGUF name."""
     left_out: dict[str, str]
     tokenizer: list[Key]
 

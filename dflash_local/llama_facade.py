@@ -88,10 +88,11 @@ _DEFAULTS: Settings = {
 class Llama:
     """A model behind llama-cpp-python's methods. `model` is the same model behind ours.
 
-    `draft_model` is the path of a DFlash drafter. `n_ctx` 0 or None, and `n_gpu_layers` None, take
-    what fits the memory; both are None by default. `type_k` is the type of the whole KV cache.
-    Arguments that change no text, such as `use_mmap`, are taken and do nothing. Raises InputError
-    for others, and what `dflash_local.load` raises.
+    `model_path` and `draft_model` are what `dflash_local.load` takes: the paths of a target and a
+    DFlash drafter, or a name. `n_ctx` 0 or None, and `n_gpu_layers` None, take what fits the
+    memory; both are None by default. `type_k` is the type of the whole KV cache. Arguments that
+    change no text, such as `use_mmap`, are taken and do nothing. Raises InputError for others, and
+    what `dflash_local.load` raises.
     """
 
     def __init__(

@@ -97,8 +97,8 @@ def load(
     `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
     `load("qwen3-8b")`: it stands for both. What is not on this disk is fetched, once the memory is
     known to suffice. Without `draft`, the drafter is the name's own, or a `dflash-*.gguf` in the
-    target's folder or repository; a file alone has none. What the registry or the target's file
-    advises for sampling and thinking is the default of all requests.
+    target's folder or repository. A target that is given as a file has none. What the registry or
+    the target's file advises for sampling and thinking is the default of all requests.
 
     What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
@@ -112,33 +112,33 @@ def load(
 
     `draft_window` is how many tokens of a sequence the drafter looks back at. Its cache then holds
     little more than that. 0 means all. None, the default, is the length of the texts on which the
-    drafter was trained, where the registry knows it, or else all: no file says it. Beyond that
-    length drafts are poor without a window. The shipped pair
-    accepts 2.3 tokens per round after 1800 tokens with a window of 512, and 1.1 without one. After
-    500 tokens it accepts 2.6 either way.
+    drafter was trained, where the registry knows it, or else all. Beyond that length drafts are
+    poor without a window: after 1800 tokens the shipped pair makes 2.3 tokens per round with a
+    window of 512, and 1.1 without one. After 500 tokens it makes 2.6 either way.
 
     `draft_shape`: "chain"; "tree", whose branches the target checks in one pass; "auto", whichever
     pays best. None is "auto" on a GPU and "chain" on a CPU. Trees need a drafter that gives several
     candidates for a position, and enough sequence ids of llama.cpp.
 
     `draft_width` is that of requests that name none: target rows of a verify pass, 0 for plain
-    decoding, "auto", the default with a drafter, for what pays best. To draft for a target with
-    recurrent layers takes one state more for each sequence. For some it takes snapshots, which slow
-    down every step, or accepted rows are decoded again. Such a target is loaded without these, and
-    without its drafter, at a width of 0 or 1. It is loaded without snapshots and drafter, too, if
-    no number is given and drafting could not pay on this machine even if every draft were accepted.
-    Then all requests are decoded plainly, and their `stats.drafting` says why.
+    decoding, "auto", the default with a drafter or copies, for what pays best. To draft for a
+    target with recurrent layers takes one state more for each sequence. For some it takes
+    snapshots, which slow down every step, or accepted rows are decoded again. Such a target is
+    loaded without these, and without its drafter, at a width of 0 or 1. It is loaded without
+    snapshots and drafter, too, if no number is given and drafting could not pay on this machine
+    even if every draft were accepted. Then all requests are decoded plainly, and their
+    `stats.drafting` says why.
 
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
     `cache_dir`, in as many MiB of files in that folder. `exact` makes answers depend on their own
     request alone, in any `kv_type`, plain ones to the bit on a CPU (see docs/exactness.md):
     requests run one after the other, drafts are chains, and of earlier prompts only whole batches
-    of `n_batch` tokens are used again. `recalibrate` measures the costs of
-    drafting on this machine again. `thinking` is what chats ask their template for if they do not
-    say; None is what the pair is known for, or else what the template does. `progress` is called
-    with the fraction of the target that is loaded, from 0 to 1, and again between the later steps.
-    If it raises, the load ends. `say` gets the lines that a user should read, now and later, in
-    place of stderr; with `progress`, none about percentages.
+    of `n_batch` tokens are used again. `recalibrate` measures again what drafting costs on this
+    machine. `thinking`: whether chats that do not say ask their template for thoughts; None is what
+    suits the pair, if that is known, or else what the template does. `progress` is called with the
+    fraction of the target that is loaded, from 0 to 1, and again between the later steps. If it
+    raises, the load ends. `say` gets the lines that a user should read, now and later, in place of
+    stderr; with `progress`, none about percentages.
 
     Raises FileError for bad files, PairError if the two do not fit each other, InputError with the
     numbers if they do not fit the memory, BackendError if llama.cpp itself fails.

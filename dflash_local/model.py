@@ -50,13 +50,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _LATEST = 16
-"""Rows of hidden states that are looked at: fewer than are kept."""
+"""How many rows `largest_hidden_state` looks at: fewer than are kept."""
 
 
 class Model:
-    """Generates text for callers on any thread, one request per slot at a time; others wait.
+    """A loaded target with its drafter, which generates text for callers on any thread.
 
-    Close it, or use it as a context manager. A model that is left open is closed when Python exits.
+    Each slot runs one request at a time; others wait. Close the model, or use it as a context
+    manager. One that is left open is closed when Python exits.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ class Model:
         self.draft_width: int | Literal["auto"] = "auto" if drafts else 0
         """Verify width of requests that name none."""
         self.sampling: Mapping[str, Any] = {}
-        """Options of requests that do not give them, as `temperature`."""
+        """Options that hold where a request does not give them, such as `temperature`."""
         self.sampling_by_thinking: Mapping[bool, Mapping[str, Any]] = {}
-        """In place of `sampling`, of chats that say `enable_thinking`."""
+        """What takes the place of `sampling` in chats that say `enable_thinking`."""
         self.thinking: bool | None = None
         """What chats ask the template for, unless they say `enable_thinking` or an effort. None
         leaves it to the template."""
         self.answer_length: int | None = None
-        """`max_tokens` of chats that do not say; None is that of all requests."""
+        """`max_tokens` of chats that do not give it; None: the default of all requests, 256."""
         self._vocabulary = target.vocabulary
         self._say = say
         self._said: set[str] = set()
@@ -200,8 +201,8 @@ class Model:
         return self._vocabulary.tokenize(text, add_special=False, n_ctx=self.n_ctx)
 
     def chat_sampling(self, chat_template_kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """How a chat is sampled that does not say it itself: makers of models advise other settings
-        for answers with thoughts and without."""
+        """The defaults of sampling for a chat: makers of models advise different ones for answers
+        with thoughts and without."""
         variables = chat_template_kwargs or {}
         # Templates think by default; of an effort, "none" alone says not to.
         effort = variables.get("reasoning_effort")
@@ -306,9 +307,9 @@ class Model:
 
     def exactness(self) -> Exactness:
         """How much verifying differs from plain decoding on this machine, in some random rows, and
-        whether other requests show in an answer.
+        whether other requests change an answer.
 
-        It is measured once, which takes about two seconds and empties the caches, and then kept.
+        It is measured once, in about two seconds, which empties the caches. Then it is kept.
         """
         found = self._worker.run(
             lambda: measure_exactness(self.target, before=self.engine.slots.forget_all)
@@ -316,8 +317,8 @@ class Model:
         return told_of_others(found, self.target, exact=self.engine.exact)
 
     def largest_hidden_state(self) -> float | None:
-        """The largest magnitude among the latest hidden states that the drafter reads, those of the
-        last pass left out; None without a drafter. Waits for running requests."""
+        """The largest magnitude among the latest hidden states that the drafter reads, without
+        those of the last pass; None without a drafter. Waits for running requests."""
         if self.drafter is None:
             return None
 

@@ -23,8 +23,8 @@ class Options(TypedDict, total=False):
     """Keyword arguments of every generating method, together with those of `SamplingParams`.
 
     `max_tokens`: None generates up to an end of text or the end of the context; if it is not given,
-    256, and in a chat `Model.answer_length` where that is known. `stop`: texts that end the answer,
-    which is cut before them; after those of `stop_kept`.
+    256, or in a chat `Model.answer_length`, where that is known. `stop`: texts that end the answer,
+    which is cut before them. `stop_kept`: the same, but the answer is cut after them.
     `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" is what pays best on
     this machine, None is the model's default. `draft_shape`: "chain", "tree" (if the model was
     loaded for trees) or "auto", whichever pays best.
@@ -33,8 +33,9 @@ class Options(TypedDict, total=False):
     wait for a slot before QueueTimeoutError is raised. `deadline_s`: seconds after the first token
     at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
     prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
-    tokens into the text. `logit_bias` takes texts, too, and means their tokens. `owner` names whom
-    the request is for: it may copy from recent texts of the same owner. None: its own text alone.
+    tokens into the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
+    `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
+    too. None: from its own text alone.
     """
 
     max_tokens: int | None

@@ -76,8 +76,8 @@ class Pair:
         return planned(redecodes=n_returned > 0)
 
     def used(self, devices: Sequence[Device], options: LoadOptions) -> Pair:
-        """Without the drafter where the width is plain decoding's, and further recurrent states
-        would only take memory and time."""
+        """The pair as it is loaded: without its drafter where requests decode plainly and further
+        recurrent states would only take memory and time."""
         keeps_states = self.n_returned(options.n_batch) and not self._replays(devices, options)
         return self.alone() if keeps_states and options.draft_width in (0, 1) else self
 
@@ -96,8 +96,8 @@ class Pair:
         return usual_shape(devices, options)
 
     def may_copy(self, options: LoadOptions) -> bool:
-        """Whether what a text has already is drafted: where anything else is, where it was asked
-        for, and everywhere else where it slows no step down and may be of use."""
+        """Whether what a text repeats is drafted: with a drafter, where it was asked for, and
+        elsewhere if it slows no step down and may be of use."""
         if self.draft is not None or self.copies:
             return True
         is_plain = options.exact or options.draft_width in (0, 1)
@@ -121,8 +121,9 @@ class Pair:
         return branches_of_each(n_seq, n_batch) if trees else 1
 
     def n_returned(self, n_batch: int) -> int:
-        """Rows that a recurrent state takes back if a whole draft is rejected, as a batch allows; 0
-        for a target without such a state or that cannot, and without a drafter."""
+        """The rows that must be taken back from a recurrent state if a whole draft is rejected, as
+        far as a batch allows. 0 for a target without such a state, for one that cannot take rows
+        back, and where nothing is drafted."""
         name = self.target.architecture
         if name not in RECURRENT_ARCHITECTURES or not rolls_back(name):
             return 0

@@ -11,13 +11,13 @@ _VISIBLE = {
 
 
 def printable(line: str) -> str:
-    """A line about something. Names in it may be a file's: what is no character to be seen could
-    change the terminal's settings, or the order of what is shown."""
+    """A line in which invisible characters are replaced. Names in it may come from a file, and such
+    characters could change the terminal's settings, or the order of what is shown."""
     return "".join(
         c if c.isprintable() or c in _SPACE else "\N{REPLACEMENT CHARACTER}" for c in line
     )
 
 
 def shown(text: str) -> str:
-    """Text in any language, without the characters that could do so."""
+    """Text in any language, with its control and reordering characters replaced."""
     return text.translate(_VISIBLE)

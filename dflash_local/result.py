@@ -15,8 +15,8 @@ from dflash_local.stats import Stats
 
 
 class Piece(NamedTuple):
-    """A part of an answer's text. `from_draft`: accepted drafts wrote it. `from_copy`: no drafter
-    proposed these, the text had them already. A character belongs to the token that completes
+    """A part of an answer's text. `from_draft`: it was drafted and accepted. `from_copy`: no
+    drafter proposed it, the text had it already. A character belongs to the token that completes
     it."""
 
     text: str
@@ -25,21 +25,21 @@ class Piece(NamedTuple):
 
 
 _LINE = 60
-"""Characters of a text in a line about it."""
+"""The most characters of a text that `repr` shows."""
 
 
 @dataclass(frozen=True, repr=False)
 class Result:
     """A whole answer.
 
-    `tokens` are all emitted tokens, including an end-of-text token and the tokens of a stop string;
-    `text` ends before either. `finish_reason`: "stop" (end of text, or a stop string), "length"
+    `tokens` are all emitted tokens, with an end-of-text token and the tokens of a stop string;
+    `text` ends before these. `finish_reason`: "stop" (end of text, or a stop string), "length"
     (`max_tokens`, or the end of the context), "cancelled". `logprobs` has an entry per token if
     they were asked for. `seed` is the seed that was used. `from_draft` says for each token whether
     it is an accepted draft, and `from_copy` whether it is one that no drafter proposed: the text
     had it already. The texts of `pieces` make up `text`.
 
-    Of a chat, `content` is the answer itself, `reasoning` what the model thought before it, and
+    In a chat, `content` is the answer itself, `reasoning` what the model thought before it, and
     `tool_calls` has the calls in OpenAI's shape.
     """
 
@@ -104,8 +104,8 @@ class Chunk:
     no pass of its own for it. Every pass ends with one token that is not. `from_copy` is as in
     `Result`, and the texts of `pieces` make up `text`. `drafting` is a line on whether the
     controller drafts at the moment, and why; None if it has nothing to decide. Only the last chunk
-    of a stream has a `result`. Of a chat, `content` and `reasoning` are what it adds to those of
-    the answer.
+    of a stream has a `result`. In a chat, `content` and `reasoning` are what the chunk adds to
+    those of the answer.
     """
 
     text: str
@@ -194,7 +194,7 @@ class ModelStatus(ModelTotals):
     cache_bytes: int
 
     def after(self, past: ModelStatus) -> ModelStatus:
-        """This, with all that is counted since a load counted on from `past`."""
+        """This status with totals that include those of `past`, an earlier load of the model."""
         names = [field.name for field in fields(ModelTotals)]
         sums = {name: _sum(getattr(past, name), getattr(self, name)) for name in names}
         return replace(self, **sums)

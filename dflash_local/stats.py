@@ -14,11 +14,11 @@ class Stats:
 
     `rounds` counts verify passes, plain decoding steps included. `drafted` and `accepted` count
     drafted tokens. `emitted` counts all tokens of the answer, also the first one, which comes from
-    the prompt's last row. `outcomes` maps (drafts verified, tokens emitted) of a round to the
-    number of such rounds. `reaches` does so for (longest branch, tokens emitted), which is the same
-    for chains. `tree_rounds` are rounds that verified a draft tree, `leaves` the branches in them,
-    and `side_rounds` those whose answer left the chain of the drafter's best tokens.
-    `graph_rebuilds` are passes for which llama.cpp built its graph again.
+    the prompt's last row. `outcomes` counts rounds by (drafts verified, tokens emitted), `reaches`
+    by (longest branch, tokens emitted), which is the same for chains. `tree_rounds` are rounds that
+    verified a draft tree, `leaves` the branches in them, and `side_rounds` those whose answer left
+    the chain of the drafter's best tokens. `graph_rebuilds` are passes for which llama.cpp built
+    its graph again.
 
     `copied` are the drafted tokens that no drafter proposed, as the text had them already, and
     `copied_accepted` those of them that were accepted.
@@ -80,7 +80,8 @@ class Stats:
         self.reaches[drafted if depth is None else depth, emitted] += 1
 
     def record_copies(self, *, drafted: int, accepted: int) -> None:
-        """Mark so many of a counted pass's drafts as copied."""
+        """Count how many drafts of the last counted pass were copies, and how many of those were
+        accepted."""
         self.copied += drafted
         self.copied_accepted += accepted
 

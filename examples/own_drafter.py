@@ -1,4 +1,4 @@
-"""A drafter of one's own: it proposes what followed the same two tokens earlier in the text.
+"""A drafter of your own: it proposes what followed the same two tokens earlier in the text.
 
 It needs no weights, no hidden states and no cache, so most of the protocol is short. The answer is
 the target's own whatever a drafter proposes; only the speed depends on it.

@@ -1,5 +1,4 @@
-"""Many clients at once against a running server, some of them rude: does it answer every request,
-and is nothing left behind?
+"""Many clients at a running server, some of them rude: is every request answered, nothing left?
 
     dflash-local serve --parallel 4 --port 8080 &
     python tools/server_load.py --url http://127.0.0.1:8080 --pid $! --requests 2000 --clients 16

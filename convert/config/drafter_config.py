@@ -54,9 +54,8 @@ class DraftConfig:
     layout: Layout
     architecture: str  # the name in config.json
     keys: tuple[Key, ...]
-    spec: (
-        DrafterSpec  # as the keys say it; the rank of a Markov head is 0 where only its tensors do
-    )
+    spec: DrafterSpec
+    """What `keys` say. The rank of a Markov head is 0 where only its tensors tell it."""
     rope: Rope
     own_embeddings: bool  # token embeddings in the checkpoint are the drafter's own
     trained_embeddings: bool | None

@@ -271,8 +271,10 @@ def _speed_ratio(pairs: Iterable[tuple[TimedAnswer, TimedAnswer]]) -> Spread | N
 def _progress(rows: Sequence[SpeedRow]) -> str:
     """A line about a category that is done: its speeds from empty caches."""
     cold = [row for row in rows if row.cache == "cold"]
-    parts = [f"{cold[0].category}, temperature {cold[0].temperature:g}: plain"]
-    parts.append(_rate(cold[0].plain))
+    about = f"{cold[0].category}, temperature {cold[0].temperature:g}:"
+    if cold[0].plain.median is None:
+        return f"{about} answers too short to be timed"
+    parts = [f"{about} plain", _rate(cold[0].plain)]
     for row in cold:
         if row.drafted and row.ratio:
             parts.append(f"| {row.variant} {_rate(row.drafted)} ({row.ratio.median:.2f})")

@@ -64,5 +64,5 @@ def _range(rows: list[SpeedRow]) -> str:
 def _plain(rows: list[SpeedRow]) -> str:
     speeds = [row.plain.median for row in rows if row.plain.median]
     if not speeds:
-        return "no answer was long enough for a verdict: give more tokens (-n)"
+        return "no answer was long enough for a verdict: give more tokens (-n) or longer texts"
     return f"plain decoding makes {geometric_mean(speeds):.4g} tokens/s; no drafts were measured"

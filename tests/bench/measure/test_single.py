@@ -98,6 +98,13 @@ def test_every_combination_has_a_row_and_every_category_a_line(
     ]
 
 
+def test_answers_too_short_to_be_timed_are_told(auto_model: Model, cases: list[Case]) -> None:
+    settings = RunSettings(temperatures=(0.0,), variants=(Variant(4),), max_tokens=3)
+    told: list[str] = []
+    list(by_category(auto_model, cases[:1], settings, Pace(told.append)))
+    assert told == ["chat, temperature 0: answers too short to be timed"]
+
+
 def test_rows_hold_plain_and_drafted_answers_of_the_same_prompts(rows: list[SpeedRow]) -> None:
     for row in rows:
         assert row.drafted is not None
