@@ -59,16 +59,20 @@ def open_own(path: Path) -> BufferedReader:
 def write(kind: str, key: Mapping[str, Any], content: Any) -> None:
     """Store `content` as JSON, completely or not at all. `key` names all that it depends on."""
     with contextlib.suppress(OSError):
-        place = _place(kind, key)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=place.parent, suffix=".partial")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            os.replace(partial, place)
-        except OSError:
-            os.unlink(partial)
-            raise
+        write_json(_place(kind, key), content)
+
+
+def write_json(path: Path, content: Any, indent: int | None = None) -> None:
+    """Write `content` to a file, completely or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=indent)
+        os.replace(partial, path)
+    except OSError:
+        os.unlink(partial)
+        raise
 
 
 def _place(kind: str, key: Mapping[str, Any]) -> Path:

@@ -301,8 +301,6 @@ class Model:
             options.setdefault(name, value)  # type: ignore[misc]
         if self.dialect.special:
             options["special"] = True
-        if self.dialect.stop:
-            options["stop"] = (*stops_of(options), *self.dialect.stop)
         return prompt, ChatReader(self.dialect.parser(tools, thinking_open=thinking)), options
 
     def exactness(self) -> Exactness:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -75,27 +75,23 @@ class Fields:
         return self._typed(name, str, "a string")
 
     def strings(self, name: str) -> list[str] | None:
-        value = self.raw(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            self.refuse(name, "a list of strings")
-        return list(value)
+        return self._list(name, lambda item: isinstance(item, str), "a list of strings")
 
     def integers(self, name: str, low: int = 0) -> list[int] | None:
-        value = self.raw(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(
-            isinstance(item, int) and not isinstance(item, bool) and low <= item < 1 << 31
-            for item in value
-        ):
-            self.refuse(name, f"a list of whole numbers from {low}")
-        return list(value)
+        def fits(item: Any) -> bool:
+            return type(item) is int and low <= item < 1 << 31
+
+        return self._list(name, fits, f"a list of whole numbers from {low}")
 
     def object(self, name: str) -> Fields | None:
         value = self._typed(name, dict, "a JSON object")
         return None if value is None else Fields(value, f"{self.prefix}{name}.")
+
+    def _list(self, name: str, fits: Callable[[Any], bool], expected: str) -> list[Any] | None:
+        value = self.raw(name)
+        if value is not None and not (isinstance(value, list) and all(map(fits, value))):
+            self.refuse(name, expected)
+        return value
 
     def _typed(self, name: str, kind: type[T], expected: str) -> T | None:
         value = self.raw(name)

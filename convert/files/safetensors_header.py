@@ -18,28 +18,16 @@ HEADER_LIMIT = 25_000_000
 """Bytes. The hub refuses longer headers; a drafter's has some 20,000."""
 
 BITS = {
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2FNUZ": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E8M0": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "I64": 64,
-    "U64": 64,
-    "F64": 64,
-    "C64": 64,
+    name: bits
+    for bits, names in {
+        4: ("F4",),
+        6: ("F6_E2M3", "F6_E3M2"),
+        8: ("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E8M0"),
+        16: ("I16", "U16", "F16", "BF16"),
+        32: ("I32", "U32", "F32"),
+        64: ("I64", "U64", "F64", "C64"),
+    }.items()
+    for name in names
 }
 """Bits of an element, by dtype."""
 

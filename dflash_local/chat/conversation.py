@@ -38,7 +38,7 @@ def conversation(messages: object, source: str) -> list[dict[str, Any]]:
     _name_tools(checked)
     if "['tool_responses']" in source and "!= 'tool'" not in source:
         return _answers_beside_calls(checked)
-    return _one_call_each(checked) if _reads_one_call(source) else checked
+    return _one_call_each(checked) if "tool_calls[0]" in source else checked
 
 
 def _message(index: int, message: object, source: str) -> dict[str, Any]:
@@ -166,10 +166,6 @@ def _name_tools(messages: list[dict[str, Any]]) -> None:
             called = message.get("tool_call_id")
             if isinstance(called, str) and called in names:
                 message["name"] = names[called]
-
-
-def _reads_one_call(source: str) -> bool:
-    return "tool_calls[0]" in source
 
 
 def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -38,8 +38,6 @@ class Dialect(ABC):
     """Whether the parser needs the names of control tokens in the text."""
     calls_are_json: ClassVar[bool] = False
     """Whether a call is a bare JSON object, which no mark tells from an answer in JSON."""
-    stop: ClassVar[tuple[str, ...]] = ()
-    """Texts that end an answer, beside the model's end-of-text tokens."""
 
     @classmethod
     @abstractmethod

@@ -4,28 +4,53 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from dflash_local.chat.dialect import Dialect, IsToken, Parser
-from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
+from dflash_local.chat.events import (
+    Content,
+    Event,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+    joined,
+)
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
 from dflash_local.result import Chunk
 
 
-@dataclass
 class ChatReader:
-    """Gives the chunks of an answer with their `content` and `reasoning`, and the result with its
-    `tool_calls`."""
+    """Reads one answer with `parser`. Calls after the first `most_calls` are left out.
 
-    parser: Parser
-    _content: str = ""
-    _reasoning: str = ""
-    _calls: list[dict[str, Any]] = field(default_factory=list)
+    `thoughts` are the parts of its reasoning so far, between which there was something else;
+    `calls` are its calls, in OpenAI's form.
+    """
+
+    def __init__(self, parser: Parser, most_calls: int | None = None) -> None:
+        self.thoughts: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+        self._parser = parser
+        self._most_calls = most_calls
+        self._content: list[str] = []
+        self._last: Event | None = None
+
+    @property
+    def content(self) -> str:
+        """The text of the answer itself, so far."""
+        return "".join(self._content)
+
+    def take(self, chunk: Chunk) -> list[Event]:
+        """What `chunk` adds to the message; no event is without text."""
+        events = self._parser.feed(chunk.text)
+        if chunk.result is not None:
+            events = joined(events + self._parser.finish())
+        return [event for event in events if self._is_kept(event)]
 
     def read(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """`chunks` with what was found in them. Closing it closes them."""
+        """The chunks of an answer with their `content` and `reasoning`, and the result with its
+        `tool_calls`. Closing it closes `chunks`."""
         with closing(cast(Generator[Chunk, None, None], chunks)):
             for chunk in chunks:
                 yield self._read(chunk)
@@ -37,34 +62,42 @@ class ChatReader:
                 yield self._read(chunk)
 
     def _read(self, chunk: Chunk) -> Chunk:
-        events = self.parser.feed(chunk.text)
+        events = self.take(chunk)
+        content = "".join(event.text for event in events if isinstance(event, Content))
+        reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
         result = chunk.result
-        if result is not None:
-            events = events + self.parser.finish()
-        before = len(self._content), len(self._reasoning)
-        for event in events:
-            self._take(event)
         if result is not None:
             result = replace(
                 result,
-                content=self._content,
-                reasoning=self._reasoning or None,
-                tool_calls=self._calls,
+                content=self.content,
+                reasoning="".join(self.thoughts) or None,
+                tool_calls=self.calls,
             )
-        content, reasoning = self._content[before[0] :], self._reasoning[before[1] :]
         return replace(chunk, content=content, reasoning=reasoning, result=result)
 
-    def _take(self, event: Event) -> None:
+    def _is_kept(self, event: Event) -> bool:
+        """Add what an event says to the message. False for a call too many."""
         match event:
             case Content(text):
-                self._content += text
+                self._content.append(text)
+            case Reasoning(text) if isinstance(self._last, Reasoning):
+                self.thoughts[-1] += text
             case Reasoning(text):
-                self._reasoning += text
-            case ToolCallStart(_, id, name):
-                function = {"name": name, "arguments": ""}
-                self._calls.append({"id": id, "type": "function", "function": function})
+                self.thoughts.append(text)
+            case _ if self._most_calls is not None and event.index >= self._most_calls:
+                return False
+            case ToolCallStart():
+                self.calls.append(call_of(event))
             case ToolCallArguments(index, text):
-                self._calls[index]["function"]["arguments"] += text
+                self.calls[index]["function"]["arguments"] += text
+        self._last = event
+        return True
+
+
+def call_of(event: ToolCallStart) -> dict[str, Any]:
+    """A call without its arguments, in OpenAI's form."""
+    function = {"name": event.name, "arguments": ""}
+    return {"id": event.id, "type": "function", "function": function}
 
 
 def forced_call(

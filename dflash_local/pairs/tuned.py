@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
+from dflash_local import disk_cache
 from dflash_local.errors import InputError
 
 ENVIRONMENT = "DFLASH_LOCAL_TUNED"
@@ -103,10 +103,6 @@ def _write(known: dict[str, list[Tuned]]) -> None:
         for target, drafters in known.items()
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(values, file, indent=1)
-        os.replace(partial, path)
+        disk_cache.write_json(path, values, indent=1)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None

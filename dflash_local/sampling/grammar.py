@@ -60,10 +60,13 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[Kind, str], LLMatcher] = OrderedDict()
 
-    def prepare(self) -> None:
-        """Let llguidance read the vocabulary now, if it has not yet. That blocks all Python threads
-        for up to a second, which would interrupt running answers."""
-        self._read_vocabulary()
+    def prepare(self) -> LLTokenizer:
+        """The vocabulary as llguidance has it. At first it is read, which blocks all Python threads
+        for up to a second: that would interrupt running answers."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = _lltokenizer(self._vocabulary)
+            return self._tokenizer
 
     def constraint(self, params: SamplingParams) -> Constraint | None:
         """A constraint at the beginning of the grammar in `params`; None without one. Raises
@@ -96,7 +99,7 @@ class Grammars:
             return self._compiled.get((kind, text))
 
     def _compile(self, kind: Kind, source: str) -> LLMatcher:
-        tokenizer = self._read_vocabulary()
+        tokenizer = self.prepare()
         found: list[LLMatcher] = []
 
         def compile_it() -> None:
@@ -111,12 +114,6 @@ class Grammars:
         if matcher.is_error():
             raise GrammarError(f"{kind}: {_reason(matcher.get_error())}")
         return matcher
-
-    def _read_vocabulary(self) -> LLTokenizer:
-        with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = _lltokenizer(self._vocabulary)
-            return self._tokenizer
 
 
 class Constraint:

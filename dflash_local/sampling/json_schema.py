@@ -186,7 +186,7 @@ def _own_names(schema: Mapping[str, Any]) -> list[str]:
     properties, required = schema.get("properties"), schema.get("required")
     return [
         *(properties if isinstance(properties, Mapping) else ()),
-        *(name for name in (required if isinstance(required, list) else ()) if _is_text(name)),
+        *(name for name in (required if isinstance(required, list) else ()) if type(name) is str),
     ]
 
 
@@ -241,10 +241,6 @@ def _put_not(schema: dict[str, Any]) -> bool:
 
 def _looks_around(pattern: object) -> bool:
     return isinstance(pattern, str) and _LOOK_AROUND.search(pattern) is not None
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _text(value: object) -> str:

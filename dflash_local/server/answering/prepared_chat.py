@@ -38,8 +38,6 @@ class PreparedChat:
         token; None for no log-probabilities."""
         asked = {**self.sampling, **sampling_options(fields)}
         options = {**asked, **self.bindings, "max_tokens": max_tokens}
-        if self.dialect.stop:
-            options["stop"] = (*options.get("stop", ()), *self.dialect.stop)
         if logprobs is not None:
             options["logprobs"] = logprobs
         return options

@@ -100,18 +100,15 @@ class ApiError(Exception):
 ErrorForm = Callable[[ApiError], tuple[int, dict[str, Any]]]
 """Status and body of an error in one API."""
 
-_FORMS_OF_PATHS: dict[str, ErrorForm] = {}
-_FORMS_OF_HEADERS: dict[str, ErrorForm] = {}
+_FORMS: list[tuple[str, str | None, ErrorForm]] = []
 
 
-def error_form(*paths: str, header: str | None = None) -> Callable[[ErrorForm], ErrorForm]:
-    """A decorator: the function writes the errors of requests to `paths` and to everything below
-    them, and those of requests with `header`, whatever their path."""
+def error_form(path: str, header: str | None = None) -> Callable[[ErrorForm], ErrorForm]:
+    """A decorator: the function writes the errors of requests to `path` and to everything below it,
+    and those of requests with `header`, unless another form has their path."""
 
     def register(form: ErrorForm) -> ErrorForm:
-        _FORMS_OF_PATHS.update(dict.fromkeys(paths, form))
-        if header is not None:
-            _FORMS_OF_HEADERS[header] = form
+        _FORMS.append((path, header, form))
         return form
 
     return register
@@ -119,12 +116,10 @@ def error_form(*paths: str, header: str | None = None) -> Callable[[ErrorForm], 
 
 def form_of(scope: Scope) -> ErrorForm:
     """How to write errors of the request of `scope`."""
-    path = scope["path"]
-    for prefix, form in _FORMS_OF_PATHS.items():
-        if path == prefix or path.startswith(f"{prefix}/"):
-            return form
-    headers = Headers(scope=scope)
-    return next((form for name, form in _FORMS_OF_HEADERS.items() if name in headers), _openai)
+    path, headers = f"{scope['path']}/", Headers(scope=scope)
+    found = [form for prefix, _, form in _FORMS if path.startswith(f"{prefix}/")]
+    found += [form for _, header, form in _FORMS if header is not None and header in headers]
+    return found[0] if found else _openai
 
 
 def _openai(error: ApiError) -> tuple[int, dict[str, Any]]:

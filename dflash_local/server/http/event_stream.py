@@ -23,8 +23,6 @@ T = TypeVar("T")
 KEEP_ALIVE_S = 5.0
 """After this time without an event a comment is sent, so that no proxy closes the connection."""
 
-_COMMENT = b": \n\n"
-
 
 @dataclass(frozen=True)
 class NamedEvent:
@@ -47,26 +45,13 @@ ServerEvent = Mapping[str, Any] | NamedEvent | Comment
 
 @dataclass(frozen=True)
 class StreamForm:
-    """How one API writes a stream.
-
-    `keep_alive` is sent while there is nothing else to send, and after a comment. `has_comments`:
-    the form can have comments.
-    """
+    """How one API writes a stream. `keep_alive` is sent while there is nothing else to send."""
 
     media_type: str
     encode: Callable[[Any], bytes]
     encode_error: Callable[[Any], bytes]
-    keep_alive: bytes
-    end: bytes
-    has_comments: bool
-
-    def item(self, item: Any) -> bytes:
-        """The bytes of an item; none for a comment where there can be none."""
-        if not isinstance(item, Comment):
-            return self.encode(item)
-        if not self.has_comments:
-            return b""
-        return self.encode(item) + (b"" if self.keep_alive == _COMMENT else self.keep_alive)
+    keep_alive: bytes = b""
+    end: bytes = b""
 
 
 def event_form(
@@ -74,16 +59,16 @@ def event_form(
 ) -> StreamForm:
     """Server-sent events, with `done` after the last one.
 
-    `keep_alive` is an event; without it a comment is sent. `name_error` gives the event of an error
-    the name "error".
+    `keep_alive` is an event, which is also sent after each comment; without it a comment is sent.
+    `name_error` gives the event of an error the name "error".
     """
+    beat = b"" if keep_alive is None else _event(keep_alive)
     return StreamForm(
         media_type="text/event-stream",
-        encode=_event,
+        encode=lambda event: _event(event) + (beat if isinstance(event, Comment) else b""),
         encode_error=(lambda body: _event(NamedEvent("error", body))) if name_error else _event,
-        keep_alive=_COMMENT if keep_alive is None else _event(keep_alive),
+        keep_alive=beat or b": \n\n",
         end=b"" if done is None else f"data: {done}\n\n".encode(),
-        has_comments=True,
     )
 
 
@@ -97,23 +82,16 @@ def _event(event: ServerEvent) -> bytes:
 
 
 def _line(data: Any) -> bytes:
-    return f"{_json(data)}\n".encode()
+    """Nothing for a comment: clients would take any line for a part of the answer."""
+    return b"" if isinstance(data, Comment) else f"{_json(data)}\n".encode()
 
 
 def _json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-LINES = StreamForm(
-    media_type="application/x-ndjson",
-    encode=_line,
-    encode_error=_line,
-    keep_alive=b"",
-    end=b"",
-    has_comments=False,
-)
-"""A line of JSON for each item. Nothing is sent while there are none: clients would take any line
-for a part of the answer."""
+LINES = StreamForm("application/x-ndjson", _line, _line)
+"""A line of JSON for each item."""
 
 
 class AnswerStream(Response):
@@ -160,7 +138,7 @@ class AnswerStream(Response):
                     event = coming.result()
                 except StopAsyncIteration:
                     return
-                if data := self._form.item(event):
+                if data := self._form.encode(event):
                     await self._write(send, data)
                 coming = asyncio.ensure_future(anext(self._events))
         finally:

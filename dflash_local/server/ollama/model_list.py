@@ -72,11 +72,10 @@ async def running(request: Request) -> dict[str, Any]:
             entry = await run_in_threadpool(_entry, served)
             del entry["modified_at"]
             on_gpu = model.target.options.n_gpu_layers != 0
-            entry |= {
-                "expires_at": _expires_at(served),
-                "size_vram": entry["size"] if on_gpu else 0,
-            }
-            entries.append({**entry, "context_length": model.n_ctx})
+            entry["expires_at"] = _expires_at(served)
+            entry["size_vram"] = entry["size"] if on_gpu else 0
+            entry["context_length"] = model.n_ctx
+            entries.append(entry)
     return {"models": entries}
 
 

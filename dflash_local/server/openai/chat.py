@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
+from dflash_local.chat.reader import call_of
 from dflash_local.model import Model
 from dflash_local.result import Chunk
 from dflash_local.server.answering.api_answer import on_model, respond
@@ -96,8 +97,6 @@ class _ChatChoice:
         self._answer = answer
         self._drafts = drafts
         self._begun = False
-        self._content: list[str] = []
-        self._calls: list[dict[str, Any]] = []
 
     @property
     def n_reasoning_tokens(self) -> int:
@@ -107,7 +106,7 @@ class _ChatChoice:
         """What `chunk` adds to the message, as deltas."""
         if self._drafts is not None:
             self._drafts.push(chunk)
-        return [self._delta(event) for event in self._answer.take(chunk)]
+        return [_delta(event) for event in self._answer.take(chunk)]
 
     def whole(self) -> dict[str, Any]:
         return {
@@ -145,34 +144,27 @@ class _ChatChoice:
         shown = delta.get("content") or delta.get("reasoning_content") or ""
         return {"draft_detail": self._drafts.take(shown)}
 
-    def _delta(self, event: Event) -> dict[str, Any]:
-        match event:
-            case Content(text):
-                self._content.append(text)
-                return {"content": text}
-            case Reasoning(text):
-                return {"reasoning_content": text}
-            case ToolCallStart(index):
-                self._calls.append(_call(event))
-                return {"tool_calls": [{"index": index, **_call(event)}]}
-            case ToolCallArguments(index, text):
-                self._calls[index]["function"]["arguments"] += text
-                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-
     def _message(self) -> dict[str, Any]:
-        content = "".join(self._content)
+        answer = self._answer
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": content if content or not self._calls else None,
+            "content": answer.content or (None if answer.calls else ""),
             "refusal": None,
         }
-        if self._answer.reasoning:
-            message["reasoning_content"] = "".join(self._answer.reasoning)
-        if self._calls:
-            message["tool_calls"] = self._calls
+        if answer.thoughts:
+            message["reasoning_content"] = "".join(answer.thoughts)
+        if answer.calls:
+            message["tool_calls"] = answer.calls
         return message
 
 
-def _call(event: ToolCallStart) -> dict[str, Any]:
-    function = {"name": event.name, "arguments": ""}
-    return {"id": event.id, "type": "function", "function": function}
+def _delta(event: Event) -> dict[str, Any]:
+    match event:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case ToolCallStart(index):
+            return {"tool_calls": [{"index": index, **call_of(event)}]}
+        case ToolCallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

@@ -58,22 +58,19 @@ class _File:
     etag: str
 
 
-@router.get("/")
-@router.head("/")
+@router.api_route("/", methods=["GET", "HEAD"])
 async def index(request: Request) -> Response:
     """The page."""
     return _answer(request, _file("index.html"))
 
 
-@router.get("/docs")
-@router.head("/docs")
+@router.api_route("/docs", methods=["GET", "HEAD"])
 async def docs(request: Request) -> Response:
     """What can be called, with examples."""
     return _answer(request, _file("docs.html"))
 
 
-@router.get("/page/{name:path}")
-@router.head("/page/{name:path}")
+@router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
 async def part(request: Request, name: str) -> Response:
     """One of the page's files."""
     if name not in _NAMES:
