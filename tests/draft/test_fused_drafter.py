@@ -124,14 +124,14 @@ ALIKE = COMMON | ALONE
 @pytest.mark.one_in(16)
 @pytest.mark.parametrize("options", ALIKE.values(), ids=ALIKE.keys())
 def test_equals_llama_cpp(options: Mapping[str, Any], make_twin: TwinMaker) -> None:
-    """Which computes the same, in another order only."""
+    """Which computes the same, in another order only. So the reference is right, too."""
     twin = make_twin(n_ctx=256, top_k=1, **options)
     ours = twin.native
     theirs = LlamaDrafter(ours.path, ours._target, n_seq=1, n_ctx=256)
     assert ours.block_size == theirs.block_size
     for n_rows in (33, 7):
         rows = twin.features(n_rows)
-        for drafter in (ours, theirs):
+        for drafter in (ours, theirs, twin.reference):
             drafter.inject(0, rows)
     n = ours.block_size - 1
     for anchor, n_rows in ((5, 0), (7, 4), (9, 6)):
@@ -142,6 +142,8 @@ def test_equals_llama_cpp(options: Mapping[str, Any], make_twin: TwinMaker) -> N
         assert np.abs(our.candidates.logprobs - their.candidates.logprobs).max() < 1e-4
         assert (our.candidates.ids != their.candidates.ids).mean() < 0.1
         assert theirs.length(0) == ours.length(0)
+        twin.reference.inject(0, request.features)
+        twin.check(our, twin.reference.draft(0, anchor), twin.noise(0))
     theirs.close()
 
 
@@ -284,16 +286,6 @@ def test_copied_rows_are_of_their_own(make_twin: TwinMaker) -> None:
     twin.copy(1, 0, 0)
     twin.copy(2, 2, 60)
     twin.draft({0: 6, 1: 0, 2: 2})
-
-
-def test_a_cleared_sequence_starts_anew(make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=2)
-    twin.inject(0, 33)
-    twin.inject(1, 44)
-    twin.truncate(0, 0)
-    assert (twin.native.length(0), twin.native.length(1)) == (0, 44)
-    twin.draft({0: 0, 1: 0})
-    twin.draft({0: 12, 1: 1})
 
 
 def test_the_cache_grows_with_the_context(make_twin: TwinMaker) -> None:
