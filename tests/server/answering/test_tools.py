@@ -46,21 +46,6 @@ def assert_weather(call: dict[str, Any]) -> None:
     assert 1 <= arguments.get("days", 1) <= 9
 
 
-def test_a_call_that_is_required(tool_client: httpx.Client) -> None:
-    told = ask(tool_client, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
-    [call] = told["message"]["tool_calls"]
-    assert_weather(call)
-    assert told["message"]["content"] is None
-    assert told["finish_reason"] == "tool_calls"
-
-
-def test_the_tool_that_is_named_is_called(tool_client: httpx.Client) -> None:
-    choice = {"type": "function", "function": {"name": "now"}}
-    told = ask(tool_client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
-    [call] = told["message"]["tool_calls"]
-    assert call["function"] == {"name": "now", "arguments": "{}"}
-
-
 def test_of_the_tools_that_are_allowed_one_is_called(tool_client: httpx.Client) -> None:
     allowed = [{"type": "function", "function": {"name": "now"}}]
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": allowed}}
