@@ -112,11 +112,12 @@ def test_what_is_forgotten_is_not_copied_from(model: Model, prompt: str) -> None
     assert len(model.engine.earlier) == 0
 
 
-@pytest.mark.parametrize("width", [0, 8, "auto"])
+@pytest.mark.parametrize(("width", "stop"), [(0, []), (8, []), (8, ["return"]), ("auto", [])])
 def test_each_token_is_an_accepted_draft_or_the_targets_own(
-    model: Model, prompt: str, width: int | str
+    model: Model, prompt: str, width: int | str, stop: list[str]
 ) -> None:
-    chunks = list(model.stream(prompt, max_tokens=N, draft_width=width))
+    """And each piece of the text is of one kind."""
+    chunks = list(model.stream(prompt, max_tokens=N, draft_width=width, stop=stop))
     result = chunks[-1].result
     assert result is not None
     assert result.from_draft == [mark for chunk in chunks for mark in chunk.from_draft]
@@ -124,6 +125,11 @@ def test_each_token_is_an_accepted_draft_or_the_targets_own(
     assert sum(result.from_draft) == result.stats.accepted
     assert not result.from_draft[0] and not result.from_draft[-1]
     assert (chunks[0].drafting is None) == (width != "auto")
+    for told in (*chunks, result):
+        assert "".join(piece.text for piece in told.pieces) == told.text
+    assert any(piece.from_draft for piece in result.pieces) == any(result.from_draft)
+    drafted = [piece.text for chunk in chunks for piece in chunk.pieces if piece.from_draft]
+    assert "".join(drafted) == "".join(p.text for p in result.pieces if p.from_draft)
 
 
 @pytest.mark.one_in(3)
@@ -339,47 +345,11 @@ def test_settings_that_do_not_load(options: dict[str, Any], named: str) -> None:
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.slow
-def test_a_known_grammar_waits_for_no_unknown_one(model: Model) -> None:
-    """As many as there are threads to compile them are tried for ten seconds each."""
-    known = {"type": "integer"}
-    slow = [{"type": "string", "pattern": f".*{i}.*"} for i in range(24)]
-
-    async def all_of_them() -> None:
-        await model.agenerate("x", json_schema=known, max_tokens=4)
-        others = [
-            asyncio.ensure_future(
-                model.agenerate("x", json_schema={"allOf": slow, "title": str(i)}, max_tokens=1)
-            )
-            for i in range(2)
-        ]
-        await asyncio.sleep(0.5)
-        await model.agenerate("x", json_schema=known, max_tokens=4)
-        assert not any(other.done() for other in others)
-        await asyncio.gather(*others, return_exceptions=True)
-
-    asyncio.run(all_of_them())
-
-
 def test_a_grammar_goes_with_texts_in_the_bias(model: Model) -> None:
     """Asynchronous callers ask first whether the grammar is known."""
     options: dict[str, Any] = {"json_schema": {"type": "integer"}, "logit_bias": {"7": 50.0}}
     answer = asyncio.run(model.agenerate("x", **options, max_tokens=2, temperature=0))
     assert answer.text == "77"
-
-
-@pytest.mark.parametrize("options", [{}, {"stop": ["return"]}, {"draft_width": 0}], ids=str)
-def test_the_pieces_of_an_answer_are_its_text(model: Model, options: dict[str, Any]) -> None:
-    asked = {"draft_width": 8, "max_tokens": 48, **options}
-    chunks = list(model.stream("def add(a, b):", **asked))
-    for chunk in chunks:
-        assert "".join(piece.text for piece in chunk.pieces) == chunk.text
-    result = chunks[-1].result
-    assert result is not None
-    assert "".join(piece.text for piece in result.pieces) == result.text
-    assert any(piece.from_draft for piece in result.pieces) == any(result.from_draft)
-    ahead = [piece.text for chunk in chunks for piece in chunk.pieces if piece.from_draft]
-    assert "".join(ahead) == "".join(piece.text for piece in result.pieces if piece.from_draft)
 
 
 def test_the_hidden_states_that_the_drafter_reads_are_numbers(model: Model) -> None:
