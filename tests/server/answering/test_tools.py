@@ -197,7 +197,7 @@ def test_with_tools_and_a_schema_the_answer_is_a_call_or_of_the_schema(
         assert told["finish_reason"] == "tool_calls"
 
 
-def test_templates_hear_of_their_variables(tool_client: httpx.Client) -> None:
+def test_templates_get_their_variables(tool_client: httpx.Client) -> None:
     n = partial(n_prompt, tool_client, messages=user(QUESTION))
     thinking = n()
     assert n(chat_template_kwargs={"enable_thinking": False}) > thinking
