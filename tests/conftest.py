@@ -89,7 +89,7 @@ def model(chain_model: Model) -> Model:
 
 
 @pytest.fixture(autouse=True)
-def anew(request: pytest.FixtureRequest) -> None:
+def with_empty_caches(request: pytest.FixtureRequest) -> None:
     """Each test finds the model's caches empty: what the tests before it have left there, other
     ones in each worker, would move the last bits of a prompt's states, and with them a draw."""
     if "chain_model" in request.fixturenames:

@@ -96,30 +96,6 @@ def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: A
 
 
 @pytest.mark.one_in(4)
-def test_stop_strings_and_the_turns_after_them(models: tuple[Model, Model]) -> None:
-    drafting, plain = models
-    for prompt in PROMPTS:
-        plain.forget()
-        whole = plain.generate(prompt, max_tokens=N)
-        if "\ufffd" not in whole.text[:8]:
-            break
-    n_stopped = 0
-    for n in range(1, N - 4, 3):
-        before, stop = plain.detokenize(whole.tokens[:n]), plain.detokenize([whole.tokens[n]])
-        if not stop or stop in before or "\ufffd" in stop + before:
-            continue
-        n_stopped += 1
-        for width in (0, 8):
-            found = drafting.generate(prompt, max_tokens=N, stop=stop, draft_width=width)
-            assert (found.finish_reason, found.text) == ("stop", before)
-            following = prompt + before + " again"
-            plain.forget()
-            right = plain.generate(following, max_tokens=N).tokens
-            assert drafting.generate(following, max_tokens=N, draft_width=8).tokens == right
-    assert n_stopped
-
-
-@pytest.mark.one_in(4)
 def test_two_streams_at_once(models: tuple[Model, Model]) -> None:
     drafting, plain = models
     right = []

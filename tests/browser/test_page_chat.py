@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import httpx
 from playwright.sync_api import Browser, expect
 
-from server_process import ServerProcess
+from server_process import ServerProcess, n_busy, until
 from visit import CHAT, KEY, Visit, visiting
 
 LONG = {"ignore_eos": True, "max_tokens": None}
@@ -50,14 +48,12 @@ def test_escape_stops_and_frees_the_slot(visit: Visit, client: httpx.Client) -> 
     visit.change(**LONG)
     visit.ask()
     expect(visit.page.locator(".answer .body")).not_to_be_empty()
-    assert any(slot["is_processing"] for slot in client.get("/slots").json())
+    assert n_busy(client)
     visit.page.keyboard.press("Escape")
     visit.wait()
     expect(visit.page.locator(".answer footer")).to_contain_text("stopped")
     text = visit.page.locator(".answer .body").inner_text()
-    until = time.monotonic() + 30
-    while any(slot["is_processing"] for slot in client.get("/slots").json()):
-        assert time.monotonic() < until, "the slot is still at work"
+    until(lambda: n_busy(client) == 0)
     assert visit.page.locator(".answer .body").inner_text() == text
     expect(visit.page.locator("#prompt")).to_be_focused()
     expect(visit.page.locator("#send")).to_be_visible()

@@ -6,18 +6,17 @@ import json
 from datetime import datetime
 from typing import Any
 
-import llama_cpp.llama_cpp as api
 import pytest
 
 import chat_models
 from chat_models import CALLED, HELLO
+from dflash_local import demo
 from dflash_local.chat.dialects.hermes import Hermes
 from dflash_local.chat.events import Reasoning, ToolCallArguments, ToolCallStart, joined
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
-from dflash_local.demo import pair
 from dflash_local.errors import InputError
-from dflash_local.llama import runtime
+from dflash_local.gguf.file import GgufFile
 
 CHATML = """{%- for message in messages %}
 <|im_start|>{{ message.role }}
@@ -61,17 +60,8 @@ def test_special_tokens_are_those_of_the_file() -> None:
 
 
 def test_the_shipped_model_s_template_renders() -> None:
-    runtime.init()
-    params = api.llama_model_default_params()
-    params.vocab_only = True
-    model = api.llama_model_load_from_file(str(pair()[0]).encode(), params)
-    try:
-        source = api.llama_model_chat_template(model, None)
-        assert source is not None
-        prompt = template(source.decode()).render(HELLO)
-    finally:
-        api.llama_model_free(model)
-    assert "Hello" in prompt
+    source = GgufFile.open(demo.pair()[0]).require("tokenizer.chat_template", str)
+    assert "Hello" in template(source).render(HELLO)
 
 
 def test_no_template_points_to_raw_completion() -> None:

@@ -397,27 +397,12 @@ def test_a_prompt_in_another_locale() -> None:
     ("arguments", "named"),
     [
         (["--ctx", "256", "word " * 600], "256"),
-        (["--ctx", "2000000000", PROMPT], "2000000000"),
-        (["--draft-width", "1000", PROMPT], "1000"),
         (["--logit-bias", "9999999=1", PROMPT], "9999999"),
-        (["--main-gpu", "250", PROMPT], "250"),
         (["--target", DRAFTER, PROMPT], "drafter"),
-        (["--target", TARGET, "--draft", TARGET, PROMPT], "draft"),
     ],
 )
 def test_what_only_the_model_can_refuse(arguments: list[str], named: str) -> None:
     assert named in refused("complete", "-q", *arguments)
-
-
-@pytest.mark.slow
-def test_files_that_are_no_model(tmp_path: Path) -> None:
-    text, short = tmp_path / "text.gguf", tmp_path / "short.gguf"
-    text.write_text("no model at all")
-    short.write_bytes(Path(TARGET).read_bytes()[:100_000])
-    for file in (text, short):
-        assert file.name in refused("complete", "-q", "--target", str(file), PROMPT)
-        pair = ("--target", TARGET, "--draft", str(file))
-        assert file.name in refused("complete", "-q", *pair, PROMPT)
 
 
 def test_a_grammar_that_is_none(tmp_path: Path) -> None:

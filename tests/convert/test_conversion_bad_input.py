@@ -17,6 +17,7 @@ import pytest
 import hf_drafters
 import shipped_drafter
 import tokenizer_files
+from convert_command import online, settings
 from dflash_local.convert import convert
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf.file import GgufFile
@@ -44,7 +45,7 @@ def child(
     request = json.dumps([arguments, options], default=str)
     return subprocess.Popen(
         [sys.executable, "-c", CHILD + code, request],
-        env=os.environ | (environment or {}),
+        env=settings(environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,14 +77,7 @@ def fetched(hub: Hub, tmp_path: Path, pair: Pair) -> Callable[..., str]:
     home.mkdir()
 
     def run(name: str, **options: Any) -> str:
-        environment = {
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(home),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_TOKEN": "",
-            "NO_PROXY": "127.0.0.1",
-        } | options.pop("environment", {})
+        environment = online(hub, home) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         options = {"target": pair[0], "output": tmp_path / "d.gguf"} | options
         return answer(child("run()", name, environment=environment, **options))
 
@@ -114,18 +108,6 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_hubs_drafter_is_converted_and_says_so(
-    hub: Hub, fetched: Callable[..., str], drafter: Path, tmp_path: Path
-) -> None:
-    commit = hub.add("lab/Tiny-DFlash", files_of(drafter))
-    result = json.loads(fetched("lab/Tiny-DFlash", revision="main"))
-    assert (result["source"], result["revision"]) == ("lab/Tiny-DFlash", commit)
-    file = GgufFile.open(tmp_path / "d.gguf")
-    assert file.get("dflash_local.source.revision") == commit
-    assert file.get("general.source.repo_url") == "https://huggingface.co/lab/Tiny-DFlash"
-
-
-@pytest.mark.slow
 def test_the_target_that_a_drafter_names_is_fetched_without_its_weights(
     hub: Hub, fetched: Callable[..., str], drafter: Path, pair: Pair, tmp_path: Path
 ) -> None:
@@ -134,11 +116,13 @@ def test_the_target_that_a_drafter_names_is_fetched_without_its_weights(
     tokenizer_files.source(target, tokenizer_files.hf_files(GgufFile.open(pair[0])))
     commit = hub.add("lab/Tiny", files_of(target) | {"model.safetensors": b"weights"})
     card = b"---\nbase_model: lab/Tiny\n---\n"
-    hub.add("lab/Tiny-DFlash", files_of(drafter) | {"README.md": card})
+    source = hub.add("lab/Tiny-DFlash", files_of(drafter) | {"README.md": card})
     assert json.loads(fetched("lab/Tiny-DFlash", target=None))["target"] == "lab/Tiny"
     assert len(hub.served("storage")) == 1  # the drafter's weights
     file = GgufFile.open(tmp_path / "d.gguf")
     assert file.get("dflash_local.target.revision") == commit
+    assert file.get("dflash_local.source.revision") == source
+    assert file.get("general.source.repo_url") == "https://huggingface.co/lab/Tiny-DFlash"
     hub.add("lab/Other-DFlash", files_of(drafter) | {"README.md": card.replace(b"Tiny", b"Gone")})
     message = fetched("lab/Other-DFlash", target=None, output=tmp_path / "2.gguf")
     assert "the target that lab/Other-DFlash names cannot be fetched: lab/Gone: no such" in message

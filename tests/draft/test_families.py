@@ -111,7 +111,6 @@ def test_a_drafter_of_another_target_is_refused(target: Target, tmp_path: Path) 
         open_drafter(path, target, n_seq=1, n_ctx=64)
     with pytest.raises(PairError, match="vocabulary size is 328"):
         load(target.path, path, quiet=True)
-    path = write_drafter(tmp_path / "drafter.gguf", target.path, markov=Markov())
 
 
 Change = Callable[[dict[str, Tensor]], Any]

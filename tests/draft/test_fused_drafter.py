@@ -29,7 +29,8 @@ __all__ = ["make_twin"]
 
 
 CAPPED = {"logit_scale": 1.5, "final_logit_softcapping": 5.0}
-SHAPES: dict[str, dict[str, Any]] = {
+ALIKE = COMMON | ALONE
+SHAPES: dict[str, Mapping[str, Any]] = ALIKE | {
     "1 tap, block of 4, 1 layer": {"block_size": 4, "n_layer": 1},
     "2 taps, block of 5, a head each": {
         "target_layers": (1, 4),
@@ -37,12 +38,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "n_head": 2,
         "n_head_kv": 2,
         "head_dim": 32,
-    },
-    "3 taps, block of 16, 8 heads over 1": {
-        "target_layers": (1, 2, 3),
-        "block_size": 16,
-        "n_head": 8,
-        "n_head_kv": 1,
     },
     "4 taps, block of 8, wide heads": {
         "target_layers": (1, 2, 3, 5),
@@ -59,17 +54,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 8,
     },
     "block of 2": {"block_size": 2},
-    "window in some layers": {"n_layer": 3, "sliding_window": 12, "pattern": (True, False, True)},
-    "window inside the block": {"sliding_window": 5, "block_size": 16},
-    "own output head": {"own_head": True},
-    "own embeddings and head": {"own_embeddings": True, "own_head": True},
-    "own embeddings as head": {"own_embeddings": True},
+    "wide window inside the block": {"sliding_window": 5, "block_size": 16},
     "target with a head": {"tied": False},
-    "norms after and scales": {"post_norms": True, "layer_scale": True},
     "from the anchor": {"extra": {"sample_from_anchor": True}, "block_size": 5},
-    "other scales": {
-        "extra": {"embedding_scale": 3.0, "attention.scale": 0.4, "attention.value_scale": 0.5}
-    },
     "biases": {"biases": ("q", "k", "v", "output"), "target_layers": (1, 2)},
     "biases but at the output": {"biases": ("q", "k", "v"), "sliding_window": 12},
     "biases and a scale of attention": {
@@ -77,40 +64,25 @@ SHAPES: dict[str, dict[str, Any]] = {
         "extra": {"attention.value_scale": 0.5},
     },
     "scaled logits": {"extra": {"logit_scale": 1.5}},
-    "scaled and capped logits": {"extra": CAPPED},
-    "partial rope": {"rope_dimensions": 8},
-    "rope factors": {"rope_factors": True},
-    "linear rope": {"extra": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
-    "yarn": {
-        "extra": {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 64,
-            "rope.freq_base": 10000.0,
-        }
-    },
-    "gelu": {"extra": {"hidden_activation": "gelu"}},
-    "attention sinks": {"sinks": True},
     "attention sinks, a window and biases": {
         "sinks": True,
         "sliding_window": 12,
         "biases": ("q", "k", "v", "output"),
     },
-    "values from keys": {"shared_kv": True, "target_layers": (1, 2)},
-    "causal": {"extra": {"attention.causal": True}},
+    "values from keys of two taps": {"shared_kv": True, "target_layers": (1, 2)},
     "causal, window inside the block": {
         "extra": {"attention.causal": True},
         "sliding_window": 5,
         "block_size": 16,
     },
-    "reduced vocabulary": {"reduced_vocabulary": 100},
     "scales beside weights": {"scales": True, "own_head": True},
 }
+"""What llama.cpp knows as well, and what else there may be."""
 
 
-@pytest.mark.one_in(32)
+@pytest.mark.one_in(45)
 @pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
-def test_equals_the_reference(options: dict[str, Any], make_twin: TwinMaker) -> None:
+def test_equals_the_reference(options: Mapping[str, Any], make_twin: TwinMaker) -> None:
     twin = make_twin(**options)
     for n_rows in (0, 37, 3, 1, 0, 16):
         twin.draft({0: n_rows})
@@ -118,13 +90,10 @@ def test_equals_the_reference(options: dict[str, Any], make_twin: TwinMaker) -> 
     twin.assert_not(0, twin.reference.draft(1, anchor=11))
 
 
-ALIKE = COMMON | ALONE
-
-
 @pytest.mark.one_in(16)
 @pytest.mark.parametrize("options", ALIKE.values(), ids=ALIKE.keys())
 def test_equals_llama_cpp(options: Mapping[str, Any], make_twin: TwinMaker) -> None:
-    """Which computes the same, in another order only."""
+    """Which computes the same, in another order only. The reference is held to ours above."""
     twin = make_twin(n_ctx=256, top_k=1, **options)
     ours = twin.native
     theirs = LlamaDrafter(ours.path, ours._target, n_seq=1, n_ctx=256)
@@ -284,16 +253,6 @@ def test_copied_rows_are_of_their_own(make_twin: TwinMaker) -> None:
     twin.copy(1, 0, 0)
     twin.copy(2, 2, 60)
     twin.draft({0: 6, 1: 0, 2: 2})
-
-
-def test_a_cleared_sequence_starts_anew(make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=2)
-    twin.inject(0, 33)
-    twin.inject(1, 44)
-    twin.truncate(0, 0)
-    assert (twin.native.length(0), twin.native.length(1)) == (0, 44)
-    twin.draft({0: 0, 1: 0})
-    twin.draft({0: 12, 1: 1})
 
 
 def test_the_cache_grows_with_the_context(make_twin: TwinMaker) -> None:

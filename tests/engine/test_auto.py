@@ -17,7 +17,6 @@ from add_up import LOT, N_NODES, add_up
 from dflash_local import Model, demo
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
-from dflash_local.engine import plain_steps
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.target.target import Target
@@ -26,13 +25,8 @@ from pair_engine import answer, consistent, fused_drafter, request
 from sampling_ways import WAYS
 from shapes import assert_close, exact_target, of_both_shapes
 
+pytestmark = pytest.mark.usefixtures("as_far_ahead_as_allowed")
 N = 24
-
-
-@pytest.fixture(autouse=True)
-def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a step takes here, plain steps are made several at a time."""
-    monkeypatch.setattr(plain_steps, "_AHEAD_S", 1e9)
 
 
 class Pair:

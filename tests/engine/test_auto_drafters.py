@@ -17,7 +17,6 @@ from adversarial import Script, ScriptedDrafter, oracle, right_for
 from dflash_local import demo
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
-from dflash_local.engine import plain_steps
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.target.target import Target
@@ -25,14 +24,9 @@ from elsewhere import DECIDERS, controller
 from pair_engine import answer, consistent, fused_drafter, open_target, request
 from shapes import assert_as_well_drafted, exact_target
 
+pytestmark = pytest.mark.usefixtures("as_far_ahead_as_allowed")
 N = 48
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
-
-
-@pytest.fixture(autouse=True)
-def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a step takes here, plain steps are made several at a time."""
-    monkeypatch.setattr(plain_steps, "_AHEAD_S", 1e9)
 
 
 class Known:

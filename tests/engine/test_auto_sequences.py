@@ -22,7 +22,6 @@ from dflash_local import demo
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
-from dflash_local.engine import plain_steps
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.sampling.params import TokenLogprob
@@ -33,14 +32,9 @@ from gap_rule import equal_by_gap_rule, joint_noise
 from pair_engine import answer, fused_drafter, prefill, request
 from shapes import NOISE, exact_target, of_both_shapes
 
+pytestmark = pytest.mark.usefixtures("as_far_ahead_as_allowed")
 N = 32
 N_SEQ = 4
-
-
-@pytest.fixture(autouse=True)
-def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a step takes here, plain steps are made several at a time."""
-    monkeypatch.setattr(plain_steps, "_AHEAD_S", 1e9)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dflash_local import demo, load
-from dflash_local.engine import plain_steps
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError
 from dflash_local.sampling.params import SamplingParams
@@ -23,6 +22,7 @@ from pair_engine import answer, open_target, request
 from recurrent import write_mamba
 from sampling_ways import WAYS
 
+pytestmark = pytest.mark.usefixtures("as_far_ahead_as_allowed")
 N = 24
 SETTINGS: dict[str, dict[str, Any]] = {
     "by default": {"temperature": 0.8, "seed": 5},
@@ -33,12 +33,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{name: way for name, way in WAYS.items() if "grammar" not in name},
 }
 PROMPTS = [[40 + 7 * i + j for j in range(20 + i)] for i in range(4)]
-
-
-@pytest.fixture(autouse=True)
-def as_far_ahead_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the machine's speed."""
-    monkeypatch.setattr(plain_steps, "_AHEAD_S", 1e9)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from command_line import COMMAND, run_here
 from dflash_local import demo
-from hub_client import without_hub
 from hub_stand_in import Hub
 
 TARGET, DRAFTER = demo.pair()
@@ -19,7 +18,12 @@ Environment = Mapping[str, str]
 
 def settings(environment: Environment | None = None) -> dict[str, str]:
     """This process's variables without those that say where the hub is, and with others."""
-    return {**without_hub(), "HF_HUB_OFFLINE": "1", **(environment or {})}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HF_", "HUGGING_FACE_")) and "proxy" not in name.lower()
+    }
+    return {**kept, "HF_HUB_OFFLINE": "1", **(environment or {})}
 
 
 def run(

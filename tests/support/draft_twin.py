@@ -20,8 +20,9 @@ from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target.target import Target
+from random_model import LOGIT_STD
 from reference import Reference
-from synthetic import LOGIT_STD, write_drafter, write_target
+from synthetic import write_drafter, write_target
 
 torch.set_num_threads(1)  # the products are small
 

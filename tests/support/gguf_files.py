@@ -43,17 +43,23 @@ def write(path: Path, keys: Mapping[str, Value], tensors: Mapping[str, Tensor]) 
     return path
 
 
+def keys_of(source: str | Path) -> dict[str, Value]:
+    return _keys(gguf.GGUFReader(source))
+
+
 @lru_cache
 def parts(source: Path) -> tuple[Mapping[str, Value], Mapping[str, Tensor]]:
     """Keys and tensors of a good file, which does not change."""
     reader = gguf.GGUFReader(source)
-    keys = {
+    return _keys(reader), {t.name: (np.array(t.data), t.tensor_type) for t in reader.tensors}
+
+
+def _keys(reader: gguf.GGUFReader) -> dict[str, Value]:
+    return {
         name: (field.contents(), field.types[0], field.types[-1] if field.types[1:] else None)
         for name, field in reader.fields.items()
         if not name.startswith("GGUF.")
     }
-    tensors = {t.name: (np.array(t.data), t.tensor_type) for t in reader.tensors}
-    return keys, tensors
 
 
 def changed(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from convert_command import online, settings
 from dflash_local.convert.files.source import Source
 from hub_stand_in import Hub
 
@@ -33,15 +33,6 @@ print(json.dumps(answer))
 """
 
 
-def without_hub() -> dict[str, str]:
-    """This process's variables without those that say where the hub is."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("HF_", "HUGGING_FACE_")) and "proxy" not in name.lower()
-    }
-
-
 @dataclass
 class Client:
     """A user of the hub, with a cache and an environment of their own."""
@@ -52,12 +43,7 @@ class Client:
     stderr: str = ""
 
     def settings(self) -> dict[str, str]:
-        return without_hub() | {
-            "HF_ENDPOINT": self.hub.endpoint,
-            "HF_HOME": str(self.home),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            **self.environment,
-        }
+        return settings(online(self.hub, self.home) | self.environment)
 
     def start(self, name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         process = subprocess.Popen(

@@ -6,17 +6,13 @@ anywhere shows in the answer.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType
 
-from gguf_files import ARRAY, FLOAT32, INT32, STRING, UINT32, Tensor, Value, parts, write
-from synthetic import LOGIT_STD, quantize
+from gguf_files import keys_of
+from random_model import LOGIT_STD, RandomModel
 
 SNAPSHOTS = (
     "qwen35", "qwen35moe", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "bailingmoe3",
@@ -54,80 +50,45 @@ def write_hybrid(
     `quant` names the ggml type of its matrices. Routers have it, too: in F32 they would choose
     other experts now and then when several rows are computed together.
     """
-    of_source, _ = parts(source)
-    model = _Model(architecture, GGMLQuantizationType[quant], seed)
+    of_source = keys_of(source)
+    model = RandomModel(architecture, quant, seed)
     model.keys |= {name: v for name, v in of_source.items() if name.startswith("tokenizer.")}
     _WRITERS[architecture](model, len(of_source["tokenizer.ggml.tokens"][0]))
-    return write(path, model.keys, model.tensors)
+    return model.write(path)
 
 
-@dataclass
-class _Model:
-    """Keys and tensors of a file. Each tensor depends only on the seed and its own name."""
-
-    architecture: str
-    quant: GGMLQuantizationType
-    seed: int
-    keys: dict[str, Value] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.keys["general.architecture"] = (self.architecture, STRING, None)
-
-    def numbers(self, **numbers: int | float | list[int]) -> None:
-        for name, value in numbers.items():
-            key = f"{self.architecture}.{name.replace('__', '.')}"
-            if isinstance(value, list):
-                self.keys[key] = (value, ARRAY, INT32)
-            else:
-                self.keys[key] = (value, FLOAT32 if isinstance(value, float) else UINT32, None)
-
-    def normal(self, name: str, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        rng = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
-        return rng.standard_normal(shape, dtype=np.float32)
-
-    def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
-        """The last dimension is that of the input."""
-        values = self.normal(name, *shape) * np.float32(gain / np.sqrt(shape[-1]))
-        packed = quantize(values.reshape(-1, shape[-1]), self.quant)
-        self.tensors[name] = packed.reshape(*shape[:-1], -1), self.quant
-
-    def plain(self, name: str, values: Any) -> None:
-        f32 = GGMLQuantizationType.F32
-        self.tensors[name] = np.ascontiguousarray(values, np.float32), f32
-
-    def norm(self, name: str, *shape: int, mean: float = 1.0, spread: float = 0.2) -> None:
-        self.plain(name, mean + spread * self.normal(name, *shape))
-
-    def shape(self, **more: int | float | list[int]) -> None:
-        self.numbers(
-            block_count=N_LAYER,
-            context_length=4096,
-            embedding_length=N_EMBD,
-            attention__head_count=N_HEAD,
-            attention__key_length=HEAD_DIM,
-            attention__value_length=HEAD_DIM,
-            attention__layer_norm_rms_epsilon=1e-6,
-            rope__freq_base=1e6,
-        )
-        self.numbers(**more)
-
-    def experts(self, **more: int) -> None:
-        self.numbers(
-            expert_count=N_EXPERT,
-            expert_used_count=N_USED,
-            expert_feed_forward_length=N_FF_EXPERT,
-            **more,
-        )
+def _shape(model: RandomModel, **more: int | float | list[int]) -> None:
+    model.numbers(
+        block_count=N_LAYER,
+        context_length=4096,
+        embedding_length=N_EMBD,
+        attention__head_count=N_HEAD,
+        attention__key_length=HEAD_DIM,
+        attention__value_length=HEAD_DIM,
+        attention__layer_norm_rms_epsilon=1e-6,
+        rope__freq_base=1e6,
+    )
+    model.numbers(**more)
 
 
-def _head(model: _Model, n_vocab: int, norm: str = "output_norm.weight") -> None:
+def _n_experts(model: RandomModel, **more: int) -> None:
+    model.numbers(
+        expert_count=N_EXPERT,
+        expert_used_count=N_USED,
+        expert_feed_forward_length=N_FF_EXPERT,
+        **more,
+    )
+
+
+def _head(model: RandomModel, n_vocab: int, norm: str = "output_norm.weight") -> None:
     model.matrix("token_embd.weight", n_vocab, N_EMBD, gain=LOGIT_STD)
     model.matrix("output.weight", n_vocab, N_EMBD, gain=LOGIT_STD)
     model.norm(norm, N_EMBD)
 
 
-def _attention(model: _Model, block: str, *, gated: bool = False, qk_norm: bool = True) -> None:
+def _attention(
+    model: RandomModel, block: str, *, gated: bool = False, qk_norm: bool = True
+) -> None:
     width = N_HEAD * HEAD_DIM
     model.matrix(block + "attn_q.weight", width * (2 if gated else 1), N_EMBD)
     model.matrix(block + "attn_k.weight", N_HEAD_KV * HEAD_DIM, N_EMBD)
@@ -138,7 +99,7 @@ def _attention(model: _Model, block: str, *, gated: bool = False, qk_norm: bool 
         model.norm(block + "attn_k_norm.weight", HEAD_DIM, mean=1.4)
 
 
-def _delta_net(model: _Model, block: str) -> None:
+def _delta_net(model: RandomModel, block: str) -> None:
     keys, values = N_KEY_HEADS * STATE, N_VALUE_HEADS * STATE
     model.matrix(block + "attn_qkv.weight", 2 * keys + values, N_EMBD)
     model.matrix(block + "attn_gate.weight", values, N_EMBD)
@@ -154,13 +115,13 @@ def _delta_net(model: _Model, block: str) -> None:
     model.matrix(block + "ssm_out.weight", N_EMBD, values, gain=2)
 
 
-def _conv(model: _Model, block: str, width: int, *, bias: bool = False) -> None:
+def _conv(model: RandomModel, block: str, width: int, *, bias: bool = False) -> None:
     model.plain(block + "ssm_conv1d.weight", model.normal(block + "conv", width, KERNEL))
     if bias:
         model.plain(block + "ssm_conv1d.bias", model.normal(block + "conv_bias", width))
 
 
-def _mamba2(model: _Model, block: str, inner: int) -> None:
+def _mamba2(model: RandomModel, block: str, inner: int) -> None:
     n_heads, n_groups = N_VALUE_HEADS, 1
     width = inner + 2 * n_groups * STATE
     model.matrix(block + "ssm_in.weight", inner + width + n_heads, N_EMBD)
@@ -172,7 +133,7 @@ def _mamba2(model: _Model, block: str, inner: int) -> None:
     model.matrix(block + "ssm_out.weight", N_EMBD, inner, gain=2)
 
 
-def _states(model: _Model, inner: int, n_groups: int) -> None:
+def _states(model: RandomModel, inner: int, n_groups: int) -> None:
     model.numbers(
         ssm__conv_kernel=KERNEL,
         ssm__inner_size=inner,
@@ -182,7 +143,7 @@ def _states(model: _Model, inner: int, n_groups: int) -> None:
     )
 
 
-def _kda(model: _Model, block: str) -> None:
+def _kda(model: RandomModel, block: str) -> None:
     """Kimi's delta attention: the decay has a value for each row of a state."""
     inner = N_HEAD * STATE
     for name in ("q", "k", "v"):
@@ -210,7 +171,7 @@ def _kda(model: _Model, block: str) -> None:
         model.matrix(block + "ssm_g_b.weight", inner, STATE)
 
 
-def _latent_attention(model: _Model, block: str) -> None:
+def _latent_attention(model: RandomModel, block: str) -> None:
     """Attention over one latent vector of each token, which all heads share."""
     model.matrix(block + "attn_q.weight", N_HEAD * 2 * HEAD_DIM, N_EMBD)
     model.matrix(block + "attn_kv_a_mqa.weight", 2 * HEAD_DIM, N_EMBD)
@@ -222,7 +183,7 @@ def _latent_attention(model: _Model, block: str) -> None:
         model.matrix(block + "attn_gate.weight", N_HEAD, N_EMBD)
 
 
-def _dense(model: _Model, block: str, *, gated: bool = True) -> None:
+def _dense(model: RandomModel, block: str, *, gated: bool = True) -> None:
     if gated:
         model.matrix(block + "ffn_gate.weight", N_FF, N_EMBD, gain=2)
     model.matrix(block + "ffn_up.weight", N_FF, N_EMBD)
@@ -230,7 +191,7 @@ def _dense(model: _Model, block: str, *, gated: bool = True) -> None:
 
 
 def _experts(
-    model: _Model,
+    model: RandomModel,
     block: str,
     *,
     shared: bool,
@@ -257,10 +218,11 @@ def _experts(
         model.matrix(block + "ffn_down_shexp.weight", N_EMBD, N_FF_EXPERT)
 
 
-def _qwen(model: _Model, n_vocab: int) -> None:
+def _qwen(model: RandomModel, n_vocab: int) -> None:
     """qwen35, qwen35moe and qwen3next: gated delta nets, and gated attention."""
     has_experts = model.architecture != "qwen35"
-    model.shape(
+    _shape(
+        model,
         feed_forward_length=N_FF,
         attention__head_count_kv=N_HEAD_KV,
         rope__dimension_count=16,
@@ -270,7 +232,7 @@ def _qwen(model: _Model, n_vocab: int) -> None:
         model.numbers(rope__dimension_sections=[3, 3, 2, 0])
     _states(model, N_VALUE_HEADS * STATE, N_KEY_HEADS)
     if has_experts:
-        model.experts(expert_shared_feed_forward_length=N_FF_EXPERT)
+        _n_experts(model, expert_shared_feed_forward_length=N_FF_EXPERT)
     _head(model, n_vocab)
     for layer in range(N_LAYER):
         block = f"blk.{layer}."
@@ -286,10 +248,11 @@ def _qwen(model: _Model, n_vocab: int) -> None:
             _dense(model, block)
 
 
-def _lfm2(model: _Model, n_vocab: int) -> None:
+def _lfm2(model: RandomModel, n_vocab: int) -> None:
     """lfm2 and lfm2moe: short convolutions, and attention."""
     has_experts = model.architecture == "lfm2moe"
-    model.shape(
+    _shape(
+        model,
         feed_forward_length=N_FF,
         attention__head_count_kv=[
             N_HEAD_KV * (layer in ATTENTION_LAYERS) for layer in range(N_LAYER)
@@ -297,7 +260,7 @@ def _lfm2(model: _Model, n_vocab: int) -> None:
         shortconv__l_cache=L_CACHE,
     )
     if has_experts:
-        model.experts(leading_dense_block_count=1, expert_gating_func=2)
+        _n_experts(model, leading_dense_block_count=1, expert_gating_func=2)
     _head(model, n_vocab, "token_embd_norm.weight")
     for layer in range(N_LAYER):
         block = f"blk.{layer}."
@@ -316,18 +279,19 @@ def _lfm2(model: _Model, n_vocab: int) -> None:
             _dense(model, block)
 
 
-def _nemotron_h(model: _Model, n_vocab: int) -> None:
+def _nemotron_h(model: RandomModel, n_vocab: int) -> None:
     """nemotron_h and nemotron_h_moe: Mamba 2, attention and feed-forward in layers of their own."""
     has_experts = model.architecture == "nemotron_h_moe"
     kinds = ["mamba", "dense", "attention", "mamba", "dense", "attention"]
-    model.shape(
+    _shape(
+        model,
         feed_forward_length=[N_FF * (kind == "dense") for kind in kinds],
         attention__head_count_kv=[N_HEAD_KV * (kind == "attention") for kind in kinds],
         attention__layer_norm_epsilon=1e-6,
         rope__dimension_count=HEAD_DIM,
     )
     if has_experts:
-        model.experts(expert_shared_feed_forward_length=N_FF_EXPERT)
+        _n_experts(model, expert_shared_feed_forward_length=N_FF_EXPERT)
     _states(model, N_EMBD, 1)
     _head(model, n_vocab)
     for layer, kind in enumerate(kinds):
@@ -343,9 +307,10 @@ def _nemotron_h(model: _Model, n_vocab: int) -> None:
             _attention(model, block, qk_norm=False)
 
 
-def _granite_hybrid(model: _Model, n_vocab: int) -> None:
+def _granite_hybrid(model: RandomModel, n_vocab: int) -> None:
     """Mamba 2 or attention, then feed-forward."""
-    model.shape(
+    _shape(
+        model,
         feed_forward_length=N_FF,
         attention__head_count_kv=[
             N_HEAD_KV * (layer in ATTENTION_LAYERS) for layer in range(N_LAYER)
@@ -365,9 +330,9 @@ def _granite_hybrid(model: _Model, n_vocab: int) -> None:
         _dense(model, block)
 
 
-def _only_mamba2(model: _Model, n_vocab: int) -> None:
+def _only_mamba2(model: RandomModel, n_vocab: int) -> None:
     """Mamba 2 in all layers."""
-    model.shape(feed_forward_length=0)
+    _shape(model, feed_forward_length=0)
     _states(model, 2 * N_EMBD, 1)
     _head(model, n_vocab)
     for layer in range(N_LAYER):
@@ -376,9 +341,10 @@ def _only_mamba2(model: _Model, n_vocab: int) -> None:
         _mamba2(model, block, 2 * N_EMBD)
 
 
-def _kimi(model: _Model, n_vocab: int) -> None:
+def _kimi(model: RandomModel, n_vocab: int) -> None:
     """kimi-linear, kimi-k3 and bailingmoe3: Kimi's delta attention and latent attention."""
-    model.shape(
+    _shape(
+        model,
         feed_forward_length=N_FF,
         attention__head_count_kv=[int(layer in ATTENTION_LAYERS) for layer in range(N_LAYER)],
         attention__key_length=2 * HEAD_DIM,
@@ -393,7 +359,9 @@ def _kimi(model: _Model, n_vocab: int) -> None:
     # Experts in the last layer only: if sums round so that its router chooses another one, no state
     # after it is changed.
     n_dense = N_LAYER - 1
-    model.experts(leading_dense_block_count=n_dense, expert_gating_func=2, expert_shared_count=1)
+    _n_experts(
+        model, leading_dense_block_count=n_dense, expert_gating_func=2, expert_shared_count=1
+    )
     if model.architecture != "kimi-linear":
         model.numbers(kda__gate_lower_bound=-5.0)
     if model.architecture == "kimi-k3":
@@ -426,7 +394,7 @@ def _kimi(model: _Model, n_vocab: int) -> None:
             _experts(model, block, shared=True, biased=True)
 
 
-_WRITERS: dict[str, Callable[[_Model, int], None]] = {
+_WRITERS: dict[str, Callable[[RandomModel, int], None]] = {
     "qwen35": _qwen,
     "qwen35moe": _qwen,
     "qwen3next": _qwen,

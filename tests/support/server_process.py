@@ -130,6 +130,11 @@ def server(cache_folder: Path) -> Iterator[ServerProcess]:
     """The shipped pair as users get it, but exact to the bit. Tests leave it as they found it."""
     with serving(*EXACT) as running:
         yield running
+        with running.client() as client:
+            until(lambda: n_busy(client) == 0)
+            body = {"prompt": "def f(", "max_tokens": 4}
+            assert client.post("/v1/completions", json=body).status_code == 200
+        assert not [line for line in running.log if "Traceback" in line or "failed with" in line]
 
 
 @pytest.fixture

@@ -224,7 +224,7 @@ def train_selector(
 
 def write(path: Path, heads: dict[str, Tensor], kind: str = "F16") -> Path:
     """The shipped drafter with these heads; their matrices are of this type."""
-    from synthetic import quantize
+    from random_model import quantize
 
     keys: dict[str, Value | None] = {"dflash.sample_from_anchor": (False, BOOL, None)}
     if "selector_hidden.weight" in heads:

@@ -160,7 +160,7 @@ def test_checkpoints_copies_and_saved_states_have_all_of_it(
     check(1)
 
 
-def test_a_shared_state_is_nobody_elses_to_change(
+def test_a_shared_state_is_changed_for_one_sequence_only(
     target: Target, right: Callable[[list[int]], Logits]
 ) -> None:
     text = tokens(9)

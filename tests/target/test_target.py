@@ -317,15 +317,6 @@ def test_a_row_with_a_single_nan(
             engine.run([engine.begin(Request([4, 5, 6], SamplingParams(), 8, 0))])
 
 
-def test_a_loaded_model_says_so_too(path: Path, tmp_path: Path) -> None:
-    bad = changed(path, tmp_path / "bad.gguf", tensors=spoil)
-    with load(bad, n_ctx=128, n_gpu_layers=0, quiet=True) as model:
-        with pytest.raises(BackendError, match="not finite numbers"):
-            model.generate("abc", max_tokens=4)
-        with pytest.raises(BackendError, match="not finite numbers"):
-            model.generate("abc", max_tokens=4, temperature=0.5)
-
-
 def test_weights_of_the_target_that_are_no_numbers_do_not_blame_the_drafter(
     tmp_path: Path,
 ) -> None:

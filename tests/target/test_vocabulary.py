@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +14,14 @@ import pytest
 import gguf_files
 from dflash_local import demo
 from dflash_local.errors import ClosedError, ContextFullError
-from dflash_local.llama import runtime
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
 from dflash_local.target.vocabulary import Vocabulary
+from vocab_only import vocabulary_of
 
 NAMES = ["<unk>", "<s>", "</s>", "<|a|>", "<|a|><|a|>", "|>~~", "~|", "|~|", "~~<"]
 NAMES += ["é|", "\n", " \n "]
 USER_DEFINED = 4
-
-
-@contextmanager
-def vocabulary(path: Path) -> Iterator[Vocabulary]:
-    runtime.init()
-    params = api.llama_model_default_params()
-    params.vocab_only = True
-    model = api.llama_model_load_from_file(str(path).encode(), params)
-    try:
-        found = Vocabulary(api.llama_model_get_vocab(model))
-        yield found
-        found.close()
-    finally:
-        api.llama_model_free(model)
 
 
 def tokens_at_once(vocabulary: Vocabulary, text: str, special: bool, add_special: bool) -> Any:
@@ -76,7 +60,7 @@ def test_a_long_text_has_the_tokens_that_llama_cpp_gives_it_in_one_call(
     path = gguf_files.changed(pair[0], tmp_path / "names.gguf", keys=changed)
     draw = random.Random(0)
     parts = [*NAMES, "<|im_start|>", "<|im_", "a", " ", "  ", "def f", "~", "|", "<", ">", "\t"]
-    with vocabulary(path) as read:
+    with vocabulary_of(path) as read:
         for n_kinds in [3, 5, len(parts)]:
             chosen = draw.sample(parts, n_kinds)
             text = "".join(draw.choices(chosen, k=5000))
@@ -95,20 +79,20 @@ def test_no_call_has_many_names(pair: tuple[Path, Path], monkeypatch: pytest.Mon
         lengths.append(raw.count(b"<|im_start|>"))
         return int(tokenize(pointer, raw, *more))
 
-    with vocabulary(pair[0]) as read:
+    with vocabulary_of(pair[0]) as read:
         monkeypatch.setattr(api, "llama_tokenize", counted)
         assert len(read.tokenize("<|im_start|>" * 80_000)) == 80_000
     assert sum(lengths) == 80_000 and max(lengths) <= 1024
 
 
 def test_a_text_that_does_not_fit_is_not_read_to_its_end(pair: tuple[Path, Path]) -> None:
-    with vocabulary(pair[0]) as read, pytest.raises(ContextFullError, match="at least 50"):
+    with vocabulary_of(pair[0]) as read, pytest.raises(ContextFullError, match="at least 50"):
         read.tokenize("<|im_start|>" * 60_000, n_ctx=50_000)
 
 
 def test_a_text_that_would_take_gigabytes_is_refused(pair: tuple[Path, Path]) -> None:
     """Blanks: 128 of them may be one token, so that a context may hold four megabytes."""
-    with vocabulary(pair[0]) as read:
+    with vocabulary_of(pair[0]) as read:
         with pytest.raises(ContextFullError, match="at most 1048576 are read"):
             read.tokenize(" " * (4 << 20), n_ctx=40_000)
         assert len(read.tokenize(" " * (1 << 17), n_ctx=2000)) == 4096

@@ -300,12 +300,12 @@ def test_cancelled_in_its_prompt(bench: Bench) -> None:
     streams = occupy(bench.model, 1)
     cancel = threading.Event()
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(bench.model.generate, long, cancel=cancel, max_tokens=1)
+        waiting = thread.submit(bench.model.generate, long, cancel=cancel, max_tokens=64)
         while bench.model.status().n_busy < 2:
             next(streams[0])
         cancel.set()
         result = waiting.result(60)
-    assert result.finish_reason in ("cancelled", "length")
+    assert result.finish_reason == "cancelled"
     close(streams)
 
 
@@ -349,7 +349,7 @@ def test_cancelled_by_lot_again_and_again(bench: Bench) -> None:
 
 @pytest.mark.one_in(2)
 @of_both_shapes
-def test_what_goes_wrong_with_one_is_its_own_affair(bench: Bench) -> None:
+def test_an_error_of_one_request_leaves_the_others_alone(bench: Bench) -> None:
     streams = occupy(bench.model, 2)
     nothing = dict.fromkeys(range(bench.model.target.n_vocab), -float("inf"))
     for width in (0, 8):
@@ -432,7 +432,7 @@ def test_a_deadline_ends_an_answer(bench: Bench) -> None:
     assert 1 <= len(result.tokens) < 64
 
 
-def test_a_prompt_may_be_computed_anew(bench: Bench) -> None:
+def test_a_prompt_may_be_computed_without_the_cache(bench: Bench) -> None:
     prompt = bench.plain[0].prompt
     bench.alone(prompt)
     warm = bench.model.generate(prompt, max_tokens=N)

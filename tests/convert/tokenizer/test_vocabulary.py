@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import pytest
 from gguf import TokenType
 
@@ -17,9 +16,8 @@ from dflash_local.convert.tokenizer.vocabulary import tokenizer_keys
 from dflash_local.convert.writer import write_gguf
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf.file import GgufFile
-from dflash_local.llama import runtime
-from dflash_local.target.vocabulary import Vocabulary
 from tokenizer_files import Files, gemma4_files, hf_files, rank_files, source, split_by
+from vocab_only import vocabulary_of
 
 N_VOCAB, MASK = 8192, 8191
 TEXT = "def f(x):\n    return 'naïve ☃'  # 12345 don't\n\n\t<|im_end|>"
@@ -37,18 +35,9 @@ def read_back(keys: list[Key], path: Path) -> GgufFile:
 
 def tokenized(path: Path, text: str) -> tuple[list[int], str]:
     """What llama.cpp makes of `text` with the vocabulary in `path`, and back to text again."""
-    runtime.init()
-    params = llama_cpp.llama_model_default_params()
-    params.vocab_only = True
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-    assert model, runtime.first_error_line()
-    vocabulary = Vocabulary(llama_cpp.llama_model_get_vocab(model))
-    try:
+    with vocabulary_of(path) as vocabulary:
         tokens = vocabulary.tokenize(text, add_special=False)
         return tokens, vocabulary.detokenize(tokens)
-    finally:
-        vocabulary.close()
-        llama_cpp.llama_model_free(model)
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,8 @@ def test_nobody_waits_for_grammars_of_others(model: Model, monkeypatch: pytest.M
         return {"allOf": patterns}
 
     async def run() -> int:
+        known: dict[str, Any] = {"max_tokens": 2, "json_schema": {"type": "integer"}}
+        await model.agenerate("def", **known)
         first = asyncio.ensure_future(model.agenerate("def", max_tokens=2, json_schema=endless(0)))
         others = [
             asyncio.ensure_future(model.agenerate("def", max_tokens=2, json_schema=endless(i)))
@@ -44,6 +46,7 @@ def test_nobody_waits_for_grammars_of_others(model: Model, monkeypatch: pytest.M
         ]
         await asyncio.sleep(0)  # they have asked
         assert (await model.agenerate("def", max_tokens=2)).tokens
+        assert (await model.agenerate("def", **known)).tokens
         left = sum(not task.done() for task in others)
         for task in others:
             task.cancel()

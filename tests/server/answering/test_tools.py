@@ -46,21 +46,6 @@ def assert_weather(call: dict[str, Any]) -> None:
     assert 1 <= arguments.get("days", 1) <= 9
 
 
-def test_a_call_that_is_required(tool_client: httpx.Client) -> None:
-    told = ask(tool_client, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
-    [call] = told["message"]["tool_calls"]
-    assert_weather(call)
-    assert told["message"]["content"] is None
-    assert told["finish_reason"] == "tool_calls"
-
-
-def test_the_tool_that_is_named_is_called(tool_client: httpx.Client) -> None:
-    choice = {"type": "function", "function": {"name": "now"}}
-    told = ask(tool_client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
-    [call] = told["message"]["tool_calls"]
-    assert call["function"] == {"name": "now", "arguments": "{}"}
-
-
 def test_of_the_tools_that_are_allowed_one_is_called(tool_client: httpx.Client) -> None:
     allowed = [{"type": "function", "function": {"name": "now"}}]
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": allowed}}
@@ -212,7 +197,7 @@ def test_with_tools_and_a_schema_the_answer_is_a_call_or_of_the_schema(
         assert told["finish_reason"] == "tool_calls"
 
 
-def test_templates_hear_of_their_variables(tool_client: httpx.Client) -> None:
+def test_templates_get_their_variables(tool_client: httpx.Client) -> None:
     n = partial(n_prompt, tool_client, messages=user(QUESTION))
     thinking = n()
     assert n(chat_template_kwargs={"enable_thinking": False}) > thinking

@@ -220,7 +220,7 @@ def test_any_tool_and_none(tool_sdk: anthropic.Anthropic) -> None:
 
 
 @pytest.mark.slow
-def test_a_call_that_is_cut_off_has_what_there_is_of_its_input(
+def test_a_call_that_is_cut_off_has_the_part_of_its_input_that_is_whole(
     tool_sdk: anthropic.Anthropic,
 ) -> None:
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}'
@@ -265,7 +265,7 @@ def test_what_the_model_thinks_is_a_block_of_its_own(tool_sdk: anthropic.Anthrop
     assert ask(tool_sdk, messages=turn).content
 
 
-def test_nothing_that_nobody_asked_for_is_shown_of_it(tool_sdk: anthropic.Anthropic) -> None:
+def test_thoughts_are_shown_only_where_asked_for(tool_sdk: anthropic.Anthropic) -> None:
     for thinking in ({"type": "disabled"}, {"type": "adaptive", "display": "omitted"}):
         told = ask(tool_sdk, max_tokens=64, thinking=thinking, extra_body=THOUGHT)
         assert text(told) == "Two"

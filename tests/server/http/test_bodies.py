@@ -153,15 +153,6 @@ def test_other_content_types_are_refused(client: httpx.Client, kind: str | None)
     assert "application/json" in message(answer.content)
 
 
-def test_the_server_is_as_before_after_all_of_this(
-    client: httpx.Client, server: ServerProcess
-) -> None:
-    answer = client.post("/v1/completions", json={"prompt": "def f(x):", "max_tokens": 4})
-    assert answer.status_code == 200
-    assert not any(slot["is_processing"] for slot in client.get("/slots").json())
-    assert not any("Traceback" in line for line in server.log)
-
-
 def test_a_body_of_two_lengths(server: ServerProcess) -> None:
     """A proxy that believes the other one sees other requests than this server does."""
     body = b'{"prompt": "a", "max_tokens": 1}'

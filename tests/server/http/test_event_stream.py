@@ -169,12 +169,6 @@ def test_a_long_wait_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) ->
     assert tail.endswith("data: [DONE]\n\n")
 
 
-def test_an_error_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.01)
-    told = body(played(Source(ContextFullError("too long"), pause=0.2)))
-    assert told.startswith(": \n\n") and "context_length_exceeded" in told
-
-
 def test_messages_have_pings_and_errors_with_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.01)
     told = body(played(Source(ContextFullError("long"), pause=0.2), path=anthropic_errors.PATH))

@@ -183,8 +183,6 @@ def test_a_text_s_tokens_are_biased(client: httpx.Client, model: Model) -> None:
     for bias in ({"zebra": 100}, [["zebra", 100]]):
         told = complete(client, n_predict=4, return_tokens=True, logit_bias=bias, temperature=2.5)
         assert set(told["tokens"]) <= tokens
-    forbidden = model.generate(PROMPT, max_tokens=4, logit_bias={"zebra": float("inf") * -1})
-    assert not tokens & set(forbidden.tokens)
 
 
 def test_a_grammar_binds_the_answer(client: httpx.Client) -> None:
@@ -304,4 +302,5 @@ def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(client: httpx.Cl
 
 def test_null_is_a_field_left_out(client: httpx.Client) -> None:
     nulls = dict.fromkeys(("stop", "seed", "mirostat", "grammar", "min_p", "logit_bias", "n_probs"))
-    assert complete(client, temperature=0, **nulls) is not None
+    plain = complete(client, temperature=0)["content"]
+    assert complete(client, temperature=0, **nulls)["content"] == plain

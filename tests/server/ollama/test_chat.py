@@ -137,7 +137,7 @@ def test_tools_are_called_and_their_results_go_back_in(tool_api: ollama.Client) 
     assert (after.prompt_eval_count or 0) > (told.prompt_eval_count or 0)
 
 
-def test_a_call_that_is_cut_off_is_nobody_s_to_make(tool_api: ollama.Client) -> None:
+def test_a_call_that_is_cut_off_is_no_call(tool_api: ollama.Client) -> None:
     options = {**wrote(CALLS), "num_predict": 20}
     told = tool_api.chat(
         NAME, messages=user("What is the weather?"), tools=[WEATHER], options=options

@@ -215,32 +215,6 @@ def test_logprobs_of_a_stream_are_those_of_the_answer(client: httpx.Client) -> N
     assert not told[: -len(found[-1]["bytes"])].startswith(whole["message"]["content"])
 
 
-def test_json_of_a_schema(client: httpx.Client) -> None:
-    schema = {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 8},
-            "n": {"type": "integer", "minimum": 0, "maximum": 99},
-        },
-        "required": ["name", "n"],
-        "additionalProperties": False,
-    }
-    body = {
-        "messages": user("Tell me a name and a number"),
-        "max_tokens": 64,
-        "seed": 1,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "pair", "strict": True, "schema": schema},
-        },
-    }
-    told = json.loads(content(post(client, CHAT, **body)))
-    assert set(told) == {"name", "n"}
-    assert isinstance(told["name"], str)
-    assert len(told["name"]) <= 8
-    assert 0 <= told["n"] <= 99
-
-
 @pytest.mark.parametrize(
     "body",
     [

@@ -10,7 +10,7 @@ import pytest
 from openai_api import CHAT, refused, user
 
 
-@pytest.mark.one_in(42)
+@pytest.mark.one_in(36)
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
@@ -31,17 +31,11 @@ from openai_api import CHAT, refused, user
             "input_audio",
         ),
         ({"temperature": "hot"}, "temperature", "'hot'"),
-        ({"temperature": 101}, "temperature", "100"),
-        ({"top_p": -0.1}, "top_p", "0"),
-        ({"n": 0}, "n", "1"),
         ({"n": True}, "n", "integer"),
-        ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"max_completion_tokens": 1.5}, "max_completion_tokens", "integer"),
         ({"stop": 3}, "stop", "string"),
         ({"stop": [""]}, "stop[0]", "at least 1"),
-        ({"seed": "x"}, "seed", "integer"),
         ({"logit_bias": {"a": "b"}}, "logit_bias.a", "number"),
-        ({"logit_bias": {"1": 101}}, "logit_bias.1", "100"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
         ({"logprobs": 3}, "logprobs", "boolean"),

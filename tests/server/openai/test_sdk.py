@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -18,23 +17,6 @@ from openai_api import CERTAIN, QUESTION, user
 from server_process import ServerProcess
 
 MODEL = "any-name"
-
-
-def connect(server: ServerProcess, **more: Any) -> openai.OpenAI:
-    options = {"api_key": "unused", "max_retries": 0, **more}
-    return openai.OpenAI(base_url=f"{server.url}/v1", **options)
-
-
-@pytest.fixture
-def sdk(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with connect(server) as connected:
-        yield connected
-
-
-@pytest.fixture
-def tool_sdk(tool_server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with connect(tool_server) as connected:
-        yield connected
 
 
 def test_a_chat(sdk: openai.OpenAI) -> None:
@@ -218,23 +200,26 @@ def test_bad_requests_are_exceptions_of_their_kind(sdk: openai.OpenAI) -> None:
 
 
 @pytest.mark.slow
-def test_a_key_and_a_full_queue(guarded: ServerProcess) -> None:
-    with connect(guarded, api_key="wrong") as sdk, pytest.raises(openai.AuthenticationError):
-        sdk.models.list()
-    with connect(guarded, api_key=KEYS[0]) as sdk, ThreadPoolExecutor() as pool:
+def test_a_key_and_a_full_queue(sdk: openai.OpenAI, guarded: ServerProcess) -> None:
+    there = f"{guarded.url}/v1"
+    with pytest.raises(openai.AuthenticationError):
+        sdk.with_options(base_url=there, api_key="wrong").models.list()
+    sdk = sdk.with_options(base_url=there, api_key=KEYS[0])
 
-        def ask() -> openai.APIStatusError:
-            with pytest.raises(openai.APIStatusError) as refused:
-                sdk.chat.completions.create(model=MODEL, messages=user("Hi"), max_tokens=1)
-            return refused.value
+    def ask() -> openai.APIStatusError:
+        with pytest.raises(openai.APIStatusError) as refused:
+            sdk.chat.completions.create(model=MODEL, messages=user("Hi"), max_tokens=1)
+        return refused.value
 
-        stream = sdk.chat.completions.create(
+    with (
+        ThreadPoolExecutor() as pool,
+        sdk.chat.completions.create(
             model=MODEL, messages=user("Count"), stream=True, extra_body={"ignore_eos": True}
-        )
+        ) as stream,
+    ):
         next(iter(stream))
         asked = [pool.submit(ask) for _ in range(2)]  # one may wait, but not long
         full, late = sorted((each.result() for each in asked), key=lambda e: e.status_code)
-        stream.close()
     assert isinstance(full, openai.RateLimitError)
     assert full.code == "queue_full"
     assert int(full.response.headers["retry-after"]) >= 1

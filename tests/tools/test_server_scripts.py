@@ -17,7 +17,10 @@ import httpx
 import pytest
 
 from dflash_local import demo
+from guarded_server import guarded
 from server_process import EXACT, ServerProcess, serving
+
+__all__ = ["guarded"]
 
 TOOLS = Path(__file__).parents[2] / "tools"
 ANSWERED = ("chat", "chat_streamed", "completion", "infill", "schema")
@@ -78,18 +81,19 @@ def test_it_ends_at_once_in_the_middle_of_an_attack() -> None:
     target, drafter = map(str, demo.pair())
     with serving("--target", target, "--draft", drafter, *EXACT) as server:
 
-        def attack(_: int) -> None:
+        def attack() -> bool:
+            """Whether it was answered."""
             with server.client() as client, contextlib.suppress(httpx.HTTPError):
-                client.post("/tokenize", json={"content": "<|im_start|>" * 80_000})
+                body = {"content": "<|im_start|>" * 80_000}
+                return client.post("/tokenize", json=body).status_code == 200
+            return False
 
         with ThreadPoolExecutor(45) as threads:
-            for i in range(45):
-                threads.submit(attack, i)
+            attacks = [threads.submit(attack) for _ in range(45)]
             time.sleep(1)
             server.send(signal.SIGINT)
-            start = time.monotonic()
-            server.wait(60)
-            assert time.monotonic() - start < 20
+            assert server.wait(60) == 130
+        assert not all(each.result() for each in attacks)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +22,7 @@ import shipped_drafter
 from command_line import COMMAND, refused
 from convert_command import DRAFTER, TARGET, online, settings
 from hub_stand_in import Hub
+from server_process import ServerProcess, until
 
 NAME = "tiny"
 GGUF = "lab/Tiny-GGUF"
@@ -230,10 +230,7 @@ def test_an_interrupted_transfer_is_resumed(empty: User) -> None:
     empty.hub.stalls = threading.Event()
     pulling = empty.start("pull", NAME)
     assert empty.hub.stalls.wait(60)
-    until = time.monotonic() + 60
-    while not any(path.stat().st_size for path in empty.cache.rglob("*.incomplete")):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: any(path.stat().st_size for path in empty.cache.rglob("*.incomplete")))
     pulling.send_signal(signal.SIGINT)
     assert pulling.wait(60) == 130
     empty.hub.stalls = None
@@ -317,8 +314,6 @@ def test_a_files_name_is_not_a_prompt(registry: None) -> None:
 
 @pytest.mark.slow
 def test_a_server_serves_a_name(empty: User) -> None:
-    from server_process import ServerProcess
-
     variables = empty.variables({"DFLASH_LOCAL_THREADS": "1"})
     server = ServerProcess("--model", f"mine={NAME}", environment=variables)
     try:
