@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -359,7 +358,7 @@ def test_a_known_grammar_waits_for_no_unknown_one(model: Model) -> None:
     known = {"type": "integer"}
     slow = [{"type": "string", "pattern": f".*{i}.*"} for i in range(24)]
 
-    async def all_of_them() -> float:
+    async def all_of_them() -> None:
         await model.agenerate("x", json_schema=known, max_tokens=4)
         others = [
             asyncio.ensure_future(
@@ -368,14 +367,11 @@ def test_a_known_grammar_waits_for_no_unknown_one(model: Model) -> None:
             for i in range(2)
         ]
         await asyncio.sleep(0.5)
-        start = time.monotonic()
         await model.agenerate("x", json_schema=known, max_tokens=4)
-        waited = time.monotonic() - start
         assert not any(other.done() for other in others)
         await asyncio.gather(*others, return_exceptions=True)
-        return waited
 
-    assert asyncio.run(all_of_them()) < 5
+    asyncio.run(all_of_them())
 
 
 def test_a_grammar_goes_with_texts_in_the_bias(model: Model) -> None:

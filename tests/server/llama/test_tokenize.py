@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import httpx
 
@@ -39,14 +38,12 @@ def test_a_text_of_gigabytes_in_the_making_is_refused(client: httpx.Client) -> N
 
 
 def test_whoever_tokenises_much_delays_no_answer(server: ServerProcess) -> None:
-    """As many as the server has threads for everything else, with a quarter of a megabyte each."""
+    """As many as the server has threads for everything else, with a quarter of a megabyte each. An
+    answer that waited for them would come after nearly all of theirs."""
     names = {"content": "<|im_start|>" * 20_000}
     with server.client() as client, ThreadPoolExecutor(45) as others:
         answers = [others.submit(client.post, "/tokenize", json=names) for _ in range(45)]
-        time.sleep(0.5)
-        start = time.monotonic()
+        wait(answers, return_when=FIRST_COMPLETED)
         client.post("/v1/completions", json={"prompt": "def", "max_tokens": 1}).raise_for_status()
-        waited = time.monotonic() - start
-        assert sum(answer.done() for answer in answers) < 45
-        assert waited < 5
+        assert sum(answer.done() for answer in answers) < 35
         assert all(len(answer.result().json()["tokens"]) == 20_000 for answer in answers)
