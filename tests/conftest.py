@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,12 @@ __all__ = [
 # What is started in the background of a shell inherits that Ctrl-C is ignored, and so would every
 # process that the tests interrupt. A handler of our own is reset to the default in them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What commands show is as wide as where there is no terminal, whatever the tests' own is like. Some
+# ask for it as they are imported.
+os.environ["COLUMNS"] = "80"
+os.environ.pop("NO_COLOR", None)
+os.environ.pop("FORCE_COLOR", None)
 
 # No test is to fail because the machine is busy.
 settings.register_profile("any machine", deadline=None)

@@ -118,7 +118,7 @@ def loading(
     ):
         visit.change(**BRIEF)
         visit.ask()
-        expect(visit.page.locator(".answer footer")).to_contain_text("loading slow", timeout=60_000)
+        expect(visit.page.locator(".answer footer")).to_contain_text("loading slow")
         yield visit
 
 

@@ -30,7 +30,9 @@ STYLE = re.compile(r"\x1b\[([0-9;]*)m([^\x1b]*)\x1b\[0m")
 
 
 def terminal(width: int = 80) -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system="standard")
+    """One that can do everything, whatever TERM and NO_COLOR say of ours."""
+    style = {"force_terminal": True, "color_system": "standard", "_environ": {}}
+    return Console(file=io.StringIO(), width=width, **style)
 
 
 def written(console: Console) -> str:

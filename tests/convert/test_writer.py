@@ -227,7 +227,8 @@ def test_write_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
 
 def test_folder_that_is_read_only_is_named(open_folder: Path) -> None:
     folder = open_folder / "fixed"
-    folder.mkdir(mode=0o555)
+    folder.mkdir()
+    folder.chmod(0o555)  # whatever the umask is
     code = """
     if os.geteuid() == 0:
         os.setuid(65534)  # root may write anywhere

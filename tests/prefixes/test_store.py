@@ -190,13 +190,11 @@ def test_a_slow_disk_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(prefix_store, "_LEAST_LEAVING", 0)
     size = entry(1).n_bytes
     store = PrefixStore(2 * size, folder)
-    start = time.monotonic()
     for token in range(9):
         store.put(entry(token))
-    took = time.monotonic() - start
+    assert store.n_disk_entries == 0  # so nothing has waited for the disk
     there = [n_found(store, token) for token in range(9)]
     may_go_on.set()
-    assert took < 30
     assert there == [1, 1, 0, 0, 0, 0, 0, 1, 1]
     store.close()
     assert PrefixStore(LARGE, files(tmp_path)).n_disk_entries == 4
@@ -371,10 +369,11 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 from saved_prefixes import entry, files
 store = files(Path({folder!r}), 1 << 24)
-print("ready", flush=True)
 i = 0
 while True:
     store.write(entry(i % 50, i % 7, size=300_000))
+    if i == 0:  # one is whole, however slow the machine is
+        print("ready", flush=True)
     i += 1
 """
 

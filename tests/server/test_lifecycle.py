@@ -38,17 +38,17 @@ def test_what_a_server_says_as_it_starts(server: ServerProcess) -> None:
 
 
 def test_sigterm_lets_running_answers_finish(cache_folder: Path) -> None:
-    with serving("--threads", "1") as server, server.client() as client:
-        with streaming(client, {**LONG, "max_tokens": 300}) as lines:
+    # Ready to ask: the answer must not end before the other client has asked twice.
+    with serving("--threads", "1") as server, server.client() as client, server.client() as other:
+        with streaming(client, {**LONG, "max_tokens": 600}) as lines:
             server.send(signal.SIGTERM)
             server.wait_for("finishing 1 running request")
-            with server.client() as other:
-                health = other.get("/health")
-                assert (health.status_code, health.json()) == (503, {"status": "draining"})
-                refused = other.post("/v1/completions", json=SHORT)
-                assert refused.status_code == 503
-                assert refused.json()["error"]["code"] == "shutting_down"
-                assert int(refused.headers["retry-after"]) > 0
+            health = other.get("/health")
+            assert (health.status_code, health.json()) == (503, {"status": "draining"})
+            refused = other.post("/v1/completions", json=SHORT)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "shutting_down"
+            assert int(refused.headers["retry-after"]) > 0
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"]

@@ -24,7 +24,7 @@ __all__ = ["guarded"]
 
 TOOLS = Path(__file__).parents[2] / "tools"
 ANSWERED = ("chat", "chat_streamed", "completion", "infill", "schema")
-GROWTH_MIB = 64  # what answers of other lengths and shapes may still add after the first half
+GROWTH_MIB = 32  # what answers of other lengths and shapes may still add after the first half
 
 
 def found_by(script: str, *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -40,7 +40,9 @@ def found_by(script: str, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_every_request_is_answered_and_nothing_is_left_behind() -> None:
-    with serving(*EXACT, "--parallel", "4", "--queue", "8") as server:
+    # Of threads that overlap on a busy machine each has an arena of its own, which is no leak.
+    one_arena = {"MALLOC_ARENA_MAX": "1"}
+    with serving(*EXACT, "--parallel", "4", "--queue", "8", environment=one_arena) as server:
         pid = str(server.process.pid) if Path("/proc").is_dir() else None
         watched = ("--pid", pid) if pid else ()
         found = load(server, "--requests", "120", "--clients", "16", *watched)
@@ -92,7 +94,7 @@ def test_it_ends_at_once_in_the_middle_of_an_attack() -> None:
             attacks = [threads.submit(attack) for _ in range(45)]
             time.sleep(1)
             server.send(signal.SIGINT)
-            assert server.wait(60) == 130
+            assert server.wait() == 128 + signal.SIGINT
         assert not all(each.result() for each in attacks)
 
 

@@ -7,6 +7,8 @@ same ways to fail.
 from __future__ import annotations
 
 from pathlib import Path
+from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +155,11 @@ def test_a_server_that_never_comes_up_is_given_up_and_stopped(
 ) -> None:
     behave("deaf")
     monkeypatch.setattr(llama_server, "_START_S", 0.6)
+
+    def clock() -> float:
+        return 1.0 if (tmp_path / "said").exists() else 0.0  # the time is over when it has spoken
+
+    monkeypatch.setattr(llama_server, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
     with (
         pytest.raises(BackendError, match=r"not ready after 1 s: .*never comes"),
         server(tmp_path),

@@ -125,7 +125,9 @@ def test_a_full_queue_and_a_turn_that_does_not_come(
         next(lines)
         waiting = pool.submit(ask)
         until(lambda: "llamacpp:requests_deferred 1.0" in other.get("/metrics").text)
-        full, late = ask(), waiting.result()
+        # At once, as the one that waits does so for two seconds.
+        full = other.post(path, json={**QUESTION, "stream": True})
+        late = waiting.result()
     assert full.status_code == 429
     assert int(full.headers["retry-after"]) >= 1
     told(full, "rate_limit_error")

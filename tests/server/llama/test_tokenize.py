@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import httpx
 
@@ -39,7 +38,8 @@ def test_a_text_of_gigabytes_in_the_making_is_refused(client: httpx.Client) -> N
 
 
 def test_whoever_tokenises_much_delays_no_answer(server: ServerProcess) -> None:
-    """As many as the server has threads for everything else, with a quarter of a megabyte each."""
+    """As many as the server has threads for everything else, with a quarter of a megabyte each. An
+    answer that waited for them would come after nearly all of theirs."""
     names = {"content": "<|im_start|>" * 20_000}
     with server.client() as client, ThreadPoolExecutor(45) as others:
         answers = [others.submit(client.post, "/tokenize", json=names) for _ in range(45)]
@@ -47,7 +47,7 @@ def test_whoever_tokenises_much_delays_no_answer(server: ServerProcess) -> None:
         def n_done() -> int:
             return sum(answer.done() for answer in answers)
 
-        time.sleep(0.5)
+        wait(answers, return_when=FIRST_COMPLETED)
         before = n_done()
         client.post("/v1/completions", json={"prompt": "def", "max_tokens": 1}).raise_for_status()
         assert n_done() - before < 20 and n_done() < 45

@@ -347,6 +347,7 @@ def test_who_only_looks_keeps_no_model_awake(pair: tuple[Path, Path]) -> None:
         client.post(COMPLETIONS, json=body).raise_for_status()
         once = counted()
         assert once[1] == 3
+        server.wait_for(f"POST {COMPLETIONS}")  # the log is read in another thread
         n_lines = len(server.log)
 
         def asleep() -> bool:
