@@ -236,8 +236,8 @@ class MessagesRequest(CountRequest, SamplingFields):
 
 
 def _add_user(messages: list[dict[str, Any]], turn: UserTurn) -> None:
-    if isinstance(turn.content, str):
-        _add(messages, "user", [turn.content])
+    if isinstance(turn.content, str) or not turn.content:  # no blocks are an empty text
+        _add(messages, "user", [turn.content or ""])
         return
     for block in turn.content:
         if isinstance(block, TextBlock):
