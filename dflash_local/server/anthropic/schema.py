@@ -236,10 +236,11 @@ class MessagesRequest(CountRequest, SamplingFields):
 
 
 def _add_user(messages: list[dict[str, Any]], turn: UserTurn) -> None:
-    if isinstance(turn.content, str):
-        _add(messages, "user", [turn.content])
+    content = turn.content or ""  # no blocks are an empty text
+    if isinstance(content, str):
+        _add(messages, "user", [content])
         return
-    for block in turn.content:
+    for block in content:
         if isinstance(block, TextBlock):
             _add(messages, "user", [block.text])
         else:

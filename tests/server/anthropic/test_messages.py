@@ -60,6 +60,14 @@ def text(message: Message) -> str:
     return "".join(block.text for block in message.content if isinstance(block, TextBlock))
 
 
+def test_a_turn_without_blocks_is_an_empty_text(sdk: anthropic.Anthropic) -> None:
+    turns = [*user("a"), {"role": "assistant", "content": "b"}]
+    for before in ([], turns):
+        blocks, empty = ([*before, {"role": "user", "content": given}] for given in ([], ""))
+        assert n_prompt(sdk, messages=blocks) == n_prompt(sdk, messages=empty)
+    assert ask(sdk, messages=[{"role": "user", "content": []}]).usage.output_tokens
+
+
 def test_a_drawn_answer_is_the_model_s_own(sdk: anthropic.Anthropic, model: Model) -> None:
     told = ask(sdk, max_tokens=24, extra_body={"temperature": 0.8, "seed": 7})
     own = model.chat(user(QUESTION), max_tokens=24, temperature=0.8, seed=7, **SAMPLER)
