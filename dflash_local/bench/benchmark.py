@@ -245,7 +245,7 @@ def _cases(model: Model, options: BenchOptions) -> tuple[list[Case], list[str]]:
             f"no prompt is left to measure: {'; '.join(notes) or 'none was asked for'}"
         )
     if options.synthetic_length is not None and options.replay is None:
-        cases = with_random_answers(target, cases, room)
+        cases = with_random_answers(target, cases, min(room, model.n_ctx))
     return cases, notes
 
 
