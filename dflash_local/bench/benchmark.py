@@ -150,7 +150,9 @@ def _measure_others(
 ) -> None:
     """Several requests at once, and llama-server."""
     short = [case for case in cases if case.category not in report.long_categories]
-    if options.concurrency and short:
+    if options.concurrency and not short:
+        report.notes.append("several at once: left out, as there are only long prompts")
+    elif options.concurrency:
         rows, left_out = _concurrent(options, short, open_model, say)
         report.concurrency = rows
         report.notes += left_out

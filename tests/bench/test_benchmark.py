@@ -35,3 +35,10 @@ def test_random_answers_are_as_long_as_the_context_holds(tmp_path: Path) -> None
     for row in report.rows:
         assert row.drafted is not None
         assert N_CTX - 128 - 1 <= row.plain.n_tokens == row.drafted.n_tokens <= N_CTX - 128 + 1
+
+
+def test_long_prompts_alone_are_not_measured_at_once_and_that_is_told(tmp_path: Path) -> None:
+    report = measured(tmp_path, 9, categories=("long",), depths=(128,), concurrency=(2,))
+    assert [row.category for row in report.rows] == ["128"] * 2
+    assert report.concurrency == []
+    assert "several at once: left out, as there are only long prompts" in report.notes
