@@ -35,7 +35,8 @@ def _verdict(report: Report) -> str:
     if n_answers < _FEWEST:
         answers = "answer is" if n_answers == 1 else "answers are"
         return f"{n_answers} measured {answers} too few for a verdict: give more prompts"
-    return f"{_how(means[variant], variant)}{_range(rows)}"
+    hardly = all(row.forced for row in rows)
+    return f"{_how(means[variant], variant, hardly_drafted=hardly)}{_range(rows)}"
 
 
 def _mean(rows: list[SpeedRow]) -> float | None:
@@ -43,8 +44,10 @@ def _mean(rows: list[SpeedRow]) -> float | None:
     return geometric_mean(ratios) if ratios else None
 
 
-def _how(mean: float, variant: Variant) -> str:
+def _how(mean: float, variant: Variant, *, hardly_drafted: bool) -> str:
     speed = f"{mean:.2f} times plain decoding's speed"
+    if mean > 1 + _ALIKE and hardly_drafted:
+        return f"drafting gains nothing, as hardly anything was drafted: {speed} ({variant})"
     if mean > 1 + _ALIKE:
         return f"drafting pays: {speed} ({variant})"
     if mean < 1 - _ALIKE:

@@ -40,6 +40,15 @@ def test_it_says_whether_drafting_pays(ratios: tuple[float, ...], said: str) -> 
     assert verdict(report_of(*ratios)).startswith(said)
 
 
+def test_what_was_hardly_drafted_is_no_gain() -> None:
+    """A busy machine makes one of two plain answers faster than the other."""
+    made = report_of(1.2, 1.1)
+    made.rows = [replace(each, forced=each.acceptance) for each in made.rows]
+    assert verdict(made).startswith("drafting gains nothing, as hardly anything was drafted: 1.15")
+    made.rows[0] = replace(made.rows[0], forced=None)
+    assert verdict(made).startswith("drafting pays: 1.15")
+
+
 def test_it_names_the_worst_and_the_best_category() -> None:
     assert verdict(report_of(2.0, 0.5, 8.0)).endswith("from 0.50 on text 1 to 8.00 on text 2")
 
