@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from dflash_local import Model, demo
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
-from dflash_local.bench.replay.engine import MarkedDrafter
 from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.wrapped_drafter import WrappedDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.fit.options import LoadOptions
 from dflash_local.loading import open_engine
@@ -92,7 +92,7 @@ def main() -> None:
     engine, plan = open_engine(open_pair(*pair), options, say=print)
     assert engine.drafter is not None
     recorder = Recorder()
-    recording = Engine(engine.target, MarkedDrafter(engine.drafter, recorder), learns=False)
+    recording = Engine(engine.target, WrappedDrafter(engine.drafter, recorder), learns=False)
     with Model(recording, plan) as model:
         cases, _ = tokenized(model, prompts, room=arguments.passages * arguments.tokens)
         found = [

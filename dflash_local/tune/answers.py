@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.draft.wrapped_drafter import WrappedDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.engine.sequence import Sequence as Running
@@ -101,24 +101,15 @@ class Ring:
             self.n_bytes -= self._answers.popleft().n_bytes
 
 
-class TapReader(Drafter):
-    """Passes everything on to a drafter, and keeps the features of each sequence's rows."""
+class TapReader(WrappedDrafter):
+    """Keeps the features of each sequence's rows, which it passes on to a drafter."""
 
     def __init__(self, inner: Drafter, target: Target, dtype: torch.dtype) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._target = target
         self._dtype = dtype
         self._rows: dict[int, list[Tensor]] = {}
         self._rounds: dict[int, list[int]] = {}
-        self.top_k = inner.top_k
-        self.gives_candidates = inner.gives_candidates
-
-    @property
-    def block_size(self) -> int:
-        return self._inner.block_size
-
-    def length(self, seq: int) -> int:
-        return self._inner.length(seq)
 
     def features(self, seq: int) -> Tensor:
         """Those of all rows of a sequence, [n, n_features]."""
@@ -131,33 +122,27 @@ class TapReader(Drafter):
 
     def inject(self, seq: int, features: Features) -> None:
         self._read([seq], [features])
-        self._inner.inject(seq, features)
+        super().inject(seq, features)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        self._inner.begin(requests)
+        super().begin(requests)
         # After it: the device drafts while the rows are copied.
         self._read([request.seq for request in requests], [r.features for r in requests])
         for seq in (request.seq for request in requests):
             self._rounds.setdefault(seq, []).append(sum(map(len, self._rows[seq])))
 
-    def read(self) -> list[Draft]:
-        return self._inner.read()
-
-    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        self.begin(requests)
-        return self.read()
-
     def truncate(self, seq: int, length: int) -> None:
-        self._inner.truncate(seq, length)
+        super().truncate(seq, length)
         self._rows[seq] = [self.features(seq)[:length]] if length else []
         self._rounds[seq] = [each for each in self.rounds(seq) if each < length]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        self._inner.copy(source, target, length)
+        super().copy(source, target, length)
         self._rows[target] = [self.features(source)[:length]]
         self._rounds[target] = [each for each in self.rounds(source) if each < length]
 
     def close(self) -> None:
+        """Leaves the drafter open."""
         self._rows.clear()
         self._rounds.clear()
 

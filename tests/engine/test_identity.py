@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from adversarial import MeddledDrafter
+from adversarial import meddled
 from dflash_local import Model, Result, demo
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
@@ -200,13 +200,13 @@ def test_after_a_request_whose_every_draft_was_rejected(
             right = text[anchor_at + 2 :][: len(draft) - 2]
             return Draft([*first, *right], [ANCHOR, ANCHOR, *range(len(right))])
 
-        drafter = MeddledDrafter(fused_drafter(target), spoil)
+        drafter = meddled(fused_drafter(target), spoil)
         engine = Engine(target, drafter)
         spoiled = answer(engine, prompt, 16, N, shape=shape)
         assert spoiled.tokens == expected
         assert spoiled.stats.drafted > 0
         assert spoiled.stats.accepted == 0
-        drafter.meddle = lambda _, draft: draft
+        drafter.change = lambda _, draft: draft
         again = answer(engine, prompt, 16, N, shape=shape)
         assert again.tokens == expected
         assert again.stats.accepted > 0

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from adversarial import MeddledDrafter
+from adversarial import meddled
 from dflash_local import demo
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
 from dflash_local.draft.drafter import DraftRequest
@@ -52,7 +52,7 @@ class Bench:
         self.n_right: list[int] = []
         self.shape: DraftShape = "chain"
         self.n_tree_rounds = 0
-        self.engine = Engine(used, MeddledDrafter(self.drafter, self._meddle))
+        self.engine = Engine(used, meddled(self.drafter, self._meddle))
 
     def _meddle(self, anchor_at: int, draft: Draft) -> Draft:
         """As many right tokens as is said next, then wrong ones."""
@@ -223,7 +223,7 @@ def test_within_rounding_where_nothing_is_exact() -> None:
             good = anchor_at % 7
             return Draft.chain(right[:good] + [(t + 1) % used.n_vocab for t in right[good:]])
 
-        engine = Engine(used, MeddledDrafter(drafter, half_right))
+        engine = Engine(used, meddled(drafter, half_right))
         sequence = answer(engine, prompt, 16, N - 1)
         cached = engine.slots[0].cached
         consistent(engine, drafter, len(prompt) + N - 2)

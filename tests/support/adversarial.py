@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.draft.wrapped_drafter import WrappedDrafter
 
 Script = Callable[[int, int, int], Draft]
 """From the position of the anchor, the anchor and the number of tokens asked for to a draft."""
@@ -59,40 +60,11 @@ class ScriptedDrafter(Drafter):
         self._lengths = [0] * len(self._lengths)
 
 
-class MeddledDrafter(Drafter):
-    """A drafter whose proposals pass through `meddle`; everything else is left to it."""
-
-    def __init__(self, drafter: Drafter, meddle: Callable[[int, Draft], Draft]) -> None:
-        self.meddle = meddle
-        self.top_k = drafter.top_k
-        self.gives_candidates = drafter.gives_candidates
-        self._drafter = drafter
-
-    @property
-    def block_size(self) -> int:
-        return self._drafter.block_size
-
-    def length(self, seq: int) -> int:
-        return self._drafter.length(seq)
-
-    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
-        self._drafter.inject(seq, features)
-
-    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = self._drafter.draft(requests)
-        return [
-            self.meddle(self._drafter.length(request.seq), draft)
-            for request, draft in zip(requests, drafts, strict=True)
-        ]
-
-    def truncate(self, seq: int, length: int) -> None:
-        self._drafter.truncate(seq, length)
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        self._drafter.copy(source, target, length)
-
-    def close(self) -> None:
-        self._drafter.close()
+def meddled(drafter: Drafter, meddle: Callable[[int, Draft], Draft]) -> WrappedDrafter:
+    """A drafter whose proposals pass through `meddle`, with the position of the anchor."""
+    return WrappedDrafter(
+        drafter, lambda request, draft: meddle(drafter.length(request.seq), draft)
+    )
 
 
 def oracle(text: Sequence[int]) -> Script:

@@ -7,17 +7,17 @@ accepted, and it is what the caches, the hidden states and the drafter go on wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from dflash_local.bench.replay.drafts import ReplayedDrafts, Walk
 from dflash_local.draft.draft import Draft
-from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.wrapped_drafter import WrappedDrafter
 from dflash_local.engine import sequence
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.errors import BackendError, InputError
-from dflash_local.target.taps import Features
 from dflash_local.target.target import Target
 
 Answers = Mapping[tuple[int, ...], Sequence[int]]
@@ -59,7 +59,7 @@ class ReplayEngine(Engine):
         drafter = engine.drafter
         super().__init__(
             engine.target,
-            MarkedDrafter(drafter, self._mark) if drafter and drafts else drafter,
+            WrappedDrafter(drafter, self._mark) if drafter and drafts else drafter,
             len(engine.slots),
             engine.controller,
             copies=engine.copies,
@@ -101,51 +101,3 @@ class ReplayEngine(Engine):
         drafting = self._by_slot[request.seq]
         assert self._drafts is not None and drafting.walk is not None, "else nothing is marked"
         return self._drafts.mark(draft, drafting.answer, len(drafting.tokens), drafting.walk)
-
-
-class MarkedDrafter(Drafter):
-    """Another drafter, whose drafts pass through `mark`."""
-
-    def __init__(self, drafter: Drafter, mark: Callable[[DraftRequest, Draft], Draft]) -> None:
-        self._drafter = drafter
-        self._mark = mark
-        self._requests: Sequence[DraftRequest] = ()
-        self.top_k = drafter.top_k
-        self.gives_candidates = drafter.gives_candidates
-        self.draft_window = drafter.draft_window
-        self.file_key = drafter.file_key
-
-    @property
-    def block_size(self) -> int:
-        return self._drafter.block_size
-
-    @property
-    def n_builds(self) -> int:  # type: ignore[override]
-        return self._drafter.n_builds
-
-    def length(self, seq: int) -> int:
-        return self._drafter.length(seq)
-
-    def inject(self, seq: int, features: Features) -> None:
-        self._drafter.inject(seq, features)
-
-    def begin(self, requests: Sequence[DraftRequest]) -> None:
-        self._requests = requests
-        self._drafter.begin(requests)
-
-    def read(self) -> list[Draft]:
-        drafts = self._drafter.read()
-        return [self._mark(*pair) for pair in zip(self._requests, drafts, strict=True)]
-
-    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        self.begin(requests)
-        return self.read()
-
-    def truncate(self, seq: int, length: int) -> None:
-        self._drafter.truncate(seq, length)
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        self._drafter.copy(source, target, length)
-
-    def close(self) -> None:
-        self._drafter.close()
