@@ -247,6 +247,8 @@ def bench(ctx: click.Context, /, **values: Any) -> int:
     if values["dataset"] is not None:
         report.paper = _paper(values["dataset"], target, options.settings.temperatures)
     _write(report, values)
+    if report.failure is not None:
+        raise report.failure
     return INTERRUPTED if report.interrupted else 0
 
 

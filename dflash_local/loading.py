@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +30,7 @@ from dflash_local.pays import calibration
 from dflash_local.pays.controller import Controller
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.store import PrefixStore
-from dflash_local.printable import printable
+from dflash_local.printable import to_stderr
 from dflash_local.target.bare_pass import takes_back
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
@@ -164,7 +162,7 @@ def load(
         draft_from=draft_from,
     )
     percent = say is None or progress is None
-    say = say or (_silent if quiet else _to_stderr)
+    say = say or (_silent if quiet else to_stderr)
     files = find_pair(target, draft, say=say, options=options)
     pair = open_pair(files.target, files.draft)
     engine, plan = open_engine(
@@ -479,12 +477,6 @@ def _loaded(path: Path, options: TargetOptions, progress: Progress, say: Say) ->
         if stopped is not None:
             raise stopped from None
         raise
-
-
-def _to_stderr(line: str) -> None:
-    if sys.stderr is not None:  # else print would take stdout
-        with suppress(OSError, ValueError):  # it may have been closed
-            print(printable(line), file=sys.stderr, flush=True)
 
 
 def _silent(_news: object) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
+
 _SPACE = frozenset("\n\t")
 _REORDERING = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROL = (*range(0x20), 0x7F, *range(0x80, 0xA0))
@@ -16,6 +19,13 @@ def printable(line: str) -> str:
     return "".join(
         c if c.isprintable() or c in _SPACE else "\N{REPLACEMENT CHARACTER}" for c in line
     )
+
+
+def to_stderr(line: str) -> None:
+    """Print a line about something, if there is a stderr."""
+    if sys.stderr is not None:  # else print would take stdout
+        with suppress(OSError, ValueError):  # it may have been closed
+            print(printable(line), file=sys.stderr, flush=True)
 
 
 def shown(text: str) -> str:

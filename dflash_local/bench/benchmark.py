@@ -37,7 +37,7 @@ from dflash_local.bench.replay.engine import Answers, ReplayEngine
 from dflash_local.bench.report.report import Report
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
-from dflash_local.errors import InputError
+from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan
 from dflash_local.model import Model
@@ -81,7 +81,8 @@ class BenchOptions:
 
 def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Report:
     """Measure. `open_engine` is `loading.open_engine`; `say` is called with lines on the progress.
-    A KeyboardInterrupt ends it with what was measured until then, if there is anything.
+    A KeyboardInterrupt ends it with what was measured until then, if there is anything; so does
+    what fails after one request at a time was measured.
 
     Raises InputError where files, prompts and settings do not fit, and what `load` raises.
     """
@@ -131,6 +132,9 @@ def benchmark(options: BenchOptions, open_engine: OpenEngine, say: Say) -> Repor
         _measure_others(report, options, cases, open_model, server, say)
     except KeyboardInterrupt:
         _interrupted(report, say)
+    except DflashError as failure:
+        report.failure = failure
+        report.notes.append(f"not all was measured: {failure}")
     return report
 
 
@@ -150,7 +154,9 @@ def _measure_others(
 ) -> None:
     """Several requests at once, and llama-server."""
     short = [case for case in cases if case.category not in report.long_categories]
-    if options.concurrency and short:
+    if options.concurrency and not short:
+        report.notes.append("several at once: left out, as there are only long prompts")
+    elif options.concurrency:
         rows, left_out = _concurrent(options, short, open_model, say)
         report.concurrency = rows
         report.notes += left_out
@@ -245,7 +251,7 @@ def _cases(model: Model, options: BenchOptions) -> tuple[list[Case], list[str]]:
             f"no prompt is left to measure: {'; '.join(notes) or 'none was asked for'}"
         )
     if options.synthetic_length is not None and options.replay is None:
-        cases = with_random_answers(target, cases, room)
+        cases = with_random_answers(target, cases, min(room, model.n_ctx))
     return cases, notes
 
 

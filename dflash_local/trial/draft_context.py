@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,76 +32,39 @@ _GET_LATTICE = (
 )
 
 
-@dataclass(frozen=True)
-class ContextOptions:
-    """`n_seq` sequences share `n_cells` of f16 KV cache. A batch has at most `n_rows` rows.
-
-    `lattice`: the rows of DFlash 2's selector are wanted instead of logits.
-    """
-
-    n_seq: int
-    n_cells: int
-    n_rows: int
-    n_threads: int
-    flash_attn: bool = True
-    causal: bool = False
-    lattice: bool = False
-
-
 class DraftContext:
     """A model of the architecture `dflash` and its context, on the CPU. Close it before the
     target's.
 
-    The rows of a sequence are adjacent in a batch, at the positions after those that it has. In
-    batches of tokens every sequence has the same number of rows.
+    `n_seq` sequences share `n_cells` of f16 KV cache. A batch has at most `n_rows` rows. `lattice`:
+    the rows of DFlash 2's selector are wanted instead of logits. The rows of a sequence are
+    adjacent in a batch, at the positions after those that it has. In batches of tokens every
+    sequence has the same number of rows.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         target_context: Any,
-        options: ContextOptions,
+        *,
+        n_seq: int,
+        n_cells: int,
+        n_rows: int,
+        n_threads: int,
+        flash_attn: bool = True,
+        causal: bool = False,
+        lattice: bool = False,
     ) -> None:
         """Raises FileError if llama.cpp refuses the file, BackendError if memory is short."""
         runtime.init()
-        self.path = Path(path)
-        self.options = options
-        self._context: Any = None
-        self._model: Any = None
-        try:
-            self._load()
-            self._open(target_context)
-        except BaseException:
-            self.close()
-            raise
-
-    def _load(self) -> None:
-        params = api.llama_model_default_params()
-        params.n_gpu_layers = 0
-        no_devices = (ctypes.c_void_p * 1)(None)
-        params.devices = ctypes.addressof(no_devices)
-        runtime.clear_log()
-        self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
-        if not self._model:
-            raise FileError(f"llama.cpp cannot load {self.path}: {runtime.reason()}")
-        self.n_vocab: int = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
-        self.n_embd: int = api.llama_model_n_embd(self._model)
-        kind = api.llama_model_rope_type(self._model)
-        self._n_position = 4 if kind == api.LLAMA_ROPE_TYPE_MROPE else 1
-
-    def _open(self, target_context: Any) -> None:
-        options = self.options
         params = api.llama_context_default_params()
-        params.n_ctx = options.n_cells
-        params.n_batch = params.n_ubatch = options.n_rows
-        params.n_outputs_max = options.n_rows
-        params.n_seq_max = options.n_seq
-        params.n_threads = params.n_threads_batch = options.n_threads
+        params.n_ctx = n_cells
+        params.n_batch = params.n_ubatch = params.n_outputs_max = n_rows
+        params.n_seq_max = n_seq
+        params.n_threads = params.n_threads_batch = n_threads
         # llama.cpp finds out whether the device has it for these heads
         params.flash_attn_type = (
-            api.LLAMA_FLASH_ATTN_TYPE_AUTO
-            if options.flash_attn
-            else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            api.LLAMA_FLASH_ATTN_TYPE_AUTO if flash_attn else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
         params.type_k = params.type_v = int(GGMLQuantizationType.F16)
         params.kv_unified = True
@@ -111,16 +73,41 @@ class DraftContext:
         params.offload_kqv = params.op_offload = False
         params.no_perf = True
         params.ctx_other = target_context
+        self._has_lattice = lattice
+        self._context: Any = None
+        self._model: Any = None
+        try:
+            self._load(Path(path))
+            self._open(params)
+        except BaseException:
+            self.close()
+            raise
+        api.llama_set_causal_attn(self._context, causal)
+
+    def _load(self, path: Path) -> None:
+        params = api.llama_model_default_params()
+        params.n_gpu_layers = 0
+        no_devices = (ctypes.c_void_p * 1)(None)
+        params.devices = ctypes.addressof(no_devices)
+        runtime.clear_log()
+        self._model = api.llama_model_load_from_file(os.fsencode(path), params)
+        if not self._model:
+            raise FileError(f"llama.cpp cannot load {path}: {runtime.reason()}")
+        self.n_vocab: int = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
+        self.n_embd: int = api.llama_model_n_embd(self._model)
+        kind = api.llama_model_rope_type(self._model)
+        self._n_position = 4 if kind == api.LLAMA_ROPE_TYPE_MROPE else 1
+
+    def _open(self, params: Any) -> None:
         runtime.clear_log()
         self._context = api.llama_init_from_model(self._model, params)
         if not self._context:
             raise BackendError(
-                f"llama.cpp has no room for the drafter's context of {options.n_cells} tokens: "
+                f"llama.cpp has no room for the drafter's context of {params.n_ctx} tokens: "
                 f"{runtime.reason()}; load with a smaller n_ctx or without a drafter"
             )
-        api.llama_set_causal_attn(self._context, options.causal)
         self.address = ctypes.cast(self._context, ctypes.c_void_p).value
-        if options.lattice:
+        if self._has_lattice:
             on = _function(_SET_LATTICE, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
             on(self.address, True, False)  # a row for every token, even if it is not an output
             self._lattice = _function(_GET_LATTICE, ctypes.c_void_p, ctypes.c_void_p)
@@ -143,7 +130,7 @@ class DraftContext:
         Raises BackendError if llama.cpp fails.
         """
         # Rows of logits are read by their place in the batch, so all rows are outputs, or none.
-        output = np.full(len(tokens), not self.options.lattice, np.int8)
+        output = np.full(len(tokens), not self._has_lattice, np.int8)
         ids = np.asarray(tokens, np.int32)
         self._decode(len(ids), ids, None, np.asarray(positions, np.int32), seqs, output)
 

@@ -122,7 +122,7 @@ def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
     import numpy as np
 
     from dflash_local.llama import runtime
-    from dflash_local.trial.draft_context import ContextOptions, DraftContext
+    from dflash_local.trial.draft_context import DraftContext
 
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = _N_CELLS
@@ -134,7 +134,9 @@ def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
         raise BackendError(runtime.first_error_line() or "no context of the target")
     size = spec.block_size
     lattice = spec.selector is not None
-    options = ContextOptions(
+    context = DraftContext(
+        path,
+        target,
         n_seq=1,
         n_cells=_N_CELLS + size,
         n_rows=max(_N_ROWS, size),
@@ -142,7 +144,6 @@ def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
         causal=spec.causal,
         lattice=lattice,
     )
-    context = DraftContext(path, target, options)
     features = np.zeros((_N_ROWS, spec.n_features), np.float32)
     context.inject(features, list(range(_N_ROWS)), [0] * _N_ROWS)
     tokens = [0] + [spec.mask_token_id] * (size - 1)

@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import platform
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from dflash_local import disk_cache
 from dflash_local.errors import BackendError, FileError
 from dflash_local.gguf.file import file_key, shard_files
-from dflash_local.printable import printable
+from dflash_local.printable import to_stderr
 from dflash_local.trial import child
 
 REINSTALL = (
@@ -48,11 +47,6 @@ class LoadVerdict:
     """False if another try may succeed, after a lack of memory or time."""
 
 
-def _to_stderr(line: str) -> None:
-    if sys.stderr is not None:
-        print(line, file=sys.stderr, flush=True)
-
-
 def ensure_loadable(
     target: Path,
     draft: Path | None,
@@ -63,7 +57,7 @@ def ensure_loadable(
     n_replayed: int = 0,
     redecodes: bool = False,
     limit_s: float = _LIMIT_S,
-    say: Callable[[str], None] = _to_stderr,
+    say: Callable[[str], None] = to_stderr,
 ) -> int:
     """Return if llama.cpp can load `target` and decode with taps on `layers`, and with so many
     snapshots or replayed rows of its recurrent state. `redecodes`: from a second state of it.
@@ -159,7 +153,7 @@ def _tried(
     limit_s += sum(path.stat().st_size for path in files) / _SLOWEST_BYTES_PER_S
 
     def on_wait() -> None:
-        say(printable(f"trying {target.name} in a child process, once ..."))
+        say(f"trying {target.name} in a child process, once ...")
 
     outcome = child.run(
         "dflash_local.trial.model_child",

@@ -142,6 +142,7 @@ class TapReader(WrappedDrafter):
         self._rounds[target] = [each for each in self.rounds(source) if each < length]
 
     def close(self) -> None:
+        """Leaves the drafter open."""
         self._rows.clear()
         self._rounds.clear()
 

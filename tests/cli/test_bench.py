@@ -177,6 +177,20 @@ def test_replays_of_several_requests_at_once(tmp_path: Path) -> None:
     assert [(row["concurrency"], row["copies"]) for row in rows] == [(2, True), (2, False)]
 
 
+def test_a_server_that_does_not_start_costs_no_results(tmp_path: Path) -> None:
+    """It comes last, after minutes, and may know no DFlash."""
+    server = tmp_path / "llama-server"
+    server.write_text("#!/bin/sh\necho error: unknown argument\nexit 1\n")
+    server.chmod(0o755)
+    few = (*FEW, "--draft-shape", "chain", "--category", "fim", "--temps", "0")
+    done = run_here("bench", "-q", *few, "--against-llama-server", str(server))
+    assert done.returncode == 1
+    assert "fill-in-the-middle (1)" in done.stdout
+    assert f"note: not all was measured: {server} ended with code 1" in done.stdout
+    assert done.stderr.endswith(f"{server} ended with code 1: error: unknown argument\n")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_target_alone_is_decoded_plainly() -> None:
     found = told(*FEW, "--target", TARGET, "--category", "chat", "--temps", "0")
     assert [row["drafted"] for row in found["rows"]] == [None, None]

@@ -15,7 +15,7 @@ from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target.taps import Features
 from dflash_local.target.target import Target
-from dflash_local.trial.draft_context import ContextOptions, DraftContext
+from dflash_local.trial.draft_context import DraftContext
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -36,15 +36,13 @@ class LlamaDrafter(Drafter):
         self._context = DraftContext(
             path,
             target.context,
-            ContextOptions(
-                n_seq=n_seq,
-                n_cells=n_ctx * n_seq + n_rows,
-                n_rows=n_rows,
-                n_threads=1,
-                flash_attn=target.options.flash_attn,
-                causal=self.spec.causal,
-                lattice=self.spec.selector is not None,
-            ),
+            n_seq=n_seq,
+            n_cells=n_ctx * n_seq + n_rows,
+            n_rows=n_rows,
+            n_threads=1,
+            flash_attn=target.options.flash_attn,
+            causal=self.spec.causal,
+            lattice=self.spec.selector is not None,
         )
         self._memory = api.llama_get_memory(self._context._context)
         target.attach(self)

@@ -134,7 +134,8 @@ def _answer_all(
     seed: int,
     max_tokens: int,
 ) -> tuple[float, list[TimedAnswer]]:
-    """All prompts, `n` at a time, from empty caches: tokens/s of all together, and the answers."""
+    """All prompts, `n` at a time, each computed as a whole: tokens/s of all together, and the
+    answers."""
     engine.offers_copies = variant.copies
     engine.slots.forget_all()
     waiting = deque(enumerate(prompts))
@@ -146,7 +147,9 @@ def _answer_all(
             while waiting and len(running) < n:
                 i, prompt = waiting.popleft()
                 sampling = SamplingParams(temperature=temperature, seed=seed + i)
-                request = Request(prompt, sampling, max_tokens, **variant.options())
+                # Prompts come more than once: from the caches the later ones would be free.
+                asked = {**variant.options(), "cache_prompt": False}
+                request = Request(prompt, sampling, max_tokens, **asked)
                 running.append(engine.begin(request))
             engine.step(running)
             for ended in [each for each in running if each.finish_reason is not None]:

@@ -16,10 +16,10 @@ from dflash_local.bench.peers.paper import PaperValue
 
 OURS = "ours (over theirs)"
 _NAMES = {"fim": "fill-in-the-middle"}
-_KEYS = ("prompts", "temp", "caches", "drafts", "llama-server", "at once")
+_KEYS = ("prompts", "temp", "caches", "drafts", "llama-server", "at once", "rows")
 """Columns that say what a row is about."""
 _ABOUT = {"temp": "temperature {}", "at once": "{} at once", "caches": "caches {}"}
-_TEXT_COLUMNS = {"prompts", "temp", "caches", "drafts", "paper", "llama-server", "", OURS}
+_TEXT_COLUMNS = {"prompts", "temp", "caches", "drafts", "paper", "llama-server", "rows", "", OURS}
 _WRAPPED = {"prompts": 14, "drafts": 12, "llama-server": 12, "paper": 20, OURS: 24}
 """Columns of words, and where they break in a table that is too wide."""
 _SPREAD = re.compile(r" \([^()\s]+-[^()\s]+\)$")

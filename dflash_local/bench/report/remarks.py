@@ -59,6 +59,8 @@ def tail(report: Report) -> Iterator[str]:
             "* of a few answers that drafted whole blocks: those with the width that was chosen "
             "had too few rounds with drafts to count"
         )
+    if report.concurrency:
+        yield "several at once: tokens/s of all together, prompts included; else without prompts"
     for source in dict.fromkeys(value.source for value in report.paper.values()):
         yield f"paper: {source}; its speed-up is that of another program and machine"
     for note in report.notes:

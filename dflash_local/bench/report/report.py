@@ -14,6 +14,7 @@ from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant, Wid
 from dflash_local.bench.measure.single import Difference, SpeedRow
 from dflash_local.bench.peers.comparison import ServerRow
 from dflash_local.bench.peers.paper import PaperValue
+from dflash_local.errors import DflashError
 from dflash_local.sampling.params import SamplingParams
 
 FORMAT = 2
@@ -38,7 +39,8 @@ class TreeGain:
 class Report:
     """`curve` are seconds of a target pass by its rows. `paper` is by category and temperature.
     `synthetic_length` is None where the models' own drafts were checked. `replay` names where the
-    answers come from, if they were given. `interrupted`: it was ended before all was measured."""
+    answers come from, if they were given. `interrupted`: it was ended before all was measured;
+    `failure`: what else has ended it."""
 
     command: str
     environment: Environment
@@ -54,6 +56,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     long_categories: tuple[str, ...] = ()
     interrupted: bool = False
+    failure: DflashError | None = None
 
     @property
     def temperatures(self) -> list[float]:

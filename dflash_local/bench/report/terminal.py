@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tabulate import tabulate
-
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.cost_curve import DEPTH
 from dflash_local.bench.measure.environment import MemoryUse
@@ -19,7 +17,6 @@ _SHORT = 16
 """Tokens: longer rounds have a row only if there were any."""
 _BESIDE_BAR = 24
 """Columns of a histogram's row beside its bar."""
-_ANY = 1 << 16
 _DRAFTS = "a drafting round on average"
 _TREES = ": drafted nodes, tokens of the longest branch, branches"
 _FORCED = " (* in whole blocks)"
@@ -50,7 +47,8 @@ def terminal(report: Report, width: int | None = None) -> str:
         sections.append(("llama-server on the same files and prompts", cell.table(rows, width)))
     if report.curve:
         title = f"a pass of the target by its rows, after {DEPTH} tokens"
-        sections.append((title, _curve(report, width)))
+        curve = {"rows": "ms", **{str(n): cell.ms(s) for n, s in report.curve.items()}}
+        sections.append((title, cell.table([curve], width)))
     if report.memory:
         sections.append(("memory", _memory(report.memory)))
     sections.append(("", "\n".join(remarks.tail(report))))
@@ -210,22 +208,6 @@ def _concurrent(report: Report, width: int | None) -> str:
             line["tokens per round"] = cell.length(row.drafted.acceptance)
         rows.append(line)
     return cell.table(rows, width)
-
-
-def _curve(report: Report, width: int | None) -> str:
-    """In as many parts as are needed."""
-    columns = [(str(rows), cell.ms(seconds)) for rows, seconds in report.curve.items()]
-    parts: list[list[tuple[str, str]]] = [[]]
-    for column in columns:
-        if len(_sideways([*parts[-1], column]).splitlines()[0]) > (width or _ANY):
-            parts.append([])
-        parts[-1].append(column)
-    return "\n".join(map(_sideways, parts))
-
-
-def _sideways(columns: list[tuple[str, str]]) -> str:
-    table = list(zip(("rows", "ms"), *columns, strict=True))
-    return tabulate(table, tablefmt="plain", disable_numparse=True, stralign="right")
 
 
 def _memory(memory: MemoryUse) -> str:

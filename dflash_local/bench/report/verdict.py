@@ -8,6 +8,7 @@ from dflash_local.bench.measure.settings import Variant
 from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.report import cell
 from dflash_local.bench.report.report import Report
+from dflash_local.stats import Stats
 
 _FEWEST = 3
 """Answers with drafts; from fewer no verdict is given, as speed differs between prompts."""
@@ -35,7 +36,8 @@ def _verdict(report: Report) -> str:
     if n_answers < _FEWEST:
         answers = "answer is" if n_answers == 1 else "answers are"
         return f"{n_answers} measured {answers} too few for a verdict: give more prompts"
-    return f"{_how(means[variant], variant)}{_range(rows)}"
+    tokens_per_pass = Stats.sum(row.acceptance.stats for row in rows).tokens_per_round
+    return f"{_how(means[variant], variant, tokens_per_pass)}{_range(rows)}"
 
 
 def _mean(rows: list[SpeedRow]) -> float | None:
@@ -43,8 +45,10 @@ def _mean(rows: list[SpeedRow]) -> float | None:
     return geometric_mean(ratios) if ratios else None
 
 
-def _how(mean: float, variant: Variant) -> str:
+def _how(mean: float, variant: Variant, tokens_per_pass: float) -> str:
     speed = f"{mean:.2f} times plain decoding's speed"
+    if mean > 1 + _ALIKE >= tokens_per_pass:  # no gain can be larger than that
+        return f"drafting gains nothing, as hardly any draft was accepted: {speed} ({variant})"
     if mean > 1 + _ALIKE:
         return f"drafting pays: {speed} ({variant})"
     if mean < 1 - _ALIKE:

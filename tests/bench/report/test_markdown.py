@@ -18,6 +18,15 @@ def test_it_is_a_table_of_tasks_with_the_command_beside_it() -> None:
     assert len({line.count("|") for line in table}) == 1
 
 
+def test_it_says_that_speeds_at_once_are_of_something_else() -> None:
+    """They stand below those of single requests, in one column."""
+    report = made_report()
+    said = "- several at once: tokens/s of all together, prompts included"
+    assert said in markdown(report)
+    report.concurrency = []
+    assert said not in markdown(report)
+
+
 def test_llama_server_has_a_table_of_its_own() -> None:
     tables = markdown(made_report()).split("\n\n")
     assert any("DFlash, 15 drafts" in table and table.startswith("|") for table in tables)

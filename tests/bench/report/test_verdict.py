@@ -14,6 +14,7 @@ from dflash_local.bench.report.markdown import markdown
 from dflash_local.bench.report.report import Report
 from dflash_local.bench.report.terminal import terminal
 from dflash_local.bench.report.verdict import verdict
+from dflash_local.stats import Stats
 
 
 def report_of(*ratios: float, n: int = 4) -> Report:
@@ -38,6 +39,19 @@ def report_of(*ratios: float, n: int = 4) -> Report:
 )
 def test_it_says_whether_drafting_pays(ratios: tuple[float, ...], said: str) -> None:
     assert verdict(report_of(*ratios)).startswith(said)
+
+
+def test_without_accepted_drafts_there_is_no_gain() -> None:
+    """A busy machine makes one of two plain answers faster than the other."""
+    made = report_of(1.2, 1.1)
+    stats = Stats(rounds=100, drafted=3, accepted=1, emitted=103, outcomes={(0, 1): 99, (3, 2): 1})
+    made.rows = [replace(each, acceptance=Acceptance(stats)) for each in made.rows]
+    told = "drafting gains nothing, as hardly any draft was accepted: 1.15 times"
+    assert verdict(made).startswith(told)
+    # Few rounds of many drafts, as of a text that is copied, are a gain.
+    stats = Stats(rounds=4, drafted=60, accepted=60, emitted=65, outcomes={(0, 1): 2, (30, 31): 2})
+    made.rows[0] = replace(made.rows[0], acceptance=Acceptance(stats))
+    assert verdict(made).startswith("drafting pays: 1.15")
 
 
 def test_it_names_the_worst_and_the_best_category() -> None:
