@@ -33,14 +33,13 @@ class PlainSteps:
     def run(self, sequences: list[Sequence], lap: Lap) -> None:
         """A plain step, or several at once where nothing is asked between them."""
         lap.verifying()
-        self._recurrent.settle(sequences, plain=True)
-        n_again = self._recurrent.n_again(sequences)
+        self._recurrent.decode_again(sequences, plain=True)
+        n_again = self._recurrent.n_again(sequences)  # what the next pass decodes again itself
         n_steps = self._n_steps(sequences)
         slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
         draws = [s.sampler.native if s.draws_alone else None for s in sequences]
-        given = [sequence.upcoming(n_steps) for sequence in sequences]  # none, but for `bench`
-        in_steps = [token for step in zip(*given, strict=True) for token in step]
-        steps = self._slots.decode_ahead(slots, anchors, n_steps, draws, in_steps)
+        given = self._given(sequences, n_steps)
+        steps = self._slots.decode_ahead(slots, anchors, n_steps, draws, given)
         lap.accepting(n_again + len(sequences), n_steps=len(steps))
         for i, sequence in enumerate(sequences):
             with sequence.alone(self._slots):
@@ -48,6 +47,13 @@ class PlainSteps:
                     with lap.sampling(sequence):
                         steps[0][i] = sequence.draw(self._target, i)
                 self._emit_steps(sequence, [step[i] for step in steps], i, len(sequences))
+
+    @staticmethod
+    def _given(sequences: list[Sequence], n_steps: int) -> list[int]:
+        """The tokens of these steps, one of each sequence for each step, where they are known
+        before: only when `bench` replays answers."""
+        texts = [sequence.upcoming(n_steps) for sequence in sequences]
+        return [token for step in zip(*texts, strict=True) for token in step]
 
     def _n_steps(self, sequences: list[Sequence]) -> int:
         """How many plain steps to decode at once, without a delay that a reader would notice."""
@@ -62,7 +68,8 @@ class PlainSteps:
             s.policy and not s.lacks_drafter(self._slots) for s in sequences
         ):
             # A copy that begins within these steps is missed. Most begin early in an answer, or
-            # soon after another one. So no more steps than the text has repeated nothing for.
+            # soon after another one. So no more steps than there were plain ones (passes of as many
+            # rows) since the last copy, or since the answer began.
             new = min([self._meter.n_same, *(len(s.tokens) for s in sequences)])
             n_steps = min(n_steps, self._controller.idle + 1, max(new, TO_WARM_UP))
         return max(n_steps, 1)
@@ -71,13 +78,14 @@ class PlainSteps:
         """Emit what the i-th of n sequences has decoded plainly, up to its end."""
         slot, ends_text = sequence.slot, self._target.vocabulary.ends_text
         fed, n_kept = [sequence.anchor, *tokens[:-1]], 0
-        for token in tokens:
-            sequence.sampler.checked(token)
+        for drawn in tokens:
+            token = sequence.sampler.checked(drawn)
             n_kept += 1
             sequence.stats.record_round(drafted=0, emitted=1)
             if sequence.emit(token, ends_text=ends_text(token)):
                 break
-        rows, features = range(i, i + n * len(tokens), n), sequence.wants_features
+        rows = range(i, i + n * len(tokens), n)  # a step has a row of each sequence
+        features = sequence.wants_features
         self._slots.commit(slot, fed[:n_kept], rows[:n_kept], features=features)
         if n_kept < len(tokens) and not self._target.truncate(slot.seq, len(slot.cached)):
             # A recurrent state cannot forget the steps after the end of the answer. So the slot

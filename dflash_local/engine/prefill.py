@@ -34,7 +34,7 @@ class Prefill:
         `round_s` is the time of a round: others wait that long anyway. Raises as `Target.decode`.
         """
         start = time.perf_counter()
-        served = self._with_room(self._chunks(sequences, round_s))
+        served = self._fitting(self._chunks(sequences, round_s))
         if not served:
             return
         if self._target.needs_equal_rows:
@@ -105,7 +105,7 @@ class Prefill:
         waiting = set(alike) - {alike[i] for i in going}
         return [s for i, s in enumerate(sequences) if i not in waiting]
 
-    def _with_room(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+    def _fitting(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """The sequences whose whole prompt fits. The others end: the context is full."""
         self._cache.make_room(sum(sequence.n_left for sequence, _ in chunks))
         room = self._slots.free_cells

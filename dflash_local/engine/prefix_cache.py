@@ -80,12 +80,13 @@ class PrefixCache:
             origin = "disk" if found and found.is_on_disk else "memory"
             self._save(slot)
             self._restore(slot, entry)
-        elif choice.source not in (None, slot.seq):
+        elif choice.source is not None and choice.source != slot.seq:
             origin = "shared"
             self._save(slot)
-            self._slots.share(self._slots[choice.source or 0], slot, choice.length)
+            self._slots.share(self._slots[choice.source], slot, choice.length)
         else:
             self._save(slot, length)
+        # What it has now may be more, or less where taking it over has failed.
         self._slots.roll_back(slot, length, for_drafts=wanted.drafts_in(slot.gave_up))
         self.reused[origin if slot.cached else "none"] += 1
         slot.busy = True
@@ -159,7 +160,7 @@ class PrefixCache:
 
     def keep_checkpoint(self, slot: Slot) -> None:
         """Let other texts fork off from what a slot has now."""
-        self._slots.settle([slot])
+        self._slots.decode_again([slot])
         with suppress(MemoryError):
             slot.checkpoints.keep(self._target.checkpoint(slot.seq, len(slot.cached)))
         self._lend()
@@ -232,7 +233,7 @@ class PrefixCache:
             return
         if not is_whole:
             self._slots.roll_back(slot, n, for_drafts=False)
-        self._slots.settle([slot])
+        self._slots.decode_again([slot])
         if len(slot.cached) != n or self._target.sequence_bytes(slot.seq) > store.max_bytes:
             return
         try:

@@ -2,8 +2,8 @@
 which all sequences have equally many rows. For other targets there are none, and nothing is done.
 
 Where a recurrent state cannot be taken back row by row, the rows that a round accepts are decoded
-again in the next pass over their sequence, before its new ones. To *settle* a sequence is to decode
-them in a pass of their own.
+again: in the next pass over their sequence, before its new rows, or in a pass of their own where
+that would become too long.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ class RecurrentRows:
         n_again = self.n_again(sequences)
         return n_again > 0 and len(sequences) == 1 and n_again > self._most(1)
 
-    def settle(self, sequences: list[Sequence], *, plain: bool = False) -> None:
-        """Let the target decode again what would make the next pass too long; before `plain` steps
-        of several sequences also what would make their rows unequal."""
+    def decode_again(self, sequences: list[Sequence], *, plain: bool = False) -> None:
+        """Let the target decode again, in a pass of their own, the rows that would make the next
+        pass too long; before `plain` steps of several sequences also what would make their rows
+        unequal."""
         if not self._target.most_again:
             return
         slots = [sequence.slot for sequence in sequences]
         again = [self._target.n_again(slot.seq) for slot in slots]
-        settled: list[Slot] = []
+        now: list[Slot] = []
         n_rows = len(again) * (1 + max(again))
         if n_rows > self._slots.free_cells + sum(again) or (plain and len(set(again)) > 1):
-            settled = slots
+            now = slots
         elif len(slots) > 1 and any(again):  # one alone decodes them again with a plain step
             most = self._most(len(slots))
-            settled = [slot for slot, n in zip(slots, again, strict=True) if n > most]
-        self._slots.settle(settled)
+            now = [slot for slot, n in zip(slots, again, strict=True) if n > most]
+        self._slots.decode_again(now)
         if self._controller:
             left = self.n_again(sequences)
             self._controller.again.done(sum(again) - left)

@@ -48,16 +48,17 @@ class Round:
 
         Raises as `Target.decode`. What goes wrong with a single sequence becomes its `error`.
         """
-        sequences = self._with_room(sequences)
+        sequences = self._make_room(sequences)
         if not sequences:
             return
         with self._meter.lap(sequences) as lap:
-            self._recurrent.settle(sequences)  # rows that some recurrent states lack
-            lap.settled()
+            self._recurrent.decode_again(sequences)  # only recurrent targets have such rows
+            lap.decoded_again()
             choices = self._widths.choose(sequences)
             self._inject(choices)
             self._draft(choices, lap)
             self._widths.join(choices)
+            # A round whose drafts are all cut away is none of plain decoding: it took their time.
             if not any(choice.n_draft or choice.draft for choice in choices):
                 self._plain.run(sequences, lap)
                 return
@@ -72,8 +73,9 @@ class Round:
             sequence.emit(token, ends_text=self._target.vocabulary.ends_text(token))
             sequence.stats.emitted += 1
 
-    def _with_room(self, sequences: list[Sequence]) -> list[Sequence]:
-        """The sequences whose anchor fits the context. The others end: the context is full.
+    def _make_room(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Make room in the caches, and return the sequences whose anchor has a cell. The others
+        end here: the context is full.
 
         Room is made for the widest drafts, not only for the anchors. Otherwise idle slots would
         keep rounds narrow.
@@ -141,8 +143,9 @@ class Round:
 
     def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
         """Emit the target's tokens along the draft, and keep the rows of the accepted ones."""
-        # Every row of a round has logits, and rows that are decoded again have no number in
-        # `Target.numbers`. So `first + row` names a row's logits and its hidden states.
+        # Every row of the batch has logits, and rows that are decoded again before it have neither
+        # those nor a number in `Target.numbers`. So `first + row` names a row's logits, and its
+        # hidden states.
         anchor, first = sequence.anchor, part.first_row
         ends_text = self._target.vocabulary.ends_text
         with sequence.alone(self._slots):

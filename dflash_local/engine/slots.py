@@ -116,12 +116,12 @@ class Slots:
         self._keep_stored(self.target.n_rows(batch))
         self.target.run(batch)
 
-    def settle(self, slots: Iterable[Slot]) -> None:
+    def decode_again(self, slots: Iterable[Slot]) -> None:
         """Decode now what the next passes over these slots would decode again."""
         slots = list(slots)
         self._keep_stored(sum(self.target.n_again(slot.seq) for slot in slots))
         try:
-            self.target.settle(slot.seq for slot in slots)
+            self.target.decode_again(slot.seq for slot in slots)
         except BaseException:
             for slot in slots:  # what was to be decoded again is lost
                 self.forget(slot)
@@ -214,7 +214,7 @@ class Slots:
             # Rows that only the target has are decoded again for their hidden states.
             length = self.n_drafted_from(slot, min(length, self.drafter.length(slot.seq)))
         length = self.reach(slot, length - length % self.least, copied=False)
-        if length % self.least:  # a checkpoint of a recurrent state
+        if length % self.least:  # only a checkpoint was in reach, and it lies between the multiples
             length = 0
         if self.drafter:
             self.drafter.truncate(slot.seq, length)

@@ -250,7 +250,7 @@ class Target(Readout):
         """The rows of a pass over a batch, with those that are decoded again."""
         return len(batch) + sum(self.n_again(part.seq) for part in batch.parts)
 
-    def settle(self, seqs: Iterable[int]) -> None:
+    def decode_again(self, seqs: Iterable[int]) -> None:
         """Decode now what the next passes over these sequences would decode again, in passes of its
         own. The logits of the last batch are lost. Raises as `decode`."""
         self._check_open()
@@ -371,7 +371,7 @@ class Target(Readout):
         """
         self._check_open()
         state = np.empty(0, np.uint8)
-        self.settle([seq])
+        self.decode_again([seq])
         if self.is_recurrent and length:
             self._rollback.wait()
             state = sequence_state.save(self._context, seq, state_only=True)
@@ -401,7 +401,7 @@ class Target(Readout):
 
     def sequence_bytes(self, seq: int) -> int:
         """How many bytes `save` would return."""
-        self.settle([seq])
+        self.decode_again([seq])
         return sequence_state.size_of(self._context, seq)
 
     def save(self, seq: int) -> NDArray[np.uint8]:
@@ -409,7 +409,7 @@ class Target(Readout):
 
         Raises MemoryError.
         """
-        self.settle([seq])
+        self.decode_again([seq])
         self._rollback.wait()
         return sequence_state.save(self._context, seq)
 
