@@ -112,6 +112,7 @@ class Controller:
         self._probing = False
         self._unseen = True  # no draft was verified yet
         self._overdue = self._glances = False
+        self._n_resting = 0  # rows that a probe has to inject
         self._shape: ShapeName = "chain"
         self._doubt = 0.0
         self._least = 1
@@ -333,7 +334,8 @@ class Controller:
                 # Graphs are made once, and say nothing of the drafter's worth.
                 verify_s = min(verify_s, usual_s)
             if self._probing:
-                costs.bound_draft(n_drafting, depth, draft_s)
+                costs.bound_draft(n_drafting, depth, draft_s, self._n_resting)
+                self._n_resting = 0
             else:
                 costs.observe_draft(n_drafting, depth, draft_s)  # a probe has many rows to inject
             usual_host_s = costs.host_s + costs.draft_host_s
@@ -455,6 +457,7 @@ class Controller:
                 wait = min(wait, _LATEST_LOOK - now)
             return wait or _FOREVER
         self._untried, self._overdue, self._glances = False, overdue, glances
+        self._n_resting = sum(now - policy.rest_from for policy in due)
         for policy in due:
             policy.probing = True
             policy.survival.rest(now - policy.rest_from)

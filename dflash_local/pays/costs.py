@@ -239,9 +239,12 @@ class Costs:
         if own_s > self.step_s(n_rows, depth, shape):
             self._learn(n_rows, depth, own_s, shape, drafted=False)
 
-    def bound_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
-        """A draft stage that had many rows to inject: without them it takes no longer than this."""
+    def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
+        """A draft stage that had `n_injected` rows to inject: neither it nor they take longer.
+        Without this, injections that were measured on a busy machine stay too dear for good."""
         self._drafts.take_back(n_seqs, depth, seconds)
+        if n_injected:
+            self.inject_s = min(self.inject_s, seconds / n_injected)
 
     def observe_switch(self, extra_s: float, usual_s: float) -> None:
         """What the passes that made new graphs took on top, all together; one takes `usual_s`."""

@@ -391,6 +391,16 @@ def dearer(machine: Machine, what: str, times: float) -> Machine:
     )
 
 
+def test_injections_that_are_too_dear_by_far_are_found_out_by_a_probe() -> None:
+    """Measured on a busy machine, they would end all drafting of each answer."""
+    true = MACHINES["h200-q4_k_m"]
+    wrong = replace(true, inject=30 * true.inject)
+    controller = Controller(wrong.costs(1), BLOCK)
+    played = play(true, TEXTS["prose"], controller, [400] * 4)
+    assert controller.costs.inject_s < 1e-3 * wrong.inject / 3
+    assert not played.policies[-1].off
+
+
 @pytest.mark.one_in(36)
 @pytest.mark.parametrize("what", ["drafts", "wide passes", "all but plain steps"])
 @pytest.mark.parametrize("times", [3, 10, 30])
