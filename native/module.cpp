@@ -420,9 +420,9 @@ nb::list last_offers(const copy_offers & self) {
     return found;
 }
 
-void hear_offers(copy_offers & self, const std::vector<std::pair<kind_list, kind_list>> & heard) {
+void take_kinds(copy_offers & self, const std::vector<std::pair<kind_list, kind_list>> & judged) {
     self.last.clear();
-    for (const auto & [tokens, kinds] : heard) {
+    for (const auto & [tokens, kinds] : judged) {
         if (tokens.size() != kinds.size()) {
             throw std::invalid_argument("each copied token has one kind");
         }
@@ -491,7 +491,8 @@ NB_MODULE(_native, m) {
         .def("learn", &copy_offers::learn, nb::arg("index"), nb::arg("written"))
         .def("find", &find_offers, nb::arg("index"), nb::arg("n_copies"), nb::arg("n_tokens"),
              nb::arg("least").none() = nb::none())
-        .def("heard", &hear_offers, nb::arg("offers"), "Tokens and other kinds of the last offers.")
+        .def("take_kinds", &take_kinds, nb::arg("offers"),
+             "Tokens and other kinds of the last offers.")
         .def_prop_ro("last", &last_offers, "Tokens, kinds and chances of each.")
         .def_ro("chances", &copy_offers::chances);
 

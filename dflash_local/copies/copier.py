@@ -88,9 +88,9 @@ class Copier:
         """The copies that were found last; none is empty."""
         return [Copy(*offer) for offer in self._offers.last]
 
-    def heard(self, copies: Sequence[Copy]) -> None:
+    def take_kinds(self, copies: Sequence[Copy]) -> None:
         """The last offers, with what the drafter thinks of them."""
-        self._offers.heard([(copy.tokens, copy.kinds) for copy in copies])
+        self._offers.take_kinds([(copy.tokens, copy.kinds) for copy in copies])
 
     def ended(self, prompt: Sequence[int], tokens: Sequence[int]) -> native.CopyIndex | None:
         """The index of the whole text, without what was taken up; None if there is none."""

@@ -59,7 +59,7 @@ class _Tree:
         return chances
 
 
-def heard(own: Draft, copies: Sequence[Copy], chances: CopyChances) -> list[Copy]:
+def judged_by_drafter(own: Draft, copies: Sequence[Copy], chances: CopyChances) -> list[Copy]:
     """The copies with what a drafter that proposes `own` thinks of their tokens."""
     edges = {edge: i for i, edge in enumerate(zip(own.parents, own.tokens, strict=True))}
     inner = set(own.parents)

@@ -11,8 +11,8 @@ from typing import Any
 from dflash_local import demo
 from dflash_local.bench.peers.paper import paper_value
 from dflash_local.doctor.machine import Machine
-from dflash_local.doctor.trial import Trial, try_pair
-from dflash_local.doctor.verdict import Alarm, Pair, alarms, verdict
+from dflash_local.doctor.trial import PairTrial, try_pair
+from dflash_local.doctor.verdict import Alarm, PairNames, alarms, verdict
 from dflash_local.errors import DflashError
 from dflash_local.fit.inspection import inspect_file
 from dflash_local.gguf.file import GgufFile
@@ -30,9 +30,9 @@ class Examination:
     verdict: str
     alarms: tuple[Alarm, ...]
     machine: Machine
-    pair: Pair | None = None
+    pair: PairNames | None = None
     plan: tuple[str, ...] = ()
-    trial: Trial | None = None
+    trial: PairTrial | None = None
 
     @property
     def is_well(self) -> bool:
@@ -76,7 +76,7 @@ def _without_folders(text: str) -> str:
     return re.sub(r"(?:[A-Za-z]:)?[~\w.@+-]*(?:[/\\][\w.@+-]+)*[/\\]([\w.@+-]+\.gguf)", r"\1", text)
 
 
-def _pair_of(target: GgufFile, draft: GgufFile | None) -> Pair:
+def _pair_of(target: GgufFile, draft: GgufFile | None) -> PairNames:
     """What the headers say."""
     facts = inspect_file(target).file
     drafter = inspect_file(draft).file if draft else None
@@ -86,7 +86,7 @@ def _pair_of(target: GgufFile, draft: GgufFile | None) -> Pair:
     if drafter:
         told = (drafter.provenance.get(key) for key in _MADE_FOR)
         made_for = next((str(name) for name in told if name), None)
-    return Pair(
+    return PairNames(
         target=target.path.name,
         drafter=drafter.path.name if drafter else None,
         target_bytes=facts.n_bytes,

@@ -20,7 +20,7 @@ _LONGEST_S = 20.0
 
 
 @dataclass(frozen=True)
-class Trial:
+class PairTrial:
     """Tokens per round are of whole blocks, speeds in tokens/s over all prompts.
 
     `drafting` says whether the pair drafts by itself here, and why. `thinking_tokens_per_round` are
@@ -47,7 +47,7 @@ class Trial:
         return self.speed / self.plain_speed if self.plain_speed else 0.0
 
 
-def try_pair(model: Model, *, shipped: bool) -> Trial:
+def try_pair(model: Model, *, shipped: bool) -> PairTrial:
     """Try a model with its drafter. `shipped` takes prompts that the shipped pair was trained on.
 
     Raises InputError where the model can read none of the prompts.
@@ -71,7 +71,7 @@ def try_pair(model: Model, *, shipped: bool) -> Trial:
         again = _cases(model, shipped=shipped, thinking=True)
         answers = [_answer(model, case, draft_width=width, draft_shape="chain") for case in again]
         thinking = Stats.sum(answers).tokens_per_round
-    return Trial(
+    return PairTrial(
         tokens_per_round=Stats.sum(blocks).tokens_per_round,
         by_prompt=tuple(stats.tokens_per_round for stats in blocks),
         plain_speed=Stats.sum(plain).tokens_per_second,

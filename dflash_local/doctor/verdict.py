@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dflash_local.doctor.machine import Machine
-from dflash_local.doctor.trial import Trial
+from dflash_local.doctor.trial import PairTrial
 
 NONE_ACCEPTED = 1.2
 """Tokens per round below which drafts are wrong, not poor: one in five rounds kept a draft."""
@@ -21,7 +21,7 @@ _F16 = 65504.0
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairNames:
     """What is known of the files: names alone, no folders. `made_for` is the target that the
     drafter's file names, `target_name` the name inside the target's file."""
 
@@ -47,7 +47,7 @@ class Alarm:
     is_fault: bool = True
 
 
-def alarms(machine: Machine, pair: Pair | None, trial: Trial | None) -> list[Alarm]:
+def alarms(machine: Machine, pair: PairNames | None, trial: PairTrial | None) -> list[Alarm]:
     """All that is wrong, the worst first."""
     found = list(_of_trial(pair, trial)) if pair and trial else []
     if trial and trial.noise:
@@ -57,7 +57,7 @@ def alarms(machine: Machine, pair: Pair | None, trial: Trial | None) -> list[Ala
     return found
 
 
-def verdict(found: list[Alarm], pair: Pair, trial: Trial | None) -> str:
+def verdict(found: list[Alarm], pair: PairNames, trial: PairTrial | None) -> str:
     """One line."""
     for alarm in found:
         if alarm.is_fault:
@@ -79,7 +79,7 @@ def verdict(found: list[Alarm], pair: Pair, trial: Trial | None) -> str:
     )
 
 
-def _of_trial(pair: Pair, trial: Trial) -> Iterator[Alarm]:
+def _of_trial(pair: PairNames, trial: PairTrial) -> Iterator[Alarm]:
     rate = trial.tokens_per_round
     state = trial.largest_state
     if state is not None and not state <= _F16:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.copies.copier import Copier, Copy
-from dflash_local.copies.join import copy_alone, heard, joined
+from dflash_local.copies.join import copy_alone, joined, judged_by_drafter
 from dflash_local.draft.draft import Draft
 from dflash_local.engine.choice import Choice
 from dflash_local.engine.sequence import Sequence
@@ -104,7 +104,7 @@ class Copying:
         if not own and (self._slots.drafter is not None or shape.n_leaves == 1):
             return copy_alone(copies)  # a chain, as `Controller.rows` counts it
         if own and copier:
-            copies = heard(own, copies, copier.chances)
-            copier.heard(copies)
+            copies = judged_by_drafter(own, copies, copier.chances)
+            copier.take_kinds(copies)
         n_nodes = min(limit, shape.n_nodes) if shape.n_leaves > 1 else limit
         return joined(own, choice.chances, copies, n_nodes=n_nodes, n_leaves=shape.n_leaves)

@@ -14,7 +14,7 @@ import numpy as np
 from dflash_local.engine.slots import Slot, Slots
 from dflash_local.errors import InputError
 from dflash_local.prefixes.checkpoints import Checkpoints
-from dflash_local.prefixes.prefix import Entry, Prefix, Wanted
+from dflash_local.prefixes.prefix import Prefix, SavedSequence, Wanted
 from dflash_local.prefixes.reuse import (
     LEAST_GAIN,
     Holder,
@@ -23,7 +23,7 @@ from dflash_local.prefixes.reuse import (
     worth_keeping,
 )
 from dflash_local.prefixes.store import Found, PrefixStore
-from dflash_local.target.target import Checkpoint
+from dflash_local.target.target import StateCheckpoint
 
 _LENT = 2
 """One in so many bytes of the store may be checkpoints of slots. With more, a long text would not
@@ -193,7 +193,7 @@ class PrefixCache:
         found = self.store.find(wanted)
         return found if found and len(found.prefix) <= self._slots.room else None
 
-    def _restore(self, slot: Slot, entry: Entry) -> None:
+    def _restore(self, slot: Slot, entry: SavedSequence) -> None:
         """Replace what a slot has by a saved sequence. If that fails, the slot is empty."""
         self._slots.forget(slot)
         self.make_room(len(entry))
@@ -201,7 +201,7 @@ class PrefixCache:
             return
         slot.cached = list(entry.tokens)
         if self._target.keeps_checkpoints:
-            slot.checkpoints.take(map(Checkpoint, entry.checkpoints, entry.states))
+            slot.checkpoints.take(map(StateCheckpoint, entry.checkpoints, entry.states))
             self.keep_checkpoint(slot)
         slot.gave_up = entry.gave_up
         drafter = self._slots.drafter
@@ -246,6 +246,6 @@ class PrefixCache:
         slot.checkpoints.cut(n_kept)
         self._lend()
         states = tuple(checkpoint.state for checkpoint in checkpoints)
-        entry = Entry(**vars(prefix), target=state, drafter=rows, states=states)
+        entry = SavedSequence(**vars(prefix), target=state, drafter=rows, states=states)
         if not store.put(entry):  # then without them
             store.put(replace(entry, checkpoints=(), states=()))

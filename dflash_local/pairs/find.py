@@ -87,7 +87,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class UnconvertedDrafter:
     """A drafter that is to be converted: a hub id or a folder."""
 
     name: str
@@ -103,7 +103,7 @@ class Checkpoint:
         return self.repository.missing(self.names) if self.repository else []
 
 
-Drafter = Files | Checkpoint
+Drafter = Files | UnconvertedDrafter
 
 
 def find_pair(
@@ -149,7 +149,7 @@ def find_pair(
     for part in (model, drafter):
         if isinstance(part, Files):
             _tell(part, say)
-        elif isinstance(part, Checkpoint) and part.repository is not None:
+        elif isinstance(part, UnconvertedDrafter) and part.repository is not None:
             say(f"fetching {part.name}: {size_text(part.repository.n_bytes(part.names))}")
     with progress_bars(bars and _is_terminal(sys.stderr)):
         path = model.path()
@@ -229,7 +229,7 @@ def drafter_bytes(drafter: Drafter | None) -> int:
     if drafter.repository is None:  # a checkpoint in a folder has no names
         return sum(Path(name).stat().st_size for name in drafter.names if Path(name).exists())
     size = drafter.repository.n_bytes(drafter.names)
-    return round(size * SHARE) if isinstance(drafter, Checkpoint) else size
+    return round(size * SHARE) if isinstance(drafter, UnconvertedDrafter) else size
 
 
 def _place_of(address: Address) -> Path | HubAddress:
@@ -277,7 +277,7 @@ def _drafter_at(address: Address, target: str, newest: bool) -> Drafter:
         return Files([str(address)], key=str(address))
     if _drafter_models(_names_in(address)):
         return _in_folder(address, _drafter_models, _DRAFTER_QUANTS)
-    return Checkpoint(str(address))
+    return UnconvertedDrafter(str(address))
 
 
 def _drafter_on_hub(address: HubAddress, target: str, newest: bool) -> Drafter:
@@ -293,7 +293,7 @@ def _drafter_on_hub(address: HubAddress, target: str, newest: bool) -> Drafter:
         return Files([str(kept.path)], key=str(kept.path))
     if not weights(there):
         raise InputError(f"{address.repo}: holds no drafter, neither GGUF nor safetensors")
-    return Checkpoint(address.repo, there)
+    return UnconvertedDrafter(address.repo, there)
 
 
 def _drafter_models(names: Iterable[str]) -> gguf_names.Models:
@@ -391,7 +391,7 @@ def check_room(model: Files, drafter: Drafter | None) -> None:
     if not hub:
         return
     places = [(Path(constants.HF_HUB_CACHE), hub, "HF_HOME")]
-    if isinstance(drafter, Checkpoint) and drafter.repository is not None:
+    if isinstance(drafter, UnconvertedDrafter) and drafter.repository is not None:
         places.append((disk_cache.folder(), drafter_bytes(drafter), disk_cache.ENVIRONMENT))
     devices: dict[int, int] = {}
     for folder, needed, variable in places:

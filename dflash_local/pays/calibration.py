@@ -23,7 +23,7 @@ from dflash_local.pays.survival import Prior
 from dflash_local.sampling.sampler import not_finite
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import Features, StoredFeatures
-from dflash_local.target.target import Checkpoint, Target
+from dflash_local.target.target import StateCheckpoint, Target
 
 SHALLOW = 4
 """Cached tokens of each sequence after which is measured: few, as a slow machine would take long to
@@ -147,7 +147,7 @@ class _Trial:
         self.start = time.perf_counter()
         self.n_steps = 0
         self.part = 0  # cached tokens of each sequence
-        self.starts: list[Checkpoint] = []  # of each sequence, when it had just these
+        self.starts: list[StateCheckpoint] = []  # of each sequence, when it had just these
         self.warm_up = 1 + TO_MAKE if target.options.n_gpu_layers else 1
         self.rng = np.random.default_rng(0)
         self.steps: dict[int, dict[int, list[float]]] = {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from dflash_local.fit.options import CHECKPOINTS
 from dflash_local.prefixes.reuse import LEAST_KEPT
-from dflash_local.target.target import Checkpoint
+from dflash_local.target.target import StateCheckpoint
 
 BOUNDARY = 2048
 """Tokens between checkpoints in a long prompt. With fewer, copying states to the host takes a
@@ -28,19 +28,19 @@ class Checkpoints:
         self._room, self._least = room, least
         self._boundary = -(-BOUNDARY // least) * least
         self._state_bytes = 0
-        self._at_ends: list[Checkpoint] = []
-        self._at_boundaries: list[Checkpoint] = []
+        self._at_ends: list[StateCheckpoint] = []
+        self._at_boundaries: list[StateCheckpoint] = []
 
     @property
-    def all(self) -> list[Checkpoint]:
+    def all(self) -> list[StateCheckpoint]:
         """The shortest first."""
         return sorted([*self._at_ends, *self._at_boundaries], key=lambda kept: kept.length)
 
     @property
-    def at_boundaries(self) -> list[Checkpoint]:
+    def at_boundaries(self) -> list[StateCheckpoint]:
         return list(self._at_boundaries)
 
-    def longest(self, length: int) -> Checkpoint | None:
+    def longest(self, length: int) -> StateCheckpoint | None:
         """The longest that has at most `length` tokens."""
         return max(
             (kept for kept in self.all if kept.length <= length),
@@ -61,7 +61,7 @@ class Checkpoints:
             return boundary
         return end if is_far else None
 
-    def keep(self, checkpoint: Checkpoint) -> None:
+    def keep(self, checkpoint: StateCheckpoint) -> None:
         """Add one, longer than the others, and drop what is too much."""
         self._state_bytes = checkpoint.state.nbytes
         if checkpoint.length % self._boundary or self._state_bytes > self._room:
@@ -80,7 +80,7 @@ class Checkpoints:
         self._at_ends = [kept for kept in self._at_ends if kept.length <= length]
         self._at_boundaries = [kept for kept in self._at_boundaries if kept.length <= length]
 
-    def take(self, others: Iterable[Checkpoint]) -> None:
+    def take(self, others: Iterable[StateCheckpoint]) -> None:
         """Replace all by those of another slot, or of a saved sequence."""
         self.cut(0)
         for checkpoint in sorted(others, key=lambda kept: kept.length):

@@ -27,7 +27,7 @@ import numpy as np
 
 from dflash_local import disk_cache
 from dflash_local.errors import InputError
-from dflash_local.prefixes.prefix import Entry, Prefix
+from dflash_local.prefixes.prefix import Prefix, SavedSequence
 
 _MAGIC = b"dflash-local prefix 2\n"
 _DIGEST = 32
@@ -93,7 +93,7 @@ class PrefixFiles:
         with self._lock:
             return list(self._prefixes.values())
 
-    def read(self, prefix: StoredPrefix) -> Entry | None:
+    def read(self, prefix: StoredPrefix) -> SavedSequence | None:
         """A saved sequence, checked. None if its file is damaged or changed; it is then deleted."""
         try:
             entry = _read(prefix.path, self._key)
@@ -108,7 +108,7 @@ class PrefixFiles:
             self._remove(prefix.path)
             return None
 
-    def write(self, entry: Entry) -> bool:
+    def write(self, entry: SavedSequence) -> bool:
         """Save a sequence, completely or not at all, and make room for it. False if that fails or
         it is too large."""
         content = _content(entry, self._key)
@@ -189,7 +189,7 @@ class PrefixFiles:
         return total
 
 
-def _content(entry: Entry, key: str) -> list[bytes | memoryview]:
+def _content(entry: SavedSequence, key: str) -> list[bytes | memoryview]:
     """The parts of a file, to be written one after the other."""
     header = _json(
         {
@@ -242,7 +242,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _read(path: Path, key: str) -> Entry:
+def _read(path: Path, key: str) -> SavedSequence:
     with disk_cache.open_own(path) as file:
         size = os.fstat(file.fileno()).st_size
         begin = len(_MAGIC) + _DIGEST
@@ -261,7 +261,7 @@ def _read(path: Path, key: str) -> Entry:
     if len(rest) != sum(lengths):
         raise _Unusable("its parts are not as long as it says")
     tokens, target, rows, *states = np.split(rest, list(accumulate(lengths[:-1])))
-    return Entry(
+    return SavedSequence(
         **_use(header, tokens.tobytes()),
         target=target,
         drafter=rows,

@@ -75,7 +75,7 @@ class Prefix:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Entry(Prefix):
+class SavedSequence(Prefix):
     """A saved sequence: `target` from `Target.save`, `drafter` from `Drafter.save` (empty without a
     drafter). `states` are those at its `checkpoints`."""
 

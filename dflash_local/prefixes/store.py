@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 
 from dflash_local.prefixes.files import PrefixFiles, StoredPrefix
-from dflash_local.prefixes.prefix import Entry, Prefix, Wanted
+from dflash_local.prefixes.prefix import Prefix, SavedSequence, Wanted
 
 _LEAST_LEAVING = 64 << 20
 
@@ -40,8 +40,8 @@ class PrefixStore:
         self.n_bytes = 0
         self._lent = 0
         self._files = files
-        self._entries: list[Entry] = []  # the one used longest ago first
-        self._leaving: list[Entry] = []  # to be written, in this order
+        self._entries: list[SavedSequence] = []  # the one used longest ago first
+        self._leaving: list[SavedSequence] = []  # to be written, in this order
         self._lock = threading.Lock()  # of `_leaving` and `_writer`
         self._writer: threading.Thread | None = None
 
@@ -65,7 +65,7 @@ class PrefixStore:
         found = None
         for prefix in self._all():
             n = prefix.n_usable(wanted)
-            rank = n, isinstance(prefix, Entry), -len(prefix)
+            rank = n, isinstance(prefix, SavedSequence), -len(prefix)
             if n and rank > best:
                 best, found = rank, Found(prefix, n)
         return found
@@ -74,13 +74,13 @@ class PrefixStore:
         on_disk = self._files.prefixes() if self._files else []
         return [*self._entries, *self._leaving, *on_disk]
 
-    def fetch(self, found: Found) -> Entry | None:
+    def fetch(self, found: Found) -> SavedSequence | None:
         """What was found, with its content. It then counts as the last used. None if the file turns
         out to be damaged or gone."""
         prefix = found.prefix
         if isinstance(prefix, StoredPrefix):
             return self._files.read(prefix) if self._files else None
-        assert isinstance(prefix, Entry)
+        assert isinstance(prefix, SavedSequence)
         self._touch(prefix)
         return prefix
 
@@ -88,18 +88,18 @@ class PrefixStore:
         """Whether a sequence that is as good is stored already. It then counts as the last used."""
         for entry in self._all():
             if entry.serves_for(prefix):
-                if isinstance(entry, Entry):
+                if isinstance(entry, SavedSequence):
                     self._touch(entry)
                 return True
         return False
 
-    def _touch(self, entry: Entry) -> None:
+    def _touch(self, entry: SavedSequence) -> None:
         for i, other in enumerate(self._entries):
             if other is entry:
                 self._entries.append(self._entries.pop(i))
                 return
 
-    def put(self, entry: Entry) -> bool:
+    def put(self, entry: SavedSequence) -> bool:
         """Keep an entry in memory; others move to disk to make room. False if it is too large."""
         if entry.n_bytes > self.max_bytes - self._lent:
             return False
@@ -120,11 +120,11 @@ class PrefixStore:
             self._replace(rest)
             self._spill(oldest)
 
-    def _replace(self, entries: list[Entry]) -> None:
+    def _replace(self, entries: list[SavedSequence]) -> None:
         self._entries = entries
         self.n_bytes = sum(entry.n_bytes for entry in entries)
 
-    def _spill(self, entry: Entry, *, wait: bool = False) -> None:
+    def _spill(self, entry: SavedSequence, *, wait: bool = False) -> None:
         """Let a thread write an entry to disk, after those before it. `wait`: if the disk is slow,
         rather than forget the entry."""
         files = self._files

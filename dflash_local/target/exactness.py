@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dflash_local import disk_cache
 from dflash_local.llama import runtime
 from dflash_local.target.bare_pass import prefill, rows_of
-from dflash_local.target.target import Checkpoint, Target
+from dflash_local.target.target import StateCheckpoint, Target
 
 WIDTHS = (2, 4, 8, 16)
 DEPTHS = (32, 480)
@@ -144,7 +144,9 @@ def _measure(target: Target) -> Exactness:
     return found
 
 
-def _rows(target: Target, start: Checkpoint, tokens: list[int], width: int) -> NDArray[np.float32]:
+def _rows(
+    target: Target, start: StateCheckpoint, tokens: list[int], width: int
+) -> NDArray[np.float32]:
     """Logits of these rows from `start` on, decoded `width` at a time; float32 [rows, n_vocab]."""
     target.restore(0, start)
     return np.stack(rows_of(target, start.length, tokens, width))

@@ -46,7 +46,7 @@ class Closable(Protocol):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class StateCheckpoint:
     """A sequence of `length` tokens as it was once. `state` is empty without recurrent layers."""
 
     length: int
@@ -364,7 +364,7 @@ class Target(Readout):
         self._check_open()
         return self._cells.truncate(seq, length)
 
-    def checkpoint(self, seq: int, length: int) -> Checkpoint:
+    def checkpoint(self, seq: int, length: int) -> StateCheckpoint:
         """What `restore` needs to come back to a sequence as it is now, with `length` tokens.
 
         Takes as many bytes of host memory as a recurrent state has. Raises MemoryError.
@@ -375,9 +375,9 @@ class Target(Readout):
         if self.is_recurrent and length:
             self._rollback.wait()
             state = sequence_state.save(self._context, seq, state_only=True)
-        return Checkpoint(length, state)
+        return StateCheckpoint(length, state)
 
-    def restore(self, seq: int, checkpoint: Checkpoint) -> bool:
+    def restore(self, seq: int, checkpoint: StateCheckpoint) -> bool:
         """Cut a sequence back to a checkpoint of it. It must still begin with the same tokens.
 
         False: llama.cpp does not take the state, and the sequence is empty.
@@ -425,7 +425,7 @@ class Target(Readout):
         return True
 
     def copy(
-        self, source: int, target: int, length: int, checkpoint: Checkpoint | None = None
+        self, source: int, target: int, length: int, checkpoint: StateCheckpoint | None = None
     ) -> bool:
         """Let sequence `target`, which is empty, share the first `length` positions of `source`.
 

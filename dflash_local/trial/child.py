@@ -54,7 +54,7 @@ _TELLING = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChildOutcome:
     """How far a child came. `stage` is the last one that began. `fault` is what the child reported
     about it, or the most telling line of its stderr. `death` is how it died, if it did."""
 
@@ -74,7 +74,7 @@ def run(
     limit_s: float,
     on_wait: Callable[[], None] | None = None,
     without_gpu: bool = True,
-) -> Outcome:
+) -> ChildOutcome:
     """Run `main(request)` of a module in a child process for at most `limit_s` seconds.
 
     `on_wait` is called once if it takes longer than a moment. `without_gpu` hides GPUs from the
@@ -110,12 +110,12 @@ class WarmChild:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, request: dict[str, Any], *, limit_s: float) -> Outcome:
+    def ask(self, request: dict[str, Any], *, limit_s: float) -> ChildOutcome:
         """What `main(request)` says, up to `done` or a `fault`. A child that takes longer than
         `limit_s` seconds is ended."""
         return self._exchange(_line(request), limit_s)
 
-    def _exchange(self, line: bytes, limit_s: float) -> Outcome:
+    def _exchange(self, line: bytes, limit_s: float) -> ChildOutcome:
         assert self._process.stdin is not None and self._process.stdout is not None
         late = threading.Event()
 
@@ -147,7 +147,7 @@ class WarmChild:
             timer.cancel()
         code = self._process.wait()
         if late.is_set():
-            return Outcome(fault=f"stopped after {limit_s:g} s", short=True)
+            return ChildOutcome(fault=f"stopped after {limit_s:g} s", short=True)
         return _outcome(code, out, "")
 
 
@@ -244,7 +244,7 @@ def _output(
         return child.communicate(timeout=limit_s - quiet_s)
 
 
-def _outcome(return_code: int, out: bytes, err: str) -> Outcome:
+def _outcome(return_code: int, out: bytes, err: str) -> ChildOutcome:
     found = _report(out)
     if found.done:
         return found
@@ -254,7 +254,7 @@ def _outcome(return_code: int, out: bytes, err: str) -> Outcome:
     return replace(found, fault=fault, death=death, short=is_short)
 
 
-def _report(out: bytes) -> Outcome:
+def _report(out: bytes) -> ChildOutcome:
     """What the child wrote, whatever became of it."""
     stage, fault, done = "import", "", False
     said = []
@@ -266,7 +266,7 @@ def _report(out: bytes) -> Outcome:
                 stage = str(fields.get("stage", stage))
                 fault = str(fields.get("fault", fault))
                 done = done or fields.get("done") is True
-    return Outcome(stage, "" if done else fault, done=done, said=said)
+    return ChildOutcome(stage, "" if done else fault, done=done, said=said)
 
 
 def _death(return_code: int) -> str:

@@ -27,7 +27,7 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
 
 def learn(offers: native.CopyOffers, kind: int, is_right: bool) -> None:
     """What became of one offered token of this kind."""
-    offers.heard([([1], [kind])])
+    offers.take_kinds([([1], [kind])])
     offers.learn(native.CopyIndex(), [1 if is_right else 2])
 
 

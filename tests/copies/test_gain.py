@@ -14,7 +14,7 @@ import pytest
 from copies import copies_of
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.copies.copier import Copier, Copy
-from dflash_local.copies.join import copy_alone, heard, joined
+from dflash_local.copies.join import copy_alone, joined, judged_by_drafter
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain
 from dflash_local.engine.accept import accept
@@ -129,8 +129,8 @@ def seconds_of(
         own = drafted(random, left, surety).clip(limit) if n else Draft.chain([])
         draft, (chances,) = own, controller.chances([policy], [own], [limit])
         if own and copies and copier:
-            copies = heard(own, copies, copier.chances)
-            copier.heard(copies)
+            copies = judged_by_drafter(own, copies, copier.chances)
+            copier.take_kinds(copies)
             draft, chances = joined(own, chances, copies, n_nodes=limit, n_leaves=1)
         elif copies:
             draft, chances = copy_alone(copies)

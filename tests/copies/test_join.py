@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dflash_local.copies.chances import AGREES, DIFFERS, CopyChances, CopyPrior, drafter_thinks
 from dflash_local.copies.copier import Copy
-from dflash_local.copies.join import copy_alone, heard, joined
+from dflash_local.copies.join import copy_alone, joined, judged_by_drafter
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.pays.chances import path_chances
 
@@ -80,7 +80,7 @@ def test_the_better_chain_wins_and_a_copy_takes_over_where_the_drafter_ends() ->
 def test_what_both_propose_is_likelier() -> None:
     own = Draft.chain([1, 2], [math.log(0.5)] * 2)
     chances = CopyChances(CopyPrior())
-    agreed, differing = heard(own, [sure([1, 2, 3]), sure([1, 9, 3])], chances)
+    agreed, differing = judged_by_drafter(own, [sure([1, 2, 3]), sure([1, 9, 3])], chances)
     assert agreed.kinds == [drafter_thinks(9, AGREES)] * 2 + [9]
     assert differing.kinds == [drafter_thinks(9, AGREES), drafter_thinks(9, DIFFERS), 9]
     _, both = joined(own, path_chances(own), [agreed], n_nodes=8, n_leaves=1)

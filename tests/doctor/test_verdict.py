@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dflash_local.doctor.machine import Machine
-from dflash_local.doctor.trial import Trial
-from dflash_local.doctor.verdict import Pair, alarms, verdict
+from dflash_local.doctor.trial import PairTrial
+from dflash_local.doctor.verdict import PairNames, alarms, verdict
 
-WELL = Trial(
+WELL = PairTrial(
     tokens_per_round=4.2,
     by_prompt=(4.0, 4.2, 4.4),
     plain_speed=100.0,
@@ -21,7 +21,7 @@ WELL = Trial(
     unknown_marks=(),
     largest_state=300.0,
 )
-PAIR = Pair("target.gguf", "drafter.gguf", 1, 1, "Q4_K_M", "Qwen3 8B", "Qwen3-8B")
+PAIR = PairNames("target.gguf", "drafter.gguf", 1, 1, "Q4_K_M", "Qwen3 8B", "Qwen3-8B")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from dflash_local import demo
 from dflash_local.engine.engine import Engine
 from dflash_local.prefixes import checkpoints
 from dflash_local.prefixes.files import PrefixFiles
-from dflash_local.prefixes.prefix import Entry
+from dflash_local.prefixes.prefix import SavedSequence
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target.target import Target
 from hybrid import WITHOUT, write_hybrid
@@ -219,7 +219,7 @@ def test_boundaries_keep_within_the_room_of_the_store(
     prompt = all_along(chat, 0, 40)[0]
     kept = [slot.checkpoints.at_boundaries for slot in chat.engine.slots]
     assert sorted(map(len, kept)) == [0, 2]
-    assert not store.put(Entry([1], target=np.zeros(7 * n_state, np.uint8), drafter=EMPTY))
+    assert not store.put(SavedSequence([1], target=np.zeros(7 * n_state, np.uint8), drafter=EMPTY))
     chat.engine.slots.forget_all()
     assert chat.ask(prompt)[1] == 0
 

@@ -9,7 +9,7 @@ import pytest
 from dflash_local.errors import InputError
 from dflash_local.hub.repository import Repository
 from dflash_local.pairs.address import read_address
-from dflash_local.pairs.find import Checkpoint, Files, check_room, find_drafter
+from dflash_local.pairs.find import Files, UnconvertedDrafter, check_room, find_drafter
 
 LARGE = 1 << 60
 
@@ -24,7 +24,7 @@ def test_the_disk_must_hold_all_of_it() -> None:
     for model, drafter in (
         (Files(["a.gguf"], repository("lab/A", {"a.gguf": LARGE})), None),
         (small, Files(["d.gguf"], repository("lab/D", {"d.gguf": LARGE}))),
-        (small, Checkpoint("lab/D", repository("lab/D", {"d.safetensors": LARGE}))),
+        (small, UnconvertedDrafter("lab/D", repository("lab/D", {"d.safetensors": LARGE}))),
     ):
         with pytest.raises(InputError, match=r"GiB are to be fetched, and .* make room, or set"):
             check_room(model, drafter)
@@ -34,4 +34,4 @@ def test_a_local_checkpoint_is_converted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     target = tmp_path / "target.gguf"
     found = find_drafter(str(tmp_path), read_address(tmp_path), Files([str(target)]))
-    assert found == Checkpoint(str(tmp_path))
+    assert found == UnconvertedDrafter(str(tmp_path))

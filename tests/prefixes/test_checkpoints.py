@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_local.prefixes.checkpoints import BOUNDARY, Checkpoints
-from dflash_local.target.target import Checkpoint
+from dflash_local.target.target import StateCheckpoint
 
 STATE = 1000
 
@@ -17,7 +17,7 @@ def read(kept: Checkpoints, n_prompt: int, begin: int = 0) -> list[int]:
     while (length := kept.wanted(added[-1] if added else begin, n_prompt)) is not None:
         if length < begin:
             break
-        kept.keep(Checkpoint(length, np.zeros(STATE, np.uint8)))
+        kept.keep(StateCheckpoint(length, np.zeros(STATE, np.uint8)))
         added.append(length)
     return added
 

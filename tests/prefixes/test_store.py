@@ -22,7 +22,7 @@ from dflash_local.errors import InputError
 from dflash_local.prefixes import files as prefix_files
 from dflash_local.prefixes import store as prefix_store
 from dflash_local.prefixes.files import PrefixFiles
-from dflash_local.prefixes.prefix import Entry, Wanted
+from dflash_local.prefixes.prefix import SavedSequence, Wanted
 from dflash_local.prefixes.store import PrefixStore
 from saved_prefixes import KEY, LARGE, entry, files
 
@@ -31,7 +31,7 @@ def prompt(*tokens: int) -> np.ndarray:
     return [*tokens, 99]
 
 
-def equal(a: Entry, b: Entry) -> bool:
+def equal(a: SavedSequence, b: SavedSequence) -> bool:
     return all(
         np.array_equal(x, y)
         for x, y in (
@@ -48,7 +48,7 @@ def equal(a: Entry, b: Entry) -> bool:
     )
 
 
-def found(store: PrefixStore, *tokens: int) -> Entry | None:
+def found(store: PrefixStore, *tokens: int) -> SavedSequence | None:
     """What there is of a prompt that begins with these tokens."""
     hit = store.find(Wanted(prompt(*tokens), for_drafts=True))
     return store.fetch(hit) if hit else None
@@ -182,7 +182,7 @@ def test_a_slow_disk_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     may_go_on, folder = threading.Event(), files(tmp_path)
     write = folder.write
 
-    def slowly(leaving: Entry) -> bool:
+    def slowly(leaving: SavedSequence) -> bool:
         may_go_on.wait(60)
         return write(leaving)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dflash_local.prefixes.files import PrefixFiles
-from dflash_local.prefixes.prefix import Entry
+from dflash_local.prefixes.prefix import SavedSequence
 
 KEY = {"target": "one"}
 LARGE = 1 << 20
@@ -20,10 +20,10 @@ def entry(
     n_least: int = 0,
     n_drafter: int | None = None,
     checkpoints: tuple[int, ...] = (),
-) -> Entry:
+) -> SavedSequence:
     """Content that its tokens tell."""
     content = np.frombuffer(random.Random(str(tokens)).randbytes(size), np.uint8)
-    return Entry(
+    return SavedSequence(
         list(tokens),
         n_least,
         len(tokens) if n_drafter is None else n_drafter,

@@ -27,7 +27,7 @@ from dflash_local.server.openai.choices_schema import ChoicesRequest, StreamOpti
 from dflash_local.version import version
 
 
-class Choice(Protocol):
+class ArrivingChoice(Protocol):
     """One answer while it arrives."""
 
     def take(self, chunk: Chunk) -> object:
@@ -61,7 +61,7 @@ class ChoicesAnswer:
         loaded: LoadedModel,
         body: ChoicesRequest,
         tasks: Sequence[GenerationTask],
-        choices: Sequence[Choice],
+        choices: Sequence[ArrivingChoice],
         *,
         kind: str,
         chunk_kind: str,
