@@ -101,7 +101,7 @@ class Controller:
         self._gain = 1.0  # of drafting, while it is on
         self._passes = PassTimes(costs)
         self._budget = Budget()
-        self._untried = True
+        self._untried = True  # no probe was made in this process yet
         self._round = 0
         self._depth = 0
         # The plan in force
@@ -111,11 +111,11 @@ class Controller:
         self._is_on = False  # not only for a probe
         self._probing = False
         self._unseen = True  # no draft was verified yet
-        self._overdue = self._glances = False
+        self._overdue = self._glances = False  # the probe in progress
         self._n_resting = 0  # rows that a probe has to inject
         self._shape: ShapeName = "chain"
         self._doubt = 0.0
-        self._least = 1
+        self._least = 1  # nodes that a draft must be allowed
         # The rounds since
         self._plain_at = 0
         self._accepted = 0
@@ -233,7 +233,7 @@ class Controller:
         limits: Sequence[int],
     ) -> list[list[float]]:
         """The falling chances of what a drafter has drafted for each sequence, to be accepted;
-        empty where it has not."""
+        empty where it has not. Once for each round with drafts: it counts them."""
         chains: list[list[float]] = []
         for policy, draft, limit in zip(policies, drafts, limits, strict=True):
             if not draft or limit < 1:
@@ -247,8 +247,8 @@ class Controller:
         return chains
 
     def rows(self, chains: Sequence[list[float]], *, drafted: bool) -> list[int]:
-        """The same by the falling chances of drafts that copies have joined. `drafted`: the drafter
-        had a part in the round; otherwise they are copies alone."""
+        """Rows as by `widths`, for drafts that copies have joined, by their falling chances.
+        `drafted`: the drafter had a part in the round; otherwise they are copies alone."""
         switch_s = self.costs.switch_s
         if not drafted:
             self._renew(len(chains))

@@ -80,6 +80,8 @@ class RowChoice:
         kind = n_seqs, last, switch_s
         if kind not in self._least:
             switch = self.rate * switch_s
+            # After a plain pass, drafts pay the way there and back. After any other, a plain one
+            # has a new graph, too.
             least = np.array(self._prices[1:]) + (0.0 if last else 2 * switch)
             if 0 < last <= len(least):
                 least[last - 1] -= switch  # to stay there costs no change
@@ -113,8 +115,9 @@ class RowChoice:
         return list(map(sub, accumulate(chances, initial=0.0), self._prices))
 
     def _best(self, values: list[float], last: int, switch: float) -> int:
-        """How many drafts to verify, of all sequences, after a pass with `last`. Another number
-        costs `switch` tokens; from a plain pass there is also the way back."""
+        """How many drafts to verify, of all sequences, after a pass with `last`: 0 after a plain
+        one, -1 where any pass has a new graph. Another number costs `switch` tokens; from a plain
+        pass there is also the way back."""
         top = max(values)
         way = switch if last else 2 * switch
         stays = 0 <= last < len(values) and top - values[last] <= way
