@@ -102,7 +102,7 @@ class Copying:
         own, copies, limit = choice.draft, choice.copies, choice.limit
         copier, shape = choice.sequence.copier, choice.sequence.shape
         if not own and (self._slots.drafter is not None or shape.n_leaves == 1):
-            return copy_alone(copies)  # a chain, as `Controller.rows` counts it
+            return copy_alone(copies)  # beside a drafter, the controller prices them as chains
         if own and copier:
             copies = judged_by_drafter(own, copies, copier.chances)
             copier.take_kinds(copies)
