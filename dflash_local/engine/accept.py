@@ -27,11 +27,12 @@ class Verdict:
     path: list[int]
 
 
-def accept(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]) -> Verdict:
+def accept(draft: Draft, sample: Callable[[int], int], emit: Callable[[int], bool]) -> Verdict:
     """Walk from the anchor along the tokens that the target draws.
 
-    `sample(row)` draws the target's token from the logits of that row. `stop(token)` says whether
-    generation ends with it. Each is called once per emitted token. What they raise passes through.
+    `sample(row)` draws the target's token from the logits of that row. `emit(token)` takes it, and
+    says whether the answer ends with it. Each is called once per emitted token. What they raise
+    passes through.
     """
     children: dict[tuple[int, int], int] = {}
     for child, edge in enumerate(zip(draft.parents, draft.tokens, strict=True)):
@@ -45,7 +46,7 @@ def accept(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], boo
         path.append(row)
         token = sample(row)
         tokens.append(token)
-        if stop(token):
+        if emit(token):
             break
         # Accept rule: a draft is kept if and only if it equals the token that the target drew
         # after the same prefix. That token is emitted either way, so a rejection costs no token.

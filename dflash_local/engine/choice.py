@@ -28,5 +28,6 @@ class Choice:
     chances: list[float] = field(default_factory=list)
     """The falling chances of the draft's nodes, where copies join it."""
     n_rows: int = 1
-    """The rows that it gets in the target's pass: its draft is cut to them. Where all sequences of
-    a pass need equally many, a shorter draft leaves some of them empty."""
+    """The new rows that it gets in the target's pass: its draft is cut to them. Where all sequences
+    of a pass need equally many, those beyond a shorter draft repeat the anchor's token and are
+    never accepted."""

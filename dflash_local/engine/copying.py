@@ -37,8 +37,8 @@ class Copying:
                 choice.limit = wider
 
     def find(self, choices: list[Choice], managed: list[Choice], policies: list[Policy]) -> None:
-        """What each text offers; where nobody drafts, only what may pay. A sequence whose copies
-        are sure does without a draft."""
+        """What each text offers; where nobody drafts, only if some of it may pay. A sequence whose
+        copies are sure does without a draft."""
         drafts = any(choice.n_draft for choice in choices)
         least = self._least(choices, len(managed)) if managed and not drafts else None
         found = False
@@ -80,7 +80,8 @@ class Copying:
             return []  # if the answer itself cannot go on, its draw raises
 
     def _copier(self, sequence: Sequence) -> Copier | None:
-        """What finds copies for a sequence now; None while a failed drafter is put aside."""
+        """What finds copies for a sequence now. None while a failed drafter is put aside: the
+        controller, which decides on copies, counts on the drafter."""
         return None if sequence.lacks_drafter(self._slots) else sequence.copier
 
     def join(self, choices: list[Choice], managed: list[Choice], policies: list[Policy]) -> None:
@@ -102,7 +103,8 @@ class Copying:
         own, copies, limit = choice.draft, choice.copies, choice.limit
         copier, shape = choice.sequence.copier, choice.sequence.shape
         if not own and (self._slots.drafter is not None or shape.n_leaves == 1):
-            return copy_alone(copies)  # beside a drafter, the controller prices them as chains
+            # A chain is asked for, or the controller prices copies beside a drafter as chains.
+            return copy_alone(copies)
         if own and copier:
             copies = judged_by_drafter(own, copies, copier.chances)
             copier.take_kinds(copies)

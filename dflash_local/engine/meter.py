@@ -27,8 +27,8 @@ class Meter:
         """Seconds of a plain step, averaged over the last ones."""
         self.last_rows = 0
         """Rows of the target's last pass."""
-        self.n_same = 0
-        """Passes of so many rows since one of another number."""
+        self.n_in_a_row = 0
+        """How many passes in succession had so many rows."""
         self._slots = slots
         self._n_builds = 0  # draft graphs built, as last seen
         self._warming_up = 0  # drafts until the newest graph runs at full speed
@@ -68,6 +68,8 @@ class Lap:
         self._slots = slots
         self._sequences = sequences
         self._n_drafting = 0
+        self._n_injected = 0
+        self._inject_s = 0.0
         self._n_rebuilds = slots.target.n_rebuilds
         self._n_rows = len(sequences)
         self._n_steps = 1
@@ -81,8 +83,18 @@ class Lap:
         """What had to be decoded again before the round has been: that was the target's time."""
         self._again_s = time.perf_counter() - self._start
 
-    def drafting(self, n_sequences: int) -> None:
+    @contextmanager
+    def injecting(self, n_rows: int) -> Iterator[None]:
+        """Time rows that are injected before the draft itself."""
+        start = time.perf_counter()
+        yield
+        self._inject_s += time.perf_counter() - start
+        self._n_injected += n_rows
+
+    def drafting(self, n_sequences: int, n_rows: int) -> None:
+        """So many sequences draft, with so many rows to inject."""
         self._n_drafting = n_sequences
+        self._n_injected += n_rows
         self._began = time.perf_counter()
 
     def verifying(self) -> None:
@@ -103,7 +115,7 @@ class Lap:
         self._n_steps = n_steps
         self._n_rows = n_rows
         meter = self._meter
-        meter.n_same = n_steps + (meter.n_same if n_rows == meter.last_rows else 0)
+        meter.n_in_a_row = n_steps + (meter.n_in_a_row if n_rows == meter.last_rows else 0)
         meter.last_rows = n_rows
         self._shape = shape
 
@@ -142,4 +154,6 @@ class Lap:
                 verify_s,
                 (end - self._verified) / n_steps,
                 rebuilt=n_rebuilds > 0,
+                n_injected=self._n_injected,
+                inject_s=self._inject_s,
             )

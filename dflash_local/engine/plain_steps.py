@@ -37,6 +37,7 @@ class PlainSteps:
         n_again = self._recurrent.n_again(sequences)  # what the next pass decodes again itself
         n_steps = self._n_steps(sequences)
         slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
+        # None: the likeliest token comes, and the sequence draws its own below.
         draws = [s.sampler.native if s.draws_alone else None for s in sequences]
         given = self._given(sequences, n_steps)
         steps = self._slots.decode_ahead(slots, anchors, n_steps, draws, given)
@@ -70,7 +71,7 @@ class PlainSteps:
             # A copy that begins within these steps is missed. Most begin early in an answer, or
             # soon after another one. So no more steps than there were plain ones (passes of as many
             # rows) since the last copy, or since the answer began.
-            new = min([self._meter.n_same, *(len(s.tokens) for s in sequences)])
+            new = min([self._meter.n_in_a_row, *(len(s.tokens) for s in sequences)])
             n_steps = min(n_steps, self._controller.idle + 1, max(new, TO_WARM_UP))
         return max(n_steps, 1)
 

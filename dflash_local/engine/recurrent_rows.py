@@ -34,15 +34,16 @@ class RecurrentRows:
         return n_again > 0 and len(sequences) == 1 and n_again > self._most(1)
 
     def decode_again(self, sequences: list[Sequence], *, plain: bool = False) -> None:
-        """Let the target decode again, in a pass of their own, the rows that would make the next
-        pass too long; before `plain` steps of several sequences also what would make their rows
-        unequal."""
+        """Choose which rows to decode again now, in a pass of their own, and do it: those that
+        would make the next pass too long; before `plain` steps of several sequences also those that
+        would make their rows unequal."""
         if not self._target.most_again:
             return
         slots = [sequence.slot for sequence in sequences]
         again = [self._target.n_again(slot.seq) for slot in slots]
         now: list[Slot] = []
         n_rows = len(again) * (1 + max(again))
+        # What is cached includes rows to decode again, but their cells are free already.
         if n_rows > self._slots.free_cells + sum(again) or (plain and len(set(again)) > 1):
             now = slots
         elif len(slots) > 1 and any(again):  # one alone decodes them again with a plain step

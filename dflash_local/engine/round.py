@@ -25,7 +25,7 @@ from dflash_local.errors import BackendError, GrammarError
 from dflash_local.pays.controller import Controller
 from dflash_local.target.batch import Batch, Part
 
-_MOST_WITH_A_DRAFT = 16
+MOST_WITH_A_DRAFT = 16
 """The most rows that are injected together with a draft. More rows are injected before it: the
 clock of the draft stage is for drafts, not for a long injection."""
 
@@ -46,19 +46,21 @@ class Round:
     def run(self, sequences: list[Sequence]) -> None:
         """One round of these sequences, or several plain steps at once.
 
-        Raises as `Target.decode`. What goes wrong with a single sequence becomes its `error`.
+        Raises as `Target.decode`, and InputError for a proposal of the wrong shape. What goes wrong
+        with a single sequence becomes its `error`; a drafter that fails is put aside.
         """
-        sequences = self._make_room(sequences)
+        sequences = self._with_cells(sequences)
         if not sequences:
             return
         with self._meter.lap(sequences) as lap:
             self._recurrent.decode_again(sequences)  # only recurrent targets have such rows
             lap.decoded_again()
             choices = self._widths.choose(sequences)
-            self._inject(choices)
+            self._inject(choices, lap)
             self._draft(choices, lap)
             self._widths.join(choices)
-            # A round whose drafts are all cut away is none of plain decoding: it took their time.
+            # A round that asked the drafter is never a plain one, even if all of it was cut away:
+            # its time would spoil that of a plain step.
             if not any(choice.n_draft or choice.draft for choice in choices):
                 self._plain.run(sequences, lap)
                 return
@@ -73,7 +75,7 @@ class Round:
             sequence.emit(token, ends_text=self._target.vocabulary.ends_text(token))
             sequence.stats.emitted += 1
 
-    def _make_room(self, sequences: list[Sequence]) -> list[Sequence]:
+    def _with_cells(self, sequences: list[Sequence]) -> list[Sequence]:
         """Make room in the caches, and return the sequences whose anchor has a cell. The others
         end here: the context is full.
 
@@ -86,17 +88,19 @@ class Round:
             sequence.finish_reason = "length"
         return sequences[:room]
 
-    def _inject(self, choices: list[Choice]) -> None:
-        """Inject what a prompt or plain decoding has left pending, before the draft itself."""
+    def _inject(self, choices: list[Choice], lap: Lap) -> None:
+        """Inject what a prompt, plain decoding or copies alone have left pending, before the draft
+        itself."""
         for choice in choices:
             slot = choice.sequence.slot
-            if choice.n_draft and len(slot.pending) > _MOST_WITH_A_DRAFT:
-                self._slots.inject(slot)
+            if choice.n_draft and len(slot.pending) > MOST_WITH_A_DRAFT:
+                with lap.injecting(len(slot.pending)):
+                    self._slots.inject(slot)
 
     def _draft(self, choices: list[Choice], lap: Lap) -> None:
         """The drafter's part of each draft, as far as it can be verified; none when it fails."""
         drafting = [choice for choice in choices if choice.n_draft]
-        lap.drafting(len(drafting))
+        lap.drafting(len(drafting), sum(len(c.sequence.slot.pending) for c in drafting))
         drafter = self._slots.drafter
         if drafter is None or not drafting:
             return

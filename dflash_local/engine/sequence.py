@@ -145,8 +145,8 @@ class Sequence:
 
     @contextmanager
     def alone(self, slots: Slots) -> Iterator[None]:
-        """An exception of its sampler or its `on_token` ends this sequence alone and empties its
-        slot."""
+        """An exception of its sampler or its `on_token`, or rows of its own that cannot be taken
+        back, end this sequence alone and empty its slot."""
         try:
             yield
         except Exception as error:

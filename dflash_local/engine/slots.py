@@ -1,7 +1,8 @@
 """Slots: the sequences in the caches of target and drafter, and which cells each one has.
 
 The drafter knows rows once they are injected. Until then their hidden states are in the target's
-store. In a round, `Slots.commit` is the only place that adds to what a slot has cached.
+store. In a round, `Slots.commit` is the only place that adds to what a slot has cached. Between
+requests, `share` and `PrefixCache` fill slots, `roll_back` cuts and `forget` empties them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Slots:
         """Slots are cut to multiples of `least` tokens."""
         self.target = target
         self.drafter = drafter
-        """None while it is put aside."""
+        """None without one, and while it is put aside."""
         self.failure: str | None = None
         """Why the drafter was put aside last, if it ever was."""
         self.least = least
@@ -144,7 +145,8 @@ class Slots:
     def commit(
         self, slot: Slot, tokens: Sequence[int], rows: Iterable[int], *, features: bool
     ) -> None:
-        """Note that rows of the last pass stay in a slot's cache, and hold these tokens.
+        """Note that rows of the last `decode` or `decode_ahead` stay in a slot's cache, and hold
+        these tokens.
 
         `features`: the drafter will need their hidden states. Otherwise, or when it lacks earlier
         ones, pending rows are dropped: the drafter cannot go on after a gap.

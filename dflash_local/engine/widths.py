@@ -27,7 +27,7 @@ class Widths:
         self._copying = Copying(slots, controller)
 
     def most_nodes(self, sequence: Sequence) -> int:
-        """The most nodes that a round may verify for a sequence, copies alone apart."""
+        """The most nodes that a round may verify for a sequence, copies apart."""
         width = sequence.request.draft_width
         return sequence.shape.n_nodes if width == "auto" else max(width - 1, 0)
 
@@ -53,7 +53,7 @@ class Widths:
 
     def _limited(self, sequences: list[Sequence]) -> list[Choice]:
         """The most nodes that each sequence may verify: what can be emitted, and has room."""
-        if self._recurrent.too_many(sequences):
+        if self._recurrent.too_many(sequences):  # a plain step leaves none to decode again
             return [Choice(sequences[0], 0)]
         target = self._slots.target
         room = min(self._slots.free_cells, target.n_batch - self._recurrent.n_again(sequences))

@@ -112,7 +112,7 @@ class Controller:
         self._probing = False
         self._unseen = True  # no draft was verified yet
         self._overdue = self._glances = False  # the probe in progress
-        self._n_resting = 0  # rows that a probe has to inject
+        self._n_resting = 0  # rows that a probe has to inject because nobody drafted
         self._shape: ShapeName = "chain"
         self._doubt = 0.0
         self._least = 1  # nodes that a draft must be allowed
@@ -308,12 +308,15 @@ class Controller:
         host_s: float | None = None,
         *,
         rebuilt: bool = False,
+        n_injected: int = 0,
+        inject_s: float = 0.0,
     ) -> None:
         """The times of a round: rows of its target pass and their shape, sequences that drafted,
         cached tokens.
 
         `host_s` is the rest of the round, where the caller knows it. `rebuilt`: llama.cpp has built
-        its graph again, whether the row count is another or not. Not for rounds of which
+        its graph again, whether the row count is another or not. `n_injected` rows were injected
+        for its drafts, in the draft stage or in `inject_s` before it. Not for rounds of which
         `n_drafts` was not asked, except plain ones.
         """
         costs, forecast, drafted = self.costs, self._forecast, n_drafting > 0
@@ -334,7 +337,10 @@ class Controller:
                 # Graphs are made once, and say nothing of the drafter's worth.
                 verify_s = min(verify_s, usual_s)
             if self._probing:
-                costs.bound_draft(n_drafting, depth, draft_s, self._n_resting)
+                costs.bound_draft(n_drafting, depth, draft_s)
+                costs.bound_injection(n_injected, inject_s + draft_s)
+                if inject_s:  # a prompt's part of it is not the probe's to pay
+                    draft_s += inject_s * min(self._n_resting / n_injected, 1.0)
                 self._n_resting = 0
             else:
                 costs.observe_draft(n_drafting, depth, draft_s)  # a probe has many rows to inject

@@ -239,12 +239,15 @@ class Costs:
         if own_s > self.step_s(n_rows, depth, shape):
             self._learn(n_rows, depth, own_s, shape, drafted=False)
 
-    def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
-        """A draft stage that had `n_injected` rows to inject: neither it nor they take longer.
-        Without this, injections that were measured on a busy machine stay too dear for good."""
+    def bound_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
+        """A draft stage that may have had more to inject: without that it takes no longer."""
         self._drafts.take_back(n_seqs, depth, seconds)
-        if n_injected:
-            self.inject_s = min(self.inject_s, seconds / n_injected)
+
+    def bound_injection(self, n_rows: int, seconds: float) -> None:
+        """So many rows were injected within these seconds. Without this, injections that were
+        measured on a busy machine stay too dear for good."""
+        if n_rows:
+            self.inject_s = min(self.inject_s, seconds / n_rows)
 
     def observe_switch(self, extra_s: float, usual_s: float) -> None:
         """What the passes that made new graphs took on top, all together; one takes `usual_s`."""

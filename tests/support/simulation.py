@@ -18,6 +18,7 @@ import numpy as np
 
 from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.engine.round import MOST_WITH_A_DRAFT
 from dflash_local.pays.controller import Controller, Policy
 from dflash_local.pays.costs import Costs
 
@@ -330,18 +331,21 @@ def play(
         ]
         n_drafting = sum(n > 0 for n in n_drafts)
         widths = [1] * n_seqs
-        draft_ms = 0.0
+        draft_ms = inject_ms = 0.0
+        n_injected = 0
         if n_drafting:
             widths = controller.widths(
                 policies, [chain(logprobs) for logprobs, _ in drafts], limits
             )
-            backlog = sum(a.pending for a, n in zip(answers, n_drafts, strict=True) if n)
-            draft_ms = machine.drafts(n_drafting) + machine.inject * backlog
+            backlogs = [a.pending for a, n in zip(answers, n_drafts, strict=True) if n]
+            n_injected = sum(backlogs)
+            inject_ms = machine.inject * sum(n for n in backlogs if n > MOST_WITH_A_DRAFT)
+            draft_ms = machine.drafts(n_drafting) + machine.inject * n_injected - inject_ms
         rows = sum(widths)
         made = made + 1 if rows == last_rows else 0
         verify_ms = machine.step(rows) + machine.switch * (ON_THE_WAY[made] if made < 2 else 0.0)
         last_rows = rows
-        played.seconds += 1e-3 * (draft_ms + verify_ms + machine.host)
+        played.seconds += 1e-3 * (inject_ms + draft_ms + verify_ms + machine.host)
         played.seconds += 1e-3 * (machine.draft_host if n_drafting else 0.0)
         played.drafted.append(n_drafting > 0)
         played.rows.append(rows)
@@ -371,6 +375,8 @@ def play(
             DEPTH,
             1e-3 * draft_ms * _noise(jitter, JITTER),
             1e-3 * verify_ms * _noise(jitter, JITTER),
+            n_injected=n_injected,
+            inject_s=1e-3 * inject_ms,
         )
         for i, answer in enumerate(answers):
             if answer.done >= answer.length:
