@@ -112,13 +112,13 @@ class Controller:
         self._probing = False
         self._unseen = True  # no draft was verified yet
         self._overdue = self._glances = False  # the probe in progress
-        self._n_resting = 0  # rows that a probe has to inject because nobody drafted
         self._shape: ShapeName = "chain"
         self._doubt = 0.0
         self._least = 1  # nodes that a draft must be allowed
         # The rounds since
         self._plain_at = 0
         self._accepted = 0
+        self._n_resting = 0  # rows to inject because their sequences have not drafted
 
     def open(
         self, depth: int = 0, *, greedy: bool = True, shapes: Sequence[Shape] | None = None
@@ -243,6 +243,7 @@ class Controller:
             unknown = early and self.prior.rounds < _KNOWN_ROUNDS and not self._glances
             chains.append(policy.chances(draft, limit, early=unknown))
             policy.rounds += 1
+            self._n_resting += self._round - policy.rest_from
             policy.rest_from = self._round
         return chains
 
@@ -339,20 +340,19 @@ class Controller:
             if self._probing:
                 costs.bound_draft(n_drafting, depth, draft_s)
                 costs.bound_injection(n_injected, inject_s + draft_s)
-                if inject_s:  # a prompt's part of it is not the probe's to pay
-                    draft_s += inject_s * min(self._n_resting / n_injected, 1.0)
-                self._n_resting = 0
             else:
                 costs.observe_draft(n_drafting, depth, draft_s)  # a probe has many rows to inject
+            if inject_s:  # drafting pays for its rests, not for prompts
+                inject_s *= min(self._n_resting / n_injected, 1.0)
             usual_host_s = costs.host_s + costs.draft_host_s
-            seconds = draft_s + verify_s + (usual_host_s if host_s is None else host_s)
+            seconds = inject_s + draft_s + verify_s + (usual_host_s if host_s is None else host_s)
             usual_s += usual_host_s + costs.draft_s(n_drafting, depth) + costs.switch_s
             self._settle(min(seconds, _LONGEST_TIME * usual_s))
         elif self._drafting and not verified and self.again.now and base:
             # What drafts have left to do is theirs to pay.
             seconds = costs.step_s(n_rows, depth) + costs.host_s + changed * costs.switch_s
             self._budget.settle(1 - seconds / forecast.plain_s, self._round, forecast.way)
-        self._accepted = 0
+        self._accepted = self._n_resting = 0
 
     def _settle(self, seconds: float) -> None:
         """After a round that drafted: how far it was ahead of plain decoding."""
@@ -463,7 +463,6 @@ class Controller:
                 wait = min(wait, _LATEST_LOOK - now)
             return wait or _FOREVER
         self._untried, self._overdue, self._glances = False, overdue, glances
-        self._n_resting = sum(now - policy.rest_from for policy in due)
         for policy in due:
             policy.probing = True
             policy.survival.rest(now - policy.rest_from)

@@ -368,15 +368,16 @@ def play(
                     chain(logprobs).clip(width - 1),
                     [0] * kept + [int(kept == right)],
                 )
+        noise = 1e-3 * _noise(jitter, JITTER)
         controller.observe_round(
             rows,
             "chain",
             n_drafting,
             DEPTH,
-            1e-3 * draft_ms * _noise(jitter, JITTER),
+            draft_ms * noise,
             1e-3 * verify_ms * _noise(jitter, JITTER),
             n_injected=n_injected,
-            inject_s=1e-3 * inject_ms,
+            inject_s=inject_ms * noise,
         )
         for i, answer in enumerate(answers):
             if answer.done >= answer.length:
