@@ -26,7 +26,7 @@ class Choice:
     draft: Draft = NO_DRAFT
     """At first what the drafter proposes, then what is verified."""
     chances: list[float] = field(default_factory=list)
-    """The falling chances of the draft's nodes, where copies join it."""
+    """The falling chances of the draft's nodes, where somebody asks for them."""
     n_rows: int = 1
     """The new rows that it gets in the target's pass: its draft is cut to them. Where all sequences
     of a pass need equally many, those beyond a shorter draft repeat the anchor's token and are

@@ -84,19 +84,12 @@ class Copying:
         controller, which decides on copies, counts on the drafter."""
         return None if sequence.lacks_drafter(self._slots) else sequence.copier
 
-    def join(self, choices: list[Choice], managed: list[Choice], policies: list[Policy]) -> None:
+    def join(self, choices: list[Choice]) -> None:
         """Make one draft of what drafter and text propose, with the chances of its nodes."""
         for choice in choices:
-            if choice.copies and choice.sequence.policy is None:
-                choice.chances = path_chances(choice.draft)
-        if self._controller and managed:
-            found = self._controller.chances(
-                policies, [c.draft for c in managed], [c.limit for c in managed]
-            )
-            for choice, chances in zip(managed, found, strict=True):
-                choice.chances = chances
-        for choice in choices:
             if choice.copies:
+                if choice.sequence.policy is None:
+                    choice.chances = path_chances(choice.draft)
                 choice.draft, choice.chances = self._joined(choice)
 
     def _joined(self, choice: Choice) -> tuple[Draft, list[float]]:

@@ -1,6 +1,6 @@
 """How wide a round is: what requests ask for, what fits, and what pays off.
 
-A width, `Choice.n_rows` and the controller's `widths` and `rows` count rows of the target, with the
+A width, `Choice.n_rows` and the controller's `rows` count rows of the target, with the
 anchor's. Limits and drafts count nodes, without it.
 """
 
@@ -90,17 +90,20 @@ class Widths:
         if not drafted and not copied:
             return
         managed, policies = self._managed(choices)
+        if self._controller and managed:
+            found = self._controller.chances(
+                policies, [c.draft for c in managed], [c.limit for c in managed]
+            )
+            for choice, chances in zip(managed, found, strict=True):
+                choice.chances = chances
         if copied:
-            self._copying.join(choices, managed, policies)
+            self._copying.join(choices)
         for choice in choices:
             choice.n_rows = 1 + len(choice.draft)
         if self._controller and managed:
-            if copied:  # their chances are joined already
-                rows = self._controller.rows([c.chances for c in managed], drafted=drafted)
-            else:
-                rows = self._controller.widths(
-                    policies, [c.draft for c in managed], [c.limit for c in managed]
-                )
+            rows = self._controller.rows(
+                [c.chances for c in managed], drafted=drafted, joined=copied
+            )
             for choice, n in zip(managed, rows, strict=True):
                 choice.n_rows = min(n, choice.n_rows)
         self._recurrent.make_equal(choices)

@@ -67,9 +67,9 @@ _FOREVER = 1 << 30
 
 class Controller:
     """Decides for all sequences of one engine. In each round: `n_drafts`, and `without_sure` where
-    there are copies; then the rows, by `widths`, or by `rows` where copies join the drafts;
-    `observe` for each draft that was verified; `observe_round`. Where nobody drafts, `least_copied`
-    says which copies are worth a look."""
+    there are copies; after the draft its `chances`, and by them, once copies have joined, the
+    `rows`; `observe` for each draft that was verified; `observe_round`. Where nobody drafts,
+    `least_copied` says which copies are worth a look."""
 
     def __init__(
         self,
@@ -211,21 +211,6 @@ class Controller:
             draft_s -= 2 * costs.switch_s / n_drafting
         return choice.value(both) - choice.value(copied) < draft_s * choice.rate
 
-    def widths(
-        self,
-        policies: Sequence[Policy],
-        drafts: Sequence[Draft],
-        limits: Sequence[int],
-    ) -> list[int]:
-        """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
-
-        `drafts` are empty where nothing was drafted.
-        """
-        chances = self.chances(policies, drafts, limits)
-        return self._drafted_rows(chances) or self._row_choice.widths(
-            chances, self._last_rows(self._shape), self.costs.switch_s
-        )
-
     def chances(
         self,
         policies: Sequence[Policy],
@@ -233,7 +218,7 @@ class Controller:
         limits: Sequence[int],
     ) -> list[list[float]]:
         """The falling chances of what a drafter has drafted for each sequence, to be accepted;
-        empty where it has not. Once for each round with drafts: it counts them."""
+        empty where it has not. Asked once in each round with drafts: it counts them."""
         chains: list[list[float]] = []
         for policy, draft, limit in zip(policies, drafts, limits, strict=True):
             if not draft or limit < 1:
@@ -247,16 +232,21 @@ class Controller:
             policy.rest_from = self._round
         return chains
 
-    def rows(self, chains: Sequence[list[float]], *, drafted: bool) -> list[int]:
-        """Rows as by `widths`, for drafts that copies have joined, by their falling chances.
-        `drafted`: the drafter had a part in the round; otherwise they are copies alone."""
+    def rows(
+        self, chains: Sequence[list[float]], *, drafted: bool = True, joined: bool = False
+    ) -> list[int]:
+        """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
+
+        `chains` are the falling chances of the drafts, as `chances` has them, or of what they are
+        once copies have `joined` them. `drafted`: the drafter had a part in the round; otherwise
+        they are copies alone.
+        """
         switch_s = self.costs.switch_s
         if not drafted:
             self._renew(len(chains))
             return self._copies().widths(chains, self._last_rows("chain"), switch_s)
-        return self._drafted_rows(chains) or self._row_choice.joined_widths(
-            chains, self._last_rows(self._shape), switch_s
-        )
+        choose = self._row_choice.joined_widths if joined else self._row_choice.widths
+        return self._drafted_rows(chains) or choose(chains, self._last_rows(self._shape), switch_s)
 
     def _drafted_rows(self, chains: Sequence[list[float]]) -> list[int]:
         """Rows of a probe, which knows no others before it; empty in other rounds."""

@@ -61,7 +61,7 @@ def rate(machine: Machine, text: Text, controller: Controller | None, n: int = 1
             drafted = controller.n_drafts([policy], [limit])[0] > 0
             if drafted:
                 logprobs, chances = text(rng, done / n)
-                (width,) = controller.widths([policy], [chain(logprobs)], [limit])
+                (width,) = controller.rows(controller.chances([policy], [chain(logprobs)], [limit]))
         rows = n_again + width
         draft_s = 1e-3 * machine.drafts(1) if drafted else 0.0
         step_s = 1e-3 * (machine.step(rows) + (machine.switch if rows != last else 0.0))

@@ -92,7 +92,7 @@ def play(
                     draft = _draft(candidates, policy, kind)
                     rows = width or 1
                     if controller and policy:
-                        (rows,) = controller.widths([policy], [draft], [N_NODES])
+                        (rows,) = controller.rows(controller.chances([policy], [draft], [N_NODES]))
                     draft = draft.clip(rows - 1)
                 ranks = known.ranks[place, at].tolist()
                 tokens = iter([*ranks, OTHER])

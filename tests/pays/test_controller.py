@@ -212,7 +212,9 @@ def steady(costs: Costs, n_seqs: int, logprob: float, accepted: int) -> tuple[li
         chains = [[logprob] * n for n in n_drafts]
         chosen = [1] * n_seqs
         if any(n_drafts):
-            chosen = controller.widths(policies, [chain(each) for each in chains], limits)
+            chosen = controller.rows(
+                controller.chances(policies, [chain(each) for each in chains], limits)
+            )
             for policy, each, width in zip(policies, chains, chosen, strict=True):
                 if each:
                     controller.observe(
@@ -251,7 +253,9 @@ def test_rows_go_to_the_sequence_whose_drafts_survive() -> None:
     for _ in range(30):
         assert controller.n_drafts(policies, [15, 15]) == [15, 15]
         sure, unsure = [-0.01] * 15, [-0.5] * 15
-        widths = controller.widths(policies, [chain(sure), chain(unsure)], [15, 15])
+        widths = controller.rows(
+            controller.chances(policies, [chain(sure), chain(unsure)], [15, 15])
+        )
         controller.observe(
             policies[0], chain(sure[: widths[0] - 1]), emitted(widths[0] - 1, widths[0] - 1)
         )
@@ -273,7 +277,9 @@ def test_limits_are_kept() -> None:
     for limits in ([15, 0, 3], [1, 1, 1], [0, 0, 0], [2, 15, 15]):
         drafted = controller.n_drafts(policies, limits)
         assert all(n == 0 for n, limit in zip(drafted, limits, strict=True) if limit == 0)
-        widths = controller.widths(policies, [chain([-0.01] * n) for n in drafted], limits)
+        widths = controller.rows(
+            controller.chances(policies, [chain([-0.01] * n) for n in drafted], limits)
+        )
         assert all(1 <= w <= 1 + limit for w, limit in zip(widths, limits, strict=True))
         for policy, n, width in zip(policies, drafted, widths, strict=True):
             if n:
@@ -298,7 +304,9 @@ def test_sequences_come_and_go_and_others_share_the_pass() -> None:
         chains = [[-rng.random() for _ in range(n)] for n in drafted]
         widths = [1] * len(policies)
         if any(drafted):
-            widths = controller.widths(policies, [chain(each) for each in chains], limits)
+            widths = controller.rows(
+                controller.chances(policies, [chain(each) for each in chains], limits)
+            )
         for policy, each, width in zip(policies, chains, widths, strict=True):
             if each and width > 1:
                 controller.observe(
@@ -321,7 +329,9 @@ def test_places_go_from_sequences_of_fixed_width_to_others_and_back(logprob: flo
             n_drafts = controller.n_drafts(policies, limits, 4 - n)
             chains = [[logprob] * drafts for drafts in n_drafts]
             widths = (
-                controller.widths(policies, [chain(each) for each in chains], limits)
+                controller.rows(
+                    controller.chances(policies, [chain(each) for each in chains], limits)
+                )
                 if any(n_drafts)
                 else [1] * n
             )

@@ -239,13 +239,16 @@ class Fixed(Controller):
     ) -> list[int]:
         return [BLOCK - 1 if self.width > 1 and limit > 0 else 0 for limit in limits]
 
-    def widths(
+    def chances(
         self,
         policies: Sequence[Policy],
         drafts: Sequence[Draft],
         limits: Sequence[int],
-    ) -> list[int]:
-        return [min(self.width, 1 + limit) for limit in limits]
+    ) -> list[list[float]]:
+        return [[1.0] * limit for limit in limits]
+
+    def rows(self, chains: Sequence[list[float]], **_: object) -> list[int]:
+        return [min(self.width, 1 + len(chain)) for chain in chains]
 
     def observe(self, *_: object) -> None:
         """Learns nothing."""
@@ -334,9 +337,8 @@ def play(
         draft_ms = inject_ms = 0.0
         n_injected = 0
         if n_drafting:
-            widths = controller.widths(
-                policies, [chain(logprobs) for logprobs, _ in drafts], limits
-            )
+            proposed = [chain(logprobs) for logprobs, _ in drafts]
+            widths = controller.rows(controller.chances(policies, proposed, limits))
             backlogs = [a.pending for a, n in zip(answers, n_drafts, strict=True) if n]
             n_injected = sum(backlogs)
             inject_ms = machine.inject * sum(n for n in backlogs if n > MOST_WITH_A_DRAFT)
