@@ -35,6 +35,8 @@ class Elsewhere(Controller):
         host_s: float | None = None,
         *,
         rebuilt: bool = False,
+        n_injected: int = 0,
+        inject_s: float = 0.0,
     ) -> None:
         there = self._machine
         super().observe_round(
@@ -45,6 +47,8 @@ class Elsewhere(Controller):
             there.draft_s(n_drafting, depth),
             there.step_s(n_rows, depth, shape),
             there.host_s + (there.draft_host_s if n_drafting else 0.0),
+            n_injected=n_injected,
+            inject_s=there.inject_s * n_injected if inject_s else 0.0,
         )
 
 
@@ -87,17 +91,19 @@ class Fickle(Controller):
                 policy.off = policy.off or self._random.random() < self._resigns
         return wanted
 
-    def widths(
+    def chances(
         self,
         policies: Sequence[Policy],
         drafts: Sequence[Draft],
         limits: Sequence[int],
-    ) -> list[int]:
+    ) -> list[list[float]]:
         assert len(policies) == len(drafts) == len(limits)
-        return [
-            self._random.randint(1, 1 + min(len(draft), limit))
-            for draft, limit in zip(drafts, limits, strict=True)
-        ]
+        return super().chances(policies, drafts, limits)
+
+    def rows(
+        self, chains: Sequence[list[float]], *, drafted: bool = True, joined: bool = False
+    ) -> list[int]:
+        return [self._random.randint(1, 1 + len(chain)) for chain in chains]
 
     def observe_round(self, *_: object, **__: object) -> None:
         """Learns nothing."""
