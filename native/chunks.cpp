@@ -66,7 +66,7 @@ best_place find_place(ggml_context * c, ggml_backend_t backend, ggml_tensor * lo
     ggml_tensor * chunks = ggml_argmax(c, peaks);
     ggml_tensor * chunk = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, peaks->ne[0], n_rows),
                                         ggml_reshape_2d(c, chunks, 1, n_rows));
-    return {peaks, chunks, ggml_argmax(c, ggml_reshape_2d(c, chunk, size, n_rows))};
+    return {peaks, chunks, chunk, ggml_argmax(c, ggml_reshape_2d(c, chunk, size, n_rows))};
 }
 
 std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,

@@ -24,6 +24,7 @@ ggml_tensor * peaks_by_argmax(ggml_context * c, ggml_tensor * logits, int64_t si
 struct best_place {
     ggml_tensor * peaks = nullptr;
     ggml_tensor * chunks = nullptr;
+    ggml_tensor * chunk = nullptr;  // f32 [chunk, 1, rows]: the logits of that chunk
     ggml_tensor * places = nullptr;
 };
 

@@ -37,9 +37,9 @@ void draft_output::build(ggml_context * nodes, ggml_cgraph * graph, ggml_backend
 bool draft_output::build_best(ggml_context * c, ggml_backend_t backend, draft_scratch & scratch,
                               ggml_tensor * logits) {
     const int64_t size = chunk_of(n_vocab_);
-    const auto [peaks, chunks, places] = find_place(c, backend, logits, size);
+    const auto [peaks, chunks, chunk, places] = find_place(c, backend, logits, size);
     const auto exps = sum_exps(c, backend, logits, peaks, ggml_reshape_2d(c, chunks, 1, n_rows_));
-    if (!exps || !supports(backend, {peaks, chunks, places})) {
+    if (!exps || !supports(backend, {peaks, chunks, chunk, places})) {
         return false;
     }
     scratch.place_guarded(size, {logits, peaks});
