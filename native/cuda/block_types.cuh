@@ -28,6 +28,7 @@ struct aligned_unit {
         const u8 * from = at + (offset & ~3) + lane;
         return offset % 4 ? shift_right(load(from), load(from + 4), offset % 4 * 8) : load(from);
     }
+    INLINE u32 half(int offset) const { return *(const u16 *) (at + offset); }
     INLINE words2 words(int offset, int lane = 0) const {
         if (offset % 8 == 0) {
             return *(const words2 *) (at + offset + lane);
@@ -52,6 +53,7 @@ struct unaligned_unit {
         const u32 * from = (const u32 *) (at + (offset & ~3) + (off & ~3) + lane);
         return shift_right(from[0], from[1], (off & 3) * 8);
     }
+    INLINE u32 half(int offset) const { return *(const u16 *) (at + phase + offset); }
     INLINE words2 words(int offset, int lane = 0) const {
         const int off = phase + offset % 4;
         const u32 * from = (const u32 *) (at + (offset & ~3) + (off & ~3) + lane);
@@ -129,15 +131,15 @@ template <class Unit> struct q4_k {
         const u32 s = spread_one(scales[g / 4], g % 4);
         if (g % 2 == 0) {
             const u32 scale = add_halves(s, MINUS_1024), shift = multiply_halves(scale, MINUS_1024);
-            const u32 v[4] = {(q.x & 0x000f000f) | MAGIC, (q.x >> 8 & 0x000f000f) | MAGIC,
-                              (q.y & 0x000f000f) | MAGIC, (q.y >> 8 & 0x000f000f) | MAGIC};
+            const u32 v[4] = {mask_or<0x000f000f, MAGIC>(q.x), mask_or<0x000f000f, MAGIC>(q.x >> 8),
+                              mask_or<0x000f000f, MAGIC>(q.y), mask_or<0x000f000f, MAGIC>(q.y >> 8)};
             for (int i = 0; i < 4; i++) {
                 w[i] = multiply_add_halves(v[i], scale, shift);
             }
         } else {  // the high bits count in sixteens
             const u32 scale = multiply_add_halves(s, SIXTEENTH, MINUS_64), shift = multiply_halves(scale, MINUS_1024);
-            const u32 v[4] = {(q.x & 0x00f000f0) | MAGIC, (q.x >> 8 & 0x00f000f0) | MAGIC,
-                              (q.y & 0x00f000f0) | MAGIC, (q.y >> 8 & 0x00f000f0) | MAGIC};
+            const u32 v[4] = {mask_or<0x00f000f0, MAGIC>(q.x), mask_or<0x00f000f0, MAGIC>(q.x >> 8),
+                              mask_or<0x00f000f0, MAGIC>(q.y), mask_or<0x00f000f0, MAGIC>(q.y >> 8)};
             for (int i = 0; i < 4; i++) {
                 w[i] = multiply_add_halves(v[i], scale, shift);
             }
@@ -188,7 +190,7 @@ template <class Unit> struct q6_k {
         const u32 scales = unit.word(192 + g / 2 * 4) ^ 0x80808080;
         scaled(w, add_halves(pick_bytes(scales, MAGIC_BYTES, selector + g % 2 * 0x0202), twice(0xe480)));
     }
-    INLINE float scale(int) const { return float_of_half(unit.word(206) >> 16); }
+    INLINE float scale(int) const { return float_of_half(unit.half(208)); }
 };
 
 template <class Unit> struct q3_k {
@@ -213,7 +215,7 @@ template <class Unit> struct q3_k {
                  twice(0xe404), w);  // less 1024 + 4
         scaled(w, add_halves(pick_bytes(scales[g / 2], MAGIC_BYTES, selector + g % 2 * 0x0202), twice(0xe420)));
     }
-    INLINE float scale(int) const { return float_of_half(unit.word(106) >> 16); }
+    INLINE float scale(int) const { return float_of_half(unit.half(108)); }
 };
 
 template <class Unit> struct q2_k {
@@ -265,7 +267,7 @@ template <class Unit, int SIZE> struct block_of_32 {
     Unit unit;
     int t;
     INLINE block_of_32(Unit unit, int t) : unit(unit), t(t) {}
-    INLINE float scale(int g) const { return float_of_half(unit.word(SIZE * g) & 0xffff); }
+    INLINE float scale(int g) const { return float_of_half(unit.half(SIZE * g)); }
 };
 
 template <class Unit> struct q8_0 : block_of_32<Unit, 34> {
