@@ -6,7 +6,7 @@
 #define DEVICE static INLINE
 // A kernel whose registers let `blocks` blocks of 256 threads share a multiprocessor.
 #define KERNEL(name, parameters, blocks) \
-    extern "C" __global__ __launch_bounds__(256, blocks) void name(const __grid_constant__ parameters arguments)
+    extern "C" __global__ __launch_bounds__(few_rows::BLOCK_THREADS, blocks) void name(const __grid_constant__ parameters arguments)
 
 namespace few_rows {
 
@@ -58,6 +58,17 @@ DEVICE u32 multiply_halves(u32 a, u32 b) {
 DEVICE u32 multiply_add_halves(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+// One of two halves in both places: no instruction of its own, the arithmetic on halves can take it so.
+DEVICE u32 low_twice(u32 a) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(a));
+    return d;
+}
+DEVICE u32 high_twice(u32 a) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(a));
     return d;
 }
 DEVICE u32 halves_of(float low, float high) {

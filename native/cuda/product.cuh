@@ -10,7 +10,7 @@
 
 namespace few_rows {
 
-constexpr int WARP_ROWS = 16;
+constexpr int WARP_ROWS = 16, WARPS = BLOCK_ROWS / WARP_ROWS;
 
 // A block type for units that are aligned, or not.
 template <template <class> class Row, class Unit> struct block_type {
@@ -235,8 +235,8 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     int index = 0, block = block_x(), row0;
     if (p.activation) {
-        index = warp / 4;
-        row0 = block * (BLOCK_ROWS / 2) + warp % 4 * WARP_ROWS;
+        index = warp / (WARPS / 2);
+        row0 = block * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
     } else {
         for (; index + 1 < p.n_matrices; index++) {
             const int blocks = (p.matrices[index].rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -272,16 +272,16 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
             }
         }
     }
-    if (p.activation) {  // the four warps with `up` hand it to the four with the gate
-        floats4 * ups = (floats4 *) shared_memory() + (warp % 4 * 32 + lane) * TILES;
+    if (p.activation) {  // the warps with `up` hand it to those with the gate
+        floats4 * ups = (floats4 *) shared_memory() + (warp % (WARPS / 2) * 32 + lane) * TILES;
         sync_threads();
-        if (warp >= 4) {
+        if (warp >= WARPS / 2) {
             for (int n = 0; n < TILES; n++) {
                 ups[n] = {total[n][0], total[n][1], total[n][2], total[n][3]};
             }
         }
         sync_threads();
-        if (warp >= 4) {
+        if (warp >= WARPS / 2) {
             return;
         }
         for (int n = 0; n < TILES; n++) {
@@ -326,10 +326,7 @@ FEW_ROWS_TYPE(MXFP4, mxfp4)
 KERNEL(convert_input, few_rows::conversion, 8) { few_rows::convert(arguments); }
 
 // The kernel for matrices of the block types A and B, and TILES * 8 columns: one such line for each that is needed.
-#ifndef BLOCKS_OF
-#define BLOCKS_OF(tiles) (tiles == 1 ? 3 : 2)
-#endif
 #define FEW_ROWS_PRODUCT(A, B, TILES) \
-    KERNEL(product_##A##_##B##_##TILES, few_rows::product, BLOCKS_OF(TILES)) { \
+    KERNEL(product_##A##_##B##_##TILES, few_rows::product, 2) { \
         few_rows::multiply<few_rows::A, few_rows::B, TILES>(arguments); \
     }

@@ -1,6 +1,7 @@
-// The instructions of native/cuda/primitives.cuh on a CPU, so that tests run the kernels' own text without a GPU. Every
-// thread of a block is a fiber; it gives way where threads wait for each other. Copies are made at once, so a missing
-// wait is not found here: compute-sanitizer does that on a GPU.
+// The instructions of native/cuda/primitives.cuh on a CPU, so that tests run the kernels' own text
+// without a GPU. Every thread of a block is a fiber; it gives way where threads wait for each
+// other. Copies are made at once, so a missing wait is not found here: compute-sanitizer does that
+// on a GPU.
 #pragma once
 
 #include <ucontext.h>
@@ -130,7 +131,8 @@ inline block & current() {
 }
 
 // The exchange of this instruction, once all lanes of the warp have filled in their part.
-template <typename Fill> exchange & exchanged(const Fill & fill) {
+template <typename Fill>
+exchange & exchanged(const Fill & fill) {
     block & b = current();
     const int thread = b.thread;
     exchange & e = b.exchanges[thread / 32 * 2 + b.turns[thread]++ % 2];
@@ -139,8 +141,10 @@ template <typename Fill> exchange & exchanged(const Fill & fill) {
     return e;
 }
 
-// Runs `kernel` for each block of the grid, the last blocks first: nothing may depend on their order.
-inline void launch(dim grid, int threads, size_t shared_bytes, const std::function<void()> & kernel) {
+// Runs `kernel` for each block of the grid, the last blocks first: nothing may depend on their
+// order.
+inline void launch(dim grid, int threads, size_t shared_bytes,
+                   const std::function<void()> & kernel) {
     block & b = current();
     b.grid = grid;
     ucontext_t here;
@@ -196,7 +200,8 @@ inline unsigned to_half(double x) {
     std::memcpy(&bits, &h, 2);
     return bits;
 }
-template <typename Each> unsigned of_each_half(const Each & each) {
+template <typename Each>
+unsigned of_each_half(const Each & each) {
     return to_half(each(0)) | to_half(each(16)) << 16;
 }
 
@@ -204,7 +209,8 @@ template <typename Each> unsigned of_each_half(const Each & each) {
 
 #define INLINE inline
 #define DEVICE static inline
-#define KERNEL(name, parameters, blocks) [[maybe_unused]] static void name(const parameters & arguments)
+#define KERNEL(name, parameters, blocks) \
+    [[maybe_unused]] static void name(const parameters & arguments)
 
 namespace few_rows {
 
@@ -230,7 +236,10 @@ inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
     }
     return picked;
 }
-template <u32 MASK, u32 OTHER> u32 mask_or(u32 a) { return (a & MASK) | OTHER; }
+template <u32 MASK, u32 OTHER>
+u32 mask_or(u32 a) {
+    return (a & MASK) | OTHER;
+}
 inline float float_of_bits(u32 bits) {
     float x;
     std::memcpy(&x, &bits, 4);
@@ -258,6 +267,8 @@ inline u32 multiply_add_halves(u32 a, u32 b, u32 c) {
                emulated::to_float(c >> at);
     });
 }
+inline u32 low_twice(u32 a) { return (a & 0xffff) * 0x10001; }
+inline u32 high_twice(u32 a) { return (a >> 16) * 0x10001; }
 inline u32 halves_of(float low, float high) {
     return emulated::to_half(low) | emulated::to_half(high) << 16;
 }
@@ -303,7 +314,8 @@ inline void copy_async(void * shared, const void * global, int n) {
     std::memset(static_cast<char *>(shared) + n, 0, 16 - n);
 }
 inline void copy_commit() {}
-template <int N> void copy_wait() {}
+template <int N>
+void copy_wait() {}
 inline void let_next_begin() {}
 inline void wait_for_previous() {}
 
