@@ -123,14 +123,15 @@ INLINE void multiply_part(
         const u8 * w = weights + stage * (WARP_ROWS * T::PITCH);
         stage = stage + 1 == T::STAGES ? 0 : stage + 1;
         next_stage = next_stage + 1 == T::STAGES ? 0 : next_stage + 1;
-        auto read = [&](int r) -> typename T::unit {
+        auto row_of = [&](int i) -> typename T::unit {
+            const u8 * at = w + (lane / 4 + 8 * i) * T::PITCH;
             if constexpr (T::ALIGNED) {
-                return {w + r * T::PITCH};
+                return {at};
             } else {
-                return {w + r * T::PITCH, ((int) address(rows[r / 8]) + unit * T::BYTES) & 15};
+                return {at, ((int) address(rows[i]) + unit * T::BYTES) & 15};
             }
         };
-        const typename T::row upper(read(lane / 4), t), lower(read(lane / 4 + 8), t);
+        const typename T::row upper(row_of(0), t), lower(row_of(1), t);
         constexpr int SPAN = T::row::SPAN;
         float sums[TILES][4] = {}, chains[TILES][4] = {};
 #pragma unroll
