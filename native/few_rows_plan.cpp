@@ -50,6 +50,11 @@ bool is_aligned(const void * at, size_t stride, size_t to) {
     return reinterpret_cast<uintptr_t>(at) % to == 0 && stride % to == 0;
 }
 
+// Whether all units of all rows of a matrix lie at multiples of 16 bytes.
+bool has_aligned_units(const block_type & type, const void * at, size_t row_bytes) {
+    return type.unit_bytes % 16 == 0 && is_aligned(at, row_bytes, 16);
+}
+
 // The memory of a tensor.
 struct range {
     uintptr_t begin = 0, end = 0;
@@ -587,9 +592,12 @@ class planner {
 
 }  // namespace
 
-int few_rows_unit_bytes(ggml_type type) {
+std::string few_rows_operand(ggml_type type, int64_t k) {
     const block_type * known = find_type(type);
-    return known != nullptr ? known->unit_bytes : 0;
+    if (known == nullptr || k % 32 != 0 || k % ggml_blck_size(type) != 0) {
+        return "";
+    }
+    return operand_name({type, has_aligned_units(*known, nullptr, ggml_row_size(type, k))});
 }
 
 std::string few_rows_kernel::name() const {

@@ -10,8 +10,9 @@
 
 namespace dflash {
 
-// How many bytes 256 elements of a block type take for which there are kernels; 0: there are none.
-int few_rows_unit_bytes(ggml_type type);
+// What kernels call matrices of this type with rows of k elements, as in native/cuda/product.cuh;
+// empty: there are none for them.
+std::string few_rows_operand(ggml_type type, int64_t k);
 
 // One of the kernels that multiply: its two block types, whether all their units lie at multiples
 // of 16 bytes, and the tiles of eight columns of a block.

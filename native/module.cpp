@@ -567,8 +567,10 @@ NB_MODULE(_native, m) {
           "none.");
     m.def("few_rows_driver", &few_rows_driver, "The driver's version: 12040 for CUDA 12.4.");
     m.def(
-        "few_rows_type", [](int type) { return few_rows_unit_bytes(static_cast<ggml_type>(type)); },
-        nb::arg("type"), "Bytes of 256 elements of a type that has kernels; 0 for others.");
+        "few_rows_operand",
+        [](int type, int64_t k) { return few_rows_operand(static_cast<ggml_type>(type), k); },
+        nb::arg("type"), nb::arg("k"),
+        "What kernels call matrices of this type with rows of k elements; empty: there are none.");
     nb::class_<few_rows_engine>(m, "FewRows",
                                 "Products of few rows on the GPUs. See native/few_rows.h.")
         .def(nb::init<>())

@@ -28,8 +28,8 @@ from dflash_local._native import (
     edit_cells,
     few_rows_driver,
     few_rows_gpus,
+    few_rows_operand,
     few_rows_source,
-    few_rows_type,
     grow_tree,
     llama_decode_address,
 )
@@ -53,8 +53,8 @@ __all__ = [
     "edit_cells",
     "few_rows_driver",
     "few_rows_gpus",
+    "few_rows_operand",
     "few_rows_source",
-    "few_rows_type",
     "grow_tree",
 ]
 
