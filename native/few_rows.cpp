@@ -44,7 +44,7 @@ class graph_runner {
     }
 
     ~graph_runner() {
-        ggml_private::of(backend_).synchronize(backend_);
+        ggml_backend_synchronize(backend_);
         executor_->begin();
         forget();
     }
@@ -114,6 +114,7 @@ class graph_runner {
     }
 
     ggml_status record(const graph & g, graph_content && content) {
+        shared_->counts().repeated++;
         const few_rows_plan plan = make_plan(g);
         std::unique_ptr<few_rows_executor::recording> made;
         ggml_status status = GGML_STATUS_SUCCESS;
@@ -125,6 +126,7 @@ class graph_runner {
             return status;
         }
         if (!made) {  // nothing has run
+            shared_->counts().direct++;
             return run_plan(g, plan);
         }
         while (kept_.size() >= most_recordings) {

@@ -52,6 +52,7 @@ class few_rows_executor {
 
 // What was done, for tests and for people.
 struct few_rows_counts {
+    std::atomic<long> repeated{0};     // graphs that came again without a recording
     std::atomic<long> direct{0};       // graphs that ran node by node
     std::atomic<long> recorded{0};     // that were recorded, and played for the first time
     std::atomic<long> played{0};       // that were played again

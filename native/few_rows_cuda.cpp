@@ -9,6 +9,7 @@
 #include "backend.h"
 #include "cuda_driver.h"
 #include "errors.h"
+#include "few_rows_cpu.h"
 #include "few_rows_text.h"
 
 namespace dflash {
@@ -291,7 +292,7 @@ class cuda_executor : public few_rows_executor {
     memories converted_, partials_, counters_;
 };
 
-thread_local std::shared_ptr<few_rows_engine> current;
+thread_local few_rows_scope::state current;
 
 // Where devices make their backends while there is a scope.
 struct hooks {
@@ -307,6 +308,10 @@ hooks & known_hooks() {
 
 void run_by(ggml_backend_t backend, const std::shared_ptr<few_rows_engine> & engine) {
     try {
+        if (!is_cuda(backend)) {
+            run_graphs_of(backend, engine, few_rows_on_cpu());
+            return;
+        }
         const std::string device = ggml_backend_dev_name(ggml_backend_get_device(backend));
         auto executor = std::make_unique<cuda_executor>(backend, engine->kernels(device));
         if (graphs_are_off == 1 && !executor->records_at_all()) {
@@ -326,8 +331,8 @@ ggml_backend_t init_backend(ggml_backend_dev_t device, const char * parameters) 
         original = h.original.at(device);
     }
     ggml_backend_t backend = original(device, parameters);
-    if (backend != nullptr && current) {
-        run_by(backend, current);
+    if (backend != nullptr && current.engine && is_cuda(backend) != current.on_cpu) {
+        run_by(backend, current.engine);
     }
     return backend;
 }
@@ -382,14 +387,18 @@ std::string few_rows_source() {
     return source;
 }
 
-few_rows_scope::few_rows_scope(std::shared_ptr<few_rows_engine> shared) : before_(current) {
-    switch_off_graphs();
+few_rows_scope::few_rows_scope(std::shared_ptr<few_rows_engine> shared, bool on_cpu)
+    : before_(current) {
+    if (!on_cpu) {
+        switch_off_graphs();
+    }
     hooks & h = known_hooks();
     const std::lock_guard<std::mutex> lock(h.mutex);
     if (h.n_scopes++ == 0) {
         for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
             ggml_backend_dev_t device = ggml_backend_dev_get(i);
-            if (!is_cuda_device(device)) {
+            if (!is_cuda_device(device) &&
+                ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
                 continue;
             }
             const std::string doubt = ggml_private::doubt_device(device);
@@ -401,7 +410,7 @@ few_rows_scope::few_rows_scope(std::shared_ptr<few_rows_engine> shared) : before
             ggml_private::of(device).init_backend = init_backend;
         }
     }
-    current = std::move(shared);
+    current = {std::move(shared), on_cpu};
 }
 
 few_rows_scope::~few_rows_scope() {
@@ -416,7 +425,7 @@ few_rows_scope::~few_rows_scope() {
 }
 
 void record_graphs_of(ggml_backend_t backend) {
-    if (graphs_are_off == 1 && !current && is_cuda(backend)) {
+    if (graphs_are_off == 1 && !current.engine && is_cuda(backend)) {
         run_by(backend, std::make_shared<few_rows_engine>());
     }
 }

@@ -24,17 +24,24 @@ int few_rows_driver();
 // The text of the kernels, as one source for NVRTC.
 std::string few_rows_source();
 
-// While it lives, the graphs of the CUDA backends that this thread opens run by `shared`. A backend
-// with which something is not as expected stays ggml's; `shared` then has the reason.
+// While it lives, the graphs of the CUDA backends that this thread opens run by `shared`; with
+// `on_cpu`, those of CPU backends instead, for tests. A backend with which something is not as
+// expected stays ggml's; `shared` then has the reason.
 class few_rows_scope {
   public:
-    explicit few_rows_scope(std::shared_ptr<few_rows_engine> shared);
+    explicit few_rows_scope(std::shared_ptr<few_rows_engine> shared, bool on_cpu = false);
     few_rows_scope(const few_rows_scope &) = delete;
     few_rows_scope & operator=(const few_rows_scope &) = delete;
     ~few_rows_scope();
 
+    // What a thread's scopes say.
+    struct state {
+        std::shared_ptr<few_rows_engine> engine;
+        bool on_cpu = false;
+    };
+
   private:
-    std::shared_ptr<few_rows_engine> before_;
+    state before_;
 };
 
 // For a backend of ours that may be opened outside of a scope: where ggml records no graphs because

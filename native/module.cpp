@@ -388,6 +388,7 @@ void add_kernels(few_rows_engine & self, const std::string & device, const nb::l
 nb::dict count_few_rows(few_rows_engine & self) {
     const few_rows_counts & counts = self.counts();
     nb::dict all;
+    all["repeated"] = counts.repeated.load();
     all["direct"] = counts.direct.load();
     all["recorded"] = counts.recorded.load();
     all["played"] = counts.played.load();
@@ -401,8 +402,8 @@ nb::dict count_few_rows(few_rows_engine & self) {
 // Which backends a thread opens is decided by scopes, which Python enters and leaves by name.
 class few_rows_scopes {
   public:
-    void enter(std::shared_ptr<few_rows_engine> engine) {
-        scope_ = std::make_unique<few_rows_scope>(std::move(engine));
+    void enter(std::shared_ptr<few_rows_engine> engine, bool on_cpu) {
+        scope_ = std::make_unique<few_rows_scope>(std::move(engine), on_cpu);
     }
     void leave() { scope_.reset(); }
 
@@ -588,7 +589,7 @@ NB_MODULE(_native, m) {
                                 "From `enter` to `leave` the backends that this thread opens run "
                                 "their graphs by a FewRows.")
         .def(nb::init<>())
-        .def("enter", &few_rows_scopes::enter, nb::arg("engine"))
+        .def("enter", &few_rows_scopes::enter, nb::arg("engine"), nb::arg("on_cpu") = false)
         .def("leave", &few_rows_scopes::leave);
 
     nb::class_<target_pass>(

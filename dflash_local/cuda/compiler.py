@@ -113,7 +113,7 @@ def _fault(log: str) -> str:
 @lru_cache(maxsize=1)
 def find_compilers() -> tuple[Compiler, ...]:
     """Every NVRTC here that loads, the newest first."""
-    found = {}
+    found: dict[tuple[int, int], Compiler] = {}
     for path in _places():
         try:
             compiler = Compiler(path)

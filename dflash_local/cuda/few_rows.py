@@ -28,15 +28,17 @@ class FewRows:
     """What the backends of one model share. Not thread safe: the thread that owns the model uses
     it."""
 
-    def __init__(self, compiler: Compiler | None = None) -> None:
+    def __init__(self, compiler: Compiler | None = None, *, on_cpu: bool = False) -> None:
+        """`on_cpu`: the CPU stands in for the GPU, in tests of what is around the kernels."""
         self.native = native.FewRows()
         self.compiler = compiler
+        self._on_cpu = on_cpu
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Backends of CUDA that this thread opens in it run their graphs by these kernels."""
+        """The backends that this thread opens in it run their graphs by these kernels."""
         scope = native.FewRowsScope()
-        scope.enter(self.native)
+        scope.enter(self.native, self._on_cpu)
         try:
             yield
         finally:
