@@ -32,6 +32,7 @@ class graph_runner {
                  std::unique_ptr<few_rows_executor> executor)
         : backend_(backend),
           compute_(ggml_private::of(backend).graph_compute),
+          optimize_(ggml_private::of(backend).graph_optimize),
           free_(ggml_private::of(backend).free),
           shared_(std::move(shared)),
           executor_(std::move(executor)) {
@@ -61,6 +62,15 @@ class graph_runner {
             is_aside_ = true;
             shared_->stand_aside(e.what());
             return GGML_STATUS_FAILED;  // some of it ran, and may not run again
+        }
+    }
+
+    // Called when a graph is made, before it gets its memory.
+    void optimize(ggml_cgraph * whole, void * parameters) {
+        // Always, as graphs in another order would not fit the places of the first one.
+        order_few_rows(ggml_private::of(whole), rules_);
+        if (optimize_ != nullptr) {
+            optimize_(backend_, whole, parameters);
         }
     }
 
@@ -224,6 +234,7 @@ class graph_runner {
 
     ggml_backend_t backend_;
     ggml_private::backend::compute_function compute_;
+    ggml_private::backend::optimize_function optimize_;
     void (*free_)(ggml_backend_t);
     std::shared_ptr<few_rows_engine> shared_;
     std::unique_ptr<few_rows_executor> executor_;
@@ -260,13 +271,18 @@ class runners {
     std::unordered_map<ggml_backend_t, std::unique_ptr<graph_runner>> all_;
 };
 
+// Never freed: backends that nobody has freed when the process ends may not be touched any more.
 runners & known_runners() {
-    static runners known;
-    return known;
+    static auto * known = new runners;
+    return *known;
 }
 
 ggml_status compute_graph(ggml_backend_t backend, ggml_cgraph * graph) {
     return known_runners().find(backend)->run(graph);
+}
+
+void optimize_graph(ggml_backend_t backend, ggml_cgraph * graph, void * parameters) {
+    known_runners().find(backend)->optimize(graph, parameters);
 }
 
 void free_backend(ggml_backend_t backend) {
@@ -326,6 +342,7 @@ void run_graphs_of(ggml_backend_t backend, std::shared_ptr<few_rows_engine> shar
     known_runners().add(
         backend, std::make_unique<graph_runner>(backend, std::move(shared), std::move(executor)));
     ggml_private::of(backend).graph_compute = compute_graph;
+    ggml_private::of(backend).graph_optimize = optimize_graph;
     ggml_private::of(backend).free = free_backend;
 }
 

@@ -19,6 +19,8 @@ namespace {
 constexpr int least_architecture = 80;  // cp.async, and tensor cores for halves in this shape
 constexpr int early_from = 90;          // programmatic dependent launch
 constexpr const char * no_graphs = "GGML_CUDA_DISABLE_GRAPHS";
+constexpr const char * streams_beside =
+    "GGML_CUDA_GRAPH_OPT";  // ggml runs parts on further streams
 constexpr auto probe_time = std::chrono::seconds(5);
 
 // Whether ggml's recordings were switched off by us: 0 not yet, 1 by us, -1 by the user, who wants
@@ -220,9 +222,14 @@ class cuda_executor : public few_rows_executor {
             for (const cuda::module_ptr & m : modules_) {
                 found = found != nullptr ? found : cuda::find_function(m.get(), name.c_str());
             }
-        }
-        if (found != nullptr) {
-            cuda::allow_shared_memory(found, kernel.shared_bytes());
+            try {
+                cuda::use(context_);
+                if (found != nullptr) {
+                    cuda::allow_shared_memory(found, kernel.shared_bytes());
+                }
+            } catch (const backend_error &) {
+                found = nullptr;
+            }
         }
         return functions_[name] = found;
     }
@@ -311,6 +318,9 @@ void run_by(ggml_backend_t backend, const std::shared_ptr<few_rows_engine> & eng
         if (!is_cuda(backend)) {
             run_graphs_of(backend, engine, few_rows_on_cpu());
             return;
+        }
+        if (std::getenv(streams_beside) != nullptr) {
+            throw backend_error(std::string(streams_beside) + " is set");
         }
         const std::string device = ggml_backend_dev_name(ggml_backend_get_device(backend));
         auto executor = std::make_unique<cuda_executor>(backend, engine->kernels(device));

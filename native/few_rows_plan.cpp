@@ -103,9 +103,49 @@ struct group {
 
 class planner {
   public:
-    planner(const graph & g, const few_rows_rules & rules) : g_(g), rules_(rules) {}
+    // `any_shape`: all is decided by operations and weights alone, whatever the shapes of the rest.
+    planner(const graph & g, const few_rows_rules & rules, bool any_shape = false)
+        : g_(g), rules_(rules), any_shape_(any_shape) {}
 
     few_rows_plan run() {
+        if (find_ours()) {
+            for (const group & made : groups()) {
+                place(made);
+            }
+        }
+        emit();
+        return std::move(plan_);
+    }
+
+    bool order() {
+        if (!find_ours()) {
+            return false;
+        }
+        std::vector<std::vector<int>> before(n_);  // nodes that are moved before others
+        std::vector<bool> moves(n_, false);
+        bool any = false;
+        for (const group & made : groups()) {
+            any = gather(made, before, moves) || any;
+        }
+        if (any) {
+            std::vector<ggml_tensor *> ordered;
+            for (int i = 0; i < n_; i++) {
+                for (const int node : before[i]) {
+                    ordered.push_back(g_.nodes[node]);
+                }
+                if (!moves[i]) {
+                    ordered.push_back(g_.nodes[i]);
+                }
+            }
+            std::copy(ordered.begin(), ordered.end(), g_.nodes);
+        }
+        return any;
+    }
+
+  private:
+    enum class state : char { of_ggml, candidate, grouped, fused };
+
+    bool find_ours() {
         n_ = g_.n_nodes;
         state_.resize(n_);
         bool any = false;
@@ -115,16 +155,46 @@ class planner {
         }
         if (any) {
             find_users();
-            for (const group & made : groups()) {
-                place(made);
-            }
         }
-        emit();
-        return std::move(plan_);
+        return any;
     }
 
-  private:
-    enum class state : char { of_ggml, candidate, grouped, fused };
+    // What of a group is moved behind the first of its products, with that. Products have no
+    // sources but weights and the input that they share.
+    bool gather(const group & made, std::vector<std::vector<int>> & before,
+                std::vector<bool> & moves) const {
+        std::vector<int> nodes;
+        for (const chain & c : made.chains) {
+            nodes.push_back(c.node);
+            if (c.bias != nullptr) {
+                nodes.push_back(user_[c.node]);
+            }
+        }
+        if (made.activation_node >= 0) {
+            nodes.push_back(made.activation_node);
+        }
+        std::sort(nodes.begin(), nodes.end());
+        const int first = nodes.front(), last = nodes.back();
+        if (last - first + 1 == static_cast<int>(nodes.size())) {
+            return false;  // they are side by side
+        }
+        const ggml_tensor * x = g_.nodes[first]->src[1];
+        for (int i = first; i < last; i++) {
+            const ggml_tensor & t = *g_.nodes[i];
+            if (!is_idle(t) && t.view_src != nullptr && t.view_src == root(x)) {
+                return false;  // the input changes
+            }
+        }
+        for (const int node : nodes) {
+            before[first].push_back(node);
+            moves[node] = true;
+        }
+        return true;
+    }
+
+    static const ggml_tensor * root(const ggml_tensor * t) {
+        return t->view_src != nullptr ? t->view_src : t;
+    }
 
     few_rows_kernel::operand operand(int node) const {
         const ggml_tensor & w = *g_.nodes[node]->src[0];
@@ -134,7 +204,7 @@ class planner {
     }
 
     bool is_ours(const ggml_tensor & t) const {
-        if (t.op != GGML_OP_MUL_MAT || !is_computed(t) || t.op_params[1] != 0) {
+        if (t.op != GGML_OP_MUL_MAT || t.op_params[1] != 0) {
             return false;
         }
         const ggml_tensor & w = *t.src[0];
@@ -144,7 +214,10 @@ class planner {
             !is_aligned(w.data, w.nb[1], 2) || !rules_.reads(w)) {
             return false;
         }
-        if (!is_float_matrix(x) || !is_float_matrix(t) || x.ne[1] < 1 ||
+        if (any_shape_) {
+            return x.type == GGML_TYPE_F32 && t.type == GGML_TYPE_F32;
+        }
+        if (!is_computed(t) || !is_float_matrix(x) || !is_float_matrix(t) || x.ne[1] < 1 ||
             x.ne[1] > few_rows::MAX_COLUMNS || !is_aligned(x.data, x.ne[1] > 1 ? x.nb[1] : 0, 16)) {
             return false;
         }
@@ -179,16 +252,20 @@ class planner {
     // The only node that reads this one's result, if nobody else can see it.
     int only_user(int node) const {
         const ggml_tensor & t = *g_.nodes[node];
-        const bool seen = (t.flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || t.view_src != nullptr;
-        const bool one = n_users_[node] == 1 && ggml_private::n_uses(g_, &t) == 1;
-        return !seen && one && user_[node] > node && is_computed(*g_.nodes[user_[node]])
-                   ? user_[node]
-                   : -1;
+        const int user = user_[node];
+        const bool is_one = n_users_[node] == 1 && ggml_private::n_uses(g_, &t) == 1 &&
+                            t.view_src == nullptr && user > node;
+        const bool is_seen = (t.flags & GGML_TENSOR_FLAG_OUTPUT) != 0;
+        return is_one && (any_shape_ || (!is_seen && is_computed(*g_.nodes[user]))) ? user : -1;
+    }
+
+    bool is_result(const ggml_tensor & t) const {
+        return any_shape_ ? t.type == GGML_TYPE_F32 : is_computed(t) && is_float_matrix(t);
     }
 
     bool is_sum_of(int node, const ggml_tensor & part) const {
         const ggml_tensor & t = *g_.nodes[node];
-        return t.op == GGML_OP_ADD && is_float_matrix(t) && ggml_are_same_shape(&t, &part);
+        return t.op == GGML_OP_ADD && is_result(t) && ggml_are_same_shape(&t, &part);
     }
 
     // The bias is a weight, so that it is none of the sums of two results, which look the same for
@@ -287,7 +364,7 @@ class planner {
         std::vector<group> found;
         for (int i = 0; i < n_; i++) {
             const ggml_tensor & t = *g_.nodes[i];
-            if (activation_of(t) == few_rows::NONE || !is_computed(t) || !is_float_matrix(t)) {
+            if (activation_of(t) == few_rows::NONE || !is_result(t)) {
                 continue;
             }
             const int gate = product_behind(t.src[0], i), up = product_behind(t.src[1], i);
@@ -582,6 +659,7 @@ class planner {
 
     const graph & g_;
     const few_rows_rules & rules_;
+    const bool any_shape_;
     few_rows_plan plan_;
     int n_ = 0;
     std::vector<state> state_;
@@ -612,6 +690,10 @@ int few_rows_units_per_part(int row_blocks, int units, int n_processors) {
     const int wanted = (2 * n_processors + row_blocks - 1) / row_blocks;
     const int parts = std::max(1, std::min(wanted, units / 2));
     return (units + parts - 1) / parts;
+}
+
+bool order_few_rows(const graph & graph, const few_rows_rules & rules) {
+    return planner(graph, rules, /*any_shape=*/true).order();
 }
 
 few_rows_plan plan_few_rows(const graph & graph, const few_rows_rules & rules) {

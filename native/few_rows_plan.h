@@ -73,6 +73,10 @@ struct few_rows_plan {
 // A pure function of the graph: nothing is launched, and no memory that a tensor points to is read.
 few_rows_plan plan_few_rows(const ggml_private::graph & graph, const few_rows_rules & rules);
 
+// Moves products that may share a launch next to each other, before ggml gives tensors their
+// memory: else it often gives one the place of another. True if any was moved.
+bool order_few_rows(const ggml_private::graph & graph, const few_rows_rules & rules);
+
 // How many units of a row a block adds up: by the shapes and the GPU alone, never by the columns.
 int few_rows_units_per_part(int row_blocks, int units, int n_processors);
 

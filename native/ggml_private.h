@@ -36,6 +36,7 @@ struct graph {
 // A `ggml_backend`.
 struct backend {
     using compute_function = ggml_status (*)(ggml_backend_t, ggml_cgraph *);
+    using optimize_function = void (*)(ggml_backend_t, ggml_cgraph *, void *);
 
     ggml_guid_t guid;
     const char * (*get_name)(ggml_backend_t);
@@ -45,7 +46,7 @@ struct backend {
     void (*of_plans[4])();
     compute_function graph_compute;
     void (*of_events[2])();
-    void (*graph_optimize)();
+    optimize_function graph_optimize;  // null for some backends
     ggml_backend_dev_t device;
     void * context;
 };
