@@ -15,7 +15,7 @@ namespace few_rows {
 constexpr u32 twice(u32 half) { return half | half << 16; }
 constexpr u32 MAGIC = twice(0x6400);  // 1024: a half whose low bits count in ones
 constexpr u32 MAGIC_BYTES = 0x64646464;
-constexpr u32 MINUS_1024 = twice(0xe400), MINUS_64 = twice(0xd400), SIXTEENTH = twice(0x2c00);
+constexpr u32 MINUS_1024 = twice(0xe400);
 
 // A unit of a row that begins at a multiple of 16 bytes. Offsets are known when compiled; what differs by lane is a
 // multiple of 4, for `words` of 8.
@@ -28,6 +28,7 @@ struct aligned_unit {
         const u8 * from = at + (offset & ~3) + lane;
         return offset % 4 ? shift_right(load(from), load(from + 4), offset % 4 * 8) : load(from);
     }
+    INLINE u32 half(int offset) const { return *(const u16 *) (at + offset); }
     INLINE words2 words(int offset, int lane = 0) const {
         if (offset % 8 == 0) {
             return *(const words2 *) (at + offset + lane);
@@ -52,6 +53,7 @@ struct unaligned_unit {
         const u32 * from = (const u32 *) (at + (offset & ~3) + (off & ~3) + lane);
         return shift_right(from[0], from[1], (off & 3) * 8);
     }
+    INLINE u32 half(int offset) const { return *(const u16 *) (at + phase + offset); }
     INLINE words2 words(int offset, int lane = 0) const {
         const int off = phase + offset % 4;
         const u32 * from = (const u32 *) (at + (offset & ~3) + (off & ~3) + lane);
@@ -65,8 +67,6 @@ DEVICE void spread(u32 bytes, u32 & even, u32 & odd) {
     even = pick_bytes(bytes, MAGIC_BYTES, 0x4240);
     odd = pick_bytes(bytes, MAGIC_BYTES, 0x4341);
 }
-// Byte i of a word as 1024 + byte in both halves.
-DEVICE u32 spread_one(u32 bytes, int i) { return pick_bytes(bytes, MAGIC_BYTES, 0x4040 + 0x0101 * i); }
 
 // Eight bytes -> w, each less `zero`.
 DEVICE void integers(words2 bytes, u32 minus_zero, u32 w[4]) {
@@ -80,6 +80,11 @@ DEVICE void scaled(u32 w[4], u32 scale) {
     for (int i = 0; i < 4; i++) {
         w[i] = multiply_halves(w[i], scale);
     }
+}
+// The scale of a lane's elements in group g, where a word has those of groups g & ~1 and g | 1, two for each.
+DEVICE u32 scale_of_16(u32 scales, int g, int t, u32 minus_zero) {
+    const u32 two = add_halves(pick_bytes(scales, MAGIC_BYTES, 0x4240 + 0x0101 * (t >> 1)), minus_zero);
+    return g % 2 ? high_twice(two) : low_twice(two);
 }
 // The four low bits of `bits` -> one bit in each byte.
 DEVICE u32 bits_to_bytes(u32 bits) { return (bits & 15) * 0x00204081 & 0x01010101; }
@@ -124,26 +129,31 @@ template <class Unit> struct q4_k {
         mins[0] = b.x & 0x3f3f3f3f;
         mins[1] = (b.y >> 4 & 0x0f0f0f0f) | (b.x >> 2 & 0x30303030);
     }
-    // Halves 1024 + q become scale * q in one instruction: q * scale + 1024 * scale - 1024 * scale.
-    INLINE void scale_nibbles(words2 q, int g, u32 w[4]) const {
-        const u32 s = spread_one(scales[g / 4], g % 4);
+    // The scales of groups 2j and 2j + 1 as halves, times their factors.
+    INLINE u32 scale_pair(int j, u32 factors, u32 minus) const {
+        const u32 two = pick_bytes(scales[j / 2], MAGIC_BYTES, j % 2 ? 0x4342 : 0x4140);
+        return multiply_add_halves(two, factors, minus);
+    }
+    INLINE void group(int g, u32 w[4]) const {
+        // Halves 1024 + q become scale * q in one instruction: (1024 + q) * scale - 1024 * scale. The high bits
+        // count in sixteens, so their scale is a sixteenth.
+        const words2 q = unit.words(16 + g / 2 * 32, 8 * t);
+        const u32 scales_of_two = scale_pair(g / 2, 0x2c003c00, 0xd400e400);
+        const u32 shifts = multiply_halves(scales_of_two, MINUS_1024);
         if (g % 2 == 0) {
-            const u32 scale = add_halves(s, MINUS_1024), shift = multiply_halves(scale, MINUS_1024);
-            const u32 v[4] = {(q.x & 0x000f000f) | MAGIC, (q.x >> 8 & 0x000f000f) | MAGIC,
-                              (q.y & 0x000f000f) | MAGIC, (q.y >> 8 & 0x000f000f) | MAGIC};
+            const u32 v[4] = {mask_or<0x000f000f, MAGIC>(q.x), mask_or<0x000f000f, MAGIC>(q.x >> 8),
+                              mask_or<0x000f000f, MAGIC>(q.y), mask_or<0x000f000f, MAGIC>(q.y >> 8)};
             for (int i = 0; i < 4; i++) {
-                w[i] = multiply_add_halves(v[i], scale, shift);
+                w[i] = multiply_add_halves(v[i], low_twice(scales_of_two), low_twice(shifts));
             }
-        } else {  // the high bits count in sixteens
-            const u32 scale = multiply_add_halves(s, SIXTEENTH, MINUS_64), shift = multiply_halves(scale, MINUS_1024);
-            const u32 v[4] = {(q.x & 0x00f000f0) | MAGIC, (q.x >> 8 & 0x00f000f0) | MAGIC,
-                              (q.y & 0x00f000f0) | MAGIC, (q.y >> 8 & 0x00f000f0) | MAGIC};
+        } else {
+            const u32 v[4] = {mask_or<0x00f000f0, MAGIC>(q.x), mask_or<0x00f000f0, MAGIC>(q.x >> 8),
+                              mask_or<0x00f000f0, MAGIC>(q.y), mask_or<0x00f000f0, MAGIC>(q.y >> 8)};
             for (int i = 0; i < 4; i++) {
-                w[i] = multiply_add_halves(v[i], scale, shift);
+                w[i] = multiply_add_halves(v[i], high_twice(scales_of_two), high_twice(shifts));
             }
         }
     }
-    INLINE void group(int g, u32 w[4]) const { scale_nibbles(unit.words(16 + g / 2 * 32, 8 * t), g, w); }
     INLINE float scale(int) const { return float_of_half(d & 0xffff); }
     INLINE float min_scale() const { return -float_of_half(d >> 16); }
     INLINE u32 minimum(int i) const { return add_halves(pick_bytes(mins[i], MAGIC_BYTES, 0x4040 + 0x0101 * t), MINUS_1024); }
@@ -158,12 +168,13 @@ template <class Unit> struct q5_k : q4_k<Unit> {
         const words2 fifth = g < 4 ? words2{h.x << (4 - g), h.y << (4 - g)} : words2{h.x >> (g - 4), h.y >> (g - 4)};
         const words2 y = {(q.x >> shift & 0x0f0f0f0f) | (fifth.x & 0x10101010),
                           (q.y >> shift & 0x0f0f0f0f) | (fifth.y & 0x10101010)};
-        const u32 scale = add_halves(spread_one(this->scales[g / 4], g % 4), MINUS_1024);
-        const u32 minus = multiply_halves(scale, MINUS_1024);
+        const u32 scales_of_two = this->scale_pair(g / 2, 0x3c003c00, 0xe400e400);
+        const u32 shifts = multiply_halves(scales_of_two, MINUS_1024);
         spread(y.x, w[0], w[1]);
         spread(y.y, w[2], w[3]);
         for (int i = 0; i < 4; i++) {
-            w[i] = multiply_add_halves(w[i], scale, minus);
+            w[i] = g % 2 ? multiply_add_halves(w[i], high_twice(scales_of_two), high_twice(shifts))
+                         : multiply_add_halves(w[i], low_twice(scales_of_two), low_twice(shifts));
         }
     }
 };
@@ -174,9 +185,8 @@ template <class Unit> struct q6_k {
     static constexpr bool MINS = false;
     Unit unit;
     int t;
-    u32 selector;
 
-    INLINE q6_k(Unit unit, int t) : unit(unit), t(t), selector(0x4040 + 0x0101 * (t >> 1)) {}
+    INLINE q6_k(Unit unit, int t) : unit(unit), t(t) {}
     INLINE void group(int g, u32 w[4]) const {
         const int h = g / 4, j = g % 4;
         const words2 q = unit.words(64 * h + 32 * (j % 2), 8 * t), high = unit.words(128 + 32 * h, 8 * t);
@@ -186,9 +196,9 @@ template <class Unit> struct q6_k {
         integers({(q.x >> shift & 0x0f0f0f0f) | (upper.x & 0x30303030), (q.y >> shift & 0x0f0f0f0f) | (upper.y & 0x30303030)},
                  twice(0xe420), w);  // less 1024 + 32
         const u32 scales = unit.word(192 + g / 2 * 4) ^ 0x80808080;
-        scaled(w, add_halves(pick_bytes(scales, MAGIC_BYTES, selector + g % 2 * 0x0202), twice(0xe480)));
+        scaled(w, scale_of_16(scales, g, t, twice(0xe480)));
     }
-    INLINE float scale(int) const { return float_of_half(unit.word(206) >> 16); }
+    INLINE float scale(int) const { return float_of_half(unit.half(208)); }
 };
 
 template <class Unit> struct q3_k {
@@ -196,9 +206,9 @@ template <class Unit> struct q3_k {
     static constexpr bool MINS = false;
     Unit unit;
     int t;
-    u32 scales[4], selector;
+    u32 scales[4];
 
-    INLINE q3_k(Unit unit, int t) : unit(unit), t(t), selector(0x4040 + 0x0101 * (t >> 1)) {
+    INLINE q3_k(Unit unit, int t) : unit(unit), t(t) {
         const u32 a = unit.word(96), b = unit.word(100), high = unit.word(104);
         scales[0] = (a & 0x0f0f0f0f) | (high << 4 & 0x30303030);
         scales[1] = (b & 0x0f0f0f0f) | (high << 2 & 0x30303030);
@@ -211,9 +221,9 @@ template <class Unit> struct q3_k {
         integers({(q.x >> shift & 0x03030303) | (mask.x >> g & 0x01010101) << 2,
                   (q.y >> shift & 0x03030303) | (mask.y >> g & 0x01010101) << 2},
                  twice(0xe404), w);  // less 1024 + 4
-        scaled(w, add_halves(pick_bytes(scales[g / 2], MAGIC_BYTES, selector + g % 2 * 0x0202), twice(0xe420)));
+        scaled(w, scale_of_16(scales[g / 2], g, t, twice(0xe420)));
     }
-    INLINE float scale(int) const { return float_of_half(unit.word(106) >> 16); }
+    INLINE float scale(int) const { return float_of_half(unit.half(108)); }
 };
 
 template <class Unit> struct q2_k {
@@ -221,16 +231,16 @@ template <class Unit> struct q2_k {
     static constexpr bool MINS = true;
     Unit unit;
     int t;
-    u32 selector, d;
+    u32 d;
 
     INLINE q2_k(Unit unit, int t)
-        : unit(unit), t(t), selector(0x4040 + 0x0101 * (t >> 1)), d(unit.word(80)) {}
+        : unit(unit), t(t), d(unit.word(80)) {}
     INLINE void group(int g, u32 w[4]) const {
         const words2 q = unit.words(16 + g / 4 * 32, 8 * t);
         const int shift = g % 4 * 2;
         integers({q.x >> shift & 0x03030303, q.y >> shift & 0x03030303}, MINUS_1024, w);
         const u32 scales = unit.word(g / 2 * 4) & 0x0f0f0f0f;
-        scaled(w, add_halves(pick_bytes(scales, MAGIC_BYTES, selector + g % 2 * 0x0202), MINUS_1024));
+        scaled(w, scale_of_16(scales, g, t, MINUS_1024));
     }
     INLINE float scale(int) const { return float_of_half(d & 0xffff); }
     INLINE float min_scale() const { return -float_of_half(d >> 16); }
@@ -265,7 +275,7 @@ template <class Unit, int SIZE> struct block_of_32 {
     Unit unit;
     int t;
     INLINE block_of_32(Unit unit, int t) : unit(unit), t(t) {}
-    INLINE float scale(int g) const { return float_of_half(unit.word(SIZE * g) & 0xffff); }
+    INLINE float scale(int g) const { return float_of_half(unit.half(SIZE * g)); }
 };
 
 template <class Unit> struct q8_0 : block_of_32<Unit, 34> {

@@ -4,8 +4,9 @@
 
 #define INLINE __device__ __forceinline__
 #define DEVICE static INLINE
-#define KERNEL(name, parameters) \
-    extern "C" __global__ __launch_bounds__(256, 2) void name(const __grid_constant__ parameters arguments)
+// A kernel whose registers let `blocks` blocks of 256 threads share a multiprocessor.
+#define KERNEL(name, parameters, blocks) \
+    extern "C" __global__ __launch_bounds__(few_rows::BLOCK_THREADS, blocks) void name(const __grid_constant__ parameters arguments)
 
 namespace few_rows {
 
@@ -34,6 +35,12 @@ DEVICE u8 * shared_memory() {
 // `high` or nothing: bytes [shift / 8, shift / 8 + 4) of the eight bytes low, high.
 DEVICE u32 shift_right(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
 DEVICE u32 pick_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// (a & mask) | other in one instruction: of two constants the compiler makes two.
+template <u32 MASK, u32 OTHER> DEVICE u32 mask_or(u32 a) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "n"(MASK), "n"(OTHER));
+    return d;
+}
 DEVICE float float_of_bits(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 bits_of_float(float x) { return __float_as_uint(x); }
 
@@ -51,6 +58,17 @@ DEVICE u32 multiply_halves(u32 a, u32 b) {
 DEVICE u32 multiply_add_halves(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+// One of two halves in both places: no instruction of its own, the arithmetic on halves can take it so.
+DEVICE u32 low_twice(u32 a) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(a));
+    return d;
+}
+DEVICE u32 high_twice(u32 a) {
+    u32 d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(a));
     return d;
 }
 DEVICE u32 halves_of(float low, float high) {
@@ -115,8 +133,12 @@ DEVICE floats4 load_shared_sum(const floats4 * at) {
     const float4 x = __ldcg((const float4 *) at);
     return {x.x, x.y, x.z, x.w};
 }
-DEVICE void publish() { __threadfence(); }
-// The old count; it starts again from zero after `last`.
-DEVICE u32 count_up(u32 * counter, u32 last) { return atomicInc(counter, last); }
+// One thread of a block, after all its threads have stored and met: whether it is the last of `n` blocks to come here.
+// Then all that the others stored before can be loaded. The counter is zero again.
+DEVICE bool is_last(u32 * counter, u32 n) {
+    u32 old;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(n - 1) : "memory");
+    return old == n - 1;
+}
 
 }  // namespace few_rows

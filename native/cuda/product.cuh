@@ -10,7 +10,7 @@
 
 namespace few_rows {
 
-constexpr int WARP_ROWS = 16;
+constexpr int WARP_ROWS = 16, WARPS = BLOCK_ROWS / WARP_ROWS;
 
 // A block type for units that are aligned, or not.
 template <template <class> class Row, class Unit> struct block_type {
@@ -19,8 +19,6 @@ template <template <class> class Row, class Unit> struct block_type {
     static constexpr bool ALIGNED = Unit::ALIGNED;
     static constexpr int BYTES = row::BYTES, PITCH = row_pitch(BYTES, ALIGNED), STAGES = weight_stages(PITCH);
     static constexpr int RING = STAGES * WARP_ROWS * PITCH;  // bytes of a warp's ring
-    // Two lanes copy a row, 16 bytes in turn.
-    static constexpr int PIECES = (BYTES + (ALIGNED ? 0 : 14) + 15) / 16;
 };
 
 template <class A, class B> constexpr bool SAME = false;
@@ -37,67 +35,99 @@ INLINE void multiply_part(
     u8 * weights = inputs + INPUT_STAGES * TILES * TILE_BYTES + warp * ring;
     const int n_tiles = p.n_columns <= 8 ? 1 : p.n_columns <= 16 ? 2 : p.n_columns <= 32 ? 4 : 8;
 
-    const int copied_row = lane / 2, piece0 = lane % 2;
-    const int global_row = row0 + copied_row < m.rows ? row0 + copied_row : m.rows - 1;
-    const u8 * row = m.weights + (u64) global_row * m.row_bytes;
-    auto copy_weights = [&](int unit) {
-        const u8 * from = row + (u64) unit * T::BYTES;
-        u8 * to = weights + ((unit - first) % T::STAGES * WARP_ROWS + copied_row) * T::PITCH;
-        if constexpr (T::ALIGNED) {
-            for (int i = 0; i < (T::PIECES + 1) / 2; i++) {
-                if (T::PIECES % 2 == 0 || i < T::PIECES / 2 || piece0 == 0) {
-                    copy_async(to + (2 * i + piece0) * 16, from + (2 * i + piece0) * 16);
+    // Four lanes copy rows lane / 4 and lane / 4 + 8, 16 bytes in turn.
+    const int piece = lane % 4 * 16;
+    const u8 * rows[2];
+    for (int i = 0; i < 2; i++) {
+        const int at = row0 + lane / 4 + 8 * i;
+        rows[i] = m.weights + (u64) (at < m.rows ? at : m.rows - 1) * m.row_bytes;
+    }
+    u8 * const copied = weights + lane / 4 * T::PITCH + piece;
+    auto copy_weights = [&](int unit, int stage) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u8 * to = copied + (stage * WARP_ROWS + 8 * i) * T::PITCH;
+            const u8 * from = rows[i] + (u64) unit * T::BYTES;
+            if constexpr (T::ALIGNED) {
+#pragma unroll
+                for (int n = 0; n < T::BYTES; n += 64) {
+                    if (n + 64 <= T::BYTES || n + piece < T::BYTES) {
+                        copy_async(to + n, from + piece + n);
+                    }
                 }
-            }
-        } else {  // a matrix may end behind its last row
-            const u8 * begin = from - address(from) % 16;
-            const long long left = row + m.row_bytes - begin;
-            for (int i = 0; i < (T::PIECES + 1) / 2; i++) {
-                if (T::PIECES % 2 == 0 || i < T::PIECES / 2 || piece0 == 0) {
-                    const long long n = left - (2 * i + piece0) * 16;
-                    copy_async(to + (2 * i + piece0) * 16, n > 0 ? begin + (2 * i + piece0) * 16 : begin, n < 0 ? 0 : n > 16 ? 16 : (int) n);
+            } else {
+                const int phase = (int) address(from) & 15;
+                from += piece - phase;
+                const u64 at = (u64) unit * T::BYTES;
+                if (T::row::SPAN == 1 && at + T::BYTES > m.row_bytes) {  // the rest of a row: zeros behind it
+                    const int left = (int) (m.row_bytes - at) + phase - piece;
+#pragma unroll
+                    for (int n = 0; n < T::BYTES + 14; n += 64) {
+                        const int size = left - n;
+                        if (n + piece < T::PITCH) {
+                            copy_async(to + n, size > 0 ? from + n : from, size < 0 ? 0 : size < 16 ? size : 16);
+                        }
+                    }
+                } else {
+#pragma unroll
+                    for (int n = 0; n < T::BYTES + 14; n += 64) {
+                        if (n + 64 <= T::BYTES || n + piece < T::BYTES + phase) {
+                            copy_async(to + n, from + n);
+                        }
+                    }
                 }
             }
         }
     };
-    auto copy_inputs = [&](int unit) {
-        const u8 * from = p.x + ((u64) unit * n_tiles + block_z() * TILES) * TILE_BYTES;
-        u8 * to = inputs + (unit - first) % INPUT_STAGES * (TILES * TILE_BYTES);
-        for (int i = thread_index() * 16; i < TILES * TILE_BYTES; i += BLOCK_THREADS * 16) {
-            copy_async(to + i, from + i);
+    const u64 input_step = (u64) n_tiles * TILE_BYTES;
+    const u8 * const input = p.x + (u64) block_z() * TILES * TILE_BYTES + thread_index() * 16;
+    auto copy_inputs = [&](int unit, int stage) {
+        u8 * to = inputs + stage * (TILES * TILE_BYTES) + thread_index() * 16;
+        const u8 * from = input + unit * input_step;
+#pragma unroll
+        for (int n = 0; n < TILES * TILE_BYTES; n += BLOCK_THREADS * 16) {
+            if (n + BLOCK_THREADS * 16 <= TILES * TILE_BYTES || n + thread_index() * 16 < TILES * TILE_BYTES) {
+                copy_async(to + n, from + n);
+            }
         }
     };
 
-    copy_weights(first);  // weights wait for nobody
-    wait_for_previous();
-    copy_inputs(first);
-    copy_commit();
-    if (T::STAGES > 2) {
-        if (first + 1 < last) {
-            copy_weights(first + 1);
+    // Weights wait for nobody: they come while the kernel before still runs.
+    constexpr int AHEAD = T::STAGES - 1;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        if (first + i < last) {
+            copy_weights(first + i, i);
         }
+    }
+    wait_for_previous();
+    copy_inputs(first, 0);
+    for (int i = 0; i < AHEAD; i++) {
         copy_commit();
     }
+    int stage = 0, next_stage = AHEAD;
     for (int unit = first; unit < last; unit++) {
-        copy_wait<T::STAGES - 2>();
+        copy_wait<AHEAD - 1>();
         sync_threads();  // the unit has come for all warps, and all have left the one whose place is filled now
+        const int input_stage = (unit - first) % INPUT_STAGES;
         if (unit + 1 < last) {
-            copy_inputs(unit + 1);
+            copy_inputs(unit + 1, 1 - input_stage);
         }
         copy_commit();
-        if (unit + T::STAGES - 1 < last) {
-            copy_weights(unit + T::STAGES - 1);
+        if (unit + AHEAD < last) {
+            copy_weights(unit + AHEAD, next_stage);
         }
         copy_commit();
 
-        const u8 * x = inputs + (unit - first) % INPUT_STAGES * (TILES * TILE_BYTES);
-        const u8 * w = weights + (unit - first) % T::STAGES * (WARP_ROWS * T::PITCH);
+        const u8 * x = inputs + input_stage * (TILES * TILE_BYTES);
+        const u8 * w = weights + stage * (WARP_ROWS * T::PITCH);
+        stage = stage + 1 == T::STAGES ? 0 : stage + 1;
+        next_stage = next_stage + 1 == T::STAGES ? 0 : next_stage + 1;
         auto read = [&](int r) -> typename T::unit {
             if constexpr (T::ALIGNED) {
                 return {w + r * T::PITCH};
             } else {
-                const int at = row0 + r < m.rows ? row0 + r : m.rows - 1;
-                return {w + r * T::PITCH, (int) (address(m.weights + (u64) at * m.row_bytes + (u64) unit * T::BYTES) % 16)};
+                return {w + r * T::PITCH, ((int) address(rows[r / 8]) + unit * T::BYTES) & 15};
             }
         };
         const typename T::row upper(read(lane / 4), t), lower(read(lane / 4 + 8), t);
@@ -158,23 +188,22 @@ template <int TILES> INLINE bool add_parts(const product & p, float total[TILES]
     for (int n = 0; n < TILES; n++) {
         store_shared_sum(mine + n * BLOCK_THREADS, {total[n][0], total[n][1], total[n][2], total[n][3]});
     }
-    publish();
     sync_threads();
-    u32 * turn = (u32 *) shared_memory();
+    u32 * last = (u32 *) shared_memory();
     if (thread_index() == 0) {
-        *turn = count_up(p.counters + block, parts - 1);
+        *last = is_last(p.counters + block, parts);
     }
     sync_threads();
-    if (*turn != (u32) parts - 1) {
+    if (!*last) {
         return false;
     }
-    publish();
     for (int n = 0; n < TILES; n++) {
         for (int i = 0; i < 4; i++) {
             total[n][i] = 0.f;
         }
     }
     const floats4 * part = (const floats4 *) p.partials + block * parts * (BLOCK_THREADS * TILES) + thread_index();
+#pragma unroll 4
     for (int y = 0; y < parts; y++, part += BLOCK_THREADS * TILES) {
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
@@ -185,7 +214,7 @@ template <int TILES> INLINE bool add_parts(const product & p, float total[TILES]
             total[n][3] += x.w;
         }
     }
-    sync_threads();  // all have read their turn
+    sync_threads();  // all have read `last`
     return true;
 }
 
@@ -206,8 +235,8 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     int index = 0, block = block_x(), row0;
     if (p.activation) {
-        index = warp / 4;
-        row0 = block * (BLOCK_ROWS / 2) + warp % 4 * WARP_ROWS;
+        index = warp / (WARPS / 2);
+        row0 = block * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
     } else {
         for (; index + 1 < p.n_matrices; index++) {
             const int blocks = (p.matrices[index].rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -243,16 +272,16 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
             }
         }
     }
-    if (p.activation) {  // the four warps with `up` hand it to the four with the gate
-        floats4 * ups = (floats4 *) shared_memory() + (warp % 4 * 32 + lane) * TILES;
+    if (p.activation) {  // the warps with `up` hand it to those with the gate
+        floats4 * ups = (floats4 *) shared_memory() + (warp % (WARPS / 2) * 32 + lane) * TILES;
         sync_threads();
-        if (warp >= 4) {
+        if (warp >= WARPS / 2) {
             for (int n = 0; n < TILES; n++) {
                 ups[n] = {total[n][0], total[n][1], total[n][2], total[n][3]};
             }
         }
         sync_threads();
-        if (warp >= 4) {
+        if (warp >= WARPS / 2) {
             return;
         }
         for (int n = 0; n < TILES; n++) {
@@ -294,10 +323,10 @@ FEW_ROWS_TYPE(MXFP4, mxfp4)
 
 }  // namespace few_rows
 
-KERNEL(convert_input, few_rows::conversion) { few_rows::convert(arguments); }
+KERNEL(convert_input, few_rows::conversion, 8) { few_rows::convert(arguments); }
 
 // The kernel for matrices of the block types A and B, and TILES * 8 columns: one such line for each that is needed.
 #define FEW_ROWS_PRODUCT(A, B, TILES) \
-    KERNEL(product_##A##_##B##_##TILES, few_rows::product) { \
+    KERNEL(product_##A##_##B##_##TILES, few_rows::product, 2) { \
         few_rows::multiply<few_rows::A, few_rows::B, TILES>(arguments); \
     }

@@ -1,6 +1,7 @@
-// The instructions of native/cuda/primitives.cuh on a CPU, so that tests run the kernels' own text without a GPU. Every
-// thread of a block is a fiber; it gives way where threads wait for each other. Copies are made at once, so a missing
-// wait is not found here: compute-sanitizer does that on a GPU.
+// The instructions of native/cuda/primitives.cuh on a CPU, so that tests run the kernels' own text
+// without a GPU. Every thread of a block is a fiber; it gives way where threads wait for each
+// other. Copies are made at once, so a missing wait is not found here: compute-sanitizer does that
+// on a GPU.
 #pragma once
 
 #include <ucontext.h>
@@ -18,7 +19,31 @@
 
 #include "../../native/cuda/arguments.h"
 
+namespace few_rows {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned;
+using u64 = unsigned long long;
+
+struct alignas(8) words2 {
+    u32 x, y;
+};
+struct alignas(16) words4 {
+    u32 x, y, z, w;
+};
+struct alignas(8) floats2 {
+    float x, y;
+};
+struct alignas(16) floats4 {
+    float x, y, z, w;
+};
+
+}  // namespace few_rows
+
 namespace emulated {
+
+using few_rows::words4;
 
 struct dim {
     int x = 1, y = 1, z = 1;
@@ -94,7 +119,7 @@ class fiber {
 struct block {
     dim grid, index;
     int thread = 0;
-    std::vector<float> shared;  // of floats for their alignment
+    std::vector<words4> shared;
     std::vector<std::unique_ptr<fiber>> fibers;
     std::vector<exchange> exchanges;  // two for each warp, in turn
     std::vector<int> turns;           // of each thread
@@ -106,7 +131,8 @@ inline block & current() {
 }
 
 // The exchange of this instruction, once all lanes of the warp have filled in their part.
-template <typename Fill> exchange & exchanged(const Fill & fill) {
+template <typename Fill>
+exchange & exchanged(const Fill & fill) {
     block & b = current();
     const int thread = b.thread;
     exchange & e = b.exchanges[thread / 32 * 2 + b.turns[thread]++ % 2];
@@ -115,8 +141,10 @@ template <typename Fill> exchange & exchanged(const Fill & fill) {
     return e;
 }
 
-// Runs `kernel` for each block of the grid, the last blocks first: nothing may depend on their order.
-inline void launch(dim grid, int threads, size_t shared_bytes, const std::function<void()> & kernel) {
+// Runs `kernel` for each block of the grid, the last blocks first: nothing may depend on their
+// order.
+inline void launch(dim grid, int threads, size_t shared_bytes,
+                   const std::function<void()> & kernel) {
     block & b = current();
     b.grid = grid;
     ucontext_t here;
@@ -128,7 +156,7 @@ inline void launch(dim grid, int threads, size_t shared_bytes, const std::functi
         for (int y = grid.y; y-- > 0;) {
             for (int x = grid.x; x-- > 0;) {
                 b.index = {x, y, z};
-                b.shared.assign(shared_bytes / sizeof(float) + 4, NAN);
+                b.shared.assign(shared_bytes / sizeof(words4), {~0u, ~0u, ~0u, ~0u});
                 b.turns.assign(threads, 0);
                 b.at_barrier.assign(threads, false);
                 for (int i = 0; i < threads; i++) {
@@ -172,7 +200,8 @@ inline unsigned to_half(double x) {
     std::memcpy(&bits, &h, 2);
     return bits;
 }
-template <typename Each> unsigned of_each_half(const Each & each) {
+template <typename Each>
+unsigned of_each_half(const Each & each) {
     return to_half(each(0)) | to_half(each(16)) << 16;
 }
 
@@ -180,27 +209,10 @@ template <typename Each> unsigned of_each_half(const Each & each) {
 
 #define INLINE inline
 #define DEVICE static inline
-#define KERNEL(name, parameters) [[maybe_unused]] static void name(const parameters & arguments)
+#define KERNEL(name, parameters, blocks) \
+    [[maybe_unused]] static void name(const parameters & arguments)
 
 namespace few_rows {
-
-using u8 = unsigned char;
-using u16 = unsigned short;
-using u32 = unsigned;
-using u64 = unsigned long long;
-
-struct alignas(8) words2 {
-    u32 x, y;
-};
-struct alignas(16) words4 {
-    u32 x, y, z, w;
-};
-struct alignas(8) floats2 {
-    float x, y;
-};
-struct alignas(16) floats4 {
-    float x, y, z, w;
-};
 
 inline int thread_index() { return emulated::current().thread; }
 inline int block_x() { return emulated::current().index.x; }
@@ -209,10 +221,7 @@ inline int block_z() { return emulated::current().index.z; }
 inline int grid_x() { return emulated::current().grid.x; }
 inline int grid_y() { return emulated::current().grid.y; }
 
-inline u8 * shared_memory() {
-    const auto at = reinterpret_cast<uintptr_t>(emulated::current().shared.data());
-    return reinterpret_cast<u8 *>((at + 15) / 16 * 16);
-}
+inline u8 * shared_memory() { return reinterpret_cast<u8 *>(emulated::current().shared.data()); }
 
 inline u32 shift_right(u32 low, u32 high, u32 shift) {
     return static_cast<u32>((static_cast<u64>(high) << 32 | low) >> (shift & 31));
@@ -226,6 +235,10 @@ inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
         picked |= (n & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
     }
     return picked;
+}
+template <u32 MASK, u32 OTHER>
+u32 mask_or(u32 a) {
+    return (a & MASK) | OTHER;
 }
 inline float float_of_bits(u32 bits) {
     float x;
@@ -254,6 +267,8 @@ inline u32 multiply_add_halves(u32 a, u32 b, u32 c) {
                emulated::to_float(c >> at);
     });
 }
+inline u32 low_twice(u32 a) { return (a & 0xffff) * 0x10001; }
+inline u32 high_twice(u32 a) { return (a >> 16) * 0x10001; }
 inline u32 halves_of(float low, float high) {
     return emulated::to_half(low) | emulated::to_half(high) << 16;
 }
@@ -299,18 +314,18 @@ inline void copy_async(void * shared, const void * global, int n) {
     std::memset(static_cast<char *>(shared) + n, 0, 16 - n);
 }
 inline void copy_commit() {}
-template <int N> void copy_wait() {}
+template <int N>
+void copy_wait() {}
 inline void let_next_begin() {}
 inline void wait_for_previous() {}
 
 inline floats4 load_input(const float * at) { return *reinterpret_cast<const floats4 *>(at); }
 inline void store_shared_sum(floats4 * at, floats4 x) { *at = x; }
 inline floats4 load_shared_sum(const floats4 * at) { return *at; }
-inline void publish() {}
-inline u32 count_up(u32 * counter, u32 last) {
+inline bool is_last(u32 * counter, u32 n) {
     const u32 old = *counter;
-    *counter = old >= last ? 0 : old + 1;
-    return old;
+    *counter = old >= n - 1 ? 0 : old + 1;
+    return old == n - 1;
 }
 
 }  // namespace few_rows

@@ -64,13 +64,14 @@ void run_kernel(const product & p, int row_blocks, int n_tiles) {
     const emulated::dim grid = {row_blocks, (units + p.units_per_part - 1) / p.units_per_part,
                                 (n_tiles + 3) / 4};
     const int tiles = std::min(n_tiles, 4);
-    const size_t shared = few_rows::product_shared_memory(
-        few_rows::weight_bytes(A::PITCH), few_rows::weight_bytes(B::PITCH), tiles);
-    std::vector<float> partials(
-        few_rows::product_scratch(row_blocks * grid.z, grid.y, tiles) + 4, NAN);
+    const size_t shared = few_rows::product_shared_memory(few_rows::weight_bytes(A::PITCH),
+                                                          few_rows::weight_bytes(B::PITCH), tiles);
+    std::vector<float> partials(few_rows::product_scratch(row_blocks * grid.z, grid.y, tiles) + 4,
+                                NAN);
     std::vector<unsigned> counters(row_blocks * grid.z, 0);
     product q = p;
-    q.partials = partials.data() + (16 - reinterpret_cast<uintptr_t>(partials.data()) % 16) % 16 / 4;
+    q.partials =
+        partials.data() + (16 - reinterpret_cast<uintptr_t>(partials.data()) % 16) % 16 / 4;
     q.counters = counters.data();
     emulated::launch(grid, few_rows::BLOCK_THREADS, shared, [&] {
         if (tiles == 1) {
@@ -121,7 +122,8 @@ std::vector<std::vector<float>> multiplied(const std::vector<const weights *> & 
         row_blocks += (w->rows + few_rows::BLOCK_ROWS - 1) / few_rows::BLOCK_ROWS;
     }
     if (o.activation) {
-        row_blocks = (matrices[0]->rows + few_rows::BLOCK_ROWS / 2 - 1) / (few_rows::BLOCK_ROWS / 2);
+        row_blocks =
+            (matrices[0]->rows + few_rows::BLOCK_ROWS / 2 - 1) / (few_rows::BLOCK_ROWS / 2);
     }
     for (size_t i = 0; i < out.size(); i++) {
         p.matrices[i].out = out[i].data();
@@ -144,7 +146,8 @@ std::vector<double> reference(const weights & w, const std::vector<float> & x, i
         for (int r = 0; r < w.rows; r++) {
             double sum = 0.0;
             for (int i = 0; i < w.k; i++) {
-                sum += static_cast<double>(w.values[static_cast<size_t>(r) * w.k + i]) * x[c * w.k + i];
+                sum += static_cast<double>(w.values[static_cast<size_t>(r) * w.k + i]) *
+                       x[c * w.k + i];
             }
             y[static_cast<size_t>(c) * w.rows + r] = sum;
         }
@@ -165,9 +168,11 @@ double error_of(const std::vector<float> & found, const std::vector<double> & ex
 // Halves keep eleven bits of an input: 2^-12 of it in the mean, and less in a sum.
 constexpr double CLOSE = 4e-4;
 
-template <typename T> void product_of(ggml_type type, int rows, int k) {
+template <typename T>
+void product_of(ggml_type type, int rows, int k) {
     const weights w(type, rows, k, 1);
-    const std::string name = ggml_type_name(type) + (" " + std::to_string(rows)) + " x " + std::to_string(k);
+    const std::string name =
+        ggml_type_name(type) + (" " + std::to_string(rows)) + " x " + std::to_string(k);
     const std::vector<float> all = inputs(k, 64, 2);
     const std::vector<double> expected = reference(w, all, 64);
     std::vector<float> widest;
@@ -175,7 +180,8 @@ template <typename T> void product_of(ggml_type type, int rows, int k) {
         const std::vector<float> x(all.begin(), all.begin() + static_cast<ptrdiff_t>(k) * n);
         const std::vector<float> y = multiplied<T>({&w}, x, n)[0];
         const double off = error_of(y, {expected.begin(), expected.begin() + y.size()});
-        check::that(off < CLOSE, name + ", " + std::to_string(n) + " columns: off by " + std::to_string(off));
+        check::that(off < CLOSE,
+                    name + ", " + std::to_string(n) + " columns: off by " + std::to_string(off));
         if (widest.empty()) {
             widest = y;
         }
@@ -206,7 +212,8 @@ void products_are_right_and_the_same_beside_any_columns() {
 }
 
 void three_matrices_in_one_launch() {
-    const weights q(GGML_TYPE_Q4_K, 130, 512, 1), k(GGML_TYPE_Q4_K, 40, 512, 2), v(GGML_TYPE_Q6_K, 40, 512, 3);
+    const weights q(GGML_TYPE_Q4_K, 130, 512, 1), k(GGML_TYPE_Q4_K, 40, 512, 2),
+        v(GGML_TYPE_Q6_K, 40, 512, 3);
     const std::vector<float> x = inputs(512, 5, 4);
     const auto y = multiplied<few_rows::Q4_K, few_rows::Q6_K_U>({&q, &k, &v}, x, 5);
     check::that(error_of(y[0], reference(q, x, 5)) < CLOSE, "q");
@@ -227,7 +234,10 @@ void gate_and_up_with_their_activation() {
             const double u = std::clamp(b[i], -7.0, 7.0), g = std::min(a[i], 7.0);
             expected[i] = kind == few_rows::SWIGLU ? a[i] / (1 + std::exp(-a[i])) * b[i]
                           : kind == few_rows::GEGLU
-                              ? 0.5 * a[i] * (1 + std::tanh(0.7978845608028654 * a[i] * (1 + 0.044715 * a[i] * a[i]))) * b[i]
+                              ? 0.5 * a[i] *
+                                    (1 + std::tanh(0.7978845608028654 * a[i] *
+                                                   (1 + 0.044715 * a[i] * a[i]))) *
+                                    b[i]
                               : g / (1 + std::exp(-1.702 * g)) * (1 + u);
         }
         const auto y = multiplied<few_rows::Q4_K, few_rows::Q6_K_U>({&gate, &up}, x, 9, o);
@@ -237,7 +247,8 @@ void gate_and_up_with_their_activation() {
 
 void bias_and_residual_are_added() {
     const weights w(GGML_TYPE_Q8_0, 30, 256, 1);
-    const std::vector<float> x = inputs(256, 3, 4), residual = inputs(30, 3, 5), bias = inputs(30, 1, 6);
+    const std::vector<float> x = inputs(256, 3, 4), residual = inputs(30, 3, 5),
+                             bias = inputs(30, 1, 6);
     std::vector<double> expected = reference(w, x, 3);
     for (size_t i = 0; i < expected.size(); i++) {
         expected[i] += residual[i] + bias[i % 30];
@@ -248,7 +259,8 @@ void bias_and_residual_are_added() {
     check::that(error_of(multiplied<few_rows::Q8_0>({&w}, x, 3, o)[0], expected) < CLOSE, "sum");
 }
 
-// A column with an infinity or a NaN has no finite result, as ggml's; its neighbours are what they were.
+// A column with an infinity or a NaN has no finite result, as ggml's; its neighbours are what they
+// were.
 void only_the_column_of_a_nan_is_lost() {
     const weights w(GGML_TYPE_Q4_K, 30, 512, 1);
     std::vector<float> x = inputs(512, 3, 4);
@@ -271,8 +283,10 @@ void inputs_of_any_size_are_multiplied() {
         for (float & v : x) {
             v *= size;
         }
-        const double off = error_of(multiplied<few_rows::Q6_K_U>({&w}, x, 2)[0], reference(w, x, 2));
-        check::that(off < CLOSE, "inputs of " + std::to_string(size) + ": off by " + std::to_string(off));
+        const double off =
+            error_of(multiplied<few_rows::Q6_K_U>({&w}, x, 2)[0], reference(w, x, 2));
+        check::that(off < CLOSE,
+                    "inputs of " + std::to_string(size) + ": off by " + std::to_string(off));
     }
 }
 
