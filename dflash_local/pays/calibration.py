@@ -17,7 +17,6 @@ from dflash_local import disk_cache
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
-from dflash_local.llama import runtime
 from dflash_local.pays.costs import SIZES, TO_MAKE, Costs
 from dflash_local.pays.survival import Prior
 from dflash_local.sampling.sampler import not_finite
@@ -425,7 +424,7 @@ def _key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     del options["exact"]  # costs are measured with all threads
     return {
         "format": _FORMAT,
-        "machine": runtime.machine(),
+        "machine": target.machine(),
         "threads": target.n_threads,
         "target": target.file_key,
         "drafter": [drafter.file_key, type(drafter).__name__] if drafter else None,
