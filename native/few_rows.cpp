@@ -190,8 +190,9 @@ class graph_runner {
         for (const few_rows_plan::launch & l : plan.launches) {
             counts.launches++;
             counts.conversions += l.converts;
-            counts.products += l.product.n_matrices;
-            counts.fused += static_cast<long>(l.nodes.size()) - l.product.n_matrices;
+            for (const ggml_tensor * node : l.nodes) {
+                (node->op == GGML_OP_MUL_MAT ? counts.products : counts.fused)++;
+            }
         }
         return plan;
     }

@@ -86,8 +86,9 @@ int blocks_of(int64_t rows, int block_rows) {
 
 // One product and what is done with its result at once.
 struct chain {
-    int node = 0;  // of the product
-    int last = 0;  // the node whose result is written
+    int node = 0;                       // of the product
+    int last = 0;                       // the node whose result is written
+    int64_t first_row = 0, n_rows = 0;  // of the matrix
     const ggml_tensor * bias = nullptr;
     const ggml_tensor * residual = nullptr;
 };
@@ -174,6 +175,7 @@ class planner {
             nodes.push_back(made.activation_node);
         }
         std::sort(nodes.begin(), nodes.end());
+        nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
         const int first = nodes.front(), last = nodes.back();
         if (last - first + 1 == static_cast<int>(nodes.size())) {
             return false;  // they are side by side
@@ -302,12 +304,13 @@ class planner {
     chain chain_of(int node) const {
         chain c;
         c.node = c.last = node;
+        c.n_rows = g_.nodes[node]->src[0]->ne[1];
         add_bias(c);
         return c;
     }
 
     static few_rows::activation activation_of(const ggml_tensor & t) {
-        if (t.op != GGML_OP_GLU || t.src[1] == nullptr) {
+        if (t.op != GGML_OP_GLU) {
             return few_rows::NONE;
         }
         switch (ggml_get_glu_op(&t)) {
@@ -367,8 +370,10 @@ class planner {
             if (activation_of(t) == few_rows::NONE || !is_result(t)) {
                 continue;
             }
-            const int gate = product_behind(t.src[0], i), up = product_behind(t.src[1], i);
-            if (gate < 0 || up < 0 || gate == up ||
+            const bool is_split = t.src[1] != nullptr;
+            const int gate = product_behind(t.src[0], i);
+            const int up = is_split ? product_behind(t.src[1], i) : gate;
+            if (gate < 0 || up < 0 || (gate == up) == is_split ||
                 g_.nodes[gate]->src[1] != g_.nodes[up]->src[1] ||
                 !ggml_are_same_shape(g_.nodes[gate], g_.nodes[up]) ||
                 i - std::min(gate, up) > most_apart) {
@@ -378,6 +383,13 @@ class planner {
             made.chains.push_back(chain_of(gate));
             made.chains.push_back(chain_of(up));
             made.activation_node = i;
+            if (!is_split) {  // halves of one matrix
+                const bool is_swapped = t.op_params[1] != 0;
+                for (chain & c : made.chains) {
+                    c.n_rows /= 2;
+                }
+                made.chains[is_swapped ? 0 : 1].first_row = made.chains[0].n_rows;
+            }
             if (has_kernel(made.chains)) {
                 state_[gate] = state_[up] = state::grouped;
                 found.push_back(std::move(made));
@@ -414,7 +426,7 @@ class planner {
         for (group & made : found) {
             int row_blocks = 0;
             for (const chain & c : made.chains) {
-                row_blocks += blocks_of(g_.nodes[c.node]->ne[0], few_rows::BLOCK_ROWS);
+                row_blocks += blocks_of(c.n_rows, few_rows::BLOCK_ROWS);
             }
             const int k = static_cast<int>(g_.nodes[made.chains[0].node]->src[0]->ne[0]);
             made.units_per_part = few_rows_units_per_part(row_blocks, blocks_of(k, few_rows::UNIT),
@@ -533,7 +545,9 @@ class planner {
         }
         group apart = made;
         apart.activation_node = -1;
-        if (up.node < gate.node) {
+        if (up.node == gate.node) {
+            apart.chains = std::vector<chain>(1, chain_of(gate.node));
+        } else if (up.node < gate.node) {
             std::swap(apart.chains[0], apart.chains[1]);
         }
         place(apart);
@@ -554,25 +568,28 @@ class planner {
             const ggml_tensor & w = *g_.nodes[c.node]->src[0];
             const ggml_tensor & out = activation != nullptr ? *activation : *g_.nodes[c.last];
             few_rows::matrix & m = p.matrices[i];
-            m.weights = static_cast<const unsigned char *>(w.data);
+            m.weights = static_cast<const unsigned char *>(w.data) + c.first_row * w.nb[1];
             m.row_bytes = w.nb[1];
             m.out = static_cast<float *>(out.data);
             m.out_stride = floats(out.nb[1]);
-            m.bias = c.bias != nullptr ? static_cast<const float *>(c.bias->data) : nullptr;
+            m.bias = c.bias != nullptr ? static_cast<const float *>(c.bias->data) + c.first_row
+                                       : nullptr;
             if (c.residual != nullptr) {
                 m.residual = static_cast<const float *>(c.residual->data);
                 m.residual_stride = floats(c.residual->nb[1]);
             }
-            m.rows = static_cast<int>(w.ne[1]);
+            m.rows = static_cast<int>(c.n_rows);
             m.type = operand(c.node) == l.kernel.a ? 0 : 1;
             l.row_blocks +=
                 activation != nullptr && i == 1
                     ? 0
-                    : blocks_of(w.ne[1], activation != nullptr ? few_rows::BLOCK_ROWS / 2
-                                                               : few_rows::BLOCK_ROWS);
+                    : blocks_of(c.n_rows, activation != nullptr ? few_rows::BLOCK_ROWS / 2
+                                                                : few_rows::BLOCK_ROWS);
             for (const int node : nodes_of(c, user_)) {
-                l.nodes.push_back(g_.nodes[node]);
-                state_[node] = state::fused;
+                if (state_[node] != state::fused) {
+                    l.nodes.push_back(g_.nodes[node]);
+                    state_[node] = state::fused;
+                }
             }
         }
         if (activation != nullptr) {
@@ -686,8 +703,8 @@ int few_rows_kernel::shared_bytes() const {
     return few_rows::product_shared_memory(ring_bytes(a), ring_bytes(b), tiles);
 }
 
-// Fitted to the times of six shapes with all parts, 1 to 32 columns, on an H100: a multiprocessor holds two
-// blocks, which share its time; each pair of blocks adds the time of some 2.5 units.
+// Fitted to the times of six shapes with all parts, 1 to 32 columns, on an H100: a multiprocessor
+// holds two blocks, which share its time; each pair of blocks adds the time of some 2.5 units.
 int few_rows_units_per_part(int row_blocks, int units, int n_processors) {
     int best = units;
     float least = 0.0f;

@@ -183,6 +183,23 @@ void gate_and_up_are_fused_with_their_activation() {
     check::that(q.matrices[0].bias == nullptr && q.matrices[1].bias != nullptr, "bias of up");
 }
 
+void halves_of_one_matrix_are_gate_and_up() {
+    for (const bool is_swapped : {false, true}) {
+        drawn d(3);
+        ggml_tensor * w = d.weights(200);
+        ggml_tensor * both = d.node(ggml_add(d.ctx(), d.product(w), d.bias(200)));
+        d.node(is_swapped ? ggml_geglu_swapped(d.ctx(), both) : ggml_geglu(d.ctx(), both));
+        expect(d, "cM2a ");
+        const few_rows_plan plan = d.plan();
+        const few_rows::matrix * m = plan.launches[0].product.matrices;
+        check::equal(m[0].rows, 100, "rows of the gate");
+        check::that(m[!is_swapped].weights - m[is_swapped].weights ==
+                        static_cast<ptrdiff_t>(100 * w->nb[1]),
+                    "where its rows are");
+        check::that(m[!is_swapped].bias - m[is_swapped].bias == 100, "where its bias is");
+    }
+}
+
 void what_others_see_is_not_fused_away() {
     drawn used(3);
     ggml_tensor * gate = nullptr;
@@ -339,6 +356,7 @@ const check::tests plan_tests = {
      a_third_type_or_a_fourth_matrix_takes_another_launch},
     {"what is not ours stays with ggml", what_is_not_ours_stays_with_ggml},
     {"gate and up are fused with their activation", gate_and_up_are_fused_with_their_activation},
+    {"halves of one matrix are gate and up", halves_of_one_matrix_are_gate_and_up},
     {"what others see is not fused away", what_others_see_is_not_fused_away},
     {"bias and residual are fused", bias_and_residual_are_fused},
     {"a residual that comes later or lies askew is not fused",
