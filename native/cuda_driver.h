@@ -48,7 +48,7 @@ void allow_shared_memory(function f, int n_bytes);
 
 struct launch_size {
     unsigned x = 1, y = 1, z = 1;
-    unsigned threads = 256;
+    unsigned threads = 1;
     unsigned shared_bytes = 0;
 };
 // `early`: as a programmatic dependent launch, which may begin before the kernel before it has

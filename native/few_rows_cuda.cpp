@@ -131,6 +131,7 @@ class cuda_executor : public few_rows_executor {
 
     void convert(const few_rows::conversion & c) override {
         cuda::launch_size size;
+        size.threads = few_rows::BLOCK_THREADS;
         const int units = (c.k + few_rows::UNIT - 1) / few_rows::UNIT;
         size.x = static_cast<unsigned>(units * c.n_tiles);  // eight columns of a unit, a warp each
         few_rows::conversion parameters = c;
@@ -139,6 +140,7 @@ class cuda_executor : public few_rows_executor {
 
     void multiply(const few_rows_plan::launch & l, const few_rows::product & p) override {
         cuda::launch_size size;
+        size.threads = few_rows::BLOCK_THREADS;
         size.x = static_cast<unsigned>(l.row_blocks);
         size.y = static_cast<unsigned>(l.parts);
         size.z = static_cast<unsigned>(l.layers);

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from ctypes.util import find_library
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class Compiled:
     """`cubin` is what the driver loads. `registers` and `spilled` bytes are those of the kernels in
     the order of the log, where the compiler told them."""
 
-    cubin: bytes
+    cubin: bytes = field(repr=False)
     registers: tuple[int, ...]
     spilled: tuple[int, ...]
 
