@@ -58,6 +58,15 @@ struct conversion {
     int n_tiles;
 };
 
+// Before that, the input is made of x: x / sqrt(mean(x^2) + epsilon) * weight, which goes to `normal`, too.
+struct normalization {
+    conversion input;
+    const float * weight;              // [k]
+    float * normal;                    // [n_columns, normal_stride]; may be x
+    unsigned long long normal_stride;
+    float epsilon;
+};
+
 // Shared memory of a product: a ring of weights for each warp, and one of converted inputs for the
 // block.
 constexpr int INPUT_STAGES = 2;

@@ -56,6 +56,22 @@ DEVICE void convert_unit(const float x[8], u8 * tile, int column, int lane) {
     }
 }
 
+// Eight elements of a column, zeros where there are none.
+DEVICE void load_eight(const conversion & c, int column, int at, float x[8]) {
+    floats4 a = {0.f, 0.f, 0.f, 0.f}, b = a;
+    if (column < c.n_columns && at < c.k) {
+        const float * from = c.x + column * c.stride + at;
+        a = load_input(from);
+        b = load_input(from + 4);
+    }
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+
+DEVICE u8 * tile_of(const conversion & c, int unit, int column) {
+    return c.out + ((u64) unit * c.n_tiles + column / TILE_COLUMNS) * TILE_BYTES;
+}
+
+// A warp for each unit of each column.
 DEVICE void convert(const conversion & c) {
     let_next_begin();
     wait_for_previous();
@@ -64,15 +80,53 @@ DEVICE void convert(const conversion & c) {
     if (unit * UNIT >= c.k) {
         return;
     }
-    const int at = unit * UNIT + lane * 8;
-    floats4 a = {0.f, 0.f, 0.f, 0.f}, b = a;
-    if (column < c.n_columns && at < c.k) {
-        const float * x = c.x + column * c.stride + at;
-        a = load_input(x);
-        b = load_input(x + 4);
+    float x[8];
+    load_eight(c, column, unit * UNIT + lane * 8, x);
+    convert_unit(x, tile_of(c, unit, column), column % TILE_COLUMNS, lane);
+}
+
+// A block for each column: RMS norm, its weights, and the conversion, as ggml has them in two kernels.
+DEVICE void normalize(const normalization & n) {
+    const conversion & c = n.input;
+    const int column = block_x(), warp = thread_index() / 32, lane = thread_index() % 32;
+    constexpr int WARPS = BLOCK_THREADS / 32;
+    let_next_begin();
+    wait_for_previous();
+    float x[8], sum = 0.f;
+    for (int unit = warp; unit * UNIT < c.k; unit += WARPS) {
+        load_eight(c, column, unit * UNIT + lane * 8, x);
+        for (int i = 0; i < 8; i++) {
+            sum += x[i] * x[i];
+        }
     }
-    const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    convert_unit(x, c.out + ((u64) unit * c.n_tiles + column / TILE_COLUMNS) * TILE_BYTES, column % TILE_COLUMNS, lane);
+    for (int mask = 16; mask; mask /= 2) {
+        sum += shuffle_xor(sum, mask);
+    }
+    float * sums = (float *) shared_memory();
+    if (lane == 0) {
+        sums[warp] = sum;
+    }
+    sync_threads();
+    sum = 0.f;
+    for (int i = 0; i < WARPS; i++) {
+        sum += sums[i];
+    }
+    const float scale = reciprocal_root(sum / c.k + n.epsilon);
+    for (int unit = warp; unit * UNIT < c.k; unit += WARPS) {
+        const int at = unit * UNIT + lane * 8;
+        load_eight(c, column, at, x);
+        if (column < c.n_columns && at < c.k) {
+            for (int i = 0; i < 8; i += 4) {
+                const floats4 w = load_input(n.weight + at + i);
+                x[i] = scale * x[i] * w.x;
+                x[i + 1] = scale * x[i + 1] * w.y;
+                x[i + 2] = scale * x[i + 2] * w.z;
+                x[i + 3] = scale * x[i + 3] * w.w;
+                store_output(n.normal + column * n.normal_stride + at + i, {x[i], x[i + 1], x[i + 2], x[i + 3]});
+            }
+        }
+        convert_unit(x, tile_of(c, unit, column), column % TILE_COLUMNS, lane);
+    }
 }
 
 }  // namespace few_rows

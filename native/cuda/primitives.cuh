@@ -83,6 +83,7 @@ DEVICE float float_of_half(u32 half) {
 }
 
 DEVICE float exp_of(float x) { return expf(x); }
+DEVICE float reciprocal_root(float x) { return rsqrtf(x); }
 DEVICE float tanh_of(float x) { return tanhf(x); }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
@@ -126,6 +127,8 @@ DEVICE floats4 load_input(const float * at) {
     const float4 x = *(const float4 *) at;
     return {x.x, x.y, x.z, x.w};
 }
+
+DEVICE void store_output(float * at, floats4 x) { *(float4 *) at = make_float4(x.x, x.y, x.z, x.w); }
 
 // Sums that other blocks read pass by the first-level cache.
 DEVICE void store_shared_sum(floats4 * at, floats4 x) { __stcg((float4 *) at, make_float4(x.x, x.y, x.z, x.w)); }

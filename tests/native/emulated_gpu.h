@@ -274,6 +274,7 @@ inline u32 halves_of(float low, float high) {
 }
 inline float float_of_half(u32 half) { return emulated::to_float(half); }
 inline float exp_of(float x) { return std::exp(x); }
+inline float reciprocal_root(float x) { return 1.0f / std::sqrt(x); }
 inline float tanh_of(float x) { return std::tanh(x); }
 
 inline float shuffle_xor(float x, int mask) {
@@ -320,6 +321,7 @@ inline void let_next_begin() {}
 inline void wait_for_previous() {}
 
 inline floats4 load_input(const float * at) { return *reinterpret_cast<const floats4 *>(at); }
+inline void store_output(float * at, floats4 x) { *reinterpret_cast<floats4 *>(at) = x; }
 inline void store_shared_sum(floats4 * at, floats4 x) { *at = x; }
 inline floats4 load_shared_sum(const floats4 * at) { return *at; }
 inline bool is_last(u32 * counter, u32 n) {

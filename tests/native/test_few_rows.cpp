@@ -259,6 +259,42 @@ void bias_and_residual_are_added() {
     check::that(error_of(multiplied<few_rows::Q8_0>({&w}, x, 3, o)[0], expected) < CLOSE, "sum");
 }
 
+// The norm before a product, with its input: the same product as of a norm in float64.
+void an_input_is_normalized_and_converted() {
+    const int k = 544, n = 9, n_tiles = 2, units = 3;
+    const std::vector<float> x = inputs(k, n, 4), weight = inputs(k, 1, 5);
+    std::vector<few_rows::floats4> from(x.size() / 4 + 1), scale(k / 4);
+    std::memcpy(from.data(), x.data(), x.size() * 4);
+    std::memcpy(scale.data(), weight.data(), weight.size() * 4);
+    std::vector<few_rows::floats4> normal(x.size() / 4 + 1), converted(units * n_tiles * few_rows::TILE_BYTES / 16),
+        expected(converted.size());
+    few_rows::normalization norm = {};
+    norm.input = {reinterpret_cast<float *>(from.data()), static_cast<unsigned>(k),
+                  reinterpret_cast<unsigned char *>(converted.data()), k, n, n_tiles};
+    norm.weight = reinterpret_cast<float *>(scale.data());
+    norm.normal = reinterpret_cast<float *>(normal.data());
+    norm.normal_stride = k;
+    norm.epsilon = 1e-6f;
+    emulated::launch({n_tiles * 8}, few_rows::BLOCK_THREADS, 32, [&] { normalize_input(norm); });
+    const auto * y = norm.normal;
+    for (int c = 0; c < n; c++) {
+        double sum = 0.0;
+        for (int i = 0; i < k; i++) {
+            sum += std::pow(static_cast<double>(x[c * k + i]), 2);
+        }
+        for (int i = 0; i < k; i++) {
+            const double wanted = x[c * k + i] / std::sqrt(sum / k + 1e-6) * weight[i];
+            check::that(std::abs(y[c * k + i] - wanted) <= 1e-5 * std::abs(wanted), "normal");
+        }
+    }
+    few_rows::conversion c = norm.input;
+    c.x = norm.normal;
+    c.out = reinterpret_cast<unsigned char *>(expected.data());
+    emulated::launch({units * n_tiles}, few_rows::BLOCK_THREADS, 0, [&] { convert_input(c); });
+    check::that(std::memcmp(expected.data(), converted.data(), expected.size() * 16) == 0,
+                "other halves than those of a conversion by itself");
+}
+
 // A column with an infinity or a NaN has no finite result, as ggml's; its neighbours are what they
 // were.
 void only_the_column_of_a_nan_is_lost() {
@@ -296,6 +332,7 @@ const check::tests few_rows_tests = {
     {"three matrices in one launch", three_matrices_in_one_launch},
     {"gate and up with their activation", gate_and_up_with_their_activation},
     {"bias and residual are added", bias_and_residual_are_added},
+    {"an input is normalized and converted", an_input_is_normalized_and_converted},
     {"only the column of a NaN is lost", only_the_column_of_a_nan_is_lost},
     {"inputs of any size are multiplied", inputs_of_any_size_are_multiplied},
 };
