@@ -220,9 +220,13 @@ class graph_runner {
             }
             const few_rows_plan::launch & l = plan.launches[step.index];
             if (l.converts) {
-                few_rows::conversion c = l.conversion;
-                c.out = scratch.converted;
-                executor_->convert(c);
+                few_rows::normalization n = l.input;
+                n.input.out = scratch.converted;
+                if (l.normalizes) {
+                    executor_->normalize(n);
+                } else {
+                    executor_->convert(n.input);
+                }
             }
             few_rows::product p = l.product;
             p.x = scratch.converted;

@@ -42,6 +42,7 @@ class few_rows_executor {
     // At least so much. Earlier scratch stays valid for recordings.
     virtual scratch reserve(size_t converted_bytes, size_t partial_floats, size_t n_counters) = 0;
     virtual void convert(const few_rows::conversion & c) = 0;
+    virtual void normalize(const few_rows::normalization & n) = 0;
     virtual void multiply(const few_rows_plan::launch & l, const few_rows::product & p) = 0;
 
     virtual bool records(const ggml_private::graph &) const { return false; }

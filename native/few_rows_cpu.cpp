@@ -25,6 +25,33 @@ class cpu_executor : public few_rows_executor {
         }
     }
 
+    void normalize(const few_rows::normalization & n) override {
+        const ggml_context_ptr made = new_nodes(8);
+        ggml_context * ctx = made.get();
+        const few_rows::conversion & c = n.input;
+        ggml_tensor * x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, c.k, c.n_columns);
+        x->nb[1] = c.stride * sizeof(float);
+        x->data = const_cast<float *>(c.x);
+        ggml_tensor * weight = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, c.k);
+        weight->data = const_cast<float *>(n.weight);
+        ggml_tensor * norm = ggml_rms_norm(ctx, x, n.epsilon);
+        ggml_tensor * scaled = ggml_mul(ctx, norm, weight);
+        std::vector<float> normed(ggml_nelements(norm)), result(ggml_nelements(norm));
+        norm->data = normed.data();
+        scaled->data = result.data();
+        ggml_cgraph * graph = ggml_new_graph_custom(ctx, 8, false);
+        ggml_build_forward_expand(graph, scaled);
+        run(graph);
+        for (int i = 0; i < c.n_columns; i++) {
+            std::copy_n(result.data() + static_cast<size_t>(i) * c.k, c.k,
+                        n.normal + i * n.normal_stride);
+        }
+        few_rows::conversion converted = c;
+        converted.x = n.normal;
+        converted.stride = n.normal_stride;
+        convert(converted);
+    }
+
     void multiply(const few_rows_plan::launch & l, const few_rows::product & p) override {
         const ggml_context_ptr made = new_nodes(32);
         ggml_context * ctx = made.get();
@@ -64,10 +91,7 @@ class cpu_executor : public few_rows_executor {
                 outs[i] = node(ggml_add(ctx, outs[i], residual));
             }
         }
-        if (!backend_) {  // not before: the first backend is opened in the midst of a scope
-            backend_.reset(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
-        }
-        start_graph(backend_.get(), graph, "to multiply");
+        run(graph);
         for (size_t i = 0; i < outs.size(); i++) {
             const few_rows::matrix & m = p.matrices[i];
             const auto * y = static_cast<const float *>(outs[i]->data);
@@ -81,6 +105,13 @@ class cpu_executor : public few_rows_executor {
     bool records(const ggml_private::graph &) const override { return true; }
 
   private:
+    void run(ggml_cgraph * graph) {
+        if (!backend_) {  // not before: the first backend is opened in the midst of a scope
+            backend_.reset(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
+        }
+        start_graph(backend_.get(), graph, "to multiply");
+    }
+
     static ggml_tensor * activated(ggml_context * ctx, const few_rows::product & p,
                                    ggml_tensor * gate, ggml_tensor * up) {
         switch (p.activation) {

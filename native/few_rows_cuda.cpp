@@ -99,6 +99,8 @@ class cuda_executor : public few_rows_executor {
             modules_.push_back(cuda::load_module(cubin));
         }
         if (!modules_.empty()) {
+            convert_input_ = common("convert_input");
+            normalize_input_ = common("normalize_input");
             probe();
         }
         records_ = graphs_are_off == 1 && !ggml_records(backend);
@@ -135,7 +137,15 @@ class cuda_executor : public few_rows_executor {
         const int units = (c.k + few_rows::UNIT - 1) / few_rows::UNIT;
         size.x = static_cast<unsigned>(units * c.n_tiles);  // eight columns of a unit, a warp each
         few_rows::conversion parameters = c;
-        cuda::launch(convert_input(), size, starts_early_, stream_, &parameters);
+        cuda::launch(convert_input_, size, starts_early_, stream_, &parameters);
+    }
+
+    void normalize(const few_rows::normalization & n) override {
+        cuda::launch_size size;
+        size.threads = few_rows::BLOCK_THREADS;
+        size.x = static_cast<unsigned>(n.input.n_tiles * few_rows::TILE_COLUMNS);
+        few_rows::normalization parameters = n;
+        cuda::launch(normalize_input_, size, starts_early_, stream_, &parameters);
     }
 
     void multiply(const few_rows_plan::launch & l, const few_rows::product & p) override {
@@ -204,13 +214,13 @@ class cuda_executor : public few_rows_executor {
         return all.empty() ? nullptr : reinterpret_cast<T *>(all.back().at());
     }
 
-    cuda::function convert_input() const {
-        for (const cuda::module_ptr & m : modules_) {
-            if (cuda::function f = cuda::find_function(m.get(), "convert_input")) {
-                return f;
-            }
+    // Each piece of code has them.
+    cuda::function common(const char * name) const {
+        cuda::function found = cuda::find_function(modules_[0].get(), name);
+        if (found == nullptr) {
+            throw backend_error(std::string("the kernels lack ") + name);
         }
-        throw backend_error("the kernels lack convert_input");
+        return found;
     }
 
     // Null where it was not compiled, or takes more shared memory than this GPU has.
@@ -297,6 +307,7 @@ class cuda_executor : public few_rows_executor {
     bool starts_early_ = false;
     bool records_ = false;
     std::vector<cuda::module_ptr> modules_;
+    cuda::function convert_input_ = nullptr, normalize_input_ = nullptr;
     mutable std::map<std::string, cuda::function> functions_;
     memories converted_, partials_, counters_;
 };

@@ -473,8 +473,9 @@ class planner {
         return nodes;
     }
 
-    // What else blocks of the same launch read while this result is written.
-    bool is_apart(const ggml_tensor & result, const ggml_tensor * residual) const {
+    // Whether a result may be written while others read this: it lies elsewhere, or is the same
+    // element for element.
+    static bool is_apart(const ggml_tensor & result, const ggml_tensor * residual) {
         if (residual == nullptr || !range(result).overlaps(range(*residual))) {
             return true;
         }
@@ -612,7 +613,7 @@ class planner {
         const int units = blocks_of(p.k, few_rows::UNIT);
         l.parts = (units + units_per_part - 1) / units_per_part;
         l.layers = n_tiles / l.kernel.tiles;
-        few_rows::conversion & c = l.conversion;
+        few_rows::conversion & c = l.input.input;
         c.x = static_cast<const float *>(x.data);
         c.stride = floats(x.nb[1]);
         c.k = p.k;
@@ -626,6 +627,47 @@ class planner {
         plan_.n_counters = std::max(plan_.n_counters, static_cast<size_t>(l.row_blocks) * l.layers);
         launches_at_[at].push_back(static_cast<int>(plan_.launches.size()));
         plan_.launches.push_back(std::move(l));
+    }
+
+    // Takes the RMS norm and its weights that give a launch its input from the end of `rest`, if
+    // they are there, after node `begin`.
+    bool absorb_norm(few_rows_plan::launch & l, const ggml_tensor & x, int begin) {
+        const auto last = [&](int end) {
+            while (end > begin && is_idle(*plan_.rest[end - 1])) {
+                end--;
+            }
+            return end - 1;
+        };
+        const int scaled = last(static_cast<int>(plan_.rest.size()));
+        const int normed = last(scaled);
+        if (normed < begin || plan_.rest[scaled] != &x || x.op != GGML_OP_MUL) {
+            return false;
+        }
+        const ggml_tensor & norm = *plan_.rest[normed];
+        const ggml_tensor & weight = *x.src[1];
+        const ggml_tensor * from = norm.src[0];
+        if (norm.op != GGML_OP_RMS_NORM || x.src[0] != &norm || !is_computed(norm) ||
+            !is_computed(x) || only_user(index_.at(&norm)) != index_.at(&x) ||
+            !is_float_matrix(*from) || !is_aligned(from->data, from->nb[1], 16) ||
+            !is_aligned(x.data, x.nb[1], 16) || !is_apart(x, from) ||
+            weight.type != GGML_TYPE_F32 || weight.ne[0] != x.ne[0] ||
+            ggml_nelements(&weight) != x.ne[0] || weight.nb[0] != sizeof(float) ||
+            !is_aligned(weight.data, 0, 16)) {
+            return false;
+        }
+        few_rows::normalization & n = l.input;
+        n.normal = static_cast<float *>(x.data);
+        n.normal_stride = n.input.stride;
+        n.input.x = static_cast<const float *>(from->data);
+        n.input.stride = floats(from->nb[1]);
+        n.weight = static_cast<const float *>(weight.data);
+        std::memcpy(&n.epsilon, norm.op_params, sizeof(float));
+        l.normalizes = true;
+        l.nodes.push_back(&x);
+        l.nodes.push_back(&norm);
+        plan_.rest.erase(plan_.rest.begin() + scaled);
+        plan_.rest.erase(plan_.rest.begin() + normed);
+        return true;
     }
 
     void emit() {
@@ -649,15 +691,20 @@ class planner {
         for (int i = 0; i < n_; i++) {
             const auto here = launches_at_.find(i);
             if (here != launches_at_.end()) {
-                flush();
                 for (const int index : here->second) {
                     few_rows_plan::launch & l = plan_.launches[index];
                     const ggml_tensor * x = l.nodes[0]->src[1];
                     l.converts = converted != x;
+                    const size_t n_nodes = l.nodes.size();
+                    if (l.converts && absorb_norm(l, *x, begin)) {
+                        works = std::any_of(plan_.rest.begin() + begin, plan_.rest.end(),
+                                            [](const ggml_tensor * t) { return !is_idle(*t); });
+                    }
+                    flush();
                     converted = x;
                     plan_.steps.push_back({true, index});
-                    for (const ggml_tensor * node : l.nodes) {
-                        write(*node);
+                    for (size_t n = 0; n < n_nodes; n++) {  // what is written after the conversion
+                        write(*l.nodes[n]);
                     }
                 }
             }

@@ -51,8 +51,9 @@ struct few_rows_plan {
         int begin, end;  // of `rest`
     };
     struct launch {
-        bool converts = false;  // the input, before
-        few_rows::conversion conversion{};
+        bool converts = false;    // the input, before
+        bool normalizes = false;  // and what that is made of, before
+        few_rows::normalization input{};
         few_rows::product product{};
         few_rows_kernel kernel{};
         int row_blocks = 0, parts = 0, layers = 0;  // the grid

@@ -80,15 +80,18 @@ class drawn {
 
 size_t n_launches(const drawn & d) { return d.plan().launches.size(); }
 
-// What runs, in order: M matrices, a for an activation, c for a conversion before, and s for a
-// segment of so many nodes.
+// What runs, in order: M matrices, a for an activation, c for a conversion before, n for one with
+// its norm, and s for a segment of so many nodes.
 std::string steps(const few_rows_plan & plan) {
     std::string text;
     for (const few_rows_plan::step & s : plan.steps) {
         if (s.is_launch) {
             const few_rows_plan::launch & l = plan.launches[s.index];
-            text += (l.converts ? "c" : "") + std::string("M") +
-                    std::to_string(l.product.n_matrices) + (l.product.activation != 0 ? "a " : " ");
+            text += (l.normalizes ? "n"
+                     : l.converts ? "c"
+                                  : "") +
+                    std::string("M") + std::to_string(l.product.n_matrices) +
+                    (l.product.activation != 0 ? "a " : " ");
         } else {
             const few_rows_plan::segment & g = plan.segments[s.index];
             text += "s" + std::to_string(g.end - g.begin) + " ";
@@ -254,6 +257,42 @@ void an_input_is_converted_again_once_it_changed() {
     expect(changed, "cM1 s1 cM1 ");
 }
 
+ggml_tensor * normed(drawn & d, ggml_tensor * of) {
+    ggml_tensor * norm = d.node(ggml_rms_norm(d.ctx(), of, 1e-5f));
+    return d.node(ggml_mul(d.ctx(), norm, d.bias(k)));
+}
+
+void the_norm_before_a_product_is_fused_with_the_conversion() {
+    drawn d(3);
+    ggml_tensor * before = other_work(d, d.x);
+    ggml_tensor * x = normed(d, before);
+    d.product(d.weights(64), x);
+    other_work(d, x);
+    d.product(d.weights(300), x);
+    expect(d, "s1 nM2 s1 ");
+    const few_rows_plan plan = d.plan();
+    const few_rows::normalization & n = plan.launches[0].input;
+    check::that(n.epsilon == 1e-5f && n.normal == x->data && n.input.x == before->data &&
+                    n.weight == x->src[1]->data,
+                "what is normed");
+    drawn twice(3);
+    x = normed(twice, twice.x);
+    twice.product(twice.weights(64, GGML_TYPE_Q4_K), x);
+    twice.product(twice.weights(64, GGML_TYPE_Q8_0), x);
+    twice.product(twice.weights(64, GGML_TYPE_Q6_K), x);
+    expect(twice, "nM2 M1 ");
+    drawn seen(3);
+    x = normed(seen, seen.x);
+    other_work(seen, x->src[0]);
+    seen.product(seen.weights(64), x);
+    expect(seen, "s3 cM1 ");
+    drawn askew(3);
+    x = normed(askew, askew.x);
+    x->data = static_cast<char *>(askew.x->data) + 64;
+    askew.product(askew.weights(64), x);
+    expect(askew, "s2 cM1 ");
+}
+
 void nothing_moves_over_what_is_in_use() {
     drawn read(2);
     ggml_tensor * first = read.product(read.weights(64));
@@ -362,6 +401,8 @@ const check::tests plan_tests = {
     {"a residual that comes later or lies askew is not fused",
      a_residual_that_comes_later_or_lies_askew_is_not_fused},
     {"an input is converted again once it changed", an_input_is_converted_again_once_it_changed},
+    {"the norm before a product is fused with the conversion",
+     the_norm_before_a_product_is_fused_with_the_conversion},
     {"nothing moves over what is in use", nothing_moves_over_what_is_in_use},
     {"products of one input are put side by side", products_of_one_input_are_put_side_by_side},
     {"parts depend on shapes alone", parts_depend_on_shapes_alone},
