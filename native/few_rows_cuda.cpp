@@ -144,6 +144,7 @@ class cuda_executor : public few_rows_executor {
         cuda::launch_size size;
         size.threads = few_rows::BLOCK_THREADS;
         size.x = static_cast<unsigned>(n.input.n_tiles * few_rows::TILE_COLUMNS);
+        size.shared_bytes = few_rows::BLOCK_THREADS / 32 * sizeof(float);
         few_rows::normalization parameters = n;
         cuda::launch(normalize_input_, size, starts_early_, stream_, &parameters);
     }
