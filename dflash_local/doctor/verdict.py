@@ -54,6 +54,8 @@ def alarms(machine: Machine, pair: PairNames | None, trial: PairTrial | None) ->
         found.append(Alarm("busy", trial.noise, is_fault=False))
     if machine.gpu_advice:
         found.append(Alarm("gpu_not_used", machine.gpu_advice))
+    if machine.kernel_advice:
+        found.append(Alarm("no_own_kernels", machine.kernel_advice, is_fault=False))
     return found
 
 
