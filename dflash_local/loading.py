@@ -461,7 +461,8 @@ def _few_rows(pair: Pair, plan: Plan, options: LoadOptions, say: Say) -> FewRows
     """Our own kernels for what lies on GPUs, each matrix whole on one of them."""
     if plan.n_gpu_layers == 0 or options.split_mode == "row":
         return None
-    return open_few_rows([file for file in (pair.target, pair.draft) if file], say)
+    files = [file for file in (pair.target, pair.draft) if file]
+    return open_few_rows(files, say, again=options.recalibrate)
 
 
 def _loaded(

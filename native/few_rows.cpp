@@ -50,6 +50,10 @@ class graph_runner {
         forget();
     }
 
+    bool takes(const ggml_tensor & weight) const {
+        return !is_aside_ && shared_->is_on() && takes_matrix(weight, rules_);
+    }
+
     auto original_free() const { return free_; }
 
     ggml_status run(ggml_cgraph * whole) {
@@ -334,6 +338,11 @@ void few_rows_engine::stand_aside(const std::string & why) {
     if (reason_.empty()) {
         reason_ = why;
     }
+}
+
+bool takes_few_rows(ggml_backend_t backend, const ggml_tensor * weight) {
+    const graph_runner * runner = known_runners().find(backend);
+    return runner != nullptr && runner->takes(*weight);
 }
 
 void run_graphs_of(ggml_backend_t backend, std::shared_ptr<few_rows_engine> shared,

@@ -97,6 +97,9 @@ class few_rows_engine {
     std::string reason_;
 };
 
+// Whether products of this matrix with few columns are ours on this backend.
+bool takes_few_rows(ggml_backend_t backend, const ggml_tensor * weight);
+
 // The graphs of this backend run by `shared` from now on, until it is freed.
 void run_graphs_of(ggml_backend_t backend, std::shared_ptr<few_rows_engine> shared,
                    std::unique_ptr<few_rows_executor> executor);

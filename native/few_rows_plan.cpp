@@ -78,6 +78,17 @@ bool is_float_matrix(const ggml_tensor & t) {
 
 bool is_computed(const ggml_tensor & t) { return (t.flags & GGML_TENSOR_FLAG_COMPUTE) != 0; }
 
+// Whether there are kernels for a matrix, where it lies.
+bool is_readable(const ggml_tensor & w, const few_rows_rules & rules) {
+    return find_type(w.type) != nullptr && is_matrix(w) && ggml_is_contiguous(&w) &&
+           w.ne[0] % 32 == 0 && w.op == GGML_OP_NONE && w.view_src == nullptr &&
+           is_aligned(w.data, w.nb[1], 2) && rules.reads(w);
+}
+
+few_rows_kernel::operand operand_of(const ggml_tensor & w) {
+    return {w.type, has_aligned_units(*find_type(w.type), w.data, w.nb[1])};
+}
+
 size_t floats(size_t bytes) { return bytes / sizeof(float); }
 
 int blocks_of(int64_t rows, int block_rows) {
@@ -198,12 +209,7 @@ class planner {
         return t->view_src != nullptr ? t->view_src : t;
     }
 
-    few_rows_kernel::operand operand(int node) const {
-        const ggml_tensor & w = *g_.nodes[node]->src[0];
-        const bool aligned =
-            is_aligned(w.data, w.nb[1], 16) && find_type(w.type)->unit_bytes % 16 == 0;
-        return {w.type, aligned};
-    }
+    few_rows_kernel::operand operand(int node) const { return operand_of(*g_.nodes[node]->src[0]); }
 
     bool is_ours(const ggml_tensor & t) const {
         if (t.op != GGML_OP_MUL_MAT || t.op_params[1] != 0) {
@@ -211,9 +217,7 @@ class planner {
         }
         const ggml_tensor & w = *t.src[0];
         const ggml_tensor & x = *t.src[1];
-        if (find_type(w.type) == nullptr || !is_matrix(w) || !ggml_is_contiguous(&w) ||
-            w.ne[0] % 32 != 0 || w.op != GGML_OP_NONE || w.view_src != nullptr ||
-            !is_aligned(w.data, w.nb[1], 2) || !rules_.reads(w)) {
+        if (!is_readable(w, rules_)) {
             return false;
         }
         if (any_shape_) {
@@ -765,6 +769,14 @@ int few_rows_units_per_part(int row_blocks, int units, int n_processors) {
         }
     }
     return best;
+}
+
+bool takes_matrix(const ggml_tensor & weight, const few_rows_rules & rules) {
+    if (!is_readable(weight, rules)) {
+        return false;
+    }
+    const auto o = operand_of(weight);
+    return rules.has({o, o, 1}) && rules.is_faster(weight.type, weight.ne[0], weight.ne[1]);
 }
 
 bool order_few_rows(const graph & graph, const few_rows_rules & rules) {

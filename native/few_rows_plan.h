@@ -71,6 +71,9 @@ struct few_rows_plan {
     size_t converted_bytes = 0, partial_floats = 0, n_counters = 0;
 };
 
+// Whether a plan by these rules takes products of this matrix.
+bool takes_matrix(const ggml_tensor & weight, const few_rows_rules & rules);
+
 // A pure function of the graph: nothing is launched, and no memory that a tensor points to is read.
 few_rows_plan plan_few_rows(const ggml_private::graph & graph, const few_rows_rules & rules);
 

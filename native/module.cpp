@@ -25,6 +25,7 @@
 #include "draw.h"
 #include "errors.h"
 #include "few_rows_cuda.h"
+#include "few_rows_trial.h"
 #include "fused_drafter.h"
 #include "llama.h"
 #include "target_pass.h"
@@ -376,13 +377,30 @@ nb::tuple list_few_rows_gpus() {
     return nb::make_tuple(found, why_not);
 }
 
-void add_kernels(few_rows_engine & self, const std::string & device, const nb::list & cubins) {
+few_rows_engine::cubins kernels_of(const nb::list & cubins) {
     few_rows_engine::cubins all;
     for (const nb::handle & cubin : cubins) {
         const auto bytes = nb::cast<nb::bytes>(cubin);
         all.emplace_back(bytes.c_str(), bytes.size());
     }
-    self.add(device, std::move(all));
+    return all;
+}
+
+nb::dict run_few_rows_trial(const std::string & device, const nb::list & cubins, int type,
+                            int64_t k, int64_t rows) {
+    few_rows_engine::cubins kernels = kernels_of(cubins);
+    few_rows_trial found;
+    {
+        const nb::gil_scoped_release release;
+        found = try_few_rows(device, std::move(kernels), static_cast<ggml_type>(type), k, rows);
+    }
+    nb::dict all;
+    all["columns"] = found.columns;
+    all["ours_us"] = found.ours_us;
+    all["ggml_us"] = found.ggml_us;
+    all["error"] = found.error;
+    all["same_bits"] = found.same_bits;
+    return all;
 }
 
 nb::dict count_few_rows(few_rows_engine & self) {
@@ -572,10 +590,18 @@ NB_MODULE(_native, m) {
         [](int type, int64_t k) { return few_rows_operand(static_cast<ggml_type>(type), k); },
         nb::arg("type"), nb::arg("k"),
         "What kernels call matrices of this type with rows of k elements; empty: there are none.");
+    m.def("try_few_rows", &run_few_rows_trial, nb::arg("device"), nb::arg("cubins"),
+          nb::arg("type"), nb::arg("k"), nb::arg("rows"),
+          "Times, error and equality of our products. See native/few_rows_trial.h.");
     nb::class_<few_rows_engine>(m, "FewRows",
                                 "Products of few rows on the GPUs. See native/few_rows.h.")
         .def(nb::init<>())
-        .def("add", &add_kernels, nb::arg("device"), nb::arg("cubins"))
+        .def(
+            "add",
+            [](few_rows_engine & self, const std::string & device, const nb::list & cubins) {
+                self.add(device, kernels_of(cubins));
+            },
+            nb::arg("device"), nb::arg("cubins"))
         .def(
             "leave",
             [](few_rows_engine & self, int type, int64_t k, int64_t rows) {

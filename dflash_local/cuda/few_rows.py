@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dflash_local.cuda import kernels
+from dflash_local.cuda import kernels, trial
 from dflash_local.cuda.compiler import INSTALL, Compiler, compiler_for, find_compilers
+from dflash_local.cuda.trial import Finding
 from dflash_local.errors import BackendError
 from dflash_local.llama import native, runtime
 
@@ -32,6 +33,9 @@ class FewRows:
         """`on_cpu`: the CPU stands in for the GPU, in tests of what is around the kernels."""
         self.native = native.FewRows()
         self.compiler = compiler
+        self.findings: list[Finding] = []
+        """Of each shape of matrix on each kind of GPU: what the trial said."""
+        self._left: set[str] = set()
         self._on_cpu = on_cpu
 
     @contextmanager
@@ -44,10 +48,30 @@ class FewRows:
         finally:
             scope.leave()
 
+    def take(self, findings: Sequence[Finding]) -> None:
+        """Leave to llama.cpp what it multiplies faster, and every type that ours do not do right in
+        all shapes."""
+        self.findings += findings
+        wrong = {finding.shape.type for finding in findings if finding.fault}
+        for finding in findings:
+            shape = finding.shape
+            if shape.type in wrong or not finding.is_ours:
+                self._left.add(str(shape))
+                self.native.leave(shape.type, shape.k, shape.rows)
+
     @property
-    def key(self) -> str:
-        """Of the kernels, for what is kept of their results and times."""
-        return kernels.source_hash()
+    def faults(self) -> list[str]:
+        """A line for each type of matrices with which something is wrong."""
+        of_types = {f.shape.type_name: f for f in self.findings if f.fault}
+        return [
+            f"the kernel for {name} ({finding.shape}) is put aside on this GPU: {finding.fault}"
+            for name, finding in of_types.items()
+        ]
+
+    @property
+    def key(self) -> list[Any]:
+        """What results and times depend on: the kernels, and what is left to llama.cpp."""
+        return [kernels.source_hash(), *sorted(self._left)]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -75,9 +99,12 @@ def advice() -> str | None:
     return _no_compiler(gpus)
 
 
-def open_few_rows(files: Sequence[GgufFile], say: Callable[[str], None]) -> FewRows | None:
-    """Kernels for the matrices of these files on the GPUs of this process. None, and one line,
-    where there can be none; without a line where no NVIDIA GPU is used."""
+def open_few_rows(
+    files: Sequence[GgufFile], say: Callable[[str], None], *, again: bool = False
+) -> FewRows | None:
+    """Kernels for the matrices of these files on the GPUs of this process, where they are right and
+    faster than llama.cpp's; `again` measures that anew. None, and one line, where there can be
+    none; without a line where no NVIDIA GPU is used."""
     runtime.init()
     gpus, _ = native.few_rows_gpus()
     if not gpus or not is_wanted():
@@ -98,12 +125,23 @@ def open_few_rows(files: Sequence[GgufFile], say: Callable[[str], None]) -> FewR
 
     try:
         pairs = kernels.pairs_of(shapes)
-        for device, architecture, _ in gpus:
+        for device, architecture, description in gpus:
             code = kernels.cubins(pairs, architecture, compiler, begin)
             opened.native.add(device, code)
+            of = {
+                "gpu": description,
+                "driver": native.few_rows_driver(),
+                "compiler": str(compiler),
+                "source": kernels.source_hash(),
+                "build": runtime.llama_build(),
+            }
+            wanted = {shape for _, shape in shapes}
+            opened.take(trial.findings(wanted, device, code, of, say, again=again))
     except BackendError as error:
         say(f"{_ASIDE} {error}")
         return None
+    for line in opened.faults:
+        say(line)
     return opened
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from dflash_local import disk_cache
 from dflash_local.cuda.compiler import Compiler
@@ -41,8 +41,17 @@ class Shape:
         """What the kernels call it; empty if there are none for it."""
         return native.few_rows_operand(self.type, self.k)
 
+    @property
+    def row_bytes(self) -> int:
+        n_values, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(self.type)]
+        return self.k // n_values * n_bytes
+
+    @property
+    def type_name(self) -> str:
+        return GGMLQuantizationType(self.type).name
+
     def __str__(self) -> str:
-        return f"{GGMLQuantizationType(self.type).name} {self.k} x {self.rows}"
+        return f"{self.type_name} {self.k} x {self.rows}"
 
 
 Pair = tuple[str, str]

@@ -63,11 +63,13 @@ def examine(choose: Callable[[], Files], load: Callable[[Files], Model]) -> Exam
         with load(files) as model:
             plan = tuple(model.plan.lines()) if model.plan else ()
             trial = try_pair(model, shipped=pair.is_shipped) if model.drafter else None
+            few_rows = model.engine.target.few_rows
+            faults = few_rows.faults if few_rows else []
     except DflashError as error:
         text = _without_folders(" ".join(str(error).split()))
         found = [Alarm("not_loaded", text), *alarms(machine, None, None)]
         return Examination(text, tuple(found), machine)
-    found = alarms(machine, pair, trial)
+    found = alarms(machine, pair, trial, faults)
     return Examination(verdict(found, pair, trial), tuple(found), machine, pair, plan, trial)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dflash_local.doctor.machine import Machine
@@ -47,13 +47,23 @@ class Alarm:
     is_fault: bool = True
 
 
-def alarms(machine: Machine, pair: PairNames | None, trial: PairTrial | None) -> list[Alarm]:
+def alarms(
+    machine: Machine,
+    pair: PairNames | None,
+    trial: PairTrial | None,
+    kernel_faults: Sequence[str] = (),
+) -> list[Alarm]:
     """All that is wrong, the worst first."""
     found = list(_of_trial(pair, trial)) if pair and trial else []
     if trial and trial.noise:
         found.append(Alarm("busy", trial.noise, is_fault=False))
     if machine.gpu_advice:
         found.append(Alarm("gpu_not_used", machine.gpu_advice))
+    for fault in kernel_faults:
+        text = f"{fault}; answers are right, but slower: please report it with `doctor --json`"
+        found.append(Alarm("kernel_put_aside", text, is_fault=False))
+    if machine.kernel_advice:
+        found.append(Alarm("no_own_kernels", machine.kernel_advice, is_fault=False))
     return found
 
 

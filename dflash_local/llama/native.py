@@ -32,6 +32,7 @@ from dflash_local._native import (
     few_rows_source,
     grow_tree,
     llama_decode_address,
+    try_few_rows,
 )
 
 runtime.check_same_library(llama_decode_address())
@@ -56,6 +57,7 @@ __all__ = [
     "few_rows_operand",
     "few_rows_source",
     "grow_tree",
+    "try_few_rows",
 ]
 
 
