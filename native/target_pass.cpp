@@ -220,7 +220,7 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     if (most_candidates_now_ > 0) {
         most_candidates_ = std::exchange(most_candidates_now_, 0);
     }
-    if (store_) {
+    if (store_) {  // also for a pass that fails: it may have overwritten the oldest rows
         first_stored_ = store_->begin(n);
     }
     can_keep_ = false;
