@@ -237,9 +237,7 @@ class Vocabulary:
         """Where the names of control tokens in a text begin and end."""
         return self._control.spans(text)
 
-    def tokenize_apart(
-        self, text: str, cleaned: Callable[[str], str], *, n_ctx: int
-    ) -> list[int]:
+    def tokenize_apart(self, text: str, cleaned: Callable[[str], str], *, n_ctx: int) -> list[int]:
         """Token ids of `text`, in which each name of a control token is that token, and what stands
         between two of them is text whatever it holds, once it is `cleaned`. Raises as `tokenize`
         with `n_ctx`."""
