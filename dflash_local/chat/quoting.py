@@ -1,5 +1,5 @@
-"""Names of control tokens in what is said stay text: a message that quotes a template, or comes from
-a web page, must not be able to end its turn and begin another one.
+"""Names of control tokens in messages stay text: one that quotes a template or a web page must not
+be able to end its turn and begin another one.
 
 Messages are marked before the template puts them between its own control tokens, and the prompt is
 tokenised by these marks. llama-server and vLLM read such names as tokens wherever they stand. Who

@@ -60,10 +60,11 @@ class PrefixCache:
         """A free slot, busy from now on, and how many tokens of the prompt its caches have.
 
         These tokens come from the slot itself, from another slot, which may be busy, or from the
-        store: see `reuse.choose`. A handful of a longer prompt is not worth it. At most
-        `len(prompt) - 1` are kept, as the logits of the last row give the first token. `for_drafts`
-        keeps only what the drafter has, too. `unless_gave_up` makes an exception for slots in which
-        drafting was given up: they keep what the target has. Texts of another `owner` are not used. Raises InputError if no slot is free.
+        store: see `reuse.choose`; never from texts of another `owner`. A handful of a longer prompt
+        is not worth it. At most `len(prompt) - 1` are kept, as the logits of the last row give the
+        first token. `for_drafts` keeps only what the drafter has, too. `unless_gave_up` makes an
+        exception for slots in which drafting was given up: they keep what the target has. Raises
+        InputError if no slot is free.
         """
         if all(slot.busy for slot in self._slots):
             raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")

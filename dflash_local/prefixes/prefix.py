@@ -16,8 +16,8 @@ Bytes = NDArray[np.uint8]
 @dataclass(frozen=True)
 class Wanted:
     """A prompt whose beginning is looked for. `for_drafts`: only as far as the drafter has it, too.
-    `unless_gave_up`: but where drafting was given up, as far as the target has it. `owner`: whose it
-    is. How much of a prompt is known tells what others have asked, so texts of others are not
+    `unless_gave_up`: but where drafting was given up, as far as the target has it. `owner`: whose
+    it is. How much of it is known would tell what others have asked, so their texts are not
     used."""
 
     prompt: Sequence[int]

@@ -1,4 +1,4 @@
-"""Answers copy from earlier requests of the same key, and reuse their prompts, and nobody else's."""
+"""Requests copy from earlier ones of the same key, and begin like them, and like nobody else's."""
 
 from __future__ import annotations
 
