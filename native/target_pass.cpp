@@ -11,6 +11,7 @@
 #include "backend.h"
 #include "errors.h"
 #include "largest.h"
+#include "router_products.h"
 #include "target_tensors.h"
 
 namespace dflash {
@@ -145,6 +146,9 @@ void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor *
     n_rebuilds_++;
     if (replay_) {
         replay_->mark(nodes, graph);
+    }
+    if (on_host_) {
+        multiply_routers_by_row(nodes, graph);
     }
     graph_logits_ = logits;
     ggml_set_output(logits);

@@ -108,8 +108,7 @@ def told_of_others(found: Exactness, target: Target, *, exact: bool) -> Exactnes
     # Whether a row is computed from its own sequence alone.
     own = target.rounds_alone and (exact or target.options.kv_type == "q8_0")
     others = "other requests, before it and beside it, may change the last bits of an answer"
-    # At any width it is the same. Of a mixture the rows that were tried tell too little.
-    if own and found.noise() == 0.0 and not target.has_experts:
+    if own and found.noise() == 0.0:  # at any width it is the same
         others = "other requests, before it and beside it, change nothing of an answer"
     elif own and exact:
         others = "other requests change nothing of a plain answer, of a drafted one the last bits"

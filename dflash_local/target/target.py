@@ -227,12 +227,6 @@ class Target(Readout):
         return self._may_round_alone() and not self.is_recurrent and is_alone
 
     @property
-    def has_experts(self) -> bool:
-        """Whether routers choose experts. Their weights are in F32, whatever the others are in, and
-        such products round by the rows of a pass."""
-        return self._way_back.has_experts
-
-    @property
     def is_open(self) -> bool:
         return bool(self._context)
 

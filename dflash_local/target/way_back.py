@@ -40,7 +40,6 @@ class WayBack:
         self._n_seq = options.n_seq
         self._n_batch: int = api.llama_n_batch(context)
         architecture = _architecture(model)
-        self.has_experts = _value(model, f"{architecture}.expert_count") not in ("", "0")
         self._is_recurrent = has_states(model)
         self.keeps_checkpoints = self._is_recurrent and architecture not in OWN_STATE_ARCHITECTURES
         # 0 as well for an architecture of which llama.cpp keeps none
@@ -114,11 +113,6 @@ class WayBack:
 
 
 def _architecture(model: Any) -> str:
-    return _value(model, "general.architecture")
-
-
-def _value(model: Any, key: str) -> str:
-    """What a model file says under a key; an empty text if it says nothing."""
-    found = ctypes.create_string_buffer(64)
-    api.llama_model_meta_val_str(model, key.encode(), found, len(found))
-    return found.value.decode("utf-8", "replace")
+    name = ctypes.create_string_buffer(64)
+    api.llama_model_meta_val_str(model, b"general.architecture", name, len(name))
+    return name.value.decode("utf-8", "replace")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.target import exactness
 from dflash_local.target.exactness import (
     WIDTHS,
@@ -20,7 +19,6 @@ from dflash_local.target.exactness import (
     told_of_others,
 )
 from dflash_local.target.target import Target
-from mini_shapes import EXPERTS
 from pair_engine import open_target
 
 
@@ -149,15 +147,6 @@ def test_what_holds_of_other_requests(
     assert told in found.others
     assert found.lines()[-1] == found.others
     assert (found.differences, found.n_rows) == (measured.differences, measured.n_rows)
-
-
-def test_nothing_is_promised_of_a_mixture_by_the_rows_that_were_tried(tmp_path: Path) -> None:
-    """Its routers are in F32, and a row in ten thousand may go to another expert."""
-    measured = Exactness({32: {2: 0.0}}, {32: 16})
-    path, _ = write_pair(EXPERTS, "Q8_0", tmp_path)
-    with open_target(path, kv_type="q8_0", tapped_layers=()) as target:
-        assert "may change" in told_of_others(measured, target, exact=False).others
-        assert "nothing of a plain" in told_of_others(measured, target, exact=True).others
 
 
 @pytest.mark.slow
