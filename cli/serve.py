@@ -267,7 +267,7 @@ def _recorder(path: Path | None, say: Speaker) -> Recorder | None:
         return None
     from dflash_local.server.models.recorder import Recorder
 
-    recorder = Recorder(path)
+    recorder = Recorder(path, say)
     say(f"recording: the prompt of every request is added to {path}, which only this user can read")
     return recorder
 

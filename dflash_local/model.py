@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from dflash_local.chat.families import dialect_of
+from dflash_local.chat.quoting import quoted, tokenized
 from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
@@ -188,17 +189,16 @@ class Model:
         """Token ids of a conversation, rendered by the model's own chat template.
 
         `tools` are what the model may call, in OpenAI's shape. Without `begin_answer` the prompt
-        ends with the last message.
+        ends with the last message. Names of control tokens in messages and tools are text.
         """
         template = self.prepare_chat()
         variables = dict(chat_template_kwargs or {})
         if self.thinking is not None and "reasoning_effort" not in variables:
             variables.setdefault("enable_thinking", self.thinking)
         if tools is not None:
-            variables["tools"] = tools
-        text = template.render(messages, begin_answer, **variables)
-        # Templates write the first token themselves.
-        return self._vocabulary.tokenize(text, add_special=False, n_ctx=self.n_ctx)
+            variables["tools"] = quoted(tools, self._vocabulary)
+        text = template.render(quoted(messages, self._vocabulary), begin_answer, **variables)
+        return tokenized(text, self._vocabulary, self.n_ctx)
 
     def chat_sampling(self, chat_template_kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The defaults of sampling for a chat: makers of models advise different ones for answers

@@ -35,7 +35,8 @@ class Options(TypedDict, total=False):
     prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
     tokens into the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
-    too. None: from its own text alone.
+    too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
+    its own text alone, and reused from texts without an owner.
     """
 
     max_tokens: int | None

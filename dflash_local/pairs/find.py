@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
 
 from dflash_local import disk_cache
 from dflash_local.errors import FileError, InputError
@@ -362,8 +361,12 @@ def _names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("*.gguf")]
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
+def _is_terminal(stream: object) -> bool:
+    """A notebook or an editor may have put anything in the place of stderr, or nothing."""
+    try:
+        return bool(stream.isatty())  # type: ignore[attr-defined]
+    except (AttributeError, ValueError):  # ValueError: it is closed
+        return False
 
 
 def _check_access(model: Files, drafter: Drafter | None) -> None:

@@ -141,7 +141,9 @@ class _Trial:
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter = target, drafter
-        self.n_seq = target.options.n_seq
+        # As many sequences as there is room for, each with two rows.
+        most = min(target.n_ctx // (SHALLOW + 2), target.n_batch)
+        self.n_seq = min(target.options.n_seq, most)
         self.budget_s = budget_s()
         self.start = time.perf_counter()
         self.n_steps = 0
@@ -154,7 +156,8 @@ class _Trial:
         self.switches: list[float] = []
         self.injections: list[float] = []
         self.trees: dict[int, float] = {}
-        most = min(target.n_batch // self.n_seq, target.max_width)
+        room = min(target.n_batch, target.n_ctx - SHALLOW * self.n_seq)
+        most = min(room // self.n_seq, target.max_width)
         self.widths = [width for width in SIZES if width <= most]
 
     def run(self) -> Costs:
@@ -309,7 +312,8 @@ class _Trial:
         n_rows = _TREE_ROWS
         n = 2 * (self.warm_up + 2 * _TIMED)
         # A batch has room for as many rows as a sequence has branches.
-        is_possible = n_rows <= self.target.options.n_branches
+        room = min(self.target.options.n_branches, self.target.n_ctx - self.depth)
+        is_possible = n_rows <= room
         if not is_possible or not self._affords(n, n * self._guess(n_rows)):
             return
         usual = []

@@ -176,6 +176,16 @@ def test_loading_has_a_bar_and_lines_stay_above_it() -> None:
         assert nothing is None
 
 
+def test_the_name_of_a_file_changes_no_terminal() -> None:
+    """Nor is it taken for a style."""
+    console = terminal()
+    with progress.loading_progress(console, "\x1b]0;owned\x07[/red].gguf") as update:
+        assert update is not None
+        update(1.0)
+    assert "\x1b]0;" not in written(console) and "\x07" not in written(console)
+    assert "[/red].gguf" in written(console)
+
+
 def test_an_answer_that_was_hardly_drafted_says_why() -> None:
     off = "drafting is off: a draft alone costs 4.5 steps on this device"
     rare, often = Stats(drafting=off), Stats(drafting=off)

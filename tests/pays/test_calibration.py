@@ -286,6 +286,15 @@ def test_several_sequences(own_cache: Path, passes: list[int]) -> None:
     assert costs.draft_s(3, 0) > 0
 
 
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(("n_ctx", "n_seq"), [(16, 32), (256, 4)])
+def test_a_context_that_many_sequences_share(n_ctx: int, n_seq: int) -> None:
+    """Passes of all sequences are no wider than it has room."""
+    with open_target(n_ctx=n_ctx, n_seq=n_seq, n_branches=16 if n_seq == 4 else 1) as target:
+        costs = measure(target, fused_drafter(target), before=nothing)
+        assert costs.step_s(n_seq, 0) > 0
+
+
 @pytest.mark.usefixtures("own_cache", "short")
 @pytest.mark.parametrize("n_ctx", [24, 40, 100])
 def test_a_small_context(n_ctx: int) -> None:

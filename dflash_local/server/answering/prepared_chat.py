@@ -98,7 +98,7 @@ def prepare_chat(
     )
     thinking_open = model.thinking_open(prompt)
     dialect = model.dialect
-    bindings: dict[str, Any] = {"special": True} if dialect.special else {}
+    bindings: dict[str, Any] = {}
     if tools.required:
         bindings["lark"] = _forced_call(model, tools, thinking_open)
     elif schema is not None:
@@ -106,7 +106,7 @@ def prepare_chat(
         if tools.allowed:
             bindings = _call_or_answer(model, tools, thinking_open, bindings)
     if begun:
-        if bindings or thinking_open:
+        if bindings or thinking_open or dialect.opens_with_mark:
             raise ApiError(
                 400,
                 "an answer can be begun for the model only where it is free text without reasoning "
@@ -116,6 +116,8 @@ def prepare_chat(
             )
         vocabulary = model.target.vocabulary
         prompt += vocabulary.tokenize(begun, special=False, add_special=False, n_ctx=model.n_ctx)
+    if dialect.special:
+        bindings["special"] = True
     sampling = model.chat_sampling(variables)
     return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open)
 

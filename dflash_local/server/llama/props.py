@@ -36,6 +36,12 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     return {**_props(served.model), **shared}
 
 
+@router.get("/version", include_in_schema=False)
+async def version(request: Request) -> dict[str, str]:
+    """Of this server, in vLLM's form."""
+    return {"version": request.app.version}
+
+
 @router.get("/slots")
 async def slots(request: Request, model: str | None = None) -> list[dict[str, Any]]:
     """For each slot of a model whether it is busy, and how many tokens its caches hold; nothing

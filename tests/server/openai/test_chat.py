@@ -380,6 +380,14 @@ def test_flags_that_contradict_each_other(
     assert error["param"] == "continue_final_message" and words in error["message"]
 
 
+def test_one_message_alone_begins_an_answer(client: httpx.Client) -> None:
+    messages = [*user(QUESTION), BEGUN, BEGUN]
+    assert "both of the assistant" in refused(client, CHAT, messages=messages)["message"]
+    for flag in (True, False):
+        told = prompt_of(client, messages=messages, continue_final_message=flag)
+        assert told.count(BEGUN["content"]) == 2
+
+
 def test_only_free_text_can_be_begun(client: httpx.Client) -> None:
     bound = {"messages": [*user("a"), BEGUN], "response_format": {"type": "json_object"}}
     assert "free text" in refused(client, CHAT, **bound)["message"]

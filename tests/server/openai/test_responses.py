@@ -232,6 +232,7 @@ def test_logprobs_come_with_the_text(sdk: openai.OpenAI) -> None:
         ),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "a", "tools": [{"type": "function"}]}, "tools"),
+        ({"input": "a", "tools": [{"type": "mcp", "server_label": "a"}]}, "tools"),
         ({"input": "a", "tool_choice": "required"}, "tool_choice"),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text"),
     ],
