@@ -39,7 +39,8 @@ def doctor(pair: str | None, **values: Any) -> int:
     PAIR is what --target takes. Without it, that of --target is examined, or the shipped pair. It
     finds GPU and driver, and whether llama.cpp was built for them, plans the memory, loads the pair
     and asks it three built-in questions, with drafts and without. A target alone is asked, too. The
-    first line is the verdict; the facts below it name neither you nor your folders, so that they can be pasted into an issue.
+    first line is the verdict; the facts below it name neither you nor your folders, so that they
+    can be pasted into an issue.
 
     The exit code is 0 if all is well, 1 if something is wrong.
     """

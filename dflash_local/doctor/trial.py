@@ -1,5 +1,4 @@
-"""Tries a loaded model on three built-in prompts: plainly, and with a drafter in whole blocks and as
-it chooses."""
+"""Tries a loaded model on three built-in prompts: plainly, in whole blocks, and as it chooses."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _how(mean: float, low: float, high: float, variant: Variant, stats: Stats) -
         return f"drafting pays: {speed} ({way})"
     if high < 1:
         return f"drafting does not pay: {speed} ({way}, the fastest way that was measured)"
-    if 1 - _ALIKE <= low and high <= 1 + _ALIKE:
+    if low >= 1 - _ALIKE and high <= 1 + _ALIKE:
         return f"drafting neither gains nor costs anything: {speed} ({way})"
     return f"whether drafting pays differs between texts: {speed} in the middle ({way})"
 
