@@ -68,7 +68,7 @@ def chat(prompt: str | None, **values: Any) -> int:
     if text is None:
         from .chat_session import ChatSession
 
-        ChatSession(model, opening, arguments, template, values, say).run()
+        ChatSession(model, opening, template, values, say).run()
         return 0
     with model:
         messages = [*opening, {"role": "user", "content": text.rstrip("\r\n")}]

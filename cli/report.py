@@ -29,8 +29,9 @@ def summary(result: Result, max_tokens: int) -> str:
     if result.finish_reason == "cancelled":
         parts.append("stopped")
     if result.finish_reason == "length":
-        by = "--max-tokens" if len(result.tokens) >= max_tokens else "the end of the context"
-        parts.append(f"cut short by {by}")
+        is_limit = len(result.tokens) >= max_tokens
+        by = f"at {max_tokens} tokens (--max-tokens)" if is_limit else "by the end of the context"
+        parts.append(f"cut short {by}")
     line = ", ".join(parts)
     hardly = stats.drafted and stats.tokens_per_round < _HARDLY
     is_off = stats.drafting is not None and stats.drafting.startswith("drafting is off")

@@ -286,6 +286,7 @@ class Model:
         """The prompt of a chat, what reads its answer, and the options of the request."""
         offered, choice = given.pop("tools", None), given.pop("tool_choice", "auto")
         template = given.pop("chat_template_kwargs", None)
+        begun = given.pop("begun", None)
         options = cast(Options, given)
         asked = () if choice == "none" else offered or ()
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in asked]
@@ -301,7 +302,12 @@ class Model:
             options.setdefault(name, value)  # type: ignore[misc]
         if self.dialect.special:
             options["special"] = True
-        return prompt, ChatReader(self.dialect.parser(tools, thinking_open=thinking)), options
+        reader = ChatReader(self.dialect.parser(tools, thinking_open=thinking))
+        if begun is not None:
+            text, tokens = begun
+            reader.take(Chunk(text, []))
+            prompt += tokens
+        return prompt, reader, options
 
     def exactness(self) -> Exactness:
         """How much verifying differs from plain decoding on this machine, in some random rows, and
