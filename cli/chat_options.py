@@ -32,7 +32,11 @@ class ChatOptions:
 
     def lines(self, model: Model, answer_length: int) -> list[str]:
         """Each option and its value; those that were not set have what holds then."""
-        usual = {**model.sampling, "max_tokens": answer_length, "draft_width": model.draft_width}
+        usual = {
+            **model.chat_sampling(None),
+            "max_tokens": answer_length,
+            "draft_width": model.draft_width,
+        }
         rows = [(each.long_name, self._value(each, usual)) for each in _OPTIONS]
         width = max(len(name) for name, _ in rows) + 2
         return [f"{name:{width}s}{value}" for name, value in rows]

@@ -189,7 +189,7 @@ SAMPLING = (
         "--temperature",
         "temperature",
         type=number(0, 100),
-        show_default=USUAL.format(0),
+        show_default="what the model's makers advise, else 0.8 in chats and 0 in complete",
         help="Temperature; 0 always takes the most likely token.",
     ),
     Option(

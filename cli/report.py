@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _BAR = 40
 _HARDLY = 1.2
 """Tokens per round. Below it the user is told why an answer was hardly drafted."""
+_AGAINST_REPEATS = "a temperature of 0.8 or a repeat penalty of 1.1 helps most models"
 _BESIDE_BAR = 16
 """Columns of the histogram that are not for its bars."""
 
@@ -20,10 +21,13 @@ _BESIDE_BAR = 16
 def summary(result: Result, max_tokens: int) -> str:
     """One line: tokens, speed, tokens per round, time to first token, and what cut it short."""
     stats = result.stats
+    rate = f"{stats.tokens_per_round:.2f} tokens per round" if stats.drafted else "plain decoding"
+    if result.repeated and stats.drafted:
+        rate = "drafting is easy in a text that repeats itself"
     parts = [
         f"{len(result.tokens)} tokens",
         f"{stats.tokens_per_second:.1f} tokens/s",
-        f"{stats.tokens_per_round:.2f} tokens per round" if stats.drafted else "plain decoding",
+        rate,
         f"first token after {stats.ttft_s:.2f} s",
     ]
     if result.finish_reason == "cancelled":
@@ -33,6 +37,8 @@ def summary(result: Result, max_tokens: int) -> str:
         by = f"at {max_tokens} tokens (--max-tokens)" if is_limit else "by the end of the context"
         parts.append(f"cut short {by}")
     line = ", ".join(parts)
+    if result.repeated:
+        return f"{line}; the text repeats itself: {_AGAINST_REPEATS}"
     hardly = stats.drafted and stats.tokens_per_round < _HARDLY
     is_off = stats.drafting is not None and stats.drafting.startswith("drafting is off")
     return f"{line}; {stats.drafting}" if hardly and is_off else line

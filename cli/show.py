@@ -36,7 +36,7 @@ _ROWS = (  # as an entry of the registry has them
     "notes",
 )
 _UNKNOWN = {
-    "sampling": "not known",
+    "sampling": "not known, so chats take llama.cpp's",
     "thinking": "as its chat template does",
     "training_length": "not known: drafts look back at the whole context",
 }
@@ -103,6 +103,7 @@ def _model(files: Files, drafter: int) -> dict[str, Any]:
     from dflash_local.fit.options import LoadOptions
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama import runtime
+    from dflash_local.pairs.defaults import defaults_of
     from dflash_local.pairs.memory import planned_bytes, which_fit
 
     devices = runtime.devices()
@@ -113,6 +114,7 @@ def _model(files: Files, drafter: int) -> dict[str, Any]:
     fitting = which_fit(model, drafter, options, devices, sizes)
     memory = planned_bytes(model, options, devices)
     return {
+        "chats": dict(defaults_of(model, None).for_chats),
         "context": _CONTEXT,
         "memory": memory and memory + drafter,
         "drafter_bytes": drafter or None,
@@ -143,6 +145,7 @@ def _text(told: Mapping[str, Any]) -> str:
         beside = f" with its drafter of {gigabytes(drafter)}" if drafter else ""
         context = f"a context of {told['context']} tokens"
         lines += ["", f"{told['takes']}{beside} takes {need} at {context}"]
+        lines += [f"chats that do not say are sampled with {_value(told['chats'])}"]
         files = [
             (
                 each["name"],

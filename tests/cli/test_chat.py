@@ -484,6 +484,14 @@ def test_an_answer_that_was_cut_goes_on(
     assert edited[0]["content"] == f"{QUESTION} Please." and len(edited) == 2
 
 
+def test_a_text_that_repeats_itself_is_said_and_no_boast(tmp_path: Path) -> None:
+    grammar = tmp_path / "long.gbnf"
+    grammar.write_text('root ::= ("x = 1 "){900}')
+    asked = ("-n", "90", "--draft-width", "8", "--grammar-file", str(grammar))
+    told = run_here("chat", *asked, QUESTION).stderr
+    assert "repeats itself" in told and "tokens per round" not in told
+
+
 @pytest.mark.slow
 def test_another_model_goes_on_with_the_conversation(
     open_terminal: OpenTerminal, answer: str

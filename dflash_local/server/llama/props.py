@@ -5,14 +5,19 @@ They tell no path of this machine and nothing of a prompt.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 
+from dflash_local.errors import FileError
 from dflash_local.llama import runtime
 from dflash_local.model import Model
+from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.server.answering.api_answer import pool_of
-from dflash_local.server.answering.sampling_fields import DEFAULTS, usual_sampling
+from dflash_local.server.answering.sampling_fields import usual_sampling
+from dflash_local.server.models.source import ModelSource
 
 router = APIRouter()
 
@@ -32,7 +37,8 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
         "build_info": build,
     }
     if served.model is None:
-        return {"default_generation_settings": {"params": DEFAULTS}, **shared}
+        params = await asyncio.to_thread(_params, served.source)
+        return {"default_generation_settings": {"params": params}, **shared}
     return {**_props(served.model), **shared}
 
 
@@ -54,6 +60,14 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
         }
         for slot in status.slots
     ]
+
+
+def _params(source: ModelSource) -> Mapping[str, float]:
+    """The sampling of a model that is not loaded."""
+    try:
+        return source.defaults.for_chats
+    except (FileError, OSError):  # the first request will be told
+        return CHAT_SAMPLING
 
 
 def _props(model: Model) -> dict[str, Any]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from dflash_local.errors import InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan
+from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
 from dflash_local.loading import Progress, load
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
+from dflash_local.pairs.defaults import Defaults, defaults_of
 from dflash_local.server.models.recorder import Recorder
 
 
@@ -68,6 +71,13 @@ class ModelSource:
             model.close()
             raise
         return model
+
+    @cached_property
+    def defaults(self) -> Defaults:
+        """How requests are answered that do not say; known before it is loaded. Raises FileError,
+        OSError."""
+        draft = GgufFile.open(self.draft) if self.draft else None
+        return defaults_of(GgufFile.open(self.target), draft, self.thinking)
 
     def open(self) -> Pair:
         """Its files, checked. Raises FileError, PairError."""

@@ -24,7 +24,6 @@ const TINY = {
     "Write a Python function `flatten`. Flatten a list of lists into a single list.",
   ],
   hint: "This tiny model writes Python functions, and not always good ones. Try one:",
-  usual: { temperature: 0, max_tokens: 256 },
 };
 
 /** The choices of "When to draft". */
@@ -72,7 +71,7 @@ async function learn() {
   const tiny = TINY.file.test(props?.model_path ?? models.chosen.id);
   state.isKnown = Boolean(props);
   state.maxWidth = props?.max_draft_width ?? 0;
-  settings.showUsual(served?.params, tiny ? TINY.usual : {});
+  settings.showUsual(served?.params);
   at("widths").disabled = !served?.speculative;
   showServedWidth(props?.draft_width);
   if (!props) tell("this model is loaded with the first message to it");

@@ -9,7 +9,6 @@ export class Settings {
   constructor(fields) {
     this.system = fields.querySelector("textarea");
     this.inputs = [...fields.querySelectorAll("input[type=number]")];
-    this.usual = {};
     const values = read(KEPT) ?? {};
     for (const field of [this.system, ...this.inputs]) {
       field.value = values[field.name] ?? "";
@@ -18,11 +17,10 @@ export class Settings {
     }
   }
 
-  /** Show what holds where the user has set nothing; `own` of it is the page's, not the server's. */
-  showUsual(params = {}, own = {}) {
-    this.usual = own;
+  /** Show what holds where the user has set nothing. */
+  showUsual(params = {}) {
     for (const input of this.inputs)
-      input.placeholder = own[input.name] ?? params[input.name] ?? input.dataset.usual ?? "";
+      input.placeholder = params[input.name] ?? input.dataset.usual ?? "";
   }
 
   /** The fields of a request. */
@@ -35,7 +33,7 @@ export class Settings {
       const whole = input.step === "1" ? Math.round(value) : value;
       return [[input.name, Math.min(Math.max(whole, least), most)]];
     });
-    return { ...this.usual, ...Object.fromEntries(set) };
+    return Object.fromEntries(set);
   }
 
   /** The messages that come before all others. */
