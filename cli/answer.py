@@ -84,7 +84,10 @@ def write_answer(
                     continue
                 begin()
                 if thinking and not is_thought:
-                    write_stdout("\n\n")
+                    if view is not None:
+                        view.end_thought()
+                    else:
+                        write_stdout("\n\n")
                 written, thinking = new, is_thought
                 say.in_line = not written.endswith("\n")
                 if view is not None:
