@@ -133,6 +133,13 @@ PARALLEL = Option(
     help="Requests that a model answers at once; they share its context. One with --exact.",
 )
 
+STRICT = Option(
+    "--strict",
+    is_flag=True,
+    help="Refuse requests with unknown fields, or for a model of another name; without it the log "
+    "tells of each once.",
+)
+
 SERVING = (
     PARALLEL,
     Option(
@@ -197,7 +204,7 @@ SECTIONS = {
     "Several models": SEVERAL,
     "Address": LISTENING,
     "Access": ACCESS,
-    "Requests": SERVING,
+    "Requests": (*SERVING, STRICT),
     "Cache": CACHE,
     "Recording": (RECORD,),
     "Machine": LOADING,
@@ -322,7 +329,7 @@ def _load_options(values: Mapping[str, Any]) -> LoadOptions:
 def _settings(values: Mapping[str, Any], say: Speaker) -> ServerSettings:
     from dflash_local.server.http.settings import ServerSettings
 
-    given = values_of((*LISTENING, *ACCESS), values)
+    given = values_of((*LISTENING, *ACCESS, STRICT), values)
     keys = list(given.pop("api_keys"))
     path = given.pop("api_key_file", None)
     if path is not None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from dflash_local.model import Model
 from dflash_local.pairs.defaults import CHAT_SAMPLING
@@ -66,10 +74,13 @@ class SamplingFields(BaseModel):
 
     `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`. This
     project's own `draft_width` is the verify width: the tokens that a verify pass checks, 0 for
-    plain decoding, "auto" for what pays best; by default the server's. Unknown fields are ignored;
-    what other servers know and this one lacks is refused where it is switched on, so that nobody
-    waits for the effect of a setting that has none.
+    plain decoding, "auto" for what pays best; by default the server's. Unknown fields are told
+    in the log and ignored, or refused with --strict; what other servers know and this one lacks is
+    refused where it is switched on, so that nobody waits for the effect of a setting that has none.
     """
+
+    model_config = ConfigDict(extra="allow")
+    """Unknown fields are kept, to be told of."""
 
     temperature: bounds.Temperature | None = None
     top_p: _TopP | None = None

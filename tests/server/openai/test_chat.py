@@ -14,6 +14,7 @@ from dflash_local.engine.engine import Engine
 from gap_rule import equal_by_gap_rule, joint_noise
 from openai_api import CHAT, QUESTION, SAMPLER, ask, post, refused, streamed, user
 from pair_engine import open_engine
+from server_process import ServerProcess
 
 
 def content(answer: dict[str, Any], index: int = 0) -> str:
@@ -136,6 +137,15 @@ def test_several_choices_count_on_from_the_seed(client: httpx.Client, model: Mod
     assert [content(together, i) for i in range(3)] == alone
     assert [choice["index"] for choice in together["choices"]] == [0, 1, 2]
     assert len(set(alone)) > 1
+
+
+def test_tools_that_the_template_leaves_out_are_told(
+    client: httpx.Client, server: ServerProcess
+) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    assert "left out" in ask(client, max_tokens=1, tools=tools)["warning"]
+    assert "warning" not in ask(client, max_tokens=1)
+    server.wait_for("warning: .*the tools of this request were left out")
 
 
 @pytest.mark.slow
