@@ -42,6 +42,15 @@ Messages typed in a conversation are kept in
 """
 
 
+def _empty(prompt: str | None, target: str | None) -> str:
+    if prompt not in (None, "-"):
+        return "the prompt is empty: give PROMPT some text."
+    only = f"; `dflash-local pull {target}` only fetches the model" if target else ""
+    return (
+        f"standard input is empty, so there is no prompt: give PROMPT, or a terminal to chat{only}."
+    )
+
+
 @click.command(cls=SectionedCommand, sections=SECTIONS, epilog=EPILOG)
 @click.argument("prompt", type=utf8_text, required=False)
 def chat(prompt: str | None, **values: Any) -> int:
@@ -58,7 +67,7 @@ def chat(prompt: str | None, **values: Any) -> int:
     if text is None and values["as_json"]:
         raise click.UsageError("--json answers one prompt: give PROMPT, or - for standard input.")
     if text is not None and not text.strip():
-        raise click.UsageError("the prompt is empty: give PROMPT some text.")
+        raise click.UsageError(_empty(prompt, values["target"]))
     arguments = generation_arguments(values)
     template = dict(values["chat_template_kwargs"] or {})
     system = values["system"]

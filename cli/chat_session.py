@@ -18,6 +18,7 @@ from .answer import write_answer
 from .chat_options import ChatOptions, option_names
 from .line_editor import LineEditor
 from .loading import chosen_files, load_model
+from .options import in_options
 from .report import stats_page, summary
 from .request import answer_limit
 from .terminal import Speaker
@@ -130,7 +131,7 @@ class ChatSession:
                 raise InputError(_no_command(name, rest))
             action(rest)
         except DflashError as error:
-            self._say.write(f"error: {error}")
+            self._say.write(f"error: {in_options(str(error))}")
         except OSError as error:
             self._say.write(f"error: {error.filename}: {error.strerror}")
 
@@ -151,7 +152,7 @@ class ChatSession:
             )
             result = write_answer(model, ask, n_prompt, self._say, is_chat=True, ends_line=True)
         except InputError as error:
-            self._say.write(f"error: {error} /clear starts a new conversation.")
+            self._say.write(f"error: {in_options(str(error))} /clear starts a new conversation.")
             return
         self.messages = [*asked, result.message]
         self.last = result
@@ -246,7 +247,7 @@ class ChatSession:
             try:
                 self._model = load_model(values, self._say)
             except (DflashError, OSError) as error:
-                self._say.write(f"error: {error}")
+                self._say.write(f"error: {in_options(str(error))}")
                 self._model = load_model(self._values, self._say)
             else:
                 self._values = values

@@ -6,6 +6,7 @@ a command can pass the values of a section on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,25 @@ class SectionedCommand(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
 
+_FLAGS = {
+    "flash_attn=False": "--no-flash-attn",
+    "flash_attn": "--flash-attn",
+    "n_seq": "--parallel",
+}
+
+
+def in_options(text: str) -> str:
+    """The text of an error, with the names of options in place of those of Python's arguments."""
+    names = {
+        option.name: f"--{option.long_name}"
+        for option in (*LOADING, *SAMPLING, DRAFT_WIDTH)
+        if option.name and "_" in option.name
+    }
+    for name, flag in (_FLAGS | names).items():
+        text = re.sub(rf"(?<![\w.`-]){re.escape(name)}\b", flag, text)
+    return text
+
+
 def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of one section, without the options whose default is the library's."""
     names = [option.name for option in section if option.name is not None]
@@ -96,7 +116,7 @@ DRAFT = Option(
     show_default="the name's own, or a dflash-*.gguf beside the model",
     help="Its DFlash drafter: a GGUF file, a folder, or a hub repository. Without one, what the "
     "text repeats is drafted as copies, where that costs nothing; the word copies in its place "
-    "asks for them also where they take memory.",
+    "asks for them also where they take memory, the word none for no drafter at all.",
 )
 
 FILES = (TARGET, DRAFT)

@@ -14,7 +14,7 @@ from dflash_local.server.models.keep_alive import DEFAULT_S
 from dflash_local.text_file import read_text
 
 from . import interrupt
-from .loading import check_files, chosen_files
+from .loading import check_files, chosen_files, tell_missing_drafter
 from .models_file import NamedModel, check_names, named_model, read_models
 from .options import (
     DRAFT_WIDTH,
@@ -243,6 +243,7 @@ def serve(**values: Any) -> int:
         if single:
             with interrupt.ending():
                 pool.adopt(single.load())
+            tell_missing_drafter(single.draft, say)
         return lifecycle.serve(pool, settings, bound, say)
 
 

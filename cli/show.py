@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dflash_local.pairs.find import Files
 
 _CONTEXT = 8192
+INCOMPLETE = 1
 _ROWS = (  # as an entry of the registry has them
     "name",
     "aliases",
@@ -44,12 +45,12 @@ _UNKNOWN = {
 
 @click.command(cls=SectionedCommand, sections={"Output": (JSON,)})
 @click.argument("model")
-def show(model: str, as_json: bool) -> None:
+def show(model: str, as_json: bool) -> int:
     """Show what is known of MODEL, and which quantisation fits.
 
     That is its target, its drafter, and the defaults of requests to it. The hub is asked for sizes;
     of the model's file a few megabytes are read, to plan the memory. Without a network it shows
-    what is on this disk.
+    what is on this disk; the exit code is 1 where that leaves sizes and memory unknown.
     """
     from dflash_local.errors import InputError
     from dflash_local.pairs import registry
@@ -77,6 +78,7 @@ def show(model: str, as_json: bool) -> None:
         write_stdout(json.dumps(told) + "\n")
     else:
         write_report(_text(told))
+    return INCOMPLETE if "unknown" in told else 0
 
 
 def _facts(entry: Entry) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dflash_local.errors import (
     GrammarError,
     InputError,
     PairError,
+    PromptTooLongError,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ __all__ = [
     "Model",
     "Options",
     "PairError",
+    "PromptTooLongError",
     "Result",
     "Stats",
     "Target",

@@ -67,11 +67,13 @@ def read_address(given: str | os.PathLike[str]) -> Address:
             file if file and file.endswith(".gguf") else None,
             None if match["revision"] == "main" else match["revision"],
         )
+    if os.path.isdir(text):
+        raise FileError(f"{text}: this folder holds no GGUF model")
     near = registry.near(text)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = f"did you mean {' or '.join(near)}?" if near else "`dflash-local list` has the names"
     raise InputError(
-        f"{text[:100]!r}: no file, no name of `dflash-local list`, and no repository of the hub "
-        f"such as Qwen/Qwen3-8B-GGUF{hint}"
+        f"{text[:100]!r} is no file here, no name of a model, and no repository of the hub such as "
+        f"Qwen/Qwen3-8B-GGUF; {hint}"
     )
 
 

@@ -213,11 +213,49 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
     assert marked == greedy["stats"]["prompt_tokens"] + 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "nosuchmodel", "Hello"), "`dflash-local list` has the names"),
+        (("run", "qwen3-8b"), "standard input is empty, so there is no prompt"),
+        (("run", "qwen3-8b"), "`dflash-local pull qwen3-8b` only fetches"),
+        (("chat", "--n-cpu-moe", "3", "Hello"), "Did you mean '--gpu-layers'?"),
+        (("serve", "--host", "nota.host.invalid"), "is no address of this machine"),
+        (("config", "--edit"), "needs a terminal"),
+    ],
+)
+def test_an_error_names_its_cause_and_the_next_step(arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused(*arguments, environment={"EDITOR": "", "VISUAL": ""})
+
+
+def test_an_error_names_options_as_the_command_has_them() -> None:
+    done = run_here("complete", "--ctx", "64", "--draft-width", "99", PROMPT)
+    assert "error: --draft-width is 99" in done.stderr and done.returncode == 2
+
+
+def test_a_bad_file_has_its_error_alone(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF\x03\0\0\0" + b"\x01" + b"\0" * 15 + b"\xff" * 40)
+    told = refused("chat", "--target", str(bad), "Hello")
+    assert "header is damaged" in told
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has none")
+def test_a_full_disk_is_named() -> None:
+    done = subprocess.run(f"'{COMMAND}' list > /dev/full", shell=True, capture_output=True)
+    assert b"standard output: No space left" in done.stderr and done.returncode == 2
+
+
+def test_none_is_no_drafter(greedy: dict[str, Any]) -> None:
+    done = run_here("complete", "--target", TARGET, "--draft", "none", "-n", "8", "--json", PROMPT)
+    assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
+
+
 def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
     plain = ("--target", TARGET, "--draft-width", "0")
     done = run_here("complete", "--json", *plain, "-n", "16", PROMPT)
     answer = json.loads(done.stdout)
-    assert "no --draft" in done.stderr
+    assert "without a drafter" in done.stderr
     assert answer["tokens"] == greedy["tokens"][:16]
     assert answer["stats"]["drafted"] == 0 and answer["exactness"] is None
 
@@ -226,7 +264,7 @@ def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
 def test_copies_without_a_drafter(greedy: dict[str, Any], more: tuple[str, ...]) -> None:
     done = run_here("complete", "--json", "--target", TARGET, *more, "-n", "16", PROMPT)
     answer = json.loads(done.stdout)
-    assert ("no --draft" in done.stderr) == (not more)
+    assert ("without a drafter" in done.stderr) == (not more)
     assert answer["tokens"] == greedy["tokens"][:16]
     stats = answer["stats"]
     assert stats["copied"] == stats["drafted"]

@@ -67,7 +67,7 @@ def test_a_template_of_another_family_is_seen(tmp_path: Path) -> None:
 
 def test_a_target_alone_is_told_so() -> None:
     done = run_here("doctor", str(demo.pair()[0]))
-    assert done.stderr.count("no --draft") == 1
+    assert done.stderr.count("without a drafter") == 1
     assert done.returncode == 0 and "--draft" in done.stdout.splitlines()[0]
 
 

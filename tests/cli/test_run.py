@@ -251,7 +251,7 @@ def test_pull_fetches_what_is_newer(empty: User) -> None:
 
 def test_nothing_is_fetched_that_does_not_fit(empty: User) -> None:
     line = empty.refused("run", NAME, "--ctx", "16000000", "Hello")
-    assert "was not fetched" in line and "n_ctx 16000000" in line
+    assert "was not fetched" in line and "--ctx 16000000" in line
     assert storage(empty) < TARGET.stat().st_size / 2  # the header
 
 
