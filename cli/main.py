@@ -154,11 +154,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (click.exceptions.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption):
-            error = _look_closer(error)
         context = getattr(error, "ctx", None)
         asked = f" (see {context.command_path} -h)" if context is not None else ""
-        return _fail(error.format_message() + _origin(error) + asked, BAD_INPUT)
+        text = _unknown(error) if isinstance(error, click.NoSuchOption) else error.format_message()
+        return _fail(text + _origin(error) + asked, BAD_INPUT)
     except BrokenPipeError:
         # The reader has gone. Python flushes once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -171,12 +170,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(in_options(str(error)) or type(error).__name__, FAILED)
 
 
-def _look_closer(error: click.NoSuchOption) -> click.NoSuchOption:
+def _unknown(error: click.NoSuchOption) -> str:
     """Suggest what is nearly the same, and for llama.cpp's names what does their work here."""
     name = error.option_name
     near = difflib.get_close_matches(name, error.possibilities or (), 2, 0.8)
     known = [_LLAMA_CPP[name]] if name in _LLAMA_CPP else near
-    return click.NoSuchOption(name, possibilities=known, ctx=error.ctx)
+    hint = f" Did you mean {' or '.join(known)}?" if known else ""
+    return f"No such option {name}.{hint}"
 
 
 def _told(error: OSError) -> str:

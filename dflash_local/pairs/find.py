@@ -122,8 +122,8 @@ def find_pair(
     this one and won. For a target's file alone it is the last one that was tuned and won;
     "copies" and "none" ask for none. What is on this disk is used without asking the hub, unless
     `newest` is set. Before anything is fetched, the room on the disk is checked, and the memory if
-    `options` say how the pair is to be loaded. `say` gets a line for each step; with `bars`, a terminal shows
-    how far each file has come, its rate and the time left.
+    `options` say how the pair is to be loaded. `say` gets a line for each step; with `bars`, a
+    terminal shows how far each file has come, its rate and the time left.
 
     Raises InputError, FileError: nothing of that name, no access, no network, no room, or a drafter
     that cannot be converted.

@@ -219,7 +219,7 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
         (("run", "nosuchmodel", "Hello"), "`dflash-local list` has the names"),
         (("run", "qwen3-8b"), "standard input is empty, so there is no prompt"),
         (("run", "qwen3-8b"), "`dflash-local pull qwen3-8b` only fetches"),
-        (("chat", "--n-cpu-moe", "3", "Hello"), "Did you mean '--gpu-layers'?"),
+        (("chat", "--n-cpu-moe", "3", "Hello"), "Did you mean --gpu-layers?"),
         (("serve", "--host", "nota.host.invalid"), "is no address of this machine"),
         (("config", "--edit"), "needs a terminal"),
     ],
