@@ -286,7 +286,11 @@ def _single(values: Mapping[str, Any], say: Speaker, recorder: Recorder | None) 
 
     target, draft = chosen_files(values, say, _load_options(values))
     given = read_address(values["target"]) if values["target"] else target
-    name = values["alias"] or (str(given) if isinstance(given, NamedPair) else target.stem)
+    if isinstance(given, Path) and given != Path(values["target"] or target).expanduser():
+        usual = str(values["target"])  # another program's name for it
+    else:
+        usual = str(given) if isinstance(given, NamedPair) else target.stem
+    name = values["alias"] or usual
     return _source(NamedModel(name, target, draft), values, say, recorder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,7 +62,7 @@ def show(model: str, as_json: bool) -> int:
     entry = address.entry if isinstance(address, NamedPair) else None
     if isinstance(address, HubAddress):
         entry = registry.of_target(address.repo)
-    told: dict[str, Any] = _facts(entry) if entry else {"name": str(address)}
+    told: dict[str, Any] = _facts(entry) if entry else {"name": model}
     try:
         files = find_target(address, newest=True)
     except InputError as error:
@@ -112,7 +113,7 @@ def _model(files: Files, drafter: int) -> dict[str, Any]:
     sizes = files.sizes()
     model = files.remote() if files.missing() else GgufFile.open(files.path())
     options = LoadOptions(n_ctx=_CONTEXT)
-    sizes = sizes or {files.key: model.n_bytes}
+    sizes = sizes or {Path(files.key).name: model.n_bytes}
     fitting = which_fit(model, drafter, options, devices, sizes)
     memory = planned_bytes(model, options, devices)
     return {
@@ -120,7 +121,7 @@ def _model(files: Files, drafter: int) -> dict[str, Any]:
         "context": _CONTEXT,
         "memory": memory and memory + drafter,
         "drafter_bytes": drafter or None,
-        "takes": files.quant() or files.key,
+        "takes": files.quant() or Path(files.key).name,
         "quantisations": [
             {
                 "name": name,

@@ -10,6 +10,7 @@ from pathlib import Path
 from dflash_local.errors import FileError, InputError
 from dflash_local.pairs import registry
 from dflash_local.pairs.entry import Entry
+from dflash_local.pairs.stores import stored
 
 _REPO = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB = re.compile(
@@ -48,7 +49,8 @@ Address = Path | NamedPair | HubAddress
 
 def read_address(given: str | os.PathLike[str]) -> Address:
     """What `given` means. A file or folder that is there comes first, then the registry's names,
-    then the hub. Raises InputError for what is none of these."""
+    then those of models that ollama or LM Studio have here, then the hub. Raises InputError for
+    what is none of these."""
     text = os.fspath(given)
     path = _existing(text)
     if path is not None:
@@ -58,6 +60,9 @@ def read_address(given: str | os.PathLike[str]) -> Address:
     found = registry.named(text)
     if found is not None:
         return NamedPair(*found)
+    held = stored(text)
+    if held is not None:
+        return held
     match = _HUB.fullmatch(text)
     if match:
         file = match["file"]
