@@ -16,6 +16,7 @@ from .options import (
     REPORTING,
     SAMPLING,
     USUAL,
+    WORDS,
     SectionedCommand,
     generation_arguments,
     max_tokens,
@@ -35,7 +36,15 @@ SECTIONS = {
 }
 
 
+USUAL_OPTIONS = (
+    *("target", "draft", "system", "thinking", "max_tokens", "temperature", "seed"),
+    *("draft_width", "n_ctx", "n_gpu_layers", "compare", "as_json", "quiet"),
+)
+"""Those that people set; -h shows no others."""
+
 EPILOG = f"""\
+{WORDS}
+
 \b
 Messages typed in a conversation are kept in
   {tilde(history_file())}
@@ -51,7 +60,7 @@ def _empty(prompt: str | None, target: str | None) -> str:
     )
 
 
-@click.command(cls=SectionedCommand, sections=SECTIONS, epilog=EPILOG)
+@click.command(cls=SectionedCommand, sections=SECTIONS, usual=USUAL_OPTIONS, epilog=EPILOG)
 @click.argument("prompt", type=utf8_text, required=False)
 def chat(prompt: str | None, **values: Any) -> int:
     """Answer PROMPT, or hold a conversation.

@@ -18,7 +18,7 @@ from .answer import write_answer
 from .chat_options import ChatOptions, option_names
 from .line_editor import LineEditor
 from .loading import chosen_files, load_model
-from .options import in_options
+from .options import WORDS, in_options
 from .report import stats_page, summary
 from .request import answer_limit
 from .terminal import Speaker
@@ -168,7 +168,14 @@ class ChatSession:
     def _help(self, _: str) -> None:
         width = max(map(len, COMMANDS)) + 2
         lines = [f"{name:{width}s}{text}" for name, text in COMMANDS.items()]
-        self._show([*lines, *KEYS, f"Messages are kept in {tilde(history_file())}"])
+        self._show(
+            [
+                *lines,
+                *KEYS,
+                " ".join(WORDS.split()),
+                f"Messages are kept in {tilde(history_file())}",
+            ]
+        )
 
     def _clear(self, _: str) -> None:
         self.messages = list(self._opening)

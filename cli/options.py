@@ -49,24 +49,68 @@ class Option(click.Option):
         return f"--{self.long_name}"
 
 
+WORDS = """\
+Drafts are tokens that a drafter proposes, or copies of what the text has already. A round is one
+pass of the model: it keeps the drafts that it would have written itself, and adds one token of its
+own. The width is how many tokens a round checks."""
+_ALL = "--help-all"
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 class SectionedCommand(click.Command):
-    """A command whose help lists its options by section."""
+    """A command whose help lists its options by section. If `usual` names options, -h shows these
+    alone, and --help-all all of them, with their environment variables."""
 
     def __init__(
-        self, *args: Any, sections: Mapping[str, Sequence[click.Option]], **attributes: Any
+        self,
+        *args: Any,
+        sections: Mapping[str, Sequence[click.Option]],
+        usual: Sequence[str] = (),
+        **attributes: Any,
     ) -> None:
         super().__init__(*args, **attributes)
         self.sections = sections
+        self.usual = frozenset(usual)
         for options in sections.values():
             self.params.extend(options)
+        if usual:
+            text = "Show all options, with their environment variables."
+            show = {"is_flag": True, "is_eager": True, "expose_value": False, "help": text}
+            self.all_option = click.Option([_ALL], callback=_show_all, **show)
+            self.params.append(self.all_option)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         help_option = self.get_help_option(ctx)
-        sections = {**self.sections, "Help": [help_option] if help_option else []}
-        for heading, options in sections.items():
-            records = [option.get_help_record(ctx) for option in options]
+        helps = [
+            *([help_option] if help_option else []),
+            *([self.all_option] if self.usual else []),
+        ]
+        is_short = bool(self.usual) and _ALL not in ctx.meta
+        for heading, options in {**self.sections, "Help": helps}.items():
+            shown = [each for each in options if not is_short or self._is_usual(each, helps)]
+            records = [self._record(each, ctx, is_short) for each in shown]
+            if not any(records):
+                continue
             with formatter.section(heading):
                 formatter.write_dl([record for record in records if record is not None])
+
+    def _is_usual(self, option: click.Option, helps: Sequence[click.Option]) -> bool:
+        return option in helps or option.name in self.usual
+
+    def _record(
+        self, option: click.Option, ctx: click.Context, is_short: bool
+    ) -> tuple[str, str] | None:
+        shows, option.show_envvar = option.show_envvar, option.show_envvar and not is_short
+        try:
+            return option.get_help_record(ctx)
+        finally:
+            option.show_envvar = shows
 
 
 _FLAGS = {

@@ -110,13 +110,13 @@ def _stats_lines(result: Result) -> list[str]:
         )
     if stats.copied:
         lines.append(
-            f"copies   {stats.copied_accepted} of these accepted of {stats.copied} that only the "
-            "text proposed"
+            f"copies   of these, {stats.copied} were copied from the text, and "
+            f"{stats.copied_accepted} of the copies accepted"
         )
     if stats.tree_rounds:
         lines.append(f"trees    {drafts_text(stats)}")
     if stats.drafting:
-        lines.append(f"width    {stats.drafting}")
+        lines.append(f"choice   {stats.drafting}")
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in stats.shares.items())
     lines.append(f"time     {shares}")
     return lines

@@ -37,6 +37,11 @@ _ROWS = (  # as an entry of the registry has them
     "training_length",
     "notes",
 )
+_NAMES = {
+    "thinking": "thinks by default",
+    "thinking_sampling": "sampling if it thinks",
+    "no_thinking_sampling": "sampling if not",
+}
 _UNKNOWN = {
     "sampling": "not known, so chats take llama.cpp's",
     "thinking": "as its chat template does",
@@ -137,7 +142,7 @@ def _model(files: Files, drafter: int) -> dict[str, Any]:
 def _text(told: Mapping[str, Any]) -> str:
     known = [name for name in _ROWS if name in told]
     values = ((name, _value(told[name]) or _UNKNOWN.get(name)) for name in known)
-    rows = [(name.replace("_", " "), value) for name, value in values if value]
+    rows = [(_NAMES.get(name, name.replace("_", " ")), value) for name, value in values if value]
     lines = [table(rows)]
     if "unknown" in told:
         lines += ["", told["unknown"]]

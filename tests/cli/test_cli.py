@@ -63,12 +63,22 @@ def test_both_help_options_tell_the_same(command: tuple[str, ...]) -> None:
     ids=lambda command: command.name,
 )
 def test_help_names_a_variable_for_every_option(command: SectionedCommand) -> None:
-    text = " ".join(run_here(str(command.name), "-h").stdout.split())
+    asked = "--help-all" if command.usual else "-h"
+    text = " ".join(run_here(str(command.name), asked).stdout.split())
     for option in (option for section in command.sections.values() for option in section):
         long = next(name for name in option.opts if name.startswith("--"))
         variable = f"DFLASH_LOCAL_{long.strip('-').replace('-', '_').upper()}"
         assert option.envvar == variable
         assert f"env var: {variable}" in text
+
+
+@pytest.mark.parametrize("command", ["chat", "run", "complete"])
+def test_help_shows_what_people_set_and_explains_its_words(command: str) -> None:
+    text = run_here(command, "-h").stdout
+    assert len(text.splitlines()) < 80 and "env var" not in text
+    assert "--temp" in text and "--kv-type" not in text
+    assert "A round is one pass of the model" in " ".join(text.split())
+    assert "--kv-type" in run_here(command, "--help-all").stdout
 
 
 def test_help_comes_without_a_command_too() -> None:
