@@ -81,8 +81,8 @@ class SectionedCommand(click.Command):
             self.params.extend(options)
         if usual:
             text = "Show all options, with their environment variables."
-            show = {"is_flag": True, "is_eager": True, "expose_value": False, "help": text}
-            self.all_option = click.Option([_ALL], callback=_show_all, **show)
+            show: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+            self.all_option = click.Option([_ALL], callback=_show_all, help=text, **show)
             self.params.append(self.all_option)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -34,7 +34,8 @@ a screen with one sentence. OpenAI's defaults (temperature 1, top_p 1) draw from
 vocabulary: from a small quantised model a misplaced token every few sentences."""
 
 _SHIPPED: Mapping[str, float] = {"temperature": 0.0}
-"""Of the shipped pair, which writes only code."""
+_SHIPPED_LENGTH = 256
+"""Of the shipped pair, which writes only short functions, and does not always find their end."""
 
 _SOURCE = "dflash_local.source"
 """The key by which the converter says where a drafter comes from."""
@@ -84,7 +85,8 @@ def defaults_of(target: GgufFile, draft: GgufFile | None, thinking: bool | None 
         thinking = pair.thinking
     advised = _in_file(target)
     if known is None:
-        return Defaults(advised, {}, thinking, None, is_given)
+        length = _SHIPPED_LENGTH if _is_shipped(target) else None
+        return Defaults(advised, {}, thinking, length, is_given)
     sampling = {each: dict(known.sampling_for(each) or advised) for each in (None, True, False)}
     by_thinking = {each: sampling[each] for each in (True, False)}
     return Defaults(sampling[thinking], by_thinking, thinking, known.answer_length, is_given)
@@ -112,5 +114,8 @@ def _in_file(target: GgufFile) -> dict[str, float]:
         for name, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    is_shipped = target.path.name == demo.pair()[0].name
-    return dict(_SHIPPED) if is_shipped and not advised else advised
+    return dict(_SHIPPED) if _is_shipped(target) and not advised else advised
+
+
+def _is_shipped(target: GgufFile) -> bool:
+    return target.path.name == demo.pair()[0].name

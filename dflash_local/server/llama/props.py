@@ -63,9 +63,9 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
 
 
 def _params(source: ModelSource) -> Mapping[str, float]:
-    """The sampling of a model that is not loaded."""
+    """The defaults of a model that is not loaded."""
     try:
-        return source.defaults.for_chats
+        return {**source.defaults.for_chats, "n_predict": source.defaults.answer_length or -1}
     except (FileError, OSError):  # the first request will be told
         return CHAT_SAMPLING
 
@@ -76,7 +76,7 @@ def _props(model: Model) -> dict[str, Any]:
         "default_generation_settings": {
             "n_ctx": model.n_ctx,
             "speculative": model.drafter is not None,
-            "params": usual_sampling(model),
+            "params": {**usual_sampling(model), "n_predict": model.answer_length or -1},
         },
         "draft_width": model.draft_width,
         "max_draft_width": model.engine.max_width,

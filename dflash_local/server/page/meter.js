@@ -61,11 +61,14 @@ export class Meter {
   }
 
   show(tally) {
-    const { speed, length, share, rounds, reason, warning } = this.elements;
+    const { speed, length, share, rounds, reason, warning, drafting } = this.elements;
+    drafting.classList.toggle("measured", tally.rounds.length > 0);
     speed.textContent = tally.speed ? tally.speed.toFixed(0) : "–";
     length.textContent = tally.length ? tally.length.toFixed(1) : "–";
     share.textContent = tally.tokens ? `${Math.round(100 * tally.share)}%` : "–";
-    reason.textContent = tally.drafting ?? tally.choice;
+    // Of its own forecast only whether it drafts: the figures above are what came.
+    const isOn = tally.drafting?.startsWith("drafting is on");
+    reason.textContent = isOn ? "drafting is on" : (tally.drafting ?? tally.choice);
     warning.textContent = tally.warning ?? "";
     warning.hidden = !tally.warning;
     const latest = tally.rounds.slice(-MOST_BARS);

@@ -9,6 +9,7 @@ export class Settings {
   constructor(fields) {
     this.system = fields.querySelector("textarea");
     this.inputs = [...fields.querySelectorAll("input[type=number]")];
+    this.usual = {};
     const values = read(KEPT) ?? {};
     for (const field of [this.system, ...this.inputs]) {
       field.value = values[field.name] ?? "";
@@ -18,7 +19,10 @@ export class Settings {
   }
 
   /** Show what holds where the user has set nothing. */
-  showUsual(params = {}) {
+  showUsual({ n_predict, ...params } = {}) {
+    // Servers go on without a limit: the length that the model's makers advise is the page's to send.
+    this.usual = n_predict > 0 ? { max_tokens: n_predict } : {};
+    params = { ...params, ...this.usual };
     for (const input of this.inputs)
       input.placeholder = params[input.name] ?? input.dataset.usual ?? "";
   }
@@ -33,7 +37,7 @@ export class Settings {
       const whole = input.step === "1" ? Math.round(value) : value;
       return [[input.name, Math.min(Math.max(whole, least), most)]];
     });
-    return Object.fromEntries(set);
+    return { ...this.usual, ...Object.fromEntries(set) };
   }
 
   /** The messages that come before all others. */
