@@ -13,7 +13,7 @@ from dflash_local.errors import FileError
 
 from .answer import write_report, write_stdout
 from .loading import check_files, chosen_files, load_model
-from .options import FILES, JSON, LOADING, QUIET, SectionedCommand
+from .options import FILES, JSON, LOADING, QUIET, SectionedCommand, in_options
 from .report import byte_size, table
 from .terminal import Speaker
 from .values import utf8_text
@@ -67,8 +67,8 @@ def doctor(pair: str | None, **values: Any) -> int:
 
 def _lines(found: Examination) -> list[str]:
     machine, trial, pair = found.machine, found.trial, found.pair
-    lines = [found.verdict, ""]
-    lines += [f"also: {alarm.text}" for alarm in found.alarms if alarm.text != found.verdict]
+    lines = [in_options(found.verdict), ""]
+    lines += [f"also: {in_options(alarm.text)}" for alarm in found.alarms if alarm.text != found.verdict]
     rows = [
         ("dflash-local", f"{machine.dflash_local}, Python {machine.python}, {machine.system}"),
         ("llama.cpp", machine.llama_cpp),

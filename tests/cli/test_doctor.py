@@ -80,6 +80,7 @@ def test_damaged_weights_are_found_without_a_drafter(tmp_path: Path) -> None:
     done = run_here("doctor", "--json", str(broken))
     told = json.loads(done.stdout)
     assert done.returncode == 1 and "finite" in told["verdict"]
+    assert "--no-flash-attn" in run_here("doctor", str(broken)).stdout.splitlines()[0]
 
 
 def test_files_that_cannot_be_loaded_are_the_verdict(tmp_path: Path) -> None:
