@@ -68,7 +68,9 @@ def doctor(pair: str | None, **values: Any) -> int:
 def _lines(found: Examination) -> list[str]:
     machine, trial, pair = found.machine, found.trial, found.pair
     lines = [in_options(found.verdict), ""]
-    lines += [f"also: {in_options(alarm.text)}" for alarm in found.alarms if alarm.text != found.verdict]
+    lines += [
+        f"also: {in_options(alarm.text)}" for alarm in found.alarms if alarm.text != found.verdict
+    ]
     rows = [
         ("dflash-local", f"{machine.dflash_local}, Python {machine.python}, {machine.system}"),
         ("llama.cpp", machine.llama_cpp),
