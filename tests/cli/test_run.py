@@ -358,3 +358,9 @@ def test_bytes_that_are_not_the_hubs_are_not_kept(empty: User) -> None:
     empty.hub.corrupts = True
     assert "sha256" in empty.refused("pull", NAME)
     assert not [path for path in empty.cache.rglob("*.gguf")]
+
+
+def test_what_is_not_known_without_a_network_is_no_success(empty: User) -> None:
+    done = empty.run("show", NAME, HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 1 and "tiny" in done.stdout.lower()
+    assert "HF_ENDPOINT" in done.stdout and "list --here" in done.stdout
