@@ -83,12 +83,14 @@ class ChatOptions(Options, total=False):
 
     `tools`: what the model may call, in OpenAI's shape. `tool_choice`: "auto", "none", "required",
     or the name of the one that it must call. `chat_template_kwargs` go to the template, as in
-    `{"enable_thinking": False}`.
+    `{"enable_thinking": False}`. `begun` is the text and the tokens of an answer that was cut,
+    which goes on: the chunks have what is new, the result's `content` and `reasoning` all of it.
     """
 
     tools: Sequence[Mapping[str, Any] | Tool] | None
     tool_choice: str
     chat_template_kwargs: Mapping[str, Any] | None
+    begun: tuple[str, Sequence[int]] | None
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:

@@ -82,7 +82,7 @@ def measure(
     """
     if not again:
         with suppress(ValueError):  # not measured yet, or damaged
-            kept = Costs.from_dict(disk_cache.read("costs", _key(target, drafter)))
+            kept = Costs.from_dict(_kept(target, drafter))
             if kept.noise is None and kept.budget_s >= budget_s():
                 return kept
     trial = _Trial(target, drafter)
@@ -104,7 +104,7 @@ def measure(
 def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
     """What earlier processes have learnt of this model's copies; else what is thought of any."""
     try:
-        return CopyPrior.from_dict(disk_cache.read("costs", _key(target, drafter))["copies"])
+        return CopyPrior.from_dict(_kept(target, drafter)["copies"])
     except (ValueError, LookupError, TypeError):
         return CopyPrior()
 
@@ -114,7 +114,7 @@ def known_priors(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Prior,
     that sample; else what is thought of any. `n_nodes` are the most of a tree."""
     size = min(drafter.block_size, target.max_width)
     try:
-        greedy, sampled = disk_cache.read("costs", _key(target, drafter))["priors"]
+        greedy, sampled = _kept(target, drafter)["priors"]
         return Prior.from_dict(greedy, size, n_nodes), Prior.from_dict(sampled, size, n_nodes)
     except (ValueError, LookupError, TypeError):
         return Prior(size, n_nodes), Prior(size, n_nodes)
@@ -422,9 +422,21 @@ def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, floa
     return {depth: dict(sorted(row.items())) for depth, row in usual.items()}
 
 
+def _kept(target: Target, drafter: Drafter | None) -> Any:
+    """What was measured and learnt, with as much context or more; None if there is nothing."""
+    own = _key(target, drafter)
+    kept = None
+    for deep in range(own["options"]["n_ctx"], len(DEEP) + 1):
+        kept = disk_cache.read("costs", own | {"options": own["options"] | {"n_ctx": deep}})
+        if kept is not None:
+            break
+    return kept
+
+
 def _key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     options = asdict(target.options)
-    options["n_ctx"] = target.n_ctx.bit_length()  # costs follow what is cached, not what could be
+    # Costs follow what is cached, not what could be: it counts how deep they could be measured.
+    options["n_ctx"] = sum(target.n_ctx >= deep for deep in DEEP)
     del options["exact"]  # costs are measured with all threads
     return {
         "format": _FORMAT,

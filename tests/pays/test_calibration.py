@@ -240,6 +240,15 @@ def test_a_damaged_file_is_measured_anew(own_cache: Path, damage: str) -> None:
         assert json.loads(kept.read_text()) == costs.as_dict()
 
 
+@pytest.mark.usefixtures("short", "own_cache")
+def test_less_context_is_not_measured_again() -> None:
+    calls: list[int] = []
+    for n_ctx in (2048, 256, 1100, 4000):
+        with open_target(n_ctx=n_ctx) as target:
+            measure(target, None, before=lambda n=n_ctx: calls.append(n))
+    assert calls == [2048]
+
+
 @pytest.mark.usefixtures("short")
 def test_other_settings_are_measured_apart(own_cache: Path) -> None:
     for kv_type in ("q8_0", "f16"):

@@ -253,7 +253,8 @@ def test_chances_after_sampling_are_those_by_which_tokens_come(client: httpx.Cli
 def test_chances_that_would_take_a_whole_row_are_refused(
     client: httpx.Client, body: dict[str, Any], told: str
 ) -> None:
-    error = refused(client, PATH, prompt="a", n_probs=2, post_sampling_probs=True, **body)
+    asked = {"n_probs": 2, "post_sampling_probs": True, "temperature": 0.8, "n_predict": 4}
+    error = refused(client, PATH, prompt="a", **asked, **body)
     assert told in error["message"]
     assert error["param"] == "post_sampling_probs"
 

@@ -29,6 +29,7 @@ def test_an_answer_is_the_model_s_own(sdk: openai.OpenAI, model: Model) -> None:
         model="any",
         input=QUESTION,
         max_output_tokens=24,
+        temperature=0.8,
         extra_body={"seed": 7, "cache_prompt": False},
     )
     own = model.chat(user(QUESTION), max_tokens=24, temperature=0.8, seed=7, **SAMPLER)
