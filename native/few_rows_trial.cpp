@@ -59,6 +59,30 @@ class trial {
         fill(type, bytes);
     }
 
+    // The largest distance of a column of results from the same products in f64, over its length.
+    double error(const std::vector<float> & results) const {
+        const int64_t n_rows = std::min(rows_, row_period);
+        double largest = 0.0;
+        for (size_t column = 0; column * rows_ < results.size(); column++) {
+            const float * x = x_.data() + column * k_;
+            std::vector<double> expected(n_rows, 0.0);
+            for (int64_t r = 0; r < n_rows; r++) {
+                for (int64_t i = 0; i < k_; i++) {
+                    expected[r] += static_cast<double>(values_[r * k_ + i]) * x[i];
+                }
+            }
+            double off = 0.0, size = 0.0;
+            for (int64_t r = 0; r < rows_; r++) {
+                const double e = expected[r % n_rows];
+                off += std::pow(results[column * rows_ + r] - e, 2);
+                size += e * e;
+            }
+            const double d = std::sqrt(off / size);
+            largest = std::max(largest, std::isfinite(d) ? d : INFINITY);
+        }
+        return largest;
+    }
+
     struct outcome {
         std::vector<float> first, last;  // results with the first and with the last matrix
         double us;
@@ -107,12 +131,14 @@ class trial {
     }
 
   private:
-    void fill(ggml_type type, size_t bytes) const {
+    void fill(ggml_type type, size_t bytes) {
         const int64_t period = std::min(rows_, row_period);
         std::vector<unsigned char> some(ggml_row_size(type, k_) * period);
         const std::vector<float> values = normal_values(static_cast<size_t>(k_ * period), 0.05f, 1);
         const std::vector<float> importance(k_, 1.0f);
         ggml_quantize_chunk(type, values.data(), some.data(), 0, period, k_, importance.data());
+        values_.resize(values.size());
+        ggml_get_type_traits(type)->to_float(some.data(), values_.data(), k_ * period);
         std::vector<unsigned char> all(bytes);
         for (size_t at = 0; at < bytes; at += some.size()) {
             std::copy_n(some.data(), std::min(some.size(), bytes - at), all.data() + at);
@@ -127,23 +153,8 @@ class trial {
     ggml_backend_buffer_ptr buffer_;
     std::vector<ggml_tensor *> weights_;
     std::vector<float> x_;
+    std::vector<float> values_;  // of the weights: row_period rows, which come again
 };
-
-// A column's distance from another one's over the length of that, the largest of all columns.
-double distance(const std::vector<float> & found, const std::vector<float> & expected,
-                int64_t rows) {
-    double largest = 0.0;
-    for (size_t at = 0; at < expected.size(); at += rows) {
-        double off = 0.0, size = 0.0;
-        for (int64_t i = 0; i < rows; i++) {
-            off += std::pow(static_cast<double>(found[at + i]) - expected[at + i], 2);
-            size += std::pow(static_cast<double>(expected[at + i]), 2);
-        }
-        const double d = std::sqrt(off / size);
-        largest = std::max(largest, std::isfinite(d) ? d : INFINITY);
-    }
-    return largest;
-}
 
 ggml_backend_ptr opened(ggml_backend_dev_t device, const std::shared_ptr<few_rows_engine> & engine,
                         bool on_cpu) {
@@ -184,12 +195,14 @@ few_rows_trial try_few_rows(const std::string & name, few_rows_engine::cubins ke
         if (const std::string reason = ours->reason(); !reason.empty()) {
             throw backend_error(reason);
         }
-        for (const auto & [mine, theirs, most] : {std::tuple(&a.first, &b.first, &widest.first),
-                                                  std::tuple(&a.last, &b.last, &widest.last)}) {
-            found.error = std::max(found.error, distance(*mine, *theirs, rows));
-            found.same_bits =
-                found.same_bits &&
-                (most->empty() || std::equal(mine->begin(), mine->end(), most->begin()));
+        for (const auto & [mine, most] :
+             {std::pair(&a.first, &widest.first), std::pair(&a.last, &widest.last)}) {
+            if (most->empty()) {
+                found.error = std::max(found.error, tried.error(*mine));
+            } else {
+                found.same_bits =
+                    found.same_bits && std::equal(mine->begin(), mine->end(), most->begin());
+            }
         }
         if (widest.first.empty()) {
             widest = a;

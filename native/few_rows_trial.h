@@ -11,7 +11,7 @@ namespace dflash {
 struct few_rows_trial {
     std::vector<int> columns;
     std::vector<double> ours_us, ggml_us;  // of one product with so many columns
-    double error = 0.0;     // largest distance from ggml's result, over that result's length
+    double error = 0.0;     // largest distance of a column of ours from f64, over its length
     bool same_bits = true;  // whether a column is the same beside any number of others
 };
 

@@ -82,7 +82,7 @@ def measure(
     """
     if not again:
         with suppress(ValueError):  # not measured yet, or damaged
-            kept = Costs.from_dict(disk_cache.read("costs", _key(target, drafter)))
+            kept = Costs.from_dict(_kept(target, drafter))
             if kept.noise is None and kept.budget_s >= budget_s():
                 return kept
     trial = _Trial(target, drafter)
@@ -104,7 +104,7 @@ def measure(
 def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
     """What earlier processes have learnt of this model's copies; else what is thought of any."""
     try:
-        return CopyPrior.from_dict(disk_cache.read("costs", _key(target, drafter))["copies"])
+        return CopyPrior.from_dict(_kept(target, drafter)["copies"])
     except (ValueError, LookupError, TypeError):
         return CopyPrior()
 
@@ -114,7 +114,7 @@ def known_priors(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Prior,
     that sample; else what is thought of any. `n_nodes` are the most of a tree."""
     size = min(drafter.block_size, target.max_width)
     try:
-        greedy, sampled = disk_cache.read("costs", _key(target, drafter))["priors"]
+        greedy, sampled = _kept(target, drafter)["priors"]
         return Prior.from_dict(greedy, size, n_nodes), Prior.from_dict(sampled, size, n_nodes)
     except (ValueError, LookupError, TypeError):
         return Prior(size, n_nodes), Prior(size, n_nodes)
@@ -141,7 +141,9 @@ class _Trial:
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter = target, drafter
-        self.n_seq = target.options.n_seq
+        # As many sequences as there is room for, each with two rows.
+        most = min(target.n_ctx // (SHALLOW + 2), target.n_batch)
+        self.n_seq = min(target.options.n_seq, most)
         self.budget_s = budget_s()
         self.start = time.perf_counter()
         self.n_steps = 0
@@ -154,7 +156,8 @@ class _Trial:
         self.switches: list[float] = []
         self.injections: list[float] = []
         self.trees: dict[int, float] = {}
-        most = min(target.n_batch // self.n_seq, target.max_width)
+        room = min(target.n_batch, target.n_ctx - SHALLOW * self.n_seq)
+        most = min(room // self.n_seq, target.max_width)
         self.widths = [width for width in SIZES if width <= most]
 
     def run(self) -> Costs:
@@ -309,7 +312,8 @@ class _Trial:
         n_rows = _TREE_ROWS
         n = 2 * (self.warm_up + 2 * _TIMED)
         # A batch has room for as many rows as a sequence has branches.
-        is_possible = n_rows <= self.target.options.n_branches
+        room = min(self.target.options.n_branches, self.target.n_ctx - self.depth)
+        is_possible = n_rows <= room
         if not is_possible or not self._affords(n, n * self._guess(n_rows)):
             return
         usual = []
@@ -418,9 +422,21 @@ def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, floa
     return {depth: dict(sorted(row.items())) for depth, row in usual.items()}
 
 
+def _kept(target: Target, drafter: Drafter | None) -> Any:
+    """What was measured and learnt, with as much context or more; None if there is nothing."""
+    own = _key(target, drafter)
+    kept = None
+    for deep in range(own["options"]["n_ctx"], len(DEEP) + 1):
+        kept = disk_cache.read("costs", own | {"options": own["options"] | {"n_ctx": deep}})
+        if kept is not None:
+            break
+    return kept
+
+
 def _key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     options = asdict(target.options)
-    options["n_ctx"] = target.n_ctx.bit_length()  # costs follow what is cached, not what could be
+    # Costs follow what is cached, not what could be: it counts how deep they could be measured.
+    options["n_ctx"] = sum(target.n_ctx >= deep for deep in DEEP)
     del options["exact"]  # costs are measured with all threads
     return {
         "format": _FORMAT,
