@@ -21,6 +21,8 @@ constexpr int early_from = 90;          // programmatic dependent launch
 constexpr const char * no_graphs = "GGML_CUDA_DISABLE_GRAPHS";
 constexpr const char * streams_beside =
     "GGML_CUDA_GRAPH_OPT";  // ggml runs parts on further streams
+// Scratch of the largest products of today's models, taken at once: later there may be no room.
+constexpr size_t usual_converted = 8 << 20, usual_partials = 8 << 20, usual_counters = 16 << 10;
 constexpr auto probe_time = std::chrono::seconds(5);
 
 // Whether ggml's recordings were switched off by us: 0 not yet, 1 by us, -1 by the user, who wants
@@ -101,6 +103,7 @@ class cuda_executor : public few_rows_executor {
         if (!modules_.empty()) {
             convert_input_ = common("convert_input");
             normalize_input_ = common("normalize_input");
+            reserve(usual_converted, usual_partials, usual_counters);
             probe();
         }
         records_ = graphs_are_off == 1 && !ggml_records(backend);

@@ -71,7 +71,7 @@ def test_kernels_compile_without_spilling(compiler: Compiler, name: str, archite
     for k in (512, 288) if name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL") else (512,):
         operand = native.few_rows_operand(TYPES[name], k)
         compiled = compiler.compile(kernels.source_of((operand, operand)), architecture)
-        assert len(compiled.registers) == len(compiled.spilled) == len(kernels.TILES) + 1
+        assert len(compiled.registers) == len(compiled.spilled) > len(kernels.TILES)
         widest, *others = compiled.spilled
         assert widest <= MOST_SPILLED and not any(others), f"{operand}: {compiled}"
 
