@@ -28,8 +28,11 @@ def content(answer: dict[str, Any], index: int = 0) -> str:
     ("body", "options"),
     [
         ({"temperature": 0}, {}),
-        ({"seed": 7}, {"temperature": 0.8, "seed": 7}),
-        ({"seed": 2**40 + 5}, {"temperature": 0.8, "seed": (2**40 + 5) % (2**32 - 1)}),
+        ({"temperature": 0.8, "seed": 7}, {"temperature": 0.8, "seed": 7}),
+        (
+            {"temperature": 0.8, "seed": 2**40 + 5},
+            {"temperature": 0.8, "seed": (2**40 + 5) % (2**32 - 1)},
+        ),
         (
             {"temperature": 0.7, "seed": 5, "top_k": 0, "min_p": 0.1, "repetition_penalty": 1.3},
             {"temperature": 0.7, "seed": 5, "top_k": 0, "min_p": 0.1, "repeat_penalty": 1.3},
