@@ -25,8 +25,8 @@ DECISIVE = (1, 4, 8, 16)
 """Columns."""
 
 _MOST_ERROR = 0.02
-"""Of a column's length, from the same products in float64. Ours keep 11 bits of an input, and are off
-by 0.0002; llama.cpp's, which keep 8, by 0.005 to 0.03."""
+"""Of a column's length, from the same products in float64. Ours keep 11 bits of an input, and are
+off by 0.0002; llama.cpp's, which keep 8, by 0.005 to 0.03."""
 _MOST_BYTES = 128 << 20
 """Of a matrix: more rows of the same take as much longer with any kernel."""
 _START_S, _SHAPE_S = 60.0, 20.0
