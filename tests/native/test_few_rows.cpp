@@ -266,11 +266,15 @@ void an_input_is_normalized_and_converted() {
     std::vector<few_rows::floats4> from(x.size() / 4 + 1), scale(k / 4);
     std::memcpy(from.data(), x.data(), x.size() * 4);
     std::memcpy(scale.data(), weight.data(), weight.size() * 4);
-    std::vector<few_rows::floats4> normal(x.size() / 4 + 1), converted(units * n_tiles * few_rows::TILE_BYTES / 16),
-        expected(converted.size());
+    std::vector<few_rows::floats4> normal(x.size() / 4 + 1),
+        converted(units * n_tiles * few_rows::TILE_BYTES / 16), expected(converted.size());
     few_rows::normalization norm = {};
-    norm.input = {reinterpret_cast<float *>(from.data()), static_cast<unsigned>(k),
-                  reinterpret_cast<unsigned char *>(converted.data()), k, n, n_tiles};
+    norm.input = {reinterpret_cast<float *>(from.data()),
+                  static_cast<unsigned>(k),
+                  reinterpret_cast<unsigned char *>(converted.data()),
+                  k,
+                  n,
+                  n_tiles};
     norm.weight = reinterpret_cast<float *>(scale.data());
     norm.normal = reinterpret_cast<float *>(normal.data());
     norm.normal_stride = k;
