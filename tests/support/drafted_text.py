@@ -44,7 +44,9 @@ class Place:
 def _proposal(_: int, drafts: RecordedDrafts, passage: int, token: int) -> Draft:
     logprobs = np.ascontiguousarray(drafts.logprobs[passage, token])
     ids = np.tile(np.arange(logprobs.shape[1], dtype=np.int32), (len(logprobs), 1))
-    return Draft.chain(ids[:, 0].tolist(), logprobs[:, 0].tolist(), Candidates(ids, logprobs))
+    # A drafter that gives no probabilities gives no candidates either.
+    known = Candidates(ids, logprobs) if logprobs[:, 0].any() else None
+    return Draft.chain(ids[:, 0].tolist(), logprobs[:, 0].tolist(), known)
 
 
 class RecordingHash(RecordedDrafts):
