@@ -14,7 +14,7 @@ from .options import FILES, LOADING, QUIET, Option, SectionedCommand
 from .terminal import Speaker
 
 if TYPE_CHECKING:
-    from dflash_local.pays.costs import Costs
+    from dflash_local.controller.costs import Costs
 
 SECTIONS = {
     "Model": FILES,

@@ -19,10 +19,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/support"))
 
 import drafted_text
 import machines
+from dflash_local.controller.controller import Controller
 from dflash_local.draft.shape import DraftShape
-from dflash_local.controller.controller import Controller as New
-from dflash_local.controller.costs import Costs as NewCosts
-from dflash_local.pays.controller import Controller
 from drafted_text import BLOCK
 from machines import MACHINES, Machine
 from rival import Rival
@@ -31,7 +29,7 @@ from rounds import N_NODES, Fixed, play
 SEEDS = range(3)
 LENGTHS = [200, 400, 150, 600, 300]
 CHAINS, TREES = (2, 3, 4, 6, 8, 9, 12, 16), (8, 9, 16, 24, 32, 64)
-PLAYERS: dict[str, Callable[..., Any]] = {"rival": Rival, "today": Controller, "new": New}
+PLAYERS: dict[str, Callable[..., Any]] = {"rival": Rival, "new": Controller}
 
 
 @dataclass(frozen=True)
@@ -68,12 +66,8 @@ class Cell:
     def chosen(self, name: str) -> float:
         n_nodes = N_NODES if self.shape == "auto" else 0
         kind = PLAYERS[name]
-        def make(m, seed):
-            c = m.costs(self.n_seqs, seed)
-            if name == "new":
-                c = NewCosts.from_dict({k: v for k, v in c.as_dict().items()})
-            return kind(c, BLOCK, n_nodes=n_nodes)
-        return self.mean(make)
+
+        return self.mean(lambda m, seed: kind(m.costs(self.n_seqs, seed), BLOCK, n_nodes=n_nodes))
 
 
 def cells(names: list[str], texts: list[str]) -> Iterator[Cell]:

@@ -2,7 +2,8 @@
 
     python tools/record_drafts.py dflash_local/bench/replay/recorded.npz
 
-It decodes answers to the built-in prompts, greedy ones or drawn ones. Each of their tokens is the anchor of one draft.
+It decodes answers to the built-in prompts, greedy ones or drawn ones. Each of their tokens is the
+anchor of one draft.
 """
 
 from __future__ import annotations

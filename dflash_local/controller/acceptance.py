@@ -7,8 +7,8 @@ The chance that a drafter's first choice is accepted, given that those before it
 The complementary log-log of the drafter's probability runs over all of the line, and tells 0.97
 from 0.999. `a` and `b` follow what is accepted by a Kalman filter on the logistic likelihood (the
 extended filter of Fahrmeir 1992 with two states in a random walk). In a tree, where the first
-choice fails, the other candidates share what is left as the drafter shares it out, corrected by how
-often they have come true so far. A node's chance is the product along its path.
+choice fails, the other candidates share what is left as the drafter shares it out. A node's chance
+is the product along its path.
 """
 
 from __future__ import annotations
@@ -35,10 +35,6 @@ _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
 _BLEND = 0.02
 """The weight of one draft in the curve that the next request begins with."""
-_DOUBT = 4.0
-"""The weight of the drafter's own shares, in misses of a first choice that were seen. Without it,
-the first miss decides whether trees branch."""
-
 _COLD_SHARES = (0.5, 0.25, 0.125)
 _FLOOR, _NUDGE, _LEAST = -20.0, 0.001, 1e-12
 _NO_FEATURE = 1.0
@@ -56,7 +52,6 @@ class Acceptance:
         self._curves: dict[ShapeName, list[float]] = {}
         self._a, self._b = _FACE_VALUE
         self._aa, self._ab, self._bb = _UNKNOWN[0], 0.0, _UNKNOWN[1]
-        self._promised = self._kept = _DOUBT
 
     # Chances
 
@@ -87,13 +82,13 @@ class Acceptance:
 
     def rate(self, candidates: Candidates) -> Candidates:
         """Candidates with the logarithms of each one's chance, given its path."""
-        raw, side = candidates.logprobs, self._kept / self._promised
+        raw = candidates.logprobs
         firsts: list[float] = raw[:, 0].tolist()
         own, others = [], []  # logarithms: of the first choice, of what the others are scaled by
         for first, chance in zip(firsts, self.each(firsts), strict=True):
             rest = max(1.0 - math.exp(min(first, 0.0)), _LEAST)
             own.append(math.log(max(chance, _LEAST)))
-            others.append(math.log(max(side * (1.0 - chance), _LEAST) / rest))
+            others.append(math.log(max(1.0 - chance, _LEAST) / rest))
         columns = np.array([own, others], np.float32)[:, :, None]
         # Unlike `minimum`, `fmax` ignores NaN.
         rated = np.fmax(np.minimum(raw + columns[1], columns[0]), math.log(_LEAST))
@@ -151,8 +146,6 @@ class Acceptance:
             n_right += 1
         n_tried = min(n_right + 1, len(tokens), len(firsts))
         self._update(known.logprobs[:n_tried, 0].tolist(), n_right)
-        if n_right < n_tried and known.ids.shape[1] > 1:
-            self._observe_others(known, n_right, tokens[n_right])
         return n_tried
 
     def _update(self, logprobs: Sequence[float], n_right: int) -> None:
@@ -174,18 +167,6 @@ class Acceptance:
         self._a, self._b = a, max(b, 0.0)
         self._aa, self._ab, self._bb = aa, ab, bb
 
-    def _observe_others(self, candidates: Candidates, position: int, token: int) -> None:
-        """The first choice was wrong, and another candidate right or not."""
-        # NaN counts as no chance.
-        p = [
-            math.exp(min(lp, 0.0)) if lp < math.inf else 0.0
-            for lp in candidates.logprobs[position].tolist()
-        ]
-        promised = min(sum(p[1:]) / max(1.0 - p[0], 1e-6), 1.0)
-        self._promised = (1 - _BLEND) * self._promised + promised
-        is_kept = token in candidates.ids[position, 1:].tolist()
-        self._kept = (1 - _BLEND) * self._kept + is_kept
-
     # For the next process
 
     def as_dict(self) -> dict[str, Any]:
@@ -194,7 +175,6 @@ class Acceptance:
             "rounds": self.rounds,
             "curves": self._curves,
             "filter": [self._a, self._b, self._aa, self._ab, self._bb],
-            "others": [self._promised, self._kept],
         }
 
     @classmethod
@@ -208,19 +188,20 @@ class Acceptance:
                 for name in ("chain", "tree")
                 if name in raw["curves"]
             }
-            numbers = [float(x) for x in (*raw["filter"], *raw["others"])]
+            numbers = [float(x) for x in raw["filter"]]
             made.rounds = int(raw["rounds"])
-            made._a, made._b, made._aa, made._ab, made._bb, promised, kept = numbers
+            made._a, made._b, made._aa, made._ab, made._bb = numbers
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"nothing known of drafts: {error!r}") from None
-        finite = all(map(math.isfinite, [*numbers, *sum(curves.values(), [])]))
-        if not finite or promised <= 0 or len(curves.get("chain", made.usual("chain"))) != (
-            block_size - 1
+        chances = [chance for curve in curves.values() for chance in curve]
+        if (
+            not all(map(math.isfinite, [*numbers, *chances]))
+            or len(curves.get("chain", made.cold("chain"))) != block_size - 1
         ):
             raise ValueError(f"nothing known of drafts of a block of {block_size}")
         if len(curves.get("tree", ())) != n_nodes:
             curves.pop("tree", None)
-        made._curves, made._promised, made._kept = curves, promised, kept
+        made._curves = curves
         return made
 
 

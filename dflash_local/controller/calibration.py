@@ -106,15 +106,16 @@ def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
         return CopyPrior()
 
 
-def known_drafts(
-    target: Target, drafter: Drafter, n_nodes: int
-) -> tuple[Acceptance, Acceptance]:
+def known_drafts(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Acceptance, Acceptance]:
     """What earlier processes have learnt of this drafter's drafts, of greedy requests and of those
     that sample; else what is thought of any. `n_nodes` are the most of a tree."""
     size = min(drafter.block_size, target.max_width)
     try:
         greedy, sampled = disk_cache.read("costs", _key(target, drafter))["drafts"]
-        return tuple(Acceptance.from_dict(raw, size, n_nodes) for raw in (greedy, sampled))
+        return (
+            Acceptance.from_dict(greedy, size, n_nodes),
+            Acceptance.from_dict(sampled, size, n_nodes),
+        )
     except (ValueError, LookupError, TypeError):
         return Acceptance(size, n_nodes), Acceptance(size, n_nodes)
 
@@ -160,10 +161,10 @@ class _Trial:
     def run(self) -> Costs:
         """The costs by all times that were taken so far, those of an earlier run as well."""
         self.n_steps, self.end_s = 0, math.inf
-        self._fill(SHALLOW)
+        features = self._fill(SHALLOW)
         self.end_s = time.perf_counter() + self.budget_s
-        if self.drafter is not None:
-            self._draft(1, 1, needed=True)
+        if features is not None:
+            self._draft(1, 1, features)
         for n_rows in self._rows(self.widths[:2]):
             self._step(n_rows, 1, needed=n_rows in (self.n_seq, 2 * self.n_seq))
         self._measure((1, 2))
@@ -264,9 +265,7 @@ class _Trial:
     def _step(self, n_rows: int, timed: int, *, needed: bool = False) -> None:
         """Time passes of `n_rows` rows at the present depth."""
         known = self.steps.setdefault(self.depth, {})
-        seconds = self._timed(
-            lambda: self._pass(n_rows), timed, self._guess(n_rows), needed=needed
-        )
+        seconds = self._timed(lambda: self._pass(n_rows), timed, self._guess(n_rows), needed=needed)
         if seconds:
             known.setdefault(n_rows, []).extend(seconds)
         if len(seconds) > 1:
@@ -285,15 +284,16 @@ class _Trial:
             seconds = self._timed(lambda: self._drafted(tree), 2 * _TIMED, guess_s, needed=True)
             self.trees[self.depth] = max(median(seconds) - median(chain), 0.0)
 
-    def _draft(self, n_seqs: int, timed: int, *, needed: bool = False) -> None:
+    def _draft(self, n_seqs: int, timed: int, features: Features | None = None) -> None:
         """Time the draft stage for the first `n_seqs` sequences."""
         known = self.drafts.setdefault(self.depth, {})
-        guess_s = 0.0 if needed else n_seqs * median(next(iter(self.drafts.values()))[1])
-        if needed or self._affords(1, (self.warm_up + timed) * guess_s + self._guess(SHALLOW)):
+        if features is None:
+            usual = median(next(iter(self.drafts.values()))[1]) * n_seqs
+            if not self._affords(1, (self.warm_up + timed) * usual + self._guess(SHALLOW)):
+                return
             features = self._new_features(SHALLOW)
-            known.setdefault(n_seqs, []).extend(
-                self._timed(lambda: self._drafted_s(n_seqs, features), timed, 0.0, needed=True)
-            )
+        seconds = self._timed(lambda: self._drafted_s(n_seqs, features), timed, 0.0, needed=True)
+        known.setdefault(n_seqs, []).extend(seconds)
 
     def _inject(self) -> None:
         """Time a draft that has many rows to inject first."""
@@ -313,8 +313,9 @@ class _Trial:
 
     # Passes and drafts, each undone
 
-    def _fill(self, part: int) -> None:
-        """Both caches to `part` tokens of each sequence."""
+    def _fill(self, part: int) -> Features | None:
+        """Both caches to `part` tokens of each sequence; returns what the first injected last, None
+        without a drafter."""
         self.empty()
         chunk = self.target.n_batch // self.n_seq
         for begin in range(0, part, chunk):
@@ -329,6 +330,7 @@ class _Trial:
             raise not_finite()  # or the drafter would be blamed for what it makes of them
         self.part = part
         self.starts = [self.target.checkpoint(seq, part) for seq in range(self.n_seq)]
+        return _features(self.target, range(n)) if self.drafter is not None else None
 
     def empty(self) -> None:
         for seq in range(self.n_seq):

@@ -1,4 +1,4 @@
-"""Whether to draft, and how many rows to verify: what gives most tokens a second on this machine."""
+"""Whether to draft, and how many rows to verify: what gives most tokens a second."""
 
 from __future__ import annotations
 
@@ -27,23 +27,20 @@ takes host time."""
 _SEEN = 3
 """Drafts that are verified in a look, and of a drafter that is not known, whatever their
 confidence."""
-_FIRST, _INCOME = 3.0, 0.008
+_FIRST, _INCOME = 3.0, 0.004
 """Plain rounds that looks may lose: at first, and for each round. More makes looks a cost of their
 own, less finds a text that has turned too late."""
-_MOST_LOOKS = 4
-"""Rounds of a look, at most. With 1, a device on which a change of rows is dear learns too little
-from each change."""
 _CREDIT = 12.0
 """Plain rounds that drafting may lose, in all since it began to, before it is off for a while: for
 what the forecast does not see."""
 _OFF = 64
 """Rounds for which it is off the first time; each time in a row twice as many."""
-_LONGEST = 4.0
-"""A round counts as no longer than this many times what it should take. Without this limit, one
-hiccup of the machine ends drafting that pays."""
 _COPY_MARGIN = 1.5
 """What rows of copies must bring for each plain row that they cost. With 1, a text that repeats
 nothing pays for guesses that only just break even, two or three in a hundred."""
+_LATEST = 1000
+"""Rounds after which a drafter of which nothing was ever seen is tried whatever it is thought to
+cost. Without this, costs that were measured on a busy machine keep drafting off for good."""
 _FOREVER = 1 << 30
 
 
@@ -93,14 +90,13 @@ class Controller:
         self._idle = self._replan_at = 0
         self._on = self._looking = False
         self._shape: ShapeName = "chain"
+        self._planned_at, self._doubt = 0, 0.0
         self._gain = 1.0  # of drafting, while it is on
-        self._least = 1  # nodes that a draft must be allowed
         # What looks and drafting may still lose, in plain rounds
         self._spent = 0.0
         self._credit, self._off_until, self._off = _CREDIT, 0, _OFF
         # The rounds since
         self._accepted = 0
-        self._n_resting = 0  # rows to inject because their sequences have not drafted
 
     def open(
         self, depth: int = 0, *, greedy: bool = True, shapes: Sequence[Shape] | None = None
@@ -159,7 +155,7 @@ class Controller:
         if self._idle > 0:
             return [0] * n
         return [
-            self._n_draft if (p.drafting or p.looking) and limit >= self._least else 0
+            self._n_draft if (p.drafting or p.looking) and limit > 0 else 0
             for p, limit in zip(policies, limits, strict=True)
         ]
 
@@ -184,7 +180,7 @@ class Controller:
             return False  # the round would be plain
         both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
         draft_s = costs.draft_s(n_drafting, self._depth) + costs.draft_host_s
-        draft_s = (draft_s + costs.after_draft_s) / n_drafting
+        draft_s /= n_drafting
         if self._shape == "tree":  # the pass of a copy is that of a chain: there and back
             draft_s -= 2 * costs.switch_s / n_drafting
         return rows.value(both) - rows.value(copied) < draft_s * rows.rate
@@ -204,7 +200,6 @@ class Controller:
                 found[:_SEEN] = [1.0] * min(_SEEN, len(found))
             chains.append(found[:limit])
             policy.rounds += 1
-            self._n_resting += self._round - policy.rest_from
             policy.rest_from = self._round
         return chains
 
@@ -281,29 +276,24 @@ class Controller:
         verified = drafted or n_new > base
         changed = self._passes.rows(shape) != n_rows
         self._depth = depth
-        self._passes.observe(n_rows, depth, verify_s, shape, drafted=drafted, rebuilt=rebuilt)
+        self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
         self.redecoded.observe(n_new, base + self._accepted, verified=verified, changed=changed)
         if host_s is not None and (drafted or not verified):
             costs.observe_host(drafted, host_s)
         if drafted:
-            usual_s = costs.step_s(n_rows, depth, shape) + costs.after_draft_s
             if self._passes.fresh and not self._looking and not self.redecoded.usual:
                 # Graphs are made once, and say nothing of the drafter's worth.
-                verify_s = min(verify_s, usual_s)
-            if self._looking:  # with many rows to inject
+                verify_s = min(verify_s, costs.step_s(n_rows, depth, shape))
+            if self._looking or inject_s:  # with many rows to inject
                 costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected)
             else:
                 costs.observe_draft(n_drafting, depth, draft_s)
-                if inject_s:  # drafting pays for its rests, not for prompts
-                    inject_s *= min(self._n_resting / n_injected, 1.0)
-            usual_host_s = costs.host_s + costs.draft_host_s
-            seconds = inject_s + draft_s + verify_s + (usual_host_s if host_s is None else host_s)
-            usual_s += usual_host_s + costs.draft_s(n_drafting, depth) + costs.switch_s + inject_s
-            self._settle(min(seconds, _LONGEST * usual_s))
+            host_s = costs.host_s + costs.draft_host_s if host_s is None else host_s
+            self._settle(inject_s + draft_s + verify_s + host_s)
         elif self._on and not verified and self.redecoded.now and base:
             # What drafts have left to do is theirs to pay.
             self._settle(costs.step_s(n_rows, depth) + costs.host_s + changed * costs.switch_s)
-        self._accepted = self._n_resting = 0
+        self._accepted = 0
 
     def _settle(self, seconds: float) -> None:
         """After a round that drafted: how far it was ahead of plain decoding."""
@@ -330,12 +320,16 @@ class Controller:
         is_off = now < self._off_until
         if findings and is_off:
             findings = replace(findings, suspended=True)
-        gain = findings.gain if findings and not is_off else 0.0
-        # What going there costs must be earned; and small losses do not end it at once.
-        margin = costs.switch_s / self._passes_s("chain")[0] / HORIZON
-        self._on = gain >= 1 + (-margin if self._on else margin)
+        gain = findings.gain if findings else 0.0
+        # What going there costs must be earned; and a few drafts tell little: what is lost in all
+        # rounds together must be worth the way there and back.
+        switch = costs.switch_s / self._passes_s("chain")[0]
+        self._doubt = max(self._doubt + (now - self._planned_at) * (1 - gain), 0.0)
+        if not self._on:
+            self._doubt = 0.0
+        self._on = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / HORIZON
+        self._on, self._planned_at = self._on and not is_off, now
         self._gain = max(gain, 1.0) if self._on else 1.0
-        self._least = findings.shortest if findings else 1
         passes = self._passes_s(self._shape)
         self._rows.price(self._base, passes, self._base / passes[0] * self._gain)
         for policy in able:
@@ -348,8 +342,6 @@ class Controller:
         wait = self._off_until - now if is_off else self._look(able)
         self._looking = wait == 0
         self._idle, self._replan_at = max(wait - 1, 0), 0
-        if self._looking:
-            self._replan_at = now + self._look_rounds
 
     def _best(self, able: Sequence[Policy]) -> Findings:
         """The best that drafting can do, in each shape that is open: in the last one, unless the
@@ -374,27 +366,19 @@ class Controller:
         """The best that drafting for these can do, by the mean of their last drafts."""
         costs, depth, base = self.costs, self._depth, self._base
         passes, plain_s = self._passes_s(shape), self._passes_s("chain")[0]
-        draft_s = costs.draft_s(len(able), depth) + costs.draft_host_s + costs.after_draft_s
+        draft_s = costs.draft_s(len(able), depth) + costs.draft_host_s
         chances = merged([policy.typical() for policy in able], base if self._equal else 0)
         tokens = list(accumulate(chances, initial=float(base)))
         rates = [got / (draft_s + spent) for got, spent in zip(tokens, passes, strict=False)]
         k = max(range(len(rates)), key=rates.__getitem__)
-        pays = (j for j, rate in enumerate(rates) if j and rate > base / plain_s)
         return Findings(
             n_seqs=base,
             drafts=k,
-            shortest=next(pays, 1) if base == 1 else 1,
             tokens=tokens[k],
             gain=rates[k] * plain_s / base,
             draft_cost=costs.draft_s(len(able), depth) / plain_s,
             double_cost=costs.step_s(2 * base, depth) / costs.step_s(base, depth),
         )
-
-    @property
-    def _look_rounds(self) -> int:
-        """Rounds of a look: more where going there costs more than being there."""
-        switch = self.costs.switch_s / self._passes_s("chain")[0]
-        return min(max(round(2 * switch), 1), _MOST_LOOKS)
 
     def _look(self, able: Sequence[Policy]) -> int:
         """Let one sequence draft in this round to see whether it pays, if that is not too dear;
@@ -405,20 +389,20 @@ class Controller:
         policy = max(able, key=lambda each: each.rest_from)  # the fewest rows to inject
         passes, plain_s = self._passes_s(policy.shape.name), self._passes_s("chain")[0]
         n_seen = min(_SEEN, len(passes) - 1)
-        once_s = 2 * costs.switch_s + costs.inject_s * (self._round - policy.rest_from)
-        each_s = costs.draft_s(1, depth) + costs.draft_host_s + passes[n_seen] - plain_s
-        each = each_s / plain_s - sum(policy.typical()[:n_seen]) / self._base
-        loss = once_s / plain_s + self._look_rounds * each
+        seconds = costs.draft_s(1, depth) + costs.draft_host_s + 2 * costs.switch_s
+        seconds += costs.inject_s * (self._round - policy.rest_from) + passes[n_seen] - plain_s
+        loss = seconds / plain_s - sum(policy.typical()[:n_seen]) / self._base
         upkeep = costs.inject_s / plain_s  # a look that waits has more to inject
         short = loss + self._spent - _FIRST - _INCOME * self._round
-        if short <= 0:
+        left = _FOREVER if policy.known.rounds else _LATEST - self._round
+        if short <= 0 or left <= 0:
             policy.looking = True
             return 0
         if upkeep >= _INCOME:
             for policy in able:
                 policy.off = True
             return _FOREVER
-        return int(short / (_INCOME - upkeep)) + 1
+        return min(int(short / (_INCOME - upkeep)) + 1, left)
 
     def _price(self, n_seqs: int) -> None:
         """Make the prices of passes for so many sequences of this batch, where they are old."""

@@ -20,6 +20,8 @@ TO_MAKE = 2
 with the second what it will replay. With 1, the second counts as a slow machine."""
 _SLOWEST = 0.06
 """The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
+_MEASURED = round(1 / _SLOWEST)
+"""How many live observations a calibrated time counts as."""
 _DRIFT = 0.02
 """The part of each surprise that is taken to hold for all counts: the machine, not the width.
 Without it, a machine that slows down loses up to a fifth of its speed."""
@@ -72,11 +74,6 @@ class Costs:
         self.draft_host_s = _duration(draft_host_s)
         self.inject_s = _duration(inject_s)
         self._trees = _Surface({d: {1: _duration(s)} for d, s in (trees or {0: 0.0}).items()})
-        self._of_trees: dict[int, _Seen] = {}  # by rows: what was seen over what was expected
-        self.after_draft_s = 0.0
-        """Extra seconds of any pass that follows a draft, beside what was measured; may be
-        negative."""
-        self._n_drafted = 0
         self.spread = _duration(spread)
         self.budget_s = _duration(budget_s)
         self.n_observed = 0
@@ -99,11 +96,8 @@ class Costs:
 
     def step_s(self, n_rows: int, depth: int, shape: ShapeName = "chain") -> float:
         """One target pass of `n_rows` rows, all sequences together, after `depth` cached tokens."""
-        seconds = self._steps.at(n_rows, depth)
-        if shape == "chain":
-            return seconds
-        seen = self._of_trees.get(n_rows)
-        return (seconds + self._trees.at(1, depth)) * (seen.ratio if seen else 1.0)
+        tree_s = self._trees.at(1, depth) if shape == "tree" else 0.0
+        return self._steps.at(n_rows, depth) + tree_s
 
     def draft_s(self, n_seqs: int, depth: int) -> float:
         """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none."""
@@ -124,36 +118,14 @@ class Costs:
         return best
 
     def observe_step(
-        self,
-        n_rows: int,
-        depth: int,
-        seconds: float,
-        shape: ShapeName = "chain",
-        *,
-        drafted: bool = False,
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
     ) -> None:
-        """A pass for which all graphs were there. `drafted`: after a draft."""
+        """A pass for which all graphs were there."""
         if not (seconds > 0 and math.isfinite(seconds)):
             return
         self.n_observed += 1
-        known = self.step_s(n_rows, depth, shape)
-        if drafted:
-            surprise = seconds - known - self.after_draft_s
-            self._n_drafted += 1
-            part = max(1 / (self._n_drafted + 2), _DRIFT)
-            self.after_draft_s += part * min(max(surprise, -_CLIP * known), _CLIP * known)
-            seconds -= self.after_draft_s
-        ratio = max(seconds, _LEAST_S) / known
-        if shape == "chain":
-            self._steps.observe(n_rows, ratio)
-        else:  # nothing tells apart what is due to the tree and what to its row count
-            self._of_trees.setdefault(n_rows, _Seen()).observe(ratio)
-            self._steps.drift_by(ratio)
-
-    def bound_step(self, n_rows: int, depth: int, seconds: float, shape: ShapeName) -> None:
-        """A pass that also made graphs: without them it takes no longer than this."""
-        if 0 < seconds < self.step_s(n_rows, depth, shape) * math.exp(-_CLIP):
-            self.observe_step(n_rows, depth, seconds, shape)
+        # Nothing tells apart what is due to a tree and what to its row count.
+        self._steps.observe(n_rows, seconds / self.step_s(n_rows, depth, shape))
 
     def observe_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
         """A draft stage that had no more to inject than the rows of a round."""
@@ -167,12 +139,6 @@ class Costs:
             self.observe_draft(n_seqs, depth, seconds)
         if n_injected:
             self.inject_s = min(self.inject_s, seconds / n_injected)
-
-    def observe_switch(self, extra_s: float, usual_s: float) -> None:
-        """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
-        extra_s = max(extra_s, 0.0)
-        self.switch_s = min(self.switch_s, extra_s + TO_MAKE * usual_s)
-        self.switch_s += _SLOWEST * min(extra_s - self.switch_s, _CLIP * usual_s)
 
     def observe_host(self, drafted: bool, seconds: float) -> None:
         """What a round took beside its draft stage and its target pass."""
@@ -210,19 +176,6 @@ class Costs:
             raise ValueError(f"no costs: {error!r}") from None
 
 
-class _Seen:
-    """A mean of (seen / expected), which the first observations make and later ones move."""
-
-    def __init__(self) -> None:
-        self.ratio, self._n = 1.0, 0
-
-    def observe(self, more: float) -> None:
-        """`more`: what was seen over what is known by now."""
-        self._n += 1
-        part = max(1 / self._n, _SLOWEST)
-        self.ratio *= math.exp(part * min(max(math.log(more), -_CLIP), _CLIP))
-
-
 class _Surface:
     """Seconds by count and depth: straight lines between the counts measured, and along the depth.
 
@@ -239,7 +192,7 @@ class _Surface:
         if self.counts[0] < 1:
             raise ValueError(f"no costs: a time of {self.counts[0]} rows")
         self._seconds = [max(_duration(shallow[n]), _LEAST_S) for n in self.counts]
-        self._weights = [round(1 / _SLOWEST)] * len(self.counts)
+        self._weights = [_MEASURED] * len(self.counts)
         self._drift = 1.0
         span = max(self.depths[-1] - self.depths[0], 1)
         both = [n for n in self.counts if n in deep]
@@ -256,18 +209,26 @@ class _Surface:
         return max(self._drift * seconds, _LEAST_S)
 
     def observe(self, n: int, ratio: float) -> None:
-        """A time was `ratio` of what is known. A much shorter one corrects all counts."""
-        surprise = min(max(math.log(max(ratio, _LEAST_S)), -_CLIP), _CLIP)
-        i = self._point(n)
-        self._weights[i] += 1
-        self._seconds[i] *= math.exp(surprise * max(1 / self._weights[i], _SLOWEST))
-        self.drift_by(ratio)
+        """A time was `ratio` of what is known.
 
-    def drift_by(self, ratio: float) -> None:
-        """The machine's part of a surprise."""
+        If it is far shorter than what was measured, the machine was busy then, and the counts above
+        that were not seen since were measured too long, too. Otherwise a fall is shared between the
+        count and the machine as rises are: else each swing of the machine's speed would leave one
+        part higher and another lower, till wide passes seem to cost what narrow ones do.
+        """
         surprise = math.log(max(ratio, _LEAST_S))
-        at_once = min(surprise + _CLIP, 0.0)
-        self._drift *= math.exp(at_once + _DRIFT * min(max(surprise, -_CLIP), _CLIP))
+        at_once, surprise = min(surprise + _CLIP, 0.0), min(max(surprise, -_CLIP), _CLIP)
+        i = self._point(n)
+        if self._weights[i] == _MEASURED:
+            for j in range(i, len(self.counts)):
+                if self._weights[j] == _MEASURED:
+                    self._seconds[j] *= math.exp(at_once)
+            at_once = 0.0
+        self._weights[i] += 1
+        part = max(1 / self._weights[i], _SLOWEST)
+        common = _DRIFT / (part + _DRIFT)
+        self._seconds[i] *= math.exp(at_once * (1 - common) + part * surprise)
+        self._drift *= math.exp(at_once * common + _DRIFT * surprise)
 
     def _point(self, n: int) -> int:
         """The place of a count among the points; it becomes one."""
@@ -307,7 +268,6 @@ class Passes:
         self._costs = costs
         self._kind: tuple[int, ShapeName] = (0, "chain")
         self._made = 0  # passes since the last new graph, that one included
-        self._extra_s = 0.0  # of those that made graphs
         self._skipped = 0
         self.fresh = False
         """Whether graphs were still made in the last pass."""
@@ -322,30 +282,18 @@ class Passes:
         self._skipped = n_rounds
 
     def observe(
-        self,
-        n_rows: int,
-        depth: int,
-        seconds: float,
-        shape: ShapeName,
-        *,
-        drafted: bool,
-        rebuilt: bool,
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName, *, rebuilt: bool
     ) -> None:
-        """`drafted`: after a draft. `rebuilt`: llama.cpp is known to have built its graph again."""
-        costs, kind = self._costs, (n_rows, shape)
+        """`rebuilt`: llama.cpp is known to have built its graph again."""
+        kind = n_rows, shape
         n, self._skipped = 1 + self._skipped, 0
         if rebuilt or kind != self._kind:
-            self._kind, self._made, self._extra_s = kind, 0, 0.0
+            self._kind, self._made = kind, 0
         self.fresh = self._made < TO_MAKE
-        if not self.fresh:
-            costs.observe_step(n_rows, depth, seconds, shape, drafted=drafted)
-            return
-        usual_s = costs.step_s(n_rows, depth, shape) + costs.after_draft_s * drafted
-        costs.bound_step(n_rows, depth, seconds, shape)
+        # With what making graphs takes, a pass can only tell that it was thought to be too dear.
+        if not self.fresh or seconds < 0.75 * self._costs.step_s(n_rows, depth, shape):
+            self._costs.observe_step(n_rows, depth, seconds, shape)
         self._made += n
-        self._extra_s += n * (seconds - usual_s)
-        if self._made >= TO_MAKE:
-            costs.observe_switch(self._extra_s, usual_s)
 
 
 def _between(xs: list[int], ys: list[float], x: int) -> float:

@@ -29,14 +29,12 @@ class Findings:
     """What a plan found for the sequences of a batch; times in plain rounds.
 
     At its best, drafting verifies `drafts` drafts of all sequences, emits `tokens` a round and is
-    `gain` times as fast as plain decoding; a rest of an answer of fewer than `shortest` drafts is
-    not worth one. `draft_cost` is that of the draft stage, `double_cost` that of a pass of twice
-    the rows of a plain one.
+    `gain` times as fast as plain decoding. `draft_cost` is that of the draft stage, `double_cost`
+    that of a pass of twice the rows of a plain one.
     """
 
     n_seqs: int
     drafts: int
-    shortest: int
     tokens: float
     gain: float
     draft_cost: float

@@ -6,13 +6,13 @@ anchor's. Limits and drafts count nodes, without it.
 
 from __future__ import annotations
 
+from dflash_local.controller.controller import Controller
+from dflash_local.controller.policy import Policy
 from dflash_local.engine.choice import Choice
 from dflash_local.engine.copying import Copying
 from dflash_local.engine.recurrent_rows import RecurrentRows
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
-from dflash_local.pays.controller import Controller
-from dflash_local.pays.policy import Policy
 
 
 class Widths:

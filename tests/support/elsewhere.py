@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from dflash_local.controller.controller import Controller, Policy
+from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import ShapeName
-from dflash_local.pays.controller import Controller, Policy
-from dflash_local.pays.costs import Costs
 
 BLOCK = 16
 MS = 1e-3

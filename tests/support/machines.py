@@ -7,7 +7,7 @@ import random
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from dflash_local.pays.costs import Costs
+from dflash_local.controller.costs import Costs
 
 SHALLOW, DEEP = 4, 8192
 """Cached tokens at which a calibration measures; each sequence has the first."""

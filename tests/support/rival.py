@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from dflash_local.pays.costs import Costs
+from dflash_local.controller.acceptance import path_chances
+from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Shape, ShapeName
-from dflash_local.pays.chances import path_chances
 from drafted_text import BLOCK
 
 _BLEND, _HORIZON, _JUDGED, _LOOK, _TRIAL = 0.05, 20, 8, 64, 4
@@ -102,7 +102,7 @@ class Rival:
 
     def observe(self, policy: RivalPolicy, draft: Draft, tokens: Sequence[int]) -> None:
         self._n_kept += len(tokens) - 1
-        node, children = -1, dict(zip(zip(draft.parents, draft.tokens), range(len(draft))))
+        node, edges = -1, list(zip(draft.parents, draft.tokens, strict=True))
         for at, token in enumerate(tokens, 1):
             first = next((i for i, p in enumerate(draft.parents) if p == node), None)
             if first is None:
@@ -110,7 +110,7 @@ class Rival:
             kind, p = _kind(at, draft.logprobs[first]), math.exp(draft.logprobs[first])
             known = self._right.get(kind, p)
             self._right[kind] = known + _BLEND * ((draft.tokens[first] == token) - known)
-            node = children.get((node, token), -2)
+            node = edges.index((node, token)) if (node, token) in edges else -2
 
     def observe_round(
         self, n_rows: int, shape: ShapeName, n_drafting: int, depth: int, draft_s: float,
@@ -128,7 +128,11 @@ class Rival:
         rate = (self._base + self._n_kept) / (draft_s + verify_s + host_s + inject_s)
         known = self._rates.get(shape, rate)
         self._rates[shape] = known + 2 * _BLEND * (rate - known)
-        plain = self._base / (self._costs.step_s(self._base, depth) * self._seen.get((self._base, "chain"), self._drift) + self._costs.host_s)
+        plain = self._base / (
+            self._costs.step_s(self._base, depth)
+            * self._seen.get((self._base, "chain"), self._drift)
+            + self._costs.host_s
+        )
         self._gain += 2 * _BLEND * (min(rate / plain, 4.0) - self._gain)
         self._n_drafted, self._n_kept = self._n_drafted + 1, 0
         if self._gain < 1 and self._n_drafted >= _JUDGED:

@@ -73,6 +73,12 @@ class Fixed:
         """Counts nothing."""
 
 
+def emitted(draft: Draft, written: Sequence[int]) -> list[int]:
+    """The tokens after a draft where the target writes these."""
+    tokens = iter(written)
+    return accept(draft, lambda _: next(tokens), lambda _: False).tokens
+
+
 @dataclass
 class Played:
     """What came of it: tokens, seconds, and of each round its rows and whether it drafted."""
@@ -175,11 +181,10 @@ def play(
         for answer, draft, n in zip(answers, drafts, n_drafts, strict=True):
             n_tokens = n_steps
             if n:
-                tokens = iter(answer.places[answer.done].written)
-                verdict = accept(draft, lambda _, it=tokens: next(it), lambda _: False)
-                n_tokens = min(len(verdict.tokens), answer.remaining)
+                tokens = emitted(draft, answer.places[answer.done].written)
+                n_tokens = min(len(tokens), answer.remaining)
                 if draft:
-                    controller.observe(answer.policy, draft, verdict.tokens)
+                    controller.observe(answer.policy, draft, tokens)
             answer.pending = n_tokens if n else answer.pending + n_tokens
             answer.done += n_tokens
             played.tokens += n_tokens
@@ -205,6 +210,4 @@ def play(
 def _draft(answer: _Answer) -> Draft:
     proposal = answer.places[answer.done].proposal
     policy = answer.policy
-    return policy.shape.cut(
-        proposal, _VOCABULARY, answer.limit(), answer.remaining, policy.rate
-    )
+    return policy.shape.cut(proposal, _VOCABULARY, answer.limit(), answer.remaining, policy.rate)
