@@ -20,27 +20,26 @@ from dflash_local.draft.shape import Chain, Shape, ShapeName
 __all__ = ["Controller", "Policy"]
 
 _REPLAN = 8
-"""Rounds between plans: they take host time, up to a tenth of a tiny model's step."""
-_REFRESH = 32
-"""Passes, or eight times as many tokens, after which the prices of passes are made again: that
-takes host time."""
+"""Rounds between plans: they take host time, up to a tenth of a tiny model's step. The prices of
+passes are made again after four times as many passes, or 32 times as many tokens."""
 _SEEN = 3
 """Drafts that are verified in a look, and of a drafter that is not known, whatever their
-confidence."""
+confidence. With none, a good drafter whose confidence says nothing is never found to be good."""
 _FIRST, _INCOME = 3.0, 0.004
-"""Plain rounds that looks may lose: at first, and for each round. More makes looks a cost of their
-own, less finds a text that has turned too late."""
-_CREDIT = 12.0
-"""Plain rounds that drafting may lose, in all since it began to, before it is off for a while: for
-what the forecast does not see."""
-_OFF = 64
-"""Rounds for which it is off the first time; each time in a row twice as many."""
+"""Plain rounds that looks may lose: at first, and for each round. With twice as much for each,
+`h200-8b-bf16` and `h200-8b-hot` lose 2 to 9 % in some texts; with less, a text that has turned is
+found too late."""
+_CREDIT, _OFF = 12.0, 64
+"""Plain rounds that drafting may lose, in all since it began to, before it is off for so many
+rounds; each time in a row for twice as many. For what the forecast does not see: without it,
+`tiny-gpu` and `h200-8b-q4` lose 2 % with an over-confident drafter."""
 _COPY_MARGIN = 1.5
 """What rows of copies must bring for each plain row that they cost. With 1, a text that repeats
 nothing pays for guesses that only just break even, two or three in a hundred."""
 _LATEST = 1000
-"""Rounds after which a drafter of which nothing was ever seen is tried whatever it is thought to
-cost. Without this, costs that were measured on a busy machine keep drafting off for good."""
+"""Rounds after which what was not seen is tried: a new drafter, whatever it is thought to cost, and
+plain decoding while drafting is on. Without this, costs that were measured on a busy machine keep
+drafting off, or on, for good."""
 _FOREVER = 1 << 30
 
 
@@ -90,13 +89,15 @@ class Controller:
         self._idle = self._replan_at = 0
         self._on = self._looking = False
         self._shape: ShapeName = "chain"
-        self._planned_at, self._doubt = 0, 0.0
+        self._planned_at = self._plain_at = 0
+        self._doubt = 0.0
         self._gain = 1.0  # of drafting, while it is on
         # What looks and drafting may still lose, in plain rounds
         self._spent = 0.0
         self._credit, self._off_until, self._off = _CREDIT, 0, _OFF
         # The rounds since
         self._accepted = 0
+        self._n_resting = 0  # rows to inject because their sequences have not drafted
 
     def open(
         self, depth: int = 0, *, greedy: bool = True, shapes: Sequence[Shape] | None = None
@@ -200,6 +201,7 @@ class Controller:
                 found[:_SEEN] = [1.0] * min(_SEEN, len(found))
             chains.append(found[:limit])
             policy.rounds += 1
+            self._n_resting += self._round - policy.rest_from
             policy.rest_from = self._round
         return chains
 
@@ -276,6 +278,8 @@ class Controller:
         verified = drafted or n_new > base
         changed = self._passes.rows(shape) != n_rows
         self._depth = depth
+        if not verified:
+            self._plain_at = self._round
         self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
         self.redecoded.observe(n_new, base + self._accepted, verified=verified, changed=changed)
         if host_s is not None and (drafted or not verified):
@@ -288,12 +292,14 @@ class Controller:
                 costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected)
             else:
                 costs.observe_draft(n_drafting, depth, draft_s)
+            if inject_s and not self._looking:  # drafting pays for its rests, not for prompts
+                inject_s *= min(self._n_resting / n_injected, 1.0)
             host_s = costs.host_s + costs.draft_host_s if host_s is None else host_s
             self._settle(inject_s + draft_s + verify_s + host_s)
         elif self._on and not verified and self.redecoded.now and base:
             # What drafts have left to do is theirs to pay.
             self._settle(costs.step_s(n_rows, depth) + costs.host_s + changed * costs.switch_s)
-        self._accepted = 0
+        self._accepted = self._n_resting = 0
 
     def _settle(self, seconds: float) -> None:
         """After a round that drafted: how far it was ahead of plain decoding."""
@@ -315,6 +321,8 @@ class Controller:
         now, costs = self._round, self.costs
         self._base, self._members = len(policies) + other_rows, list(policies)
         self._price(len(policies))
+        if not self._on:
+            self._prices = {}  # what has just been seen counts
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
         findings = self._best(able) if able else None
         is_off = now < self._off_until
@@ -322,7 +330,7 @@ class Controller:
             findings = replace(findings, suspended=True)
         gain = findings.gain if findings else 0.0
         # What going there costs must be earned; and a few drafts tell little: what is lost in all
-        # rounds together must be worth the way there and back.
+        # rounds together must be worth the way there and back (2 % of `moe`, 15 % of `tiny-gpu`).
         switch = costs.switch_s / self._passes_s("chain")[0]
         self._doubt = max(self._doubt + (now - self._planned_at) * (1 - gain), 0.0)
         if not self._on:
@@ -336,8 +344,10 @@ class Controller:
             policy.drafting, policy.looking, policy.findings = self._on, False, findings
         self._idle, self._looking = 0, False
         if self._on:
+            if now - self._plain_at > _LATEST:
+                self._idle = 2  # until its graphs are there
             early = any(policy.known.rounds < KNOWN for policy in able)
-            self._replan_at = now + (1 if early else _REPLAN)
+            self._replan_at = now + self._idle + (1 if early else _REPLAN)
             return
         wait = self._off_until - now if is_off else self._look(able)
         self._looking = wait == 0
@@ -407,8 +417,8 @@ class Controller:
     def _price(self, n_seqs: int) -> None:
         """Make the prices of passes for so many sequences of this batch, where they are old."""
         n_again, costs = self.redecoded.usual, self.costs
-        base, age = self._base, costs.n_observed // _REFRESH
-        kind = base, n_seqs, n_again, age, self._depth // (8 * _REFRESH)
+        base, age = self._base, costs.n_observed // (4 * _REPLAN)
+        kind = base, n_seqs, n_again, age, self._depth // (32 * _REPLAN)
         if kind != self._priced:
             self._priced, self._n_seqs, self._prices = kind, n_seqs, {}
 

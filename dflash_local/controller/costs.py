@@ -192,7 +192,7 @@ class _Surface:
         if self.counts[0] < 1:
             raise ValueError(f"no costs: a time of {self.counts[0]} rows")
         self._seconds = [max(_duration(shallow[n]), _LEAST_S) for n in self.counts]
-        self._weights = [_MEASURED] * len(self.counts)
+        self._weights: list[float] = [_MEASURED] * len(self.counts)
         self._drift = 1.0
         span = max(self.depths[-1] - self.depths[0], 1)
         both = [n for n in self.counts if n in deep]
@@ -211,17 +211,18 @@ class _Surface:
     def observe(self, n: int, ratio: float) -> None:
         """A time was `ratio` of what is known.
 
-        If it is far shorter than what was measured, the machine was busy then, and the counts above
-        that were not seen since were measured too long, too. Otherwise a fall is shared between the
+        If it is far shorter than what was measured, the machine was busy then, and all counts that
+        were not seen since were measured too long, too. Otherwise a fall is shared between the
         count and the machine as rises are: else each swing of the machine's speed would leave one
         part higher and another lower, till wide passes seem to cost what narrow ones do.
         """
         surprise = math.log(max(ratio, _LEAST_S))
         at_once, surprise = min(surprise + _CLIP, 0.0), min(max(surprise, -_CLIP), _CLIP)
+        is_known = n in self.counts
         i = self._point(n)
-        if self._weights[i] == _MEASURED:
-            for j in range(i, len(self.counts)):
-                if self._weights[j] == _MEASURED:
+        if not is_known or self._weights[i] == _MEASURED:
+            for j, weight in enumerate(self._weights):
+                if weight == _MEASURED or j == i:
                     self._seconds[j] *= math.exp(at_once)
             at_once = 0.0
         self._weights[i] += 1
@@ -235,7 +236,7 @@ class _Surface:
         i = bisect_left(self.counts, n)
         if i == len(self.counts) or self.counts[i] != n:
             self._seconds.insert(i, self.at(n, self.depths[0]) / self._drift)
-            self._weights.insert(i, 1)
+            self._weights.insert(i, 0.5)  # it never weighs what a measured one does at first
             self.counts.insert(i, n)
         return i
 

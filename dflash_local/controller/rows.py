@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 HORIZON = 20
 """Rounds over which a better row count, or another shape, must earn the change of graph. With none,
 or with very many, it changes too often or never, at a third of the speed at worst."""
-_BLEND = 0.15
-"""Of the last round's values in their mean. With less, the usual row count is found too late."""
+BLEND = 0.15
+"""The weight of the last round in means that stand for the next ones. With less, the usual row
+count is found too late."""
 
 
 class Rows:
@@ -135,9 +136,7 @@ class Rows:
         """With those of the rounds before that had as many: the ends of answers have fewer, which
         say nothing of the usual drafts."""
         means = self._means.get(len(values), values)
-        blended = [
-            mean + _BLEND * (value - mean) for mean, value in zip(means, values, strict=True)
-        ]
+        blended = [mean + BLEND * (value - mean) for mean, value in zip(means, values, strict=True)]
         self._means[len(values)] = blended
         return blended
 

@@ -81,7 +81,7 @@ def rate(machine: Machine, text: Text, chosen: Controller | None, n: int = 1000)
 
 
 @pytest.mark.one_in(12)
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", [name for name in MACHINES if MACHINES[name].busy == 1.0])
 @pytest.mark.parametrize("text_name", ["hopeless", "prose", "code"])
 def test_drafting_is_hardly_ever_slower_than_plain_decoding(name: str, text_name: str) -> None:
     machine = MACHINES[name]
