@@ -55,24 +55,17 @@ class Acceptance:
 
     # Chances
 
-    def each(self, logprobs: Sequence[float], sigmas: float = 0.0) -> list[float]:
-        """The chance of each first choice, if all before it are accepted; `sigmas` standard
-        deviations up."""
+    def each(self, logprobs: Sequence[float]) -> list[float]:
+        """The chance of each first choice, if all before it are accepted."""
         a, b, exp = self._a, self._b, math.exp
-        if not sigmas:
-            return [1.0 / (1.0 + exp(-a - b * x)) for x in _features(logprobs)]
-        found = []
-        for x in _features(logprobs):
-            deviation = math.sqrt(max(self._aa + x * (2 * self._ab + x * self._bb), 0.0))
-            found.append(1.0 / (1.0 + exp(-a - b * x - sigmas * deviation)))
-        return found
+        return [1.0 / (1.0 + exp(-a - b * x)) for x in _features(logprobs)]
 
-    def chances(self, draft: Draft, shape: ShapeName, sigmas: float = 0.0) -> list[float]:
+    def chances(self, draft: Draft, shape: ShapeName) -> list[float]:
         """The falling chances of a draft's nodes. A tree has them as it was grown from `rate`d
-        candidates, likeliest first; without candidates there is no tree."""
-        if shape == "tree" and draft.candidates is not None:
+        candidates, likeliest first; without candidates it is mostly a chain."""
+        if shape == "tree" and (draft.candidates is not None or not draft.is_chain):
             return path_chances(draft)
-        return list(accumulate(self.each(draft.logprobs, sigmas), mul))
+        return list(accumulate(self.each(draft.logprobs), mul))
 
     def of_other_shape(self, candidates: Candidates, shape: ShapeName) -> list[float]:
         """Those that these candidates have as a draft of that shape."""
@@ -113,7 +106,7 @@ class Acceptance:
         chances = list(chain)
         for before, chance in zip([1.0, *chain], chain, strict=False):
             chances += [(before - chance) * share for share in _COLD_SHARES]
-        return sorted(chances, reverse=True)[: self.n_nodes]
+        return sorted([*chances, *[0.0] * self.n_nodes], reverse=True)[: self.n_nodes]
 
     # Learning
 

@@ -152,6 +152,10 @@ def test_it_is_kept_and_read_again() -> None:
     assert other.usual("chain") == known.usual("chain") and len(other.usual("tree")) == 2 * N_NODES
 
 
+def test_a_usual_tree_has_as_many_nodes_as_a_tree_may_have() -> None:
+    assert len(Acceptance(BLOCK, 100).cold("tree")) == 100
+
+
 @pytest.mark.parametrize(
     "raw",
     [

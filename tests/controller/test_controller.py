@@ -17,7 +17,7 @@ from dflash_local.controller.controller import Controller, Policy
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
-from drafted_text import BLOCK, KEPT_OUT, TEXTS, text
+from drafted_text import BLOCK, text
 from machines import MACHINES, Machine
 from rounds import N_NODES, Fixed, Played, play
 
@@ -46,21 +46,19 @@ def best(name: str, text_name: str, n_seqs: int, shape: DraftShape) -> float:
 
 
 CELLS = [
-    (machine, text, n_seqs, shape)
+    (machine, text_name, n_seqs, "auto" if MACHINES[machine].takes_trees else "chain")
     for machine in MACHINES
-    for text in (*TEXTS, *KEPT_OUT)
+    for text_name in ("hopeless", "switching", "untrained 0.85", "shipped", "q4 drawn", "dflash2")
     for n_seqs in (1, 4)
-    for shape in ("chain", "auto")
-    if MACHINES[machine].takes_trees or shape == "chain"
 ]
 
 
-@pytest.mark.one_in(29)
+@pytest.mark.one_in(19)
 @pytest.mark.parametrize("name, text_name, n_seqs, shape", CELLS)
 def test_it_is_near_the_best_width_in_hindsight(
     name: str, text_name: str, n_seqs: int, shape: DraftShape
 ) -> None:
-    """Knowing nothing at first. In the mean it is at the best width (see the tool)."""
+    """Knowing nothing at first. In the mean it is at the best width, as the tool shows."""
     machine, lengths = MACHINES[name], LENGTHS * max(1, n_seqs // 2)
     n_nodes = N_NODES if shape == "auto" else 0
     chosen = controller(machine, n_seqs, n_nodes)
