@@ -34,16 +34,20 @@ class Rows:
         self.base = 0
         self.rate = 0.0
         """The tokens a second that rows must beat."""
+        self._passes: Sequence[float] = ()
         self._prices: list[float] = []
+        self._enough: dict[tuple[int, int, float], NDArray[np.float64]] = {}
         self._means: dict[int, list[float]] = {}  # values of the last rounds; by how many there are
         self._missed = 0.0  # tokens, by keeping the row count in rounds with copies
 
     def price(self, base: int, passes: Sequence[float], rate: float) -> None:
         """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
-        tokens a second that it must beat."""
+        tokens a second that it must beat. The list stays as it is."""
+        if passes is self._passes and (base, rate) == (self.base, self.rate):
+            return
         if base != self.base:
             self._means = {}
-        self.base, self.rate = base, rate
+        self.base, self.rate, self._passes, self._enough = base, rate, passes, {}
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
 
     def forget(self) -> None:
@@ -105,7 +109,13 @@ class Rows:
         """How much of the first k + 1 drafts of one of `n_seqs` sequences must be expected to be
         accepted, float64 by k. Where all drafts of all of them stay below at each k, `once`
         chooses a plain pass; with one sequence, it does so in no other case."""
-        last, switch = self._last(last_rows), self.rate * switch_s
+        kind = n_seqs, self._last(last_rows), switch_s
+        if kind not in self._enough:
+            self._enough = {kind: self._least(*kind)}
+        return self._enough[kind]
+
+    def _least(self, n_seqs: int, last: int, switch_s: float) -> NDArray[np.float64]:
+        switch = self.rate * switch_s
         # After a plain pass, drafts pay the way there and back. After any other, a plain one
         # has a new graph, too.
         least = np.array(self._prices[1:]) + (0.0 if last else 2 * switch)
