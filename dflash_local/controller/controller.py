@@ -205,14 +205,12 @@ class Controller:
             policy.rest_from = self._round
         return chains
 
-    def rows(
-        self, chains: Sequence[list[float]], *, drafted: bool = True, joined: bool = False
-    ) -> list[int]:
+    def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
         """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
 
         `chains` are the falling chances of the drafts, as `chances` has them, or of what they are
-        once copies have `joined` them. `drafted`: the drafter had a part in the round; otherwise
-        they are copies alone.
+        once copies have joined them. `drafted`: the drafter had a part in the round; otherwise they
+        are copies alone.
         """
         switch_s = self.costs.switch_s
         if not drafted:
@@ -220,8 +218,7 @@ class Controller:
             return self._copies().once(chains, self._last_rows("chain"), switch_s)
         if self._looking:
             return [1 + min(_SEEN, len(chain)) for chain in chains]
-        choose = self._rows.joined if joined else self._rows.usual
-        return choose(chains, self._last_rows(self._shape), switch_s)
+        return self._rows.usual(chains, self._last_rows(self._shape), switch_s)
 
     def _last_rows(self, shape: ShapeName) -> int | None:
         """Those of the last pass, without as many as this round decodes again."""

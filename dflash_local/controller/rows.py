@@ -38,7 +38,6 @@ class Rows:
         self._prices: list[float] = []
         self._enough: dict[tuple[int, int, float], NDArray[np.float64]] = {}
         self._means: dict[int, list[float]] = {}  # values of the last rounds; by how many there are
-        self._missed = 0.0  # tokens, by keeping the row count in rounds with copies
 
     def price(self, base: int, passes: Sequence[float], rate: float) -> None:
         """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
@@ -70,7 +69,7 @@ class Rows:
         """
         merged = self._merged(chains)
         values, last = self._values(merged), self._last(last_rows)
-        switch, self._missed = self.rate * switch_s, 0.0
+        switch = self.rate * switch_s
         means = self._blended(values)
         usual, best = means.index(max(means)), values.index(max(values))
         stay = last
@@ -78,20 +77,6 @@ class Rows:
             stay = usual
         cost = switch if stay != last else 2 * switch
         return self._shared(chains, merged, best if values[best] - values[stay] > cost else stay)
-
-    def joined(
-        self, chains: Sequence[list[float]], last_rows: int | None, switch_s: float
-    ) -> list[int]:
-        """The same for drafts that copies have joined, which say nothing of the rounds after them:
-        the row count is kept until it has missed, in such rounds one after the other, what going
-        there and back costs."""
-        merged = self._merged(chains)
-        values, last = self._values(merged), self._last(last_rows)
-        top = max(values)
-        self._missed += top - values[last] if 0 <= last < len(values) else inf
-        if self._missed > 2 * self.rate * switch_s:
-            last, self._missed = values.index(top), 0.0
-        return self._shared(chains, merged, last)
 
     def once(
         self, chains: Sequence[list[float]], last_rows: int | None, switch_s: float

@@ -101,9 +101,7 @@ class Widths:
         for choice in choices:
             choice.n_rows = 1 + len(choice.draft)
         if self._controller and managed:
-            rows = self._controller.rows(
-                [c.chances for c in managed], drafted=drafted, joined=copied
-            )
+            rows = self._controller.rows([c.chances for c in managed], drafted=drafted)
             for choice, n in zip(managed, rows, strict=True):
                 choice.n_rows = min(n, choice.n_rows)
         self._recurrent.make_equal(choices)

@@ -114,57 +114,6 @@ def test_another_shape_begins_anew() -> None:
     assert width == 1 + MOST
 
 
-def test_a_long_copy_leaves_the_usual_row_count_of_drafts() -> None:
-    """Drafts whose worth varies about that of another row count: each change costs a graph."""
-    passes = [4.0 + 0.1 * k for k in range(MOST + 1)]
-    good, bad = [0.5] * 15, [0.5, 0.5] + [0.01] * 13
-    rows = {}
-    for with_copy in (False, True):
-        choice = Rows()
-        last, found = 1, []
-        for n in range(80):
-            choice.price(1, passes, 0.5)
-            if with_copy and n == 40:
-                (last,) = choice.joined([[0.99] * MOST], last, 8.0)
-            else:
-                (last,) = choice.usual([good if n % 2 else bad], last, 8.0)
-            found.append(last)
-        rows[with_copy] = found[60:]
-    assert rows[True] == rows[False]
-    assert len(set(rows[True])) == 1
-
-
-def halving(rows: int) -> list[float]:
-    """Falling chances of nodes, for which so many rows are best where each costs a tenth."""
-    return [0.9] * (rows - 1) + [0.05] * (1 + MOST - rows)
-
-
-def test_doubtful_copies_now_and_then_change_no_graph() -> None:
-    """A tree has as many nodes with them as without. What they bring says nothing of the drafts."""
-    choice = Rows()
-    passes = [4.0 + 0.2 * k for k in range(MOST + 1)]
-    last, found = 1, []
-    for n in range(80):
-        choice.price(1, passes, 0.5)
-        how = choice.joined if n % 4 == 3 else choice.usual
-        (last,) = how([halving(18 if n % 4 == 3 else 16)], last, 2.0)
-        found.append(last)
-    assert set(found) == {16}
-
-
-def test_copies_round_after_round_get_the_rows_that_they_are_worth() -> None:
-    choice = Rows()
-    passes = [4.0 + 0.2 * k for k in range(MOST + 1)]
-    choice.price(1, passes, 0.5)
-    last = choice.usual([halving(16)], None, 2.0)[0]
-    found = []
-    for _ in range(20):
-        (last,) = choice.joined([halving(18)], last, 2.0)
-        found.append(last)
-    assert found == [16] + [18] * 19
-    assert choice.joined([halving(40)], last, 2.0) == [40]  # at once where it is worth it
-
-
 def test_a_doubtful_copy_is_not_tried_for_the_sake_of_a_sure_one() -> None:
     """They may be equally long, and the rounds of the sure one say nothing of the doubtful one."""
     choice = Rows()

@@ -135,7 +135,7 @@ def seconds_of(
         elif copies:
             draft, chances = copy_alone(copies)
         if draft:
-            (width,) = controller.rows([chances], drafted=n > 0, joined=True)
+            (width,) = controller.rows([chances], drafted=n > 0)
             draft = draft.clip(width - 1)
         coming = iter(left)
         verdict = accept(draft, lambda _row, coming=coming: next(coming), lambda _token: False)

@@ -100,9 +100,7 @@ class Fickle(Controller):
         assert len(policies) == len(drafts) == len(limits)
         return super().chances(policies, drafts, limits)
 
-    def rows(
-        self, chains: Sequence[list[float]], *, drafted: bool = True, joined: bool = False
-    ) -> list[int]:
+    def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
         return [self._random.randint(1, 1 + len(chain)) for chain in chains]
 
     def observe_round(self, *_: object, **__: object) -> None:
