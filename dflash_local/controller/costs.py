@@ -140,6 +140,12 @@ class Costs:
         if n_injected:
             self.inject_s = min(self.inject_s, seconds / n_injected)
 
+    def observe_switch(self, extra_s: float, usual_s: float) -> None:
+        """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
+        extra_s = max(extra_s, 0.0)
+        self.switch_s = min(self.switch_s, extra_s + TO_MAKE * usual_s)
+        self.switch_s += _SLOWEST * min(extra_s - self.switch_s, _CLIP * usual_s)
+
     def observe_host(self, drafted: bool, seconds: float) -> None:
         """What a round took beside its draft stage and its target pass."""
         most = _CLIP * self._steps.at(1, self._steps.depths[0])
@@ -216,15 +222,15 @@ class _Surface:
         count and the machine as rises are: else each swing of the machine's speed would leave one
         part higher and another lower, till wide passes seem to cost what narrow ones do.
         """
-        surprise = math.log(max(ratio, _LEAST_S))
-        at_once, surprise = min(surprise + _CLIP, 0.0), min(max(surprise, -_CLIP), _CLIP)
         is_known = n in self.counts
         i = self._point(n)
-        if not is_known or self._weights[i] == _MEASURED:
+        if ratio < math.exp(-_CLIP) and (not is_known or self._weights[i] == _MEASURED):
             for j, weight in enumerate(self._weights):
                 if weight == _MEASURED or j == i:
-                    self._seconds[j] *= math.exp(at_once)
-            at_once = 0.0
+                    self._seconds[j] *= ratio
+            ratio = 1.0
+        surprise = math.log(max(ratio, _LEAST_S))
+        at_once, surprise = min(surprise + _CLIP, 0.0), min(max(surprise, -_CLIP), _CLIP)
         self._weights[i] += 1
         part = max(1 / self._weights[i], _SLOWEST)
         common = _DRIFT / (part + _DRIFT)
@@ -269,6 +275,7 @@ class Passes:
         self._costs = costs
         self._kind: tuple[int, ShapeName] = (0, "chain")
         self._made = 0  # passes since the last new graph, that one included
+        self._extra_s = 0.0  # of those that made graphs
         self._skipped = 0
         self.fresh = False
         """Whether graphs were still made in the last pass."""
@@ -289,12 +296,15 @@ class Passes:
         kind = n_rows, shape
         n, self._skipped = 1 + self._skipped, 0
         if rebuilt or kind != self._kind:
-            self._kind, self._made = kind, 0
-        self.fresh = self._made < TO_MAKE
+            self._kind, self._made, self._extra_s = kind, 0, 0.0
+        self.fresh, usual_s = self._made < TO_MAKE, self._costs.step_s(n_rows, depth, shape)
         # With what making graphs takes, a pass can only tell that it was thought to be too dear.
-        if not self.fresh or seconds < 0.75 * self._costs.step_s(n_rows, depth, shape):
+        if not self.fresh or seconds < usual_s * math.exp(-_CLIP):
             self._costs.observe_step(n_rows, depth, seconds, shape)
         self._made += n
+        self._extra_s += n * (seconds - usual_s)
+        if self.fresh and self._made >= TO_MAKE:
+            self._costs.observe_switch(self._extra_s, usual_s)
 
 
 def _between(xs: list[int], ys: list[float], x: int) -> float:

@@ -130,6 +130,19 @@ def test_the_whole_machine_may_slow_down() -> None:
     assert found.step_s(8, 100) > 0.0085 * 1.03
 
 
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("first_s", [0.0005, 0.005, 0.02])
+def test_a_new_graph_costs_what_its_first_passes_take_on_top(
+    first_s: float, shape: ShapeName
+) -> None:
+    device = Device(pass_costs(switch_s=first_s))
+    for i in range(400):
+        device.run((8, 16)[i // 4 % 2], shape=shape)
+    assert device.known.switch_s == pytest.approx(BUILD_S + RECORD_S, rel=0.05)
+    for n_rows, seconds in PASS_STEPS[DEPTH].items():
+        assert device.known.step_s(n_rows, DEPTH) == pytest.approx(seconds, rel=1e-6)
+
+
 def test_the_host_is_learnt_with_and_without_drafts() -> None:
     found = costs()
     for _ in range(300):
