@@ -50,7 +50,7 @@ CELLS = [
     for machine in MACHINES
     for text_name in ("hopeless", "switching", "untrained 0.85", "shipped", "q4 drawn", "dflash2")
     for n_seqs in (1, 4)
-    # Where a look costs eight steps, a drafter whose drafts tell nothing of themselves is not tried.
+    # Where a look costs eight steps, drafts that tell nothing of themselves are never tried.
     if (machine, text_name) != ("tiny-h200", "untrained 0.85")
 ]
 
