@@ -12,7 +12,7 @@ PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 export PYTHONDONTWRITEBYTECODE =
 NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 
-.PHONY: demo test slow-test client-test browser-test node-test library-test check format typecheck asan wheel lock setup setup-test clean
+.PHONY: demo test slow-test gpu-test client-test browser-test node-test library-test check format typecheck asan wheel lock setup setup-test clean
 
 demo: setup
 	"$(BIN)/dflash-local" chat --max-tokens 96 \
@@ -24,7 +24,11 @@ test: check
 
 # Tests that take longer and prove more of the same: long texts, many requests, large files.
 slow-test: setup-test
-	$(PYTEST) -m slow $$(grep -rlE "pytest.mark.(slow|one_in)" tests --include="test_*.py")
+	$(PYTEST) -m "slow and not gpu" $$(grep -rlE "pytest.mark.(slow|one_in)" tests --include="test_*.py")
+
+# All that needs an NVIDIA GPU, one test at a time.
+gpu-test: setup-test
+	"$(BIN)/python" -m pytest -m gpu $$(grep -rlE "pytest.mark.gpu" tests --include="test_*.py")
 
 # The server with real clients. What is missing is installed from Debian, npm and PyPI.
 client-test: browser-test node-test library-test

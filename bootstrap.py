@@ -581,7 +581,8 @@ def set_up(test: bool, gpu: str | None = None) -> None:
     say("installing dflash-local and building its extension")
     pip(python, ["install", *build_requirements(), *missing_build_tools()], "build tools")
     # With matplotlib, so that `dflash-local bench --plot` works.
-    project = f"{ROOT}[test,plot]" if test else f"{ROOT}[plot]"
+    extras = ["plot", *(["test"] if test else []), *(["cuda"] if gpu == "cuda" else [])]
+    project = f"{ROOT}[{','.join(extras)}]"
     pip(python, ["install", "--no-build-isolation", "-e", project], "building dflash-local")
     wanted |= {"llama": query(python)["llama"], "gpu": gpu}
     stamp.write_text(json.dumps(wanted), encoding="utf-8")

@@ -84,7 +84,10 @@ def write_answer(
                     continue
                 begin()
                 if thinking and not is_thought:
-                    write_stdout("\n\n")
+                    if view is not None:
+                        view.end_thought()
+                    else:
+                        write_stdout("\n\n")
                 written, thinking = new, is_thought
                 say.in_line = not written.endswith("\n")
                 if view is not None:
@@ -108,8 +111,18 @@ def write_answer(
 
 def write_stdout(text: str) -> None:
     """Write text at once. A terminal gets no control characters: they could change its settings."""
-    sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    flush_stdout(shown(text) if sys.stdout.isatty() else text)
+
+
+def flush_stdout(text: str = "") -> None:
+    """Write the text and what is left. An error says that it is stdout's."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def write_report(text: str) -> None:

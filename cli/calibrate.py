@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,10 +12,12 @@ import click
 from .answer import write_report, write_stdout
 from .loading import check_drafter, check_files, load_model
 from .options import FILES, LOADING, QUIET, Option, SectionedCommand
+from .report import table
 from .terminal import Speaker
 
 if TYPE_CHECKING:
     from dflash_local.controller.costs import Costs
+    from dflash_local.cuda.trial import Finding
 
 SECTIONS = {
     "Model": FILES,
@@ -45,6 +48,8 @@ def calibrate(**values: Any) -> None:
         assert controller is not None
         costs = controller.costs
         block_size = drafter.block_size if drafter else model.engine.max_width
+        few_rows = model.engine.target.few_rows
+        products = few_rows.findings if few_rows else []
     from dflash_local.bench.outlook import outlook_line, outlooks
 
     found = outlooks(costs, block_size)
@@ -52,9 +57,12 @@ def calibrate(**values: Any) -> None:
         report = _milliseconds(costs.as_dict())
         report["block_size"] = block_size
         report["outlook"] = [each.as_dict() for each in found]
+        report["products"] = [_product(finding) for finding in products]
         write_stdout(json.dumps(report) + "\n")
     else:
         write_report("".join(f"{line}\n" for line in [*cost_lines(costs), outlook_line(found)]))
+        if products:
+            write_report("\n" + product_table(products) + "\n")
 
 
 def cost_lines(costs: Costs) -> list[str]:
@@ -70,6 +78,26 @@ def cost_lines(costs: Costs) -> list[str]:
         f"another row count than the last: {1e3 * costs.switch_s:.3g} ms; "
         f"injecting a row: {1e3 * costs.inject_s:.3g} ms",
     ]
+
+
+def product_table(products: Sequence[Finding]) -> str:
+    """Microseconds of a product by our kernels and by llama.cpp's; which of the two is taken."""
+    columns = sorted({n for finding in products for n in finding.ours_us})
+    rows = [
+        [
+            str(finding.shape),
+            *(f"{finding.ours_us[n]:.1f} / {finding.ggml_us[n]:.1f}" for n in columns),
+            "ours" if finding.is_ours else "llama.cpp's",
+        ]
+        for finding in products
+        if finding.ours_us
+    ]
+    heads = ["µs by columns, ours / llama.cpp's", *map(str, columns), "taken"]
+    return table(rows, heads)
+
+
+def _product(finding: Finding) -> dict[str, Any]:
+    return {**asdict(finding), "shape": str(finding.shape), "is_ours": finding.is_ours}
 
 
 def _listed(times: Mapping[str, float]) -> str:

@@ -16,6 +16,7 @@ from .options import (
     REPORTING,
     SAMPLING,
     USUAL,
+    WORDS,
     SectionedCommand,
     generation_arguments,
     max_tokens,
@@ -35,14 +36,31 @@ SECTIONS = {
 }
 
 
+USUAL_OPTIONS = (
+    *("target", "draft", "system", "thinking", "max_tokens", "temperature", "seed"),
+    *("draft_width", "n_ctx", "n_gpu_layers", "compare", "as_json", "quiet"),
+)
+"""Those that people set; -h shows no others."""
+
 EPILOG = f"""\
+{WORDS}
+
 \b
 Messages typed in a conversation are kept in
   {tilde(history_file())}
 """
 
 
-@click.command(cls=SectionedCommand, sections=SECTIONS, epilog=EPILOG)
+def _empty(prompt: str | None, target: str | None) -> str:
+    if prompt not in (None, "-"):
+        return "the prompt is empty: give PROMPT some text."
+    only = f"; `dflash-local pull {target}` only fetches the model" if target else ""
+    return (
+        f"standard input is empty, so there is no prompt: give PROMPT, or a terminal to chat{only}."
+    )
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS, usual=USUAL_OPTIONS, epilog=EPILOG)
 @click.argument("prompt", type=utf8_text, required=False)
 def chat(prompt: str | None, **values: Any) -> int:
     """Answer PROMPT, or hold a conversation.
@@ -58,7 +76,7 @@ def chat(prompt: str | None, **values: Any) -> int:
     if text is None and values["as_json"]:
         raise click.UsageError("--json answers one prompt: give PROMPT, or - for standard input.")
     if text is not None and not text.strip():
-        raise click.UsageError("the prompt is empty: give PROMPT some text.")
+        raise click.UsageError(_empty(prompt, values["target"]))
     arguments = generation_arguments(values)
     template = dict(values["chat_template_kwargs"] or {})
     system = values["system"]
@@ -68,7 +86,7 @@ def chat(prompt: str | None, **values: Any) -> int:
     if text is None:
         from .chat_session import ChatSession
 
-        ChatSession(model, opening, arguments, template, values, say).run()
+        ChatSession(model, opening, template, values, say).run()
         return 0
     with model:
         messages = [*opening, {"role": "user", "content": text.rstrip("\r\n")}]

@@ -15,8 +15,10 @@ from dflash_local.pair import open_pair
 from dflash_local.text_file import read_text
 
 from .answer import write_answer
+from .chat_options import ChatOptions, option_names
 from .line_editor import LineEditor
 from .loading import chosen_files, load_model
+from .options import WORDS, in_options
 from .report import stats_page, summary
 from .request import answer_limit
 from .terminal import Speaker
@@ -29,6 +31,10 @@ COMMANDS = {
     "/help": "show this",
     "/clear": "forget the conversation so far, as /reset does",
     "/retry": "answer the last message again",
+    "/continue": "go on with an answer that was cut or stopped",
+    "/edit": "change the last message, and send it again",
+    "/undo": "take back the last message and its answer",
+    "/set": "show the options of answers; change one: /set temp 0.7",
     "/system": "show the system message; with a text, begin a new conversation under it",
     "/save": "write the conversation to a file: /save FILE",
     "/load": "go on with the conversation of a file: /load FILE",
@@ -37,7 +43,10 @@ COMMANDS = {
     "/exit": "leave, as Ctrl-D does",
 }
 
+_OTHER_NAMES = {"/reset": "/clear", "/?": "/help", "/quit": "/exit", "/bye": "/exit"}
+
 KEYS = (
+    "A message that begins with a slash begins with two: //etc is the message /etc.",
     'Enter sends; Alt-Enter, a backslash before Enter, or Enter after """ begins a new line.',
     "Up and down walk through earlier messages.",
     "Esc or Ctrl-C stops an answer; Ctrl-C clears what is typed.",
@@ -47,8 +56,8 @@ Message = dict[str, Any]
 
 
 class ChatSession:
-    """A conversation with `model`, which it closes. `opening` are its first messages, `arguments`
-    those of `Model.stream`, `template` those of the chat template, `values` those of the command.
+    """A conversation with `model`, which it closes. `opening` are its first messages, `template`
+    has the variables of the chat template, `values` those of the command.
 
     An answer that was stopped stays, as far as it came. A message that cannot be answered, such as
     one that is longer than the context, is taken back.
@@ -58,15 +67,16 @@ class ChatSession:
         self,
         model: Model,
         opening: Sequence[Message],
-        arguments: Mapping[str, Any],
         template: Mapping[str, Any] | None,
         values: Mapping[str, Any],
         say: Speaker,
     ) -> None:
         self._model = model
-        self._arguments = dict(arguments)
         self._template = template
         self._values = dict(values)
+        self._options = ChatOptions(self._values)
+        self._written: tuple[str, list[int]] = ("", [])  # of the last answer, with what it went on
+        self._typed = ""  # what the line editor begins with
         self._say = say
         self._opening = list(opening)
         self.messages = list(opening)
@@ -74,8 +84,11 @@ class ChatSession:
         self._actions: dict[str, Callable[[str], None]] = {
             "/help": self._help,
             "/clear": self._clear,
-            "/reset": self._clear,
             "/retry": self._retry,
+            "/continue": self._continue,
+            "/edit": self._edit,
+            "/undo": self._undo,
+            "/set": self._set,
             "/system": self._system,
             "/save": self._save,
             "/load": self._load,
@@ -90,8 +103,9 @@ class ChatSession:
             self._say("type a message; /help lists commands and keys")
             while True:
                 try:
-                    message = editor.read()
-                    if message.strip() == "/exit":
+                    typed, self._typed = self._typed, ""
+                    message = editor.read(typed)
+                    if _OTHER_NAMES.get(message.strip(), message.strip()) == "/exit":
                         return
                     self.take(message)
                 except KeyboardInterrupt:
@@ -105,57 +119,109 @@ class ChatSession:
         """Answer one message, or carry out a command."""
         if not message.strip():
             return
-        found = re.fullmatch(r"(/[a-z]+)(?:\s+(.*))?", message.strip(), re.DOTALL)
-        action = self._actions.get(found[1]) if found else None
-        if found and action:
-            try:
-                action((found[2] or "").strip())
-            except DflashError as error:
-                self._say.write(f"error: {error}")
-            except OSError as error:
-                self._say.write(f"error: {error.filename}: {error.strerror}")
-        elif found and not found[2]:
-            self._say.write(f"no command {found[1]}; /help lists them")
-        else:
-            self._answer([*self.messages, {"role": "user", "content": message}])
+        found = re.fullmatch(r"(/(?:[a-zA-Z][\w-]*|\?))(?:\s+(.*))?", message.strip(), re.DOTALL)
+        if not found:
+            text = message.replace("//", "/", 1) if message.lstrip().startswith("//") else message
+            self._answer([*self.messages, {"role": "user", "content": text}])
+            return
+        name, rest = found[1].lower(), (found[2] or "").strip()
+        action = self._actions.get(_OTHER_NAMES.get(name, name))
+        try:
+            if action is None:
+                raise InputError(_no_command(name, rest))
+            action(rest)
+        except DflashError as error:
+            self._say.write(f"error: {in_options(str(error))}")
+        except OSError as error:
+            self._say.write(f"error: {error.filename}: {error.strerror}")
 
-    def _answer(self, asked: list[Message]) -> None:
+    def _answer(self, asked: list[Message], begun: tuple[str, list[int]] = ("", [])) -> None:
+        """Answer, or go on with what was `begun` of the answer, its text and its tokens."""
         model = self._model
         try:
             n_prompt = len(model.chat_prompt(asked, chat_template_kwargs=self._template))
-            arguments = {**self._arguments, "max_tokens": answer_limit(model, self._arguments)}
+            n_prompt += len(begun[1])
+            arguments = self._options.arguments()
+            arguments["max_tokens"] = answer_limit(model, arguments)
             ask = partial(
-                model.stream_chat, asked, chat_template_kwargs=self._template, **arguments
+                model.stream_chat,
+                asked,
+                begun=begun if begun[1] else None,
+                chat_template_kwargs=self._template,
+                **arguments,
             )
             result = write_answer(model, ask, n_prompt, self._say, is_chat=True, ends_line=True)
         except InputError as error:
-            self._say.write(f"error: {error} /clear starts a new conversation.")
+            self._say.write(f"error: {in_options(str(error))} /clear starts a new conversation.")
             return
         self.messages = [*asked, result.message]
         self.last = result
-        self._say(summary(result, arguments["max_tokens"]))
+        self._written = (begun[0] + result.text, [*begun[1], *result.tokens])
+        told = summary(result, arguments["max_tokens"])
+        can_go_on = result.finish_reason in ("length", "cancelled") and result.tokens
+        self._say(f"{told}; /continue goes on" if can_go_on else told)
         if self._values["compare"] and result.finish_reason != "cancelled":
             from .compare import compare
 
-            compare(model, ask, result, self._arguments.get("draft_width"), self._say)
+            compare(model, ask, result, arguments.get("draft_width"), self._say)
 
     def _help(self, _: str) -> None:
         width = max(map(len, COMMANDS)) + 2
         lines = [f"{name:{width}s}{text}" for name, text in COMMANDS.items()]
-        self._show([*lines, *KEYS, f"Messages are kept in {tilde(history_file())}"])
+        self._show(
+            [
+                *lines,
+                *KEYS,
+                " ".join(WORDS.split()),
+                f"Messages are kept in {tilde(history_file())}",
+            ]
+        )
 
     def _clear(self, _: str) -> None:
         self.messages = list(self._opening)
         self.last = None
         self._say("the conversation is forgotten")
 
-    def _retry(self, _: str) -> None:
+    def _asked(self) -> list[Message]:
+        """The messages up to the last one of the user. Raises InputError."""
         asked = list(self.messages)
         while asked and asked[-1]["role"] != "user":
             asked.pop()
         if not asked:
             raise InputError("no message was sent yet: type one")
-        self._answer(asked)
+        return asked
+
+    def _retry(self, _: str) -> None:
+        self._answer(self._asked())
+
+    def _continue(self, _: str) -> None:
+        asked = self._asked()
+        if self.last is None or not self._written[1]:
+            raise InputError("there is no answer of this session to go on with; /retry writes one")
+        if self.last.finish_reason not in ("length", "cancelled"):
+            raise InputError("the answer is complete; /retry writes another one")
+        self._answer(asked, self._written)
+
+    def _edit(self, _: str) -> None:
+        self._typed = self._take_back()
+
+    def _undo(self, _: str) -> None:
+        text = self._take_back().strip().partition("\n")[0]
+        self._say(f"taken back: {text if len(text) <= 60 else text[:59] + '…'}")
+
+    def _take_back(self) -> str:
+        """Take back the last message and its answer; its text."""
+        *self.messages, message = self._asked()
+        self.last = None
+        return str(message["content"])
+
+    def _set(self, text: str) -> None:
+        if not text:
+            self._show(self._options.lines(self._model, answer_limit(self._model, {})))
+            return
+        self._say(self._options.set(text))
+        if self._values["thinking"] is not None:
+            self._model.thinking = self._values["thinking"]
 
     def _system(self, text: str) -> None:
         if text:
@@ -188,10 +254,11 @@ class ChatSession:
             try:
                 self._model = load_model(values, self._say)
             except (DflashError, OSError) as error:
-                self._say.write(f"error: {error}")
+                self._say.write(f"error: {in_options(str(error))}")
                 self._model = load_model(self._values, self._say)
             else:
                 self._values = values
+                self._options = ChatOptions(values)
         model = self._model
         drafter = model.plan.drafter_name if model.plan else None
         self._show(
@@ -207,6 +274,12 @@ class ChatSession:
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
             self._say.write(line)
+
+
+def _no_command(name: str, rest: str) -> str:
+    if name[1:].replace("_", "-") in option_names():
+        return f"no command {name}; /set {name[1:]} {rest or 'VALUE'} sets that option"
+    return f"no command {name}; /help lists them, and // sends a message that begins with a slash"
 
 
 def _path(name: str, command: str) -> Path:

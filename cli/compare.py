@@ -45,7 +45,7 @@ def compare(
         say(_line("chains", "drafting trees", report["chain"]))
         say(f"trees: {drafts_text(result.stats)}")
         say(f"chains: {drafts_text(chain.stats)}")
-    if result.stats.drafting:
+    if result.stats.drafting and not result.stats.drafted:
         say(result.stats.drafting)
     say(_ONE_PROMPT)
     return report
@@ -65,6 +65,7 @@ def _comparison(result: Result, other: Result) -> dict[str, Any]:
         "equal": result.tokens == other.tokens,
         "first_difference": first_difference(result.tokens, other.tokens),
         "drafted": result.stats.drafted > 0,
+        "gained_by": result.stats.gained_by,
     }
 
 
@@ -72,6 +73,8 @@ def _line(other: str, asked: str, compared: Mapping[str, Any]) -> str:
     """The comparison in words; `other` and `asked` name the two ways to decode."""
     ratio = compared["ratio"]
     faster = "" if ratio is None else f"{asked} was {ratio:.2f} times as fast on this prompt"
+    if faster and compared["gained_by"] and other == "plain decoding":
+        faster += f", {compared['gained_by']}"
     if not compared["drafted"]:
         faster = "nothing was drafted on this prompt"
     same = (

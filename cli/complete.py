@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from .chat import USUAL_OPTIONS
 from .loading import check_options, load_model
 from .options import (
     ENDING,
@@ -14,6 +15,7 @@ from .options import (
     LOADING,
     REPORTING,
     SAMPLING,
+    WORDS,
     Option,
     SectionedCommand,
     generation_arguments,
@@ -41,7 +43,9 @@ SECTIONS = {
 }
 
 
-@click.command(cls=SectionedCommand, sections=SECTIONS)
+@click.command(
+    cls=SectionedCommand, sections=SECTIONS, usual=(*USUAL_OPTIONS, "file"), epilog=WORDS
+)
 @click.argument("prompt", type=utf8_text, required=False)
 @click.pass_context
 def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> int:

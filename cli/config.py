@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import click
 
 from .answer import write_stdout
 from .settings import template
 from .user_files import settings_file
+
+
+def _editor() -> str | None:
+    return os.environ.get("VISUAL") or os.environ.get("EDITOR")
 
 
 @click.command()
@@ -24,6 +31,10 @@ def config(ctx: click.Context, /, edit: bool, only_path: bool) -> None:
         write_stdout(f"{path}\n")
         return
     if edit:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()) and not _editor():
+            raise click.UsageError(
+                f"--edit needs a terminal, or an editor in $EDITOR: the file is {path}."
+            )
         assert ctx.parent is not None and isinstance(ctx.parent.command, click.Group)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

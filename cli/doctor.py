@@ -13,13 +13,14 @@ from dflash_local.errors import FileError
 
 from .answer import write_report, write_stdout
 from .loading import check_files, chosen_files, load_model
-from .options import FILES, JSON, LOADING, QUIET, SectionedCommand
+from .options import FILES, JSON, LOADING, QUIET, SectionedCommand, in_options
 from .report import byte_size, table
 from .terminal import Speaker
 from .values import utf8_text
 
 if TYPE_CHECKING:
-    from dflash_local.doctor.examination import Examination
+    from dflash_local.doctor.examination import Examination, Files
+    from dflash_local.model import Model
 
 SICK = 1
 
@@ -37,8 +38,9 @@ def doctor(pair: str | None, **values: Any) -> int:
 
     PAIR is what --target takes. Without it, that of --target is examined, or the shipped pair. It
     finds GPU and driver, and whether llama.cpp was built for them, plans the memory, loads the pair
-    and asks it three built-in questions, with drafts and without. The first line is the verdict;
-    the facts below it name neither you nor your folders, so that they can be pasted into an issue.
+    and asks it three built-in questions, with drafts and without. A target alone is asked, too. The
+    first line is the verdict; the facts below it name neither you nor your folders, so that they
+    can be pasted into an issue.
 
     The exit code is 0 if all is well, 1 if something is wrong.
     """
@@ -49,7 +51,13 @@ def doctor(pair: str | None, **values: Any) -> int:
     from dflash_local.doctor.examination import examine
 
     say = Speaker(values["quiet"])
-    found = examine(partial(chosen_files, values, say), partial(load_model, values, say))
+
+    def load(files: Files) -> Model:
+        model = load_model(values, say, files)
+        say.quiet = True  # what the model would say of drafting is for the verdict
+        return model
+
+    found = examine(partial(chosen_files, values, say), load)
     if values["as_json"]:
         write_stdout(json.dumps(found.as_dict()) + "\n")
     else:
@@ -59,8 +67,10 @@ def doctor(pair: str | None, **values: Any) -> int:
 
 def _lines(found: Examination) -> list[str]:
     machine, trial, pair = found.machine, found.trial, found.pair
-    lines = [found.verdict, ""]
-    lines += [f"also: {alarm.text}" for alarm in found.alarms if alarm.text != found.verdict]
+    lines = [in_options(found.verdict), ""]
+    lines += [
+        f"also: {in_options(alarm.text)}" for alarm in found.alarms if alarm.text != found.verdict
+    ]
     rows = [
         ("dflash-local", f"{machine.dflash_local}, Python {machine.python}, {machine.system}"),
         ("llama.cpp", machine.llama_cpp),
@@ -87,13 +97,7 @@ def _lines(found: Examination) -> list[str]:
         rows.append(("tokens per round", per_round))
         if trial.thinking_tokens_per_round is not None:
             rows.append(("with thinking", f"{trial.thinking_tokens_per_round:.2f}"))
-        rows.append(
-            (
-                "speed",
-                f"{trial.speed:.1f} tokens/s, plain {trial.plain_speed:.1f}: "
-                f"{trial.gain:.2f} times as fast",
-            )
-        )
-        if trial.drafting:
-            rows.append(("at the end", trial.drafting))
+        rows.append(("speed", f"{trial.speed:.1f} tokens/s, plain {trial.plain_speed:.1f}"))
+    elif found.plain_speed:
+        rows.append(("speed", f"{found.plain_speed:.1f} tokens/s"))
     return [*lines, table(rows)]

@@ -49,9 +49,10 @@ class LineEditor:
             prompt_continuation=lambda width, line, wrapped: "." * (width - 1) + " ",
         )
 
-    def read(self) -> str:
-        """The next message. Raises EOFError on Ctrl-D, KeyboardInterrupt on Ctrl-C."""
-        return unquoted(self._session.prompt("> "))
+    def read(self, typed: str = "") -> str:
+        """The next message, which begins with what is `typed` already. Raises EOFError on Ctrl-D,
+        KeyboardInterrupt on Ctrl-C."""
+        return unquoted(self._session.prompt("> ", default=typed))
 
 
 def is_complete(document: Document) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_local.fit.options import COPIES
+from dflash_local.fit.options import COPIES, NONE
 
 from . import interrupt
 from .options import LOADING, values_of
@@ -32,7 +32,7 @@ def check_files(values: Mapping[str, Any]) -> None:
             "use the shipped pair."
         )
     for given in (target, draft):
-        if given not in (None, COPIES):
+        if given not in (None, COPIES, NONE):
             read_address(given)
 
 
@@ -86,7 +86,15 @@ def load_model(
     options = {"draft_width": values.get("draft_width"), **values_of(LOADING, values)}
     target, draft = files or chosen_files(values, say, LoadOptions(**options))
     with interrupt.ending(), loading_progress(say.console, target.name) as progress:
-        return dflash_local.load(target, draft, say=say, progress=progress, **{**options, **more})
+        model = dflash_local.load(target, draft, say=say, progress=progress, **{**options, **more})
+    tell_missing_drafter(draft, say)
+    return model
+
+
+def tell_missing_drafter(draft: Path | None, say: Speaker) -> None:
+    """Once a target is loaded without one: an error of its file is to stand alone."""
+    if draft is None:
+        say("without a drafter only copies of what the text repeats are drafted, where that pays")
 
 
 def chosen_files(
@@ -100,8 +108,6 @@ def chosen_files(
 
         bars = not values.get("quiet")
         found = find_pair(target, draft, say=say, options=options, bars=bars)
-        if found.draft is None:
-            say("no --draft: only what the text has already is drafted, where that pays")
         return found.target, found.draft
     from dflash_local import demo
 

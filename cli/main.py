@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the model or its backend failed, 2 bad input, 130 stopped 
 
 from __future__ import annotations
 
+import difflib
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ import click
 from dflash_local.errors import DflashError, InputError
 from dflash_local.printable import printable
 
+from .answer import flush_stdout
 from .bench import bench
 from .calibrate import calibrate
 from .chat import chat
@@ -24,6 +26,7 @@ from .convert import convert
 from .doctor import doctor
 from .inspect import inspect
 from .list import list_models
+from .options import in_options
 from .ps import ps
 from .pull import pull
 from .request import INTERRUPTED
@@ -44,6 +47,19 @@ _SENTENCE = 1000
 FAILED = 1
 BAD_INPUT = 2
 
+_LLAMA_CPP = {
+    "--n-cpu-moe": "--gpu-layers",
+    "--cpu-moe": "--gpu-layers",
+    "--n-gpu-layers": "--gpu-layers",
+    "--model-draft": "--draft",
+    "--ctx-size": "--ctx",
+    "--cache-type-k": "--kv-type",
+    "--cache-type-v": "--kv-type",
+    "--n-predict": "--max-tokens",
+    "--predict": "--max-tokens",
+    "--draft-max": "--draft-width",
+    "--host-name": "--host",
+}
 _COMPLETION = {
     "bash": 'eval "$(_DFLASH_LOCAL_COMPLETE=bash_source dflash-local)"',
     "zsh": 'eval "$(_DFLASH_LOCAL_COMPLETE=zsh_source dflash-local)"',
@@ -133,14 +149,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         code = group.main(arguments, prog_name=NAME, standalone_mode=False)
-        sys.stdout.flush()
+        flush_stdout()
         return code if isinstance(code, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         asked = f" (see {context.command_path} -h)" if context is not None else ""
-        return _fail(error.format_message() + _origin(error) + asked, BAD_INPUT)
+        text = _unknown(error) if isinstance(error, click.NoSuchOption) else error.format_message()
+        return _fail(text + _origin(error) + asked, BAD_INPUT)
     except BrokenPipeError:
         # The reader has gone. Python flushes once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -148,9 +165,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(_told(error), BAD_INPUT)
     except InputError as error:
-        return _fail(str(error), BAD_INPUT)
+        return _fail(in_options(str(error)), BAD_INPUT)
     except (DflashError, ImportError, MemoryError) as error:
-        return _fail(str(error) or type(error).__name__, FAILED)
+        return _fail(in_options(str(error)) or type(error).__name__, FAILED)
+
+
+def _unknown(error: click.NoSuchOption) -> str:
+    """Suggest what is nearly the same, and for llama.cpp's names what does their work here."""
+    name = error.option_name
+    near = difflib.get_close_matches(name, error.possibilities or (), 2, 0.8)
+    known = [_LLAMA_CPP[name]] if name in _LLAMA_CPP else near
+    hint = f" Did you mean {' or '.join(known)}?" if known else ""
+    return f"No such option {name}.{hint}"
 
 
 def _told(error: OSError) -> str:

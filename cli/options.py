@@ -6,6 +6,7 @@ a command can pass the values of a section on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,24 +49,87 @@ class Option(click.Option):
         return f"--{self.long_name}"
 
 
+WORDS = """\
+Drafts are tokens that a drafter proposes, or copies of what the text has already. A round is one
+pass of the model: it keeps the drafts that it would have written itself, and adds one token of its
+own. The width is how many tokens a round checks."""
+_ALL = "--help-all"
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 class SectionedCommand(click.Command):
-    """A command whose help lists its options by section."""
+    """A command whose help lists its options by section. If `usual` names options, -h shows these
+    alone, and --help-all all of them, with their environment variables."""
 
     def __init__(
-        self, *args: Any, sections: Mapping[str, Sequence[click.Option]], **attributes: Any
+        self,
+        *args: Any,
+        sections: Mapping[str, Sequence[click.Option]],
+        usual: Sequence[str] = (),
+        **attributes: Any,
     ) -> None:
         super().__init__(*args, **attributes)
         self.sections = sections
+        self.usual = frozenset(usual)
         for options in sections.values():
             self.params.extend(options)
+        if usual:
+            text = "Show all options, with their environment variables."
+            show: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+            self.all_option = click.Option([_ALL], callback=_show_all, help=text, **show)
+            self.params.append(self.all_option)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         help_option = self.get_help_option(ctx)
-        sections = {**self.sections, "Help": [help_option] if help_option else []}
-        for heading, options in sections.items():
-            records = [option.get_help_record(ctx) for option in options]
+        helps = [
+            *([help_option] if help_option else []),
+            *([self.all_option] if self.usual else []),
+        ]
+        is_short = bool(self.usual) and _ALL not in ctx.meta
+        for heading, options in {**self.sections, "Help": helps}.items():
+            shown = [each for each in options if not is_short or self._is_usual(each, helps)]
+            records = [self._record(each, ctx, is_short) for each in shown]
+            if not any(records):
+                continue
             with formatter.section(heading):
                 formatter.write_dl([record for record in records if record is not None])
+
+    def _is_usual(self, option: click.Option, helps: Sequence[click.Option]) -> bool:
+        return option in helps or option.name in self.usual
+
+    def _record(
+        self, option: click.Option, ctx: click.Context, is_short: bool
+    ) -> tuple[str, str] | None:
+        shows, option.show_envvar = option.show_envvar, option.show_envvar and not is_short
+        try:
+            return option.get_help_record(ctx)
+        finally:
+            option.show_envvar = shows
+
+
+_FLAGS = {
+    "flash_attn=False": "--no-flash-attn",
+    "flash_attn": "--flash-attn",
+    "n_seq": "--parallel",
+}
+
+
+def in_options(text: str) -> str:
+    """The text of an error, with the names of options in place of those of Python's arguments."""
+    names = {
+        option.name: f"--{option.long_name}"
+        for option in (*LOADING, *SAMPLING, DRAFT_WIDTH)
+        if option.name and "_" in option.name
+    }
+    for name, flag in (_FLAGS | names).items():
+        text = re.sub(rf"(?<![\w.`-]){re.escape(name)}\b", flag, text)
+    return text
 
 
 def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +160,7 @@ DRAFT = Option(
     show_default="the name's own, or a dflash-*.gguf beside the model",
     help="Its DFlash drafter: a GGUF file, a folder, or a hub repository. Without one, what the "
     "text repeats is drafted as copies, where that costs nothing; the word copies in its place "
-    "asks for them also where they take memory.",
+    "asks for them also where they take memory, the word none for no drafter at all.",
 )
 
 FILES = (TARGET, DRAFT)
@@ -189,7 +253,7 @@ SAMPLING = (
         "--temperature",
         "temperature",
         type=number(0, 100),
-        show_default=USUAL.format(0),
+        show_default="what the model's makers advise, else 0.8 in chats and 0 in complete",
         help="Temperature; 0 always takes the most likely token.",
     ),
     Option(

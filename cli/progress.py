@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dflash_local.printable import printable
+
 from .report import byte_size
 from .terminal import Speaker
 
@@ -62,6 +64,7 @@ def loading_progress(
         yield None
         return
     with _bar(console) as bar:
+        name = printable(name)
         task = bar.add_task(f"loading {name}", total=1)
 
         def update(part: float) -> None:
@@ -109,7 +112,7 @@ def _bar(console: Console) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),

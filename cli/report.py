@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _BAR = 40
 _HARDLY = 1.2
 """Tokens per round. Below it the user is told why an answer was hardly drafted."""
+_AGAINST_REPEATS = "a temperature of 0.8 or a repeat penalty of 1.1 helps most models"
 _BESIDE_BAR = 16
 """Columns of the histogram that are not for its bars."""
 
@@ -20,18 +21,24 @@ _BESIDE_BAR = 16
 def summary(result: Result, max_tokens: int) -> str:
     """One line: tokens, speed, tokens per round, time to first token, and what cut it short."""
     stats = result.stats
+    rate = f"{stats.tokens_per_round:.2f} tokens per round" if stats.drafted else "plain decoding"
+    if result.repeated and stats.drafted:
+        rate = "drafting is easy in a text that repeats itself"
     parts = [
         f"{len(result.tokens)} tokens",
         f"{stats.tokens_per_second:.1f} tokens/s",
-        f"{stats.tokens_per_round:.2f} tokens per round" if stats.drafted else "plain decoding",
+        rate,
         f"first token after {stats.ttft_s:.2f} s",
     ]
     if result.finish_reason == "cancelled":
         parts.append("stopped")
     if result.finish_reason == "length":
-        by = "--max-tokens" if len(result.tokens) >= max_tokens else "the end of the context"
-        parts.append(f"cut short by {by}")
+        is_limit = len(result.tokens) >= max_tokens
+        by = f"at {max_tokens} tokens (--max-tokens)" if is_limit else "by the end of the context"
+        parts.append(f"cut short {by}")
     line = ", ".join(parts)
+    if result.repeated:
+        return f"{line}; the text repeats itself: {_AGAINST_REPEATS}"
     hardly = stats.drafted and stats.tokens_per_round < _HARDLY
     is_off = stats.drafting is not None and stats.drafting.startswith("drafting is off")
     return f"{line}; {stats.drafting}" if hardly and is_off else line
@@ -103,13 +110,13 @@ def _stats_lines(result: Result) -> list[str]:
         )
     if stats.copied:
         lines.append(
-            f"copies   {stats.copied_accepted} of these accepted of {stats.copied} that only the "
-            "text proposed"
+            f"copies   of these, {stats.copied} were copied from the text, and "
+            f"{stats.copied_accepted} of the copies accepted"
         )
     if stats.tree_rounds:
         lines.append(f"trees    {drafts_text(stats)}")
     if stats.drafting:
-        lines.append(f"width    {stats.drafting}")
+        lines.append(f"choice   {stats.drafting}")
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in stats.shares.items())
     lines.append(f"time     {shares}")
     return lines

@@ -7,12 +7,17 @@ from typing import Any
 import click
 
 from .chat import SECTIONS as CHAT_SECTIONS
-from .chat import chat
-from .options import DRAFT, SectionedCommand
+from .chat import USUAL_OPTIONS, chat
+from .options import DRAFT, WORDS, SectionedCommand
 from .values import utf8_text
 
 
-@click.command(cls=SectionedCommand, sections={**CHAT_SECTIONS, "Model": (DRAFT,)})
+@click.command(
+    cls=SectionedCommand,
+    sections={**CHAT_SECTIONS, "Model": (DRAFT,)},
+    usual=USUAL_OPTIONS,
+    epilog=WORDS,
+)
 @click.argument("model", type=utf8_text)
 @click.argument("prompt", type=utf8_text, required=False)
 @click.pass_context

@@ -14,7 +14,7 @@ from dflash_local.server.models.keep_alive import DEFAULT_S
 from dflash_local.text_file import read_text
 
 from . import interrupt
-from .loading import check_files, chosen_files
+from .loading import check_files, chosen_files, tell_missing_drafter
 from .models_file import NamedModel, check_names, named_model, read_models
 from .options import (
     DRAFT_WIDTH,
@@ -133,6 +133,13 @@ PARALLEL = Option(
     help="Requests that a model answers at once; they share its context. One with --exact.",
 )
 
+STRICT = Option(
+    "--strict",
+    is_flag=True,
+    help="Refuse requests with unknown fields, or for a model of another name; without it the log "
+    "tells of each once.",
+)
+
 SERVING = (
     PARALLEL,
     Option(
@@ -197,7 +204,7 @@ SECTIONS = {
     "Several models": SEVERAL,
     "Address": LISTENING,
     "Access": ACCESS,
-    "Requests": SERVING,
+    "Requests": (*SERVING, STRICT),
     "Cache": CACHE,
     "Recording": (RECORD,),
     "Machine": LOADING,
@@ -236,6 +243,7 @@ def serve(**values: Any) -> int:
         if single:
             with interrupt.ending():
                 pool.adopt(single.load())
+            tell_missing_drafter(single.draft, say)
         return lifecycle.serve(pool, settings, bound, say)
 
 
@@ -267,7 +275,7 @@ def _recorder(path: Path | None, say: Speaker) -> Recorder | None:
         return None
     from dflash_local.server.models.recorder import Recorder
 
-    recorder = Recorder(path)
+    recorder = Recorder(path, say)
     say(f"recording: the prompt of every request is added to {path}, which only this user can read")
     return recorder
 
@@ -278,7 +286,11 @@ def _single(values: Mapping[str, Any], say: Speaker, recorder: Recorder | None) 
 
     target, draft = chosen_files(values, say, _load_options(values))
     given = read_address(values["target"]) if values["target"] else target
-    name = values["alias"] or (str(given) if isinstance(given, NamedPair) else target.stem)
+    if isinstance(given, Path) and given != Path(values["target"] or target).expanduser():
+        usual = str(values["target"])  # another program's name for it
+    else:
+        usual = str(given) if isinstance(given, NamedPair) else target.stem
+    name = values["alias"] or usual
     return _source(NamedModel(name, target, draft), values, say, recorder)
 
 
@@ -322,7 +334,7 @@ def _load_options(values: Mapping[str, Any]) -> LoadOptions:
 def _settings(values: Mapping[str, Any], say: Speaker) -> ServerSettings:
     from dflash_local.server.http.settings import ServerSettings
 
-    given = values_of((*LISTENING, *ACCESS), values)
+    given = values_of((*LISTENING, *ACCESS, STRICT), values)
     keys = list(given.pop("api_keys"))
     path = given.pop("api_key_file", None)
     if path is not None:

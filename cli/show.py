@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dflash_local.pairs.find import Files
 
 _CONTEXT = 8192
+INCOMPLETE = 1
 _ROWS = (  # as an entry of the registry has them
     "name",
     "aliases",
@@ -35,8 +37,13 @@ _ROWS = (  # as an entry of the registry has them
     "training_length",
     "notes",
 )
+_NAMES = {
+    "thinking": "thinks by default",
+    "thinking_sampling": "sampling if it thinks",
+    "no_thinking_sampling": "sampling if not",
+}
 _UNKNOWN = {
-    "sampling": "not known",
+    "sampling": "not known, so chats take llama.cpp's",
     "thinking": "as its chat template does",
     "training_length": "not known: drafts look back at the whole context",
 }
@@ -44,12 +51,12 @@ _UNKNOWN = {
 
 @click.command(cls=SectionedCommand, sections={"Output": (JSON,)})
 @click.argument("model")
-def show(model: str, as_json: bool) -> None:
+def show(model: str, as_json: bool) -> int:
     """Show what is known of MODEL, and which quantisation fits.
 
     That is its target, its drafter, and the defaults of requests to it. The hub is asked for sizes;
     of the model's file a few megabytes are read, to plan the memory. Without a network it shows
-    what is on this disk.
+    what is on this disk; the exit code is 1 where that leaves sizes and memory unknown.
     """
     from dflash_local.errors import InputError
     from dflash_local.pairs import registry
@@ -60,7 +67,7 @@ def show(model: str, as_json: bool) -> None:
     entry = address.entry if isinstance(address, NamedPair) else None
     if isinstance(address, HubAddress):
         entry = registry.of_target(address.repo)
-    told: dict[str, Any] = _facts(entry) if entry else {"name": str(address)}
+    told: dict[str, Any] = _facts(entry) if entry else {"name": model}
     try:
         files = find_target(address, newest=True)
     except InputError as error:
@@ -77,6 +84,7 @@ def show(model: str, as_json: bool) -> None:
         write_stdout(json.dumps(told) + "\n")
     else:
         write_report(_text(told))
+    return INCOMPLETE if "unknown" in told else 0
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
@@ -103,20 +111,22 @@ def _model(files: Files, drafter: int) -> dict[str, Any]:
     from dflash_local.fit.options import LoadOptions
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama import runtime
+    from dflash_local.pairs.defaults import defaults_of
     from dflash_local.pairs.memory import planned_bytes, which_fit
 
     devices = runtime.devices()
     sizes = files.sizes()
     model = files.remote() if files.missing() else GgufFile.open(files.path())
     options = LoadOptions(n_ctx=_CONTEXT)
-    sizes = sizes or {files.key: model.n_bytes}
+    sizes = sizes or {Path(files.key).name: model.n_bytes}
     fitting = which_fit(model, drafter, options, devices, sizes)
     memory = planned_bytes(model, options, devices)
     return {
+        "chats": dict(defaults_of(model, None).for_chats),
         "context": _CONTEXT,
         "memory": memory and memory + drafter,
         "drafter_bytes": drafter or None,
-        "takes": files.quant() or files.key,
+        "takes": files.quant() or Path(files.key).name,
         "quantisations": [
             {
                 "name": name,
@@ -132,7 +142,7 @@ def _model(files: Files, drafter: int) -> dict[str, Any]:
 def _text(told: Mapping[str, Any]) -> str:
     known = [name for name in _ROWS if name in told]
     values = ((name, _value(told[name]) or _UNKNOWN.get(name)) for name in known)
-    rows = [(name.replace("_", " "), value) for name, value in values if value]
+    rows = [(_NAMES.get(name, name.replace("_", " ")), value) for name, value in values if value]
     lines = [table(rows)]
     if "unknown" in told:
         lines += ["", told["unknown"]]
@@ -143,6 +153,7 @@ def _text(told: Mapping[str, Any]) -> str:
         beside = f" with its drafter of {gigabytes(drafter)}" if drafter else ""
         context = f"a context of {told['context']} tokens"
         lines += ["", f"{told['takes']}{beside} takes {need} at {context}"]
+        lines += [f"chats that do not say are sampled with {_value(told['chats'])}"]
         files = [
             (
                 each["name"],

@@ -78,8 +78,12 @@ class Speaker:
 
     @cached_property
     def console(self) -> Console | None:
-        """The terminal that the lines go to; None if there is none, or it is to be quiet."""
-        return None if self.quiet or not is_rich(sys.stderr) else open_console(sys.stderr)
+        """The terminal for bars of progress; None if there is none, or it is to be quiet."""
+        return None if self.quiet else self._terminal
+
+    @cached_property
+    def _terminal(self) -> Console | None:
+        return open_console(sys.stderr) if is_rich(sys.stderr) else None
 
     def __call__(self, line: str) -> None:
         with self._lock:
@@ -91,7 +95,7 @@ class Speaker:
     def write(self, line: str, style: str | None = None) -> None:
         """Show a line that was asked for: at once, and also with `quiet`."""
         line = printable(line)
-        if console := self.console:
+        if console := self._terminal:
             text = fitted(line, console.width) or "\n"
             console.print(text, style=style, soft_wrap=False, end="")
         else:

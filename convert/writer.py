@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +29,7 @@ from .quantization import encode, n_bytes
 from .tensors.plan import TensorPlan
 
 _PIECE = 1 << 21  # values that are in memory at once, as f32
+_PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 _ARCHITECTURE = "general.architecture"
 
 Rows = Callable[[TensorPlan, int, int], NDArray[np.float32]]
@@ -50,8 +53,9 @@ def write_gguf(
     written so far and in all. `check` gets the complete file under another name, and may refuse it
     by an exception.
 
-    The file appears at the end, complete; after an exception nothing of it is left. The same
-    arguments give the same bytes. Raises InputError when the file cannot be written: it exists,
+    The file appears at the end, complete; after an exception nothing of it is left, and what a
+    process that was killed has left in the folder is removed. The same arguments give the same
+    bytes. Raises InputError when the file cannot be written: it exists,
     there is no such folder, no permission, not enough room.
     """
     total = sum(_padded(n_bytes(plan.shape, kind)) for plan, kind in tensors)
@@ -60,10 +64,13 @@ def write_gguf(
         _check_room(path, total)
     # in the same folder, so that the last step is only a rename
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    _remove_abandoned(path.parent)
     try:
         with _writing(path, total):
-            _write_header(part, keys, tensors)
             file = part.open("ab")
+            _lock(file)
+            _write_header(part, keys, tensors)
+            file.seek(0, os.SEEK_END)
         try:
             _write_tensors(file, path, tensors, read_rows, total, progress)
             with _writing(path, total):
@@ -80,6 +87,27 @@ def write_gguf(
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Whether the file is now this process's, until it is closed. A process that ends in any way
+    closes its files."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # another one has it, or the file system knows no locks
+        return False
+    return True
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for part in filter(_PART.fullmatch, os.listdir(folder)):
+        with contextlib.suppress(OSError), (folder / part).open("ab") as file:
+            if _lock(file):
+                os.unlink(folder / part)
 
 
 def check_place(path: Path, force: bool) -> None:

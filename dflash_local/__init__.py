@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_local import demo
@@ -20,6 +21,7 @@ from dflash_local.errors import (
     GrammarError,
     InputError,
     PairError,
+    PromptTooLongError,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ __all__ = [
     "Model",
     "Options",
     "PairError",
+    "PromptTooLongError",
     "Result",
     "Stats",
     "Target",
@@ -63,6 +66,10 @@ _HOMES = {
     "Stats": "stats",
     "Target": "target.target",
 }
+
+
+# An editable install adds the checkout, and help() would list all that lies beside the package.
+__path__ = [path for path in __path__ if Path(path).name == __name__]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from dflash_local.errors import InputError
 from dflash_local.loading import load
 from dflash_local.model import Model
 from dflash_local.options import Options
+from dflash_local.pairs import gguf_names
 from dflash_local.result import Chunk, Result, last_result
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _KV_TYPES = {
     20: "iq4_nl",
     30: "bf16",
 }
+_WHOLE = ("f32", "f16", "bf16")
+"""Of these, those that are not quantised."""
 _WITHOUT_EFFECT = {
     "last_n_tokens_size",
     "logits_all",
@@ -85,12 +88,34 @@ _DEFAULTS: Settings = {
 }
 
 
+_LACKING = {
+    **dict.fromkeys(
+        ("create_embedding", "embed"), "examples/hidden_states.py reads a model's hidden states"
+    ),
+    **dict.fromkeys(
+        ("eval", "generate", "sample", "logits_to_logprobs", "longest_token_prefix"),
+        "model.stream gives tokens one by one, with logprobs",
+    ),
+    **dict.fromkeys(
+        ("save_state", "load_state", "set_cache"),
+        "dflash_local.load keeps prompts with cache_mb and cache_dir",
+    ),
+    "create_chat_completion_openai_v1": "create_chat_completion gives the same as a dict",
+    **dict.fromkeys(
+        ("token_bos", "token_eos", "token_nl", "tokenizer", "n_embd", "pooling_type"),
+        "model.target has what is known of the file",
+    ),
+}
+"""Methods of llama-cpp-python that this has not, and what to take for them."""
+
+
 class Llama:
     """A model behind llama-cpp-python's methods. `model` is the same model behind ours.
 
     `model_path` and `draft_model` are what `dflash_local.load` takes: the paths of a target and a
     DFlash drafter, or a name. `n_ctx` 0 or None, and `n_gpu_layers` None, take what fits the
-    memory; both are None by default. `type_k` is the type of the whole KV cache. Arguments that
+    memory; both are None by default. `type_k` is the type of the whole KV cache. `flash_attn` None
+    is off, as with llama-cpp-python, except for a quantised cache, which needs it. Arguments that
     change no text, such as `use_mmap`, are taken and do nothing. Raises InputError for others, and
     what `dflash_local.load` raises.
     """
@@ -108,7 +133,7 @@ class Llama:
         n_ctx: int | None = None,
         n_batch: int = 512,
         n_threads: int | None = None,
-        flash_attn: bool = True,
+        flash_attn: bool | None = None,
         type_k: int | None = None,
         verbose: bool = True,
         **others: Any,
@@ -120,6 +145,7 @@ class Llama:
             raise InputError(f"type_k is {type_k}; give one of {sorted(_KV_TYPES)}")
         if split_mode not in range(len(_SPLIT_MODES)):
             raise InputError(f"split_mode is {split_mode}; give 0 (none), 1 (layer) or 2 (row)")
+        kv_type = "f16" if type_k is None else _KV_TYPES[type_k]
         self.model_path = os.fspath(model_path)
         self.model: Model = load(
             model_path,
@@ -128,14 +154,28 @@ class Llama:
             n_gpu_layers=n_gpu_layers,
             n_threads=n_threads,
             n_batch=n_batch,
-            flash_attn=flash_attn,
-            kv_type="f16" if type_k is None else _KV_TYPES[type_k],
+            flash_attn=kv_type not in _WHOLE if flash_attn is None else flash_attn,
+            kv_type=kv_type,
             split_mode=_SPLIT_MODES[split_mode],
             main_gpu=main_gpu,
             tensor_split=tensor_split,
             quiet=not verbose,
         )
         self._seed = seed
+
+    @classmethod
+    def from_pretrained(cls, repo_id: str, filename: str | None = None, **settings: Any) -> Llama:
+        """The model of a repository of the hub. `filename` names one of its files, or a pattern, by
+        its quantisation: `*Q8_0.gguf`. The other arguments are those of `Llama`.
+
+        Raises InputError for a name without a quantisation, and where nothing is found.
+        """
+        quant = gguf_names.quantisation(filename.removesuffix(".gguf")) if filename else None
+        if filename and quant is None:
+            raise InputError(
+                f"filename is {filename!r}; give one with its quantisation, such as *Q8_0.gguf"
+            )
+        return cls(f"{repo_id}:{quant}" if quant else repo_id, **settings)
 
     def create_completion(
         self,
@@ -224,6 +264,17 @@ class Llama:
     def close(self) -> None:
         """Free everything."""
         self.model.close()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            if name not in _LACKING:
+                raise AttributeError(f"'Llama' object has no attribute {name!r}")
+
+            def refuse(*_: Any, **__: Any) -> None:
+                raise InputError(f"Llama has no {name} here; {_LACKING[name]}")
+
+            return refuse
 
     def __enter__(self) -> Llama:
         return self

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from dflash_local.controller import calibration
 from dflash_local.controller.controller import Controller
+from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.draft.shape import DraftShape
@@ -209,7 +210,8 @@ def open_engine(
         named.check_width(options.draft_width, shape)
     pair, plan, wanted = _tried(named, devices, options, say)
     progress(0.0)
-    loaded = _loaded(pair.target.path, wanted, progress, percent or say)
+    few_rows = _few_rows(pair, plan, options, say)
+    loaded = _loaded(pair.target.path, wanted, progress, percent or say, few_rows)
     try:
         progress(1.0)
         if loaded.n_replayed and not takes_back(loaded):
@@ -230,6 +232,8 @@ def open_engine(
                 draft_window=plan.draft_window,
                 for_trees=wanted.n_branches > 1,
             )
+        if few_rows:
+            say(few_rows.line)
         progress(1.0)
         copies = controller = None
         if pair.copies and loaded.max_width < 2:
@@ -444,7 +448,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         del options[name]
     options["n_threads"] = target.n_threads  # None is as many as this machine has cores
     key: dict[str, Any] = {
-        "machine": runtime.machine(),
+        "machine": target.machine(),
         "target": target.file_key,
         "options": options,
     }
@@ -453,7 +457,17 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     return key
 
 
-def _loaded(path: Path, options: TargetOptions, progress: Progress, say: Say) -> Target:
+def _few_rows(pair: Pair, plan: Plan, options: LoadOptions, say: Say) -> FewRows | None:
+    """Our own kernels for what lies on GPUs, each matrix whole on one of them."""
+    if plan.n_gpu_layers == 0 or options.split_mode == "row":
+        return None
+    files = [file for file in (pair.target, pair.draft) if file]
+    return open_few_rows(files, say, again=options.recalibrate)
+
+
+def _loaded(
+    path: Path, options: TargetOptions, progress: Progress, say: Say, few_rows: FewRows | None
+) -> Target:
     """The target at `path`. Every few seconds `say` gets a line on how much of it is loaded. What
     `progress` raises ends the load, and is raised after it: none may pass through llama.cpp."""
     next_line = time.monotonic() + _QUIET_S
@@ -472,7 +486,7 @@ def _loaded(path: Path, options: TargetOptions, progress: Progress, say: Say) ->
         return stopped is None
 
     try:
-        return Target(path, options, progress=report)
+        return Target(path, options, progress=report, few_rows=few_rows)
     except DflashError:
         if stopped is not None:
             raise stopped from None

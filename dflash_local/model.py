@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from dflash_local.chat.families import dialect_of
+from dflash_local.chat.quoting import quoted, tokenized
 from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
@@ -37,6 +38,7 @@ from dflash_local.options import (
     stops_of,
     token_ids,
 )
+from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus, last_result
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.stats import Stats
@@ -188,29 +190,29 @@ class Model:
         """Token ids of a conversation, rendered by the model's own chat template.
 
         `tools` are what the model may call, in OpenAI's shape. Without `begin_answer` the prompt
-        ends with the last message.
+        ends with the last message. Names of control tokens in messages and tools are text.
         """
         template = self.prepare_chat()
         variables = dict(chat_template_kwargs or {})
         if self.thinking is not None and "reasoning_effort" not in variables:
             variables.setdefault("enable_thinking", self.thinking)
         if tools is not None:
-            variables["tools"] = tools
-        text = template.render(messages, begin_answer, **variables)
-        # Templates write the first token themselves.
-        return self._vocabulary.tokenize(text, add_special=False, n_ctx=self.n_ctx)
+            variables["tools"] = quoted(tools, self._vocabulary)
+        text = template.render(quoted(messages, self._vocabulary), begin_answer, **variables)
+        return tokenized(text, self._vocabulary, self.n_ctx)
 
     def chat_sampling(self, chat_template_kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """The defaults of sampling for a chat: makers of models advise different ones for answers
-        with thoughts and without."""
+        """The defaults of sampling for a chat: what the model's makers advise, who may do so for
+        answers with thoughts and without, and else llama.cpp's."""
         variables = chat_template_kwargs or {}
         # Templates think by default; of an effort, "none" alone says not to.
         effort = variables.get("reasoning_effort")
         asked = variables.get("enable_thinking", effort and effort != "none")
         found = self.sampling_by_thinking.get(asked) if isinstance(asked, bool) else None
         if found is None:
-            return self.sampling
-        return {name: getattr(SamplingParams, name) for name in self.sampling} | dict(found)
+            return {**CHAT_SAMPLING, **self.sampling}
+        usual = {name: getattr(SamplingParams, name) for name in self.sampling}
+        return {**CHAT_SAMPLING, **usual, **found}
 
     # Generating
 
@@ -286,6 +288,7 @@ class Model:
         """The prompt of a chat, what reads its answer, and the options of the request."""
         offered, choice = given.pop("tools", None), given.pop("tool_choice", "auto")
         template = given.pop("chat_template_kwargs", None)
+        begun = given.pop("begun", None)
         options = cast(Options, given)
         asked = () if choice == "none" else offered or ()
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in asked]
@@ -301,7 +304,12 @@ class Model:
             options.setdefault(name, value)  # type: ignore[misc]
         if self.dialect.special:
             options["special"] = True
-        return prompt, ChatReader(self.dialect.parser(tools, thinking_open=thinking)), options
+        reader = ChatReader(self.dialect.parser(tools, thinking_open=thinking))
+        if begun is not None:
+            text, tokens = begun
+            reader.take(Chunk(text, []))
+            prompt += tokens
+        return prompt, reader, options
 
     def exactness(self) -> Exactness:
         """How much verifying differs from plain decoding on this machine, in some random rows, and

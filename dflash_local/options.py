@@ -35,7 +35,8 @@ class Options(TypedDict, total=False):
     prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
     tokens into the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
-    too. None: from its own text alone.
+    too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
+    its own text alone, and reused from texts without an owner.
     """
 
     max_tokens: int | None
@@ -82,12 +83,14 @@ class ChatOptions(Options, total=False):
 
     `tools`: what the model may call, in OpenAI's shape. `tool_choice`: "auto", "none", "required",
     or the name of the one that it must call. `chat_template_kwargs` go to the template, as in
-    `{"enable_thinking": False}`.
+    `{"enable_thinking": False}`. `begun` is the text and the tokens of an answer that was cut,
+    which goes on: the chunks have what is new, the result's `content` and `reasoning` all of it.
     """
 
     tools: Sequence[Mapping[str, Any] | Tool] | None
     tool_choice: str
     chat_template_kwargs: Mapping[str, Any] | None
+    begun: tuple[str, Sequence[int]] | None
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:

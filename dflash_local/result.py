@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -23,6 +23,13 @@ class Piece(NamedTuple):
     from_draft: bool
     from_copy: bool = False
 
+
+_LONGEST_REPEATED = 100
+"""Tokens of the longest passage that is looked for as repeated."""
+_REPEATS = 4
+"""Times that it must stand at the end: a table or a list of data may have three like rows."""
+_LEAST_REPEATED = 48
+"""Tokens repeated in all: shorter runs are rules, blanks and dots."""
 
 _LINE = 60
 """The most characters of a text that `repr` shows."""
@@ -55,6 +62,11 @@ class Result:
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def repeated(self) -> int:
+        """How many tokens at the end say again and again what is before them; 0 for none."""
+        return _repeated(self.tokens)
 
     @property
     def message(self) -> dict[str, Any]:
@@ -130,6 +142,18 @@ class Chunk:
 
 def _shortened(text: str) -> str:
     return repr(text if len(text) <= _LINE else text[: _LINE - 1] + "…")
+
+
+def _repeated(tokens: Sequence[int]) -> int:
+    end = list(tokens[-_LONGEST_REPEATED * _REPEATS :])
+    for period in range(1, min(_LONGEST_REPEATED, len(end) // 2) + 1):
+        n = next(
+            (n for n in range(len(end) - period) if end[-1 - n] != end[-1 - n - period]),
+            len(end) - period,
+        )
+        if n >= max(_LEAST_REPEATED, (_REPEATS - 1) * period):
+            return n
+    return 0
 
 
 def last_result(chunks: Iterable[Chunk]) -> Result:

@@ -129,6 +129,16 @@ class Stats:
         return self._round_tokens / self.rounds if self.rounds else 0.0
 
     @property
+    def gained_by(self) -> str:
+        """What the accepted drafts came from, in words; "" if none was accepted."""
+        own = self.accepted - self.copied_accepted
+        if not self.copied_accepted:
+            return "by the drafter" if own else ""
+        if not own:
+            return "by copies of the text alone"
+        return f"by the drafter ({own} tokens) and by copies of the text ({self.copied_accepted})"
+
+    @property
     def tokens_per_second(self) -> float:
         """Tokens that rounds emitted, per second of these rounds. The prompt does not count."""
         return self._round_tokens / self.decode_s if self.decode_s > 0 else 0.0

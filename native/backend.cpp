@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "errors.h"
+#include "few_rows_cuda.h"
 
 namespace dflash {
 
@@ -22,6 +23,7 @@ ggml_backend_ptr open_backend(ggml_backend_dev_t device, int n_threads) {
                             " for the drafter");
     }
     set_n_threads(backend.get(), n_threads);
+    record_graphs_of(backend.get());
     return backend;
 }
 

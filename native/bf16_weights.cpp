@@ -45,6 +45,8 @@ double product_time(ggml_backend_t backend, ggml_type type, int64_t width, int64
     if (!buffer) {
         return std::numeric_limits<double>::infinity();
     }
+    // Else our own kernels for few rows, where this backend has them, would not take it.
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     ggml_backend_buffer_clear(buffer.get(), 0);
     double best = std::numeric_limits<double>::infinity();
     for (int i = 0; i < n_timings; i++) {

@@ -6,6 +6,8 @@
 #include <dlfcn.h>
 #endif
 
+#include "errors.h"
+
 namespace dflash {
 
 namespace {
@@ -64,7 +66,9 @@ memory_edit::memory_edit(llama_context * ctx) {
 }
 
 void memory_edit::cut(int32_t id, int32_t length, int32_t n_kept) const {
-    remove_(attention_, id, n_kept, -1);
+    if (!remove_(attention_, id, n_kept, -1)) {
+        throw backend_error("llama.cpp did not give up the rejected rows of a pass");
+    }
     shift_(states_, id, 0, -1, n_kept - length);
 }
 

@@ -24,6 +24,8 @@
 #include "draft_tree.h"
 #include "draw.h"
 #include "errors.h"
+#include "few_rows_cuda.h"
+#include "few_rows_trial.h"
 #include "fused_drafter.h"
 #include "llama.h"
 #include "target_pass.h"
@@ -366,6 +368,67 @@ void accept_tokens(token_draw & self, const std::vector<int32_t> & tokens) {
     }
 }
 
+nb::tuple list_few_rows_gpus() {
+    std::string why_not;
+    nb::list found;
+    for (const few_rows_gpu & gpu : few_rows_gpus(why_not)) {
+        found.append(nb::make_tuple(gpu.device, gpu.architecture, gpu.description));
+    }
+    return nb::make_tuple(found, why_not);
+}
+
+few_rows_engine::cubins kernels_of(const nb::list & cubins) {
+    few_rows_engine::cubins all;
+    for (const nb::handle & cubin : cubins) {
+        const auto bytes = nb::cast<nb::bytes>(cubin);
+        all.emplace_back(bytes.c_str(), bytes.size());
+    }
+    return all;
+}
+
+nb::dict run_few_rows_trial(const std::string & device, const nb::list & cubins, int type,
+                            int64_t k, int64_t rows) {
+    few_rows_engine::cubins kernels = kernels_of(cubins);
+    few_rows_trial found;
+    {
+        const nb::gil_scoped_release release;
+        found = try_few_rows(device, std::move(kernels), static_cast<ggml_type>(type), k, rows);
+    }
+    nb::dict all;
+    all["columns"] = found.columns;
+    all["ours_us"] = found.ours_us;
+    all["ggml_us"] = found.ggml_us;
+    all["error"] = found.error;
+    all["same_bits"] = found.same_bits;
+    return all;
+}
+
+nb::dict count_few_rows(few_rows_engine & self) {
+    const few_rows_counts & counts = self.counts();
+    nb::dict all;
+    all["repeated"] = counts.repeated.load();
+    all["direct"] = counts.direct.load();
+    all["recorded"] = counts.recorded.load();
+    all["played"] = counts.played.load();
+    all["products"] = counts.products.load();
+    all["fused"] = counts.fused.load();
+    all["launches"] = counts.launches.load();
+    all["conversions"] = counts.conversions.load();
+    return all;
+}
+
+// Which backends a thread opens is decided by scopes, which Python enters and leaves by name.
+class few_rows_scopes {
+  public:
+    void enter(std::shared_ptr<few_rows_engine> engine, bool on_cpu) {
+        scope_ = std::make_unique<few_rows_scope>(std::move(engine), on_cpu);
+    }
+    void leave() { scope_.reset(); }
+
+  private:
+    std::unique_ptr<few_rows_scope> scope_;
+};
+
 using id_rows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 using step_rows = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
@@ -516,6 +579,44 @@ NB_MODULE(_native, m) {
             },
             nb::arg("context"))
         .def("use", &thread_pool::use, nb::arg("n"));
+
+    m.def("few_rows_source", &few_rows_source, "The text of the kernels, for NVRTC.");
+    m.def("few_rows_gpus", &list_few_rows_gpus,
+          "Name, architecture and description of each GPU that they may run on, and why there are "
+          "none.");
+    m.def("few_rows_driver", &few_rows_driver, "The driver's version: 12040 for CUDA 12.4.");
+    m.def(
+        "few_rows_operand",
+        [](int type, int64_t k) { return few_rows_operand(static_cast<ggml_type>(type), k); },
+        nb::arg("type"), nb::arg("k"),
+        "What kernels call matrices of this type with rows of k elements; empty: there are none.");
+    m.def("try_few_rows", &run_few_rows_trial, nb::arg("device"), nb::arg("cubins"),
+          nb::arg("type"), nb::arg("k"), nb::arg("rows"),
+          "Times, error and equality of our products. See native/few_rows_trial.h.");
+    nb::class_<few_rows_engine>(m, "FewRows",
+                                "Products of few rows on the GPUs. See native/few_rows.h.")
+        .def(nb::init<>())
+        .def(
+            "add",
+            [](few_rows_engine & self, const std::string & device, const nb::list & cubins) {
+                self.add(device, kernels_of(cubins));
+            },
+            nb::arg("device"), nb::arg("cubins"))
+        .def(
+            "leave",
+            [](few_rows_engine & self, int type, int64_t k, int64_t rows) {
+                self.leave(static_cast<ggml_type>(type), k, rows);
+            },
+            nb::arg("type"), nb::arg("k"), nb::arg("rows"))
+        .def("turn", &few_rows_engine::turn, nb::arg("on"))
+        .def_prop_ro("reason", &few_rows_engine::reason)
+        .def_prop_ro("counts", &count_few_rows);
+    nb::class_<few_rows_scopes>(m, "FewRowsScope",
+                                "From `enter` to `leave` the backends that this thread opens run "
+                                "their graphs by a FewRows.")
+        .def(nb::init<>())
+        .def("enter", &few_rows_scopes::enter, nb::arg("engine"), nb::arg("on_cpu") = false)
+        .def("leave", &few_rows_scopes::leave);
 
     nb::class_<target_pass>(
         m, "TargetPass",

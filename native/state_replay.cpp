@@ -196,6 +196,9 @@ struct state_replay::device {
 state_replay::state_replay(llama_context * ctx, int n_returned,
                            std::shared_ptr<thread_pool> threads)
     : memory_(ctx), n_returned_(n_returned), threads_(std::move(threads)) {
+    if (!threads_) {
+        throw std::invalid_argument("a replay needs a thread pool");
+    }
     if (!memory_.is_possible()) {
         throw std::invalid_argument("the memory of this context cannot be edited");
     }

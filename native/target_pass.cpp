@@ -11,6 +11,7 @@
 #include "backend.h"
 #include "errors.h"
 #include "largest.h"
+#include "router_products.h"
 #include "target_tensors.h"
 
 namespace dflash {
@@ -146,6 +147,9 @@ void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor *
     if (replay_) {
         replay_->mark(nodes, graph);
     }
+    if (on_host_) {
+        multiply_routers_by_row(nodes, graph);
+    }
     graph_logits_ = logits;
     ggml_set_output(logits);
     if (!on_host_) {
@@ -220,7 +224,7 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     if (most_candidates_now_ > 0) {
         most_candidates_ = std::exchange(most_candidates_now_, 0);
     }
-    if (store_) {
+    if (store_) {  // also for a pass that fails: it may have overwritten the oldest rows
         first_stored_ = store_->begin(n);
     }
     can_keep_ = false;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "backend.h"
+#include "few_rows.h"
 #include "ggml.h"
 
 namespace dflash {
@@ -20,14 +21,16 @@ inline ggml_tensor * wide_product(ggml_context * c, ggml_tensor * weight, ggml_t
 
 // The input of a product, with columns of zeros where that makes it faster: 6 to 8 columns take
 // CUDA longer than 9. With the head of an 8B model in q6_K an H200 takes 510 microseconds for 7
-// columns, 401 for 9.
+// columns, 401 for 9. Our own kernels do not need it.
 inline ggml_tensor * widened(ggml_context * c, ggml_backend_t backend, const ggml_tensor * weight,
                              ggml_tensor * x) {
     constexpr int64_t slowest = 6;
     constexpr int64_t faster = 9;
     const int64_t n = x->ne[1];
     const bool is_slow = ggml_is_quantized(weight->type) && n >= slowest && n < faster;
-    return is_slow && is_cuda(backend) ? ggml_pad(c, x, 0, static_cast<int>(faster - n), 0, 0) : x;
+    return is_slow && is_cuda(backend) && !takes_few_rows(backend, weight)
+               ? ggml_pad(c, x, 0, static_cast<int>(faster - n), 0, 0)
+               : x;
 }
 
 // The columns of a product that are not of such zeros.

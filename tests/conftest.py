@@ -47,9 +47,11 @@ settings.load_profile("any machine")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked `one_in(n)`, one case of each n stays in the daily run. The others are slow
-    tests, which CI runs as well."""
+    tests, which CI runs as well. What needs a GPU is in neither."""
     seen: Counter[str] = Counter()
     for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.slow)
         mark = item.get_closest_marker("one_in")
         if mark:
             name = item.nodeid.partition("[")[0]

@@ -49,6 +49,33 @@ def shape(told: Any) -> Any:
     return [shape(value) for value in told] if isinstance(told, list) else type(told)
 
 
+def test_its_defaults_give_the_text_of_theirs(pair: tuple[Path, Path]) -> None:
+    given: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False}
+    asked: dict[str, Any] = {"max_tokens": 48, "temperature": 0.0}
+    with Llama(str(pair[0]), draft_model=pair[1], **given) as llm:
+        assert not llm.model.target.options.flash_attn
+        mine = llm(PROMPT, **asked)["choices"][0]["text"]
+    llm = llama_cpp.Llama(str(pair[0]), **given)
+    assert mine == llm(PROMPT, **asked)["choices"][0]["text"]
+    llm.close()
+
+
+def test_a_method_that_is_missing_says_what_to_take(ours: Llama) -> None:
+    methods: Any = ours
+    for name in sorted(set(dir(llama_cpp.Llama)) - set(dir(ours))):
+        if not name.startswith("_") and name not in ("ctx", "eval_tokens", "eval_logits"):
+            with pytest.raises(InputError, match=f"no {name} here; "):
+                getattr(methods, name)("text")
+    assert not hasattr(ours, "nonesuch")
+
+
+def test_a_file_of_the_hub_is_named_by_its_quantisation() -> None:
+    with pytest.raises(InputError, match="such as"):
+        Llama.from_pretrained("owner/repo", "model.gguf")
+    with pytest.raises(InputError, match="owner/repo"):
+        Llama.from_pretrained("owner/repo", "*q8_0.gguf", verbose=False)
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("more", [{}, {"echo": True}, {"stop": ["return"]}, {"seed": 3}], ids=str)
 def test_a_completion_is_theirs(ours: Llama, theirs: llama_cpp.Llama, more: dict[str, Any]) -> None:

@@ -21,6 +21,12 @@ def test_an_answer_in_a_line(model: Model) -> None:
     assert "tiny-coder" in repr(model) and str(model.n_ctx) in repr(model)
 
 
+def test_a_text_that_repeats_itself_is_seen(model: Model) -> None:
+    looped = model.generate("x", grammar='root ::= ("x = 1 "){900}', max_tokens=90)
+    assert looped.repeated > 45
+    assert model.generate("def add(a, b):", max_tokens=40, ignore_eos=True).repeated == 0
+
+
 def test_a_notebook_tints_the_drafts_and_shows_the_text_as_text(model: Model) -> None:
     grammar = 'root ::= "<b>1 & 2</b> <script>alert(1)</script>"'
     result = model.generate("x", grammar=grammar, max_tokens=64, draft_width=8)

@@ -36,6 +36,8 @@ class Dialect(ABC):
     name: ClassVar[str]
     special: ClassVar[bool] = False
     """Whether the parser needs the names of control tokens in the text."""
+    opens_with_mark: ClassVar[bool] = False
+    """Whether every answer opens with marks of the family, so that plain text cannot begin one."""
     calls_are_json: ClassVar[bool] = False
     """Whether a call is a bare JSON object, which no mark tells from an answer in JSON."""
 

@@ -91,7 +91,7 @@ class ChatTemplate:
             raise InputError(
                 f"chat_template_kwargs may not set {', '.join(taken)}, which the chat itself sets"
             )
-        offered = [tool.shown() if isinstance(tool, Tool) else dict(tool) for tool in tools or ()]
+        offered = _offered(tools)
         now = datetime.now()
         variables = {
             "tool_choice": None,
@@ -166,6 +166,14 @@ class ChatTemplate:
     def thinking_open(prompt: str) -> bool:
         """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
         return prompt.rstrip().endswith("<think>")
+
+
+def _offered(tools: object) -> list[dict[str, Any]]:
+    """Tools, perhaps from the variables of a client, as a template reads them."""
+    found = tools or ()
+    if not isinstance(found, Sequence) or not all(isinstance(t, (Tool, Mapping)) for t in found):
+        raise InputError("tools are not a list of objects; give each as a function with a name")
+    return [tool.shown() if isinstance(tool, Tool) else dict(tool) for tool in found]
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> str:

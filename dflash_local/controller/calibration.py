@@ -19,7 +19,6 @@ from dflash_local.controller.costs import ROW_COUNTS, TO_MAKE, Costs
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
-from dflash_local.llama import runtime
 from dflash_local.sampling.sampler import not_finite
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import Features, StoredFeatures
@@ -77,8 +76,7 @@ def measure(
     and they are empty after it too. Raises as `budget_s` and `Target.decode`, and what the drafter
     raises.
     """
-    key = _key(target, drafter)
-    known = disk_cache.read("costs", key)
+    known = _kept(target, drafter)
     if not again:
         with suppress(ValueError):  # not measured yet, or damaged
             costs = Costs.from_dict(known)
@@ -94,14 +92,14 @@ def measure(
         trial.empty()
     # What drafts and copies are worth is not measured here; `again` begins with nothing.
     besides = known if isinstance(known, dict) and not again else {}
-    disk_cache.write("costs", key, besides | costs.as_dict())
+    disk_cache.write("costs", _key(target, drafter), besides | costs.as_dict())
     return costs
 
 
 def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
     """What earlier processes have learnt of this model's copies; else what is thought of any."""
     try:
-        return CopyPrior.from_dict(disk_cache.read("costs", _key(target, drafter))["copies"])
+        return CopyPrior.from_dict(_kept(target, drafter)["copies"])
     except (ValueError, LookupError, TypeError):
         return CopyPrior()
 
@@ -111,7 +109,7 @@ def known_drafts(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Accept
     that sample; else what is thought of any. `n_nodes` are the most of a tree."""
     size = min(drafter.block_size, target.max_width)
     try:
-        greedy, sampled = disk_cache.read("costs", _key(target, drafter))["drafts"]
+        greedy, sampled = _kept(target, drafter)["drafts"]
         return (
             Acceptance.from_dict(greedy, size, n_nodes),
             Acceptance.from_dict(sampled, size, n_nodes),
@@ -141,7 +139,9 @@ class _Trial:
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter = target, drafter
-        self.n_seq = target.options.n_seq
+        # As many sequences as there is room for, each with two rows.
+        most = min(target.n_ctx // (SHALLOW + 2), target.n_batch)
+        self.n_seq = min(target.options.n_seq, most)
         self.budget_s = budget_s()
         self.is_rough = self.budget_s < BUDGET_S
         self.end_s = math.inf
@@ -155,7 +155,8 @@ class _Trial:
         self.switches: list[float] = []
         self.injections: list[float] = []
         self.trees: dict[int, float] = {}
-        most = min(target.n_batch // self.n_seq, target.max_width)
+        room = min(target.n_batch, target.n_ctx - SHALLOW * self.n_seq)
+        most = min(room // self.n_seq, target.max_width)
         self.widths = [width for width in ROW_COUNTS if width <= most]
 
     def run(self) -> Costs:
@@ -274,8 +275,9 @@ class _Trial:
     def _tree(self) -> None:
         """Time passes over a tree of one sequence beside those over a chain of as many rows: a
         path, and a leaf beside each of its nodes."""
-        if self.target.options.n_branches < _TREE_ROWS:
-            return  # nor has a batch room for as many rows
+        # A batch has room for as many rows as a sequence has branches.
+        if min(self.target.options.n_branches, self.target.n_ctx - self.depth) < _TREE_ROWS:
+            return
         path = list(range(-1, _TREE_ROWS // 2 - 1))
         tree = [*path, *path[: _TREE_ROWS - 1 - len(path)]]
         guess_s = self._guess(_TREE_ROWS)
@@ -414,13 +416,25 @@ def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, floa
     return {depth: dict(sorted(row.items())) for depth, row in usual.items()}
 
 
+def _kept(target: Target, drafter: Drafter | None) -> Any:
+    """What was measured and learnt, with as much context or more; None if there is nothing."""
+    own = _key(target, drafter)
+    kept = None
+    for deep in range(own["options"]["n_ctx"], len(DEEP) + 1):
+        kept = disk_cache.read("costs", own | {"options": own["options"] | {"n_ctx": deep}})
+        if kept is not None:
+            break
+    return kept
+
+
 def _key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     options = asdict(target.options)
-    options["n_ctx"] = target.n_ctx.bit_length()  # costs follow what is cached, not what could be
+    # Costs follow what is cached, not what could be: it counts how deep they could be measured.
+    options["n_ctx"] = sum(target.n_ctx >= deep for deep in DEEP)
     del options["exact"]  # costs are measured with all threads
     return {
         "format": _FORMAT,
-        "machine": runtime.machine(),
+        "machine": target.machine(),
         "threads": target.n_threads,
         "target": target.file_key,
         "drafter": [drafter.file_key, type(drafter).__name__] if drafter else None,

@@ -11,7 +11,7 @@ from typing import Any
 from dflash_local import demo
 from dflash_local.bench.peers.paper import paper_value
 from dflash_local.doctor.machine import Machine
-from dflash_local.doctor.trial import PairTrial, try_pair
+from dflash_local.doctor.trial import PairTrial, try_pair, try_target
 from dflash_local.doctor.verdict import Alarm, PairNames, alarms, verdict
 from dflash_local.errors import DflashError
 from dflash_local.fit.inspection import inspect_file
@@ -25,7 +25,8 @@ _MADE_FOR = ("general.base_model.0.name", "dflash_local.target")
 
 @dataclass(frozen=True)
 class Examination:
-    """`verdict` is one line. `pair` and `plan` are None where the files could not be loaded."""
+    """`verdict` is one line. `pair` and `plan` are None where the files could not be loaded, and
+    `trial` where there is no drafter. `plain_speed` is in tokens/s."""
 
     verdict: str
     alarms: tuple[Alarm, ...]
@@ -33,6 +34,7 @@ class Examination:
     pair: PairNames | None = None
     plan: tuple[str, ...] = ()
     trial: PairTrial | None = None
+    plain_speed: float | None = None
 
     @property
     def is_well(self) -> bool:
@@ -63,12 +65,15 @@ def examine(choose: Callable[[], Files], load: Callable[[Files], Model]) -> Exam
         with load(files) as model:
             plan = tuple(model.plan.lines()) if model.plan else ()
             trial = try_pair(model, shipped=pair.is_shipped) if model.drafter else None
+            speed = trial.plain_speed if trial else try_target(model)
+            few_rows = model.engine.target.few_rows
+            faults = few_rows.faults if few_rows else []
     except DflashError as error:
         text = _without_folders(" ".join(str(error).split()))
         found = [Alarm("not_loaded", text), *alarms(machine, None, None)]
         return Examination(text, tuple(found), machine)
-    found = alarms(machine, pair, trial)
-    return Examination(verdict(found, pair, trial), tuple(found), machine, pair, plan, trial)
+    found = alarms(machine, pair, trial, faults)
+    return Examination(verdict(found, pair, trial), tuple(found), machine, pair, plan, trial, speed)
 
 
 def _without_folders(text: str) -> str:

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 
 from dflash_local import disk_cache
+from dflash_local.cuda import few_rows
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
 from dflash_local.version import version
@@ -29,6 +30,8 @@ class Machine:
     driver: bool | None
     memory_free: int
     disk_free: int | None
+    kernel_advice: str | None = None
+    """What to install so that our own kernels run on its NVIDIA GPU; None if there is nothing."""
 
     @classmethod
     def here(cls) -> Machine:
@@ -47,6 +50,7 @@ class Machine:
             driver=has_nvidia_driver() if "NVIDIA" in gpus else None,
             memory_free=max((d.free for d in devices if d.type == "cpu"), default=0),
             disk_free=_disk_free(),
+            kernel_advice=few_rows.advice(),
         )
 
     @property

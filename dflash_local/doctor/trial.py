@@ -1,4 +1,4 @@
-"""Tries a loaded pair on three built-in prompts: plainly, in whole blocks, and as it chooses."""
+"""Tries a loaded model on three built-in prompts: plainly, in whole blocks, and as it chooses."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ _LONGEST_S = 20.0
 
 @dataclass(frozen=True)
 class PairTrial:
-    """Tokens per round are of whole blocks, speeds in tokens/s over all prompts.
+    """`tokens_per_round` and `by_prompt` are of whole blocks, speeds in tokens/s over all prompts.
 
-    `drafting` says whether the pair drafts by itself here, and why. `thinking_tokens_per_round` are
+    `gains` are, prompt by prompt, how many times as fast as plain decoding the pair is as it
+    chooses, and `gained_by` says by which drafts. `drafting` says why nothing was drafted; None
+    where something was. `thinking_tokens_per_round` are
     those with the template's thinking on; None where it has no such switch. `unknown_marks` are
     marks of the chat template that are no tokens of the vocabulary. `largest_state` is the largest
     magnitude of a hidden state that the drafter read. `noise` says so if other work disturbed the
@@ -34,7 +36,8 @@ class PairTrial:
     by_prompt: tuple[float, ...]
     plain_speed: float
     speed: float
-    is_drafting: bool
+    gains: tuple[float, ...]
+    gained_by: str
     drafting: str | None
     thinking_tokens_per_round: float | None
     unknown_marks: tuple[str, ...]
@@ -47,17 +50,20 @@ class PairTrial:
         return self.speed / self.plain_speed if self.plain_speed else 0.0
 
 
+def try_target(model: Model) -> float:
+    """The speed of a target alone, in tokens/s. Raises InputError as `try_pair` does, BackendError
+    where it cannot answer, as with damaged weights."""
+    return Stats.sum(
+        _answer(model, case, draft_width=0) for case in _usable_cases(model)
+    ).tokens_per_second
+
+
 def try_pair(model: Model, *, shipped: bool) -> PairTrial:
     """Try a model with its drafter. `shipped` takes prompts that the shipped pair was trained on.
 
     Raises InputError where the model can read none of the prompts.
     """
-    cases = _cases(model, shipped=shipped, thinking=False)
-    if not cases:
-        raise InputError(
-            f"none of the built-in prompts fits the context of {model.n_ctx} tokens: give --ctx a "
-            "larger number"
-        )
+    cases = _usable_cases(model, shipped=shipped)
     width = model.engine.max_width
     plain = [_answer(model, case, draft_width=0) for case in cases]
     blocks = [_answer(model, case, draft_width=width, draft_shape="chain") for case in cases]
@@ -71,13 +77,19 @@ def try_pair(model: Model, *, shipped: bool) -> PairTrial:
         again = _cases(model, shipped=shipped, thinking=True)
         answers = [_answer(model, case, draft_width=width, draft_shape="chain") for case in again]
         thinking = Stats.sum(answers).tokens_per_round
+    all_chosen = Stats.sum(chosen)
     return PairTrial(
         tokens_per_round=Stats.sum(blocks).tokens_per_round,
         by_prompt=tuple(stats.tokens_per_round for stats in blocks),
         plain_speed=Stats.sum(plain).tokens_per_second,
-        speed=Stats.sum(chosen).tokens_per_second,
-        is_drafting=Stats.sum(chosen[-1:]).drafted > 0,
-        drafting=chosen[-1].drafting,
+        speed=all_chosen.tokens_per_second,
+        gains=tuple(
+            one.tokens_per_second / other.tokens_per_second
+            for one, other in zip(chosen, plain, strict=True)
+            if other.tokens_per_second
+        ),
+        gained_by=all_chosen.gained_by,
+        drafting=None if all_chosen.drafted else chosen[-1].drafting,
         thinking_tokens_per_round=thinking,
         unknown_marks=tuple(unknown_marks(model)),
         largest_state=largest,
@@ -98,6 +110,16 @@ def unknown_marks(model: Model) -> Iterator[str]:
     for mark in dict.fromkeys(re.findall(r"<\|[\w-]+\|>", text)):
         if not model.is_token(mark):
             yield mark
+
+
+def _usable_cases(model: Model, *, shipped: bool = False) -> Sequence[Case]:
+    cases = _cases(model, shipped=shipped, thinking=False)
+    if not cases:
+        raise InputError(
+            f"none of the built-in prompts fits the context of {model.n_ctx} tokens: give --ctx a "
+            "larger number"
+        )
+    return cases
 
 
 def _cases(model: Model, *, shipped: bool, thinking: bool) -> Sequence[Case]:

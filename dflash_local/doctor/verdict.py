@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dflash_local.doctor.machine import Machine
@@ -47,13 +47,23 @@ class Alarm:
     is_fault: bool = True
 
 
-def alarms(machine: Machine, pair: PairNames | None, trial: PairTrial | None) -> list[Alarm]:
+def alarms(
+    machine: Machine,
+    pair: PairNames | None,
+    trial: PairTrial | None,
+    kernel_faults: Sequence[str] = (),
+) -> list[Alarm]:
     """All that is wrong, the worst first."""
     found = list(_of_trial(pair, trial)) if pair and trial else []
     if trial and trial.noise:
         found.append(Alarm("busy", trial.noise, is_fault=False))
     if machine.gpu_advice:
         found.append(Alarm("gpu_not_used", machine.gpu_advice))
+    for fault in kernel_faults:
+        text = f"{fault}; answers are right, but slower: please report it with `doctor --json`"
+        found.append(Alarm("kernel_put_aside", text, is_fault=False))
+    if machine.kernel_advice:
+        found.append(Alarm("no_own_kernels", machine.kernel_advice, is_fault=False))
     return found
 
 
@@ -63,19 +73,35 @@ def verdict(found: list[Alarm], pair: PairNames, trial: PairTrial | None) -> str
         if alarm.is_fault:
             return alarm.text
     if trial is None:
-        return f"{pair.target} works, without drafts: give it a drafter by --draft"
-    figure = f"{trial.tokens_per_round:.2f} tokens per round"
+        return f"{pair.target} works, without a drafter: --draft gives it one"
+    figure = f"{trial.tokens_per_round:.2f} tokens per round in whole blocks"
     if trial.noise:
         return (
             f"the pair is in order, {figure}, but the machine is too busy with other work to tell "
             "whether drafting gains anything: ask again when it is idle"
         )
-    if trial.is_drafting and trial.gain > 1:
-        return f"all is well: answers come {trial.gain:.2f} times as fast with drafts, {figure}"
-    why = f" ({trial.drafting})" if trial.drafting else ""
+    if trial.drafting or not trial.gains:
+        why = f" ({trial.drafting})" if trial.drafting else ""
+        return f"the pair is in order, {figure}, but nothing is drafted on this machine{why}"
+    gain = gain_text(trial)
+    if min(trial.gains) > 1:
+        return f"all is well: answers come {gain}; {figure}"
+    if max(trial.gains) < 1:
+        return (
+            f"the pair is in order, {figure}, but drafting does not pay here: answers come {gain}"
+        )
     return (
-        f"the pair is in order, {figure}, but drafting gains nothing on this machine, so it is off "
-        f"or rare{why}"
+        f"the pair is in order, {figure}; whether drafting pays here differs between prompts: "
+        f"answers come {gain}"
+    )
+
+
+def gain_text(trial: PairTrial) -> str:
+    """The gain with its spread, and by which drafts."""
+    by = f", {trial.gained_by}" if trial.gained_by else ""
+    low, high = min(trial.gains), max(trial.gains)
+    return (
+        f"{trial.gain:.2f} times as fast as without drafts ({low:.2f} to {high:.2f} by prompt){by}"
     )
 
 

@@ -55,18 +55,20 @@ class FusedDrafter(Drafter):
         self.draft_window = draft_window
         self.spec = spec
         self._target = target  # keeps the shared tensors alive
-        self._native: native.FusedDrafter | None = native.FusedDrafter(
-            target.address,
-            target.native,
-            os.fspath(path),
-            spec,
-            n_seq,
-            n_ctx,
-            top_k,
-            n_threads or target.n_threads,
-            draft_window,
-            target.threads,
-        )
+        self._native: native.FusedDrafter | None = None
+        with target.own_kernels():
+            self._native = native.FusedDrafter(
+                target.address,
+                target.native,
+                os.fspath(path),
+                spec,
+                n_seq,
+                n_ctx,
+                top_k,
+                n_threads or target.n_threads,
+                draft_window,
+                target.threads,
+            )
         self.top_k = self._native.top_k
         target.attach(self)
 

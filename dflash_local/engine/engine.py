@@ -189,6 +189,7 @@ class Engine:
             text if request.cache_prompt else text[:1],
             for_drafts=request.drafts and may_draft,
             unless_gave_up=policy is not None,
+            owner=request.owner or "",
         )
         drafter = self.slots.drafter
         if policy is not None and drafter is not None:

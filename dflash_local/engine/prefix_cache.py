@@ -50,21 +50,27 @@ class PrefixCache:
             slot.checkpoints = Checkpoints(room, least=slots.least)
 
     def take(
-        self, prompt: Sequence[int], *, for_drafts: bool, unless_gave_up: bool = False
+        self,
+        prompt: Sequence[int],
+        *,
+        for_drafts: bool,
+        unless_gave_up: bool = False,
+        owner: str = "",
     ) -> tuple[Slot, int]:
         """A free slot, busy from now on, and how many tokens of the prompt its caches have.
 
         These tokens come from the slot itself, from another slot, which may be busy, or from the
-        store: see `reuse.choose`. A handful of a longer prompt is not worth it. At most
-        `len(prompt) - 1` are kept, as the logits of the last row give the first token. `for_drafts`
-        keeps only what the drafter has, too. `unless_gave_up` makes an exception for slots in which
-        drafting was given up: they keep what the target has. Raises InputError if no slot is free.
+        store: see `reuse.choose`; never from texts of another `owner`. A handful of a longer prompt
+        is not worth it. At most `len(prompt) - 1` are kept, as the logits of the last row give the
+        first token. `for_drafts` keeps only what the drafter has, too. `unless_gave_up` makes an
+        exception for slots in which drafting was given up: they keep what the target has. Raises
+        InputError if no slot is free.
         """
         if all(slot.busy for slot in self._slots):
             raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
         self._slots.try_drafter_again()
         for_drafts = for_drafts and self._slots.drafter is not None
-        wanted = Wanted(list(prompt), for_drafts, unless_gave_up)
+        wanted = Wanted(list(prompt), for_drafts, unless_gave_up, owner)
         holders = [self._holder(slot, wanted) for slot in self._slots]
         found = self._find(wanted)
         choice = choose(holders, (found.n_usable, len(found.prefix)) if found else None)
@@ -91,6 +97,7 @@ class PrefixCache:
         self.reused[origin if slot.cached else "none"] += 1
         slot.busy = True
         slot.gave_up = False
+        slot.owner = owner
         return slot, len(slot.cached)
 
     def catch_up(self, slot: Slot, prompt: Sequence[int], *, for_drafts: bool) -> int:
@@ -98,7 +105,8 @@ class PrefixCache:
 
         Returns how many tokens that is. `for_drafts` as for `take`.
         """
-        wanted = Wanted(prompt, for_drafts and self._slots.drafter is not None)
+        for_drafts = for_drafts and self._slots.drafter is not None
+        wanted = Wanted(prompt, for_drafts, owner=slot.owner)
         length, source = 0, slot
         for other in self._slots:
             if other is slot or not other.cached:
@@ -176,7 +184,7 @@ class PrefixCache:
         """How many tokens of a prompt a slot has, with those that the drafter can still get."""
         drafter = self._slots.drafter
         n_drafter = drafter.length(slot.seq) + len(slot.pending) if drafter else 0
-        return wanted.n_usable(slot.cached, n_drafter, slot.gave_up)
+        return wanted.n_usable(slot.cached, n_drafter, slot.gave_up, slot.owner)
 
     def _holder(self, slot: Slot, wanted: Wanted) -> Holder:
         # A slot that is busy can only be copied from. The others are cut, or go on as they are.
@@ -184,8 +192,8 @@ class PrefixCache:
         return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
 
     def _n_elsewhere(self, slot: Slot) -> int:
-        """How many tokens at the beginning of a slot some other slot has, too."""
-        others = (other for other in self._slots if other is not slot)
+        """How many tokens at the beginning of a slot some other slot of its owner has, too."""
+        others = (o for o in self._slots if o is not slot and o.owner == slot.owner)
         return max((common_prefix(slot.cached, other.cached) for other in others), default=0)
 
     def _find(self, wanted: Wanted) -> Found | None:
@@ -228,6 +236,7 @@ class PrefixCache:
             min(drafter.length(slot.seq), n) if drafter else 0,
             slot.gave_up,
             tuple(checkpoint.length for checkpoint in checkpoints),
+            slot.owner,
         )
         if store.has(prefix):
             return

@@ -41,6 +41,8 @@ class Slot:
     """Of a recurrent state after some of `cached`: where other texts may fork off."""
     busy: bool = False
     last_use: int = 0
+    owner: str = ""
+    """Whose text it has: requests of others take nothing of it."""
     gave_up: bool = False
     """Drafting was given up here, so the drafter has fewer tokens than the target."""
 

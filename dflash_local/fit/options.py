@@ -14,6 +14,8 @@ SPLIT_MODES = ("layer", "row", "none")
 SHAPES = ("chain", "tree", "auto")
 COPIES = "copies"
 """In place of a drafter's file: only what a text has already is drafted."""
+NONE = "none"
+"""In place of a drafter's file: none, also where one lies beside the target."""
 MAX_CONTEXT = 1 << 24
 MAX_IDS = 256
 """Sequence ids of a context: llama.cpp's limit (LLAMA_MAX_SEQ)."""

@@ -267,7 +267,10 @@ class _HeaderReader:
     def _name(self, what: str, limit: int) -> str:
         length = self._length(f"the length of {what}")
         if not 1 <= length <= limit:
-            self._fail(f"{what} is {length} bytes long, expected 1 to {limit}")
+            self._fail(
+                f"the header is damaged: {what} would be {length} bytes long, expected 1 to "
+                f"{limit}; download or convert it again"
+            )
         raw = self._take(length, what)
         try:
             return raw.decode("utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.download import fetch
-from dflash_local.hub.trouble import one_line, transfer_errors, why_unreachable
+from dflash_local.hub.trouble import OTHERWISE, one_line, transfer_errors, why_unreachable
 
 _BLOCK = 1 << 20
 """Bytes of a header that are read at once."""
@@ -64,7 +64,9 @@ def listed(repo: str, revision: str | None = None) -> Repository:
         except errors.HfHubHTTPError:
             raise
         except transfer_errors() as error:
-            raise InputError(f"{repo}: {why_unreachable(error)}, and it is not cached") from None
+            raise InputError(
+                f"{repo}: {why_unreachable(error)}, and it is not on this disk: {OTHERWISE}"
+            ) from None
 
 
 def ask(repo: str, revision: str | None) -> Repository:

@@ -25,6 +25,12 @@ def why_unreachable(error: BaseException) -> str:
     return f"{constants.ENDPOINT} cannot be reached ({_first_line(error)})"
 
 
+OTHERWISE = (
+    "give a GGUF file of your own, or set HF_ENDPOINT to a mirror; `dflash-local list --here` "
+    "shows what is on this disk"
+)
+
+
 @contextmanager
 def one_line(repo: str, revision: str | None) -> Iterator[None]:
     """Turn the client's errors into one line that says what to do."""

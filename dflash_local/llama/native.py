@@ -18,14 +18,21 @@ from dflash_local._native import (
     CopyIndex,
     CopyOffers,
     CopyPrior,
+    FewRows,
+    FewRowsScope,
     FusedDrafter,
     TargetPass,
     ThreadPool,
     TokenDraw,
     can_replay,
     edit_cells,
+    few_rows_driver,
+    few_rows_gpus,
+    few_rows_operand,
+    few_rows_source,
     grow_tree,
     llama_decode_address,
+    try_few_rows,
 )
 
 runtime.check_same_library(llama_decode_address())
@@ -36,6 +43,8 @@ __all__ = [
     "CopyIndex",
     "CopyOffers",
     "CopyPrior",
+    "FewRows",
+    "FewRowsScope",
     "FusedDrafter",
     "TargetPass",
     "ThreadPool",
@@ -43,7 +52,12 @@ __all__ = [
     "address",
     "can_replay",
     "edit_cells",
+    "few_rows_driver",
+    "few_rows_gpus",
+    "few_rows_operand",
+    "few_rows_source",
     "grow_tree",
+    "try_few_rows",
 ]
 
 

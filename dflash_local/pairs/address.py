@@ -10,6 +10,7 @@ from pathlib import Path
 from dflash_local.errors import FileError, InputError
 from dflash_local.pairs import registry
 from dflash_local.pairs.entry import Entry
+from dflash_local.pairs.stores import stored
 
 _REPO = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB = re.compile(
@@ -48,7 +49,8 @@ Address = Path | NamedPair | HubAddress
 
 def read_address(given: str | os.PathLike[str]) -> Address:
     """What `given` means. A file or folder that is there comes first, then the registry's names,
-    then the hub. Raises InputError for what is none of these."""
+    then those of models that ollama or LM Studio have here, then the hub. Raises InputError for
+    what is none of these."""
     text = os.fspath(given)
     path = _existing(text)
     if path is not None:
@@ -58,6 +60,9 @@ def read_address(given: str | os.PathLike[str]) -> Address:
     found = registry.named(text)
     if found is not None:
         return NamedPair(*found)
+    held = stored(text)
+    if held is not None:
+        return held
     match = _HUB.fullmatch(text)
     if match:
         file = match["file"]
@@ -67,11 +72,13 @@ def read_address(given: str | os.PathLike[str]) -> Address:
             file if file and file.endswith(".gguf") else None,
             None if match["revision"] == "main" else match["revision"],
         )
+    if os.path.isdir(text):
+        raise FileError(f"{text}: this folder holds no GGUF model")
     near = registry.near(text)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = f"did you mean {' or '.join(near)}?" if near else "`dflash-local list` has the names"
     raise InputError(
-        f"{text[:100]!r}: no file, no name of `dflash-local list`, and no repository of the hub "
-        f"such as Qwen/Qwen3-8B-GGUF{hint}"
+        f"{text[:100]!r} is no file here, no name of a model, and no repository of the hub such as "
+        f"Qwen/Qwen3-8B-GGUF; {hint}"
     )
 
 

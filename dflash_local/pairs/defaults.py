@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dflash_local import demo
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.repository import repository_of
 from dflash_local.pairs import registry
@@ -22,6 +23,20 @@ _SAMPLING_KEYS = {
 }
 """What a model's file may say, by llama.cpp's names, and the options of that meaning."""
 
+CHAT_SAMPLING: Mapping[str, float] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+}
+"""Of chats where neither a request nor the model says: llama.cpp's own. Greedy, a small model fills
+a screen with one sentence. OpenAI's defaults (temperature 1, top_p 1) draw from the whole
+vocabulary: from a small quantised model a misplaced token every few sentences."""
+
+_SHIPPED: Mapping[str, float] = {"temperature": 0.0}
+_SHIPPED_LENGTH = 256
+"""Of the shipped pair, which writes only short functions, and does not always find their end."""
+
 _SOURCE = "dflash_local.source"
 """The key by which the converter says where a drafter comes from."""
 
@@ -38,6 +53,11 @@ class Defaults:
     answer_length: int | None = None
     is_given: bool = False
     """Whether the user set `thinking`."""
+
+    @property
+    def for_chats(self) -> Mapping[str, float]:
+        """What chats are sampled with that do not say."""
+        return {**CHAT_SAMPLING, **self.sampling}
 
     def lines(self) -> list[str]:
         """What a user should know of them."""
@@ -65,7 +85,8 @@ def defaults_of(target: GgufFile, draft: GgufFile | None, thinking: bool | None 
         thinking = pair.thinking
     advised = _in_file(target)
     if known is None:
-        return Defaults(advised, {}, thinking, None, is_given)
+        length = _SHIPPED_LENGTH if _is_shipped(target) else None
+        return Defaults(advised, {}, thinking, length, is_given)
     sampling = {each: dict(known.sampling_for(each) or advised) for each in (None, True, False)}
     by_thinking = {each: sampling[each] for each in (True, False)}
     return Defaults(sampling[thinking], by_thinking, thinking, known.answer_length, is_given)
@@ -88,8 +109,13 @@ def _pair_of(draft: GgufFile | None) -> Entry | None:
 
 def _in_file(target: GgufFile) -> dict[str, float]:
     found = {name: target.get(key) for key, name in _SAMPLING_KEYS.items()}
-    return {
+    advised = {
         name: value
         for name, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+    return dict(_SHIPPED) if _is_shipped(target) and not advised else advised
+
+
+def _is_shipped(target: GgufFile) -> bool:
+    return target.path.name == demo.pair()[0].name

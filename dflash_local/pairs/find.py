@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
 
 from dflash_local import disk_cache
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.architectures import takes_drafters
 from dflash_local.fit.footprint import size_text
-from dflash_local.fit.options import COPIES, LoadOptions
+from dflash_local.fit.options import COPIES, NONE, LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.download import progress_bars
 from dflash_local.hub.repository import Repository, cached, listed, remote_model
@@ -120,10 +119,10 @@ def find_pair(
     Without `draft` the drafter is the one that a name of the registry stands for, or a
     `dflash-*.gguf` beside the target in its folder or repository, or one that was tuned here from
     this one and won. For a target's file alone it is the last one that was tuned and won;
-    "copies" asks for none. What is on this disk is used without asking the hub, unless `newest` is
-    set. Before anything is fetched, the room on the disk is checked, and the memory if `options`
-    say how the pair is to be loaded. `say` gets a line for each step; with `bars`, a terminal shows
-    how far each file has come, its rate and the time left.
+    "copies" and "none" ask for none. What is on this disk is used without asking the hub, unless
+    `newest` is set. Before anything is fetched, the room on the disk is checked, and the memory if
+    `options` say how the pair is to be loaded. `say` gets a line for each step; with `bars`, a
+    terminal shows how far each file has come, its rate and the time left.
 
     Raises InputError, FileError: nothing of that name, no access, no network, no room, or a drafter
     that cannot be converted.
@@ -135,8 +134,11 @@ def find_pair(
         if tuned is not None:
             say(f"the drafter that was tuned here: {tuned} (`dflash-local tune --undo` goes back)")
             return PairFiles(model.path(), tuned)
-    copies = Path(COPIES) if draft is not None and os.fspath(draft) == COPIES else None
-    drafter = None if copies else find_drafter(draft, address, model, newest=newest)
+    word = None if draft is None else os.fspath(draft)
+    copies = Path(COPIES) if word == COPIES else None
+    drafter = None
+    if word not in (COPIES, NONE):
+        drafter = find_drafter(draft, address, model, newest=newest)
     if draft is None and drafter is None and isinstance(address, NamedPair):
         say(f"{address.entry.target}: a drafter cannot work with it here, so none is fetched")
     if options is not None and model.missing():
@@ -362,8 +364,12 @@ def _names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("*.gguf")]
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
+def _is_terminal(stream: object) -> bool:
+    """A notebook or an editor may have put anything in the place of stderr, or nothing."""
+    try:
+        return bool(stream.isatty())  # type: ignore[attr-defined]
+    except (AttributeError, ValueError):  # ValueError: it is closed
+        return False
 
 
 def _check_access(model: Files, drafter: Drafter | None) -> None:

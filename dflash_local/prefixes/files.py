@@ -2,7 +2,8 @@
 
 A file begins with a magic line and a digest of all that follows: the length of a header, the header
 as JSON, then the tokens and what target and drafter have saved. Its name consists of two digests:
-one of a key that names model files and options, one of the tokens; the header has the first, too.
+one of a key that names model files and options, one of owner and tokens; the header has the
+first, too.
 So files of another model or version are never used, whatever they are called, nor files of another
 user. A file that was cut or damaged is noticed before anything in it is used.
 """
@@ -115,7 +116,8 @@ class PrefixFiles:
         n_bytes = sum(len(part) for part in content)
         if n_bytes > self.max_bytes:
             return False
-        name = hashlib.blake2b(_raw(entry.tokens), digest_size=8).hexdigest()
+        named = entry.owner.encode() + _raw(entry.tokens)
+        name = hashlib.blake2b(named, digest_size=8).hexdigest()
         path = self.folder / f"{self._key[:_SHORT]}-{name}.prefix"
         temporary = path.with_name(f"{path.name}.{secrets.randbits(64)}.tmp")
         try:
@@ -200,6 +202,7 @@ def _content(entry: SavedSequence, key: str) -> list[bytes | memoryview]:
             "n_least": entry.n_least,
             "n_drafter": entry.n_drafter,
             "resigned": entry.gave_up,
+            "owner": entry.owner,
             "checkpoints": [
                 [length, state.nbytes]
                 for length, state in zip(entry.checkpoints, entry.states, strict=True)
@@ -304,6 +307,7 @@ def _use(header: Mapping[str, Any], tokens: bytes) -> dict[str, Any]:
         "n_drafter": header["n_drafter"],
         "gave_up": header["resigned"],
         "checkpoints": tuple(length for length, _ in header["checkpoints"]),
+        "owner": header["owner"],
     }
 
 
@@ -326,7 +330,10 @@ def _header(raw: bytes, key: str) -> dict[str, Any]:
         raise _Unusable("it is another model's")
     if not isinstance(header.get("resigned"), bool):
         raise _Unusable("its header lacks resigned")
-    header.setdefault("checkpoints", [])  # files of earlier versions have none
+    header.setdefault("checkpoints", [])  # files of earlier versions have neither
+    header.setdefault("owner", "")
+    if not isinstance(header["owner"], str):
+        raise _Unusable("its header has an owner that is no text")
     if not _are_checkpoints(header["checkpoints"], header["n_tokens"]):
         raise _Unusable("its header has checkpoints that cannot be")
     return dict(header)

@@ -16,19 +16,24 @@ Bytes = NDArray[np.uint8]
 @dataclass(frozen=True)
 class Wanted:
     """A prompt whose beginning is looked for. `for_drafts`: only as far as the drafter has it, too.
-    `unless_gave_up`: but where drafting was given up, as far as the target has it."""
+    `unless_gave_up`: but where drafting was given up, as far as the target has it. `owner`: whose
+    it is. How much of it is known would tell what others have asked, so their texts are not
+    used."""
 
     prompt: Sequence[int]
     for_drafts: bool = False
     unless_gave_up: bool = False
+    owner: str = ""
 
     def drafts_in(self, gave_up: bool) -> bool:
         """Whether the drafter must have what is taken from a text in which drafting `gave_up`."""
         return self.for_drafts and not (self.unless_gave_up and gave_up)
 
-    def n_usable(self, tokens: Sequence[int], n_drafter: int, gave_up: bool) -> int:
+    def n_usable(self, tokens: Sequence[int], n_drafter: int, gave_up: bool, owner: str) -> int:
         """How many tokens of it could be taken from a text of which the drafter has `n_drafter`: at
         most all but its last one."""
+        if owner != self.owner:
+            return 0
         n = min(common_prefix(tokens, self.prompt), len(self.prompt) - 1)
         return min(n, n_drafter) if self.drafts_in(gave_up) else n
 
@@ -40,7 +45,7 @@ class Prefix:
     It can be cut, but not below `n_least` tokens: of a sliding window only the last cells are
     saved. A recurrent state can be cut only at `checkpoints`, which are lengths, the shortest
     first. The drafter has the first `n_drafter` tokens. `gave_up`: drafting was given up, so the
-    drafter needs no more.
+    drafter needs no more. `owner`: whose requests may use it.
     """
 
     tokens: list[int]
@@ -48,13 +53,14 @@ class Prefix:
     n_drafter: int = 0
     gave_up: bool = False
     checkpoints: tuple[int, ...] = ()
+    owner: str = ""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def n_usable(self, wanted: Wanted) -> int:
         """How many tokens of a prompt could be taken over."""
-        n = wanted.n_usable(self.tokens, self.n_drafter, self.gave_up)
+        n = wanted.n_usable(self.tokens, self.n_drafter, self.gave_up, self.owner)
         if n >= self.n_least:
             return n
         return max((length for length in self.checkpoints if length <= n), default=0)
@@ -63,7 +69,8 @@ class Prefix:
         """Whether this prefix can be used for everything that `other` can."""
         n = len(other)
         return (
-            all(map(self._ends_at, (other.n_least, *other.checkpoints)))
+            self.owner == other.owner
+            and all(map(self._ends_at, (other.n_least, *other.checkpoints)))
             and (self.n_least <= other.n_least or other.n_least == n)
             and self.n_drafter >= other.n_drafter
             and common_prefix(self.tokens, other.tokens) == n

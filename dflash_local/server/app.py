@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
 from dflash_local.server import embeddings, metrics, model_list, page
+from dflash_local.server.answering.request_check import RequestCheck
 from dflash_local.server.anthropic import messages
 from dflash_local.server.http import drain
 from dflash_local.server.http.access_log import AccessLog
@@ -72,6 +73,7 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     app.state.pool = pool
     app.state.drain = Drain()
     app.state.metrics = Metrics(pool)
+    app.state.request_check = RequestCheck(settings.strict)
     app.state.warned_of_infill = set()
     app.state.created = int(time.time())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 import socket
@@ -22,13 +23,14 @@ from fastapi import FastAPI
 from dflash_local.errors import InputError
 from dflash_local.server.app import create_app
 from dflash_local.server.http.access_log import log_to_stderr
-from dflash_local.server.http.connection import connection_class
+from dflash_local.server.http.connection import BoundedConnection, connection_class
 from dflash_local.server.http.drain import Drain
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.pool import ModelPool
 
 _MAX_HEAD = 64 << 10
 _FLUSH_S = 5
+"""Seconds that a client gets to read the rest of an answer when the server ends."""
 _BACKLOG = 50
 """Connections that asyncio accepts at once. Where it finds no more files for one, it logs a line
 for each that it may accept, and the lines multiply."""
@@ -87,6 +89,10 @@ def serve(
     settings = replace(settings, max_connections=_most_connections(settings))
     server = Server(create_app(pool, settings), settings, say)
     server.greeting = greeting(pool.names, settings, bound)
+    # Else a large body, which makes many objects, has the collector go through all modules: that
+    # takes longer than all the rest, and holds up the event loop.
+    gc.collect()
+    gc.freeze()
     try:
         server.run(sockets=[bound])
     finally:
@@ -155,6 +161,9 @@ class Server(uvicorn.Server):
     def _end(self, sig: int) -> None:
         if sig == signal.SIGTERM and self._drain_task is None:
             self._drain.draining = True
+            for connection in self.server_state.connections:
+                if isinstance(connection, BoundedConnection):
+                    connection.hurry(_FLUSH_S)
             self._drain_task = asyncio.ensure_future(self._finish())
         else:
             self.exit_code = 128 + sig

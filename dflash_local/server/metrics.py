@@ -29,7 +29,11 @@ _WHOLE_S = (0.05, 0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 240, 480, 960)
 async def metrics(request: Request) -> Response:
     """The metrics, as text for Prometheus."""
     counted: Metrics = request.app.state.metrics
-    return Response(generate_latest(counted.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(
+        generate_latest(counted.registry),
+        media_type=CONTENT_TYPE_LATEST,
+        headers={"Process-Start-Time-Unix": str(request.app.state.created)},  # llama-server's
+    )
 
 
 class Metrics:
@@ -135,9 +139,25 @@ def _usage(status: ModelStatus) -> float:
 
 _COUNTERS: _Families = (
     ("llamacpp:prompt_tokens", "Prompt tokens computed.", _computed),
+    (
+        "llamacpp:prompt_tokens_cached",
+        "Prompt tokens found in the caches.",
+        lambda s: s.cached_tokens,
+    ),
     ("llamacpp:prompt_seconds", "Seconds spent on prompts.", lambda s: s.prompt_s),
     ("llamacpp:tokens_predicted", "Tokens generated.", lambda s: s.emitted),
     ("llamacpp:tokens_predicted_seconds", "Seconds spent on generating.", lambda s: s.decode_s),
+    (
+        "llamacpp:spec_decode_num_drafts",
+        "Drafts that were verified.",
+        lambda s: sum(s.position_drafted[:1]),
+    ),
+    (
+        "llamacpp:spec_decode_num_draft_tokens",
+        "Drafted tokens that were verified.",
+        lambda s: s.drafted,
+    ),
+    ("llamacpp:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", lambda s: s.accepted),
     ("vllm:prompt_tokens", "Prompt tokens, cached ones included.", lambda s: s.prompt_tokens),
     ("vllm:generation_tokens", "Tokens generated.", lambda s: s.emitted),
     (

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import disk_cache
-from dflash_local.llama import runtime
 from dflash_local.target.bare_pass import prefill, rows_of
 from dflash_local.target.target import StateCheckpoint, Target
 
@@ -155,7 +154,7 @@ def _rows(
 def _key(target: Target) -> dict[str, Any]:
     return {
         "format": _FORMAT,
-        "machine": runtime.machine(),
+        "machine": target.machine(),
         "threads": target.n_threads,
         "file": target.file_key,
         "options": asdict(target.options),

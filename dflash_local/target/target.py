@@ -6,7 +6,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.cuda.few_rows import FewRows
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
 from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SPARE_IDS
 from dflash_local.fit.pairing import check_taps, check_target
@@ -65,10 +66,12 @@ class Target(Readout):
         options: TargetOptions,
         *,
         progress: Callable[[float], bool] | None = None,
+        few_rows: FewRows | None = None,
     ) -> None:
         """Raises FileError if llama.cpp refuses the file, BackendError if memory is short.
 
         The file must have passed the checks of `load`: llama.cpp itself aborts on some bad files.
+        `few_rows` are kernels of our own for its GPUs, which drafters on it use, too.
         `progress` is called with the fraction that is loaded, 0 to 1. It ends the load by returning
         False.
         """
@@ -78,6 +81,7 @@ class Target(Readout):
         self.file_key = file_key(self.path)
         """Identifies the files as they were when they were loaded."""
         self.options = options
+        self.few_rows = few_rows
         self._drafters: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._model: Any = None
         self._context: Any = None
@@ -146,7 +150,8 @@ class Target(Readout):
         first_spare = params.n_seq_max
         params.n_seq_max += n_spare
         runtime.clear_log()
-        self._context = api.llama_init_from_model(self._model, params)
+        with self.own_kernels():
+            self._context = api.llama_init_from_model(self._model, params)
         if not self._context:
             raise BackendError(
                 f"llama.cpp has no room for a context of {options.n_ctx} tokens: "
@@ -167,16 +172,17 @@ class Target(Readout):
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
                 "sequences at once; load it with one"
             )
-        self._pass = native.TargetPass(
-            native.address(self._context),
-            options.n_seq,
-            list(options.tapped_layers),
-            self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
-            self._way_back.in_graph,
-            options.n_branches,
-            self._way_back.n_replayed,
-            self.threads,
-        )
+        with self.own_kernels():
+            self._pass = native.TargetPass(
+                native.address(self._context),
+                options.n_seq,
+                list(options.tapped_layers),
+                self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
+                self._way_back.in_graph,
+                options.n_branches,
+                self._way_back.n_replayed,
+                self.threads,
+            )
         self._way_back.open(self._pass)
         self._rollback = self._way_back.rollback
         self.keeps_checkpoints = self._way_back.keeps_checkpoints
@@ -458,6 +464,15 @@ class Target(Readout):
         """Forget a sequence."""
         self._check_open()
         self._cells.clear(seq)
+
+    def own_kernels(self) -> AbstractContextManager[None]:
+        """Backends that are opened in it use `few_rows`, if there are any."""
+        return self.few_rows.scope() if self.few_rows else nullcontext()
+
+    def machine(self) -> dict[str, Any]:
+        """All that decides how this target is computed here besides its file and options."""
+        own = {"kernels": self.few_rows.key} if self.few_rows else {}
+        return runtime.machine() | own
 
     def attach(self, drafter: Closable) -> None:
         """Register a drafter that uses this model's tensors. It is closed before the model."""

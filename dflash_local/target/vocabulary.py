@@ -53,7 +53,7 @@ class _Names:
     """
 
     def __init__(self, names: Mapping[str, bool]) -> None:
-        self._names = names
+        self.all = self._names = names
         self._longest = max(map(len, names), default=0)
         self._lengths: dict[str, set[int]] = {}
         for name in names:
@@ -108,11 +108,35 @@ class _Names:
                     return False
         return True
 
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where the names in a text begin and end: the first ones, and of those that begin at one
+        place the longest."""
+        at = 0
+        while self._starts is not None and (match := self._starts.search(text, at)):
+            begin = match.start()
+            length = max(map(len, self._at(text, begin)), default=0)
+            if length:
+                yield begin, begin + length
+            at = begin + max(length, 1)
+
+    def swallows(self, name: str) -> bool:
+        """Whether the token of that name swallows the blanks behind it."""
+        return self._names[name]
+
     def _at(self, text: str, at: int) -> Iterator[str]:
         for start in {text[at : at + 1], text[at : at + 2]}:
             for n in self._lengths.get(start, ()):
                 if (name := text[at : at + n]) in self._names:
                     yield name
+
+
+def _too_long(n_tokens: int, n_ctx: int) -> tuple[str, int, int]:
+    """Of PromptTooLongError for a prompt that has at least so many tokens."""
+    said = (
+        f"the prompt has at least {n_tokens} tokens, the context holds {n_ctx}; "
+        "shorten the prompt or load with a larger n_ctx (--ctx)"
+    )
+    return said, n_tokens, n_ctx
 
 
 class Vocabulary:
@@ -206,14 +230,36 @@ class Vocabulary:
         for part in names.slices(text):
             tokens += self._tokenize(part, special, add_special=False)
             if n_ctx is not None and len(tokens) + len(end) > n_ctx:
-                raise PromptTooLongError(
-                    f"the prompt has at least {len(tokens)} tokens, the context holds {n_ctx}; "
-                    "shorten the prompt or load with a larger n_ctx (--ctx)",
-                    len(tokens),
-                    n_ctx,
-                    at_least=True,
-                )
+                raise PromptTooLongError(*_too_long(len(tokens), n_ctx), at_least=True)
         return tokens + end
+
+    def control_names(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where the names of control tokens in a text begin and end."""
+        return self._control.spans(text)
+
+    def tokenize_apart(self, text: str, cleaned: Callable[[str], str], *, n_ctx: int) -> list[int]:
+        """Token ids of `text`, in which each name of a control token is that token, and what stands
+        between two of them is text whatever it holds, once it is `cleaned`. Raises as `tokenize`
+        with `n_ctx`."""
+        tokens: list[int] = []
+        end, name = 0, ""
+        for begin, stop in [*self.control_names(text), (len(text), len(text))]:
+            between = cleaned(text[end:begin])
+            if name and self._control.swallows(name):
+                between = between.lstrip("".join(_BLANKS))
+            name, end = text[begin:stop], stop
+            tokens += self.tokenize(between, special=False, add_special=False, n_ctx=n_ctx)
+            tokens += self._tokenize(name, special=True, add_special=False)
+            if len(tokens) > n_ctx:
+                raise PromptTooLongError(*_too_long(len(tokens), n_ctx), at_least=True)
+        return tokens
+
+    @cached_property
+    def _control(self) -> _Names:
+        """Names that are tokens only where control tokens are read."""
+        always = self._names(special=False).all
+        found = self._names(special=True).all.items()
+        return _Names({name: swallows for name, swallows in found if name not in always})
 
     def most_bytes(self, n_ctx: int) -> int:
         """Of a text that `tokenize` takes with `n_ctx`."""

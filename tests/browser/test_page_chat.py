@@ -6,7 +6,7 @@ import httpx
 from playwright.sync_api import Browser, expect
 
 from server_process import ServerProcess, n_busy, until
-from visit import CHAT, KEY, Visit, visiting
+from visit import CHAT, KEY, PROMPT, Visit, visiting
 
 LONG = {"ignore_eos": True, "max_tokens": None}
 
@@ -162,7 +162,10 @@ def test_a_server_that_is_gone(visit: Visit) -> None:
     visit.ask()
     visit.wait()
     expect(visit.page.get_by_role("alert")).to_contain_text("cannot be reached")
+    expect(visit.page.locator("#banner")).to_contain_text("What you wrote is kept")
+    expect(visit.page.locator(".question")).to_have_text(PROMPT)
     visit.page.unroute(CHAT)
+    expect(visit.page.locator("#banner")).to_be_hidden()  # the server answers again
     visit.page.get_by_role("button", name="Regenerate").click()
     visit.wait()
     assert "def add(" in visit.page.locator(".answer").inner_text()
@@ -180,10 +183,13 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, locked: Serv
         visit.ask()
         visit.wait()
         expect(visit.page.get_by_role("alert")).to_contain_text("a key is needed")
-        field = visit.page.locator("#key")
-        expect(field).to_be_focused()
-        field.fill(KEY)
-        field.press("Tab")
+        expect(visit.page.locator("#unlock")).to_contain_text("only those who have its key")
+        here, field = visit.page.locator("#key-here"), visit.page.locator("#key")
+        expect(here).to_be_focused()
+        here.fill(KEY)
+        here.press("Enter")
+        expect(visit.page.locator("#unlock")).to_be_hidden()
+        expect(visit.page.get_by_label("Most tokens")).to_have_attribute("placeholder", "256")
         expect(visit.page.locator("#model")).to_have_text("tiny-coder-q8_0")
         visit.page.get_by_role("button", name="Regenerate").click()
         visit.wait()

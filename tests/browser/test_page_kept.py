@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from playwright.sync_api import Browser, expect
 
 from server_process import ServerProcess
@@ -68,7 +71,7 @@ def test_an_answer_to_a_deleted_chat_does_not_bring_it_back(visit: Visit) -> Non
     assert visit.evaluate(KEPT) == 0
 
 
-def test_the_oldest_chats_make_room(visit: Visit) -> None:
+def test_a_full_browser_says_so_and_deletes_no_chat(visit: Visit) -> None:
     visit.evaluate(
         """() => {
             for (let i = 0; ; i++) {
@@ -95,9 +98,79 @@ def test_the_oldest_chats_make_room(visit: Visit) -> None:
     )
     before = visit.evaluate(KEPT)
     visit.answer()
-    assert visit.evaluate(KEPT) == before  # one came, one went
-    assert visit.evaluate("localStorage.getItem('dflash-local-chat-0')") is None
-    assert visit.evaluate("localStorage.getItem('dflash-local-chat-1')") is not None
+    assert visit.evaluate(KEPT) == before
+    assert visit.evaluate("localStorage.getItem('dflash-local-chat-0')") is not None
+    banner = visit.page.locator("#banner")
+    expect(banner).to_contain_text("no room left")
+    with visit.page.expect_download() as saved:
+        banner.get_by_role("button", name="Export all").click()
+    chats = json.loads(Path(saved.value.path()).read_text())["chats"]
+    assert len(chats) == before
+    # Once there is room, it is kept, and the page says no more.
+    visit.evaluate("['dflash-local-chat-0', 'rest'].forEach((key) => localStorage.removeItem(key))")
+    visit.answer("Another one.")
+    expect(banner).to_be_hidden()
+    assert visit.evaluate(KEPT) == before
+
+
+def test_chats_are_searched_renamed_and_taken_from_a_file(visit: Visit, tmp_path: Path) -> None:
+    visit.answer()
+    visit.page.locator("#clear").click()
+    visit.answer("Another question")
+    visit.page.get_by_role("button", name="Chats").click()
+    visit.page.once("dialog", lambda dialog: dialog.accept("My sums"))
+    visit.page.get_by_role("button", name=f"Rename the chat: {PROMPT}").click()
+    expect(visit.page.locator("#kept .open")).to_have_text(["Another question", "My sums"])
+    visit.page.get_by_label("Search the chats").fill("sum numbers")  # title and text together
+    expect(visit.page.locator("#kept .open")).to_have_text(["My sums"])
+    with visit.page.expect_download() as saved:
+        visit.page.get_by_role("button", name="Export").click()
+    visit.evaluate("localStorage.clear()")
+    visit.page.locator("#import").set_input_files(saved.value.path())
+    visit.page.get_by_label("Search the chats").fill("")
+    expect(visit.page.locator("#kept .open")).to_have_text(["Another question", "My sums"])
+    bad = tmp_path / "bad.json"
+    bad.write_text("[1]")
+    visit.page.locator("#import").set_input_files(bad)
+    expect(visit.page.locator("#reason")).to_have_text("this file has no chats of this page")
+
+
+def test_a_reload_returns_to_the_chat_and_its_part_written_answer(visit: Visit) -> None:
+    visit.change(ignore_eos=True, max_tokens=None)
+    visit.ask()
+    visit.until("document.querySelector('.answer .body')?.textContent.length > 100")
+    begun = visit.page.locator(".answer .body").inner_text()[:60]
+    visit.page.reload()
+    expect(visit.page.locator(".question")).to_have_text(PROMPT)
+    expect(visit.page.locator(".answer .body")).to_contain_text(begun.strip().split("\n")[0])
+    expect(visit.page.locator(".answer footer")).to_contain_text("broken off")
+    visit.page.locator("#clear").click()
+    visit.page.reload()
+    expect(visit.page.locator("#welcome")).to_be_visible()
+
+
+def test_what_was_before_is_stepped_through(visit: Visit) -> None:
+    page = visit.page
+    visit.answer("First")
+    first = page.locator(".answer .body").inner_text()
+    visit.change(grammar='root ::= "Something else."', max_tokens=20)
+    page.get_by_role("button", name="Regenerate").click()
+    visit.wait()
+    expect(page.locator(".answer .variants")).to_contain_text("2 of 2")
+    expect(page.locator(".answer .body")).to_have_text("Something else.")
+    page.get_by_role("button", name="The version before").click()
+    assert page.locator(".answer .body").inner_text() == first
+    visit.answer("Second")
+    page.get_by_role("button", name="Edit the message").first.click()
+    page.get_by_label("The message", exact=True).fill("Changed")
+    page.locator(".editor").get_by_role("button", name="Send").click()
+    visit.wait()
+    expect(page.locator(".question")).to_have_text(["Changed"])
+    page.reload()
+    page.locator(".turn .variants").get_by_role("button", name="The version before").click()
+    expect(page.locator(".question")).to_have_text(["First", "Second"])
+    expect(page.locator(".answer .variants")).to_contain_text("1 of 2")
+    assert page.locator(".answer .body").first.inner_text() == first
 
 
 def test_what_is_no_chat_is_left_out(visit: Visit) -> None:
@@ -134,6 +207,7 @@ def test_settings_are_sent_and_kept(visit: Visit) -> None:
     page = visit.page
     page.get_by_text("More sampling").click()
     expect(page.get_by_label("Most tokens")).to_have_attribute("placeholder", "256")
+    expect(page.get_by_label("Temperature")).to_have_attribute("placeholder", "0")
     values = {"Temperature": "9", "Top p": "0.5", "Top k": "7.4", "Min p": "0.1", "Seed": "3"}
     for name, value in {**values, "Repeat penalty": "1.1", "Most tokens": "5"}.items():
         page.get_by_label(name, exact=True).fill(value)
@@ -154,7 +228,7 @@ def test_settings_are_sent_and_kept(visit: Visit) -> None:
     visit.answer()
     body = visit.chats[-1]
     assert not {"top_p", "top_k", "min_p", "seed", "repeat_penalty"} & set(body)
-    assert body["temperature"] == 0  # the tiny model's own
+    assert "temperature" not in body  # the server knows the tiny model's own
     assert [message["role"] for message in body["messages"]] == ["user"]
 
 

@@ -55,6 +55,11 @@ def test_the_caller_s_variables_reach_the_template() -> None:
     assert template("{{ tools is none }}").render(HELLO) == "True"
 
 
+@pytest.mark.parametrize("tools", [[1], 1, "x", True, {"a": 1}])
+def test_tools_of_another_shape_are_refused(tools: Any) -> None:
+    assert "tools are not a list of objects" in refusal(CHATML, HELLO, tools=tools)
+
+
 def test_special_tokens_are_those_of_the_file() -> None:
     assert template("{{ bos_token }}|{{ eos_token }}").render(HELLO) == "<s>|</s>"
 

@@ -231,7 +231,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault
 
 def test_a_width_that_no_pass_has_is_refused_before_the_load() -> None:
     done = run_here("bench", "--widths", "4,17", "--draft-shape", "chain", "-n", "4")
-    assert done.returncode == 2 and "draft_width is 17; this drafter's block" in done.stderr
+    assert done.returncode == 2 and "--draft-width is 17; this drafter's block" in done.stderr
     assert "context:" not in done.stderr
 
 

@@ -444,6 +444,54 @@ def test_the_commands_of_a_conversation(
     ]
 
 
+def test_a_slash_and_a_word_is_a_command_or_an_error(
+    open_terminal: OpenTerminal, tmp_path: Path
+) -> None:
+    terminal = open_terminal("-n", "4")
+    assert "/set temp 0.7" in terminal.ask("/temp 0.7")
+    assert "no command /foo" in terminal.ask("/foo is a word")
+    assert "temp is 0.5" in terminal.ask("/set temperature 0.5")
+    assert re.search(r"temp +0\.5", terminal.ask("/set"))
+    assert "did you mean temp?" in terminal.ask("/set tmp 1")
+    assert "not a number" in terminal.ask("/set top_p 7")
+    assert "as usual" in terminal.ask("/set temp default")
+    assert terminal.answers() == "", "none of that went to the model"
+    terminal.ask("//etc is a folder")
+    terminal.ask(f"/save {tmp_path / 'saved.json'}")
+    saved = json.loads((tmp_path / "saved.json").read_text())["messages"]
+    assert saved[0]["content"] == "/etc is a folder"
+
+
+def test_an_answer_that_was_cut_goes_on(
+    open_terminal: OpenTerminal, answer: str, tmp_path: Path
+) -> None:
+    terminal = open_terminal("-n", "10", "--temp", "0")
+    assert "/continue" in terminal.ask(QUESTION)
+    terminal.ask("/continue")
+    terminal.ask("/set max-tokens 4")
+    terminal.ask("/continue")
+    terminal.ask(f"/save {tmp_path / 'saved.json'}")
+    question, whole = json.loads((tmp_path / "saved.json").read_text())["messages"]
+    assert (question["content"], whole["content"]) == (QUESTION, answer)
+    assert "taken back" in terminal.ask("/undo")
+    assert "no message was sent" in terminal.ask("/edit")
+    terminal.ask(QUESTION)
+    terminal.type("/edit\r")
+    terminal.expect(QUESTION[-8:])  # it stands in the line editor
+    terminal.ask(" Please.")
+    terminal.ask(f"/save {tmp_path / 'saved.json'}")
+    edited = json.loads((tmp_path / "saved.json").read_text())["messages"]
+    assert edited[0]["content"] == f"{QUESTION} Please." and len(edited) == 2
+
+
+def test_a_text_that_repeats_itself_is_said_and_no_boast(tmp_path: Path) -> None:
+    grammar = tmp_path / "long.gbnf"
+    grammar.write_text('root ::= ("x = 1 "){900}')
+    asked = ("-n", "90", "--draft-width", "8", "--grammar-file", str(grammar))
+    told = run_here("chat", *asked, QUESTION).stderr
+    assert "repeats itself" in told and "tokens per round" not in told
+
+
 @pytest.mark.slow
 def test_another_model_goes_on_with_the_conversation(
     open_terminal: OpenTerminal, answer: str

@@ -63,12 +63,22 @@ def test_both_help_options_tell_the_same(command: tuple[str, ...]) -> None:
     ids=lambda command: command.name,
 )
 def test_help_names_a_variable_for_every_option(command: SectionedCommand) -> None:
-    text = " ".join(run_here(str(command.name), "-h").stdout.split())
+    asked = "--help-all" if command.usual else "-h"
+    text = " ".join(run_here(str(command.name), asked).stdout.split())
     for option in (option for section in command.sections.values() for option in section):
         long = next(name for name in option.opts if name.startswith("--"))
         variable = f"DFLASH_LOCAL_{long.strip('-').replace('-', '_').upper()}"
         assert option.envvar == variable
         assert f"env var: {variable}" in text
+
+
+@pytest.mark.parametrize("command", ["chat", "run", "complete"])
+def test_help_shows_what_people_set_and_explains_its_words(command: str) -> None:
+    text = run_here(command, "-h").stdout
+    assert len(text.splitlines()) < 80 and "env var" not in text
+    assert "--temp" in text and "--kv-type" not in text
+    assert "A round is one pass of the model" in " ".join(text.split())
+    assert "--kv-type" in run_here(command, "--help-all").stdout
 
 
 def test_help_comes_without_a_command_too() -> None:
@@ -135,7 +145,10 @@ def test_defaults_are_those_of_the_library() -> None:
         assert {ours[name] for name in names} == {None}  # the model's own come first
         told = {option.name: str(option.show_default) for option in SAMPLING}
         for name in names - {"seed"}:
-            assert told[name].endswith(f"else {library[name]:g}")
+            own = (
+                "0.8 in chats and 0 in complete" if name == "temperature" else f"{library[name]:g}"
+            )
+            assert told[name].endswith(f"else {own}")
 
 
 # Raw completion.
@@ -191,7 +204,7 @@ def test_json_is_one_object(greedy: dict[str, Any]) -> None:
 def test_stdout_gets_the_text_and_nothing_else(greedy: dict[str, Any]) -> None:
     done = run("complete", "--max-tokens", "64", "--draft-width", "16", PROMPT)
     assert done.stdout.decode() == greedy["text"]
-    assert re.search(rb"tokens/s, .* tokens per round, first token after", done.stderr)
+    assert re.search(rb"tokens/s, .*, first token after", done.stderr)
 
 
 @pytest.mark.slow
@@ -210,11 +223,49 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
     assert marked == greedy["stats"]["prompt_tokens"] + 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "nosuchmodel", "Hello"), "`dflash-local list` has the names"),
+        (("run", "qwen3-8b"), "standard input is empty, so there is no prompt"),
+        (("run", "qwen3-8b"), "`dflash-local pull qwen3-8b` only fetches"),
+        (("chat", "--n-cpu-moe", "3", "Hello"), "Did you mean --gpu-layers?"),
+        (("serve", "--host", "nota.host.invalid"), "is no address of this machine"),
+        (("config", "--edit"), "needs a terminal"),
+    ],
+)
+def test_an_error_names_its_cause_and_the_next_step(arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused(*arguments, environment={"EDITOR": "", "VISUAL": ""})
+
+
+def test_an_error_names_options_as_the_command_has_them() -> None:
+    done = run_here("complete", "--ctx", "64", "--draft-width", "99", PROMPT)
+    assert "error: --draft-width is 99" in done.stderr and done.returncode == 2
+
+
+def test_a_bad_file_has_its_error_alone(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF\x03\0\0\0" + b"\x01" + b"\0" * 15 + b"\xff" * 40)
+    told = refused("chat", "--target", str(bad), "Hello")
+    assert "header is damaged" in told
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has none")
+def test_a_full_disk_is_named() -> None:
+    done = subprocess.run(f"'{COMMAND}' list > /dev/full", shell=True, capture_output=True)
+    assert b"standard output: No space left" in done.stderr and done.returncode == 2
+
+
+def test_none_is_no_drafter(greedy: dict[str, Any]) -> None:
+    done = run_here("complete", "--target", TARGET, "--draft", "none", "-n", "8", "--json", PROMPT)
+    assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
+
+
 def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
     plain = ("--target", TARGET, "--draft-width", "0")
     done = run_here("complete", "--json", *plain, "-n", "16", PROMPT)
     answer = json.loads(done.stdout)
-    assert "no --draft" in done.stderr
+    assert "without a drafter" in done.stderr
     assert answer["tokens"] == greedy["tokens"][:16]
     assert answer["stats"]["drafted"] == 0 and answer["exactness"] is None
 
@@ -223,7 +274,7 @@ def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
 def test_copies_without_a_drafter(greedy: dict[str, Any], more: tuple[str, ...]) -> None:
     done = run_here("complete", "--json", "--target", TARGET, *more, "-n", "16", PROMPT)
     answer = json.loads(done.stdout)
-    assert ("no --draft" in done.stderr) == (not more)
+    assert ("without a drafter" in done.stderr) == (not more)
     assert answer["tokens"] == greedy["tokens"][:16]
     stats = answer["stats"]
     assert stats["copied"] == stats["drafted"]

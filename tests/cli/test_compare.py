@@ -29,6 +29,7 @@ def test_trees_are_held_against_plain_decoding_and_chains(width: str) -> None:
     told = done.stderr
     assert re.search(r"plain decoding: [\d.]+ tokens/s; drafting was [\d.]+ times as fast on", told)
     assert re.search(r"chains: [\d.]+ tokens/s; drafting trees was [\d.]+ times as fast on", told)
+    assert ", by the drafter" in told and "drafting is" not in told
     assert told.splitlines()[-1].startswith("one prompt is no verdict: `dflash-local bench`")
     trees = re.search(r"^trees: ([\d.]+) tokens per round of (.*)$", told, re.M)
     chains = re.search(r"^chains: ([\d.]+) tokens per round of (.*) drafts$", told, re.M)

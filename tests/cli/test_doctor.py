@@ -7,6 +7,7 @@ import json
 import platform
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gguf_files
@@ -20,6 +21,7 @@ def test_the_shipped_pair_is_well() -> None:
     assert done.returncode == 0, done.stdout
     head, empty, *facts = done.stdout.splitlines()
     assert "tokens per round" in head and empty == ""
+    assert "drafting is" not in done.stderr + "".join(facts), "one verdict, in the first line"
     assert any(line.startswith("plan") and "tokens" in line for line in facts)
     check_private(done.stdout)
 
@@ -65,8 +67,20 @@ def test_a_template_of_another_family_is_seen(tmp_path: Path) -> None:
 
 def test_a_target_alone_is_told_so() -> None:
     done = run_here("doctor", str(demo.pair()[0]))
-    assert done.stderr.count("no --draft") == 1
+    assert done.stderr.count("without a drafter") == 1
     assert done.returncode == 0 and "--draft" in done.stdout.splitlines()[0]
+
+
+def test_damaged_weights_are_found_without_a_drafter(tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, gguf_files.Tensor]) -> None:
+        data, kind = tensors["output_norm.weight"]
+        tensors["output_norm.weight"] = np.full_like(data, np.nan), kind
+
+    broken = gguf_files.changed(demo.pair()[0], tmp_path / "broken.gguf", tensors=spoil)
+    done = run_here("doctor", "--json", str(broken))
+    told = json.loads(done.stdout)
+    assert done.returncode == 1 and "finite" in told["verdict"]
+    assert "--no-flash-attn" in run_here("doctor", str(broken)).stdout.splitlines()[0]
 
 
 def test_files_that_cannot_be_loaded_are_the_verdict(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def test_an_error_fits(variables: dict[str, str]) -> None:
 
 def test_a_list_has_no_column_that_the_names_tell(variables: dict[str, str]) -> None:
     lines = lines_on(60, "list", variables=variables)
-    assert lines[0].split() == ["name", "size", "here", "fits"] and len(lines) > 30
+    assert ["name", "size", "here", "fits"] in [line.split() for line in lines]
+    assert len(lines) > 30
     assert max(map(len, lines)) <= 60
 
 

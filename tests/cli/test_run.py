@@ -19,7 +19,7 @@ import pytest
 
 import hub_stand_in
 import shipped_drafter
-from command_line import COMMAND, refused
+from command_line import COMMAND, refused, run_here
 from convert_command import DRAFTER, TARGET, online, settings
 from hub_stand_in import Hub
 from server_process import ServerProcess, until
@@ -251,7 +251,7 @@ def test_pull_fetches_what_is_newer(empty: User) -> None:
 
 def test_nothing_is_fetched_that_does_not_fit(empty: User) -> None:
     line = empty.refused("run", NAME, "--ctx", "16000000", "Hello")
-    assert "was not fetched" in line and "n_ctx 16000000" in line
+    assert "was not fetched" in line and "--ctx 16000000" in line
     assert storage(empty) < TARGET.stat().st_size / 2  # the header
 
 
@@ -298,7 +298,20 @@ def test_a_server_is_asked_without_a_proxy() -> None:
 
 def test_a_disk_without_models_is_told(empty: User) -> None:
     done = empty.done("list", "--here")
-    assert "pull NAME" in done.stderr and done.stdout.split()[0] == "name"
+    assert "pull NAME" in done.stderr and not done.stdout
+
+
+def test_a_list_begins_with_advice_and_folds_further_drafters() -> None:
+    def names(*arguments: str) -> list[str]:
+        lines = run_here("list", *arguments).stdout.splitlines()
+        assert lines[0].startswith("best for this machine: ")
+        return [line.split()[0] for line in lines[3:] if line.split()]
+
+    few, every = names(), names("--all")
+    assert "qwen3-8b" in few and "qwen3-8b-dspark" not in few
+    assert "qwen3-8b-dspark" in every and len(every) > len(few) + 10
+    at = [i for i, name in enumerate(every) if name.startswith("gemma-4-")]
+    assert at == list(range(at[0], at[0] + len(at))), "families stay together"
 
 
 def test_convert_names_what_was_wrong(registry: None) -> None:
@@ -345,3 +358,9 @@ def test_bytes_that_are_not_the_hubs_are_not_kept(empty: User) -> None:
     empty.hub.corrupts = True
     assert "sha256" in empty.refused("pull", NAME)
     assert not [path for path in empty.cache.rglob("*.gguf")]
+
+
+def test_what_is_not_known_without_a_network_is_no_success(empty: User) -> None:
+    done = empty.run("show", NAME, HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 1 and "tiny" in done.stdout.lower()
+    assert "HF_ENDPOINT" in done.stdout and "list --here" in done.stdout

@@ -53,7 +53,25 @@ def test_an_answer_is_shown_whole_however_it_comes(size: int, width: int) -> Non
         view.add([Piece(ANSWER[n : n + size], n % 2 == 0)])
         view.write(ANSWER[n : n + size])
     view.finish()
-    assert plain(console) == ANSWER
+    shown = plain(console)
+    assert shown.split() == ANSWER.split()  # at 20 columns there are line breaks for blanks
+    assert width == 20 or shown == ANSWER
+    begin, end = ANSWER.index("```"), ANSWER.rindex("```")
+    assert ANSWER[begin:end] in shown, "code is left as it is"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("is_thought", [False, True])
+def test_words_do_not_break_at_the_edge(size: int, is_thought: bool) -> None:
+    text = "Gai c'est naïveté: une femtoseconde, une fraction de seconde; voilà tout. " * 6
+    console = terminal(24)
+    view = AnswerView(console)
+    for n in range(0, len(text), size):
+        view.write(text[n : n + size], is_thought=is_thought)
+    view.finish()
+    lines = plain(console).split("\n")
+    assert max(map(len, lines)) <= 24 and " ".join(lines).split() == text.split()
+    assert not [line for line in lines[1:] if line.startswith(" ")]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -174,6 +192,16 @@ def test_loading_has_a_bar_and_lines_stay_above_it() -> None:
     assert "loading target.gguf" in written(console) and "a line\n" in written(console)
     with progress.loading_progress(None, "target.gguf") as nothing:
         assert nothing is None
+
+
+def test_the_name_of_a_file_changes_no_terminal() -> None:
+    """Nor is it taken for a style."""
+    console = terminal()
+    with progress.loading_progress(console, "\x1b]0;owned\x07[/red].gguf") as update:
+        assert update is not None
+        update(1.0)
+    assert "\x1b]0;" not in written(console) and "\x07" not in written(console)
+    assert "[/red].gguf" in written(console)
 
 
 def test_an_answer_that_was_hardly_drafted_says_why() -> None:

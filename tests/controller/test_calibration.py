@@ -241,6 +241,15 @@ def test_a_damaged_file_is_measured_anew(own_cache: Path, damage: str) -> None:
         assert json.loads(kept.read_text()) == costs.as_dict()
 
 
+@pytest.mark.usefixtures("short", "own_cache")
+def test_less_context_is_not_measured_again() -> None:
+    calls: list[int] = []
+    for n_ctx in (2048, 256, 1100, 4000):
+        with open_target(n_ctx=n_ctx) as target:
+            measure(target, None, before=lambda n=n_ctx: calls.append(n))
+    assert calls == [2048]
+
+
 @pytest.mark.usefixtures("short")
 def test_other_settings_are_measured_apart(own_cache: Path) -> None:
     for kv_type in ("q8_0", "f16"):
@@ -285,6 +294,15 @@ def test_several_sequences(own_cache: Path, passes: list[int]) -> None:
     assert {"1", "3", "6"} <= costs.as_dict()["step_s"]["12"].keys()
     assert len(passes) <= BUDGET_STEPS + 1
     assert costs.draft_s(3, 0) > 0
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(("n_ctx", "n_seq"), [(16, 32), (256, 4)])
+def test_a_context_that_many_sequences_share(n_ctx: int, n_seq: int) -> None:
+    """Passes of all sequences are no wider than it has room."""
+    with open_target(n_ctx=n_ctx, n_seq=n_seq, n_branches=16 if n_seq == 4 else 1) as target:
+        costs = measure(target, fused_drafter(target), before=nothing)
+        assert costs.step_s(n_seq, 0) > 0
 
 
 @pytest.mark.usefixtures("own_cache", "short")

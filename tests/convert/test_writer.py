@@ -207,6 +207,31 @@ def test_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_what_a_killed_write_has_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """What a running one writes is not."""
+    code = """
+    def read_rows(plan, start, stop):
+        print("writing", flush=True)
+        time.sleep(600)
+    tensors = [(TensorPlan("t", "", (64, 64)), Type.F32)]
+    write_gguf(path, KEYS, tensors, read_rows)
+    """
+    killed, running = (child(code, tmp_path / f"{name}.gguf") for name in ("killed", "running"))
+    try:
+        for process in (killed, running):
+            assert process.stdout is not None and process.stdout.readline() == "writing\n"
+        killed.kill()
+        killed.communicate(timeout=60)
+        assert len(os.listdir(tmp_path)) == 2
+        write_gguf(tmp_path / "out.gguf", KEYS, [], ramp)
+        left = sorted(os.listdir(tmp_path))
+        assert [name.split(".")[1] for name in left] == ["running", "gguf"]
+    finally:
+        for process in (killed, running):
+            process.kill()
+            process.communicate()
+
+
 def test_write_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
     """A limit on the size of files, which stands for a disk that fills up after the check."""
     code = """

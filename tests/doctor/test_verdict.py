@@ -15,8 +15,9 @@ WELL = PairTrial(
     by_prompt=(4.0, 4.2, 4.4),
     plain_speed=100.0,
     speed=180.0,
-    is_drafting=True,
-    drafting="drafting 8 tokens",
+    gains=(1.7, 1.8, 1.9),
+    gained_by="by the drafter",
+    drafting=None,
     thinking_tokens_per_round=None,
     unknown_marks=(),
     largest_state=300.0,
@@ -31,10 +32,10 @@ def machine() -> Machine:
 
 def test_a_pair_in_order(machine: Machine) -> None:
     assert alarms(machine, PAIR, WELL) == []
-    assert "1.80 times" in verdict([], PAIR, WELL) and "4.20 tokens per round" in verdict(
-        [], PAIR, WELL
-    )
-    off = replace(WELL, is_drafting=False, speed=99.0, drafting="drafting is off: too dear")
+    told = verdict([], PAIR, WELL)
+    assert "1.80 times as fast as without drafts (1.70 to 1.90 by prompt), by the drafter" in told
+    assert told.startswith("all is well") and "4.20 tokens per round" in told
+    off = replace(WELL, speed=99.0, drafting="drafting is off: too dear")
     assert alarms(machine, PAIR, off) == []
     assert "in order" in verdict([], PAIR, off) and "too dear" in verdict([], PAIR, off)
     assert "--draft" in verdict([], replace(PAIR, drafter=None), None)
@@ -60,6 +61,15 @@ def test_each_fault_has_its_alarm(
     (found,) = alarms(machine, replace(PAIR, **pair), replace(WELL, **trial))  # type: ignore[arg-type]
     assert (found.name, found.is_fault) == (name, True)
     assert verdict([found], PAIR, WELL) == found.text and "\n" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [((0.8, 1.9, 2.0), "differs between prompts"), ((0.7, 0.8, 0.9), "does not pay here")],
+)
+def test_a_spread_around_1_is_no_verdict(gains: tuple[float, ...], said: str) -> None:
+    told = verdict([], PAIR, replace(WELL, gains=gains))
+    assert said in told and "all is well" not in told and "is off" not in told
 
 
 def test_a_drafter_without_thinking_is_no_fault(machine: Machine) -> None:

@@ -4,9 +4,11 @@ token or another expert: the gap rule with the noise of the row itself."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.draft.fused_drafter import FusedDrafter
@@ -38,6 +40,23 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def texts(n: int, length: int) -> list[list[int]]:
     draw = np.random.default_rng(0)
     return [draw.integers(0, N_VOCAB, length).tolist() for _ in range(n)]
+
+
+def test_in_q8_0_drafted_answers_are_the_plain_ones_to_the_bit(tmp_path: Path) -> None:
+    """The weights of routers are in F32 there, too, whose products would depend on the batch."""
+    path, drafter = write_pair(EXPERTS, "Q8_0", tmp_path)
+    routers = [t for name, t in GgufFile.open(path).tensors.items() if "gate_inp" in name]
+    assert routers and all(tensor.type == GGMLQuantizationType.F32 for tensor in routers)
+    spec = read_drafter(GgufFile.open(drafter))
+    with open_target(path, kv_type="q8_0", tapped_layers=spec.target_layers) as target:
+        engine = Engine(target, FusedDrafter(drafter, target, spec, n_seq=1, n_ctx=512))
+        for seed, prompt in enumerate(texts(8, 40)):
+            # Random drafts are mostly rejected: what is compared are the rows of wide passes.
+            options = {"temperature": 0.8, "seed": seed, "logprobs": 2}
+            plain, drafted = (answer(engine, prompt, n, 32, **options) for n in (0, WIDTH))
+            assert drafted.tokens == plain.tokens
+            assert drafted.logprobs == plain.logprobs
+            engine.slots.forget_all()
 
 
 @pytest.mark.slow

@@ -104,6 +104,23 @@ def warm(
     return sequence
 
 
+def test_nothing_comes_from_the_texts_of_others(engine: Engine, text: list[int]) -> None:
+    """Neither while both are read, nor after one has ended, nor from the store."""
+    empty(engine)
+    store_of(engine)
+    owned = {owner: request(text[:400], 8, N, owner=owner) for owner in ("a", "b", None)}
+    together = [engine.begin(owned[owner]) for owner in ("a", "b")]
+    engine.run(together)
+    engine.prefix_cache.make_room(engine.target.n_ctx)
+    other = engine.begin(owned[None])
+    engine.run([other])
+    assert [each.stats.cached_tokens for each in (*together, other)] == [0, 0, 0]
+    again = engine.begin(owned["b"])
+    engine.run([again])
+    assert again.stats.cached_tokens == 399
+    empty(engine)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [SEEDED, {}], ids=["penalised", "greedy"])
 @pytest.mark.parametrize("way", WAYS)

@@ -89,3 +89,8 @@ def test_threads_end_with_their_target() -> None:
     for _ in range(2):
         drafted(2)
     assert count() == before
+
+
+def test_a_replay_without_threads_is_refused() -> None:
+    with pytest.raises(ValueError, match="thread pool"):
+        native.TargetPass(0, 1, [], 0, True, n_returned=4)

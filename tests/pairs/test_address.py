@@ -60,6 +60,13 @@ def test_what_is_nothing_at_all() -> None:
         read_address("?")
 
 
+def test_a_folder_without_models_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileError, match="this folder holds no GGUF model"):
+        read_address("empty")
+
+
 def test_folders(tmp_path: Path) -> None:
     def found(**more: object) -> find.PairFiles:
         return find.find_pair(tmp_path, say=str)

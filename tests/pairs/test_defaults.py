@@ -13,7 +13,7 @@ import dflash_local
 from dflash_local import Model, demo
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs import registry
-from dflash_local.pairs.defaults import Defaults, defaults_of, draft_window_of
+from dflash_local.pairs.defaults import CHAT_SAMPLING, Defaults, defaults_of, draft_window_of
 from dflash_local.server.answering.prepared_chat import prepare_chat
 from dflash_local.server.answering.sampling_fields import SamplingFields
 
@@ -26,7 +26,22 @@ def from_hub(file: GgufFile, repo: str) -> GgufFile:
 
 
 def test_files_of_no_known_pair_have_none() -> None:
-    assert defaults_of(TARGET, DRAFTER) == defaults_of(TARGET, None) == Defaults()
+    other = replace(TARGET, path=TARGET.path.with_name("other.gguf"))
+    assert defaults_of(other, DRAFTER) == defaults_of(other, None) == Defaults()
+    assert Defaults().for_chats == CHAT_SAMPLING and CHAT_SAMPLING["temperature"] == 0.8
+
+
+def test_the_shipped_pair_writes_code_greedily() -> None:
+    assert defaults_of(TARGET, None).for_chats["temperature"] == 0
+
+
+def test_chats_are_sampled_where_the_model_says_nothing(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "sampling", {})
+    assert model.chat_sampling(None) == CHAT_SAMPLING
+    raw = model.generate("def add(a, b):", max_tokens=8, seed=1)
+    assert raw.tokens == model.generate("def add(a, b):", max_tokens=8, temperature=0).tokens
 
 
 def test_a_converted_drafter_tells_its_pair() -> None:
@@ -156,12 +171,12 @@ def test_a_chat_that_says_whether_to_think_is_sampled_so(register: Callable[[str
     with dflash_local.load("mine", n_gpu_layers=0, n_ctx=1024, quiet=True) as model:
         hot = {"temperature": 3.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0, "presence_penalty": 0.0}
         for thinks in ({"enable_thinking": True}, {"reasoning_effort": "low"}):
-            assert model.chat_sampling(thinks) == hot
+            assert model.chat_sampling(thinks) == CHAT_SAMPLING | hot
         unthinking = {"reasoning_effort": "none"}
-        assert model.chat_sampling(unthinking) == model.sampling
-        assert model.chat_sampling(unthinking | {"enable_thinking": True}) == hot
+        assert model.chat_sampling(unthinking) == CHAT_SAMPLING | model.sampling
+        assert model.chat_sampling(unthinking | {"enable_thinking": True}) == CHAT_SAMPLING | hot
         for says_nothing in (None, {}, {"enable_thinking": "yes"}):
-            assert model.chat_sampling(says_nothing) == model.sampling
+            assert model.chat_sampling(says_nothing) == CHAT_SAMPLING | model.sampling
         asked = [{"role": "user", "content": "Write a function."}]
         options: dict[str, Any] = {"max_tokens": 16, "seed": 5, "ignore_eos": True}
         usual = model.chat(asked, **options).tokens

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dflash_local import demo
 from dflash_local.errors import InputError
 from dflash_local.hub.repository import Repository
 from dflash_local.pairs.address import read_address
-from dflash_local.pairs.find import Files, UnconvertedDrafter, check_room, find_drafter
+from dflash_local.pairs.find import Files, UnconvertedDrafter, check_room, find_drafter, find_pair
 
 LARGE = 1 << 60
 
@@ -35,3 +38,9 @@ def test_a_local_checkpoint_is_converted(tmp_path: Path) -> None:
     target = tmp_path / "target.gguf"
     found = find_drafter(str(tmp_path), read_address(tmp_path), Files([str(target)]))
     assert found == UnconvertedDrafter(str(tmp_path))
+
+
+@pytest.mark.parametrize("stream", [None, object(), SimpleNamespace(isatty=lambda: False)])
+def test_a_notebook_s_stderr_will_do(stream: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert find_pair(*demo.pair(), say=str).target == demo.pair()[0]

@@ -91,6 +91,23 @@ def test_what_cannot_be_cut_is_used_whole() -> None:
     assert n_found(store, 1, 2, 3, 4, 9) == 4
 
 
+def test_nobody_finds_the_texts_of_others(tmp_path: Path) -> None:
+    """In memory and on disk, and the same text of two owners is kept for both."""
+    for _ in range(2):
+        store = PrefixStore(LARGE, files(tmp_path))
+        for n, owner in enumerate(("", "a", "b")):
+            if store.n_disk_entries < 3:
+                assert store.put(entry(1, 2, 3, 4 + n, owner=owner))
+                assert store.put(entry(1, 2, 3, owner=owner))
+        for owner, n in (("", 3), ("a", 3), ("b", 3), ("c", 0)):
+            hit = store.find(Wanted(prompt(1, 2, 3), owner=owner))
+            assert (hit.n_usable if hit else 0) == n
+            if hit:
+                entry_found = store.fetch(hit)
+                assert entry_found is not None and entry_found.owner == owner
+        store.close()
+
+
 def test_drafts_want_the_drafters_rows() -> None:
     store = PrefixStore(LARGE)
     store.put(entry(1, 2, 3, 4, n_drafter=2))

@@ -1,4 +1,4 @@
-"""Answers copy from earlier requests of the same key, and from nobody else's."""
+"""Requests copy from earlier ones of the same key, and begin like them, and like nobody else's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ BODY = {
 }
 
 
-def ask(server: ServerProcess, headers: dict[str, str]) -> tuple[str, int]:
-    """The answer, and how many of its tokens were accepted drafts: all of them copies."""
+def ask(server: ServerProcess, headers: dict[str, str]) -> tuple[str, int, int]:
+    """The answer, how many of its tokens were accepted drafts, which are copies, and how many of
+    the prompt's were known."""
     with server.client(headers=headers) as client:
         body = client.post("/v1/chat/completions", json=BODY).json()
-    return body["choices"][0]["message"]["content"], body["timings"].get("draft_n_accepted", 0)
+    timings, text = body["timings"], body["choices"][0]["message"]["content"]
+    cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert timings["cache_n"] == cached
+    return text, timings.get("draft_n_accepted", 0), cached
 
 
 def test_by_keys(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -26,8 +30,9 @@ def test_by_keys(pair: tuple[Path, Path], tmp_path: Path) -> None:
     keys.write_text(YOURS)
     guard = ("--api-key", MINE, "--api-key-file", str(keys))
     with serving("--target", str(pair[0]), *EXACT, *guard) as server:
-        text, alone = ask(server, {"Authorization": f"Bearer {MINE}"})
-        other, apart = ask(server, {"Authorization": f"Bearer {YOURS}"})
-        again, copied = ask(server, {"x-api-key": MINE})
+        text, alone, unknown = ask(server, {"Authorization": f"Bearer {MINE}"})
+        other, apart, anew = ask(server, {"Authorization": f"Bearer {YOURS}"})
+        again, copied, known = ask(server, {"x-api-key": MINE})
     assert text == other == again
+    assert unknown == anew == 0 < known
     assert copied > 2 * max(alone, apart), (copied, alone, apart)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import socket
@@ -14,6 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from dflash_local.server import lifecycle
+from dflash_local.server.http.settings import ServerSettings
+from dflash_local.server.models.pool import ModelPool
+from dflash_local.server.models.source import ModelSource
 from impatient_server import COMMAND
 from server_process import EXACT, SERVE, ServerProcess, serving, until
 
@@ -107,3 +112,20 @@ def test_more_idle_connections_than_files_fill_no_log(cache_folder: Path) -> Non
         stack.close()
         with server.client() as client:
             until(lambda: client.get("/health").status_code == 200)
+
+
+def test_the_collector_passes_over_what_was_there_before_a_request(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Going through all modules, for a body of many values, would hold up the event loop."""
+    frozen: list[int] = []
+    monkeypatch.setattr(
+        lifecycle.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count())
+    )
+    settings = ServerSettings(port=0)
+    try:
+        with lifecycle.bind(settings) as bound:
+            lifecycle.serve(ModelPool([ModelSource("m", *pair)]), settings, bound, print)
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000

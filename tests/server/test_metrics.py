@@ -23,6 +23,7 @@ def scrape(client: httpx.Client) -> Samples:
     answer = client.get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain")
+    assert int(answer.headers["process-start-time-unix"]) > 0
     return {
         (sample.name, sample.labels.get("position")): sample.value
         for family in text_string_to_metric_families(answer.text)
@@ -87,6 +88,11 @@ def test_answers_are_counted(counted: Counted) -> None:
     assert after["llamacpp:tokens_predicted_total", None] == 2 * N_TOKENS
     assert after["llamacpp:prompt_seconds_total", None] > 0
     assert after["llamacpp:tokens_predicted_seconds_total", None] > 0
+    assert after["llamacpp:prompt_tokens_cached_total", None] == cached
+    assert after["llamacpp:predicted_tokens_seconds", None] > 0
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        own = after[f"llamacpp:spec_decode_num_{name}_total", None]
+        assert own == after[f"vllm:spec_decode_num_{name}_total", None] > 0
     assert after["vllm:prompt_tokens_total", None] == prompt
     assert after["vllm:generation_tokens_total", None] == 2 * N_TOKENS
     assert after["vllm:prefix_cache_queries_total", None] == prompt

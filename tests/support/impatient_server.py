@@ -1,10 +1,12 @@
 """A server of the shipped pair with very short limits, which users cannot set.
 
 Tests run it as a process, `COMMAND`; apart from the limits it does what `dflash-local serve` does.
+`READ_S` of its environment makes it wait longer for its clients.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from dflash_local import demo
@@ -15,14 +17,15 @@ from dflash_local.server.models.source import ModelSource
 
 COMMAND = (sys.executable, __file__)
 
+_READ_S = float(os.environ.get("READ_S", "1"))
 SETTINGS = ServerSettings(
     port=0,
-    drain_s=1.0,
+    drain_s=_READ_S,
     max_connections=8,
     send_buffer=4096,
     head_s=1.0,
     body_s=1.0,
-    read_s=1.0,
+    read_s=_READ_S,
     keep_alive_s=1.0,
 )
 

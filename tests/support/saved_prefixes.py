@@ -20,6 +20,7 @@ def entry(
     n_least: int = 0,
     n_drafter: int | None = None,
     checkpoints: tuple[int, ...] = (),
+    owner: str = "",
 ) -> SavedSequence:
     """Content that its tokens tell."""
     content = np.frombuffer(random.Random(str(tokens)).randbytes(size), np.uint8)
@@ -28,6 +29,7 @@ def entry(
         n_least,
         len(tokens) if n_drafter is None else n_drafter,
         checkpoints=checkpoints,
+        owner=owner,
         target=content[: size // 2],
         drafter=content[size // 2 :],
         states=tuple(content[: 10 + length] for length in checkpoints),

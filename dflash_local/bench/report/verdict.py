@@ -36,8 +36,9 @@ def _verdict(report: Report) -> str:
     if n_answers < _FEWEST:
         answers = "answer is" if n_answers == 1 else "answers are"
         return f"{n_answers} measured {answers} too few for a verdict: give more prompts"
-    tokens_per_pass = Stats.sum(row.acceptance.stats for row in rows).tokens_per_round
-    return f"{_how(means[variant], variant, tokens_per_pass)}{_range(rows)}"
+    stats = Stats.sum(row.acceptance.stats for row in rows)
+    low, high = _bounds(rows)
+    return f"{_how(means[variant], low, high, variant, stats)}{_range(rows)}"
 
 
 def _mean(rows: list[SpeedRow]) -> float | None:
@@ -45,22 +46,34 @@ def _mean(rows: list[SpeedRow]) -> float | None:
     return geometric_mean(ratios) if ratios else None
 
 
-def _how(mean: float, variant: Variant, tokens_per_pass: float) -> str:
+def _bounds(rows: list[SpeedRow]) -> tuple[float, float]:
+    """Between which gains the categories lie, or the answers if there is one category."""
+    ratios = [row.ratio for row in rows if row.ratio]
+    if len(ratios) == 1:
+        return ratios[0].low, ratios[0].high
+    return min(ratio.median for ratio in ratios), max(ratio.median for ratio in ratios)
+
+
+def _how(mean: float, low: float, high: float, variant: Variant, stats: Stats) -> str:
     speed = f"{mean:.2f} times plain decoding's speed"
-    if mean > 1 + _ALIKE >= tokens_per_pass:  # no gain can be larger than that
+    if mean > 1 + _ALIKE >= stats.tokens_per_round:  # no gain can be larger than that
         return f"drafting gains nothing, as hardly any draft was accepted: {speed} ({variant})"
-    if mean > 1 + _ALIKE:
-        return f"drafting pays: {speed} ({variant})"
-    if mean < 1 - _ALIKE:
-        return f"drafting does not pay: {speed} ({variant}, the fastest way that was measured)"
-    return f"drafting neither gains nor costs anything: {speed} ({variant})"
+    way = f"{variant}, {stats.gained_by}" if stats.gained_by else str(variant)
+    if low > 1:
+        return f"drafting pays: {speed} ({way})"
+    if high < 1:
+        return f"drafting does not pay: {speed} ({way}, the fastest way that was measured)"
+    if low >= 1 - _ALIKE and high <= 1 + _ALIKE:
+        return f"drafting neither gains nor costs anything: {speed} ({way})"
+    return f"whether drafting pays differs between texts: {speed} in the middle ({way})"
 
 
 def _range(rows: list[SpeedRow]) -> str:
-    """From the worst category to the best."""
+    """From the worst category to the best, or the spread within the only one."""
     found = sorted((row.ratio.median, cell.name(row.category)) for row in rows if row.ratio)
     if len(found) < 2:
-        return ""
+        low, high = _bounds(rows)
+        return f", from {low:.2f} to {high:.2f}" if low < high else ""
     (low, worst), (high, best) = found[0], found[-1]
     return f", from {low:.2f} on {worst} to {high:.2f} on {best}"
 

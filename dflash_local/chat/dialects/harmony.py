@@ -34,6 +34,7 @@ class Harmony(Dialect):
 
     name: ClassVar[str] = "harmony"
     special: ClassVar[bool] = True
+    opens_with_mark: ClassVar[bool] = True
 
     @classmethod
     def of(cls, template: str) -> Harmony | None:

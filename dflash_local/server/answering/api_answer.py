@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Request, Response
 
 from dflash_local.model import Model
+from dflash_local.server.answering.request_check import RequestCheck
 from dflash_local.server.http.event_stream import AnswerStream, Comment, StreamForm, unless_gone
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.models.served_model import LoadedModel
@@ -62,10 +63,15 @@ async def respond(
     comments of a stream tell how far that is.
     """
     pool = pool_of(request)
-    pool.find(name)  # raises ApiError for an unknown name before a stream begins
+    # Raises ApiError before a stream begins.
+    check: RequestCheck = request.app.state.request_check
+    check.check(pool, name, body)
 
     async def begin(loaded: LoadedModel) -> ApiAnswer:
-        return answer(loaded, body, await loaded.threads.run(prepare, loaded.model, body))
+        prepared = await loaded.threads.run(prepare, loaded.model, body)
+        if warning := getattr(prepared, "warning", None):
+            check.tell_once(f"{loaded.name} {warning}", f"{loaded.name}: {warning}")
+        return answer(loaded, body, prepared)
 
     async def events() -> AsyncIterator[Any]:
         with pool.claim(name, keep_alive_s) as claim:

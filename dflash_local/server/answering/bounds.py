@@ -80,14 +80,15 @@ StopTexts = Annotated[ListOf[StopText], Field(max_length=MAX_STOPS)]
 TokenIds = Annotated[ListOf[TokenId], Field(max_length=4 << 20)]
 
 
-def _few(value: Any) -> Any:
+def few(value: Any) -> Any:
     """pydantic would look at all items of an object before it counts them."""
-    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
-        raise ValueError(f"an object of {len(value)} entries; at most {MAX_ENTRIES} are taken")
+    if isinstance(value, (dict, list)) and len(value) > MAX_ENTRIES:
+        kind = "an object" if isinstance(value, dict) else "a list"
+        raise ValueError(f"{kind} of {len(value)} entries; at most {MAX_ENTRIES} are taken")
     return value
 
 
-Few = BeforeValidator(_few)
+Few = BeforeValidator(few)
 LogitBias = Annotated[dict[Annotated[str, Field(max_length=256)], Bias], Few]
 """To what is added to logits: OpenAI's token ids, as texts, or llama-server's texts, whose tokens
 are meant."""

@@ -5,6 +5,7 @@ The chats of all APIs end up here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ class PreparedChat:
     dialect: Dialect
     tools: ToolUse
     thinking_open: bool
+    warning: str | None = None
+    """For the client."""
 
     def options(
         self, fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None = None
@@ -41,6 +44,17 @@ class PreparedChat:
         if logprobs is not None:
             options["logprobs"] = logprobs
         return options
+
+
+_NO_TOOLS = (
+    "the tools of this request were left out, as the model's chat template has no place for them: "
+    "take a model that was trained for tools"
+)
+
+
+def _shows_tools(model: Model) -> bool:
+    """Whether the chat template writes tools into the prompt."""
+    return re.search(r"\b(tools|functions)\b", model.target.chat_template or "") is not None
 
 
 def input_tokens(chat: PreparedChat) -> dict[str, Any]:
@@ -98,7 +112,7 @@ def prepare_chat(
     )
     thinking_open = model.thinking_open(prompt)
     dialect = model.dialect
-    bindings: dict[str, Any] = {"special": True} if dialect.special else {}
+    bindings: dict[str, Any] = {}
     if tools.required:
         bindings["lark"] = _forced_call(model, tools, thinking_open)
     elif schema is not None:
@@ -106,7 +120,7 @@ def prepare_chat(
         if tools.allowed:
             bindings = _call_or_answer(model, tools, thinking_open, bindings)
     if begun:
-        if bindings or thinking_open:
+        if bindings or thinking_open or dialect.opens_with_mark:
             raise ApiError(
                 400,
                 "an answer can be begun for the model only where it is free text without reasoning "
@@ -116,8 +130,11 @@ def prepare_chat(
             )
         vocabulary = model.target.vocabulary
         prompt += vocabulary.tokenize(begun, special=False, add_special=False, n_ctx=model.n_ctx)
+    if dialect.special:
+        bindings["special"] = True
     sampling = model.chat_sampling(variables)
-    return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open)
+    warning = _NO_TOOLS if tools.shown and not _shows_tools(model) else None
+    return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open, warning)
 
 
 def _effort(given: str | None) -> dict[str, Any]:

@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from dflash_local.model import Model
+from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.server.answering import bounds
 from dflash_local.server.http.errors import ApiError
-
-DEFAULTS: dict[str, float | int] = {
-    "temperature": 0.8,
-    "top_k": 40,
-    "top_p": 0.95,
-    "min_p": 0.05,
-}
-"""How to sample where neither a request nor the model says: as llama-server does.
-
-OpenAI's defaults (temperature 1, top_p 1) draw from the whole vocabulary. Large models bear that;
-from a small quantised one they draw a misplaced token every few sentences, and drafts are worth
-least. A field that a request does set is used as it is, and the others stay: temperature 0 is
-greedy whatever else is set.
-"""
 
 LACKING: dict[str, tuple[Any, ...]] = {
     # llama-server's
@@ -79,10 +74,13 @@ class SamplingFields(BaseModel):
 
     `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`. This
     project's own `draft_width` is the verify width: the tokens that a verify pass checks, 0 for
-    plain decoding, "auto" for what pays best; by default the server's. Unknown fields are ignored;
-    what other servers know and this one lacks is refused where it is switched on, so that nobody
-    waits for the effect of a setting that has none.
+    plain decoding, "auto" for what pays best; by default the server's. Unknown fields are told
+    in the log and ignored, or refused with --strict; what other servers know and this one lacks is
+    refused where it is switched on, so that nobody waits for the effect of a setting that has none.
     """
+
+    model_config = ConfigDict(extra="allow")
+    """Unknown fields are kept, to be told of."""
 
     temperature: bounds.Temperature | None = None
     top_p: _TopP | None = None
@@ -176,7 +174,7 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
 
 def usual_sampling(model: Model) -> dict[str, Any]:
     """How `model` samples where a request does not say."""
-    return {**DEFAULTS, **model.sampling}
+    return {**CHAT_SAMPLING, **model.sampling}
 
 
 def token_limit(name: str, given: int | None) -> int | None:

@@ -48,11 +48,23 @@ class FunctionTool(BaseModel):
     _functions = model_validator(mode="before")(_functions_only)
 
 
+def _reaches_no_server(given: Any) -> Any:
+    if bounds.field_of(given, "type") == "mcp":
+        raise PydanticCustomError(
+            REFUSED,
+            "this server calls no other, so it takes no tools of type mcp; give their functions as "
+            "tools of type function, and call them yourself",
+        )
+    return given
+
+
 class HostedTool(BaseModel):
     """One that OpenAI or Anthropic run themselves, or describe to their own models alone, such as a
-    web search. The model here is not told about it."""
+    web search. The model here is not told about it: editors send it whether it is there or not."""
 
     type: bounds.Label
+
+    _mcp = model_validator(mode="before")(_reaches_no_server)
 
 
 class NamedFunction(BaseModel):

@@ -60,7 +60,8 @@ def _only(*kinds: str) -> BeforeValidator:
         if isinstance(given, dict) and isinstance(kind, str):
             raise PydanticCustomError(
                 REFUSED,
-                "this model reads text only; it takes no block of type {kind} here, but {kinds}",
+                "this model reads text only; it takes no block of type {kind} here, but {kinds}"
+                + (": image input is not supported" if kind == "image" else ""),
                 {"kind": kind[:64], "kinds": ", ".join(kinds)},
             )
         raise PydanticCustomError(

@@ -24,7 +24,9 @@ ModelResult = tuple[str, Result]
 
 # What generates for a request runs in a task of that request, and so sees the request's own list.
 _results: ContextVar[list[ModelResult] | None] = ContextVar("results", default=None)
+_reason: ContextVar[list[str] | None] = ContextVar("reason", default=None)
 _MAX_PATH = 200
+_MAX_REASON = 120
 
 
 def record_result(model_name: str, result: Result) -> None:
@@ -32,6 +34,13 @@ def record_result(model_name: str, result: Result) -> None:
     results = _results.get()
     if results is not None:
         results.append((model_name, result))
+
+
+def record_reason(text: str) -> None:
+    """Note why the request that this task belongs to was refused: nothing that may be a prompt."""
+    reason = _reason.get()
+    if reason is not None:
+        reason[:] = [text]
 
 
 class AccessLog:
@@ -46,6 +55,8 @@ class AccessLog:
         start = time.monotonic()
         results: list[ModelResult] = []
         _results.set(results)
+        reason: list[str] = []
+        _reason.set(reason)
         status = 0
         complete = False
 
@@ -61,7 +72,7 @@ class AccessLog:
         finally:
             self._on_end(status, results)
             log.info(
-                "%s %s %s %s%s %.0f ms%s",
+                "%s %s %s %s%s %.0f ms%s%s",
                 (scope.get("client") or ("-",))[0],
                 _printable(scope["method"]),
                 _printable(scope["path"]),
@@ -69,6 +80,7 @@ class AccessLog:
                 "" if complete else " broken off",
                 1000 * (time.monotonic() - start),
                 _token_counts(results),
+                "".join(f": {_printable(text, _MAX_REASON)}" for text in reason),
             )
 
 

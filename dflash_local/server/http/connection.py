@@ -37,6 +37,14 @@ class BoundedConnection(H11Protocol):
         self._head_timer: TimerHandle | None = None
         self._unread_timer: TimerHandle | None = None
         self._abort_timer: TimerHandle | None = None
+        self._read_s = self.limits.read_s
+
+    def hurry(self, read_s: float) -> None:
+        """From now on the client gets no more than `read_s` seconds to read what is written."""
+        self._read_s = min(self._read_s, read_s)
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = self.loop.call_later(self._read_s, self.transport.abort)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,7 +67,7 @@ class BoundedConnection(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._unread_timer is None:
-            self._unread_timer = self.loop.call_later(self.limits.read_s, self.transport.abort)
+            self._unread_timer = self.loop.call_later(self._read_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -49,7 +49,7 @@ class DrainCheck:
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in HEALTH_PATHS:
+        if scope["path"] in (*HEALTH_PATHS, "/load"):
             await self._app(scope, receive, send)
             return
         if self._drain.draining:
@@ -60,6 +60,7 @@ class DrainCheck:
             await self._app(scope, receive, send)
 
 
+@router.api_route("/ping", methods=["GET", "POST", "HEAD"], include_in_schema=False)
 @router.get("/health")
 @router.head("/health", include_in_schema=False)
 @router.get("/v1/health", include_in_schema=False)
@@ -68,3 +69,9 @@ async def health(request: Request) -> JSONResponse:
     if request.app.state.drain.draining:
         return JSONResponse({"status": "draining"}, 503, headers={"Retry-After": "5"})
     return JSONResponse({"status": "ok"})
+
+
+@router.get("/load", include_in_schema=False)
+async def load(request: Request) -> dict[str, int]:
+    """How many requests are being answered, in vLLM's form."""
+    return {"server_load": request.app.state.drain.n_running}

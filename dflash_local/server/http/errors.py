@@ -6,6 +6,7 @@ No client ever sees a traceback.
 from __future__ import annotations
 
 import logging
+import re
 import reprlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +30,15 @@ from dflash_local.errors import (
     QueueFullError,
     QueueTimeoutError,
 )
+from dflash_local.server.http.access_log import record_reason
 
 log = logging.getLogger("dflash_local.server")
 
 REFUSED = "refused"
 """The type of a `PydanticCustomError` whose message says everything."""
+
+_PLAIN = re.compile(r"[\w .,;:()\[\]/<>=-]+")
+_QUOTED = re.compile(r"['\"`]|, not ")
 
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 60
@@ -80,6 +85,8 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
         self.numbers = dict(numbers or {})
+        self.reason: str | None = message if _QUOTED.search(message) is None else param
+        """For the log, without what the message may quote of a request."""
 
     def body(self) -> dict[str, Any]:
         """The JSON of the answer, in OpenAI's form."""
@@ -94,6 +101,8 @@ class ApiError(Exception):
     def response(self, scope: Scope) -> JSONResponse:
         """The answer to the request of `scope`, in the form of its API."""
         status, body = form_of(scope)(self)
+        if self.reason and _PLAIN.fullmatch(self.reason):
+            record_reason(self.reason)
         return JSONResponse(body, status, headers=self.headers)
 
 

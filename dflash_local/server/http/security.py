@@ -36,6 +36,11 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(:\d{1,5})?")
 
 def check_exposure(settings: ServerSettings) -> None:
     """Refuse to serve other machines, or all websites, without a key. Raises InputError."""
+    if not _resolves(settings.host):
+        raise InputError(
+            f"--host {settings.host} is no address of this machine: take 127.0.0.1 for this "
+            "machine alone, or 0.0.0.0 for all"
+        )
     if settings.api_keys:
         return
     if not is_loopback(settings.host):
@@ -49,6 +54,13 @@ def check_exposure(settings: ServerSettings) -> None:
             "--cors-origin '*' lets any website use this server, and no key is set: name the "
             "origins, or add --api-key-file FILE"
         )
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 class HostCheck:

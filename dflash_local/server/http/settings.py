@@ -17,7 +17,8 @@ class ServerSettings:
     `send_buffer`: bytes that the kernel may hold for a client that does not read; its own default
     would be megabytes.
     A client gets `head_s` seconds to send a request's head, `body_s` to send its body, `read_s` to
-    read what is written to it, and `keep_alive_s` to send another request.
+    read what is written to it, and `keep_alive_s` to send another request. `strict` refuses
+    requests with fields that are not known, or with a model that is not served.
     """
 
     host: str = "127.0.0.1"
@@ -33,3 +34,4 @@ class ServerSettings:
     body_s: float = 60.0
     read_s: float = 60.0
     keep_alive_s: float = 30.0
+    strict: bool = False

@@ -8,6 +8,7 @@ import logging
 from fastapi import APIRouter, Request, Response
 
 from dflash_local.model import Model
+from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.server.answering.api_answer import respond
 from dflash_local.server.answering.generation import GenerationTask, tasks_for
 from dflash_local.server.answering.infill_prompt import Gap, infill_prompt, infill_room
@@ -71,5 +72,8 @@ def _infill_tasks(body: InfillRequest, prompt: list[int]) -> list[GenerationTask
     """The first of several answers is the likeliest, unless the request has a temperature."""
     tasks = tasks_for(prompt, llama_options(body), body.n_cmpl)
     if body.temperature is None:
-        tasks[0] = GenerationTask(prompt, {**tasks[0].options, "temperature": 0.0})
+        drawn = CHAT_SAMPLING["temperature"]
+        for i, task in enumerate(tasks):
+            options = {**task.options, "temperature": drawn if i else 0.0}
+            tasks[i] = GenerationTask(prompt, options)
     return tasks

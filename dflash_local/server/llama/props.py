@@ -5,14 +5,19 @@ They tell no path of this machine and nothing of a prompt.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 
+from dflash_local.errors import FileError
 from dflash_local.llama import runtime
 from dflash_local.model import Model
+from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.server.answering.api_answer import pool_of
-from dflash_local.server.answering.sampling_fields import DEFAULTS, usual_sampling
+from dflash_local.server.answering.sampling_fields import usual_sampling
+from dflash_local.server.models.source import ModelSource
 
 router = APIRouter()
 
@@ -32,8 +37,15 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
         "build_info": build,
     }
     if served.model is None:
-        return {"default_generation_settings": {"params": DEFAULTS}, **shared}
+        params = await asyncio.to_thread(_params, served.source)
+        return {"default_generation_settings": {"params": params}, **shared}
     return {**_props(served.model), **shared}
+
+
+@router.get("/version", include_in_schema=False)
+async def version(request: Request) -> dict[str, str]:
+    """Of this server, in vLLM's form."""
+    return {"version": request.app.version}
 
 
 @router.get("/slots")
@@ -56,13 +68,21 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
     ]
 
 
+def _params(source: ModelSource) -> Mapping[str, float]:
+    """The defaults of a model that is not loaded."""
+    try:
+        return {**source.defaults.for_chats, "n_predict": source.defaults.answer_length or -1}
+    except (FileError, OSError):  # the first request will be told
+        return CHAT_SAMPLING
+
+
 def _props(model: Model) -> dict[str, Any]:
     vocabulary = model.target.vocabulary
     return {
         "default_generation_settings": {
             "n_ctx": model.n_ctx,
             "speculative": model.drafter is not None,
-            "params": usual_sampling(model),
+            "params": {**usual_sampling(model), "n_predict": model.answer_length or -1},
         },
         "draft_width": model.draft_width,
         "max_draft_width": model.engine.max_width,

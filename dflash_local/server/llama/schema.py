@@ -78,6 +78,7 @@ class LlamaRequest(SamplingFields):
     @classmethod
     def _pairs(cls, value: Any) -> Any:
         """Besides OpenAI's form `[[id, bias], ...]`, and `false` for a token that is forbidden."""
+        value = bounds.few(value)
         if isinstance(value, list) and all(isinstance(x, list) and len(x) == 2 for x in value):
             value = {str(token): bias for token, bias in value}
         if isinstance(value, dict):

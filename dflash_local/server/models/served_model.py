@@ -144,7 +144,7 @@ class ServedModel:
         """A line on how far it is, for requests that wait."""
         if self.load is None:
             return f"waiting to load {self.name}"
-        return f"loading {self.name} {100 * self.load.part:.0f} %"
+        return f"loading {self.name} {self.source.size}{100 * self.load.part:.0f} %"
 
 
 class Claim:

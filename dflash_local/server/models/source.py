@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from dflash_local.errors import InputError
+from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan
+from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
 from dflash_local.loading import Progress, load
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
+from dflash_local.pairs.defaults import Defaults, defaults_of
+from dflash_local.pairs.gguf_names import is_shard
 from dflash_local.server.models.recorder import Recorder
 
 
@@ -68,6 +73,23 @@ class ModelSource:
             model.close()
             raise
         return model
+
+    @property
+    def size(self) -> str:
+        """The size of its file, for a line of progress: `(4.7 GiB) `; "" where it has several."""
+        if is_shard(self.target.name):
+            return ""
+        try:
+            return f"({size_text(self.target.stat().st_size)}) "
+        except OSError:
+            return ""
+
+    @cached_property
+    def defaults(self) -> Defaults:
+        """How requests are answered that do not say; known before it is loaded. Raises FileError,
+        OSError."""
+        draft = GgufFile.open(self.draft) if self.draft else None
+        return defaults_of(GgufFile.open(self.target), draft, self.thinking)
 
     def open(self) -> Pair:
         """Its files, checked. Raises FileError, PairError."""

@@ -18,6 +18,7 @@ from dflash_local.chat.families import dialect_of
 from dflash_local.errors import FileError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.server.answering.api_answer import pool_of
+from dflash_local.server.answering.sampling_fields import usual_sampling
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.models.load import LoadFailure
 from dflash_local.server.models.served_model import ServedModel
@@ -51,12 +52,14 @@ _MIDDLES = frozenset(
 
 
 @router.get("/api/version")
+@router.head("/api/version", include_in_schema=False)
 async def version() -> dict[str, str]:
     """The release of Ollama whose API this is."""
     return {"version": API_VERSION}
 
 
 @router.get("/api/tags")
+@router.head("/api/tags", include_in_schema=False)
 async def tags(request: Request) -> dict[str, Any]:
     """The models that are served, loaded or not."""
     served_models = pool_of(request).models.values()
@@ -87,11 +90,14 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
     card = await run_in_threadpool(_card_of, served.source)
     architecture = card.details["family"]
     info = dict(card.info)
+    parameters: dict[str, Any] = {}
     if served.model is not None:
         info[f"{architecture}.context_length"] = served.model.n_ctx
+        parameters = {"num_ctx": served.model.n_ctx, **usual_sampling(served.model)}
     return {
+        "license": str(info.get("general.license", "")),
         "modelfile": f"FROM {served.source.target.name}\n",
-        "parameters": "",
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
         "template": card.template,
         "modified_at": card.modified_at,
         "details": card.details,

@@ -86,6 +86,7 @@ def _answer(loaded: LoadedModel, body: ChatRequest, chat: PreparedChat) -> Choic
         kind="chat.completion",
         chunk_kind="chat.completion.chunk",
         id_prefix="chatcmpl",
+        warning=chat.warning,
     )
 
 

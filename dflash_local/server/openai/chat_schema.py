@@ -6,6 +6,7 @@ such fields are refused where ignoring them would change what the answer means.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -49,7 +50,10 @@ class TextPart(BaseModel):
         if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
             raise PydanticCustomError(
                 REFUSED,
-                "this model reads text only; it takes no part of type {kind}",
+                "this model reads text only; it takes no part of type {kind}: image input is not "
+                "supported"
+                if "image" in kind
+                else "this model reads text only; it takes no part of type {kind}",
                 {"kind": kind[:64]},
             )
         if isinstance(kind, str):
@@ -170,6 +174,14 @@ class ChatRequest(ChoicesRequest):
 
     def check(self) -> None:
         super().check()
+        is_asked = self.continue_final_message is None and self.begins_answer
+        if is_asked and _begin_twice(self.messages[-2:]):
+            raise ApiError(
+                400,
+                "the last two messages are both of the assistant, so which of them begins the "
+                "answer is not clear; join them, or set continue_final_message",
+                param="messages",
+            )
         if self.continue_final_message:
             if self.add_generation_prompt:
                 raise ApiError(
@@ -194,3 +206,10 @@ class ChatRequest(ChoicesRequest):
             raise ApiError(
                 400, 'this model writes text; modalities can only be ["text"]', param="modalities"
             )
+
+
+def _begin_twice(last: Sequence[ChatMessage]) -> bool:
+    """Whether these are two answers without calls, of which llama-server refuses to go on with the
+    second."""
+    own = [each for each in last if isinstance(each, AssistantMessage) and not each.tool_calls]
+    return len(own) == 2

@@ -66,6 +66,7 @@ class ChoicesAnswer:
         kind: str,
         chunk_kind: str,
         id_prefix: str,
+        warning: str | None = None,
     ) -> None:
         self._loaded = loaded
         self._tasks = tasks
@@ -73,6 +74,7 @@ class ChoicesAnswer:
         self._kind = kind
         self._chunk_kind = chunk_kind
         self._id_prefix = id_prefix
+        self._warning = {"warning": warning} if warning else {}
         self._per_prompt = body.n or 1
         self._told = body.stream_options or StreamOptions()
         self._results: dict[int, Result] = {}
@@ -100,7 +102,7 @@ class ChoicesAnswer:
             self._keep_result(index, chunk)
             beside = no_usage | self._so_far(index, chunk)
             if len(self._results) == len(self._tasks) and not self._told.include_usage:
-                beside["timings"] = timings(self._in_order())
+                beside |= {"timings": timings(self._in_order()), **self._warning}
             for piece in pieces[:-1]:
                 yield {**head, **piece, **no_usage}
             if pieces:
@@ -135,7 +137,8 @@ class ChoicesAnswer:
         }
 
     def _costs(self) -> dict[str, Any]:
-        return {"usage": self._usage(), "timings": timings(self._in_order())}
+        costs = {"usage": self._usage(), "timings": timings(self._in_order())}
+        return {**costs, **self._warning}
 
     def _usage(self) -> dict[str, Any]:
         """A prompt counts once, however many answers it has; cached are those of its tokens that

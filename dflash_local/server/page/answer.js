@@ -54,12 +54,17 @@ export class Answer {
     this.footer.append(this.status, this.copy, this.again);
     this.copy.hidden = this.again.hidden = true;
     this.element.append(body, this.footer);
+    this.thoughtFrom = null; // when its reasoning began and ended
+    this.thoughtTo = null;
   }
 
   /** Take a chunk of the stream. */
   add(chunk, now) {
     this.waiting = chunk.waiting;
     if (chunk.waiting) return;
+    const delta = chunk.choices[0]?.delta;
+    if (delta?.reasoning_content) this.thoughtFrom ??= now;
+    if (delta?.content && this.thoughtFrom !== null) this.thoughtTo ??= now;
     const detail = chunk.draft_detail ?? { rounds: [], pieces: [] };
     this.tally.add(detail, now);
     const [choice] = chunk.choices;
@@ -75,13 +80,36 @@ export class Answer {
     if (this.reasoning.text && !this.reasoningView) {
       const details = make("details", "reasoning");
       const thoughts = make("div");
-      details.append(make("summary", "", "Reasoning"), thoughts);
+      this.summary = make("summary", "", "Reasoning");
+      details.append(this.summary, thoughts);
       this.element.prepend(details);
       this.reasoningView = new View(thoughts, this.reasoning);
     }
+    if (this.summary && this.seconds) this.summary.textContent = `Reasoning, ${this.seconds} s`;
+    this.#showLoading();
     this.reasoningView?.update();
     this.contentView.update();
     this.status.textContent = this.waiting ?? this.tally.text;
+  }
+
+  /** How long it thought, in whole seconds; 0 if that is not known yet. */
+  get seconds() {
+    if (this.thoughtTo === null) return this.kept ?? 0;
+    return Math.max(1, Math.round((this.thoughtTo - this.thoughtFrom) / 1000));
+  }
+
+  /** While its model is loaded, how far that is. */
+  #showLoading() {
+    this.element.classList.toggle("waiting", Boolean(this.waiting));
+    const part = /(\d+) %$/.exec(this.waiting ?? "");
+    if (!this.waiting) this.bar?.remove();
+    else if (part) {
+      this.bar ??= make("progress", "loading");
+      this.bar.max = 100;
+      this.bar.value = Number(part[1]);
+      this.bar.setAttribute("aria-label", this.waiting);
+      if (!this.bar.isConnected) this.element.prepend(this.bar);
+    }
   }
 
   /** The answer has ended. `note` says why, if it was not the model that ended it. */
@@ -102,12 +130,14 @@ export class Answer {
       content: this.content.text,
       runs: this.content.runs,
       reasoning: this.reasoning.text,
+      thought: this.seconds,
       told: this.status.textContent,
     };
   }
 
   /** Show an answer that was kept. */
-  restore({ content, runs = [], reasoning = "", told = "" }) {
+  restore({ content, runs = [], reasoning = "", told = "", thought = 0 }) {
+    this.kept = thought;
     this.content.restore(content, runs);
     this.reasoning.restore(reasoning, []);
     this.end();

@@ -331,9 +331,11 @@ class Renderer {
   /** Append characters, those that were drafted within elements of their own. */
   text(parent, from, to) {
     for (let i = from; i < to; ) {
-      const mark = this.marks[i];
-      let next = i + 1;
-      while (next < to && this.marks[next] === mark) next++;
+      const indent = this.indentEnd(i, to);
+      const mark = indent > i ? "" : this.marks[i];
+      let next = Math.max(indent, i + 1);
+      if (mark || indent === i)
+        while (next < to && this.marks[next] === this.marks[i] && this.source[next - 1] !== "\n") next++;
       const text = document.createTextNode(this.source.slice(i, next));
       if (mark) {
         const span = make("span", mark);
@@ -344,6 +346,11 @@ class Renderer {
       }
       i = next;
     }
+  }
+
+  /** Where the indentation ends that begins at `at`: it is not tinted. */
+  indentEnd(at, to) {
+    return at === 0 || this.source[at - 1] === "\n" ? this.skipBlanks(at, to) : at;
   }
 
   trimmed(from, to) {

@@ -46,6 +46,17 @@ export class Tally {
     return this.tokens ? (this.tokens - this.rounds.length) / this.tokens : 0;
   }
 
+  /**
+   * Whether there were drafts, and why not. The figures beside it are what came, so nothing is said
+   * of a forecast; and where the drafter was off, what was drafted are copies.
+   */
+  get reason() {
+    if (this.drafting?.startsWith("drafting is on")) return "drafting is on";
+    if (this.drafting?.startsWith("drafting is off") && this.share > 0)
+      return `copies of the text are drafted; ${this.drafting.replace("drafting", "the drafter")}`;
+    return this.drafting ?? this.choice;
+  }
+
   get text() {
     if (!this.tokens) return "";
     const [speed, length] = [this.speed.toFixed(0), this.length.toFixed(1)];
@@ -61,11 +72,12 @@ export class Meter {
   }
 
   show(tally) {
-    const { speed, length, share, rounds, reason, warning } = this.elements;
+    const { speed, length, share, rounds, reason, warning, drafting } = this.elements;
+    drafting.classList.toggle("measured", tally.rounds.length > 0);
     speed.textContent = tally.speed ? tally.speed.toFixed(0) : "–";
     length.textContent = tally.length ? tally.length.toFixed(1) : "–";
     share.textContent = tally.tokens ? `${Math.round(100 * tally.share)}%` : "–";
-    reason.textContent = tally.drafting ?? tally.choice;
+    reason.textContent = tally.reason;
     warning.textContent = tally.warning ?? "";
     warning.hidden = !tally.warning;
     const latest = tally.rounds.slice(-MOST_BARS);

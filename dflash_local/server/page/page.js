@@ -1,15 +1,20 @@
 /** What the elements of index.html do. */
 
 import { Answer, question } from "./answer.js";
-import { ServerError, chatStream } from "./chat_stream.js";
-import { ChatList, keep, newChat } from "./chats.js";
+import { ServerError, chatStream, get } from "./chat_stream.js";
+import { fork, step } from "./branches.js";
+import { ChatList, exported, imported, keep, keptChat, newChat } from "./chats.js";
 import { button, make } from "./elements.js";
 import { Meter } from "./meter.js";
 import { Models } from "./models.js";
 import { Settings } from "./settings.js";
+import { isThere } from "./storage.js";
 
 const at = (id) => document.getElementById(id);
 const KEY = "dflash-local-key";
+const RETRY_MS = 2000;
+const BROKEN = "broken off";
+const KEEP_MS = 1000; // between two times that an answer is kept while it comes
 const PROMPTS = [
   "Write a Python function that merges two sorted lists, with a docstring and tests.",
   "Explain speculative decoding in five sentences.",
@@ -24,7 +29,6 @@ const TINY = {
     "Write a Python function `flatten`. Flatten a list of lists into a single list.",
   ],
   hint: "This tiny model writes Python functions, and not always good ones. Try one:",
-  usual: { temperature: 0, max_tokens: 256 },
 };
 
 /** The choices of "When to draft". */
@@ -49,10 +53,10 @@ const state = {
 };
 const models = new Models(at("chooser"), at("model"));
 const settings = new Settings(at("sampling"));
-const list = new ChatList(at("kept"), { open: openChat, deleted });
+const list = new ChatList(at("kept"), at("search"), { open: openChat, renamed, deleted });
 const meter = new Meter(
   Object.fromEntries(
-    ["speed", "length", "share", "rounds", "reason", "warning"].map((id) => [id, at(id)]),
+    ["speed", "length", "share", "rounds", "reason", "warning", "drafting"].map((id) => [id, at(id)]),
   ),
 );
 
@@ -72,7 +76,7 @@ async function learn() {
   const tiny = TINY.file.test(props?.model_path ?? models.chosen.id);
   state.isKnown = Boolean(props);
   state.maxWidth = props?.max_draft_width ?? 0;
-  settings.showUsual(served?.params, tiny ? TINY.usual : {});
+  settings.showUsual(served?.params);
   at("widths").disabled = !served?.speculative;
   showServedWidth(props?.draft_width);
   if (!props) tell("this model is loaded with the first message to it");
@@ -105,13 +109,45 @@ function tell(text) {
 
 /** Show an error that belongs to no answer. */
 function say(error) {
-  tell(error.message);
   if (error.status === 401) askForKey();
+  else if (error instanceof ServerError) tell(error.message);
+  else reconnect();
 }
 
 function askForKey() {
-  at("connection").open = true;
-  at("key").focus();
+  tell("this server asks for a key");
+  at("unlock").hidden = false;
+  at("key-here").focus();
+}
+
+function useKey(key) {
+  at("key").value = at("key-here").value = key;
+  sessionStorage.setItem(KEY, key);
+  at("unlock").hidden = true;
+  learn();
+}
+
+/** Say that the server is gone, until it is there again. */
+async function reconnect() {
+  if (!at("banner").hidden && at("banner").dataset.why === "gone") return;
+  banner("gone", "The server cannot be reached. What you wrote is kept; the page tries again.");
+  for (;;) {
+    await new Promise((then) => setTimeout(then, RETRY_MS));
+    try {
+      await get("health", "");
+      break;
+    } catch (error) {
+      if (error instanceof ServerError) break; // it answers, whatever it says
+    }
+  }
+  if (at("banner").dataset.why === "gone") at("banner").hidden = true;
+  learn();
+}
+
+function banner(why, text, ...more) {
+  at("banner").dataset.why = why;
+  at("banner").replaceChildren(text, ...more);
+  at("banner").hidden = false;
 }
 
 // Ask, stop, ask again.
@@ -129,10 +165,10 @@ function send(text) {
 /** Ask again with another text, in place of a question and of all that came after it. */
 function resend(element, text) {
   if (state.abort) return;
+  const { chat, elements } = state;
+  fork(chat, chat.messages.findIndex((message) => elements.get(message) === element));
   while (element.nextSibling) element.nextSibling.remove();
   element.remove();
-  const { chat, elements } = state;
-  chat.messages = chat.messages.filter((message) => elements.get(message).isConnected);
   state.answer = null;
   send(text);
 }
@@ -140,9 +176,34 @@ function resend(element, text) {
 function regenerate() {
   if (state.abort || !state.answer) return;
   const { messages } = state.chat;
-  if (messages.at(-1).role === "assistant") messages.pop();
+  if (messages.at(-1).role === "assistant") fork(state.chat, messages.length - 1);
   state.answer.element.remove();
   run();
+}
+
+/** At each message from which the chat goes on in several ways: buttons to step through them. */
+function showVariants() {
+  for (const shown of at("messages").querySelectorAll(".variants")) shown.remove();
+  for (const [i, { at: current, tails }] of Object.entries(state.chat.branches)) {
+    const message = state.chat.messages[i];
+    const element = message ? state.elements.get(message) : state.answer?.element;
+    if (tails.length < 2 || !element) continue;
+    const go = (to) => {
+      if (state.abort) return;
+      step(state.chat, Number(i), to);
+      keepChat(state.chat);
+      openChat(state.chat);
+    };
+    const [before, after] = [
+      button("‹", () => go(current - 1), "The version before"),
+      button("›", () => go(current + 1), "The next version"),
+    ];
+    before.disabled = current === 0;
+    after.disabled = current === tails.length - 1;
+    const steps = make("span", "variants");
+    steps.append(before, `${current + 1} of ${tails.length}`, after);
+    (element.querySelector("footer") ?? element).prepend(steps);
+  }
 }
 
 function stop() {
@@ -152,6 +213,7 @@ function stop() {
 function clear() {
   stop();
   state.chat = newChat();
+  history.replaceState(null, "", location.pathname);
   state.elements = new Map();
   state.answer = null;
   at("messages").replaceChildren();
@@ -172,9 +234,10 @@ function add(message, element) {
 
 // The chats that are kept.
 
-function openChat({ id, messages }) {
+function openChat({ messages, ...rest }) {
   clear();
-  state.chat.id = id;
+  Object.assign(state.chat, { branches: {}, ...rest });
+  showAddress();
   for (const message of messages) {
     if (message.role === "user") add(message, question(message.content, resend));
     else {
@@ -185,8 +248,45 @@ function openChat({ id, messages }) {
       add(message, answer.element);
     }
   }
+  showVariants();
   at("chats").hidePopover();
   at("chat").scrollTop = at("chat").scrollHeight;
+}
+
+/** The chat that the page's address names, as after a reload. */
+function openAddressed() {
+  const chat = keptChat(location.hash.slice(1));
+  if (chat && chat.id !== state.chat.id) openChat(chat);
+}
+
+function showAddress() {
+  if (location.hash.slice(1) !== state.chat.id) history.replaceState(null, "", `#${state.chat.id}`);
+}
+
+function renamed(id, title) {
+  if (id === state.chat.id) state.chat.title = title;
+  list.show(state.chat.id);
+}
+
+function download() {
+  const link = make("a");
+  link.href = URL.createObjectURL(exported());
+  link.download = "dflash-local-chats.json";
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+async function takeFile(file) {
+  let told = "this file has no chats of this page";
+  try {
+    const { found, taken } = await imported(file);
+    told = taken < found ? `only ${taken} of ${found} chats had room` : `chats taken: ${taken}`;
+  } catch {
+    // It is something else.
+  }
+  at("live").textContent = told;
+  tell(told);
+  list.show(state.chat.id);
 }
 
 function deleted({ id }) {
@@ -198,7 +298,19 @@ function deleted({ id }) {
 }
 
 function keepChat(chat) {
-  if (!keep(chat)) tell("this browser has no room to keep this chat");
+  if (chat.isDeleted) return;
+  if (keep(chat)) {
+    if (chat === state.chat) showAddress();
+    if (at("banner").dataset.why === "full") at("banner").hidden = true;
+    return;
+  }
+  if (!isThere()) {
+    tell("this browser keeps nothing of this page: its chats end with the tab");
+    return;
+  }
+  const save = button("Export all", download);
+  const manage = button("Choose what to delete", () => at("chats").showPopover());
+  banner("full", "This browser has no room left: this chat is not kept. ", save, manage);
 }
 
 async function run() {
@@ -209,13 +321,24 @@ async function run() {
   state.answer = answer;
   state.abort = abort;
   at("messages").append(answer.element);
+  showVariants();
   busy(true);
+  const messages = [...chat.messages];
+  let isBroken = false;
+  let keptAt = performance.now();
+  const keepPart = () => {
+    keptAt = performance.now();
+    if (answer.content.text && state.abort === abort)
+      keepChat({ ...chat, messages: [...messages, { ...answer.message, told: BROKEN }] });
+  };
+  addEventListener("pagehide", keepPart);
   const speech = new Speech(at("live"));
   const frame = new Frame(() => {
     answer.draw();
     meter.show(answer.tally);
     speech.follow(answer.content.text);
     follow();
+    if (performance.now() - keptAt > KEEP_MS) keepPart();
   });
   at("chat").scrollTop = at("chat").scrollHeight;
   try {
@@ -224,10 +347,12 @@ async function run() {
       frame.ask();
     }
   } catch (error) {
-    if (!abort.signal.aborted) fail(answer, error);
+    isBroken = !abort.signal.aborted;
+    if (isBroken) fail(answer, error);
   } finally {
     frame.now();
-    answer.end(abort.signal.aborted ? "stopped" : undefined);
+    removeEventListener("pagehide", keepPart);
+    answer.end(abort.signal.aborted ? "stopped" : isBroken ? BROKEN : undefined);
     const text = answer.content.text;
     speech.end(text);
     if (text && !chat.isDeleted) {
@@ -238,6 +363,7 @@ async function run() {
     }
     state.abort = null;
     busy(false);
+    showVariants();
     offerDrafts(answer);
     if (!state.isKnown) learn();
   }
@@ -247,6 +373,7 @@ function fail(answer, error) {
   const known = error instanceof ServerError;
   answer.fail(known ? error.message : "the server cannot be reached; is it still running?");
   if (error.status === 401) askForKey();
+  else if (!known) reconnect();
 }
 
 function request() {
@@ -390,10 +517,17 @@ at("chat").addEventListener("scroll", () => {
   atEnd = scrollHeight - scrollTop - clientHeight < 48;
 });
 at("key").value = sessionStorage.getItem(KEY) ?? "";
-at("key").addEventListener("change", () => {
-  sessionStorage.setItem(KEY, at("key").value);
-  learn();
+at("key").addEventListener("change", () => useKey(at("key").value));
+at("unlock").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey(at("key-here").value);
 });
+at("export").addEventListener("click", download);
+at("import").addEventListener("change", ({ target }) => {
+  if (target.files[0]) takeFile(target.files[0]);
+  target.value = "";
+});
+addEventListener("hashchange", openAddressed);
 at("chooser").addEventListener("change", () => {
   models.choose();
   learn();
@@ -406,5 +540,6 @@ at("chats").addEventListener("beforetoggle", ({ newState }) => {
 });
 at("url").textContent = new URL("v1", location.href).href;
 const wide = matchMedia("(min-width: 56rem)").matches;
-at("settings").open = at("connection").open = wide;
+at("settings").open = at("connection").open = at("drafting").open = wide;
+openAddressed();
 learn();

@@ -18,11 +18,13 @@ export class Settings {
     }
   }
 
-  /** Show what holds where the user has set nothing; `own` of it is the page's, not the server's. */
-  showUsual(params = {}, own = {}) {
-    this.usual = own;
+  /** Show what holds where the user has set nothing. */
+  showUsual({ n_predict, ...params } = {}) {
+    // Servers go on without a limit: the length that the model's makers advise is the page's to send.
+    this.usual = n_predict > 0 ? { max_tokens: n_predict } : {};
+    params = { ...params, ...this.usual };
     for (const input of this.inputs)
-      input.placeholder = own[input.name] ?? params[input.name] ?? input.dataset.usual ?? "";
+      input.placeholder = params[input.name] ?? input.dataset.usual ?? "";
   }
 
   /** The fields of a request. */

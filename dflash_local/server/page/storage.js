@@ -21,6 +21,15 @@ export function write(name, value) {
   }
 }
 
+/** Whether this browser keeps anything at all. */
+export function isThere() {
+  try {
+    return localStorage.length >= 0;
+  } catch {
+    return false;
+  }
+}
+
 export function remove(name) {
   try {
     localStorage.removeItem(PREFIX + name);

@@ -31,8 +31,10 @@ def report_of(*ratios: float, n: int = 4) -> Report:
 @pytest.mark.parametrize(
     ("ratios", "said"),
     [
-        ((2.0,), "drafting pays: 2.00 times plain decoding's speed (chain auto)"),
-        ((2.0, 0.5, 8.0), "drafting pays: 2.00 times"),
+        ((2.0,), "drafting pays: 2.00 times plain decoding's speed (chain auto, by"),
+        ((2.0, 1.5, 8.0), "drafting pays: 2.88 times"),
+        ((2.0, 0.5, 8.0), "whether drafting pays differs between texts: 2.00 times"),
+        ((1.3, 0.89), "whether drafting pays differs between texts: 1.08 times"),
         ((0.99, 1.0), "drafting neither gains nor costs anything: 0.99 times"),
         ((0.5, 0.9), "drafting does not pay: 0.67 times"),
     ],
@@ -63,7 +65,7 @@ def test_the_fastest_way_counts() -> None:
     tree = Variant("auto", "tree")
     made.settings = RunSettings(variants=(Variant(), tree))
     made.rows.append(row("text 0", ratio=1.7, variant=tree))
-    assert "1.70 times plain decoding's speed (tree auto)" in verdict(made)
+    assert "1.70 times plain decoding's speed (tree auto, by" in verdict(made)
 
 
 def test_one_prompt_gives_no_verdict() -> None:

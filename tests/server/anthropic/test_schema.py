@@ -22,7 +22,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ("messages", [], "messages"),
         ("messages", [{"role": "robot", "content": "x"}], "user, assistant, system"),
         ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
-        ("messages", [{"role": "user", "content": [IMAGE]}], "type image"),
+        ("messages", [{"role": "user", "content": [IMAGE]}], "image input is not supported"),
         ("messages", [{"role": "user", "content": [{"type": "document"}]}], "type document"),
         ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0]"),
         (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -23,11 +24,9 @@ def impatient(cache_folder: Path) -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n_predict", [400, 120], ids=["while it is generated", "when it waits"])
-def test_a_stuck_reader_neither_holds_the_slot_nor_its_connection(
-    impatient: ServerProcess, n_predict: int
-) -> None:
+@contextmanager
+def stuck_reader(server: ServerProcess, n_predict: int) -> Iterator[socket.socket]:
+    """A client that asks for an answer and does not read it."""
     # 1.5 KB a token: far more than the kernel's buffers and asyncio's hold, which is 80 KB.
     answer = {"prompt": "def f(x):", "n_predict": n_predict, "n_probs": 20, "ignore_eos": True}
     body = json.dumps({**answer, "stream": True}).encode()
@@ -37,11 +36,31 @@ def test_a_stuck_reader_neither_holds_the_slot_nor_its_connection(
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
     ]
-    begin = len(impatient.log)
-    with impatient.client() as client, socket.socket() as connection:
+    with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", impatient.port))
+        connection.connect(("127.0.0.1", server.port))
         connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
+        yield connection
+
+
+@pytest.mark.slow
+def test_a_stuck_reader_does_not_hold_up_the_end(cache_folder: Path) -> None:
+    environment = {"READ_S": "600"}
+    with serving(command=COMMAND, environment=environment) as server, server.client() as client:
+        with stuck_reader(server, 400):
+            until(lambda: n_busy(client) == 1)
+            server.send(signal.SIGTERM)
+            assert server.wait(60) == 0
+        server.wait_for("POST /completion .*broken off")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_predict", [400, 120], ids=["while it is generated", "when it waits"])
+def test_a_stuck_reader_neither_holds_the_slot_nor_its_connection(
+    impatient: ServerProcess, n_predict: int
+) -> None:
+    begin = len(impatient.log)
+    with impatient.client() as client, stuck_reader(impatient, n_predict) as connection:
         line = impatient.wait_for("POST /completion", after=begin).string
         assert "broken off" in line
         until(lambda: n_busy(client) == 0)

@@ -58,6 +58,14 @@ def test_an_answer_is_the_model_s_own(
     assert told["tokens_evaluated"] == len(model.tokenize(PROMPT))
 
 
+def test_more_biases_than_any_request_has(client: httpx.Client) -> None:
+    """They are counted before they are looked at."""
+    body = {"prompt": "a", "logit_bias": [[token, "not looked at"] for token in range(2000)]}
+    answer = client.post("/completion", json=body)
+    assert answer.status_code == 400
+    assert "a list of 2000 entries; at most 1024" in answer.json()["error"]["message"]
+
+
 def test_an_answer_says_what_it_cost(client: httpx.Client) -> None:
     told = complete(client, temperature=0, n_predict=48)
     timings = told["timings"]
@@ -245,7 +253,8 @@ def test_chances_after_sampling_are_those_by_which_tokens_come(client: httpx.Cli
 def test_chances_that_would_take_a_whole_row_are_refused(
     client: httpx.Client, body: dict[str, Any], told: str
 ) -> None:
-    error = refused(client, PATH, prompt="a", n_probs=2, post_sampling_probs=True, **body)
+    asked = {"n_probs": 2, "post_sampling_probs": True, "temperature": 0.8, "n_predict": 4}
+    error = refused(client, PATH, prompt="a", **asked, **body)
     assert told in error["message"]
     assert error["param"] == "post_sampling_probs"
 

@@ -6,6 +6,7 @@ Loads are slow here as real ones are: what drafting costs is measured anew, and 
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -51,7 +52,7 @@ def test_a_stream_tells_how_far_the_model_is(server: ServerProcess) -> None:
             lines = answer.iter_lines()
             assert answer.headers["content-type"].startswith("text/event-stream")
             first = next(lines)
-            assert first.startswith(": loading slow ") and first.endswith(" %")
+            assert re.fullmatch(r": loading slow \(\d+ MiB\) \d+ %", first)
             assert state(other, "slow") == "loading"
             # Nobody else has to wait for it.
             assert other.get("/health").json() == {"status": "ok"}

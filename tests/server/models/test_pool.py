@@ -16,7 +16,8 @@ import ollama
 import openai
 import pytest
 
-from dflash_local import Model
+from dflash_local import Model, demo
+from dflash_local.server.models.source import ModelSource
 from openai_api import CERTAIN, CHAT, COMPLETIONS, QUESTION, user
 from server_process import EXACT, ServerProcess, serving, until
 
@@ -121,6 +122,10 @@ def test_a_request_that_names_none_gets_the_first(client: httpx.Client) -> None:
     )
     gap = {"input_prefix": "def f(", "input_suffix": "", "n_predict": 1}
     assert client.post("/infill", json=gap).json()["model"] == "last"
+
+
+def test_how_a_model_samples_is_known_before_it_is_loaded() -> None:
+    assert ModelSource("tiny", demo.pair()[0]).defaults.for_chats["temperature"] == 0
 
 
 def test_looking_at_a_model_does_not_load_it(client: httpx.Client) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
 import stat
 from pathlib import Path
 
 import gguf_files
-from dflash_local import demo
+from dflash_local import Model, demo
 from dflash_local.bench.prompts.case import tokenized
 from dflash_local.bench.prompts.prompt import read_prompts
 from dflash_local.loading import load
@@ -54,6 +55,31 @@ def test_recorded_prompts_are_read_with_the_tokens_that_they_had(tmp_path: Path)
     with load(target, n_ctx=256, n_threads=1, n_gpu_layers=0, quiet=True) as model:
         prompt = model.tokenize("def f(x):")
         assert prompt[0] == start
-        Recorder(path).add("m", prompt, model.target.vocabulary)
+        Recorder(path, print).add("m", prompt, model.target.vocabulary)
         cases, _ = tokenized(model, read_prompts(path), room=8)
     assert [case.tokens for case in cases] == [prompt]
+
+
+def test_a_disk_that_is_full_is_told_and_cuts_no_line(model: Model, tmp_path: Path) -> None:
+    path, said = tmp_path / "requests.jsonl", list[str]()
+    recorder = Recorder(path, said.append)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def add(n: int) -> None:
+        for _ in range(n):
+            recorder.add("m", model.tokenize("def f(x):"), model.target.vocabulary)
+
+    add(1)
+    n_bytes = path.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes + n_bytes // 2, before[1]))
+    try:
+        add(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.stat().st_size == n_bytes
+    assert len(said) == 1 and str(path) in said[0] and "not recorded" in said[0]
+    add(2)
+    assert len(said) == 2 and "3 were not" in said[1]
+    assert [json.loads(line)["prompt"] for line in path.read_text().splitlines()] == 3 * [
+        "def f(x):"
+    ]

@@ -27,3 +27,23 @@ def test_weights_that_are_not_quantised_have_ollama_s_name(tmp_path: Path) -> No
 
     (model,) = asyncio.run(listed())["models"]
     assert model["details"]["quantization_level"] == "F32"
+
+
+def test_a_model_that_is_served_is_shown_as_ollama_shows_it(client: httpx.Client) -> None:
+    name = {"model": "tiny-coder-q8_0:latest"}
+    shown = client.post("/api/show", json=name).json()
+    lines = dict(line.split() for line in shown["parameters"].split("\n"))
+    assert lines["num_ctx"] == "4096" and float(lines["temperature"]) > 0
+    assert shown["license"] == ""
+
+
+def test_head_asks_whether_a_server_is_there(client: httpx.Client) -> None:
+    for path in ("/", "/api/tags", "/api/version", "/ping"):
+        answer = client.head(path)
+        assert answer.status_code == 200 and not answer.content
+
+
+def test_what_vllm_s_clients_ask_of_a_server(client: httpx.Client) -> None:
+    assert client.get("/ping").status_code == client.post("/ping").status_code == 200
+    assert client.get("/version").json()["version"]
+    assert client.get("/load").json() == {"server_load": 0}

@@ -14,6 +14,7 @@ from dflash_local.engine.engine import Engine
 from gap_rule import equal_by_gap_rule, joint_noise
 from openai_api import CHAT, QUESTION, SAMPLER, ask, post, refused, streamed, user
 from pair_engine import open_engine
+from server_process import ServerProcess
 
 
 def content(answer: dict[str, Any], index: int = 0) -> str:
@@ -126,12 +127,25 @@ def test_the_usage_of_a_stream_comes_in_a_chunk_without_choices(client: httpx.Cl
 def test_several_choices_count_on_from_the_seed(client: httpx.Client, model: Model) -> None:
     """Of a few words that the model is left, each choice draws one, far from the next."""
     words = [model.tokenize(word) for word in (" while", " return", " import")]
-    body = {"max_tokens": 1, "logit_bias": {str(token): 100 for [token] in words}}
+    body = {
+        "max_tokens": 1,
+        "temperature": 0.8,
+        "logit_bias": {str(token): 100 for [token] in words},
+    }
     together = ask(client, n=3, seed=0, **body)
     alone = [content(ask(client, seed=i, **body)) for i in range(3)]
     assert [content(together, i) for i in range(3)] == alone
     assert [choice["index"] for choice in together["choices"]] == [0, 1, 2]
     assert len(set(alone)) > 1
+
+
+def test_tools_that_the_template_leaves_out_are_told(
+    client: httpx.Client, server: ServerProcess
+) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    assert "left out" in ask(client, max_tokens=1, tools=tools)["warning"]
+    assert "warning" not in ask(client, max_tokens=1)
+    server.wait_for("warning: .*the tools of this request were left out")
 
 
 @pytest.mark.slow
@@ -378,6 +392,14 @@ def test_flags_that_contradict_each_other(
 ) -> None:
     error = refused(client, path, messages=messages, continue_final_message=True, **flags)
     assert error["param"] == "continue_final_message" and words in error["message"]
+
+
+def test_one_message_alone_begins_an_answer(client: httpx.Client) -> None:
+    messages = [*user(QUESTION), BEGUN, BEGUN]
+    assert "both of the assistant" in refused(client, CHAT, messages=messages)["message"]
+    for flag in (True, False):
+        told = prompt_of(client, messages=messages, continue_final_message=flag)
+        assert told.count(BEGUN["content"]) == 2
 
 
 def test_only_free_text_can_be_begun(client: httpx.Client) -> None:

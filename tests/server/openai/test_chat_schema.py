@@ -23,7 +23,7 @@ from openai_api import CHAT, refused, user
         (
             {"messages": [*user("a"), {"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[1].content[0]",
-            "no part of type image_url",
+            "no part of type image_url: image input is not supported",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},

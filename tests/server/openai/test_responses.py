@@ -29,6 +29,7 @@ def test_an_answer_is_the_model_s_own(sdk: openai.OpenAI, model: Model) -> None:
         model="any",
         input=QUESTION,
         max_output_tokens=24,
+        temperature=0.8,
         extra_body={"seed": 7, "cache_prompt": False},
     )
     own = model.chat(user(QUESTION), max_tokens=24, temperature=0.8, seed=7, **SAMPLER)
@@ -232,6 +233,7 @@ def test_logprobs_come_with_the_text(sdk: openai.OpenAI) -> None:
         ),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "a", "tools": [{"type": "function"}]}, "tools"),
+        ({"input": "a", "tools": [{"type": "mcp", "server_label": "a"}]}, "tools"),
         ({"input": "a", "tool_choice": "required"}, "tool_choice"),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text"),
     ],

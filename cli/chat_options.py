@@ -1,0 +1,91 @@
+"""The options of requests that `/set` shows and changes in a conversation."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dflash_local.errors import InputError
+
+from .options import ENDING, SAMPLING, THINKING, Option, generation_arguments, max_tokens
+
+if TYPE_CHECKING:
+    from dflash_local import Model
+
+_OPTIONS = (max_tokens(), *SAMPLING, *ENDING, THINKING)
+_SWITCH = {"on": True, "true": True, "off": False, "false": False}
+_USUAL = "default"
+
+
+class ChatOptions:
+    """`values` of the command's options, of which these change."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `Model.stream_chat`."""
+        return generation_arguments(self.values)
+
+    def lines(self, model: Model, answer_length: int) -> list[str]:
+        """Each option and its value; those that were not set have what holds then."""
+        usual = {
+            **model.chat_sampling(None),
+            "max_tokens": answer_length,
+            "draft_width": model.draft_width,
+        }
+        rows = [(each.long_name, self._value(each, usual)) for each in _OPTIONS]
+        width = max(len(name) for name, _ in rows) + 2
+        return [f"{name:{width}s}{value}" for name, value in rows]
+
+    def set(self, text: str) -> str:
+        """Take `NAME VALUE`; what was set, in words. Raises InputError."""
+        name, _, value = text.replace("=", " ", 1).partition(" ")
+        option, value = _named(name), value.strip()
+        assert option.name is not None
+        if not value:
+            raise InputError(f"/set {option.long_name} needs a value: {option.help}")
+        if value == _USUAL:
+            self.values[option.name] = () if option.multiple else None
+            return f"{option.long_name} is as usual again"
+        found = _read(option, value)
+        self.values[option.name] = (found,) if option.multiple else found
+        return f"{option.long_name} is {value}"
+
+    def _value(self, option: Option, usual: Mapping[str, Any]) -> str:
+        assert option.name is not None
+        given = self.values.get(option.name)
+        if given not in (None, ()):
+            return str(given)
+        if option.name in usual:
+            return f"{usual[option.name]} ({_USUAL})"
+        return _USUAL
+
+
+def option_names() -> dict[str, Option]:
+    """All names of the options, with - between words."""
+    return {name.lstrip("-"): each for each in _OPTIONS for name in each.opts}
+
+
+def _named(text: str) -> Option:
+    name = text.lstrip("-").replace("_", "-").lower()
+    known = option_names()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else "/set alone lists them"
+    raise InputError(f"no option {text}; {hint}")
+
+
+def _read(option: Option, value: str) -> Any:
+    if option.is_bool_flag:
+        if value.lower() not in _SWITCH:
+            raise InputError(f"{option.long_name} is on or off, not {value}")
+        return _SWITCH[value.lower()]
+    try:
+        return option.type(value, option, None)
+    except click.BadParameter as error:
+        raise InputError(f"{option.long_name}: {error.message.removesuffix('.')}") from None

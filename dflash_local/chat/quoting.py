@@ -1,0 +1,62 @@
+"""Names of control tokens in messages stay text: one that quotes a template or a web page must not
+be able to end its turn and begin another one.
+
+Messages are marked before the template puts them between its own control tokens, and the prompt is
+tokenised by these marks. llama-server and vLLM read such names as tokens wherever they stand. Who
+wants that here gives the whole prompt as a text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dflash_local.chat.reasoning import CLOSE, OPEN
+from dflash_local.chat.tool import Tool
+from dflash_local.target.vocabulary import Vocabulary
+
+_MARK = "\ufdd0"
+"""Inside of a name it makes it another text. Unicode keeps it for such uses; one that was in the
+text comes twice."""
+_MARKS = re.compile(f"{_MARK}({_MARK}?)")
+_KEPT = (OPEN, CLOSE)
+"""Templates look for these in earlier answers, to leave their thoughts out."""
+
+
+def quoted(value: Any, vocabulary: Vocabulary) -> Any:
+    """Messages or tools, with a mark inside of each name of a control token in their texts."""
+    try:
+        return _quoted(value, vocabulary)
+    except RecursionError:  # the template refuses it in words
+        return value
+
+
+def _quoted(value: Any, vocabulary: Vocabulary) -> Any:
+    if isinstance(value, str):
+        return _quoted_text(value, vocabulary)
+    if isinstance(value, Tool):
+        return _quoted(value.shown(), vocabulary)
+    if isinstance(value, Mapping):
+        return {key: _quoted(each, vocabulary) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [_quoted(each, vocabulary) for each in value]
+    return value
+
+
+def _quoted_text(text: str, vocabulary: Vocabulary) -> str:
+    parts, end = [], 0
+    for begin, stop in vocabulary.control_names(text):
+        if stop - begin > 1 and text[begin:stop] not in _KEPT:
+            parts += [text[end : begin + 1].replace(_MARK, 2 * _MARK), _MARK]
+            end = begin + 1
+    return "".join([*parts, text[end:].replace(_MARK, 2 * _MARK)])
+
+
+def tokenized(prompt: str, vocabulary: Vocabulary, n_ctx: int) -> list[int]:
+    """Token ids of a rendered prompt, in which names of control tokens are these tokens, except for
+    marked ones. Raises as `Vocabulary.tokenize`."""
+    if _MARK not in prompt:
+        # Templates write the first token themselves.
+        return vocabulary.tokenize(prompt, add_special=False, n_ctx=n_ctx)
+    return vocabulary.tokenize_apart(prompt, lambda text: _MARKS.sub(r"\1", text), n_ctx=n_ctx)

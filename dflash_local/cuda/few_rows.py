@@ -1,0 +1,160 @@
+"""Products of few rows by our own kernels: whether a model gets them here, and why not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dflash_local.cuda import kernels, trial
+from dflash_local.cuda.compiler import INSTALL, Compiler, compiler_for, find_compilers
+from dflash_local.cuda.trial import Finding
+from dflash_local.errors import BackendError
+from dflash_local.llama import native, runtime
+
+if TYPE_CHECKING:
+    from dflash_local.gguf.file import GgufFile
+
+ENVIRONMENT = "DFLASH_LOCAL_FEW_ROWS"
+"""0: llama.cpp multiplies everything, for comparisons."""
+GAIN = "passes of 2 to 64 rows would take about half the time"
+
+_COMPILING = "compiling kernels for this GPU, once: some seconds"
+_OWN = "products of up to 64 rows run by kernels of our own"
+_ASIDE = "products of few rows are left to llama.cpp's kernels:"
+
+
+class FewRows:
+    """What the backends of one model share. Not thread safe: the thread that owns the model uses
+    it."""
+
+    def __init__(self, compiler: Compiler | None = None, *, on_cpu: bool = False) -> None:
+        """`on_cpu`: the CPU stands in for the GPU, in tests of what is around the kernels."""
+        self.native = native.FewRows()
+        self.compiler = compiler
+        self.findings: list[Finding] = []
+        """Of each shape of matrix on each kind of GPU: what the trial said."""
+        self._left: set[str] = set()
+        self._on_cpu = on_cpu
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """The backends that this thread opens in it run their graphs by these kernels."""
+        scope = native.FewRowsScope()
+        scope.enter(self.native, self._on_cpu)
+        try:
+            yield
+        finally:
+            scope.leave()
+
+    def take(self, findings: Sequence[Finding]) -> None:
+        """Leave to llama.cpp what it multiplies faster, and every type that ours do not do right in
+        all shapes."""
+        self.findings += findings
+        wrong = {finding.shape.type for finding in findings if finding.fault}
+        for finding in findings:
+            shape = finding.shape
+            if shape.type in wrong or not finding.is_ours:
+                self._left.add(str(shape))
+                self.native.leave(shape.type, shape.k, shape.rows)
+
+    @property
+    def faults(self) -> list[str]:
+        """A line for each type of matrices with which something is wrong."""
+        of_types = {f.shape.type_name: f for f in self.findings if f.fault}
+        return [
+            f"the kernel for {name} ({finding.shape}) is put aside on this GPU: {finding.fault}"
+            for name, finding in of_types.items()
+        ]
+
+    @property
+    def key(self) -> list[Any]:
+        """What results and times depend on: the kernels, and what is left to llama.cpp."""
+        return [kernels.source_hash(), *sorted(self._left)]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was done so far; see `few_rows_counts` in native/few_rows.h."""
+        return self.native.counts
+
+    @property
+    def line(self) -> str:
+        """For the user, once the backends are open."""
+        reason = self.native.reason
+        return f"{_ASIDE} {reason}" if reason else _OWN
+
+
+def is_wanted() -> bool:
+    """Whether the environment lets our kernels run."""
+    return os.environ.get(ENVIRONMENT) != "0"
+
+
+def advice() -> str | None:
+    """What to do for a GPU that could have our kernels and has none; None if there is nothing."""
+    runtime.init()
+    gpus, _ = native.few_rows_gpus()
+    if not gpus or not is_wanted() or _compiler(gpus) is not None:
+        return None
+    return _no_compiler(gpus)
+
+
+def open_few_rows(
+    files: Sequence[GgufFile], say: Callable[[str], None], *, again: bool = False
+) -> FewRows | None:
+    """Kernels for the matrices of these files on the GPUs of this process, where they are right and
+    faster than llama.cpp's; `again` measures that anew. None, and one line, where there can be
+    none; without a line where no NVIDIA GPU is used."""
+    runtime.init()
+    gpus, _ = native.few_rows_gpus()
+    if not gpus or not is_wanted():
+        return None
+    compiler = _compiler(gpus)
+    if compiler is None:
+        say(f"{_ASIDE} {_no_compiler(gpus)}")
+        return None
+    shapes = [named for file in files for named in kernels.shapes_of(file).items()]
+    opened = FewRows(compiler)
+    told = False
+
+    def begin() -> None:
+        nonlocal told
+        if not told:
+            say(_COMPILING)
+        told = True
+
+    try:
+        pairs = kernels.pairs_of(shapes)
+        for device, architecture, description in gpus:
+            code = kernels.cubins(pairs, architecture, compiler, begin)
+            opened.native.add(device, code)
+            of = {
+                "gpu": description,
+                "driver": native.few_rows_driver(),
+                "compiler": str(compiler),
+                "source": kernels.source_hash(),
+                "build": runtime.llama_build(),
+            }
+            wanted = {shape for _, shape in shapes}
+            opened.take(trial.findings(wanted, device, code, of, say, again=again))
+    except BackendError as error:
+        say(f"{_ASIDE} {error}")
+        return None
+    for line in opened.faults:
+        say(line)
+    return opened
+
+
+def _compiler(gpus: Sequence[tuple[str, int, str]]) -> Compiler | None:
+    return compiler_for(native.few_rows_driver(), sorted({gpu[1] for gpu in gpus}))
+
+
+def _no_compiler(gpus: Sequence[tuple[str, int, str]]) -> str:
+    found = find_compilers()
+    if not found:
+        return f"NVIDIA's compiler NVRTC is missing; with it {GAIN}: {INSTALL}"
+    driver = native.few_rows_driver()
+    return (
+        f"{found[0]} does not fit {gpus[0][2]} with a driver for CUDA {driver // 1000}: install "
+        f"nvidia-cuda-nvrtc-cu{driver // 1000}"
+    )

@@ -1,0 +1,162 @@
+"""Tries kernels in a child process before a model uses them: whether they are right here, and
+whether they are faster than llama.cpp's. Both is kept.
+
+A kernel that is wrong, dies or hangs is put aside for good on this GPU with this driver, compiler
+and text. A column must have the same bits whatever comes beside it, so a matrix is multiplied by
+ours for all numbers of columns or for none. What decides is the sum of the times for `DECISIVE`
+columns, each with equal weight: a plain step, and verify passes of the usual widths.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dflash_local import disk_cache
+from dflash_local.cuda.kernels import Shape
+from dflash_local.errors import DflashError
+from dflash_local.llama import native, runtime
+from dflash_local.trial import child
+
+DECISIVE = (1, 4, 8, 16)
+"""Columns."""
+
+_MOST_ERROR = 0.02
+"""Of a column's length, from the same products in float64. Ours keep 11 bits of an input, and are off
+by 0.0002; llama.cpp's, which keep 8, by 0.005 to 0.03."""
+_MOST_BYTES = 128 << 20
+"""Of a matrix: more rows of the same take as much longer with any kernel."""
+_START_S, _SHAPE_S = 60.0, 20.0
+"""Limits: a child begins in some 2 s, and a matrix takes a tenth of one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Of matrices of one shape. Microseconds of a product by the number of columns; `fault` is why
+    ours may not be used; empty: they may. `passes`: the fault lies in the moment, such as a lack of
+    memory, so it is tried again at the next load."""
+
+    shape: Shape
+    ours_us: dict[int, float] = field(default_factory=dict)
+    ggml_us: dict[int, float] = field(default_factory=dict)
+    fault: str = ""
+    passes: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether ours are right, and the faster ones."""
+        if self.fault:
+            return False
+        return sum(self.ours_us[n] for n in DECISIVE) <= sum(self.ggml_us[n] for n in DECISIVE)
+
+    @classmethod
+    def from_dict(cls, shape: Shape, kept: Any) -> Finding:
+        """Raises ValueError for what is none."""
+        try:
+            ours, ggml = (
+                {int(n): float(us) for n, us in kept[name].items()}
+                for name in ("ours_us", "ggml_us")
+            )
+            found = cls(shape, ours, ggml, str(kept["fault"]), bool(kept["passes"]))
+        except (TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"no finding: {error}") from None
+        if not found.fault and not set(DECISIVE) <= ours.keys() & ggml.keys():
+            raise ValueError("times are missing")
+        return found
+
+
+def findings(
+    shapes: Iterable[Shape],
+    device: str,
+    cubins: Sequence[bytes],
+    of: dict[str, Any],
+    say: Callable[[str], None],
+    *,
+    again: bool = False,
+) -> list[Finding]:
+    """What is known of each shape on a device of ggml, tried where nothing is. `of` is all that it
+    depends on: the GPU, its driver, the compiler, the kernels' text. `again` times all anew but
+    those with a fault."""
+    known: dict[Shape, Finding] = {}
+    missing = []
+    for shape in sorted(set(shapes)):
+        with suppress(ValueError):  # not tried yet, or damaged
+            kept = disk_cache.read("kernel-trials", _key(shape, of))
+            known[shape] = Finding.from_dict(shape, kept)
+        if shape not in known or (again and not known[shape].fault):
+            missing.append(shape)
+    if missing:
+        say("trying kernels on this GPU, once: a few seconds")
+    for finding in _tried(missing, device, cubins):
+        known[finding.shape] = finding
+        if not finding.passes:
+            kept = {name: value for name, value in asdict(finding).items() if name != "shape"}
+            disk_cache.write("kernel-trials", _key(finding.shape, of), kept)
+    return [known[shape] for shape in sorted(known)]
+
+
+def _tried(shapes: Sequence[Shape], device: str, cubins: Sequence[bytes]) -> Iterator[Finding]:
+    """A finding for each shape. One child tries them all; if it dies, the next one goes on behind
+    what it died of."""
+    left = list(shapes)
+    code = [base64.b64encode(cubin).decode() for cubin in cubins]
+    while left:
+        request = {"device": device, "cubins": code, "shapes": [_as_list(s) for s in left]}
+        limit_s = _START_S + _SHAPE_S * len(left)
+        outcome = child.run("dflash_local.cuda.trial", request, limit_s=limit_s, without_gpu=False)
+        for said in outcome.said:
+            if "found" in said:
+                yield Finding.from_dict(left.pop(0), said["found"])
+        if outcome.done or not left:
+            return
+        why = ", ".join(part for part in (outcome.death, outcome.fault) if part)
+        why = why or "its trial ended without a reason"
+        if outcome.stage == "import":
+            for shape in left:
+                yield Finding(shape, fault=f"its trial did not begin: {why}", passes=True)
+            return
+        yield Finding(left.pop(0), fault=why, passes=outcome.short and bool(outcome.death))
+
+
+def main(request: dict[str, Any]) -> None:
+    """In the child: try one shape after the other."""
+    child.die_quietly()
+    runtime.init()
+    cubins = [base64.b64decode(code) for code in request["cubins"]]
+    for kind, k, rows in request["shapes"]:
+        child.say(stage=f"{kind} {k} {rows}")
+        child.say(found=_found(request["device"], cubins, Shape(kind, k, rows)))
+    child.say(done=True)
+
+
+def _found(device: str, cubins: Sequence[bytes], shape: Shape) -> dict[str, Any]:
+    rows = max(1, min(shape.rows, _MOST_BYTES // shape.row_bytes))
+    try:
+        trial = native.try_few_rows(device, cubins, shape.type, shape.k, rows)
+    except DflashError as error:
+        no_room = "no room" in str(error)
+        return {"ours_us": {}, "ggml_us": {}, "fault": str(error), "passes": no_room}
+    fault = ""
+    if not trial["error"] <= _MOST_ERROR:
+        fault = f"its results are off by {trial['error']:.2g} of their size"
+    elif not trial["same_bits"]:
+        fault = "its results depend on the columns beside them"
+    times = {
+        name: {
+            str(n): us * shape.rows / rows
+            for n, us in zip(trial["columns"], trial[name], strict=True)
+        }
+        for name in ("ours_us", "ggml_us")
+    }
+    return times | {"fault": fault, "passes": False}
+
+
+def _as_list(shape: Shape) -> list[int]:
+    return [shape.type, shape.k, shape.rows]
+
+
+def _key(shape: Shape, of: dict[str, Any]) -> dict[str, Any]:
+    return of | {"shape": _as_list(shape)}

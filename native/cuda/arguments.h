@@ -1,0 +1,95 @@
+// What a launch of the kernels for few rows is given. Read by the host's compiler and by NVRTC, so
+// it includes nothing, and has no type that the two would lay out differently.
+#pragma once
+
+namespace few_rows {
+
+constexpr int UNIT =
+    256;  // elements of a row that are read at a time, padded with zeros at the row's end
+constexpr int TILE_COLUMNS = 8;  // columns of one tensor-core instruction
+constexpr int BLOCK_ROWS = 128;  // rows of the matrix for one block, 16 for a warp
+constexpr int BLOCK_THREADS = BLOCK_ROWS * 2;
+constexpr int MAX_MATRICES = 3;
+constexpr int MAX_COLUMNS = 64;
+// Bytes of the converted input for one unit of eight columns: 256 x 8 halves, the sums of 16
+// elements as two halves each, and one scale for each column.
+constexpr int TILE_BYTES = UNIT * TILE_COLUMNS * 2 + 16 * TILE_COLUMNS * 4 + TILE_COLUMNS * 4;
+
+enum activation { NONE = 0, SWIGLU = 1, GEGLU = 2, SWIGLU_OAI = 3 };
+
+// One weight matrix [rows, k] in GGUF blocks, and where its product goes.
+struct matrix {
+    const unsigned char * weights;
+    unsigned long long row_bytes;
+    float * out;                    // [n_columns, out_stride], f32
+    unsigned long long out_stride;  // floats from one column to the next
+    const float * bias;             // [rows], or null: added before the activation
+    const float *
+        residual;  // [n_columns, residual_stride], or null: added to the result; may be `out`
+    unsigned long long residual_stride;
+    int rows;
+    int type;  // 0 or 1: which of the kernel's two block types
+};
+
+// The products of up to three matrices with one input. With an activation, matrix 0 is the gate and
+// matrix 1 the values (`up`), of equally many rows; out of matrix 0 receives activation(gate) * up.
+struct product {
+    matrix matrices[MAX_MATRICES];
+    const unsigned char * x;  // the converted input: [units][tiles][TILE_BYTES]
+    float * partials;         // scratch for sums of parts: see product_scratch()
+    unsigned * counters;  // one for each block of rows, all zero, and zero again after the launch
+    int n_matrices;
+    int k;               // elements of a row of the matrices, a multiple of 32
+    int units_per_part;  // a block sums this many units; the last block of a row adds the parts in
+                         // order
+    int n_columns;       // 1 to MAX_COLUMNS
+    int activation;
+    float alpha, limit;  // of SWIGLU_OAI
+};
+
+// The input of products: f32 [n_columns, stride] -> halves in the order in which tensor cores take
+// them.
+struct conversion {
+    const float * x;
+    unsigned long long stride;  // floats from one column to the next
+    unsigned char * out;        // [units][tiles][TILE_BYTES]; columns beyond n_columns are zero
+    int k;
+    int n_columns;
+    int n_tiles;
+};
+
+// Before that, the input is made of x: x / sqrt(mean(x^2) + epsilon) * weight, which goes to `normal`, too.
+struct normalization {
+    conversion input;
+    const float * weight;              // [k]
+    float * normal;                    // [n_columns, normal_stride]; may be x
+    unsigned long long normal_stride;
+    float epsilon;
+};
+
+// Shared memory of a product: a ring of weights for each warp, and one of converted inputs for the
+// block.
+constexpr int INPUT_STAGES = 2;
+
+// Bytes from one row to the next in the ring of weights. A unit whose start may lie off 16 bytes
+// takes up to 14 bytes more. 32 (mod 64) lets the lanes of a load of 8 bytes fall on different
+// banks.
+constexpr int row_pitch(int unit_bytes, bool aligned) {
+    return (unit_bytes + (aligned ? 0 : 14) + 31) / 64 * 64 + 32;
+}
+// Units of that ring. Three of the wide ones would leave a multiprocessor one block, or none on
+// desktop GPUs.
+constexpr int weight_stages(int pitch) { return pitch <= 160 ? 3 : 2; }
+constexpr int weight_bytes(int pitch) { return weight_stages(pitch) * BLOCK_ROWS * pitch; }
+// With `tiles` columns of eight: bytes for block types whose rings take `weights` and
+// `other_weights` bytes.
+constexpr int product_shared_memory(int weights, int other_weights, int tiles) {
+    return (weights > other_weights ? weights : other_weights) + INPUT_STAGES * tiles * TILE_BYTES;
+}
+// f32 of `partials` for one launch.
+constexpr unsigned long long product_scratch(int row_blocks, int parts, int tiles) {
+    return parts > 1 ? (unsigned long long)row_blocks * parts * BLOCK_ROWS * tiles * TILE_COLUMNS
+                     : 0;
+}
+
+}  // namespace few_rows

@@ -1,0 +1,334 @@
+// Products of weight matrices with 1 to 64 columns, at the speed at which the weights are read.
+//
+// A block of eight warps takes 128 rows of a matrix and one part of their length; a warp takes 16 rows. Unit by unit of
+// 256 elements, weights and converted inputs come into shared memory while the units before are multiplied. A lane
+// makes halves of its weights (block_types.cuh), and tensor cores multiply 16 rows by 8 columns at a time.
+//
+// The order in which a column's products are added depends on the matrix alone: on its parts, units and groups. So a
+// column has the same bits whether it comes alone or beside 63 others.
+#pragma once
+
+namespace few_rows {
+
+constexpr int WARP_ROWS = 16, WARPS = BLOCK_ROWS / WARP_ROWS;
+
+// A block type for units that are aligned, or not.
+template <template <class> class Row, class Unit> struct block_type {
+    using unit = Unit;
+    using row = Row<Unit>;
+    static constexpr bool ALIGNED = Unit::ALIGNED;
+    static constexpr int BYTES = row::BYTES, PITCH = row_pitch(BYTES, ALIGNED), STAGES = weight_stages(PITCH);
+    static constexpr int RING = STAGES * WARP_ROWS * PITCH;  // bytes of a warp's ring
+};
+
+template <class A, class B> constexpr bool SAME = false;
+template <class A> constexpr bool SAME<A, A> = true;
+
+INLINE unsigned long long address(const void * p) { return (unsigned long long) p; }
+
+// With `ring` bytes of shared memory for each warp: the sums of a warp's 16 rows and TILES * 8 columns over units [first, last) -> total, in a lane's share of each tile.
+template <class T, int TILES>
+INLINE void multiply_part(
+    const product & p, const matrix & m, int ring, int row0, int first, int last, float total[TILES][4]) {
+    const int lane = thread_index() % 32, warp = thread_index() / 32, t = lane % 4;
+    u8 * inputs = shared_memory();
+    u8 * weights = inputs + INPUT_STAGES * TILES * TILE_BYTES + warp * ring;
+    const int n_tiles = p.n_columns <= 8 ? 1 : p.n_columns <= 16 ? 2 : p.n_columns <= 32 ? 4 : 8;
+
+    // Four lanes copy rows lane / 4 and lane / 4 + 8, 16 bytes in turn.
+    const int piece = lane % 4 * 16;
+    const u8 * rows[2];
+    for (int i = 0; i < 2; i++) {
+        const int at = row0 + lane / 4 + 8 * i;
+        rows[i] = m.weights + (u64) (at < m.rows ? at : m.rows - 1) * m.row_bytes;
+    }
+    u8 * const copied = weights + lane / 4 * T::PITCH + piece;
+    auto copy_weights = [&](int unit, int stage) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u8 * to = copied + (stage * WARP_ROWS + 8 * i) * T::PITCH;
+            const u8 * from = rows[i] + (u64) unit * T::BYTES;
+            if constexpr (T::ALIGNED) {
+#pragma unroll
+                for (int n = 0; n < T::BYTES; n += 64) {
+                    if (n + 64 <= T::BYTES || n + piece < T::BYTES) {
+                        copy_async(to + n, from + piece + n);
+                    }
+                }
+            } else {
+                const int phase = (int) address(from) & 15;
+                from += piece - phase;
+                const u64 at = (u64) unit * T::BYTES;
+                if (T::row::SPAN == 1 && at + T::BYTES > m.row_bytes) {  // the rest of a row: zeros behind it
+                    const int left = (int) (m.row_bytes - at) + phase - piece;
+#pragma unroll
+                    for (int n = 0; n < T::BYTES + 14; n += 64) {
+                        const int size = left - n;
+                        if (n + piece < T::PITCH) {
+                            copy_async(to + n, size > 0 ? from + n : from, size < 0 ? 0 : size < 16 ? size : 16);
+                        }
+                    }
+                } else {
+#pragma unroll
+                    for (int n = 0; n < T::BYTES + 14; n += 64) {
+                        if (n + 64 <= T::BYTES || n + piece < T::BYTES + phase) {
+                            copy_async(to + n, from + n);
+                        }
+                    }
+                }
+            }
+        }
+    };
+    const u64 input_step = (u64) n_tiles * TILE_BYTES;
+    const u8 * const input = p.x + (u64) block_z() * TILES * TILE_BYTES + thread_index() * 16;
+    auto copy_inputs = [&](int unit, int stage) {
+        u8 * to = inputs + stage * (TILES * TILE_BYTES) + thread_index() * 16;
+        const u8 * from = input + unit * input_step;
+#pragma unroll
+        for (int n = 0; n < TILES * TILE_BYTES; n += BLOCK_THREADS * 16) {
+            if (n + BLOCK_THREADS * 16 <= TILES * TILE_BYTES || n + thread_index() * 16 < TILES * TILE_BYTES) {
+                copy_async(to + n, from + n);
+            }
+        }
+    };
+
+    // Weights wait for nobody: they come while the kernel before still runs.
+    constexpr int AHEAD = T::STAGES - 1;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        if (first + i < last) {
+            copy_weights(first + i, i);
+        }
+    }
+    wait_for_previous();
+    copy_inputs(first, 0);
+    for (int i = 0; i < AHEAD; i++) {
+        copy_commit();
+    }
+    int stage = 0, next_stage = AHEAD;
+    for (int unit = first; unit < last; unit++) {
+        copy_wait<AHEAD - 1>();
+        sync_threads();  // the unit has come for all warps, and all have left the one whose place is filled now
+        const int input_stage = (unit - first) % INPUT_STAGES;
+        if (unit + 1 < last) {
+            copy_inputs(unit + 1, 1 - input_stage);
+        }
+        copy_commit();
+        if (unit + AHEAD < last) {
+            copy_weights(unit + AHEAD, next_stage);
+        }
+        copy_commit();
+
+        const u8 * x = inputs + input_stage * (TILES * TILE_BYTES);
+        const u8 * w = weights + stage * (WARP_ROWS * T::PITCH);
+        stage = stage + 1 == T::STAGES ? 0 : stage + 1;
+        next_stage = next_stage + 1 == T::STAGES ? 0 : next_stage + 1;
+        auto row_of = [&](int i) -> typename T::unit {
+            const u8 * at = w + (lane / 4 + 8 * i) * T::PITCH;
+            if constexpr (T::ALIGNED) {
+                return {at};
+            } else {
+                return {at, ((int) address(rows[i]) + unit * T::BYTES) & 15};
+            }
+        };
+        const typename T::row upper(row_of(0), t), lower(row_of(1), t);
+        constexpr int SPAN = T::row::SPAN;
+        float sums[TILES][4] = {}, chains[TILES][4] = {};
+#pragma unroll
+        for (int g = 0; g < 8; g++) {
+            u32 a[4], b[4];
+            upper.group(g, a);
+            lower.group(g, b);
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                const words4 v = *(const words4 *) (x + n * TILE_BYTES + (g * 32 + lane) * 16);
+                float * chain = chains[n];
+                multiply_tile(chain, a[0], b[0], a[1], b[1], v.x, v.y);
+                multiply_tile(chain, a[2], b[2], a[3], b[3], v.z, v.w);
+                if (SPAN == 1) {
+                    const float s = upper.scale(g), l = lower.scale(g);
+                    for (int i = 0; i < 4; i++) {
+                        sums[n][i] += (i < 2 ? s : l) * chain[i];
+                        chain[i] = 0.f;
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            if (SPAN == 8) {
+                const float s = upper.scale(0), l = lower.scale(0);
+                for (int i = 0; i < 4; i++) {
+                    sums[n][i] = (i < 2 ? s : l) * chains[n][i];
+                }
+            }
+            if constexpr (T::row::MINS) {
+                float mins[4] = {};
+                const words4 v = *(const words4 *) (x + n * TILE_BYTES + SUMS_AT + lane * 16);
+                const u32 a0 = upper.minimum(0), a1 = lower.minimum(0), a2 = upper.minimum(1), a3 = lower.minimum(1);
+                multiply_tile(mins, a0, a1, a2, a3, v.x, v.y);
+                multiply_tile(mins, a0, a1, a2, a3, v.z, v.w);
+                const float s = upper.min_scale() * SUM_SCALE, l = lower.min_scale() * SUM_SCALE;
+                for (int i = 0; i < 4; i++) {
+                    sums[n][i] += (i < 2 ? s : l) * mins[i];
+                }
+            }
+            const floats2 scale = *(const floats2 *) (x + n * TILE_BYTES + SCALES_AT + t * 8);
+            for (int i = 0; i < 4; i++) {
+                total[n][i] += sums[n][i] * (i % 2 ? scale.y : scale.x);
+            }
+        }
+    }
+}
+
+// True in the block that came last of those with a part of these rows: it has the sum of all parts in `total`.
+template <int TILES> INLINE bool add_parts(const product & p, float total[TILES][4]) {
+    const int parts = grid_y();
+    const u64 block = (u64) block_z() * grid_x() + block_x();
+    floats4 * mine = (floats4 *) p.partials + (block * parts + block_y()) * (BLOCK_THREADS * TILES) + thread_index();
+    for (int n = 0; n < TILES; n++) {
+        store_shared_sum(mine + n * BLOCK_THREADS, {total[n][0], total[n][1], total[n][2], total[n][3]});
+    }
+    sync_threads();
+    u32 * last = (u32 *) shared_memory();
+    if (thread_index() == 0) {
+        *last = is_last(p.counters + block, parts);
+    }
+    sync_threads();
+    if (!*last) {
+        return false;
+    }
+    for (int n = 0; n < TILES; n++) {
+        for (int i = 0; i < 4; i++) {
+            total[n][i] = 0.f;
+        }
+    }
+    const floats4 * part = (const floats4 *) p.partials + block * parts * (BLOCK_THREADS * TILES) + thread_index();
+#pragma unroll 4
+    for (int y = 0; y < parts; y++, part += BLOCK_THREADS * TILES) {
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            const floats4 x = load_shared_sum(part + n * BLOCK_THREADS);
+            total[n][0] += x.x;
+            total[n][1] += x.y;
+            total[n][2] += x.z;
+            total[n][3] += x.w;
+        }
+    }
+    sync_threads();  // all have read `last`
+    return true;
+}
+
+// The activations of ggml's GLU operators, in the same words: ggml-cuda/unary.cuh.
+INLINE float activate(int kind, float alpha, float limit, float gate, float up) {
+    if (kind == SWIGLU) {
+        return gate / (1.f + exp_of(-gate)) * up;
+    }
+    if (kind == GEGLU) {
+        const float x = gate;
+        return 0.5f * x * (1.f + tanh_of(0.79788456080286535587989211986876f * x * (1.f + 0.044715f * x * x))) * up;
+    }
+    const float x = gate < limit ? gate : limit, y = up < -limit ? -limit : up > limit ? limit : up;
+    return x / (1.f + exp_of(alpha * -x)) * (1.f + y);
+}
+
+template <class A, class B, int TILES> INLINE void multiply(const product & p) {
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
+    int index = 0, block = block_x(), row0;
+    if (p.activation) {
+        index = warp / (WARPS / 2);
+        row0 = block * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
+    } else {
+        for (; index + 1 < p.n_matrices; index++) {
+            const int blocks = (p.matrices[index].rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+            if (block < blocks) {
+                break;
+            }
+            block -= blocks;
+        }
+        row0 = block * BLOCK_ROWS + warp * WARP_ROWS;
+    }
+    const matrix & m = p.matrices[index];
+    const int units = (p.k + UNIT - 1) / UNIT, first = block_y() * p.units_per_part;
+    const int last = first + p.units_per_part < units ? first + p.units_per_part : units;
+
+    constexpr int ring = A::RING > B::RING ? A::RING : B::RING;
+    let_next_begin();
+    float total[TILES][4] = {};
+    if (SAME<A, B> || m.type == 0) {
+        multiply_part<A, TILES>(p, m, ring, row0, first, last, total);
+    } else if constexpr (!SAME<A, B>) {
+        multiply_part<B, TILES>(p, m, ring, row0, first, last, total);
+    }
+    if (grid_y() > 1 && !add_parts<TILES>(p, total)) {
+        return;
+    }
+    const int upper = row0 + lane / 4;
+    if (m.bias) {
+        for (int i = 0; i < 2; i++) {
+            const int row = upper + i * 8 < m.rows ? upper + i * 8 : m.rows - 1;
+            for (int n = 0; n < TILES; n++) {
+                total[n][2 * i] += m.bias[row];
+                total[n][2 * i + 1] += m.bias[row];
+            }
+        }
+    }
+    if (p.activation) {  // the warps with `up` hand it to those with the gate
+        floats4 * ups = (floats4 *) shared_memory() + (warp % (WARPS / 2) * 32 + lane) * TILES;
+        sync_threads();
+        if (warp >= WARPS / 2) {
+            for (int n = 0; n < TILES; n++) {
+                ups[n] = {total[n][0], total[n][1], total[n][2], total[n][3]};
+            }
+        }
+        sync_threads();
+        if (warp >= WARPS / 2) {
+            return;
+        }
+        for (int n = 0; n < TILES; n++) {
+            const floats4 up = ups[n];
+            total[n][0] = activate(p.activation, p.alpha, p.limit, total[n][0], up.x);
+            total[n][1] = activate(p.activation, p.alpha, p.limit, total[n][1], up.y);
+            total[n][2] = activate(p.activation, p.alpha, p.limit, total[n][2], up.z);
+            total[n][3] = activate(p.activation, p.alpha, p.limit, total[n][3], up.w);
+        }
+    }
+    for (int n = 0; n < TILES; n++) {
+        for (int i = 0; i < 4; i++) {
+            const int row = upper + i / 2 * 8, column = (block_z() * TILES + n) * TILE_COLUMNS + lane % 4 * 2 + i % 2;
+            if (row < m.rows && column < p.n_columns) {
+                const float rest = m.residual ? m.residual[column * m.residual_stride + row] : 0.f;
+                m.out[column * m.out_stride + row] = m.residual ? total[n][i] + rest : total[n][i];
+            }
+        }
+    }
+}
+
+#define FEW_ROWS_TYPE(NAME, row) \
+    using NAME = block_type<row, aligned_unit>; \
+    using NAME##_U = block_type<row, unaligned_unit>;
+
+FEW_ROWS_TYPE(Q2_K, q2_k)
+FEW_ROWS_TYPE(Q3_K, q3_k)
+FEW_ROWS_TYPE(Q4_K, q4_k)
+FEW_ROWS_TYPE(Q5_K, q5_k)
+FEW_ROWS_TYPE(Q6_K, q6_k)
+FEW_ROWS_TYPE(Q8_0, q8_0)
+FEW_ROWS_TYPE(Q4_0, q4_0)
+FEW_ROWS_TYPE(Q4_1, q4_1)
+FEW_ROWS_TYPE(Q5_0, q5_0)
+FEW_ROWS_TYPE(Q5_1, q5_1)
+FEW_ROWS_TYPE(IQ4_NL, iq4_nl)
+FEW_ROWS_TYPE(IQ4_XS, iq4_xs)
+FEW_ROWS_TYPE(MXFP4, mxfp4)
+
+}  // namespace few_rows
+
+KERNEL(convert_input, few_rows::conversion, 8) { few_rows::convert(arguments); }
+KERNEL(normalize_input, few_rows::normalization, 4) { few_rows::normalize(arguments); }
+
+// The kernel for matrices of the block types A and B, and TILES * 8 columns: one such line for each that is needed.
+#define FEW_ROWS_PRODUCT(A, B, TILES) \
+    KERNEL(product_##A##_##B##_##TILES, few_rows::product, 2) { \
+        few_rows::multiply<few_rows::A, few_rows::B, TILES>(arguments); \
+    }

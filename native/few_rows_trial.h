@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "few_rows.h"
+
+namespace dflash {
+
+// Products with matrices [rows, k] of random weights, by our kernels and by ggml's.
+struct few_rows_trial {
+    std::vector<int> columns;
+    std::vector<double> ours_us, ggml_us;  // of one product with so many columns
+    double error = 0.0;     // largest distance of a column of ours from f64, over its length
+    bool same_bits = true;  // whether a column is the same beside any number of others
+};
+
+// On a device of ggml, by its name. Throws backend_error if our kernels do not run, or there is no
+// room.
+few_rows_trial try_few_rows(const std::string & device, few_rows_engine::cubins kernels,
+                            ggml_type type, int64_t k, int64_t rows);
+
+}  // namespace dflash

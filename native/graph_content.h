@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ggml_private.h"
+
+namespace dflash {
+
+// All that decides what a graph of ggml does on a device: operations and their parameters, shapes,
+// strides and addresses of nodes and sources. Two graphs of equal content launch the same kernels.
+class graph_content {
+  public:
+    explicit graph_content(const ggml_private::graph & g);
+
+    uint64_t hash() const { return hash_; }
+    bool operator==(const graph_content & other) const { return words_ == other.words_; }
+
+  private:
+    void add(const ggml_tensor & t);
+
+    std::vector<uint64_t> words_;
+    uint64_t hash_ = 0;
+};
+
+}  // namespace dflash

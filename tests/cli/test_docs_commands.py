@@ -1,0 +1,62 @@
+"""The commands in the documentation: each is one that this program understands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from dflash_local import demo
+from dflash_local.cli.main import NAME, group
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*.md")])
+_FILE = str(demo.pair()[0])
+_PLACES = {"N": "4", "FILE": _FILE, "TARGET": _FILE, "MODEL": _FILE}
+"""What stands in a page for a word of the reader's own, and such a word."""
+_ENDS = {"|", "||", "&&", ";", ">", "<", "2>", "&", ">>"}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The arguments of each call in a block of shell commands, and in a line of prose."""
+    for block in re.findall(r"```(?:sh|bash|console)?\n(.*?)```", text, re.DOTALL):
+        for line in map(str.strip, block.replace("\\\n", " ").splitlines()):
+            if re.match(rf"(?:\S+=\S+ |\$ |.*\| )*(?:\S*/)?{NAME}\s", line):
+                yield arguments(line)
+    for call in re.findall(rf"`{NAME} ([^`\n]+)`", text):
+        if " " in call and not re.search(r"\.\.\.|…", call):
+            yield arguments(f"{NAME} {call}")
+
+
+def arguments(line: str) -> list[str]:
+    words = shlex.split(line, comments=True)
+    begin = next(i for i, word in enumerate(words) if word.rpartition("/")[2] == NAME)
+    rest = words[begin + 1 :]
+    end = next((i for i, word in enumerate(rest) if word in _ENDS), len(rest))
+    return rest[:end]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_command_of_a_page_is_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_given(_: click.Path, value: Any, *__: Any) -> Any:
+        return value  # the files of the examples are not here
+
+    monkeypatch.setattr(click.Path, "convert", as_given)
+    for given in commands(page.read_text(encoding="utf-8")):
+        if given[0].startswith("-"):
+            continue
+        context = click.Context(group, info_name=NAME)
+        name, command, rest = group.resolve_command(context, list(given))
+        assert command is not None and name is not None, given
+        if {"-h", "--help"} & set(rest):
+            continue
+        values = [_PLACES.get(word, word) for word in rest]
+        try:
+            command.make_context(name, values, parent=context)
+        except click.ClickException as error:
+            raise AssertionError(f"{page.name}: {NAME} {shlex.join(given)}: {error}") from None

@@ -1,0 +1,140 @@
+"""Our kernels on a GPU: whole passes beside llama.cpp's, to the bit beside any number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import hybrid
+from dflash_local import demo, load
+from dflash_local.cuda import kernels
+from dflash_local.cuda.few_rows import FewRows, open_few_rows
+from dflash_local.cuda.trial import Finding
+from dflash_local.gguf.file import GgufFile
+from dflash_local.llama import native, runtime
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.target import Target
+
+pytestmark = pytest.mark.gpu
+
+TOKENS = [5 + 7 * i % 300 for i in range(64)]
+TARGETS = ("demo", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
+_NOISE = 0.15
+"""Of the logits' standard deviation: llama.cpp's kernels keep 8 bits of an input, ours 11."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("targets")
+
+
+def opened(path: Path, *, everything: bool = True) -> FewRows:
+    """Kernels for a file; with `everything` also where llama.cpp's are the faster ones."""
+    said: list[str] = []
+    few_rows = open_few_rows([GgufFile.open(path)], said.append)
+    assert few_rows is not None, said
+    assert few_rows.faults == []
+    if everything:
+        few_rows = FewRows(few_rows.compiler)
+        shapes = kernels.shapes_of(GgufFile.open(path))
+        for device, architecture, _ in native.few_rows_gpus()[0]:
+            assert few_rows.compiler is not None
+            pairs = kernels.pairs_of(shapes.items())
+            code = kernels.cubins(pairs, architecture, few_rows.compiler, lambda: None)
+            few_rows.native.add(device, code)
+    return few_rows
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    path = demo.pair()[0]
+    options = TargetOptions(n_ctx=512, n_gpu_layers=-1)
+    with Target(path, options, few_rows=opened(path)) as loaded:
+        yield loaded
+
+
+def logits(target: Target, n: int) -> NDArray[np.float32]:
+    """Of the first `n` tokens, in one pass."""
+    target.clear(0)
+    target.decode(TOKENS[:n], list(range(n)), [0] * n, [True] * n)
+    return np.stack([target.logits(row) for row in range(n)])
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_passes_say_what_llama_cpp_says(folder: Path, name: str) -> None:
+    shipped = demo.pair()[0]
+    path = folder / f"{name}.gguf"
+    path = shipped if name == "demo" else hybrid.write_hybrid(path, name, shipped)
+    few_rows = opened(path)
+    options = TargetOptions(n_ctx=256, n_gpu_layers=-1)
+    with Target(path, options, few_rows=few_rows) as loaded:
+        assert few_rows.native.reason == ""
+        ours = [logits(loaded, n) for n in (1, 2, 16)]
+        assert few_rows.counts["launches"] > 0
+        few_rows.native.turn(False)
+        for found, n in zip(ours, (1, 2, 16), strict=True):
+            expected = logits(loaded, n)
+            if name in hybrid.ROUTED:
+                continue  # another expert may be chosen
+            assert np.abs(found - expected).max() < _NOISE * max(1.0, expected.std()), n
+
+
+def test_graphs_are_recorded_once_and_played(target: Target) -> None:
+    few_rows = target.few_rows
+    assert few_rows is not None and few_rows.native.reason == ""
+    first = {n: logits(target, n) for n in (1, 8, 16)}
+    for _ in range(2):
+        for n, expected in first.items():
+            np.testing.assert_array_equal(logits(target, n), expected)
+    before = few_rows.counts
+    for n, expected in first.items():
+        np.testing.assert_array_equal(logits(target, n), expected)
+    after = few_rows.counts
+    assert after["played"] >= before["played"] + 3
+    assert (after["direct"], after["recorded"]) == (before["direct"], before["recorded"])
+
+
+def test_a_thousand_passes_have_the_same_bits(target: Target) -> None:
+    expected = logits(target, 8)
+    for _ in range(1000):
+        np.testing.assert_array_equal(logits(target, 8), expected)
+
+
+def test_products_are_right_and_the_same_beside_any_columns() -> None:
+    runtime.init()
+    for device, architecture, _ in native.few_rows_gpus()[0]:
+        compiler = opened(demo.pair()[0]).compiler
+        assert compiler is not None
+        for kind in (2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 39):
+            for k, rows in ((4096, 1024), (512, 48), (768, 1000), (288, 200)):
+                operand = native.few_rows_operand(kind, k)
+                if not operand:
+                    continue
+                code = kernels.cubins([(operand, operand)], architecture, compiler, lambda: None)
+                found = native.try_few_rows(device, code, kind, k, rows)
+                assert found["error"] < 0.001, (operand, k, rows, found)
+                assert found["same_bits"], (operand, k, rows)
+
+
+def test_another_trial_comes_to_the_same_verdicts() -> None:
+    few_rows = opened(demo.pair()[0], everything=False)
+    assert few_rows.findings
+    assert all(isinstance(finding, Finding) and not finding.fault for finding in few_rows.findings)
+
+
+def test_drafted_answers_begin_as_plain_ones() -> None:
+    """At a near tie they may part: attention rounds differently for one row than for more."""
+    with load(*demo.pair(), quiet=True) as model:
+        few_rows = model.engine.target.few_rows
+        assert few_rows is not None and few_rows.native.reason == ""
+        for prompt in ("def fib(n):", "Implement `read_json` in Python: Read a JSON file."):
+            plain, drafted = (
+                model.generate(prompt, max_tokens=48, draft_width=width, temperature=0.0)
+                for width in (0, 16)
+            )
+            assert drafted.tokens[:8] == plain.tokens[:8]
+        assert few_rows.counts["played"] > few_rows.counts["recorded"] > 0

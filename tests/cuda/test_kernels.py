@@ -1,0 +1,129 @@
+"""Which kernels a model needs, how they are compiled, and that they are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_local import demo
+from dflash_local.cuda import few_rows, kernels
+from dflash_local.cuda.compiler import Compiler, compiler_for, find_compilers
+from dflash_local.errors import BackendError
+from dflash_local.gguf.file import GgufFile
+from dflash_local.llama import native
+
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+TYPES = {
+    "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
+    "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,
+}  # fmt: skip
+
+MOST_SPILLED = 48
+"""Bytes, in the kernels of four tiles alone: what their 128 registers have no room for."""
+
+Shape = kernels.Shape
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    """The one that pip brings with the tests."""
+    return find_compilers()[0]
+
+
+def test_matrices_of_the_shipped_pair() -> None:
+    target = kernels.shapes_of(GgufFile.open(demo.pair()[0]))
+    assert target["blk.0.attn_q.weight"] == Shape(TYPES["Q8_0"], 512, 512)
+    assert "output_norm.weight" not in target
+    assert kernels.pairs_of(target.items()) == [("Q8_0", "Q8_0")]
+
+
+def test_matrices_of_one_layer_with_inputs_of_one_length_may_share_a_launch() -> None:
+    shapes = {
+        "blk.0.attn_q.weight": Shape(TYPES["Q4_K"], 512, 512),
+        "blk.0.attn_v.weight": Shape(TYPES["Q6_K"], 512, 128),
+        "blk.0.ffn_down.weight": Shape(TYPES["Q5_K"], 1536, 512),
+        "output.weight": Shape(TYPES["Q8_0"], 512, 999),
+    }
+    assert kernels.pairs_of(shapes.items()) == [
+        ("Q8_0", "Q8_0"),
+        ("Q4_K", "Q4_K"),
+        ("Q4_K", "Q6_K_U"),
+        ("Q5_K", "Q5_K"),
+        ("Q6_K_U", "Q6_K_U"),
+    ]
+
+
+def test_units_that_begin_anywhere_have_kernels_of_their_own() -> None:
+    assert native.few_rows_operand(TYPES["Q8_0"], 512) == "Q8_0"
+    assert native.few_rows_operand(TYPES["Q8_0"], 288) == "Q8_0_U"
+    assert native.few_rows_operand(TYPES["Q6_K"], 512) == "Q6_K_U"
+    assert native.few_rows_operand(TYPES["Q8_0"], 40) == ""
+    assert native.few_rows_operand(1, 512) == ""
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [90, *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES if a != 90)],
+)
+@pytest.mark.parametrize("name", TYPES)
+def test_kernels_compile_without_spilling(compiler: Compiler, name: str, architecture: int) -> None:
+    for k in (512, 288) if name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL") else (512,):
+        operand = native.few_rows_operand(TYPES[name], k)
+        compiled = compiler.compile(kernels.source_of((operand, operand)), architecture)
+        assert len(compiled.registers) == len(compiled.spilled) == len(kernels.TILES) + 1
+        widest, *others = compiled.spilled
+        assert widest <= MOST_SPILLED and not any(others), f"{operand}: {compiled}"
+
+
+def test_two_types_in_one_kernel(compiler: Compiler) -> None:
+    compiled = compiler.compile(kernels.source_of(("Q4_K", "Q6_K_U")), 90)
+    assert b"product_Q4_K_Q6_K_U_4" in compiled.cubin
+    assert not any(compiled.spilled)
+
+
+def test_code_is_compiled_once(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
+    pairs = [("Q8_0", "Q8_0")]
+    told: list[int] = []
+
+    def cubins(architecture: int) -> list[bytes]:
+        return kernels.cubins(pairs, architecture, compiler, lambda: told.append(architecture))
+
+    first = cubins(90)
+    assert cubins(90) == first and told == [90]
+    assert cubins(80) != first and told == [90, 80]
+    for kept in (tmp_path / "kernels").iterdir():
+        kept.write_text('"damaged')
+    assert cubins(90) == first and told == [90, 80, 90]
+
+
+def test_a_compiler_error_is_one_line(compiler: Compiler) -> None:
+    with pytest.raises(
+        BackendError, match=r"^NVRTC \d+\.\d+ cannot compile for sm_90: .*error"
+    ) as e:
+        compiler.compile("nonsense", 90)
+    assert "\n" not in str(e.value)
+
+
+def test_a_library_that_is_none_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "libnvrtc.so.12"
+    broken.write_bytes(b"no library")
+    with pytest.raises(BackendError, match="does not load"):
+        Compiler(broken)
+
+
+def test_a_driver_gets_code_of_its_own_major_version_or_older(compiler: Compiler) -> None:
+    assert compiler_for(1000 * compiler.major + 20, [90]) is not None
+    assert compiler_for(11080, [90]) is None
+    assert compiler_for(99000, [90]) is find_compilers()[0]
+    assert compiler_for(99000, [20]) is None
+
+
+def test_without_an_nvidia_gpu_nothing_is_opened_and_nothing_said() -> None:
+    assert native.few_rows_gpus() == ([], "llama.cpp sees no NVIDIA GPU")
+    said: list[str] = []
+    assert few_rows.open_few_rows([GgufFile.open(demo.pair()[0])], said.append) is None
+    assert said == [] and few_rows.advice() is None

@@ -1,0 +1,90 @@
+"""What is around the kernels, with the CPU in place of a GPU: ggml's graphs in other pieces and
+another order give ggml's very bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import hybrid
+from dflash_local import demo
+from dflash_local.cuda.few_rows import FewRows
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused_drafter import FusedDrafter
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile
+from dflash_local.target.options import TargetOptions
+from dflash_local.target.taps import StoredFeatures
+from dflash_local.target.target import Target
+
+ROWS = (1, 8, 16, 1, 8, 64, 33)
+TARGETS = ("demo", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("targets")
+
+
+def written(folder: Path, name: str) -> Path:
+    shipped = demo.pair()[0]
+    path = folder / f"{name}.gguf"
+    return shipped if name == "demo" else hybrid.write_hybrid(path, name, shipped)
+
+
+def logits(path: Path, few_rows: FewRows | None) -> list[NDArray[np.float32]]:
+    options = TargetOptions(n_ctx=256, n_threads=1)
+    found = []
+    with Target(path, options, few_rows=few_rows) as target:
+        for n in ROWS:
+            target.clear(0)
+            tokens = [5 + 7 * i for i in range(n)]
+            target.decode(tokens, list(range(n)), [0] * n, [True] * n)
+            found.append(np.stack([target.logits(row) for row in range(n)]))
+    return found
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", TARGETS)
+def test_logits_have_the_bits_of_ggml(folder: Path, name: str) -> None:
+    path = written(folder, name)
+    few_rows = FewRows(on_cpu=True)
+    found = logits(path, few_rows)
+    assert few_rows.native.reason == ""
+    counts = few_rows.counts
+    assert counts["products"] > counts["launches"] > 0
+    assert counts["repeated"] == 2  # passes of 1 and of 8 rows came twice, with equal graphs
+    for ours, expected in zip(found, logits(path, None), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_a_layer_takes_four_launches(folder: Path) -> None:
+    few_rows = FewRows(on_cpu=True)
+    logits(demo.pair()[0], few_rows)
+    with Target(demo.pair()[0], TargetOptions(n_ctx=64)) as target:
+        # q with k and v; their output; gate with up; down. And the head.
+        assert few_rows.counts["launches"] == len(ROWS) * (4 * target.n_layer + 1)
+
+
+def test_drafts_are_those_of_ggml() -> None:
+    def drafted(few_rows: FewRows | None) -> list[int]:
+        target_path, drafter_path = demo.pair()
+        layers = read_drafter(GgufFile.open(drafter_path)).target_layers
+        options = TargetOptions(n_ctx=256, n_threads=1, tapped_layers=layers)
+        with Target(target_path, options, few_rows=few_rows) as target:
+            spec = read_drafter(GgufFile.open(drafter_path), n_vocab=target.n_vocab)
+            drafter = FusedDrafter(drafter_path, target, spec, n_seq=1, n_ctx=256)
+            target.decode([5, 6, 7], [0, 1, 2], [0] * 3, [True] * 3)
+            return drafted_after(target, drafter)
+
+    few_rows = FewRows(on_cpu=True)
+    assert drafted(few_rows) == drafted(None)
+    assert few_rows.counts["launches"] > 0
+
+
+def drafted_after(target: Target, drafter: FusedDrafter) -> list[int]:
+    features = StoredFeatures(target, range(target.native.first_stored, 3))
+    return drafter.draft([DraftRequest(0, 9, features, n_draft=7)])[0].tokens

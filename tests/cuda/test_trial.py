@@ -1,0 +1,101 @@
+"""What a trial of kernels finds, and that it is kept; the CPU stands in for the GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_local import disk_cache
+from dflash_local.cuda.few_rows import FewRows
+from dflash_local.cuda.kernels import Shape
+from dflash_local.cuda.trial import Finding, findings
+
+SHAPE, OTHER = Shape(8, 256, 48), Shape(8, 288, 48)  # Q8_0
+OF = {"gpu": "none"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(disk_cache.ENVIRONMENT, str(tmp_path))
+    return tmp_path
+
+
+class Lines(list[str]):
+    def __call__(self, line: str) -> None:
+        self.append(line)
+
+
+def times(us: float) -> dict[int, float]:
+    return dict.fromkeys((1, 2, 4, 8, 16, 32, 64), us)
+
+
+def test_each_shape_is_tried_once() -> None:
+    said = Lines()
+    first = findings([SHAPE, OTHER, SHAPE], "CPU", [], OF, said)
+    assert [finding.shape for finding in first] == [SHAPE, OTHER]
+    assert not any(finding.fault for finding in first)
+    assert set(first[0].ours_us) == set(first[0].ggml_us) == set(times(0))
+    assert len(said) == 1
+    assert findings([SHAPE, OTHER], "CPU", [], OF, said) == first and len(said) == 1
+    findings([SHAPE], "CPU", [], {"gpu": "another"}, said)
+    assert len(said) == 2
+    timed = findings([SHAPE], "CPU", [], OF, said, again=True)
+    assert timed[0].ours_us != first[0].ours_us and len(said) == 3
+
+
+def test_a_damaged_finding_is_tried_again(cache: Path) -> None:
+    findings([SHAPE], "CPU", [], OF, Lines())
+    for file in (cache / "kernel-trials").iterdir():
+        file.write_text('{"ours_us": {"1": 2}, "ggml_us": {}, "fault": "", "passes": false}')
+    assert findings([SHAPE], "CPU", [], OF, Lines())[0].ours_us.keys() == times(0).keys()
+
+
+def test_what_dies_is_put_aside_for_good_and_the_next_one_is_tried() -> None:
+    """F16 has no kernel: its trial ends with an error. ggml aborts on rows that end in
+    the middle of a block."""
+    broken, fatal = Shape(1, 256, 48), Shape(8, 33, 48)
+    found = findings([broken, fatal, SHAPE], "CPU", [], OF, Lines())
+    assert [bool(finding.fault) for finding in found] == [True, True, False]
+    assert "no kernel of ours takes it" in found[0].fault
+    assert "died by SIGABRT" in found[1].fault
+    said = Lines()
+    assert findings([broken, fatal, SHAPE], "CPU", [], OF, said, again=True)[0] == found[0]
+    assert found[1] == findings([fatal], "CPU", [], OF, said)[0] and len(said) == 1
+
+
+def test_what_could_not_be_tried_is_tried_at_the_next_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as without_modules:
+        without_modules.setattr(sys, "path", [])
+        found = findings([SHAPE, OTHER], "CPU", [], OF, Lines())
+    assert [finding.is_ours for finding in found] == [False, False]
+    assert all("did not begin" in finding.fault for finding in found)
+    assert not any(finding.fault for finding in findings([SHAPE, OTHER], "CPU", [], OF, Lines()))
+
+
+@pytest.mark.parametrize(
+    ("ours", "ggml", "is_ours"), [(9, 10, True), (10, 10, True), (11, 10, False)]
+)
+def test_the_faster_one_is_taken(ours: float, ggml: float, is_ours: bool) -> None:
+    assert Finding(SHAPE, times(ours), times(ggml)).is_ours is is_ours
+    assert not Finding(SHAPE, times(ours), times(ggml), fault="wrong").is_ours
+
+
+def test_a_column_weighs_as_much_as_another() -> None:
+    """Ours lose 5 at one column, and gain 6 at sixteen: taken for all of them or for none."""
+    ours = times(10) | {1: 15.0, 16: 4.0}
+    assert Finding(SHAPE, ours, times(10)).is_ours
+    assert not Finding(SHAPE, ours | {16: 6.0}, times(10)).is_ours
+
+
+def test_a_type_with_a_fault_is_left_to_llama_cpp_in_every_shape() -> None:
+    few_rows = FewRows()
+    key = few_rows.key
+    few_rows.take([Finding(SHAPE, times(1), times(2)), Finding(OTHER, fault="it is wrong")])
+    assert few_rows.faults == [
+        "the kernel for Q8_0 (Q8_0 288 x 48) is put aside on this GPU: it is wrong"
+    ]
+    assert few_rows.key == [*key, str(SHAPE), str(OTHER)]

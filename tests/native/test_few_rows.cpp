@@ -1,0 +1,340 @@
+// The kernels for few rows, their own text run on the CPU, against products in float64.
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "check.h"
+#include "emulated_gpu.h"
+#include "ggml.h"
+
+#include "../../native/cuda/block_types.cuh"
+#include "../../native/cuda/convert.cuh"
+#include "../../native/cuda/product.cuh"
+
+namespace {
+
+using few_rows::product;
+
+// A matrix of random weights in blocks of a type, and what they are as floats.
+struct weights {
+    weights(ggml_type block_type, int n_rows, int k, int seed)
+        : type(block_type), rows(n_rows), k(k), row_bytes(ggml_row_size(block_type, k)) {
+        std::mt19937 random(seed);
+        std::normal_distribution<float> normal;
+        std::vector<float> x(static_cast<size_t>(rows) * k);
+        for (float & v : x) {
+            v = normal(random) * 0.05f;
+        }
+        bytes.resize(rows * row_bytes + 16);
+        at = bytes.data() + (16 - reinterpret_cast<uintptr_t>(bytes.data()) % 16) % 16;
+        ggml_quantize_chunk(type, x.data(), at, 0, rows, k, nullptr);
+        values.resize(x.size());
+        ggml_get_type_traits(type)->to_float(at, values.data(), static_cast<int64_t>(x.size()));
+    }
+    ggml_type type;
+    int rows, k;
+    size_t row_bytes;
+    std::vector<unsigned char> bytes;
+    unsigned char * at;
+    std::vector<float> values;
+};
+
+std::vector<float> inputs(int k, int n, int seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> x(static_cast<size_t>(k) * n);
+    for (float & v : x) {
+        v = normal(random);
+    }
+    x[k / 2] = 300.0f;  // hidden states have such elements
+    return x;
+}
+
+struct options {
+    int units_per_part = 2;
+    int activation = few_rows::NONE;
+    const float * bias = nullptr;
+    const float * residual = nullptr;
+};
+
+template <typename A, typename B>
+void run_kernel(const product & p, int row_blocks, int n_tiles) {
+    const int units = (p.k + few_rows::UNIT - 1) / few_rows::UNIT;
+    const emulated::dim grid = {row_blocks, (units + p.units_per_part - 1) / p.units_per_part,
+                                (n_tiles + 3) / 4};
+    const int tiles = std::min(n_tiles, 4);
+    const size_t shared = few_rows::product_shared_memory(few_rows::weight_bytes(A::PITCH),
+                                                          few_rows::weight_bytes(B::PITCH), tiles);
+    std::vector<float> partials(few_rows::product_scratch(row_blocks * grid.z, grid.y, tiles) + 4,
+                                NAN);
+    std::vector<unsigned> counters(row_blocks * grid.z, 0);
+    product q = p;
+    q.partials =
+        partials.data() + (16 - reinterpret_cast<uintptr_t>(partials.data()) % 16) % 16 / 4;
+    q.counters = counters.data();
+    emulated::launch(grid, few_rows::BLOCK_THREADS, shared, [&] {
+        if (tiles == 1) {
+            few_rows::multiply<A, B, 1>(q);
+        } else if (tiles == 2) {
+            few_rows::multiply<A, B, 2>(q);
+        } else {
+            few_rows::multiply<A, B, 4>(q);
+        }
+    });
+    for (const unsigned c : counters) {
+        check::equal(c, 0u, "a counter is left");
+    }
+}
+
+template <typename A, typename B = A>
+std::vector<std::vector<float>> multiplied(const std::vector<const weights *> & matrices,
+                                           const std::vector<float> & x, int n,
+                                           const options & o = {}) {
+    const int k = matrices[0]->k, units = (k + few_rows::UNIT - 1) / few_rows::UNIT;
+    const int n_tiles = n <= 8 ? 1 : n <= 16 ? 2 : n <= 32 ? 4 : 8;
+    std::vector<few_rows::floats4> converted(units * n_tiles * few_rows::TILE_BYTES / 16);
+    few_rows::conversion c = {};
+    std::vector<few_rows::floats4> aligned(x.size() / 4 + 1);
+    std::memcpy(aligned.data(), x.data(), x.size() * 4);
+    c.x = reinterpret_cast<float *>(aligned.data());
+    c.stride = k;
+    c.out = reinterpret_cast<unsigned char *>(converted.data());
+    c.k = k;
+    c.n_columns = n;
+    c.n_tiles = n_tiles;
+    emulated::launch({units * n_tiles}, few_rows::BLOCK_THREADS, 0, [&] { convert_input(c); });
+
+    product p = {};
+    std::vector<std::vector<float>> out;
+    int row_blocks = 0;
+    for (const weights * w : matrices) {
+        few_rows::matrix & m = p.matrices[out.size()];
+        out.emplace_back(static_cast<size_t>(w->rows) * n, NAN);
+        m.weights = w->at;
+        m.row_bytes = w->row_bytes;
+        m.out_stride = w->rows;
+        m.rows = w->rows;
+        m.type = w->type == matrices[0]->type ? 0 : 1;
+        m.bias = o.bias;
+        m.residual = o.residual;
+        m.residual_stride = w->rows;
+        row_blocks += (w->rows + few_rows::BLOCK_ROWS - 1) / few_rows::BLOCK_ROWS;
+    }
+    if (o.activation) {
+        row_blocks =
+            (matrices[0]->rows + few_rows::BLOCK_ROWS / 2 - 1) / (few_rows::BLOCK_ROWS / 2);
+    }
+    for (size_t i = 0; i < out.size(); i++) {
+        p.matrices[i].out = out[i].data();
+    }
+    p.x = c.out;
+    p.n_matrices = static_cast<int>(matrices.size());
+    p.k = k;
+    p.units_per_part = o.units_per_part;
+    p.n_columns = n;
+    p.activation = o.activation;
+    p.alpha = 1.702f;
+    p.limit = 7.0f;
+    run_kernel<A, B>(p, row_blocks, n_tiles);
+    return out;
+}
+
+std::vector<double> reference(const weights & w, const std::vector<float> & x, int n) {
+    std::vector<double> y(static_cast<size_t>(w.rows) * n, 0.0);
+    for (int c = 0; c < n; c++) {
+        for (int r = 0; r < w.rows; r++) {
+            double sum = 0.0;
+            for (int i = 0; i < w.k; i++) {
+                sum += static_cast<double>(w.values[static_cast<size_t>(r) * w.k + i]) *
+                       x[c * w.k + i];
+            }
+            y[static_cast<size_t>(c) * w.rows + r] = sum;
+        }
+    }
+    return y;
+}
+
+// Distance over length, column by column.
+double error_of(const std::vector<float> & found, const std::vector<double> & expected) {
+    double off = 0.0, size = 0.0;
+    for (size_t i = 0; i < found.size(); i++) {
+        off += std::pow(found[i] - expected[i], 2);
+        size += std::pow(expected[i], 2);
+    }
+    return std::sqrt(off / size);
+}
+
+// Halves keep eleven bits of an input: 2^-12 of it in the mean, and less in a sum.
+constexpr double CLOSE = 4e-4;
+
+template <typename T>
+void product_of(ggml_type type, int rows, int k) {
+    const weights w(type, rows, k, 1);
+    const std::string name =
+        ggml_type_name(type) + (" " + std::to_string(rows)) + " x " + std::to_string(k);
+    const std::vector<float> all = inputs(k, 64, 2);
+    const std::vector<double> expected = reference(w, all, 64);
+    std::vector<float> widest;
+    for (const int n : {64, 33, 17, 16, 9, 8, 1}) {
+        const std::vector<float> x(all.begin(), all.begin() + static_cast<ptrdiff_t>(k) * n);
+        const std::vector<float> y = multiplied<T>({&w}, x, n)[0];
+        const double off = error_of(y, {expected.begin(), expected.begin() + y.size()});
+        check::that(off < CLOSE,
+                    name + ", " + std::to_string(n) + " columns: off by " + std::to_string(off));
+        if (widest.empty()) {
+            widest = y;
+        }
+        check::that(std::equal(y.begin(), y.end(), widest.begin()),
+                    name + ": other bits beside " + std::to_string(n - 1) + " columns");
+    }
+}
+
+void products_are_right_and_the_same_beside_any_columns() {
+    using namespace few_rows;
+    product_of<Q4_K>(GGML_TYPE_Q4_K, 150, 768);
+    product_of<Q5_K>(GGML_TYPE_Q5_K, 20, 512);
+    product_of<Q6_K_U>(GGML_TYPE_Q6_K, 20, 768);
+    product_of<Q3_K_U>(GGML_TYPE_Q3_K, 20, 512);
+    product_of<Q2_K_U>(GGML_TYPE_Q2_K, 20, 512);
+    product_of<IQ4_XS_U>(GGML_TYPE_IQ4_XS, 20, 512);
+    product_of<Q8_0>(GGML_TYPE_Q8_0, 20, 512);
+    product_of<Q8_0_U>(GGML_TYPE_Q8_0, 20, 576);
+    product_of<Q4_0>(GGML_TYPE_Q4_0, 20, 512);
+    product_of<Q4_0_U>(GGML_TYPE_Q4_0, 20, 288);
+    product_of<Q4_1>(GGML_TYPE_Q4_1, 20, 512);
+    product_of<Q4_1_U>(GGML_TYPE_Q4_1, 20, 576);
+    product_of<Q5_0>(GGML_TYPE_Q5_0, 20, 512);
+    product_of<Q5_1>(GGML_TYPE_Q5_1, 20, 512);
+    product_of<Q5_1_U>(GGML_TYPE_Q5_1, 20, 320);
+    product_of<IQ4_NL>(GGML_TYPE_IQ4_NL, 20, 512);
+    product_of<MXFP4_U>(GGML_TYPE_MXFP4, 20, 288);
+}
+
+void three_matrices_in_one_launch() {
+    const weights q(GGML_TYPE_Q4_K, 130, 512, 1), k(GGML_TYPE_Q4_K, 40, 512, 2),
+        v(GGML_TYPE_Q6_K, 40, 512, 3);
+    const std::vector<float> x = inputs(512, 5, 4);
+    const auto y = multiplied<few_rows::Q4_K, few_rows::Q6_K_U>({&q, &k, &v}, x, 5);
+    check::that(error_of(y[0], reference(q, x, 5)) < CLOSE, "q");
+    check::that(error_of(y[1], reference(k, x, 5)) < CLOSE, "k");
+    check::that(error_of(y[2], reference(v, x, 5)) < CLOSE, "v");
+    check::equal(y[0], multiplied<few_rows::Q4_K>({&q}, x, 5)[0], "q alone has other bits");
+}
+
+void gate_and_up_with_their_activation() {
+    const weights gate(GGML_TYPE_Q4_K, 100, 512, 1), up(GGML_TYPE_Q6_K, 100, 512, 2);
+    const std::vector<float> x = inputs(512, 9, 4);
+    const std::vector<double> a = reference(gate, x, 9), b = reference(up, x, 9);
+    for (const int kind : {few_rows::SWIGLU, few_rows::GEGLU, few_rows::SWIGLU_OAI}) {
+        options o;
+        o.activation = kind;
+        std::vector<double> expected(a.size());
+        for (size_t i = 0; i < a.size(); i++) {
+            const double u = std::clamp(b[i], -7.0, 7.0), g = std::min(a[i], 7.0);
+            expected[i] = kind == few_rows::SWIGLU ? a[i] / (1 + std::exp(-a[i])) * b[i]
+                          : kind == few_rows::GEGLU
+                              ? 0.5 * a[i] *
+                                    (1 + std::tanh(0.7978845608028654 * a[i] *
+                                                   (1 + 0.044715 * a[i] * a[i]))) *
+                                    b[i]
+                              : g / (1 + std::exp(-1.702 * g)) * (1 + u);
+        }
+        const auto y = multiplied<few_rows::Q4_K, few_rows::Q6_K_U>({&gate, &up}, x, 9, o);
+        check::that(error_of(y[0], expected) < 2 * CLOSE, "activation " + std::to_string(kind));
+    }
+}
+
+void bias_and_residual_are_added() {
+    const weights w(GGML_TYPE_Q8_0, 30, 256, 1);
+    const std::vector<float> x = inputs(256, 3, 4), residual = inputs(30, 3, 5),
+                             bias = inputs(30, 1, 6);
+    std::vector<double> expected = reference(w, x, 3);
+    for (size_t i = 0; i < expected.size(); i++) {
+        expected[i] += residual[i] + bias[i % 30];
+    }
+    options o;
+    o.bias = bias.data();
+    o.residual = residual.data();
+    check::that(error_of(multiplied<few_rows::Q8_0>({&w}, x, 3, o)[0], expected) < CLOSE, "sum");
+}
+
+// The norm before a product, with its input: the same product as of a norm in float64.
+void an_input_is_normalized_and_converted() {
+    const int k = 544, n = 9, n_tiles = 2, units = 3;
+    const std::vector<float> x = inputs(k, n, 4), weight = inputs(k, 1, 5);
+    std::vector<few_rows::floats4> from(x.size() / 4 + 1), scale(k / 4);
+    std::memcpy(from.data(), x.data(), x.size() * 4);
+    std::memcpy(scale.data(), weight.data(), weight.size() * 4);
+    std::vector<few_rows::floats4> normal(x.size() / 4 + 1), converted(units * n_tiles * few_rows::TILE_BYTES / 16),
+        expected(converted.size());
+    few_rows::normalization norm = {};
+    norm.input = {reinterpret_cast<float *>(from.data()), static_cast<unsigned>(k),
+                  reinterpret_cast<unsigned char *>(converted.data()), k, n, n_tiles};
+    norm.weight = reinterpret_cast<float *>(scale.data());
+    norm.normal = reinterpret_cast<float *>(normal.data());
+    norm.normal_stride = k;
+    norm.epsilon = 1e-6f;
+    emulated::launch({n_tiles * 8}, few_rows::BLOCK_THREADS, 32, [&] { normalize_input(norm); });
+    const auto * y = norm.normal;
+    for (int c = 0; c < n; c++) {
+        double sum = 0.0;
+        for (int i = 0; i < k; i++) {
+            sum += std::pow(static_cast<double>(x[c * k + i]), 2);
+        }
+        for (int i = 0; i < k; i++) {
+            const double wanted = x[c * k + i] / std::sqrt(sum / k + 1e-6) * weight[i];
+            check::that(std::abs(y[c * k + i] - wanted) <= 1e-5 * std::abs(wanted), "normal");
+        }
+    }
+    few_rows::conversion c = norm.input;
+    c.x = norm.normal;
+    c.out = reinterpret_cast<unsigned char *>(expected.data());
+    emulated::launch({units * n_tiles}, few_rows::BLOCK_THREADS, 0, [&] { convert_input(c); });
+    check::that(std::memcmp(expected.data(), converted.data(), expected.size() * 16) == 0,
+                "other halves than those of a conversion by itself");
+}
+
+// A column with an infinity or a NaN has no finite result, as ggml's; its neighbours are what they
+// were.
+void only_the_column_of_a_nan_is_lost() {
+    const weights w(GGML_TYPE_Q4_K, 30, 512, 1);
+    std::vector<float> x = inputs(512, 3, 4);
+    const std::vector<float> before = multiplied<few_rows::Q4_K>({&w}, x, 3)[0];
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+        x[512 + 77] = bad;
+        const std::vector<float> y = multiplied<few_rows::Q4_K>({&w}, x, 3)[0];
+        for (int r = 0; r < 30; r++) {
+            check::that(!std::isfinite(y[30 + r]), "a finite sum with " + std::to_string(bad));
+            check::that(y[r] == before[r] && y[60 + r] == before[60 + r], "a neighbour changed");
+        }
+    }
+}
+
+// Halves alone would overflow at 65,504 and lose what is below 6e-8.
+void inputs_of_any_size_are_multiplied() {
+    const weights w(GGML_TYPE_Q6_K, 30, 512, 1);
+    for (const float size : {1e30f, 1e6f, 1e-10f, 1e-36f}) {
+        std::vector<float> x = inputs(512, 2, 4);
+        for (float & v : x) {
+            v *= size;
+        }
+        const double off =
+            error_of(multiplied<few_rows::Q6_K_U>({&w}, x, 2)[0], reference(w, x, 2));
+        check::that(off < CLOSE,
+                    "inputs of " + std::to_string(size) + ": off by " + std::to_string(off));
+    }
+}
+
+const check::tests few_rows_tests = {
+    {"products of few rows are right, and the same beside any columns",
+     products_are_right_and_the_same_beside_any_columns},
+    {"three matrices in one launch", three_matrices_in_one_launch},
+    {"gate and up with their activation", gate_and_up_with_their_activation},
+    {"bias and residual are added", bias_and_residual_are_added},
+    {"an input is normalized and converted", an_input_is_normalized_and_converted},
+    {"only the column of a NaN is lost", only_the_column_of_a_nan_is_lost},
+    {"inputs of any size are multiplied", inputs_of_any_size_are_multiplied},
+};
+
+}  // namespace

@@ -1,0 +1,415 @@
+// Which nodes of a graph our kernels take, in which launches: on graphs made by hand, whose tensors
+// get addresses but no memory.
+
+#include <algorithm>
+#include <map>
+
+#include "backend.h"
+#include "check.h"
+#include "few_rows_plan.h"
+#include "graph_content.h"
+
+namespace {
+
+using namespace dflash;
+
+constexpr int k = 512;
+
+class drawn {
+  public:
+    explicit drawn(int n_columns) : columns(n_columns), context_(new_nodes(128)) {
+        graph = ggml_new_graph_custom(context_.get(), 128, false);
+        x = input(k);
+    }
+
+    ggml_tensor * weights(int rows, ggml_type type = GGML_TYPE_Q4_K, int length = k) {
+        return placed(ggml_new_tensor_2d(context_.get(), type, length, rows));
+    }
+    ggml_tensor * bias(int rows) {
+        return placed(ggml_new_tensor_1d(context_.get(), GGML_TYPE_F32, rows));
+    }
+    ggml_tensor * input(int length) {
+        ggml_tensor * t = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, length, columns);
+        inputs_.push_back(t);
+        return placed(t);
+    }
+    // A node at an address of its own, or at that of another tensor.
+    ggml_tensor * node(ggml_tensor * t, const ggml_tensor * at = nullptr) {
+        if (t->view_src == nullptr) {
+            placed(t);
+        }
+        if (at != nullptr) {
+            t->data = at->data;
+        }
+        ggml_build_forward_expand(graph, t);
+        return t;
+    }
+    ggml_tensor * product(ggml_tensor * w, ggml_tensor * of = nullptr) {
+        return node(ggml_mul_mat(ctx(), w, of != nullptr ? of : x));
+    }
+    ggml_context * ctx() const { return context_.get(); }
+    ggml_private::graph & layout() const { return ggml_private::of(graph); }
+
+    few_rows_rules rules() const {
+        few_rows_rules rules;
+        rules.reads = [this](const ggml_tensor & t) {
+            return t.op == GGML_OP_NONE &&
+                   std::find(inputs_.begin(), inputs_.end(), &t) == inputs_.end();
+        };
+        rules.has = [](const few_rows_kernel &) { return true; };
+        rules.is_faster = [](ggml_type, int64_t, int64_t) { return true; };
+        rules.n_processors = 132;
+        return rules;
+    }
+    few_rows_plan plan() const { return plan_few_rows(layout(), rules()); }
+
+    int columns;
+    ggml_cgraph * graph;
+    ggml_tensor * x;
+
+  private:
+    ggml_tensor * placed(ggml_tensor * t) {
+        t->data = reinterpret_cast<void *>(next_);
+        next_ += (ggml_nbytes(t) + 255) / 256 * 256;
+        return t;
+    }
+    ggml_context_ptr context_;
+    std::vector<const ggml_tensor *> inputs_;
+    uintptr_t next_ = 1 << 20;
+};
+
+size_t n_launches(const drawn & d) { return d.plan().launches.size(); }
+
+// What runs, in order: M matrices, a for an activation, c for a conversion before, n for one with
+// its norm, and s for a segment of so many nodes.
+std::string steps(const few_rows_plan & plan) {
+    std::string text;
+    for (const few_rows_plan::step & s : plan.steps) {
+        if (s.is_launch) {
+            const few_rows_plan::launch & l = plan.launches[s.index];
+            text += (l.normalizes ? "n"
+                     : l.converts ? "c"
+                                  : "") +
+                    std::string("M") + std::to_string(l.product.n_matrices) +
+                    (l.product.activation != 0 ? "a " : " ");
+        } else {
+            const few_rows_plan::segment & g = plan.segments[s.index];
+            text += "s" + std::to_string(g.end - g.begin) + " ";
+        }
+    }
+    return text;
+}
+
+void expect(const drawn & d, const std::string & expected) {
+    const std::string found = steps(d.plan());
+    check::equal(found, expected, "steps are " + found + "not " + expected);
+}
+
+ggml_tensor * other_work(drawn & d, ggml_tensor * of, const ggml_tensor * at = nullptr) {
+    return d.node(ggml_rms_norm(d.ctx(), of, 1e-6f), at);
+}
+
+void one_input_is_converted_and_multiplied_once() {
+    drawn d(5);
+    ggml_tensor * q = d.product(d.weights(256));
+    other_work(d, q);
+    ggml_tensor * key = d.product(d.weights(64));
+    other_work(d, key);
+    d.product(d.weights(64, GGML_TYPE_Q6_K));
+    expect(d, "cM3 s2 ");
+    const few_rows_plan plan = d.plan();
+    check::equal(plan.launches[0].kernel.name(), std::string("product_Q4_K_Q6_K_U_1"), "kernel");
+    check::equal(plan.launches[0].row_blocks, 4, "blocks of rows");
+}
+
+void a_third_type_or_a_fourth_matrix_takes_another_launch() {
+    drawn types(1);
+    for (const ggml_type type : {GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q8_0}) {
+        types.product(types.weights(64, type));
+    }
+    expect(types, "cM2 M1 ");
+    drawn four(1);
+    for (int i = 0; i < 4; i++) {
+        four.product(four.weights(64));
+    }
+    expect(four, "cM3 M1 ");
+}
+
+void what_is_not_ours_stays_with_ggml() {
+    drawn many(65);
+    many.product(many.weights(64));
+    expect(many, "s1 ");
+    drawn other(2);
+    other.product(other.weights(64, GGML_TYPE_F16));
+    ggml_tensor * view = ggml_view_2d(other.ctx(), other.weights(64), k, 32, 288, 0);
+    other.node(view);
+    other.product(view);
+    expect(other, "s3 ");
+    drawn skipped(2);
+    skipped.product(skipped.weights(64))->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
+    check::equal(n_launches(skipped), size_t{0}, "a node that ggml skips");
+    drawn slower(2);
+    slower.product(slower.weights(64));
+    few_rows_rules rules = slower.rules();
+    rules.is_faster = [](ggml_type, int64_t, int64_t) { return false; };
+    check::that(plan_few_rows(slower.layout(), rules).launches.empty(), "ggml's is the faster");
+}
+
+ggml_tensor * gated(drawn & d, ggml_tensor ** gate = nullptr) {
+    ggml_tensor * up = d.product(d.weights(96));
+    ggml_tensor * g = d.product(d.weights(96));
+    if (gate != nullptr) {
+        *gate = g;
+    }
+    return d.node(ggml_swiglu_split(d.ctx(), g, up));
+}
+
+void gate_and_up_are_fused_with_their_activation() {
+    drawn d(3);
+    const ggml_tensor * out = gated(d);
+    expect(d, "cM2a ");
+    const few_rows_plan plan = d.plan();
+    const few_rows::product & p = plan.launches[0].product;
+    check::equal<const void *>(p.matrices[0].out, out->data, "the result's place");
+    check::equal<const void *>(p.matrices[0].weights, out->src[0]->src[0]->data, "the gate first");
+    check::equal(plan.launches[0].row_blocks, 2, "blocks of 64 rows of both");
+
+    drawn limited(3);
+    ggml_tensor * up = limited.product(limited.weights(96));
+    ggml_tensor * with_bias = limited.node(ggml_add(limited.ctx(), up, limited.bias(96)));
+    ggml_tensor * gate = limited.product(limited.weights(96));
+    limited.node(ggml_swiglu_oai(limited.ctx(), gate, with_bias, 1.5f, 6.0f));
+    expect(limited, "cM2a ");
+    const few_rows_plan of_limited = limited.plan();
+    const few_rows::product & q = of_limited.launches[0].product;
+    check::that(q.alpha == 1.5f && q.limit == 6.0f, "alpha and limit");
+    check::that(q.matrices[0].bias == nullptr && q.matrices[1].bias != nullptr, "bias of up");
+}
+
+void halves_of_one_matrix_are_gate_and_up() {
+    for (const bool is_swapped : {false, true}) {
+        drawn d(3);
+        ggml_tensor * w = d.weights(200);
+        ggml_tensor * both = d.node(ggml_add(d.ctx(), d.product(w), d.bias(200)));
+        d.node(is_swapped ? ggml_geglu_swapped(d.ctx(), both) : ggml_geglu(d.ctx(), both));
+        expect(d, "cM2a ");
+        const few_rows_plan plan = d.plan();
+        const few_rows::matrix * m = plan.launches[0].product.matrices;
+        check::equal(m[0].rows, 100, "rows of the gate");
+        check::that(m[!is_swapped].weights - m[is_swapped].weights ==
+                        static_cast<ptrdiff_t>(100 * w->nb[1]),
+                    "where its rows are");
+        check::that(m[!is_swapped].bias - m[is_swapped].bias == 100, "where its bias is");
+    }
+}
+
+void what_others_see_is_not_fused_away() {
+    drawn used(3);
+    ggml_tensor * gate = nullptr;
+    gated(used, &gate);
+    other_work(used, gate);
+    expect(used, "cM2 s2 ");
+    drawn output(3);
+    gated(output, &gate);
+    ggml_set_output(gate);
+    expect(output, "cM2 s1 ");
+    drawn viewed(3);
+    gated(viewed, &gate);
+    viewed.node(ggml_view_1d(viewed.ctx(), gate, 4, 0));
+    expect(viewed, "cM2 s2 ");
+}
+
+void bias_and_residual_are_fused() {
+    drawn d(3);
+    ggml_tensor * before = d.input(96);
+    ggml_tensor * y = d.product(d.weights(96));
+    y = d.node(ggml_add(d.ctx(), y, d.bias(96)));
+    y = d.node(ggml_add(d.ctx(), before, y), before);  // in its place
+    expect(d, "cM1 ");
+    const few_rows_plan plan = d.plan();
+    const few_rows::matrix & m = plan.launches[0].product.matrices[0];
+    check::that(m.bias != nullptr && m.residual == before->data && m.out == m.residual, "fused");
+}
+
+void a_residual_that_comes_later_or_lies_askew_is_not_fused() {
+    drawn late(3);
+    ggml_tensor * y = late.product(late.weights(k));
+    ggml_tensor * other = other_work(late, late.x);
+    late.node(ggml_add(late.ctx(), y, other));
+    expect(late, "cM1 s2 ");
+    drawn askew(3);
+    ggml_tensor * before = askew.input(96);
+    ggml_tensor * sum = askew.node(ggml_add(askew.ctx(), askew.product(askew.weights(96)), before));
+    sum->data = static_cast<char *>(before->data) + 128;
+    expect(askew, "cM1 s1 ");
+}
+
+void an_input_is_converted_again_once_it_changed() {
+    drawn d(2);
+    ggml_tensor * a = d.product(d.weights(k));
+    ggml_tensor * b = other_work(d, a, d.x);  // takes the place of x
+    d.product(d.weights(64), b);
+    expect(d, "cM1 s1 cM1 ");
+    drawn changed(2);
+    changed.product(changed.weights(64));
+    changed.node(ggml_scale_inplace(changed.ctx(), changed.x, 2.0f));
+    changed.product(changed.weights(64));
+    expect(changed, "cM1 s1 cM1 ");
+}
+
+ggml_tensor * normed(drawn & d, ggml_tensor * of) {
+    ggml_tensor * norm = d.node(ggml_rms_norm(d.ctx(), of, 1e-5f));
+    return d.node(ggml_mul(d.ctx(), norm, d.bias(k)));
+}
+
+void the_norm_before_a_product_is_fused_with_the_conversion() {
+    drawn d(3);
+    ggml_tensor * before = other_work(d, d.x);
+    ggml_tensor * x = normed(d, before);
+    d.product(d.weights(64), x);
+    other_work(d, x);
+    d.product(d.weights(300), x);
+    expect(d, "s1 nM2 s1 ");
+    const few_rows_plan plan = d.plan();
+    const few_rows::normalization & n = plan.launches[0].input;
+    check::that(n.epsilon == 1e-5f && n.normal == x->data && n.input.x == before->data &&
+                    n.weight == x->src[1]->data,
+                "what is normed");
+    drawn twice(3);
+    x = normed(twice, twice.x);
+    twice.product(twice.weights(64, GGML_TYPE_Q4_K), x);
+    twice.product(twice.weights(64, GGML_TYPE_Q8_0), x);
+    twice.product(twice.weights(64, GGML_TYPE_Q6_K), x);
+    expect(twice, "nM2 M1 ");
+    drawn seen(3);
+    x = normed(seen, seen.x);
+    other_work(seen, x->src[0]);
+    seen.product(seen.weights(64), x);
+    expect(seen, "s3 cM1 ");
+    drawn askew(3);
+    x = normed(askew, askew.x);
+    x->data = static_cast<char *>(askew.x->data) + 64;
+    askew.product(askew.weights(64), x);
+    expect(askew, "s2 cM1 ");
+}
+
+void nothing_moves_over_what_is_in_use() {
+    drawn read(2);
+    ggml_tensor * first = read.product(read.weights(64));
+    other_work(read, first);
+    read.product(read.weights(64))->data = first->data;  // free by then, and not before
+    expect(read, "cM1 s1 M1 ");
+    const int units = read.plan().launches[0].product.units_per_part;
+    drawn apart(2);
+    other_work(apart, apart.product(apart.weights(64)));
+    apart.product(apart.weights(64));
+    expect(apart, "cM2 s1 ");
+    check::equal(apart.plan().launches[0].product.units_per_part, units,
+                 "sums depend on where ggml puts results");
+}
+
+void products_of_one_input_are_put_side_by_side() {
+    drawn d(2);
+    ggml_tensor * first = d.product(d.weights(64));
+    ggml_tensor * norm = other_work(d, first);
+    ggml_tensor * second = d.product(d.weights(64));
+    ggml_tensor * with_bias = d.node(ggml_add(d.ctx(), second, d.bias(64)));
+    for (int i = 0; i < 2; i++) {
+        check::equal(order_few_rows(d.layout(), d.rules()), i == 0, "moved once");
+        const std::vector<ggml_tensor *> expected = {first, second, with_bias, norm};
+        check::that(std::equal(expected.begin(), expected.end(), d.layout().nodes), "order");
+    }
+    // ggml gives graphs of as many nodes the places of the first one: the order must be the same.
+    drawn wide(512);
+    other_work(wide, wide.product(wide.weights(64)));
+    wide.product(wide.weights(64));
+    check::that(order_few_rows(wide.layout(), wide.rules()), "the same for any columns");
+    drawn changed(2);
+    changed.product(changed.weights(64));
+    changed.node(ggml_scale_inplace(changed.ctx(), changed.x, 2.0f));
+    changed.product(changed.weights(64));
+    check::that(!order_few_rows(changed.layout(), changed.rules()), "the input changes between");
+}
+
+void parts_depend_on_shapes_alone() {
+    std::map<int, int> tiles;
+    int units = 0;
+    for (const int n : {1, 8, 9, 16, 17, 32, 33, 64}) {
+        drawn d(n);
+        d.product(d.weights(4096, GGML_TYPE_Q4_K, k));
+        const few_rows_plan plan = d.plan();
+        const few_rows_plan::launch & l = plan.launches[0];
+        check::that(units == 0 || units == l.product.units_per_part, "units of a part");
+        units = l.product.units_per_part;
+        tiles[n] = l.kernel.tiles * 10 + l.layers;
+    }
+    const std::map<int, int> expected = {{1, 11},  {8, 11},  {9, 21},  {16, 21},
+                                         {17, 41}, {32, 41}, {33, 42}, {64, 42}};
+    check::that(tiles == expected, "tiles and layers");
+    for (const int row_blocks : {1, 8, 32, 96, 1187}) {
+        for (const int n : {1, 2, 16, 48, 107}) {
+            const int part = few_rows_units_per_part(row_blocks, n, 132);
+            check::that(part >= 1 && part <= n, "a part is of some of the units");
+        }
+    }
+}
+
+void kernels_that_do_not_fit_give_way_to_smaller_ones() {
+    drawn d(64);
+    d.product(d.weights(64));
+    few_rows_rules rules = d.rules();
+    rules.has = [](const few_rows_kernel & kernel) { return kernel.tiles < 4; };
+    const few_rows_plan plan = plan_few_rows(d.layout(), rules);
+    check::equal(plan.launches[0].kernel.tiles, 2, "tiles");
+    check::equal(plan.launches[0].layers, 4, "layers");
+    check::equal(plan.n_counters, size_t{4}, "a counter for each block of rows and layer");
+}
+
+void graphs_of_equal_content_are_equal() {
+    const auto made = [](int n, bool other_address = false, float eps = 1e-6f) {
+        drawn d(n);
+        ggml_tensor * y = d.product(d.weights(64));
+        if (other_address) {
+            y->data = static_cast<char *>(y->data) + 256;
+        }
+        d.node(ggml_rms_norm(d.ctx(), y, eps));
+        return graph_content(d.layout());
+    };
+    check::that(made(2) == made(2) && made(2).hash() == made(2).hash(), "equal graphs");
+    check::that(!(made(2) == made(3)), "another shape");
+    check::that(!(made(2) == made(2, true)), "another address");
+    check::that(!(made(2) == made(2, false, 1e-5f)), "another parameter");
+}
+
+void ggml_is_laid_out_as_expected() {
+    check::equal(ggml_private::doubt_graphs(), std::string(), "graphs");
+    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    check::equal(ggml_private::doubt_device(device), std::string(), "devices");
+    const ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
+    check::equal(ggml_private::doubt_backend(backend.get()), std::string(), "backends");
+}
+
+const check::tests plan_tests = {
+    {"one input is converted and multiplied once", one_input_is_converted_and_multiplied_once},
+    {"a third type or a fourth matrix takes another launch",
+     a_third_type_or_a_fourth_matrix_takes_another_launch},
+    {"what is not ours stays with ggml", what_is_not_ours_stays_with_ggml},
+    {"gate and up are fused with their activation", gate_and_up_are_fused_with_their_activation},
+    {"halves of one matrix are gate and up", halves_of_one_matrix_are_gate_and_up},
+    {"what others see is not fused away", what_others_see_is_not_fused_away},
+    {"bias and residual are fused", bias_and_residual_are_fused},
+    {"a residual that comes later or lies askew is not fused",
+     a_residual_that_comes_later_or_lies_askew_is_not_fused},
+    {"an input is converted again once it changed", an_input_is_converted_again_once_it_changed},
+    {"the norm before a product is fused with the conversion",
+     the_norm_before_a_product_is_fused_with_the_conversion},
+    {"nothing moves over what is in use", nothing_moves_over_what_is_in_use},
+    {"products of one input are put side by side", products_of_one_input_are_put_side_by_side},
+    {"parts depend on shapes alone", parts_depend_on_shapes_alone},
+    {"kernels that do not fit give way to smaller ones",
+     kernels_that_do_not_fit_give_way_to_smaller_ones},
+    {"graphs of equal content are equal", graphs_of_equal_content_are_equal},
+    {"ggml is laid out as expected", ggml_is_laid_out_as_expected},
+};
+
+}  // namespace

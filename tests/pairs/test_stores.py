@@ -1,0 +1,55 @@
+"""Models of ollama and LM Studio, found where they lie."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_local import demo
+from dflash_local.pairs.address import read_address
+from dflash_local.pairs.find import find_pair
+from dflash_local.pairs.stores import stored_models
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder with a model of each program, and what is no model."""
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    ollama = tmp_path / ".ollama/models"
+    library = ollama / "manifests/registry.ollama.ai/library"
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:12ab"}
+    for name, text in (
+        ("tiny/latest", json.dumps({"layers": [{"mediaType": "x", "digest": "y"}, layer]})),
+        ("broken/latest", "{"),
+        ("gone/1b", json.dumps({"layers": [{**layer, "digest": "sha256:none"}]})),
+        ("sly/1b", json.dumps({"layers": [{**layer, "digest": "../../../secret"}]})),
+    ):
+        path = library / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    blobs = ollama / "blobs"
+    blobs.mkdir()
+    (blobs / "sha256-12ab").symlink_to(demo.pair()[0])
+    (tmp_path / "secret").write_text("secret")
+    studio = tmp_path / ".lmstudio/models/lab/Tiny-GGUF"
+    studio.mkdir(parents=True)
+    (studio / "Tiny-Q8_0.gguf").symlink_to(demo.pair()[0])
+    (studio / "mmproj-Tiny.gguf").symlink_to(demo.pair()[0])
+    return tmp_path
+
+
+def test_models_of_other_programs_are_found_by_their_names(home: Path) -> None:
+    found = [(each.name, each.store) for each in stored_models()]
+    assert found == [("Tiny-Q8_0", "LM Studio"), ("tiny:latest", "ollama")]
+    blob = home / ".ollama/models/blobs/sha256-12ab"
+    assert read_address("tiny") == read_address("tiny:latest") == blob
+    assert find_pair("Tiny-Q8_0", say=str).target.name == "Tiny-Q8_0.gguf"
+
+
+def test_names_of_ours_come_first(home: Path) -> None:
+    qwen = home / ".lmstudio/models/qwen3-8b.gguf"
+    qwen.symlink_to(demo.pair()[0])
+    assert str(read_address("qwen3-8b")) == "qwen3-8b"

@@ -1,0 +1,24 @@
+"""What a request names that the server does not know."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash_local import demo
+from dflash_local.server.answering.request_check import RequestCheck
+from dflash_local.server.answering.sampling_fields import SamplingFields
+from dflash_local.server.http.errors import ApiError
+from dflash_local.server.models.pool import ModelPool
+from dflash_local.server.models.source import ModelSource
+
+
+def test_a_strict_server_refuses_what_it_does_not_know() -> None:
+    pool = ModelPool([ModelSource("tiny", demo.pair()[0])])
+    strict, usual = RequestCheck(strict=True), RequestCheck()
+    body = SamplingFields.model_validate({"temprature": 0.5, "user": "me"})
+    with pytest.raises(ApiError, match="did you mean temperature"):
+        strict.check(pool, "tiny", body)
+    with pytest.raises(ApiError, match="not found"):
+        strict.check(pool, "other", SamplingFields())
+    strict.check(pool, None, SamplingFields.model_validate({"user": "me"}))
+    usual.check(pool, "other", body)

@@ -1,0 +1,20 @@
+"""What `import dflash_local` offers."""
+
+from __future__ import annotations
+
+import pkgutil
+
+import dflash_local
+from dflash_local import errors
+
+
+def test_the_package_lists_what_is_its_own_and_no_more() -> None:
+    """`help(dflash_local)` shows these, also where the package is installed for development."""
+    names = {module.name for module in pkgutil.iter_modules(dflash_local.__path__)}
+    assert {"model", "loading"} <= names
+    assert not names & {"bootstrap", "dflash_local", "tests"}
+
+
+def test_every_name_that_it_offers_is_there() -> None:
+    assert all(hasattr(dflash_local, name) for name in dflash_local.__all__)
+    assert dflash_local.PromptTooLongError is errors.PromptTooLongError
