@@ -29,7 +29,7 @@ from rounds import N_NODES, Fixed, play
 SEEDS = range(3)
 LENGTHS = [200, 400, 150, 600, 300]
 CHAINS, TREES = (2, 3, 4, 6, 8, 9, 12, 16), (8, 9, 16, 24, 32, 64)
-PLAYERS: dict[str, Callable[..., Any]] = {"rival": Rival, "new": Controller}
+PLAYERS: dict[str, Callable[..., Any]] = {"rival": Rival, "controller": Controller}
 
 
 @dataclass(frozen=True)
