@@ -16,8 +16,8 @@ from .report import table
 from .terminal import Speaker
 
 if TYPE_CHECKING:
+    from dflash_local.controller.costs import Costs
     from dflash_local.cuda.trial import Finding
-    from dflash_local.pays.costs import Costs
 
 SECTIONS = {
     "Model": FILES,

@@ -298,8 +298,8 @@ def _source(
     model: NamedModel, values: Mapping[str, Any], say: Speaker, recorder: Recorder | None
 ) -> ModelSource:
     """How to load it. What is missing of its files is fetched."""
+    from dflash_local.controller import calibration
     from dflash_local.pairs.find import find_pair
-    from dflash_local.pays import calibration
     from dflash_local.server.models.source import ModelSource
 
     if model.draft is not None:

@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from dflash_local.controller import calibration
+from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
@@ -27,8 +29,6 @@ from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.defaults import defaults_of
 from dflash_local.pairs.find import find_pair
-from dflash_local.pays import calibration
-from dflash_local.pays.controller import Controller
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import to_stderr
@@ -399,7 +399,7 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
     n_nodes = most_nodes(n_branches, drafter.block_size) if drafter and n_branches > 1 else 0
     greedy = sampled = None
     if drafter:
-        greedy, sampled = calibration.known_priors(target, drafter, n_nodes)
+        greedy, sampled = calibration.known_drafts(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, again=again)
     if costs.noise:
         say(costs.noise)

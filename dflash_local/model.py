@@ -20,6 +20,7 @@ from dflash_local.chat.quoting import quoted, tokenized
 from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
+from dflash_local.controller import calibration
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
@@ -38,7 +39,6 @@ from dflash_local.options import (
     token_ids,
 )
 from dflash_local.pairs.defaults import CHAT_SAMPLING
-from dflash_local.pays import calibration
 from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus, last_result
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.stats import Stats
@@ -355,12 +355,12 @@ class Model:
         """Keep what was learnt while decoding."""
         engine = self.engine
         if engine.controller and engine.learns and self.target.is_open:
-            priors = engine.controller.priors
+            known = engine.controller.known
             calibration.keep(
                 self.target,
                 self.drafter,
                 engine.controller.costs,
-                (priors[True], priors[False]) if self.drafter else None,
+                (known[True], known[False]) if self.drafter else None,
                 engine.copies,
             )
 

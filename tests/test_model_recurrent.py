@@ -13,13 +13,13 @@ import pytest
 from dflash_local import Model, demo, load
 from dflash_local.bench.shapes.shape import DrafterShape, Experts, Heads
 from dflash_local.bench.shapes.writer import write_pair
+from dflash_local.controller.calibration import budget_s
+from dflash_local.controller.costs import Costs
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import TAPPED_ARCHITECTURES
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import open_pair
-from dflash_local.pays.calibration import budget_s
-from dflash_local.pays.costs import Costs
 from dflash_local.target.target import Target
 from hybrid import REPLAYED, TAPPED, TAPS, WITHOUT, write_hybrid
 from mini_shapes import SHORT_CONV

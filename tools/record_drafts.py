@@ -2,7 +2,8 @@
 
     python tools/record_drafts.py dflash_local/bench/replay/recorded.npz
 
-It decodes greedy answers to the built-in prompts. Each of their tokens is the anchor of one draft.
+It decodes answers to the built-in prompts, greedy ones or drawn ones. Each of their tokens is the
+anchor of one draft.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ class Recorder:
 
 
 def record(
-    model: Model, recorder: Recorder, case: Case, n_tokens: int, n_passages: int
+    model: Model,
+    recorder: Recorder,
+    case: Case,
+    n_tokens: int,
+    n_passages: int,
+    temperature: float,
 ) -> list[Passage]:
     """One answer, cut into at most `n_passages` of `n_tokens` each."""
     assert model.drafter is not None
@@ -51,7 +57,8 @@ def record(
     model.forget()
     result = model.generate(
         case.tokens,
-        temperature=0.0,
+        temperature=temperature,
+        seed=1,
         max_tokens=n_passages * n_tokens + n_drafts + 1,
         draft_width=n_drafts + 1,
         draft_shape="chain",
@@ -82,6 +89,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=8, help="prompts of each category")
     parser.add_argument("--passages", type=int, default=4, help="of each answer at most")
     parser.add_argument("--tokens", type=int, default=32, help="of each passage")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the answers")
     parser.add_argument("--threads", type=int, help="CPU threads")
     arguments = parser.parse_args()
     shipped = arguments.target is None
@@ -97,7 +105,14 @@ def main() -> None:
         found = [
             passage
             for case in cases
-            for passage in record(model, recorder, case, arguments.tokens, arguments.passages)
+            for passage in record(
+                model,
+                recorder,
+                case,
+                arguments.tokens,
+                arguments.passages,
+                arguments.temperature,
+            )
         ]
     recorded = RecordedDrafts(
         np.array([logprobs for logprobs, _ in found]), np.array([ranks for _, ranks in found])

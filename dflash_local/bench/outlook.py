@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from dflash_local.pays.costs import Costs
+from dflash_local.controller.costs import Costs
 
 LENGTHS = (3.0, 4.5, 6.5)
 """Accepted lengths of a drafter on prose, on most tasks, and on code or mathematics."""

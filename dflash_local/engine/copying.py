@@ -6,6 +6,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.controller.acceptance import path_chances
+from dflash_local.controller.controller import Controller
+from dflash_local.controller.policy import Policy
 from dflash_local.copies.copier import Copier, Copy
 from dflash_local.copies.join import copy_alone, joined, judged_by_drafter
 from dflash_local.draft.draft import Draft
@@ -13,9 +16,6 @@ from dflash_local.engine.choice import Choice
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 from dflash_local.errors import GrammarError
-from dflash_local.pays.chances import path_chances
-from dflash_local.pays.controller import Controller
-from dflash_local.pays.policy import Policy
 
 
 class Copying:

@@ -6,6 +6,8 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 
+from dflash_local.controller.controller import Controller
+from dflash_local.controller.policy import Policy
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.copies.copier import Copier
 from dflash_local.copies.earlier import MOST_TOKENS, EarlierTexts
@@ -18,8 +20,6 @@ from dflash_local.engine.round import Round
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slot, Slots
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
-from dflash_local.pays.controller import Controller
-from dflash_local.pays.policy import Policy
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.sampling.grammar import Grammars
 from dflash_local.sampling.sampler import Sampler
@@ -184,10 +184,10 @@ class Engine:
 
     def _take(self, request: Request, text: list[int], policy: Policy | None) -> Slot:
         # If drafting does not pay, a prompt is not decoded again only to try it once more.
-        hopeful = self.controller is None or policy is None or self.controller.hopeful
+        may_draft = self.controller is None or policy is None or self.controller.may_draft
         slot, n_cached = self.prefix_cache.take(
             text if request.cache_prompt else text[:1],
-            for_drafts=request.drafts and hopeful,
+            for_drafts=request.drafts and may_draft,
             unless_gave_up=policy is not None,
             owner=request.owner or "",
         )

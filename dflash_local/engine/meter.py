@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dflash_local.controller.controller import Controller
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.engine.accept import Verdict
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
-from dflash_local.pays.controller import Controller
 
 TO_WARM_UP = 2
 """Passes after a change of graphs that are slower than usual: a GPU records its graph in the second

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dflash_local.controller.controller import Controller
 from dflash_local.engine.meter import TO_WARM_UP, Lap, Meter
 from dflash_local.engine.recurrent_rows import RecurrentRows
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
-from dflash_local.pays.controller import Controller
 
 _AHEAD_S, _MOST_AHEAD = 0.016, 16
 """The most plain steps in one call, in seconds, a screen's frame, and in number. More would delay

@@ -8,10 +8,10 @@ that would become too long.
 
 from __future__ import annotations
 
+from dflash_local.controller.controller import Controller
 from dflash_local.engine.choice import Choice
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slot, Slots
-from dflash_local.pays.controller import Controller
 
 
 class RecurrentRows:
@@ -52,13 +52,13 @@ class RecurrentRows:
         self._slots.decode_again(now)
         if self._controller:
             left = self.n_again(sequences)
-            self._controller.again.done(sum(again) - left)
-            self._controller.again.now = left
+            self._controller.redecoded.done(sum(again) - left)
+            self._controller.redecoded.now = left
 
     def _most(self, n_seqs: int) -> float:
         """Rows of a sequence that are decoded again together with a draft, at most."""
         most: float = self._target.most_again
-        return min(most, self._controller.most_again(n_seqs)) if self._controller else most
+        return min(most, self._controller.most_redecoded(n_seqs)) if self._controller else most
 
     def make_equal(self, choices: list[Choice]) -> None:
         """Give all as many rows as the widest, with those that are decoded again. Some have more

@@ -9,6 +9,7 @@ the accepted rows are injected into the drafter with its next draft.
 
 from __future__ import annotations
 
+from dflash_local.controller.controller import Controller
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.shape import allowed
@@ -22,7 +23,6 @@ from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 from dflash_local.engine.widths import Widths
 from dflash_local.errors import BackendError, GrammarError
-from dflash_local.pays.controller import Controller
 from dflash_local.target.batch import Batch, Part
 
 MOST_WITH_A_DRAFT = 16

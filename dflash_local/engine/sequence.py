@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from dflash_local.controller.policy import Policy
 from dflash_local.copies.copier import Copier
 from dflash_local.draft.draft import Candidates
 from dflash_local.draft.shape import Shape
 from dflash_local.engine.request import Request
 from dflash_local.engine.slots import Slot, Slots
-from dflash_local.pays.policy import Policy
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.sampling.sampler import Sampler
 from dflash_local.stats import Stats

@@ -6,13 +6,13 @@ anchor's. Limits and drafts count nodes, without it.
 
 from __future__ import annotations
 
+from dflash_local.controller.controller import Controller
+from dflash_local.controller.policy import Policy
 from dflash_local.engine.choice import Choice
 from dflash_local.engine.copying import Copying
 from dflash_local.engine.recurrent_rows import RecurrentRows
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
-from dflash_local.pays.controller import Controller
-from dflash_local.pays.policy import Policy
 
 
 class Widths:
@@ -101,9 +101,7 @@ class Widths:
         for choice in choices:
             choice.n_rows = 1 + len(choice.draft)
         if self._controller and managed:
-            rows = self._controller.rows(
-                [c.chances for c in managed], drafted=drafted, joined=copied
-            )
+            rows = self._controller.rows([c.chances for c in managed], drafted=drafted)
             for choice, n in zip(managed, rows, strict=True):
                 choice.n_rows = min(n, choice.n_rows)
         self._recurrent.make_equal(choices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_local.bench.outlook import Outlook, outlook_line, outlooks
-from dflash_local.pays.costs import Costs
+from dflash_local.controller.costs import Costs
 
 FLAT = Costs({0: {1: 0.004, 8: 0.004, 16: 0.004}}, {0: {1: 0.001}})
 BY_THE_ROW = Costs({0: {1: 0.004, 16: 0.064}}, {0: {1: 0.001}})

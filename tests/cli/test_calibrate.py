@@ -13,8 +13,8 @@ import pytest
 from command_line import refused, run_here
 from dflash_local import demo, load
 from dflash_local.cli.calibrate import cost_lines
-from dflash_local.pays import calibration
-from dflash_local.pays.costs import Costs
+from dflash_local.controller import calibration
+from dflash_local.controller.costs import Costs
 
 TARGET, DRAFTER = map(str, demo.pair())
 ON_CPU = ("--gpu-layers", "0", "--ctx", "512")

@@ -12,14 +12,14 @@ from random import Random
 import pytest
 
 from copies import copies_of
+from dflash_local.controller.controller import Controller
+from dflash_local.controller.costs import Costs
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.copies.copier import Copier, Copy
 from dflash_local.copies.join import copy_alone, joined, judged_by_drafter
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain
 from dflash_local.engine.accept import accept
-from dflash_local.pays.controller import Controller
-from dflash_local.pays.costs import Costs
 
 MS = 1e-3
 MOST, BLOCK = 63, 15
@@ -135,7 +135,7 @@ def seconds_of(
         elif copies:
             draft, chances = copy_alone(copies)
         if draft:
-            (width,) = controller.rows([chances], drafted=n > 0, joined=True)
+            (width,) = controller.rows([chances], drafted=n > 0)
             draft = draft.clip(width - 1)
         coming = iter(left)
         verdict = accept(draft, lambda _row, coming=coming: next(coming), lambda _token: False)

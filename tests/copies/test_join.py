@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_local.controller.acceptance import path_chances
 from dflash_local.copies.chances import AGREES, DIFFERS, CopyChances, CopyPrior, drafter_thinks
 from dflash_local.copies.copier import Copy
 from dflash_local.copies.join import copy_alone, joined, judged_by_drafter
 from dflash_local.draft.draft import ANCHOR, Draft
-from dflash_local.pays.chances import path_chances
 
 chance = st.floats(0.0, 1.0)
 

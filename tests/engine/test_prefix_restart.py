@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dflash_local import InputError, Model, load
+from dflash_local.controller import policy
 from dflash_local.draft.shape import DraftShape
-from dflash_local.pays import policy
 from long_text import PYTHON_SOURCE
 from shapes import SHAPES, assert_as_well_drafted, exact_file, exact_model, loaded_for
 

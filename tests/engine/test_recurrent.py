@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from dflash_local import demo
+from dflash_local.controller.controller import Controller
+from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.errors import BackendError, InputError
-from dflash_local.pays.controller import Controller
-from dflash_local.pays.costs import Costs
 from dflash_local.target.batch import Batch
 from dflash_local.target.target import Target
 from hybrid import REPLAYED, TAPPED, WITHOUT, write_hybrid

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from adversarial import ScriptedDrafter
 from dflash_local import demo
+from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
-from dflash_local.pays.costs import Costs
 from dflash_local.stats import Stats
 from dflash_local.target.batch import Batch
 from dflash_local.target.target import Target

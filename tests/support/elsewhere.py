@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from dflash_local.controller.controller import Controller, Policy
+from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import ShapeName
-from dflash_local.pays.controller import Controller, Policy
-from dflash_local.pays.costs import Costs
 
 BLOCK = 16
 MS = 1e-3
@@ -100,9 +100,7 @@ class Fickle(Controller):
         assert len(policies) == len(drafts) == len(limits)
         return super().chances(policies, drafts, limits)
 
-    def rows(
-        self, chains: Sequence[list[float]], *, drafted: bool = True, joined: bool = False
-    ) -> list[int]:
+    def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
         return [self._random.randint(1, 1 + len(chain)) for chain in chains]
 
     def observe_round(self, *_: object, **__: object) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflash_local.pays.calibration import budget_s
+from dflash_local.controller.calibration import budget_s
 from dflash_local.target.bare_pass import decode, prefill
 from dflash_local.target.target import Target
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.pays.row_choice import RowChoice, SteadyRowChoice
+from dflash_local.controller.rows import Rows
 
 MOST = 63
+How = Callable[..., list[int]]
 
 chances = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=MOST).map(
     lambda found: sorted(found, reverse=True)
@@ -18,7 +20,7 @@ chances = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=MOST).map(
 few = st.lists(st.floats(0.0, 1.0), max_size=15).map(lambda found: sorted(found, reverse=True))
 curves = st.lists(st.floats(1.0, 20.0), min_size=MOST + 1, max_size=MOST + 1)
 rates = st.floats(0.0, 2.0)
-kinds = st.sampled_from([RowChoice, SteadyRowChoice])
+hows = st.sampled_from([Rows.usual, Rows.once])
 
 
 def values(found: list[float], passes: list[float], rate: float) -> list[float]:
@@ -27,42 +29,42 @@ def values(found: list[float], passes: list[float], rate: float) -> list[float]:
     return [got - rate * (s - passes[0]) for got, s in zip(tokens, passes, strict=False)]
 
 
-@given(kinds, chances, curves, rates)
+@given(hows, chances, curves, rates)
 def test_no_width_is_better_than_the_chosen_one(
-    kind: type[RowChoice], found: list[float], passes: list[float], rate: float
+    how: How, found: list[float], passes: list[float], rate: float
 ) -> None:
     """Costs may rise and fall as they like; nothing is paid for another row count."""
-    choice = kind()
+    choice = Rows()
     choice.price(1, passes, rate)
-    (width,) = choice.widths([found], 1, 0.0)
+    (width,) = how(choice, [found], 1, 0.0)
     known = values(found, passes, rate)
     assert known[width - 1] == pytest.approx(max(known), abs=1e-9)
 
 
-@given(kinds, chances, curves, rates, st.integers(1, 1 + MOST), st.floats(0.0, 5.0))
+@given(hows, chances, curves, rates, st.integers(1, 1 + MOST), st.floats(0.0, 5.0))
 def test_what_a_new_graph_costs_is_all_that_can_be_lost(
-    kind: type[RowChoice],
+    how: How,
     found: list[float],
     passes: list[float],
     rate: float,
     last: int,
     switch_s: float,
 ) -> None:
-    choice = kind()
+    choice = Rows()
     choice.price(1, passes, rate)
-    (width,) = choice.widths([found], last, switch_s)
+    (width,) = how(choice, [found], last, switch_s)
     known = values(found, passes, rate)
     assert max(known) - known[width - 1] <= 2 * rate * switch_s + 1e-9
 
 
-@given(kinds, st.lists(few, min_size=2, max_size=4), curves, rates)
+@given(hows, st.lists(few, min_size=2, max_size=4), curves, rates)
 def test_sequences_share_the_rows_of_a_pass(
-    kind: type[RowChoice], found: list[list[float]], passes: list[float], rate: float
+    how: How, found: list[list[float]], passes: list[float], rate: float
 ) -> None:
     """As many in all as are best for all, and each row where its chance is greatest."""
-    choice = kind()
+    choice = Rows()
     choice.price(len(found), passes, rate)
-    widths = choice.widths(found, None, 0.0)
+    widths = how(choice, found, None, 0.0)
     merged = sorted((chance for each in found for chance in each), reverse=True)
     known = values(merged, passes, rate)
     kept = [
@@ -72,20 +74,20 @@ def test_sequences_share_the_rows_of_a_pass(
     assert known[len(kept)] == pytest.approx(max(known), abs=1e-9)
 
 
-@given(kinds, st.floats(0.05, 0.95), st.floats(0.1, 1.0), st.integers(2, MOST))
+@given(hows, st.floats(0.05, 0.95), st.floats(0.1, 1.0), st.integers(2, MOST))
 def test_it_fills_up_to_the_next_cheaper_width(
-    kind: type[RowChoice], survival: float, rate: float, cheap: int
+    how: How, survival: float, rate: float, cheap: int
 ) -> None:
     """Rows dearer and dearer, but for one count that costs no more than a few."""
     found = [survival**j for j in range(1, MOST + 1)]
     passes = [1.0 + 0.5 * n for n in range(MOST + 1)]
-    dear = kind()
+    dear = Rows()
     dear.price(1, passes, rate)
-    (before,) = dear.widths([found], None, 0.0)
+    (before,) = how(dear, [found], None, 0.0)
     passes[cheap] = passes[min(before - 1, cheap)]
-    filled = kind()
+    filled = Rows()
     filled.price(1, passes, rate)
-    (width,) = filled.widths([found], None, 0.0)
+    (width,) = how(filled, [found], None, 0.0)
     assert width == (1 + cheap if cheap > before - 1 else before)
 
 
@@ -94,120 +96,56 @@ def test_a_curve_that_falls_as_in_bf16() -> None:
     ms = {1: 4.97, 8: 7.92, 16: 8.64, 32: 7.41, 64: 8.43}
     passes = [ms[min(ms, key=lambda n: (n < rows, n))] for rows in range(1, MOST + 2)]
     for survival in (0.5, 0.8, 0.95):
-        choice = RowChoice()
+        choice = Rows()
         choice.price(1, passes, 0.3)
-        (width,) = choice.widths([[survival**j for j in range(1, MOST + 1)]], None, 0.0)
+        (width,) = choice.usual([[survival**j for j in range(1, MOST + 1)]], None, 0.0)
         assert width == 1 or not 9 <= width <= 31
 
 
 def test_another_shape_begins_anew() -> None:
     """What chains were worth says nothing of trees."""
-    choice = SteadyRowChoice()
+    choice = Rows()
     passes = [1.0 + 0.01 * n for n in range(MOST + 1)]
     choice.price(1, passes, 1.0)
     for _ in range(50):
-        choice.widths([[0.01] * 15], 3, 0.1)
-    choice.price(1, passes, 1.0, shape="tree")
-    (width,) = choice.widths([[0.9] * MOST], None, 0.1)
+        choice.usual([[0.01] * MOST], 3, 0.1)
+    choice.forget()
+    (width,) = choice.usual([[0.9] * MOST], None, 0.1)
     assert width == 1 + MOST
-
-
-def test_a_long_copy_leaves_the_usual_row_count_of_drafts() -> None:
-    """Drafts whose worth varies about that of another row count: each change costs a graph."""
-    passes = [4.0 + 0.1 * k for k in range(MOST + 1)]
-    good, bad = [0.5] * 15, [0.5, 0.5] + [0.01] * 13
-    rows = {}
-    for with_copy in (False, True):
-        choice = SteadyRowChoice()
-        last, found = 1, []
-        for n in range(80):
-            choice.price(1, passes, 0.5)
-            if with_copy and n == 40:
-                (last,) = choice.joined_widths([[0.99] * MOST], last, 8.0)
-            else:
-                (last,) = choice.widths([good if n % 2 else bad], last, 8.0)
-            found.append(last)
-        rows[with_copy] = found[60:]
-    assert rows[True] == rows[False]
-    assert len(set(rows[True])) == 1
-
-
-def halving(rows: int) -> list[float]:
-    """Falling chances of nodes, for which so many rows are best where each costs a tenth."""
-    return [0.9] * (rows - 1) + [0.05] * (1 + MOST - rows)
-
-
-def test_doubtful_copies_now_and_then_change_no_graph() -> None:
-    """A tree has as many nodes with them as without. What they bring says nothing of the drafts."""
-    choice = SteadyRowChoice()
-    passes = [4.0 + 0.2 * k for k in range(MOST + 1)]
-    last, found = 1, []
-    for n in range(80):
-        choice.price(1, passes, 0.5, "tree")
-        how = choice.joined_widths if n % 4 == 3 else choice.widths
-        (last,) = how([halving(18 if n % 4 == 3 else 16)], last, 2.0)
-        found.append(last)
-    assert set(found) == {16}
-
-
-def test_copies_round_after_round_get_the_rows_that_they_are_worth() -> None:
-    choice = SteadyRowChoice()
-    passes = [4.0 + 0.2 * k for k in range(MOST + 1)]
-    choice.price(1, passes, 0.5, "tree")
-    last = choice.widths([halving(16)], None, 2.0)[0]
-    found = []
-    for _ in range(20):
-        (last,) = choice.joined_widths([halving(18)], last, 2.0)
-        found.append(last)
-    assert found == [16] + [18] * 19
-    assert choice.joined_widths([halving(40)], last, 2.0) == [40]  # at once where it is worth it
 
 
 def test_a_doubtful_copy_is_not_tried_for_the_sake_of_a_sure_one() -> None:
     """They may be equally long, and the rounds of the sure one say nothing of the doubtful one."""
-    choice = RowChoice()
+    choice = Rows()
     choice.price(1, [4.0 + 0.1 * k for k in range(MOST + 1)], 0.5)
     last = 1
     for _ in range(30):
-        (last,) = choice.widths([[0.99] * MOST], last, 8.0)
+        (last,) = choice.once([[0.99] * MOST], last, 8.0)
     assert last == 1 + MOST
-    assert choice.widths([[0.06] + [0.01] * (MOST - 1)], 1, 8.0) == [1]
+    assert choice.once([[0.06] + [0.01] * (MOST - 1)], 1, 8.0) == [1]
 
 
-@pytest.mark.parametrize("kind", [RowChoice, SteadyRowChoice])
-def test_where_all_get_as_many_rows_a_row_is_paid_for_each(kind: type[RowChoice]) -> None:
+@pytest.mark.parametrize("how", [Rows.usual, Rows.once])
+def test_where_all_get_as_many_rows_a_row_is_paid_for_each(how: How) -> None:
     """A sure text beside a hopeless one: each of its rows makes one of the other dearer, too."""
     sure, hopeless = [0.9**j for j in range(1, 16)], [0.0] * 15
     passes = [1.0 + 0.3 * k for k in range(31)]
-    alone, equal = kind(), kind(equal=True)
+    alone, equal = Rows(), Rows(equal=True)
     for choice in (alone, equal):
         choice.price(2, passes, 1.0)
-    assert alone.widths([sure, hopeless], None, 0.0) == [12, 1]  # while 0.9^j > 0.3
-    assert equal.widths([sure, hopeless], None, 0.0) == [5, 5]  # while 0.9^j > 0.6
-    assert equal.widths([sure, sure], None, 0.0) == [12, 12]
-    assert equal.widths([hopeless, []], None, 0.0) == [1, 1]
+    assert how(alone, [sure, hopeless], None, 0.0) == [12, 1]  # while 0.9^j > 0.3
+    assert how(equal, [sure, hopeless], None, 0.0) == [5, 5]  # while 0.9^j > 0.6
+    assert how(equal, [sure, sure], None, 0.0) == [12, 12]
+    assert how(equal, [hopeless, []], None, 0.0) == [1, 1]
 
 
 def test_a_copy_pays_the_way_back_to_plain_passes() -> None:
     """Copies that come one at a time are each worth more than a new graph, and less than two."""
-    choice = RowChoice()
+    choice = Rows()
     choice.price(1, [4.0] * (MOST + 1), 0.5)
-    assert choice.widths([[0.9] * 6], 1, 8.0) == [1]
-    assert choice.widths([[0.9] * 12], 1, 8.0) == [13]
-    assert choice.widths([[0.9] * 6], 30, 8.0) == [7]
-
-
-def test_row_counts_that_come_to_be_chosen_among_are_known_from_then_on() -> None:
-    """Few are while a change of graphs is dear; it may come to be cheap."""
-    inf, chances, switch_s = float("inf"), [[0.9, 0.8, 0.05]], 2.0
-    choice = SteadyRowChoice()
-    choice.price(1, [1.0, inf, inf, 1.1], 1.0)
-    assert choice.widths(chances, 4, switch_s) == [4]
-    rows = 4
-    for _ in range(60):
-        choice.price(1, [1.0, 1.01, 1.02, 1.5], 1.0)
-        (rows,) = choice.widths(chances, rows, switch_s)
-    assert rows == 3
+    assert choice.once([[0.9] * 6], 1, 8.0) == [1]
+    assert choice.once([[0.9] * 12], 1, 8.0) == [13]
+    assert choice.once([[0.9] * 6], 30, 8.0) == [7]
 
 
 @given(
@@ -228,7 +166,7 @@ def test_copies_that_stay_below_the_least_are_never_verified(
     equal: bool,
     other_rows: int,
 ) -> None:
-    choice, base = RowChoice(equal=equal), len(found) + other_rows
+    choice, base = Rows(equal=equal), len(found) + other_rows
     choice.price(base, passes, rate)
     last = None if more is None else base + more
     least = choice.least(len(found), last, switch_s)
@@ -237,7 +175,7 @@ def test_copies_that_stay_below_the_least_are_never_verified(
         for each in found
         for got, enough in zip(accumulate(each), least, strict=False)
     )
-    widths = choice.widths(found, last, switch_s)
+    widths = choice.once(found, last, switch_s)
     assert reaches or widths == [1] * len(found)
     if len(found) == 1 and not equal:  # nothing is looked at in vain
         exceeds = any(

@@ -7,16 +7,15 @@ stay. A plain step is such a pass.
 
 from __future__ import annotations
 
-from dflash_local.pays.costs import Costs
+from dflash_local.controller.costs import Costs
+from dflash_local.controller.rows import BLEND
 
-_BLEND = 0.1
-"""Of the last round in the means. With more, single drafts that are accepted whole change them."""
 _MOST_ROUNDS = 8
 """Rounds that leave rows, at most, before one that leaves none. Only so many are looked at: beyond,
 what is decoded again costs more than any draft brings."""
 
 
-class Again:
+class Redecoded:
     """What the rounds of one engine decode again. All numbers are of all its sequences together."""
 
     def __init__(self, costs: Costs) -> None:
@@ -48,7 +47,7 @@ class Again:
         self._changed += changed
         if not verified:
             return
-        part = _BLEND if self._verified else 1.0
+        part = BLEND if self._verified else 1.0
         self._verified += part * (n_rows - self._verified)
         self._kept += part * (n_kept - self._kept)
         self._rows += part * (self._carried - self._rows)

@@ -13,22 +13,25 @@ import numpy as np
 import pytest
 
 from dflash_local import demo, load
-from dflash_local.errors import InputError
-from dflash_local.pays import calibration
-from dflash_local.pays.calibration import (
+from dflash_local.controller import calibration
+from dflash_local.controller.calibration import (
     BUDGET_S,
     BUDGET_STEPS,
     ENVIRONMENT,
     budget_s,
     keep,
-    known_priors,
+    known_drafts,
     measure,
 )
-from dflash_local.pays.controller import Controller
+from dflash_local.controller.controller import Controller
+from dflash_local.draft.draft import Draft
+from dflash_local.errors import InputError
 from dflash_local.target.options import TargetOptions
 from dflash_local.target.target import Target
 from hybrid import write_hybrid
 from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
+
+DRAFT = Draft.chain([0] * 15, [-0.1] * 15)
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, ticks: Iterator[float]) -> None:
@@ -109,9 +112,9 @@ def test_a_rough_idea_is_measured_anew_where_there_is_more_time(
     with open_target() as target:
         drafter = fused_drafter(target)
         rough = measure(target, drafter, before=nothing)
-        prior = known_priors(target, drafter, 0)[0]
-        prior.learn([-0.1] * 15, [2.0] * 15, 15)
-        keep(target, drafter, rough, (prior, prior))
+        known = known_drafts(target, drafter, 0)
+        known[0].observe(DRAFT, [0] * 16)
+        keep(target, drafter, rough, known)
         n = len(passes)
         measure(target, drafter, before=nothing)
         assert len(passes) == n
@@ -120,7 +123,7 @@ def test_a_rough_idea_is_measured_anew_where_there_is_more_time(
             monkeypatch.setenv(ENVIRONMENT, budget)
             measure(target, drafter, before=nothing)
             assert (len(passes) > n) == is_measured
-        assert known_priors(target, drafter, 0)[0].rounds == 1
+        assert known_drafts(target, drafter, 0)[0].rounds == 1
 
 
 @pytest.mark.one_in(2)
@@ -151,16 +154,14 @@ def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None
     with open_target(n_ctx=256, n_branches=16) as target:
         drafter = fused_drafter(target)
         costs = measure(target, drafter, before=nothing)
-        cold = known_priors(target, drafter, 15)
-        assert [prior.rounds for prior in cold] == [0, 0]
-        cold[0].learn([-0.1] * 15, [2.0] * 15, 15)
-        for _ in range(30):
-            cold[0].trees.learn(0.2, True)
-            cold[0].trees.renew([0.5] * 15, cold[0].curve)
+        cold = known_drafts(target, drafter, 15)
+        assert [known.rounds for known in cold] == [0, 0]
+        cold[0].observe(DRAFT, [0] * 16)
+        cold[0].notice([0.5] * 15, "tree")
         keep(target, drafter, costs, cold)
-        greedy, sampled = known_priors(target, drafter, 15)
-        assert greedy.as_dict() == cold[0].as_dict() and greedy.trees.side > 1
-        assert sampled.as_dict() == cold[1].as_dict() and sampled.trees.side == 1
+        greedy, sampled = known_drafts(target, drafter, 15)
+        assert greedy.as_dict() == cold[0].as_dict() and greedy.rounds == 1
+        assert sampled.as_dict() == cold[1].as_dict() and sampled.rounds == 0
 
 
 def test_costs_are_kept_under_the_file_that_was_loaded(
@@ -191,10 +192,10 @@ def test_what_a_busy_machine_tells_is_retried_and_not_relied_on(
             assert "busy" in (costs.noise or "")
             assert len(calls) == n  # the costs of the first time were not taken for known
         # What drafts were worth was learnt from drafts, and stays.
-        priors = known_priors(target, drafter, 15)
-        priors[0].learn([-0.1] * 15, [2.0] * 15, 15)
-        keep(target, drafter, costs, priors)
-        assert known_priors(target, drafter, 15)[0].as_dict() == priors[0].as_dict()
+        known = known_drafts(target, drafter, 15)
+        known[0].observe(DRAFT, [0] * 16)
+        keep(target, drafter, costs, known)
+        assert known_drafts(target, drafter, 15)[0].as_dict() == known[0].as_dict()
 
 
 @pytest.mark.slow

@@ -14,36 +14,32 @@ from typing import Any
 import numpy as np
 
 from dflash_local import disk_cache
+from dflash_local.controller.acceptance import Acceptance
+from dflash_local.controller.costs import ROW_COUNTS, TO_MAKE, Costs
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
-from dflash_local.pays.costs import SIZES, TO_MAKE, Costs
-from dflash_local.pays.survival import Prior
 from dflash_local.sampling.sampler import not_finite
 from dflash_local.target.batch import Batch
 from dflash_local.target.taps import Features, StoredFeatures
 from dflash_local.target.target import StateCheckpoint, Target
 
 SHALLOW = 4
-"""Cached tokens of each sequence after which is measured: few, as a slow machine would take long to
-fill a cache."""
+"""Cached tokens of each sequence after which is measured, and rows that a usual round injects."""
 DEEP = (1024, 8192)
-"""The same in all, for what a cached token more costs: the last for which there is time. What trees
-cost on top after 32k tokens cannot be told from the first."""
+"""The same in all, for what a cached token more costs: the last for which there is time."""
 ENVIRONMENT = "DFLASH_LOCAL_CALIBRATION_S"
 BUDGET_S = 3.0
-"""Where that variable says nothing. What must be up at once, and draft whether it pays or not,
-needs no more than a rough idea; `budget_s` has what holds."""
+"""Seconds where that variable says nothing. Lower it for a fast start at a fixed width."""
 BUDGET_STEPS = 400
-"""Without them, a tiny model would be measured for as long as a large one."""
-
-_ROWS = SHALLOW  # that a usual round injects
-_MANY_ROWS = max(SIZES)  # with fewer, their share of a draft is lost in its noise
+"""Passes at most. Without it, a tiny model would be measured for as long as a large one."""
 _TIMED = 3  # with one, a single hiccup decides what a cached token is thought to cost
 _N_DEEP = 6  # row counts after many tokens, few rows and many, for a line through them
 _TREE_ROWS = 16  # of the usual tree
-_FORMAT = 7
 _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
+
+_MANY_ROWS = max(ROW_COUNTS)  # injected; with fewer, their share of a draft is lost in its noise
+_FORMAT = 8
 
 
 def budget_s() -> float:
@@ -80,11 +76,12 @@ def measure(
     and they are empty after it too. Raises as `budget_s` and `Target.decode`, and what the drafter
     raises.
     """
+    known = _kept(target, drafter)
     if not again:
         with suppress(ValueError):  # not measured yet, or damaged
-            kept = Costs.from_dict(_kept(target, drafter))
-            if kept.noise is None and kept.budget_s >= budget_s():
-                return kept
+            costs = Costs.from_dict(known)
+            if costs.noise is None and costs.budget_s >= budget_s():
+                return costs
     trial = _Trial(target, drafter)
     before()
     try:
@@ -93,11 +90,9 @@ def measure(
             costs = trial.run()
     finally:
         trial.empty()
-    key = _key(target, drafter)
     # What drafts and copies are worth is not measured here; `again` begins with nothing.
-    known = None if again else disk_cache.read("costs", key)
-    besides = known if isinstance(known, dict) else {}
-    disk_cache.write("costs", key, besides | costs.as_dict())
+    besides = known if isinstance(known, dict) and not again else {}
+    disk_cache.write("costs", _key(target, drafter), besides | costs.as_dict())
     return costs
 
 
@@ -109,28 +104,31 @@ def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
         return CopyPrior()
 
 
-def known_priors(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Prior, Prior]:
+def known_drafts(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Acceptance, Acceptance]:
     """What earlier processes have learnt of this drafter's drafts, of greedy requests and of those
     that sample; else what is thought of any. `n_nodes` are the most of a tree."""
     size = min(drafter.block_size, target.max_width)
     try:
-        greedy, sampled = _kept(target, drafter)["priors"]
-        return Prior.from_dict(greedy, size, n_nodes), Prior.from_dict(sampled, size, n_nodes)
+        greedy, sampled = _kept(target, drafter)["drafts"]
+        return (
+            Acceptance.from_dict(greedy, size, n_nodes),
+            Acceptance.from_dict(sampled, size, n_nodes),
+        )
     except (ValueError, LookupError, TypeError):
-        return Prior(size, n_nodes), Prior(size, n_nodes)
+        return Acceptance(size, n_nodes), Acceptance(size, n_nodes)
 
 
 def keep(
     target: Target,
     drafter: Drafter | None,
     costs: Costs,
-    priors: tuple[Prior, Prior] | None = None,
+    drafts: tuple[Acceptance, Acceptance] | None = None,
     copies: CopyPrior | None = None,
 ) -> None:
     """For the next process, which begins with what this one has learnt."""
     kept = costs.as_dict()
-    if priors is not None:
-        kept["priors"] = [prior.as_dict() for prior in priors]
+    if drafts is not None:
+        kept["drafts"] = [known.as_dict() for known in drafts]
     if copies is not None:
         kept["copies"] = copies.as_dict()
     disk_cache.write("costs", _key(target, drafter), kept)
@@ -145,7 +143,8 @@ class _Trial:
         most = min(target.n_ctx // (SHALLOW + 2), target.n_batch)
         self.n_seq = min(target.options.n_seq, most)
         self.budget_s = budget_s()
-        self.start = time.perf_counter()
+        self.is_rough = self.budget_s < BUDGET_S
+        self.end_s = math.inf
         self.n_steps = 0
         self.part = 0  # cached tokens of each sequence
         self.starts: list[StateCheckpoint] = []  # of each sequence, when it had just these
@@ -158,13 +157,13 @@ class _Trial:
         self.trees: dict[int, float] = {}
         room = min(target.n_batch, target.n_ctx - SHALLOW * self.n_seq)
         most = min(room // self.n_seq, target.max_width)
-        self.widths = [width for width in SIZES if width <= most]
+        self.widths = [width for width in ROW_COUNTS if width <= most]
 
     def run(self) -> Costs:
         """The costs by all times that were taken so far, those of an earlier run as well."""
-        self.n_steps = 0
+        self.n_steps, self.end_s = 0, math.inf
         features = self._fill(SHALLOW)
-        self.start = time.perf_counter()
+        self.end_s = time.perf_counter() + self.budget_s
         if features is not None:
             self._draft(1, 1, features)
         for n_rows in self._rows(self.widths[:2]):
@@ -199,18 +198,17 @@ class _Trial:
         """Those that matter most, after as many tokens as there is time for. False: for none."""
         # Room for a pass of all rows after it, and for a draft of many.
         room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
-        shallow = self.depth
-        widest = max(self.steps[shallow])
-        pass_s = median(self.steps[shallow][widest])
-        row_s = pass_s / widest  # a prompt's rows cost less, as the first fill will show
+        shallow, times = self.depth, self.steps[self.depth]
+        pass_s = median(times[max(times)])
+        row_s = pass_s / max(times)  # a prompt's rows cost less, as the first fill will show
         n_passes = _N_DEEP * (self.warm_up + _TIMED)
         for deep in DEEP:
             part = min(deep // self.n_seq, room)
             n_rows = self.n_seq * part
             n_chunks = math.ceil(n_rows / self.target.n_batch)
-            seconds = n_rows * row_s + n_passes * pass_s
             # With fewer tokens more, what they cost would be lost in the noise.
             is_deep = self.n_seq * (part - self.part) >= _MANY_ROWS
+            seconds = n_rows * row_s + n_passes * pass_s
             if not is_deep or not self._affords(n_chunks + n_passes, seconds):
                 break
             begin = time.perf_counter()
@@ -226,14 +224,13 @@ class _Trial:
         return True
 
     @property
-    def is_rough(self) -> bool:
-        """Whether a rough idea of the costs was asked for."""
-        return self.budget_s < BUDGET_S
-
-    @property
     def n_plain(self) -> int:
         """How many times of a plain step there are."""
         return len(self.steps[self.n_seq * SHALLOW].get(self.n_seq, ()))
+
+    @property
+    def depth(self) -> int:
+        return self.n_seq * self.part
 
     def _spread(self) -> float:
         """How far the median of the times of one kind is above the shortest, as a part of that: of
@@ -243,24 +240,80 @@ class _Trial:
         found = [median(each) / min(each) - 1 for each in times if len(each) > 1]
         return median(found) if found else 0.0
 
-    def empty(self) -> None:
-        for seq in range(self.n_seq):
-            self.target.clear(seq)
-            if self.drafter is not None:
-                self.drafter.truncate(seq, 0)
-
-    @property
-    def depth(self) -> int:
-        return self.n_seq * self.part
-
     def _rows(self, widths: list[int]) -> list[int]:
         """Row counts of a pass: of all sequences together, and of one alone."""
-        together = [width * self.n_seq for width in widths]
-        return list(dict.fromkeys(n for pair in zip(together, widths, strict=True) for n in pair))
+        return list(dict.fromkeys(n for width in widths for n in (width * self.n_seq, width)))
+
+    # Timing
 
     def _affords(self, n_steps: int, seconds: float) -> bool:
-        spent = time.perf_counter() - self.start
-        return self.n_steps + n_steps <= BUDGET_STEPS and spent + seconds <= self.budget_s
+        in_time = time.perf_counter() + seconds <= self.end_s
+        return in_time and self.n_steps + n_steps <= BUDGET_STEPS
+
+    def _timed(
+        self, run: Callable[[], float], n: int, guess_s: float, *, needed: bool = False
+    ) -> list[float]:
+        """Seconds of n runs after those that make graphs; none where there is no time for them."""
+        n += self.warm_up
+        if not needed and not self._affords(n, n * guess_s):
+            return []
+        seconds = [run() for _ in range(n)]
+        self.n_steps += n
+        first, rest = seconds[: self.warm_up], seconds[self.warm_up :]
+        self.made_s = sum(first) - self.warm_up * median(rest)
+        return rest
+
+    def _step(self, n_rows: int, timed: int, *, needed: bool = False) -> None:
+        """Time passes of `n_rows` rows at the present depth."""
+        known = self.steps.setdefault(self.depth, {})
+        seconds = self._timed(lambda: self._pass(n_rows), timed, self._guess(n_rows), needed=needed)
+        if seconds:
+            known.setdefault(n_rows, []).extend(seconds)
+        if len(seconds) > 1:
+            self.switches.append(self.made_s)
+
+    def _tree(self) -> None:
+        """Time passes over a tree of one sequence beside those over a chain of as many rows: a
+        path, and a leaf beside each of its nodes."""
+        # A batch has room for as many rows as a sequence has branches.
+        if min(self.target.options.n_branches, self.target.n_ctx - self.depth) < _TREE_ROWS:
+            return
+        path = list(range(-1, _TREE_ROWS // 2 - 1))
+        tree = [*path, *path[: _TREE_ROWS - 1 - len(path)]]
+        guess_s = self._guess(_TREE_ROWS)
+        chain = self._timed(lambda: self._drafted(), 2 * _TIMED, 2 * guess_s)
+        if chain:
+            seconds = self._timed(lambda: self._drafted(tree), 2 * _TIMED, guess_s, needed=True)
+            self.trees[self.depth] = max(median(seconds) - median(chain), 0.0)
+
+    def _draft(self, n_seqs: int, timed: int, features: Features | None = None) -> None:
+        """Time the draft stage for the first `n_seqs` sequences."""
+        known = self.drafts.setdefault(self.depth, {})
+        if features is None:
+            usual = median(next(iter(self.drafts.values()))[1]) * n_seqs
+            if not self._affords(1, (self.warm_up + timed) * usual + self._guess(SHALLOW)):
+                return
+            features = self._new_features(SHALLOW)
+        seconds = self._timed(lambda: self._drafted_s(n_seqs, features), timed, 0.0, needed=True)
+        known.setdefault(n_seqs, []).extend(seconds)
+
+    def _inject(self) -> None:
+        """Time a draft that has many rows to inject first."""
+        usual = median(self.drafts[self.depth][1])
+        n_rows = min(_MANY_ROWS, self.target.n_batch, self.target.n_ctx // self.n_seq - self.part)
+        seconds = (self.warm_up + 1) * usual + 2 * self._guess(n_rows)
+        if n_rows > 2 * SHALLOW and self._affords(1, seconds):
+            features = self._new_features(n_rows)
+            (seconds,) = self._timed(lambda: self._drafted_s(1, features), 1, 0.0, needed=True)
+            self.injections.append((seconds - usual) / (n_rows - SHALLOW))
+
+    def _guess(self, n_rows: int) -> float:
+        """Seconds of a pass, if need be from the nearest narrower one timed, by the row."""
+        known = self.steps.get(self.depth, {})
+        near = max((n for n in known if n <= n_rows), default=0)
+        return min(known[near]) * n_rows / near if near else 0.0
+
+    # Passes and drafts, each undone
 
     def _fill(self, part: int) -> Features | None:
         """Both caches to `part` tokens of each sequence; returns what the first injected last, None
@@ -270,7 +323,7 @@ class _Trial:
         for begin in range(0, part, chunk):
             self.part = begin
             n = min(chunk, part - begin)
-            self._pass(n * self.n_seq, output=False)
+            self._decode(n * self.n_seq, output=False)
             if self.drafter is not None:
                 for seq in range(self.n_seq):
                     rows = range(seq * n, (seq + 1) * n)
@@ -281,117 +334,58 @@ class _Trial:
         self.starts = [self.target.checkpoint(seq, part) for seq in range(self.n_seq)]
         return _features(self.target, range(n)) if self.drafter is not None else None
 
-    def _pass(self, n_rows: int, *, output: bool = True) -> float:
+    def empty(self) -> None:
+        for seq in range(self.n_seq):
+            self.target.clear(seq)
+            if self.drafter is not None:
+                self.drafter.truncate(seq, 0)
+
+    def _decode(self, n_rows: int, *, output: bool = True) -> float:
         """Seconds of a pass of random rows, dealt to the sequences as evenly as they go."""
         n_seqs = math.gcd(n_rows, self.n_seq) if self.target.needs_equal_rows else self.n_seq
         seq_ids = sorted(i % n_seqs for i in range(n_rows))
         positions = [self.part + i - seq_ids.index(seq) for i, seq in enumerate(seq_ids)]
-        tokens = self.rng.integers(0, self.target.n_vocab, n_rows, dtype=np.int32)
+        tokens = self._random(n_rows)
         begin = time.perf_counter()
         self.target.decode(tokens, positions, seq_ids, [output] * n_rows)
-        self.n_steps += 1
         return time.perf_counter() - begin
 
-    def _step(self, n_rows: int, timed: int, *, needed: bool = False) -> None:
-        """Time passes of `n_rows` rows at the present depth; the first one apart."""
-        known = self.steps.setdefault(self.depth, {})
-        n = self.warm_up + timed
-        if not needed and not self._affords(n, n * self._guess(n_rows)):
-            return
-        seconds = []
-        for _ in range(n):
-            seconds.append(self._pass(n_rows))
-            self._undo()
-        known.setdefault(n_rows, []).extend(seconds[self.warm_up :])
-        if timed > 1:
-            usual = median(seconds[self.warm_up :])
-            self.switches.append(sum(seconds[: self.warm_up]) - self.warm_up * usual)
+    def _pass(self, n_rows: int) -> float:
+        seconds = self._decode(n_rows)
+        self._undo()
+        return seconds
 
-    def _tree(self) -> None:
-        """Time passes over a tree of one sequence beside those over a chain of as many rows."""
-        n_rows = _TREE_ROWS
-        n = 2 * (self.warm_up + 2 * _TIMED)
-        # A batch has room for as many rows as a sequence has branches.
-        room = min(self.target.options.n_branches, self.target.n_ctx - self.depth)
-        is_possible = n_rows <= room
-        if not is_possible or not self._affords(n, n * self._guess(n_rows)):
-            return
-        usual = []
-        for drafted in (self._chain_s, self._tree_pass_s):
-            seconds = [drafted(n_rows) for _ in range(n // 2)]
-            usual.append(median(seconds[self.warm_up :]))
-        self.trees[self.depth] = max(usual[1] - usual[0], 0.0)
-
-    def _chain_s(self, n_rows: int) -> float:
-        """Seconds of a pass over a chain of random tokens of the first sequence; then undone."""
+    def _drafted(self, parents: list[int] | None = None) -> float:
+        """Seconds of a pass over random drafts of the first sequence: a chain without `parents`."""
+        anchor, *tokens = self._random(_TREE_ROWS)
         batch = Batch()
-        batch.add(0, self.part, self._random(n_rows))
-        return self._undone(batch)
-
-    def _tree_pass_s(self, n_rows: int) -> float:
-        """The same over a tree: a path, and a leaf beside each of its nodes."""
-        anchor, *tokens = self._random(n_rows)
-        path = list(range(-1, n_rows // 2 - 1))
-        batch = Batch()
-        batch.add_tree(0, self.part, anchor, tokens, [*path, *path[: n_rows - 1 - len(path)]])
-        return self._undone(batch)
-
-    def _random(self, n: int) -> list[int]:
-        tokens: list[int] = self.rng.integers(0, self.target.n_vocab, n).tolist()
-        return tokens
-
-    def _undone(self, batch: Batch) -> float:
+        if parents is None:
+            batch.add(0, self.part, [anchor, *tokens])
+        else:
+            batch.add_tree(0, self.part, anchor, tokens, parents)
         begin = time.perf_counter()
         self.target.run(batch)
         seconds = time.perf_counter() - begin
         self.target.keep(batch.parts[0], [0])
         self._undo()
-        self.n_steps += 1
         return seconds
+
+    def _random(self, n: int) -> list[int]:
+        tokens: list[int] = self.rng.integers(0, self.target.n_vocab, n).tolist()
+        return tokens
 
     def _undo(self) -> None:
         for seq, start in enumerate(self.starts):
             if not self.target.truncate(seq, start.length):
                 self.target.restore(seq, start)
 
-    def _guess(self, n_rows: int) -> float:
-        """Seconds of a pass, if need be from the nearest narrower one timed, by the row."""
-        known = self.steps[self.depth]
-        near = max((n for n in known if n <= n_rows), default=0)
-        return min(known[near]) * n_rows / near if near else 0.0
-
-    def _draft(self, n_seqs: int, timed: int, features: Features | None = None) -> None:
-        """Time the draft stage for the first `n_seqs` sequences; the first one apart."""
-        known = self.drafts.setdefault(self.depth, {})
-        if features is None:
-            usual = median(next(iter(self.drafts.values()))[1]) * n_seqs
-            if not self._affords(1, (self.warm_up + timed) * usual + self._guess(_ROWS)):
-                return
-            features = self._new_features(_ROWS)
-        seconds = [self._one_draft(n_seqs, features) for _ in range(self.warm_up + timed)]
-        known.setdefault(n_seqs, []).extend(seconds[self.warm_up :])
-
-    def _inject(self) -> None:
-        """Time a draft that has many rows to inject first."""
-        usual = median(self.drafts[self.depth][1])
-        n_rows = min(_MANY_ROWS, self.target.n_batch, self.target.n_ctx // self.n_seq - self.part)
-        if n_rows <= 2 * _ROWS or not self._affords(
-            1, (self.warm_up + 1) * usual + 2 * self._guess(n_rows)
-        ):
-            return
-        features = self._new_features(n_rows)
-        for _ in range(self.warm_up):
-            self._one_draft(1, features)
-        seconds = self._one_draft(1, features)
-        self.injections.append((seconds - usual) / (n_rows - _ROWS))
-
     def _new_features(self, n_rows: int) -> Features:
-        self._pass(n_rows, output=False)
+        self._decode(n_rows, output=False)
         self._undo()
         return _features(self.target, range(n_rows))
 
-    def _one_draft(self, n_seqs: int, features: Features) -> float:
-        """Seconds of one draft stage that injects `features` in each sequence; then undone."""
+    def _drafted_s(self, n_seqs: int, features: Features) -> float:
+        """Seconds of one draft stage that injects `features` in each sequence."""
         drafter = self.drafter
         assert drafter is not None
         n_draft = drafter.block_size - 1

@@ -1,0 +1,433 @@
+"""Whether to draft, and how many rows to verify: what gives most tokens a second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.controller.acceptance import Acceptance
+from dflash_local.controller.costs import Costs, Passes
+from dflash_local.controller.policy import KNOWN, Findings, Policy
+from dflash_local.controller.redecoded import Redecoded
+from dflash_local.controller.rows import HORIZON, Rows, merged
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.shape import Chain, Shape, ShapeName
+
+__all__ = ["Controller", "Policy"]
+
+_REPLAN = 8
+"""Rounds between plans: they take host time, up to a tenth of a tiny model's step. The prices of
+passes are made again after four times as many passes, or 32 times as many tokens."""
+_SEEN = 3
+"""Drafts that are verified in a look, and of a drafter that is not known, whatever their
+confidence. With none, a good drafter whose confidence says nothing is never found to be good."""
+_FIRST, _INCOME = 3.0, 0.004
+"""Plain rounds that looks may lose: at first, and for each round. With twice as much for each,
+`h200-8b-bf16` and `h200-8b-hot` lose 2 to 9 % in some texts; with less, a text that has turned is
+found too late."""
+_CREDIT, _OFF = 12.0, 64
+"""Plain rounds that drafting may lose, in all since it began to, before it is off for so many
+rounds; each time in a row for twice as many. For what the forecast does not see: without it,
+`tiny-gpu` and `h200-8b-q4` lose 2 % with an over-confident drafter."""
+_COPY_MARGIN = 1.5
+"""What rows of copies must bring for each plain row that they cost. With 1, a text that repeats
+nothing pays for guesses that only just break even, two or three in a hundred."""
+_LATEST = 1000
+"""Rounds after which what was not seen is tried: a new drafter, whatever it is thought to cost, and
+plain decoding while drafting is on. Without this, costs that were measured on a busy machine keep
+drafting off, or on, for good."""
+_FOREVER = 1 << 30
+
+
+class Controller:
+    """Decides for all sequences of one engine. In each round: `n_drafts`, and `without_sure` where
+    there are copies; after the draft its `chances`, and by them, once copies have joined, the
+    `rows`; `observe` for each draft that was verified; `observe_round`. Where nobody drafts,
+    `least_copied` says which copies are worth a look. No clock and no randomness: the same
+    measurements give the same decisions."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        block_size: int,
+        greedy: Acceptance | None = None,
+        sampled: Acceptance | None = None,
+        n_nodes: int = 0,
+        n_copied: int = 0,
+        *,
+        equal_rows: bool = False,
+    ) -> None:
+        """`block_size` rows with the anchor are the most that a sequence verifies of a drafter's
+        chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
+        a copy; 0 where there are none. `equal_rows`: all sequences of a pass get as many rows."""
+        self.costs = costs
+        self.redecoded = Redecoded(costs)
+        """The rows that its rounds decode again."""
+        self.known = {
+            True: greedy or Acceptance(block_size, n_nodes),
+            False: sampled or Acceptance(block_size, n_nodes),
+        }
+        """By whether the request is greedy: a draw hits the likeliest draft less often."""
+        self.n_nodes = n_nodes
+        self._equal = equal_rows
+        self._n_draft = block_size - 1
+        self._most = max(block_size - 1, n_nodes, n_copied)
+        self._rows, self._copied = Rows(equal=equal_rows), Rows(equal=equal_rows)
+        self._passes = Passes(costs)
+        self._newest = self.known[True]  # of the request that began last
+        self._round = self._depth = 0
+        # The batch, and the prices of its passes
+        self._members: list[Policy] = []
+        self._base = self._n_seqs = 0
+        self._prices: dict[ShapeName, list[float]] = {}
+        self._priced = (0, 0, 0, 0, 0)
+        # The plan in force
+        self._idle = self._replan_at = 0
+        self._on = self._looking = False
+        self._shape: ShapeName = "chain"
+        self._planned_at = self._plain_at = 0
+        self._doubt = 0.0
+        self._gain = 1.0  # of drafting, while it is on
+        # What looks and drafting may still lose, in plain rounds
+        self._spent = 0.0
+        self._credit, self._off_until, self._off = _CREDIT, 0, _OFF
+        # The rounds since
+        self._accepted = 0
+        self._n_resting = 0  # rows to inject because their sequences have not drafted
+
+    def open(
+        self, depth: int = 0, *, greedy: bool = True, shapes: Sequence[Shape] | None = None
+    ) -> Policy:
+        """A request begins, after `depth` tokens in all caches, whose drafts may have these shapes:
+        chains alone if there are none."""
+        if depth:
+            self._depth = depth
+        self._newest = self.known[greedy]
+        policy = Policy(self._newest, shapes or [Chain(self._n_draft)], self._round)
+        policy.has_drafter = self._n_draft > 0
+        return policy
+
+    @property
+    def idle(self) -> int:
+        """Rounds that are plain whatever is asked."""
+        return self._idle
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether a request that begins now may well draft, as far as is known."""
+        return self._on or self._looking or self._newest.rounds < KNOWN
+
+    def most_redecoded(self, n_seqs: int) -> float:
+        """Rows of each of `n_seqs` sequences beyond which not to draft, so that none are left to be
+        decoded again."""
+        draft_s = self.costs.host_s
+        if self._on or self._looking:
+            draft_s += self.costs.draft_s(n_seqs, self._depth) + self.costs.draft_host_s
+        return self.redecoded.most(n_seqs, self._depth, draft_s) / n_seqs
+
+    def skip(self, n_rounds: int) -> None:
+        """So many plain rounds were made without asking, at most `idle`."""
+        self._idle -= n_rounds
+        self._round += n_rounds
+        self._passes.skip(n_rounds)
+
+    # A round
+
+    def n_drafts(
+        self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
+    ) -> list[int]:
+        """How many tokens to draft for each sequence; 0: do without the drafter this round.
+
+        `limits` are the most drafts that make sense for each, by the end of its answer and the room
+        in the context. `other_rows` are rows of sequences in the same pass that have no policy.
+        """
+        self._round += 1
+        n = len(policies)
+        same = n + other_rows == self._base and list(policies) == self._members
+        if same and self._idle > 0:
+            self._idle -= 1
+            return [0] * n
+        if not same or self._round >= self._replan_at:
+            self._plan(policies, other_rows)
+        if self._idle > 0:
+            return [0] * n
+        return [
+            self._n_draft if (p.drafting or p.looking) and limit > 0 else 0
+            for p, limit in zip(policies, limits, strict=True)
+        ]
+
+    def without_sure(
+        self, policies: Sequence[Policy], n_drafts: Sequence[int], copies: Sequence[list[float]]
+    ) -> list[int]:
+        """`n_drafts`, without those sequences whose copies, with these falling chances, are so sure
+        that the drafter is not asked."""
+        if self._looking:
+            return list(n_drafts)
+        n_drafting = sum(map(bool, n_drafts))
+        return [
+            0 if n and curve and self._does_without(policy, curve, n_drafting) else n
+            for policy, n, curve in zip(policies, n_drafts, copies, strict=True)
+        ]
+
+    def _does_without(self, policy: Policy, copied: list[float], n_drafting: int) -> bool:
+        """Whether a copy with these chances is verified by itself, and a draft would add less to it
+        than its time is worth."""
+        costs, rows = self.costs, self._rows
+        if self._copies().once([copied], self._last_rows("chain"), costs.switch_s) == [1]:
+            return False  # the round would be plain
+        both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
+        draft_s = costs.draft_s(n_drafting, self._depth) + costs.draft_host_s
+        draft_s /= n_drafting
+        if self._shape == "tree":  # the pass of a copy is that of a chain: there and back
+            draft_s -= 2 * costs.switch_s / n_drafting
+        return rows.value(both) - rows.value(copied) < draft_s * rows.rate
+
+    def chances(
+        self, policies: Sequence[Policy], drafts: Sequence[Draft], limits: Sequence[int]
+    ) -> list[list[float]]:
+        """The falling chances of what a drafter has drafted for each sequence, to be accepted;
+        empty where it has not. Asked once in each round with drafts: it counts them."""
+        chains: list[list[float]] = []
+        for policy, draft, limit in zip(policies, drafts, limits, strict=True):
+            if not draft or limit < 1:
+                chains.append([])
+                continue
+            found = policy.chances(draft)
+            if policy.looking or policy.known.rounds < KNOWN:
+                found[:_SEEN] = [1.0] * min(_SEEN, len(found))
+            chains.append(found[:limit])
+            policy.rounds += 1
+            self._n_resting += self._round - policy.rest_from
+            policy.rest_from = self._round
+        return chains
+
+    def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
+        """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
+
+        `chains` are the falling chances of the drafts, as `chances` has them, or of what they are
+        once copies have joined them. `drafted`: the drafter had a part in the round; otherwise they
+        are copies alone.
+        """
+        switch_s = self.costs.switch_s
+        if not drafted:
+            self._price(len(chains))
+            return self._copies().once(chains, self._last_rows("chain"), switch_s)
+        if self._looking:
+            return [1 + min(_SEEN, len(chain)) for chain in chains]
+        return self._rows.usual(chains, self._last_rows(self._shape), switch_s)
+
+    def _last_rows(self, shape: ShapeName) -> int | None:
+        """Those of the last pass, without as many as this round decodes again."""
+        rows = self._passes.rows(shape)
+        return rows if rows is None else rows - self.redecoded.now
+
+    def least_copied(self, n_seqs: int) -> NDArray[np.float64]:
+        """How much of the first k + 1 tokens of a copy must be expected to be right, float64 by k,
+        in a round in which none of `n_seqs` sequences drafts: else `rows` takes none of them."""
+        self._price(n_seqs)
+        return self._copies().least(n_seqs, self._last_rows("chain"), self.costs.switch_s)
+
+    def _copies(self) -> Rows:
+        """Chooses rows where nobody drafts."""
+        passes = self._passes_s("chain")
+        self._copied.price(self._base, passes, _COPY_MARGIN * self._base / passes[0] * self._gain)
+        return self._copied
+
+    # What became of it
+
+    def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
+        """What became of a draft: the tokens emitted after its anchor, the last the target's own.
+
+        Not needed where nothing was verified.
+        """
+        self._accepted += len(tokens) - 1
+        if draft.candidates is not None or not all(draft.copied):
+            policy.observe(draft, tokens)
+
+    def observe_round(
+        self,
+        n_rows: int,
+        shape: ShapeName,
+        n_drafting: int,
+        depth: int,
+        draft_s: float,
+        verify_s: float,
+        host_s: float | None = None,
+        *,
+        rebuilt: bool = False,
+        n_injected: int = 0,
+        inject_s: float = 0.0,
+    ) -> None:
+        """The times of a round: rows of its target pass and their shape, sequences that drafted,
+        cached tokens.
+
+        `host_s` is the rest of the round, where the caller knows it. `rebuilt`: llama.cpp has built
+        its graph again, whether the row count is another or not. `n_injected` rows were injected
+        for its drafts, in the draft stage or in `inject_s` before it. Not for rounds of which
+        `n_drafts` was not asked, except plain ones.
+        """
+        costs, drafted, base = self.costs, n_drafting > 0, self._base
+        n_new = n_rows - self.redecoded.now
+        verified = drafted or n_new > base
+        changed = self._passes.rows(shape) != n_rows
+        self._depth = depth
+        if not verified:
+            self._plain_at = self._round
+        self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
+        self.redecoded.observe(n_new, base + self._accepted, verified=verified, changed=changed)
+        if host_s is not None and (drafted or not verified):
+            costs.observe_host(drafted, host_s)
+        if drafted:
+            if self._passes.fresh and not self._looking and not self.redecoded.usual:
+                # Graphs are made once, and say nothing of the drafter's worth.
+                verify_s = min(verify_s, costs.step_s(n_rows, depth, shape))
+            if self._looking or inject_s:  # with many rows to inject
+                costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected)
+            else:
+                costs.observe_draft(n_drafting, depth, draft_s)
+            if inject_s and not self._looking:  # drafting pays for its rests, not for prompts
+                inject_s *= min(self._n_resting / n_injected, 1.0)
+            host_s = costs.host_s + costs.draft_host_s if host_s is None else host_s
+            self._settle(inject_s + draft_s + verify_s + host_s)
+        elif self._on and not verified and self.redecoded.now and base:
+            # What drafts have left to do is theirs to pay.
+            self._settle(costs.step_s(n_rows, depth) + costs.host_s + changed * costs.switch_s)
+        self._accepted = self._n_resting = 0
+
+    def _settle(self, seconds: float) -> None:
+        """After a round that drafted: how far it was ahead of plain decoding."""
+        gained = 1 + self._accepted / self._base - seconds / self._passes_s("chain")[0]
+        if self._looking:
+            self._spent = max(self._spent - gained, 0.0)
+            return
+        self._credit = min(self._credit + gained, 2 * _CREDIT)
+        if self._credit >= 2 * _CREDIT:
+            self._off = _OFF
+        if self._credit < 0:
+            self._credit, self._off_until = _CREDIT, self._round + self._off
+            self._off, self._replan_at = 2 * self._off, 0
+
+    # The plan
+
+    def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
+        """Whether to draft for the rounds to come, or to look whether it pays."""
+        now, costs = self._round, self.costs
+        self._base, self._members = len(policies) + other_rows, list(policies)
+        self._price(len(policies))
+        if not self._on:
+            self._prices = {}  # what has just been seen counts
+        able = [policy for policy in policies if not policy.off] if self._n_draft else []
+        findings = self._best(able) if able else None
+        is_off = now < self._off_until
+        if findings and is_off:
+            findings = replace(findings, suspended=True)
+        gain = findings.gain if findings else 0.0
+        # What going there costs must be earned; and a few drafts tell little: what is lost in all
+        # rounds together must be worth the way there and back (2 % of `moe`, 15 % of `tiny-gpu`).
+        switch = costs.switch_s / self._passes_s("chain")[0]
+        self._doubt = max(self._doubt + (now - self._planned_at) * (1 - gain), 0.0)
+        if not self._on:
+            self._doubt = 0.0
+        self._on = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / HORIZON
+        self._on, self._planned_at = self._on and not is_off, now
+        self._gain = max(gain, 1.0) if self._on else 1.0
+        passes = self._passes_s(self._shape)
+        self._rows.price(self._base, passes, self._base / passes[0] * self._gain)
+        for policy in able:
+            policy.drafting, policy.looking, policy.findings = self._on, False, findings
+        self._idle, self._looking = 0, False
+        if self._on:
+            if now - self._plain_at > _LATEST:
+                self._idle = 2  # until its graphs are there
+            early = any(policy.known.rounds < KNOWN for policy in able)
+            self._replan_at = now + self._idle + (1 if early else _REPLAN)
+            return
+        wait = self._off_until - now if is_off else self._look(able)
+        self._looking = wait == 0
+        self._idle, self._replan_at = max(wait - 1, 0), 0
+
+    def _best(self, able: Sequence[Policy]) -> Findings:
+        """The best that drafting can do, in each shape that is open: in the last one, unless the
+        other has more of a lead than going there costs."""
+        found: dict[ShapeName, Findings] = {}
+        for name in sorted({name for policy in able for name in policy.shapes}):
+            for policy in able:
+                policy.take(name)
+            found[name] = self._forecast(able, name)
+        gains = {name: findings.gain for name, findings in found.items()}
+        if self._shape in gains:
+            gains[self._shape] *= 1 + self.costs.switch_s / self._passes_s("chain")[0] / HORIZON
+        best = max(gains, key=gains.__getitem__)
+        if best != self._shape:
+            self._rows.forget()
+        self._shape = best
+        for policy in able:
+            policy.take(best)
+        return found[best]
+
+    def _forecast(self, able: Sequence[Policy], shape: ShapeName) -> Findings:
+        """The best that drafting for these can do, by the mean of their last drafts."""
+        costs, depth, base = self.costs, self._depth, self._base
+        passes, plain_s = self._passes_s(shape), self._passes_s("chain")[0]
+        draft_s = costs.draft_s(len(able), depth) + costs.draft_host_s
+        chances = merged([policy.typical() for policy in able], base if self._equal else 0)
+        tokens = list(accumulate(chances, initial=float(base)))
+        rates = [got / (draft_s + spent) for got, spent in zip(tokens, passes, strict=False)]
+        k = max(range(len(rates)), key=rates.__getitem__)
+        return Findings(
+            n_seqs=base,
+            drafts=k,
+            tokens=tokens[k],
+            gain=rates[k] * plain_s / base,
+            draft_cost=costs.draft_s(len(able), depth) / plain_s,
+            double_cost=costs.step_s(2 * base, depth) / costs.step_s(base, depth),
+        )
+
+    def _look(self, able: Sequence[Policy]) -> int:
+        """Let one sequence draft in this round to see whether it pays, if that is not too dear;
+        rounds to wait if it is."""
+        if not able:
+            return _FOREVER
+        costs, depth = self.costs, self._depth
+        policy = max(able, key=lambda each: each.rest_from)  # the fewest rows to inject
+        passes, plain_s = self._passes_s(policy.shape.name), self._passes_s("chain")[0]
+        n_seen = min(_SEEN, len(passes) - 1)
+        seconds = costs.draft_s(1, depth) + costs.draft_host_s + 2 * costs.switch_s
+        seconds += costs.inject_s * (self._round - policy.rest_from) + passes[n_seen] - plain_s
+        loss = seconds / plain_s - sum(policy.typical()[:n_seen]) / self._base
+        upkeep = costs.inject_s / plain_s  # a look that waits has more to inject
+        short = loss + self._spent - _FIRST - _INCOME * self._round
+        left = _FOREVER if policy.known.rounds else _LATEST - self._round
+        if short <= 0 or left <= 0:
+            policy.looking = True
+            return 0
+        if upkeep >= _INCOME:
+            for policy in able:
+                policy.off = True
+            return _FOREVER
+        return min(int(short / (_INCOME - upkeep)) + 1, left)
+
+    def _price(self, n_seqs: int) -> None:
+        """Make the prices of passes for so many sequences of this batch, where they are old."""
+        n_again, costs = self.redecoded.usual, self.costs
+        base, age = self._base, costs.n_observed // (4 * _REPLAN)
+        kind = base, n_seqs, n_again, age, self._depth // (32 * _REPLAN)
+        if kind != self._priced:
+            self._priced, self._n_seqs, self._prices = kind, n_seqs, {}
+
+    def _passes_s(self, shape: ShapeName) -> list[float]:
+        """Seconds of a pass with k rows beyond a plain one's, the host's part included."""
+        if shape not in self._prices:
+            costs, depth, n_again = self.costs, self._depth, self.redecoded.usual
+            again_s = costs.host_s + self.redecoded.usual_s
+            drafted = [
+                costs.step_s(self._base + k + n_again, depth, shape) + again_s
+                for k in range(1, self._n_seqs * self._most + 1)
+            ]
+            plain_s = costs.step_s(self._base, depth) + costs.host_s
+            self._prices[shape] = [plain_s, *drafted]
+        return self._prices[shape]

@@ -1,0 +1,341 @@
+"""What the parts of a round cost on this machine: measured, then followed while decoding."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_local.draft.shape import ShapeName
+
+Table = Mapping[int, Mapping[int, float]]
+"""Seconds by depth (cached tokens) and count (rows or sequences)."""
+
+ROW_COUNTS = (1, 2, 8, 4, 16, 32, 9, 6, 3, 12, 24, 64, 48)
+"""The row counts that are measured, in this order, as a slow machine gets no further than the
+first."""
+TO_MAKE = 2
+"""Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
+with the second what it will replay. With 1, the second counts as a slow machine."""
+_SLOWEST = 0.06
+"""The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
+_MEASURED = round(1 / _SLOWEST)
+"""How many live observations a calibrated time counts as."""
+_DRIFT = 0.02
+"""The part of each surprise that is taken to hold for all counts: the machine, not the width.
+Without it, a machine that slows down loses up to a fifth of its speed."""
+_CLIP = 0.25
+"""Surprise, in natural logarithms, beyond which a longer time says no more: without, a hiccup turns
+drafting off. Nothing makes a machine faster for a moment, so of a shorter time all beyond this is
+believed at once."""
+_NOISY = 0.25
+"""Medians so far above the shortest times were disturbed more often than not: on two cores with
+ten other busy programs it was 0.3 to 13. Without, such times decide whether a pair drafts, and are
+kept."""
+
+_LEAST_S = 1e-9
+_TIMES = ("switch_s", "host_s", "draft_host_s", "inject_s")
+
+
+class Costs:
+    """Seconds of a target step, a draft stage and what lies between, by rows and depth.
+
+    `switch_s` is the extra of going to another row count: llama.cpp builds its graph anew, and a
+    GPU records it with the pass after that. `host_s` is the rest of any round, `draft_host_s` what
+    the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
+    of context injected beyond a round's own few. `trees` is the extra of a pass over a tree, by
+    depth: llama.cpp looks at all cells for each of its ids. `spread` says how far the median of the
+    times of one kind of pass was above the shortest, as a part of that: what else the machine did.
+    `budget_s` are the seconds that measuring all this was allowed to take.
+    """
+
+    def __init__(
+        self,
+        steps: Table,
+        drafts: Table,
+        *,
+        switch_s: float = 0.0,
+        host_s: float = 0.0,
+        draft_host_s: float = 0.0,
+        inject_s: float = 0.0,
+        trees: Mapping[int, float] | None = None,
+        spread: float = 0.0,
+        budget_s: float = 0.0,
+    ) -> None:
+        """`steps[depth][rows]`, `drafts[depth][sequences]` and `trees[depth]`, in seconds; None:
+        trees cost what chains do.
+
+        Raises ValueError for a table without a number, and for numbers that are no durations.
+        """
+        self._steps, self._drafts = _Surface(steps), _Surface(drafts)
+        self.switch_s = _duration(switch_s)
+        self.host_s = _duration(host_s)
+        self.draft_host_s = _duration(draft_host_s)
+        self.inject_s = _duration(inject_s)
+        self._trees = _Surface({d: {1: _duration(s)} for d, s in (trees or {0: 0.0}).items()})
+        self.spread = _duration(spread)
+        self.budget_s = _duration(budget_s)
+        self.n_observed = 0
+
+    @property
+    def noise(self) -> str | None:
+        """What to tell if other work disturbed the measurement too much to be relied on."""
+        if self.spread <= _NOISY:
+            return None
+        return (
+            "this machine is busy with other work: times of the same pass differed by "
+            f"{self.spread:.0%}, so they are not kept, and the next load measures again; drafting "
+            "adapts to what rounds take"
+        )
+
+    @property
+    def depths(self) -> list[int]:
+        """The cached tokens after which was measured: one depth, or a shallow and a deep one."""
+        return self._steps.depths
+
+    def step_s(self, n_rows: int, depth: int, shape: ShapeName = "chain") -> float:
+        """One target pass of `n_rows` rows, all sequences together, after `depth` cached tokens."""
+        tree_s = self._trees.at(1, depth) if shape == "tree" else 0.0
+        return self._steps.at(n_rows, depth) + tree_s
+
+    def draft_s(self, n_seqs: int, depth: int) -> float:
+        """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none."""
+        return self._drafts.at(n_seqs, depth) if n_seqs > 0 else 0.0
+
+    def best_gain(self, n_draft: int, n_seqs: int) -> float:
+        """How many times as fast as plain decoding drafting would be if every draft were accepted:
+        at the best depth that was measured, with the best number of drafts up to `n_draft`, for one
+        sequence or for `n_seqs`."""
+        best = 0.0
+        for depth in self.depths:
+            for n in {1, n_seqs}:
+                plain_s = self.step_s(n, depth) + self.host_s
+                extra_s = self.draft_s(n, depth) + self.draft_host_s + self.host_s
+                for width in range(2, n_draft + 2):
+                    seconds = extra_s + self.step_s(n * width, depth)
+                    best = max(best, width * plain_s / seconds)
+        return best
+
+    def observe_step(
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
+    ) -> None:
+        """A pass for which all graphs were there."""
+        if not (seconds > 0 and math.isfinite(seconds)):
+            return
+        self.n_observed += 1
+        # Nothing tells apart what is due to a tree and what to its row count.
+        self._steps.observe(n_rows, seconds / self.step_s(n_rows, depth, shape))
+
+    def observe_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
+        """A draft stage that had no more to inject than the rows of a round."""
+        if seconds > 0 and math.isfinite(seconds):
+            self._drafts.observe(n_seqs, seconds / self._drafts.at(n_seqs, depth))
+
+    def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
+        """A draft stage with so many rows to inject: neither part takes longer than both. Without
+        this, what was measured on a busy machine stays too dear for good where it ends drafting."""
+        if 0 < seconds < self.draft_s(n_seqs, depth) * math.exp(-_CLIP):
+            self.observe_draft(n_seqs, depth, seconds)
+        if n_injected:
+            self.inject_s = min(self.inject_s, seconds / n_injected)
+
+    def observe_switch(self, extra_s: float, usual_s: float) -> None:
+        """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
+        extra_s = max(extra_s, 0.0)
+        self.switch_s = min(self.switch_s, extra_s + TO_MAKE * usual_s)
+        self.switch_s += _SLOWEST * min(extra_s - self.switch_s, _CLIP * usual_s)
+
+    def observe_host(self, drafted: bool, seconds: float) -> None:
+        """What a round took beside its draft stage and its target pass."""
+        most = _CLIP * self._steps.at(1, self._steps.depths[0])
+        if drafted:
+            surprise = max(seconds - self.host_s, 0.0) - self.draft_host_s
+            self.draft_host_s += _SLOWEST * min(max(surprise, -most), most)
+        else:
+            self.host_s += _SLOWEST * min(max(seconds - self.host_s, -most), most)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the tables as they now are, with depths and counts as text, in seconds."""
+        return {
+            "step_s": self._steps.as_dict(),
+            "draft_s": self._drafts.as_dict(),
+            **{name: getattr(self, name) for name in _TIMES},
+            "tree_s": {depth: row["1"] for depth, row in self._trees.as_dict().items()},
+            "spread": self.spread,
+            "budget_s": self.budget_s,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Any) -> Costs:
+        """From `as_dict`. Raises ValueError when it is not that."""
+        try:
+            return cls(
+                _table(raw["step_s"]),
+                _table(raw["draft_s"]),
+                **{name: raw[name] for name in _TIMES},
+                trees={int(depth): seconds for depth, seconds in raw["tree_s"].items()},
+                spread=raw["spread"],
+                budget_s=raw["budget_s"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no costs: {error!r}") from None
+
+
+class _Surface:
+    """Seconds by count and depth: straight lines between the counts measured, and along the depth.
+
+    Counts that are met while decoding become points of their own, because a curve has cliffs.
+    """
+
+    def __init__(self, table: Table) -> None:
+        depths = sorted(depth for depth, row in table.items() if row)
+        if not depths:
+            raise ValueError("no costs: an empty table")
+        self.depths = [depths[0]] if len(depths) == 1 else [depths[0], depths[-1]]
+        shallow, deep = table[self.depths[0]], table[self.depths[-1]]
+        self.counts = sorted(shallow)
+        if self.counts[0] < 1:
+            raise ValueError(f"no costs: a time of {self.counts[0]} rows")
+        self._seconds = [max(_duration(shallow[n]), _LEAST_S) for n in self.counts]
+        self._weights: list[float] = [_MEASURED] * len(self.counts)
+        self._drift = 1.0
+        span = max(self.depths[-1] - self.depths[0], 1)
+        both = [n for n in self.counts if n in deep]
+        rises = [max(_duration(deep[n]) - shallow[n], 0.0) / span for n in both]
+        self._token_s, self._row_s = _line(both, rises) if rises else (0.0, 0.0)
+
+    def at(self, n: int, depth: int) -> float:
+        seconds = _between(self.counts, self._seconds, n)
+        if len(self.counts) == 1:
+            seconds *= n / self.counts[0]
+        elif n > self.counts[-1]:
+            seconds += (n - self.counts[-1]) * self._last_rise()
+        seconds += (depth - self.depths[0]) * (self._token_s + self._row_s * n)
+        return max(self._drift * seconds, _LEAST_S)
+
+    def observe(self, n: int, ratio: float) -> None:
+        """A time was `ratio` of what is known.
+
+        If it is far shorter than what was measured, the machine was busy then, and all counts that
+        were not seen since were measured too long, too. Otherwise a fall is shared between the
+        count and the machine as rises are: else each swing of the machine's speed would leave one
+        part higher and another lower, till wide passes seem to cost what narrow ones do.
+        """
+        is_known = n in self.counts
+        i = self._point(n)
+        if ratio < math.exp(-_CLIP) and (not is_known or self._weights[i] == _MEASURED):
+            for j, weight in enumerate(self._weights):
+                if weight == _MEASURED or j == i:
+                    self._seconds[j] *= ratio
+            ratio = 1.0
+        surprise = math.log(max(ratio, _LEAST_S))
+        at_once, surprise = min(surprise + _CLIP, 0.0), min(max(surprise, -_CLIP), _CLIP)
+        self._weights[i] += 1
+        part = max(1 / self._weights[i], _SLOWEST)
+        common = _DRIFT / (part + _DRIFT)
+        self._seconds[i] *= math.exp(at_once * (1 - common) + part * surprise)
+        self._drift *= math.exp(at_once * common + _DRIFT * surprise)
+
+    def _point(self, n: int) -> int:
+        """The place of a count among the points; it becomes one."""
+        i = bisect_left(self.counts, n)
+        if i == len(self.counts) or self.counts[i] != n:
+            self._seconds.insert(i, self.at(n, self.depths[0]) / self._drift)
+            self._weights.insert(i, 0.5)  # it never weighs what a measured one does at first
+            self.counts.insert(i, n)
+        return i
+
+    def as_dict(self) -> dict[str, dict[str, float]]:
+        """To the picosecond, so that what is read is written again as it was: the slope between two
+        depths gives a time back but for its last bit."""
+        return {
+            str(depth): {str(n): round(self.at(n, depth), 12) for n in self.counts}
+            for depth in self.depths
+        }
+
+    def _last_rise(self) -> float:
+        """Seconds a count beyond the last point, over the upper half of the curve: two
+        neighbouring points would say little."""
+        last = self.counts[-1]
+        low = next(i for i, n in enumerate(self.counts) if 2 * n >= last or n == self.counts[-2])
+        low = min(low, len(self.counts) - 2)
+        rise = (self._seconds[-1] - self._seconds[low]) / (last - self.counts[low])
+        return max(rise, 0.0)
+
+
+class Passes:
+    """Hands the times of passes to `Costs`, each as what it is beside the pass before.
+
+    llama.cpp keeps its graph over passes of as many rows, all of them chains or all with trees,
+    until the cache has grown by so much.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._kind: tuple[int, ShapeName] = (0, "chain")
+        self._made = 0  # passes since the last new graph, that one included
+        self._extra_s = 0.0  # of those that made graphs
+        self._skipped = 0
+        self.fresh = False
+        """Whether graphs were still made in the last pass."""
+
+    def rows(self, shape: ShapeName) -> int | None:
+        """Those of the last pass, if one more over drafts of that shape would have its graph."""
+        rows, last_shape = self._kind
+        return rows if shape == last_shape else None
+
+    def skip(self, n_rounds: int) -> None:
+        """The next time is the mean of so many passes more."""
+        self._skipped = n_rounds
+
+    def observe(
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName, *, rebuilt: bool
+    ) -> None:
+        """`rebuilt`: llama.cpp is known to have built its graph again."""
+        kind = n_rows, shape
+        n, self._skipped = 1 + self._skipped, 0
+        if rebuilt or kind != self._kind:
+            self._kind, self._made, self._extra_s = kind, 0, 0.0
+        self.fresh, usual_s = self._made < TO_MAKE, self._costs.step_s(n_rows, depth, shape)
+        # With what making graphs takes, a pass can only tell that it was thought to be too dear.
+        if not self.fresh or seconds < usual_s * math.exp(-_CLIP):
+            self._costs.observe_step(n_rows, depth, seconds, shape)
+        self._made += n
+        self._extra_s += n * (seconds - usual_s)
+        if self.fresh and self._made >= TO_MAKE:
+            self._costs.observe_switch(self._extra_s, usual_s)
+
+
+def _between(xs: list[int], ys: list[float], x: int) -> float:
+    """On the broken line through the points; constant outside."""
+    i = bisect_left(xs, x)
+    if i == len(xs):
+        return ys[-1]
+    if xs[i] == x or i == 0:
+        return ys[i]
+    part = (x - xs[i - 1]) / (xs[i] - xs[i - 1])
+    return ys[i - 1] + part * (ys[i] - ys[i - 1])
+
+
+def _line(counts: list[int], rises: list[float]) -> tuple[float, float]:
+    """Seconds that a cached token costs more in any pass and for each of its rows, by least
+    squares, neither below 0: each rise by itself is too noisy to go by."""
+    n, mean, rise = len(counts), sum(counts) / len(counts), sum(rises) / len(rises)
+    spread = sum((count - mean) ** 2 for count in counts)
+    tilt = sum((count - mean) * s for count, s in zip(counts, rises, strict=True))
+    row_s = min(max(tilt / spread, 0.0), rise / mean) if n > 1 else 0.0
+    return rise - row_s * mean, row_s
+
+
+def _duration(seconds: Any) -> float:
+    value = float(seconds)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"no costs: {seconds!r} is no number of seconds")
+    return value
+
+
+def _table(raw: Any) -> dict[int, dict[int, float]]:
+    return {
+        int(depth): {int(n): _duration(s) for n, s in row.items()} for depth, row in raw.items()
+    }

@@ -1,0 +1,163 @@
+"""One request's part in the controller's decisions, and what a user is told of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflash_local.controller.acceptance import Acceptance
+from dflash_local.controller.rows import BLEND
+from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.draft.shape import Shape, ShapeName
+
+KNOWN = 16
+"""Verified drafts by which a drafter is known. Until then, it is thought to be good, plans are made
+in each round, and some drafts are verified whatever their confidence. Without this, `tiny-gpu` and
+`h200-8b-q4` lose 3 to 30 % with drafters whose confidence says nothing."""
+_SPARSE = 4
+"""One in so many rounds with chains is also judged as a tree, if trees are allowed. Without this,
+trees that begin to pay are never found; in each round, it costs a tiny model host time."""
+_ENOUGH_TRIALS = 48
+"""Drafts before a user is warned that few are kept. With fewer, one bad passage is told as a fault
+of the pair."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a plan found for the sequences of a batch; times in plain rounds.
+
+    At its best, drafting verifies `drafts` drafts of all sequences, emits `tokens` a round and is
+    `gain` times as fast as plain decoding. `draft_cost` is that of the draft stage, `double_cost`
+    that of a pass of twice the rows of a plain one.
+    """
+
+    n_seqs: int
+    drafts: int
+    tokens: float
+    gain: float
+    draft_cost: float
+    double_cost: float
+    suspended: bool = False
+
+    def text(self, drafting: bool) -> str:
+        """One line: whether drafting is on, and why."""
+        n = self.n_seqs
+        if drafting:
+            width = f"{self.drafts + n} rows" if n > 1 else f"width {self.drafts + 1}"
+            return (
+                f"drafting is on: {self.tokens:.1f} tokens a round at {width}, "
+                f"{self.gain:.2f} times the speed of plain decoding"
+            )
+        if self.suspended:
+            return "drafting is off for a while: its rounds took longer than their tokens are worth"
+        if self.gain >= 1:
+            return "drafting is off for a while: it has not paid so far"
+        if self.double_cost >= 1.5:
+            return (
+                f"drafting is off: checking {2 * n} tokens costs {self.double_cost:.1f} steps "
+                "on this device"
+            )
+        if self.draft_cost >= 0.8:
+            return (
+                f"drafting is off: a draft alone costs {self.draft_cost:.1f} steps on this device"
+            )
+        return (
+            f"drafting is off: at its best a round would give {self.tokens / n:.1f} tokens in the "
+            f"time of {self.tokens / n / max(self.gain, 1e-9):.1f}"
+        )
+
+
+class Policy:
+    """What the controller keeps of one request."""
+
+    def __init__(self, known: Acceptance, shapes: Sequence[Shape], now: int) -> None:
+        """`shapes`: those that its drafts may have; `now` is the controller's round."""
+        self.known = known
+        self.shapes: dict[ShapeName, Shape] = {shape.name: shape for shape in shapes}
+        self.shape = shapes[0]
+        """Of its next draft, as the last plan wants it."""
+        self.drafting = False
+        self.looking = False
+        """Drafts this round only, to see whether it pays."""
+        self.has_drafter = True
+        self.off = False
+        """For good: no draft will be asked for again, so the drafter needs no more of the text."""
+        self.rounds = 0
+        self.rest_from = now
+        self.findings: Findings | None = None
+        self._curves: dict[ShapeName, list[float]] = {}
+        self._n_tried = self._n_kept = 0
+        self._promised = 0.0
+
+    def take(self, name: ShapeName) -> None:
+        """Draft in that shape from now on, if the request allows it."""
+        self.shape = self.shapes.get(name, self.shape)
+
+    def rate(self, candidates: Candidates) -> Candidates:
+        """The candidates of a draft with what each is thought to be worth."""
+        return self.known.rate(candidates) if self.shape.name == "tree" else candidates
+
+    def typical(self) -> list[float]:
+        """The falling chances of its drafts' nodes, in the mean of the last ones."""
+        name, known = self.shape.name, self.known
+        curve = self._curves.get(name) or known.usual(name)
+        if known.rounds >= KNOWN:
+            return curve
+        return list(map(max, curve, known.cold(name)))
+
+    def chances(self, draft: Draft) -> list[float]:
+        """The falling chances of a new draft's nodes to be accepted."""
+        name, known = self.shape.name, self.known
+        found = known.chances(draft, name)
+        self._notice(found, name)
+        for other in self.shapes:
+            if other != name and (other == "chain" or self.rounds % _SPARSE == 0):
+                candidates = draft.candidates
+                curve = known.of_other_shape(candidates, other) if candidates else found
+                self._notice(curve, other)
+        return found
+
+    def _notice(self, curve: list[float], name: ShapeName) -> None:
+        """The chances of a new draft, if it had that shape."""
+        self.known.notice(curve, name)
+        mean = self._curves.get(name, self.known.usual(name))
+        if name == "tree":
+            curve = [*curve, *[0.0] * len(mean)]
+        if len(curve) >= len(mean):  # others were cut short by the end of the answer
+            self._curves[name] = [
+                old + BLEND * (new - old) for old, new in zip(mean, curve, strict=False)
+            ]
+
+    def observe(self, draft: Draft, tokens: Sequence[int]) -> None:
+        """What became of a draft: the tokens emitted after its anchor."""
+        n_tried = self.known.observe(draft, tokens)
+        known = draft.candidates
+        told = draft.logprobs if known is None else known.logprobs[:, 0].tolist()
+        self._n_tried += n_tried
+        self._n_kept += min(len(tokens) - 1, n_tried)
+        self._promised += sum(math.exp(min(lp, 0.0)) for lp in told[:n_tried] if lp < math.inf)
+
+    @property
+    def reason(self) -> str:
+        """One line: whether drafting is on, and why."""
+        if not self.has_drafter:
+            return "no drafter: what the text has already is drafted where that pays"
+        if self.findings is None:
+            return "drafting has not been tried yet"
+        return self.findings.text(self.drafting)
+
+    @property
+    def warning(self) -> str | None:
+        """One line where far fewer drafts are accepted than the drafter is sure of; else None."""
+        if self._n_tried < _ENOUGH_TRIALS:
+            return None
+        kept, promised = self._n_kept / self._n_tried, self._promised / self._n_tried
+        # Drafters that give no probabilities call every draft certain.
+        if promised > 0.9999 or kept > 0.6 * promised:
+            return None
+        return (
+            f"{kept:.0%} of the drafts are accepted where the drafter's own confidence promises "
+            f"{promised:.0%}; likely causes: a thinking mode that the drafter was not trained for, "
+            "another tokenizer or chat template, or another fine-tune of the target"
+        )

@@ -1,0 +1,257 @@
+"""The controller on made-up machines and texts: near the best fixed width, never below plain.
+
+`tools/play_controllers.py` plays all of them, and prints a table.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from dflash_local.controller.acceptance import Acceptance
+from dflash_local.controller.controller import Controller, Policy
+from dflash_local.controller.costs import Costs
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.shape import DraftShape
+from drafted_text import BLOCK, text
+from machines import MACHINES, Machine
+from rounds import N_NODES, Fixed, Played, play
+
+LENGTHS = [400, 200, 600]
+DEPTH = 500
+
+
+def controller(machine: Machine, n_seqs: int = 1, n_nodes: int = 0, seed: int = 0) -> Controller:
+    return Controller(machine.costs(n_seqs, seed), BLOCK, n_nodes=n_nodes)
+
+
+@functools.cache
+def fixed(name: str, text_name: str, n_seqs: int, width: int, shape: DraftShape = "chain") -> float:
+    """Tokens a second of a fixed width; 0: of plain decoding."""
+    lengths = LENGTHS * max(1, n_seqs // 2)
+    player = Fixed(width, shape)
+    return play(MACHINES[name], text(text_name), player, lengths, n_seqs=n_seqs, shape=shape).rate
+
+
+def best(name: str, text_name: str, n_seqs: int, shape: DraftShape) -> float:
+    """Of all fixed widths, and of plain decoding."""
+    widths = [fixed(name, text_name, n_seqs, width) for width in (0, 2, 3, 4, 6, 8, 12, 16)]
+    if shape == "auto":
+        widths += [fixed(name, text_name, n_seqs, width, "tree") for width in (9, 16, 24, 32)]
+    return max(widths)
+
+
+CELLS = [
+    (machine, text_name, n_seqs, "auto" if MACHINES[machine].takes_trees else "chain")
+    for machine in MACHINES
+    for text_name in ("hopeless", "switching", "untrained 0.85", "shipped", "q4 drawn", "dflash2")
+    for n_seqs in (1, 4)
+    # Where a look costs eight steps, drafts that tell nothing of themselves are never tried.
+    if (machine, text_name) != ("tiny-h200", "untrained 0.85")
+]
+
+
+@pytest.mark.one_in(19)
+@pytest.mark.parametrize("name, text_name, n_seqs, shape", CELLS)
+def test_it_is_near_the_best_width_in_hindsight(
+    name: str, text_name: str, n_seqs: int, shape: DraftShape
+) -> None:
+    """Knowing nothing at first. In the mean it is at the best width, as the tool shows."""
+    machine, lengths = MACHINES[name], LENGTHS * max(1, n_seqs // 2)
+    n_nodes = N_NODES if shape == "auto" else 0
+    chosen = controller(machine, n_seqs, n_nodes)
+    found = play(machine, text(text_name), chosen, lengths, n_seqs=n_seqs, shape=shape).rate
+    assert found > 0.8 * best(name, text_name, n_seqs, shape)
+    assert found > 0.92 * fixed(name, text_name, n_seqs, 0)
+
+
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize("text_name", ["hopeless", "geometric 0.3", "shipped drawn", "code"])
+@pytest.mark.parametrize("n_seqs", [1, 4])
+@pytest.mark.parametrize("name", ["cpu-tiny", "cpu-tiny-noisy", "cpu-two-cores"])
+def test_on_two_cores_it_is_hardly_slower_than_plain_decoding(
+    name: str, n_seqs: int, text_name: str
+) -> None:
+    """Where a pass of two rows costs as much as two."""
+    machine, lengths = MACHINES[name], LENGTHS * max(1, n_seqs // 2)
+    found = play(machine, text(text_name), controller(machine, n_seqs), lengths, n_seqs=n_seqs)
+    assert found.rate > 0.98 * fixed(name, text_name, n_seqs, 0)
+
+
+def test_many_answers_of_a_drafter_that_seldom_pays_cost_little() -> None:
+    """Where going to drafting and back costs ten steps and more."""
+    machine = replace(MACHINES["moe"], steps={1: 1.1, 2: 1.6, 4: 2.1, 8: 2.9, 16: 3.2, 64: 4.4})
+    machine = replace(machine, draft=1.3, switch=8.0, host=0.02, draft_host=0.05)
+    plain = play(machine, text("dspark"), Fixed(0), [200] * 12)
+    auto = play(machine, text("dspark"), controller(machine), [200] * 12)
+    assert auto.rate > 0.96 * plain.rate
+
+
+def test_trees_where_they_pay_and_chains_where_not() -> None:
+    for fork_ms, pays in ((0.1, True), (8.0, False)):
+        machine = replace(MACHINES["h200-8b-bf16"], tree=fork_ms)
+        chosen = controller(machine, n_nodes=N_NODES)
+        found = play(machine, text("shipped"), chosen, [800, 800], shape="auto")
+        assert (sum(found.trees) > 0.7 * len(found.trees)) == pays
+
+
+def test_where_wider_is_cheaper_trees_are_that_wide() -> None:
+    machine = MACHINES["h200-8b-bf16"]
+    chosen = controller(machine, n_nodes=N_NODES)
+    rows = play(machine, text("shipped"), chosen, [800, 800], shape="tree").rows
+    assert sum(n >= 32 for n in rows) > 0.8 * len(rows)
+
+
+def test_the_same_measurements_give_the_same_decisions() -> None:
+    machine = MACHINES["h200-8b-q4"]
+    runs = [
+        play(machine, text("switching"), controller(machine, 4), [300] * 8, n_seqs=4)
+        for _ in range(2)
+    ]
+    assert runs[0].rows == runs[1].rows
+    assert runs[0].seconds == runs[1].seconds
+
+
+def test_few_widths_where_a_change_is_dear_and_any_where_it_is_free() -> None:
+    def changes(switch: float) -> float:
+        machine = Machine("", {1: 4.0, 2: 4.2, 16: 9.0}, 1.0, 0.1, switch, 0.0)
+        rows = play(machine, text("code"), controller(machine), [2000]).rows
+        return sum(a != b for a, b in pairwise(rows)) / len(rows)
+
+    assert changes(6.0) < 0.1
+    assert changes(0.0) > 0.25
+
+
+def engaged_after(played: Played) -> int | None:
+    """Rounds until four in a row drafted; None: never."""
+    drafted = played.drafted
+    return next((i for i in range(len(drafted) - 3) if all(drafted[i : i + 4])), None)
+
+
+@pytest.mark.one_in(18)
+@pytest.mark.parametrize("what", ["drafts", "wide passes", "injections", "all but plain steps"])
+@pytest.mark.parametrize("times", [3, 10, 30])
+@pytest.mark.parametrize("name", ["h200-8b-q4", "rtx-4090", "laptop-gpu", "tiny-gpu"])
+def test_costs_that_were_measured_on_a_busy_machine_are_found_out(
+    name: str, times: float, what: str
+) -> None:
+    """In an idle one drafting pays after all, and is off for some thousand rounds at most."""
+    true = MACHINES[name]
+    drafts = {"draft": times * true.draft, "draft_more": times * true.draft_more}
+    inject = {"inject": times * true.inject}
+    steps = {"steps": {n: ms if n == 1 else times * ms for n, ms in true.steps.items()}}
+    everything = drafts | inject | steps | {"switch": times * true.switch}
+    changes = {"drafts": drafts, "wide passes": steps, "injections": inject}
+    wrong = replace(true, **changes.get(what, everything))
+    chosen = controller(wrong)
+    engaged = engaged_after(play(true, text("code"), chosen, [400] * 10))
+    assert engaged is not None and engaged <= 1700
+    most = play(true, text("code"), controller(true), [2000]).rate
+    assert play(true, text("code"), chosen, [400] * 5).rate > 0.85 * most
+
+
+# The round's questions
+
+
+def chain(logprobs: list[float]) -> Draft:
+    return Draft.chain([0] * len(logprobs), logprobs)
+
+
+def ask(
+    chosen: Controller, policies: list[Policy], limits: list[int], logprob: float, others: int = 0
+) -> tuple[list[int], list[int]]:
+    """A round whose drafts are all as sure as that, and right if `logprob` is above -1; returns the
+    tokens drafted, and the rows."""
+    n_drafts = chosen.n_drafts(policies, limits, others)
+    rows = [1] * len(policies)
+    drafts = [chain([logprob] * n) for n in n_drafts]
+    if any(n_drafts):
+        rows = chosen.rows(chosen.chances(policies, drafts, limits))
+        for policy, draft, n in zip(policies, drafts, rows, strict=True):
+            if n > 1:
+                chosen.observe(policy, draft.clip(n - 1), [0] * n if logprob > -1 else [1])
+    costs, n_drafting, total = chosen.costs, sum(map(bool, n_drafts)), sum(rows) + others
+    draft_s, verify_s = costs.draft_s(n_drafting, DEPTH), costs.step_s(total, DEPTH)
+    chosen.observe_round(total, "chain", n_drafting, DEPTH, draft_s, verify_s, 1e-4)
+    return n_drafts, rows
+
+
+def test_it_fills_up_to_the_next_cheaper_width() -> None:
+    steps = {1: 4.0, 2: 4.2, 8: 8.5, 9: 7.0, 10: 8.6, 16: 9.5}
+    costs = Costs({DEPTH: {n: ms / 1e3 for n, ms in steps.items()}}, {DEPTH: {1: 1e-3}})
+    chosen = Controller(costs, BLOCK)
+    policies = [chosen.open(DEPTH)]
+    rows = [ask(chosen, policies, [15], -0.3)[1] for _ in range(40)]
+    assert rows[-1] in ([9], [16])
+
+
+def test_rows_go_to_the_sequence_whose_drafts_survive() -> None:
+    chosen = Controller(Costs({DEPTH: {1: 0.004, 4: 0.006, 32: 0.02}}, {DEPTH: {1: 1e-3}}), BLOCK)
+    policies = [chosen.open(DEPTH), chosen.open(DEPTH)]
+    sure, unsure = chain([-0.01] * 15), chain([-0.7] * 15)
+    for _ in range(30):
+        assert chosen.n_drafts(policies, [15, 15]) == [15, 15]
+        rows = chosen.rows(chosen.chances(policies, [sure, unsure], [15, 15]))
+        chosen.observe(policies[0], sure.clip(rows[0] - 1), [0] * rows[0])
+        chosen.observe(policies[1], unsure.clip(rows[1] - 1), [0, 1][: rows[1]])
+        verify_s = chosen.costs.step_s(sum(rows), DEPTH)
+        chosen.observe_round(sum(rows), "chain", 2, DEPTH, 1e-3, verify_s)
+    assert rows[0] > 2 * rows[1]
+
+
+def test_limits_are_kept() -> None:
+    chosen = controller(MACHINES["rtx-4090"], 3)
+    policies = [chosen.open(DEPTH) for _ in range(3)]
+    for limits in ([15, 0, 3], [1, 1, 1], [0, 0, 0], [2, 15, 15]):
+        n_drafts, rows = ask(chosen, policies, limits, -0.01)
+        assert all(n == 0 for n, limit in zip(n_drafts, limits, strict=True) if limit == 0)
+        assert all(1 <= n <= 1 + limit for n, limit in zip(rows, limits, strict=True))
+
+
+def test_sequences_come_and_go_and_others_share_the_pass() -> None:
+    chosen, rng = controller(MACHINES["h200-8b-q4"], 4), random.Random(3)
+    policies: list[Policy] = []
+    for step in range(300):
+        if step % 7 == 0 and len(policies) < 4:
+            policies.append(chosen.open(DEPTH))
+        elif step % 11 == 0 and policies:
+            policies.pop(rng.randrange(len(policies)))
+        if policies:
+            limits = [rng.randrange(16) for _ in policies]
+            ask(chosen, policies, limits, -2 * rng.random(), rng.randrange(3))
+    assert all(policy.reason for policy in policies)
+
+
+def test_places_go_from_sequences_of_fixed_width_to_others_and_back() -> None:
+    """A batch of four rows, more or fewer of them the controller's; drafts as good as promised."""
+    chosen = controller(MACHINES["h200-8b-q4"], 4)
+    for n in (1, 2, 4, 1, 3, 2, 1, 4):
+        policies = [chosen.open(DEPTH) for _ in range(n)]
+        rounds = [ask(chosen, policies, [15] * n, -0.01, 4 - n)[0] for _ in range(20)]
+        assert sum(map(all, rounds)) >= 18
+
+
+def test_what_has_given_up_is_never_asked_again() -> None:
+    chosen = controller(MACHINES["h200-8b-q4"])
+    policies = [chosen.open(DEPTH)]
+    policies[0].off = True
+    assert not any(ask(chosen, policies, [15], -0.01)[0][0] for _ in range(1200))
+
+
+def test_a_request_whose_looks_get_dearer_than_they_earn_gives_up() -> None:
+    machine = MACHINES["cpu-tiny"]
+    played = play(machine, text("prose"), controller(machine), [400])
+    assert played.policies[0].off
+
+
+def test_a_drafter_is_known_to_the_next_process() -> None:
+    machine, known = MACHINES["cpu-8b"], Acceptance(BLOCK)
+    first = Controller(machine.costs(1), BLOCK, known)
+    assert first.may_draft
+    play(machine, text("prose"), first, [2000])
+    second = Controller(machine.costs(1), BLOCK, known)
+    assert not second.may_draft or known.rounds < 16

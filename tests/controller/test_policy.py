@@ -1,0 +1,52 @@
+"""What a user is told of drafting: whether it is on, why, and what looks wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dflash_local.controller.acceptance import Acceptance
+from dflash_local.controller.controller import Controller
+from dflash_local.controller.policy import Policy
+from dflash_local.draft.shape import Chain
+from drafted_text import BLOCK, text
+from machines import MACHINES
+from rounds import play
+
+
+@pytest.mark.parametrize(
+    ("name", "text_name", "told"),
+    [
+        ("cpu-tiny", "prose", r"drafting is off: checking 2 tokens costs 2\.\d steps on this dev"),
+        ("h200-8b-q4", "code", r"drafting is on: \d+\.\d tokens a round at width \d+, \d\.\d\d ti"),
+        ("h200-8b-q4", "hopeless", r"drafting is off: at its best a round would give 1\.\d tok"),
+        ("tiny-gpu", "hopeless", r"drafting is off: a draft alone costs (0\.[89]|1\.0) steps"),
+    ],
+)
+def test_the_reason_in_words(name: str, text_name: str, told: str) -> None:
+    machine = MACHINES[name]
+    played = play(machine, text(text_name), Controller(machine.costs(1), BLOCK), [400])
+    assert re.match(told, played.policies[0].reason)
+
+
+def test_the_reason_before_the_first_draft() -> None:
+    policy = Policy(Acceptance(BLOCK), [Chain(BLOCK - 1)], 0)
+    assert policy.reason == "drafting has not been tried yet"
+    policy.has_drafter = False
+    assert policy.reason.startswith("no drafter: ")
+
+
+def test_a_drafter_far_worse_than_it_thinks_is_told_of() -> None:
+    machine = MACHINES["rtx-4090"]
+    for name, warned in (
+        ("over-confident", True),
+        ("code", False),
+        ("prose", False),
+        ("certain 0.6", False),  # it gives no probabilities
+    ):
+        played = play(machine, text(name), Controller(machine.costs(1), BLOCK), [1000])
+        warning = played.policies[0].warning
+        assert (warning is not None) == warned
+        if warning:
+            assert "thinking mode" in warning and "fine-tune" in warning
