@@ -50,9 +50,10 @@ bool is_aligned(const void * at, size_t stride, size_t to) {
     return reinterpret_cast<uintptr_t>(at) % to == 0 && stride % to == 0;
 }
 
-// Whether all units of all rows of a matrix lie at multiples of 16 bytes.
-bool has_aligned_units(const block_type & type, const void * at, size_t row_bytes) {
-    return type.unit_bytes % 16 == 0 && is_aligned(at, row_bytes, 16);
+// Whether all units of all rows of a matrix, of k elements, are whole and lie at multiples of 16
+// bytes.
+bool has_aligned_units(const block_type & type, const void * at, int64_t k, size_t row_bytes) {
+    return k % few_rows::UNIT == 0 && type.unit_bytes % 16 == 0 && is_aligned(at, row_bytes, 16);
 }
 
 // The memory of a tensor.
@@ -86,7 +87,7 @@ bool is_readable(const ggml_tensor & w, const few_rows_rules & rules) {
 }
 
 few_rows_kernel::operand operand_of(const ggml_tensor & w) {
-    return {w.type, has_aligned_units(*find_type(w.type), w.data, w.nb[1])};
+    return {w.type, has_aligned_units(*find_type(w.type), w.data, w.ne[0], w.nb[1])};
 }
 
 size_t floats(size_t bytes) { return bytes / sizeof(float); }
@@ -743,7 +744,7 @@ std::string few_rows_operand(ggml_type type, int64_t k) {
     if (known == nullptr || k % 32 != 0 || k % ggml_blck_size(type) != 0) {
         return "";
     }
-    return operand_name({type, has_aligned_units(*known, nullptr, ggml_row_size(type, k))});
+    return operand_name({type, has_aligned_units(*known, nullptr, k, ggml_row_size(type, k))});
 }
 
 std::string few_rows_kernel::name() const {

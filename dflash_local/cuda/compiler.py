@@ -22,7 +22,12 @@ from dflash_local.errors import BackendError
 
 INSTALL = "pip install 'dflash-local[cuda]'"
 
-_OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
+_OPTIONS = (
+    "--std=c++17",
+    "--fmad=false",  # only where the text says so: kernels of all widths must round alike
+    "--device-as-default-execution-space",
+    "--ptxas-options=-v",
+)
 _PATTERN = "nvrtc64_*.dll" if sys.platform == "win32" else "libnvrtc.so.*"
 _VERSION = re.compile(r"(?:so\.|nvrtc64_)(\d+)")
 _SPILL = re.compile(r"(\d+) bytes spill stores")

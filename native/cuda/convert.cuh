@@ -96,7 +96,7 @@ DEVICE void normalize(const normalization & n) {
     for (int unit = warp; unit * UNIT < c.k; unit += WARPS) {
         load_eight(c, column, unit * UNIT + lane * 8, x);
         for (int i = 0; i < 8; i++) {
-            sum += x[i] * x[i];
+            sum = multiply_add(x[i], x[i], sum);
         }
     }
     for (int mask = 16; mask; mask /= 2) {

@@ -82,6 +82,9 @@ DEVICE float float_of_half(u32 half) {
     return x;
 }
 
+// Products are added with one rounding, and only where it is written so (the text is compiled without contraction):
+// else kernels of other widths could round differently.
+DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float exp_of(float x) { return expf(x); }
 DEVICE float reciprocal_root(float x) { return rsqrtf(x); }
 DEVICE float tanh_of(float x) { return tanhf(x); }

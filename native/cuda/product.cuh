@@ -148,7 +148,7 @@ INLINE void multiply_part(
                 if (SPAN == 1) {
                     const float s = upper.scale(g), l = lower.scale(g);
                     for (int i = 0; i < 4; i++) {
-                        sums[n][i] += (i < 2 ? s : l) * chain[i];
+                        sums[n][i] = multiply_add(i < 2 ? s : l, chain[i], sums[n][i]);
                         chain[i] = 0.f;
                     }
                 }
@@ -170,12 +170,12 @@ INLINE void multiply_part(
                 multiply_tile(mins, a0, a1, a2, a3, v.z, v.w);
                 const float s = upper.min_scale() * SUM_SCALE, l = lower.min_scale() * SUM_SCALE;
                 for (int i = 0; i < 4; i++) {
-                    sums[n][i] += (i < 2 ? s : l) * mins[i];
+                    sums[n][i] = multiply_add(i < 2 ? s : l, mins[i], sums[n][i]);
                 }
             }
             const floats2 scale = *(const floats2 *) (x + n * TILE_BYTES + SCALES_AT + t * 8);
             for (int i = 0; i < 4; i++) {
-                total[n][i] += sums[n][i] * (i % 2 ? scale.y : scale.x);
+                total[n][i] = multiply_add(sums[n][i], i % 2 ? scale.y : scale.x, total[n][i]);
             }
         }
     }
