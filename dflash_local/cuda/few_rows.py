@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "DFLASH_LOCAL_FEW_ROWS"
 """0: llama.cpp multiplies everything, for comparisons."""
-GAIN = "passes of 2 to 64 rows would take about half the time"
+GAIN = "passes of 4 to 32 rows took 0.5 to 0.7 of the time on an H100"
 
 _COMPILING = "compiling kernels for this GPU, once: some seconds"
 _OWN = "products of up to 64 rows run by kernels of our own"
