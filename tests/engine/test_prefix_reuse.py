@@ -101,10 +101,10 @@ def test_changing_the_last_turn_computes_only_what_changed(either_model: Model) 
     ]
     first = [*turns, {"role": "user", "content": "Now `multiply`, with a docstring."}]
     second = [*turns, {"role": "user", "content": "Now `divide`, and raise ValueError on zero."}]
-    expected = model.chat(second, max_tokens=N)
+    expected = model.chat(second, max_tokens=N, temperature=0)
     model.forget()
-    model.chat(first, max_tokens=N)
-    warm = model.chat(second, max_tokens=N)
+    model.chat(first, max_tokens=N, temperature=0)
+    warm = model.chat(second, max_tokens=N, temperature=0)
     a, b = model.chat_prompt(first), model.chat_prompt(second)
     assert common(a, b) > 100
     assert warm.stats.cached_tokens == common(a, b)

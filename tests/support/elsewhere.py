@@ -122,11 +122,11 @@ MACHINES = {
     # Rows cost next to nothing: each draft is checked as far as it is any good.
     "cheap": CHEAP,
     # Every row has its price.
-    "by the row": _machine({1: 4.0, 2: 4.2, 16: 16.0}, 0.4),
+    "by the row": _machine({1: 4.0, 2: 4.2, 16: 16.0}, 1.0),
     # Drafting pays for a while, then it does not.
-    "even": _machine({1: 4.0, 16: 12.0}, 2.2, inject=0.01),
+    "even": _machine({1: 4.0, 16: 20.0}, 4.0, inject=0.01),
     # Looks now and then whether it pays.
-    "probing": _machine({1: 4.0, 16: 8.0}, 5.0),
+    "probing": _machine({1: 4.0, 16: 20.0}, 6.0),
     # Looks once, and is done with it.
     "resigning": _machine({1: 4.0, 16: 24.0}, 8.0, inject=0.1),
     # Does not even look.
