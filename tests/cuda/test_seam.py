@@ -55,7 +55,7 @@ def test_logits_have_the_bits_of_ggml(folder: Path, name: str) -> None:
     found = logits(path, few_rows)
     assert few_rows.native.reason == ""
     counts = few_rows.counts
-    assert counts["products"] > counts["launches"] > 0
+    assert counts["products"] >= counts["launches"] > 0
     assert counts["repeated"] == 2  # passes of 1 and of 8 rows came twice, with equal graphs
     for ours, expected in zip(found, logits(path, None), strict=True):
         np.testing.assert_array_equal(ours, expected)
