@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dflash_local.options import Options
     from dflash_local.result import Chunk, Result
     from dflash_local.stats import Stats
-    from dflash_local.target.target import Target
+    from dflash_local.target_model.target import Target
 
 __all__ = [
     "BackendError",

@@ -32,9 +32,9 @@ from dflash_local.pairs.find import find_pair
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import to_stderr
-from dflash_local.target.bare_pass import takes_back
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model.bare_pass import takes_back
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 from dflash_local.text_file import read_text
 from dflash_local.trial.model import ensure_loadable
 

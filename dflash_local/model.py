@@ -42,7 +42,7 @@ from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus, last_result
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.stats import Stats
-from dflash_local.target.exactness import Exactness, measure_exactness, told_of_others
+from dflash_local.target_model.exactness import Exactness, measure_exactness, told_of_others
 from dflash_local.worker.async_chunks import AsyncChunks
 from dflash_local.worker.job import TextRequest
 from dflash_local.worker.text import TextStream

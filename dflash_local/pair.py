@@ -26,8 +26,8 @@ from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
 from dflash_local.pairs.defaults import draft_window_of
-from dflash_local.target.cells import branches_of_each
-from dflash_local.target.replay import can_replay
+from dflash_local.target_model.cells import branches_of_each
+from dflash_local.target_model.replay import can_replay
 
 
 @dataclass(frozen=True)

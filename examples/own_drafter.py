@@ -15,7 +15,7 @@ from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.model import Model
-from dflash_local.target.taps import Features
+from dflash_local.target_model.taps import Features
 
 
 class LookupDrafter(Drafter):

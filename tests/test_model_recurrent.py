@@ -20,7 +20,7 @@ from dflash_local.fit.architectures import TAPPED_ARCHITECTURES
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import open_pair
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from hybrid import REPLAYED, TAPPED, TAPS, WITHOUT, write_hybrid
 from mini_shapes import SHORT_CONV
 from synthetic import Markov, write_drafter
@@ -153,7 +153,7 @@ def test_an_answer_that_is_cancelled_leaves_a_slot_in_step(models: tuple[Model, 
 @pytest.fixture
 def no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under Windows: llama.cpp does not allow replay."""
-    monkeypatch.setattr("dflash_local.target.replay.native.can_replay", lambda *_: False)
+    monkeypatch.setattr("dflash_local.target_model.replay.native.can_replay", lambda *_: False)
 
 
 @pytest.mark.usefixtures("no_replay")
@@ -208,7 +208,7 @@ def test_where_a_pass_cannot_be_replayed_after_all(
 ) -> None:
     """It is seen in the first pass, whose graph here has nothing that replay knows."""
     for module in ("replay", "way_back"):
-        name = f"dflash_local.target.{module}.REPLAY_ARCHITECTURES"
+        name = f"dflash_local.target_model.{module}.REPLAY_ARCHITECTURES"
         monkeypatch.setattr(name, frozenset({architecture}))
     target, draft = files(architecture, "copies")
     with load(target, **OPTIONS) as plain:
@@ -323,7 +323,7 @@ def test_exactness_is_told_of_them(
 ) -> None:
     """The passes that are compared begin with the same state."""
     monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
-    monkeypatch.setattr("dflash_local.target.exactness._MOST_ROWS", 32)
+    monkeypatch.setattr("dflash_local.target_model.exactness._MOST_ROWS", 32)
     with load(files(architecture, "fused")[0], **OPTIONS) as model:
         assert model.exactness().exact_width(32) == 16
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from dflash_local.chat.reasoning import CLOSE, OPEN
 from dflash_local.chat.tool import Tool
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 
 _MARK = "\ufdd0"
 """Inside of a name it makes it another text. Unicode keeps it for such uses; one that was in the

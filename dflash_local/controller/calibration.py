@@ -20,9 +20,9 @@ from dflash_local.copies.chances import CopyPrior
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
 from dflash_local.sampling.sampler import not_finite
-from dflash_local.target.batch import Batch
-from dflash_local.target.taps import Features, StoredFeatures
-from dflash_local.target.target import StateCheckpoint, Target
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.taps import Features, StoredFeatures
+from dflash_local.target_model.target import StateCheckpoint, Target
 
 SHALLOW = 4
 """Cached tokens of each sequence after which is measured, and rows that a usual round injects."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.draft.draft import Draft
-from dflash_local.target.taps import Features
+from dflash_local.target_model.taps import Features
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import native
-from dflash_local.target.taps import Features, StoredFeatures
-from dflash_local.target.target import Target
+from dflash_local.target_model.taps import Features, StoredFeatures
+from dflash_local.target_model.target import Target
 
 TREE_TOP_K = 8
 """Candidates per position: as many as a tree of some dozens of nodes can use."""

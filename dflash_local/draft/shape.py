@@ -16,7 +16,7 @@ from dflash_local.draft.tree import grow
 from dflash_local.errors import InputError
 from dflash_local.fit.options import SHAPES, check_one_of
 from dflash_local.stats import Stats
-from dflash_local.target.batch import Batch, Part
+from dflash_local.target_model.batch import Batch, Part
 
 ShapeName = Literal["chain", "tree"]
 DraftShape = Literal["chain", "tree", "auto"]

@@ -24,7 +24,7 @@ from dflash_local.prefixes.store import PrefixStore
 from dflash_local.sampling.grammar import Grammars
 from dflash_local.sampling.sampler import Sampler
 from dflash_local.stats import Stats
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 
 
 class Engine:

@@ -12,7 +12,7 @@ from dflash_local.engine.scheduler import Prompt
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 from dflash_local.prefixes.reuse import LEAST_GAIN
-from dflash_local.target.batch import Batch
+from dflash_local.target_model.batch import Batch
 
 
 class Prefill:

@@ -23,7 +23,7 @@ from dflash_local.prefixes.reuse import (
     worth_keeping,
 )
 from dflash_local.prefixes.store import Found, PrefixStore
-from dflash_local.target.target import StateCheckpoint
+from dflash_local.target_model.target import StateCheckpoint
 
 _LENT = 2
 """One in so many bytes of the store may be checkpoints of slots. With more, a long text would not

@@ -23,7 +23,7 @@ from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 from dflash_local.engine.widths import Widths
 from dflash_local.errors import BackendError, GrammarError
-from dflash_local.target.batch import Batch, Part
+from dflash_local.target_model.batch import Batch, Part
 
 MOST_WITH_A_DRAFT = 16
 """The most rows that are injected together with a draft. More rows are injected before it: the

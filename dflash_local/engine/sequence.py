@@ -18,7 +18,7 @@ from dflash_local.engine.slots import Slot, Slots
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.sampling.sampler import Sampler
 from dflash_local.stats import Stats
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 
 FinishReason = Literal["stop", "length", "cancelled"]
 

@@ -16,9 +16,9 @@ from dflash_local.draft.drafter import Drafter
 from dflash_local.engine.shared_cells import SharedCells
 from dflash_local.llama import native
 from dflash_local.prefixes.checkpoints import Checkpoints
-from dflash_local.target.batch import Batch
-from dflash_local.target.taps import StoredFeatures
-from dflash_local.target.target import Target
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.taps import StoredFeatures
+from dflash_local.target_model.target import Target
 
 _ASIDE_S = 60.0
 """How long to do without a drafter that has failed. Without a pause, what fails at some length of

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from dflash_local.fit.options import CHECKPOINTS
 from dflash_local.prefixes.reuse import LEAST_KEPT
-from dflash_local.target.target import StateCheckpoint
+from dflash_local.target_model.target import StateCheckpoint
 
 BOUNDARY = 2048
 """Tokens between checkpoints in a long prompt. With fewer, copying states to the host takes a

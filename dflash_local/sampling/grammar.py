@@ -24,7 +24,7 @@ from dflash_local.errors import GrammarError
 from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
 from dflash_local.sampling.json_schema import enforceable
 from dflash_local.sampling.params import SamplingParams
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 from dflash_local.trial import child
 
 # isort: split

@@ -22,8 +22,8 @@ from dflash_local.errors import BackendError, ClosedError, GrammarError, InputEr
 from dflash_local.llama import native  # the check of the installed llama_cpp comes first
 from dflash_local.sampling.grammar import Constraint
 from dflash_local.sampling.params import RANDOM_SEED, SamplingParams, TokenLogprob
-from dflash_local.target.readout import Readout
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.readout import Readout
+from dflash_local.target_model.vocabulary import Vocabulary
 
 # isort: split
 import llama_cpp.llama_cpp as api

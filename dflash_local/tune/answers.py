@@ -22,8 +22,8 @@ from dflash_local.engine.sequence import Sequence as Running
 from dflash_local.errors import BackendError
 from dflash_local.sampling.chances import chances_of
 from dflash_local.sampling.params import SamplingParams
-from dflash_local.target.taps import Features, StoredFeatures
-from dflash_local.target.target import Target
+from dflash_local.target_model.taps import Features, StoredFeatures
+from dflash_local.target_model.target import Target
 
 N_LABELS = 16
 """The likeliest tokens that are kept for each position. Together they nearly always have all of the

@@ -13,7 +13,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.stats import Stats
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 
 TEMPERATURES = (0.0, 0.8)
 OWN, BUILT_IN = "held out", "built-in"

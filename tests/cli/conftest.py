@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dflash_local.target import exactness
+from dflash_local.target_model import exactness
 
 
 @pytest.fixture(autouse=True, scope="module")

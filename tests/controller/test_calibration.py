@@ -26,8 +26,8 @@ from dflash_local.controller.calibration import (
 from dflash_local.controller.controller import Controller
 from dflash_local.draft.draft import Draft
 from dflash_local.errors import InputError
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 from hybrid import write_hybrid
 from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
 

@@ -12,7 +12,7 @@ from dflash_local.convert import convert
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.loading import open_drafter
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from gguf_files import parts
 from synthetic import write_target
 

@@ -16,8 +16,8 @@ from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.cuda.trial import Finding
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 
 pytestmark = pytest.mark.gpu
 

@@ -16,9 +16,9 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.taps import StoredFeatures
-from dflash_local.target.target import Target
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.taps import StoredFeatures
+from dflash_local.target_model.target import Target
 
 ROWS = (1, 8, 16, 1, 8, 64, 33)
 TARGETS = ("demo", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))

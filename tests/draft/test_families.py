@@ -18,7 +18,7 @@ from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.loading import open_drafter
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from dflash_local.trial.drafter import try_drafter
 from gguf_files import UINT32, Tensor, Value, changed
 from synthetic import Markov, Selector, write_drafter, write_target

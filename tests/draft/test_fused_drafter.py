@@ -18,7 +18,7 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, ContextFullError
 from dflash_local.loading import open_drafter
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from draft_twin import GPU_LAYERS, ROUNDING, Twin, TwinMaker, make_twin
 from drafter_kinds import ALONE, COMMON
 from llama_drafter import LlamaDrafter

@@ -21,8 +21,8 @@ from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.loading import open_drafter
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 
 def resident():
     gc.collect()

@@ -19,7 +19,7 @@ from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.draft.tree import grow
 from dflash_local.errors import BackendError
 from dflash_local.loading import open_drafter
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from drafter_kinds import ALONE, CAPPED, DFLASH2, DSPARK
 from gap_rule import first_difference
 from gguf_files import Tensor, changed, spoil

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dflash_local import demo
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from drafter_kinds import ALONE, COMMON
 from gguf_files import Tensor, changed
 from reference import Reference

@@ -14,7 +14,7 @@ from dflash_local import demo
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.loading import open_drafter
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from pair_engine import answer, open_target
 from reference import Reference
 from trained_heads import (

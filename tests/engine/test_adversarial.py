@@ -21,7 +21,7 @@ from dflash_local.engine import slots
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.errors import BackendError, InputError
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from pair_engine import answer, consistent
 from pair_engine import request as asked
 from shapes import SHAPES, exact_file, exact_target

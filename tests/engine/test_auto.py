@@ -19,7 +19,7 @@ from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from elsewhere import DECIDERS, Fickle, controller
 from pair_engine import answer, consistent, fused_drafter, request
 from sampling_ways import WAYS

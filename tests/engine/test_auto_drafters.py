@@ -19,7 +19,7 @@ from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from elsewhere import DECIDERS, controller
 from pair_engine import answer, consistent, fused_drafter, open_target, request
 from shapes import assert_as_well_drafted, exact_target

@@ -26,7 +26,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from elsewhere import DECIDERS, Fickle, controller
 from gap_rule import equal_by_gap_rule, joint_noise
 from pair_engine import answer, fused_drafter, prefill, request

@@ -17,7 +17,7 @@ from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import GrammarError, InputError
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from pair_engine import answer, fused_drafter
 from pair_engine import request as asked
 from shapes import assert_equal, exact_target

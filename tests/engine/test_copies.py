@@ -19,7 +19,7 @@ from dflash_local import demo
 from dflash_local.copies.chances import N_KINDS, CopyPrior
 from dflash_local.draft.draft import Draft
 from dflash_local.engine.engine import Engine
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from elsewhere import CHEAP, Elsewhere
 from hybrid import TAPPED, write_hybrid
 from hybrid_engine import hybrid_target

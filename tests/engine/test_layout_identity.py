@@ -21,7 +21,7 @@ from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import ShapeName
 from dflash_local.engine.engine import Engine
 from dflash_local.loading import open_drafter
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from gguf_files import parts
 from hf_keys import EXPECTED
 from pair_engine import answer, request

@@ -17,10 +17,10 @@ from dflash_local.engine.sequence import Sequence
 from dflash_local.loading import open_drafter, state_key
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.store import PrefixStore
-from dflash_local.target import sequence_state
-from dflash_local.target.batch import Batch
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model import sequence_state
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 from gap_rule import first_difference
 from long_text import PYTHON_SOURCE
 from pair_engine import answer, fused_drafter, open_engine, open_target, request

@@ -19,8 +19,8 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.errors import BackendError, InputError
-from dflash_local.target.batch import Batch
-from dflash_local.target.target import Target
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.target import Target
 from hybrid import REPLAYED, TAPPED, WITHOUT, write_hybrid
 from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
 from pair_engine import answer, consistent, request

@@ -17,7 +17,7 @@ from dflash_local.prefixes import checkpoints
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.prefix import SavedSequence
 from dflash_local.prefixes.store import PrefixStore
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from hybrid import WITHOUT, write_hybrid
 from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
 from pair_engine import answer, request

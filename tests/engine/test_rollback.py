@@ -19,7 +19,7 @@ from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from gap_rule import largest_difference, step_logits
 from pair_engine import answer, consistent, fused_drafter, open_target, plain_tokens, prefill
 from shapes import NOISE, exact_target

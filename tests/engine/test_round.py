@@ -16,7 +16,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from given_rows import GivenRows
 from pair_engine import answer, open_target, request
 from recurrent import write_mamba

@@ -21,8 +21,8 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
 from dflash_local.stats import Stats
-from dflash_local.target.batch import Batch
-from dflash_local.target.target import Target
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.target import Target
 from elsewhere import Elsewhere
 from gap_rule import equal_by_gap_rule, forked_logits, largest_difference, step_logits
 from pair_engine import answer, consistent, fused_drafter, open_target, prefill, request

@@ -24,8 +24,8 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.gguf.header import TensorInfo
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 from gguf_files import edited
 from hybrid import SNAPSHOTS, WITHOUT, write_hybrid
 from shipped_layouts import in_layout

@@ -11,7 +11,7 @@ from dflash_local import InputError, Target, demo
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.llama import native
 from dflash_local.loading import open_drafter
-from dflash_local.target.taps import StoredFeatures
+from dflash_local.target_model.taps import StoredFeatures
 
 TEXT = "def add(a, b):\n    return a"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_local.prefixes.checkpoints import BOUNDARY, Checkpoints
-from dflash_local.target.target import StateCheckpoint
+from dflash_local.target_model.target import StateCheckpoint
 
 STATE = 1000
 

@@ -8,7 +8,7 @@ import pytest
 
 from dflash_local import demo
 from dflash_local.sampling.grammar import Grammars
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 from vocab_only import vocabulary_of
 
 

@@ -17,7 +17,7 @@ from dflash_local.errors import GrammarError, InputError
 from dflash_local.sampling import grammar as grammar_module
 from dflash_local.sampling.grammar import Constraint, Grammars
 from dflash_local.sampling.params import SamplingParams
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 
 PERSON = {
     "type": "object",

@@ -17,7 +17,7 @@ from dflash_local.errors import BackendError, ClosedError, GrammarError, InputEr
 from dflash_local.sampling.grammar import Grammars
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 from given_rows import GivenRows
 
 Logits = NDArray[np.float32]

@@ -19,7 +19,7 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from random_model import LOGIT_STD
 from reference import Reference
 from synthetic import write_drafter, write_target

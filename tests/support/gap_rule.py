@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.sampling.params import TokenLogprob
-from dflash_local.target.batch import Batch
-from dflash_local.target.target import Target
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.target import Target
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:

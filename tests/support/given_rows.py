@@ -13,8 +13,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 from gguf_files import Tensor, changed
 from synthetic import write_target
 

@@ -16,8 +16,8 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.fit.architectures import TAPPED_ARCHITECTURES
 from dflash_local.gguf.file import GgufFile
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 from hybrid import SNAPSHOTS, TAPS
 from pair_engine import answer
 

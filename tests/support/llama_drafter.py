@@ -13,8 +13,8 @@ from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
-from dflash_local.target.taps import Features
-from dflash_local.target.target import Target
+from dflash_local.target_model.taps import Features
+from dflash_local.target_model.target import Target
 from dflash_local.trial.draft_context import DraftContext
 
 # isort: split

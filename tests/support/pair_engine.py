@@ -20,8 +20,8 @@ from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.sampling.params import SamplingParams
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 
 Width = int | Literal["auto"]
 

@@ -20,8 +20,8 @@ from dflash_local import Model, Result, demo, load
 from dflash_local.draft.shape import DraftShape
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
-from dflash_local.target.cells import branches_of_each
-from dflash_local.target.target import Target
+from dflash_local.target_model.cells import branches_of_each
+from dflash_local.target_model.target import Target
 from gguf_files import dequantised
 from pair_engine import open_target
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 from dflash_local import demo
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.engine.engine import Engine
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from dflash_local.tune.drafter import TorchDrafter
 from dflash_local.tune.weights import read_torch_drafter
 from gguf_files import BOOL, UINT32, Value, changed

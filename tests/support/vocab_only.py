@@ -9,7 +9,7 @@ from pathlib import Path
 import llama_cpp.llama_cpp as api
 
 from dflash_local.llama import runtime
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 
 
 @contextmanager

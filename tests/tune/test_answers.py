@@ -15,8 +15,8 @@ from dflash_local import demo
 from dflash_local.loading import open_drafter
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 from dflash_local.tune.answers import N_LABELS, Answer, Answerer, Ring, drawing, n_looked_at
 from dflash_local.tune.training import Trainer
 from dflash_local.tune.weights import read_torch_drafter

@@ -290,8 +290,8 @@ import gc, sys
 from dflash_local import demo
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.loading import open_drafter
-from dflash_local.target.target import Target
-from dflash_local.target.options import TargetOptions
+from dflash_local.target_model.target import Target
+from dflash_local.target_model.options import TargetOptions
 import numpy as np
 def handles():
     options = TargetOptions(n_ctx=256, n_threads=1, tapped_layers=(2, 4, 6))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dflash_local.controller.calibration import budget_s
-from dflash_local.target.bare_pass import decode, prefill
-from dflash_local.target.target import Target
+from dflash_local.target_model.bare_pass import decode, prefill
+from dflash_local.target_model.target import Target
 
 DEPTH = 256
 """Tokens of context in which the cost of a pass is measured."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.target.bare_pass import prefill, rows_of
-from dflash_local.target.batch import Batch
-from dflash_local.target.target import Target
+from dflash_local.target_model.bare_pass import prefill, rows_of
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.target import Target
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from dflash_local.bench.prompts.prompt import BenchPrompt
 
 if TYPE_CHECKING:
     from dflash_local.model import Model
-    from dflash_local.target.target import Target
-    from dflash_local.target.vocabulary import Vocabulary
+    from dflash_local.target_model.target import Target
+    from dflash_local.target_model.vocabulary import Vocabulary
 
 DEPTHS = (1024, 8192, 32768)
 """Tokens after which the answers of long prompts end."""

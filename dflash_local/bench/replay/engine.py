@@ -17,7 +17,7 @@ from dflash_local.engine import sequence
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.errors import BackendError, InputError
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 
 Answers = Mapping[tuple[int, ...], Sequence[int]]
 """The tokens that shall come out, by those of the prompt."""

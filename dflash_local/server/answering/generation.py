@@ -19,7 +19,7 @@ from dflash_local.server.http.access_log import record_result
 from dflash_local.server.http.security import client
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.stats import Stats
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 from dflash_local.worker.async_chunks import AsyncChunks
 
 

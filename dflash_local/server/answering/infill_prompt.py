@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from dflash_local.server.answering import bounds
 from dflash_local.server.http.errors import ApiError
-from dflash_local.target.vocabulary import InfillTokens, Vocabulary
+from dflash_local.target_model.vocabulary import InfillTokens, Vocabulary
 
 T = TypeVar("T", str, list[int])
 

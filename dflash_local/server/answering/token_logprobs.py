@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_local.result import Chunk
 from dflash_local.sampling.params import TokenLogprob
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 
 _UNLIKELY = -9999.0
 """OpenAI's logarithm of almost nothing; JSON has no infinity."""

@@ -14,7 +14,7 @@ from dflash_local.server.http.errors import ApiError
 from dflash_local.server.llama.schema import DetokenizeRequest, TokenizeRequest
 from dflash_local.server.openai.chat import prepare_request
 from dflash_local.server.openai.chat_schema import ChatRequest
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 
 router = APIRouter()
 

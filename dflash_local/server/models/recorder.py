@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 
 from dflash_local.errors import InputError
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.choices import ChoicesAnswer
 from dflash_local.server.openai.completions_schema import CompletionsRequest
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 
 router = APIRouter()
 

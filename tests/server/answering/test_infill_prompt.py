@@ -10,7 +10,7 @@ import pytest
 
 from dflash_local import Model, load
 from dflash_local.server.answering.infill_prompt import Gap, OtherText, infill_prompt
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.vocabulary import Vocabulary
 from gguf_files import UINT32, changed
 
 PREFIX = "def area(width, height):\n"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.fit.options import MAX_IDS
-from dflash_local.target.cells import branches_of_each, ids_of, lines_of, n_on_path
+from dflash_local.target_model.cells import branches_of_each, ids_of, lines_of, n_on_path
 
 
 @st.composite

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.target.batch import Batch, Outputs
-from dflash_local.target.target import Target
+from dflash_local.target_model.batch import Batch, Outputs
+from dflash_local.target_model.target import Target
 
 
 def decode(target: Target, begin: int, tokens: Sequence[int], outputs: Outputs = "all") -> None:

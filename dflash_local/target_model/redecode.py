@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_local.target.batch import Batch
-from dflash_local.target.rollback import Rollback
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.rollback import Rollback
 
 # isort: split
 import llama_cpp.llama_cpp as api

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.target import exactness
-from dflash_local.target.exactness import (
+from dflash_local.target_model import exactness
+from dflash_local.target_model.exactness import (
     WIDTHS,
     Exactness,
     measure_exactness,
     told_of_others,
 )
-from dflash_local.target.target import Target
+from dflash_local.target_model.target import Target
 from pair_engine import open_target
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_local.llama import native  # the check of the installed llama_cpp comes first
 from dflash_local.llama.spare_cores import SpareCores
-from dflash_local.target.options import TargetOptions
+from dflash_local.target_model.options import TargetOptions
 
 # isort: split
 import llama_cpp.llama_cpp as api

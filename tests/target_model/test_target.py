@@ -15,9 +15,9 @@ from dflash_local.engine.request import Request
 from dflash_local.errors import BackendError, InputError
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.taps import StoredFeatures
-from dflash_local.target.target import Target
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.taps import StoredFeatures
+from dflash_local.target_model.target import Target
 from gguf_files import UINT32, Tensor, changed, parts, spoil
 from recurrent import write_mamba
 from synthetic import write_target

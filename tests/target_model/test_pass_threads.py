@@ -15,9 +15,9 @@ from dflash_local import demo
 from dflash_local.bench.shapes.shape import PairShape
 from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.engine.engine import Engine
-from dflash_local.target.bare_pass import prefill, rows_of
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
+from dflash_local.target_model.bare_pass import prefill, rows_of
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
 from mini_shapes import DENSE, EXPERTS, GPT_OSS, HYBRID, SHORT_CONV
 from pair_engine import answer, fused_drafter, open_target
 
@@ -49,7 +49,7 @@ class Fewer:
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there is one, or sixteen."""
-    monkeypatch.setattr("dflash_local.target.target.default_threads", lambda: 2)
+    monkeypatch.setattr("dflash_local.target_model.target.default_threads", lambda: 2)
 
 
 def logits(target: Target, parts: Parts) -> list[NDArray[np.float32]]:

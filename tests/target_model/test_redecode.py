@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from dflash_local import demo
 from dflash_local.errors import ContextFullError, InputError
 from dflash_local.gguf.file import GgufFile
-from dflash_local.target.batch import Batch
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
-from dflash_local.target.way_back import MOST_AGAIN
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
+from dflash_local.target_model.way_back import MOST_AGAIN
 from hybrid import TAPS, write_hybrid
 
 N_SEQ, N_CTX = 2, 256

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from dflash_local.target.target import Target
+    from dflash_local.target_model.target import Target
 
 
 class StoredFeatures:

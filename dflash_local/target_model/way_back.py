@@ -10,11 +10,11 @@ from typing import Any
 from dflash_local.fit.architectures import OWN_STATE_ARCHITECTURES, REPLAY_ARCHITECTURES
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.llama import native
-from dflash_local.target.batch import Batch
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.redecode import Redecode
-from dflash_local.target.replay import ReplayRollback
-from dflash_local.target.rollback import Rollback, StateRollback
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.redecode import Redecode
+from dflash_local.target_model.replay import ReplayRollback
+from dflash_local.target_model.rollback import Rollback, StateRollback
 
 # isort: split
 import llama_cpp.llama_cpp as api

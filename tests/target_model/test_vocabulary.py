@@ -14,9 +14,9 @@ import pytest
 import gguf_files
 from dflash_local import demo
 from dflash_local.errors import ClosedError, ContextFullError
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.target import Target
-from dflash_local.target.vocabulary import Vocabulary
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
+from dflash_local.target_model.vocabulary import Vocabulary
 from vocab_only import vocabulary_of
 
 NAMES = ["<unk>", "<s>", "</s>", "<|a|>", "<|a|><|a|>", "|>~~", "~|", "|~|", "~~<"]

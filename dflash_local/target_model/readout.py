@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dflash_local.errors import ClosedError, InputError
 from dflash_local.llama.native import TargetPass, TokenDraw
-from dflash_local.target.options import TargetOptions
+from dflash_local.target_model.options import TargetOptions
 
 
 class Readout:

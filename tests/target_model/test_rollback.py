@@ -12,9 +12,9 @@ import pytest
 from dflash_local import demo
 from dflash_local.errors import BackendError, InputError
 from dflash_local.llama import native
-from dflash_local.target.replay import ReplayRollback, can_replay
-from dflash_local.target.rollback import StateRollback
-from dflash_local.target.target import Target
+from dflash_local.target_model.replay import ReplayRollback, can_replay
+from dflash_local.target_model.rollback import StateRollback
+from dflash_local.target_model.target import Target
 from hybrid import REPLAYED, ROUTED, SNAPSHOTS, WITHOUT, write_hybrid
 from recurrent import write_mamba
 from state_texts import (

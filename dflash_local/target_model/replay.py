@@ -13,7 +13,7 @@ from dflash_local.fit.architectures import REPLAY_ARCHITECTURES
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.llama import native
 from dflash_local.llama.runtime import Device
-from dflash_local.target.rollback import Rollback
+from dflash_local.target_model.rollback import Rollback
 
 _TRIED = "CUDA"
 """The GPUs on which it was tried. The others keep snapshots."""

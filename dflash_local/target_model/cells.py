@@ -23,10 +23,10 @@ from dflash_local.errors import BackendError
 from dflash_local.fit.options import MAX_IDS
 from dflash_local.llama import native
 from dflash_local.llama.host import host_memory
-from dflash_local.target import sequence_state
-from dflash_local.target.batch import Batch, Part
-from dflash_local.target.cell_log import CellLog
-from dflash_local.target.rollback import Rollback
+from dflash_local.target_model import sequence_state
+from dflash_local.target_model.batch import Batch, Part
+from dflash_local.target_model.cell_log import CellLog
+from dflash_local.target_model.rollback import Rollback
 
 # isort: split
 import llama_cpp.llama_cpp as api

@@ -22,14 +22,14 @@ from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.llama import native, runtime
 from dflash_local.llama.host import default_threads, give_back_memory
-from dflash_local.target import sequence_state
-from dflash_local.target.batch import Batch, Part
-from dflash_local.target.cells import Cells
-from dflash_local.target.options import TargetOptions
-from dflash_local.target.pass_threads import PassThreads
-from dflash_local.target.readout import Readout
-from dflash_local.target.vocabulary import Vocabulary
-from dflash_local.target.way_back import WayBack, has_states
+from dflash_local.target_model import sequence_state
+from dflash_local.target_model.batch import Batch, Part
+from dflash_local.target_model.cells import Cells
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.pass_threads import PassThreads
+from dflash_local.target_model.readout import Readout
+from dflash_local.target_model.vocabulary import Vocabulary
+from dflash_local.target_model.way_back import WayBack, has_states
 from dflash_local.trial.model import ensure_loadable
 
 # isort: split

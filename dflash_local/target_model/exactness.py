@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import disk_cache
-from dflash_local.target.bare_pass import prefill, rows_of
-from dflash_local.target.target import StateCheckpoint, Target
+from dflash_local.target_model.bare_pass import prefill, rows_of
+from dflash_local.target_model.target import StateCheckpoint, Target
 
 WIDTHS = (2, 4, 8, 16)
 DEPTHS = (32, 480)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from dflash_local.target.batch import Batch
+from dflash_local.target_model.batch import Batch
 
 
 class Rollback:

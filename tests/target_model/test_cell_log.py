@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.target.cell_log import CellLog
+from dflash_local.target_model.cell_log import CellLog
 
 N_CELLS, N_SEQ = 600, 3
 SPARE = N_SEQ
