@@ -64,7 +64,7 @@ _HOMES = {
     "Chunk": "result",
     "Result": "result",
     "Stats": "stats",
-    "Target": "target.target",
+    "Target": "target_model.target",
 }
 
 
