@@ -18,13 +18,14 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
+from gguf_files import dequantised
 
 pytestmark = pytest.mark.gpu
 
 TOKENS = [5 + 7 * i % 300 for i in range(64)]
 TARGETS = ("demo", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
-_NOISE = 0.15
-"""Of the logits' standard deviation: llama.cpp's kernels keep 8 bits of an input, ours 11."""
+_SAME = 0.02
+"""Of the logits' standard deviation: what attention in halves and other orders of sums leave."""
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +66,14 @@ def logits(target: Target, n: int) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_passes_say_what_llama_cpp_says(folder: Path, name: str) -> None:
+def test_passes_are_at_least_as_exact_as_llama_cpps(folder: Path, name: str) -> None:
+    """Against the same weights in F32 on the CPU: llama.cpp's kernels keep 8 bits of an input, ours
+    11. On a CPU, which keeps 8 too, some of these targets are off by half their deviation."""
     shipped = demo.pair()[0]
     path = folder / f"{name}.gguf"
     path = shipped if name == "demo" else hybrid.write_hybrid(path, name, shipped)
+    with Target(dequantised(path, folder / "f32.gguf"), TargetOptions(n_ctx=256)) as exact:
+        expected = [logits(exact, n) for n in (1, 2, 16)]
     few_rows = opened(path)
     options = TargetOptions(n_ctx=256, n_gpu_layers=-1)
     with Target(path, options, few_rows=few_rows) as loaded:
@@ -76,11 +81,11 @@ def test_passes_say_what_llama_cpp_says(folder: Path, name: str) -> None:
         ours = [logits(loaded, n) for n in (1, 2, 16)]
         assert few_rows.counts["launches"] > 0
         few_rows.native.turn(False)
-        for found, n in zip(ours, (1, 2, 16), strict=True):
-            expected = logits(loaded, n)
+        for right, found in zip(expected, ours, strict=True):
             if name in hybrid.ROUTED:
                 continue  # another expert may be chosen
-            assert np.abs(found - expected).max() < _NOISE * max(1.0, expected.std()), n
+            theirs = np.abs(logits(loaded, len(right)) - right).max()
+            assert np.abs(found - right).max() <= theirs + _SAME * right.std(), len(right)
 
 
 def test_graphs_are_recorded_once_and_played(target: Target) -> None:
@@ -106,6 +111,7 @@ def test_a_thousand_passes_have_the_same_bits(target: Target) -> None:
 
 def test_products_are_right_and_the_same_beside_any_columns() -> None:
     runtime.init()
+    wrong = []
     for device, architecture, _ in native.few_rows_gpus()[0]:
         compiler = opened(demo.pair()[0]).compiler
         assert compiler is not None
@@ -116,8 +122,9 @@ def test_products_are_right_and_the_same_beside_any_columns() -> None:
                     continue
                 code = kernels.cubins([(operand, operand)], architecture, compiler, lambda: None)
                 found = native.try_few_rows(device, code, kind, k, rows)
-                assert found["error"] < 0.001, (operand, k, rows, found)
-                assert found["same_bits"], (operand, k, rows)
+                if found["error"] >= 0.001 or not found["same_bits"]:
+                    wrong.append((operand, k, rows, found))
+    assert wrong == []
 
 
 def test_another_trial_comes_to_the_same_verdicts() -> None:
