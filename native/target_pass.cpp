@@ -129,7 +129,7 @@ target_pass::target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> la
     if (!layers_.empty()) {
         // llama.cpp reserves memory for a batch that is rounded up to a multiple of the ids.
         const auto most_rows = static_cast<int>(llama_n_batch(ctx_) + llama_n_seq_max(ctx_)) - 1;
-        store_ = std::make_unique<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
+        store_ = std::make_shared<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
                                              n_stored, most_rows);
     }
     for (int id = 0; id < n_ids_; id++) {
