@@ -28,6 +28,7 @@
 #include "few_rows_trial.h"
 #include "fused_drafter.h"
 #include "llama.h"
+#include "private_abi.h"
 #include "target_pass.h"
 #include "thread_pool.h"
 
@@ -221,8 +222,21 @@ std::unique_ptr<target_pass> open_pass(uintptr_t context, int n_seq, std::vector
 }
 
 bool can_replay(uintptr_t context) {
-    const memory_edit edit(reinterpret_cast<llama_context *>(context));
-    return context == 0 ? edit.is_known() : edit.is_possible();
+    auto * ctx = reinterpret_cast<llama_context *>(context);
+    return ctx == nullptr ? private_abi::doubt_memory().empty()
+                          : private_abi::hybrid_memory::of(ctx).is_known();
+}
+
+// Why some of llama.cpp and ggml is not as it is used beyond their headers; see private_abi.h.
+std::vector<std::string> private_doubts() {
+    std::vector<std::string> found;
+    for (const std::string & doubt :
+         {private_abi::doubt_graphs(), private_abi::doubt_memory(), private_abi::doubt_order()}) {
+        if (!doubt.empty()) {
+            found.push_back(doubt);
+        }
+    }
+    return found;
 }
 
 int decode(target_pass & self, const std::vector<int32_t> & tokens,
@@ -508,6 +522,7 @@ NB_MODULE(_native, m) {
         "llama_decode_address", [] { return reinterpret_cast<uintptr_t>(&llama_decode); },
         "Address of llama_decode as this extension sees it.");
 
+    m.attr("PRIVATE_DOUBTS") = private_doubts();  // looked at once, at import
     m.def("can_replay", &can_replay, nb::arg("context") = 0,
           "Whether rows of a recurrent llama_context can be taken back by replay; without one, "
           "whether this build of llama.cpp allows it.");

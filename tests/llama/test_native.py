@@ -46,6 +46,11 @@ def test_any_number_of_threads_computes_the_same() -> None:
     assert drafted(1, drafter_threads=2) == one  # more than the pool that it shares has
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="what Linux builds of llama.cpp export")
+def test_what_is_used_of_llama_cpp_beyond_its_headers_is_as_expected() -> None:
+    assert native.PRIVATE_DOUBTS == []
+
+
 @pytest.mark.parametrize("n", [0, -1, 513])
 def test_a_number_that_ggml_does_not_take_is_refused(n: int) -> None:
     with pytest.raises(InputError, match=f"n_threads {n} is not in 1 .. 512"):

@@ -41,7 +41,7 @@ void check_gone(const tap_store & store, int64_t row) {
 void rows_stay_until_others_take_their_place(const shipped_pair & pair) {
     constexpr int n_stored = 40;
     const opened_target target = pair.open_target(pair.layers(), n_stored);
-    const tap_store & store = target.pass->store();
+    const tap_store & store = *target.pass->store();
     check_gone(store, 0);
     std::vector<float> all;
     int n_written = 0;
@@ -71,8 +71,8 @@ void rows_stay_until_others_take_their_place(const shipped_pair & pair) {
 // To the bit, across the end of the store, in any portions, for several sequences.
 void stored_rows_draft_as_rows_from_the_host(const shipped_pair & pair) {
     const opened_target target = pair.open_target(pair.layers(), 300, 2);
-    const tap_store & store = target.pass->store();
-    const auto with_store = pair.open_drafter(store, 2);
+    const tap_store & store = *target.pass->store();
+    const auto with_store = pair.open_drafter(target.pass->store(), 2);
     const auto without = pair.open_drafter(2);
     int lengths[] = {0, 0};
     const int32_t anchors[] = {7, 11};
