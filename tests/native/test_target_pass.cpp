@@ -205,9 +205,9 @@ void handles_close_in_any_order(const shipped_pair & pair) {
     const opened_target steady = pair.open_target(pair.layers());
     check::equal(steady.pass->decode(pair.rows(10)), 0, "status");
     opened_target target = pair.open_target(pair.layers());
-    auto first = pair.open_drafter(*target.pass->store());
-    auto second = pair.open_drafter(*steady.pass->store());
-    auto unused = pair.open_drafter(*target.pass->store());
+    auto first = pair.open_drafter(target.pass->store());
+    auto second = pair.open_drafter(steady.pass->store());
+    auto unused = pair.open_drafter(target.pass->store());
     inject(pair, *first, 0, 10);
     inject(pair, *second, 0, 10);
     const drafts expected = draft_after(pair, *first, 0, 0, 10);
