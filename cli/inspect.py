@@ -24,9 +24,6 @@ _WAYS_BACK = {
     "cells": "yes: rejected tokens can be taken back",
     "snapshots": "yes: recurrent layers, by snapshots of their state; drafts are chains",
     "replay": "yes: recurrent layers, by replay of what stays; drafts are chains",
-    "re-decode": (
-        "yes: recurrent layers, whose accepted tokens are decoded again; drafts are chains"
-    ),
     None: "no: recurrent layers, whose state cannot be taken back",
 }
 _WIDE = 72

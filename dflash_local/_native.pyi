@@ -57,6 +57,7 @@ class CopyIndex:
     def __len__(self) -> int: ...
 
 N_COPY_KINDS: int
+PRIVATE_DOUBTS: list[str]
 
 class CopyPrior:
     tried: list[float]
@@ -141,9 +142,9 @@ class TokenDraw:
     def __init__(
         self,
         n_vocab: int,
-        altering: int,
-        cutting: int,
-        choosing: int,
+        bias_chain: int,
+        filter_chain: int,
+        pick_chain: int,
         top_k: int,
         top_p: float,
         min_p: float,

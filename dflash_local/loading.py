@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from dflash_local.controller import calibration
 from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
-from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.errors import DflashError, FileError, InputError
-from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions
+from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
-from dflash_local.llama.runtime import Device
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.defaults import defaults_of
@@ -32,11 +29,14 @@ from dflash_local.pairs.find import find_pair
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import to_stderr
+from dflash_local.setup import Setup
 from dflash_local.target_model.bare_pass import takes_back
-from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from dflash_local.text_file import read_text
 from dflash_local.trial.model import ensure_loadable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Progress = Callable[[float], None]
 """Called with the fraction of a target that is loaded, 0 to 1."""
@@ -44,51 +44,17 @@ Say = Callable[[str], None]
 """Called with each line for the user."""
 
 _QUIET_S = 2.0
-_NO_GAIN = (
-    "drafting is off: it could not pay here even if every draft were accepted, so no snapshots of "
-    "the recurrent state are kept; a draft width set at the load keeps them, and `dflash-local "
-    "calibrate` measures again"
-)
-_NO_WAY_BACK = (
-    "drafting is off: the target has recurrent layers, whose state cannot be taken back here"
-)
-_NO_REPLAY = (
-    "this device cannot replay the recurrent state, so rejected drafts are taken back another way:"
-)
-_FEWER_SNAPSHOTS = (
-    "llama.cpp's graph has room for {} snapshots of this target's recurrent state; planned again:"
-)
-_NO_WIDTH = (
-    "drafting is off: the draft width was 0 at the load, so no further recurrent states are kept"
-)
 
 
 def load(
     target: str | os.PathLike[str],
     draft: str | os.PathLike[str] | None = None,
     *,
-    n_ctx: int | None = None,
-    n_gpu_layers: int | None = None,
-    n_threads: int | None = None,
-    n_batch: int = 512,
-    flash_attn: bool = True,
-    kv_type: str = "f16",
-    split_mode: str = "layer",
-    main_gpu: int = 0,
-    tensor_split: Sequence[float] | None = None,
-    n_seq: int = 1,
-    draft_window: int | None = None,
-    draft_shape: DraftShape | None = None,
-    draft_width: int | Literal["auto"] | None = None,
-    cache_mb: int = 0,
-    cache_dir: str | os.PathLike[str] | None = None,
-    exact: bool = False,
-    recalibrate: bool = False,
     thinking: bool | None = None,
-    draft_from: str | os.PathLike[str] | None = None,
     quiet: bool = False,
     progress: Progress | None = None,
     say: Say | None = None,
+    **settings: Unpack[LoadSettings],
 ) -> Model:
     """Load a GGUF target and the DFlash drafter that drafts for it.
 
@@ -121,12 +87,11 @@ def load(
 
     `draft_width` is that of requests that name none: target rows of a verify pass, 0 for plain
     decoding, "auto", the default with a drafter or copies, for what pays best. To draft for a
-    target with recurrent layers takes one state more for each sequence. For some it takes
-    snapshots, which slow down every step, or accepted rows are decoded again. Such a target is
-    loaded without these, and without its drafter, at a width of 0 or 1. It is loaded without
-    snapshots and drafter, too, if no number is given and drafting could not pay on this machine
-    even if every draft were accepted. Then all requests are decoded plainly, and their
-    `stats.drafting` says why.
+    target with recurrent layers takes one state more for each sequence, or snapshots, which slow
+    down every step. Such a target is loaded without snapshots, and without its drafter, at a width
+    of 0 or 1, and if no number is given and drafting could not pay on this machine even if every
+    draft were accepted. Where neither works, there are no drafts. Then all requests are decoded
+    plainly, and their `stats.drafting` says why.
 
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
     `cache_dir`, in as many MiB of files in that folder. `exact` makes answers depend on their own
@@ -142,26 +107,7 @@ def load(
     Raises FileError for bad files, PairError if the two do not fit each other, InputError with the
     numbers if they do not fit the memory, BackendError if llama.cpp itself fails.
     """
-    options = LoadOptions(
-        n_ctx=n_ctx,
-        n_gpu_layers=n_gpu_layers,
-        n_threads=n_threads,
-        n_batch=n_batch,
-        flash_attn=flash_attn,
-        kv_type=kv_type,
-        split_mode=split_mode,
-        main_gpu=main_gpu,
-        tensor_split=tensor_split,
-        n_seq=n_seq,
-        draft_window=draft_window,
-        draft_shape=draft_shape,
-        draft_width=draft_width,
-        cache_mb=cache_mb,
-        cache_dir=cache_dir,
-        exact=exact,
-        recalibrate=recalibrate,
-        draft_from=draft_from,
-    )
+    options = LoadOptions(**settings)
     percent = say is None or progress is None
     say = say or (_silent if quiet else to_stderr)
     files = find_pair(target, draft, say=say, options=options)
@@ -176,19 +122,23 @@ def load(
     model.sampling, model.sampling_by_thinking = defaults.sampling, defaults.by_thinking
     model.thinking = defaults.thinking
     model.answer_length = defaults.answer_length
-    if draft_width is not None:
+    if (width := options.draft_width) is not None:
         # A recurrent state may take back fewer rows than the files allow: known once it is loaded.
         most = engine.widest(model.draft_shape)
-        if draft_width != "auto" and draft_width > most:
+        if width != "auto" and width > most:
             model.close()
             limit = engine.limit(model.draft_shape)
-            raise InputError(f"draft_width is {draft_width}; {limit} allows at most {most}")
-        model.draft_width = draft_width
+            raise InputError(
+                f"draft_width is {width}, and {engine.plain_because}"
+                if engine.plain_because
+                else f"draft_width is {width}; {limit} allows at most {most}"
+            )
+        model.draft_width = width
     return model
 
 
 def open_engine(
-    named: Pair,
+    pair: Pair,
     options: LoadOptions,
     *,
     say: Say,
@@ -200,102 +150,68 @@ def open_engine(
     progress = progress or _silent
     progress(0.0)
     further = _text_of(options.draft_from)
-    devices = runtime.devices()
-    if named.used(devices, options).may_copy(options):
-        calibration.budget_s()  # a bad value is refused now, not after minutes of loading
-    if options.n_gpu_layers != 0 and not any(d.type in ("gpu", "igpu") for d in devices):
+    setup = Setup(pair, options, runtime.devices())
+    if options.n_gpu_layers != 0 and not any(d.type in ("gpu", "igpu") for d in setup.devices):
         _tell_unused_gpu(say)
-    shape = named.shape(devices, options)
-    if isinstance(options.draft_width, int):
-        named.check_width(options.draft_width, shape)
-    pair, plan, wanted = _tried(named, devices, options, say)
+    setup.check_width()
+    if setup.may_copy:
+        calibration.budget_s()  # a bad value is refused now, not after minutes of loading
+    setup = _tried(setup, say)
     progress(0.0)
-    few_rows = _few_rows(pair, plan, options, say)
-    loaded = _loaded(pair.target.path, wanted, progress, percent or say, few_rows)
+    few_rows = _few_rows(setup, say)
+    target = _loaded(setup, progress, percent or say, few_rows)
     try:
         progress(1.0)
-        if loaded.n_replayed and not takes_back(loaded):
-            say(_NO_REPLAY)
-            where = replace(options, n_gpu_layers=plan.n_gpu_layers)
-            pair, plan, wanted = _tried(replace(named, may_replay=False), devices, where, say)
-            loaded.reopen(wanted)
-        is_alone = pair.draft is not named.draft or pair.copies != named.copies
-        plain_because = _NO_WIDTH if is_alone else None
-        drafter = None
-        if pair.draft:
-            drafter = open_drafter(
-                pair.draft.path,
-                loaded,
-                pair.spec,
-                n_seq=plan.n_seq,
-                n_ctx=loaded.n_ctx,
-                draft_window=plan.draft_window,
-                for_trees=wanted.n_branches > 1,
-            )
+        if target.way_back.kind == "replay" and not takes_back(target):
+            setup = _tried(setup.without_replay(), say)
+            target.reopen(setup.target_options)
+        drafter = _drafter_of(setup, target)
         if few_rows:
             say(few_rows.line)
         progress(1.0)
         copies = controller = None
-        if pair.copies and loaded.max_width < 2:
-            plain_because = _NO_WAY_BACK
-            say(plain_because)
-        elif pair.may_copy(options) and loaded.max_width > 1:
-            copies = calibration.known_copies(loaded, drafter)
-            controller = _controller(loaded, drafter, say, options.recalibrate)
-        if controller and loaded.n_snapshots and not isinstance(options.draft_width, int):
-            most = pair.spec.block_size if pair.spec else loaded.max_width
-            width = min(loaded.max_width, most)
-            if controller.costs.best_gain(width - 1, plan.n_seq) <= 1:
-                plain_because, pair, drafter, controller = _NO_GAIN, pair.alone(), None, None
-                copies = None
-                say(plain_because)
-                fixed = replace(options, n_ctx=plan.n_ctx, n_gpu_layers=plan.n_gpu_layers)
-                plan = pair.plan(devices, fixed)
-                loaded.reopen(_target_options(pair, plan, options, shape))
-        store = _open_store(loaded, drafter, options, say)
+        if setup.may_copy and target.max_width > 1:
+            copies = calibration.known_copies(target, drafter)
+            controller = _controller(target, drafter, say, options.recalibrate)
+            if not _may_pay(setup, target, controller):
+                setup = setup.without_drafts()
+                drafter = copies = controller = None
+                say(setup.finding)
+                target.reopen(setup.target_options)
+        store = _open_store(target, drafter, options, say)
         engine = Engine(
-            loaded,
+            target,
             drafter,
-            plan.n_seq,
+            setup.plan.n_seq,
             controller,
             store=store,
             exact=options.exact,
             copies=copies,
         )
-        engine.usual_shape, engine.plain_because = shape, plain_because
-        engine.copy_from = _tokens_of(further, loaded)
-        if shape == "tree" and (reason := engine.chains_because):
+        engine.usual_shape, engine.plain_because = setup.shape, setup.plain_because
+        engine.copy_from = _tokens_of(further, target)
+        if setup.shape == "tree" and (reason := engine.chains_because):
             say(reason)
-        return engine, plan
+        return engine, setup.plan
     except BaseException:
-        loaded.close()
+        target.close()
         raise
 
 
-def _tried(
-    named: Pair, devices: Sequence[Device], options: LoadOptions, say: Say
-) -> tuple[Pair, Plan, TargetOptions]:
-    """What is used of a pair here, the plan, and how the target is opened: as a child process has
-    shown that it can be."""
-    pair = named.used(devices, options)
-    plan = pair.plan(devices, options)
-    for line in plan.lines():
+def _tried(setup: Setup, say: Say) -> Setup:
+    """This setup, or the next one with fewer snapshots, that a child process could load."""
+    for line in setup.lines():
         say(line)
-    wanted = _target_options(pair, plan, options, named.shape(devices, options))
-    n_snapshots = ensure_loadable(
+    pair, way_back = setup.pair, setup.plan.way_back
+    found = ensure_loadable(
         pair.target.path,
         pair.draft.path if pair.draft else None,
-        layers=wanted.tapped_layers,
-        n_gpu_layers=plan.n_gpu_layers,
-        n_snapshots=wanted.n_snapshots,
-        n_replayed=wanted.n_replayed,
-        redecodes=wanted.redecodes,
+        layers=setup.target_options.tapped_layers,
+        n_gpu_layers=setup.plan.n_gpu_layers,
+        way_back=way_back,
         say=say,
     )
-    if n_snapshots < wanted.n_snapshots:
-        say(_FEWER_SNAPSHOTS.format(n_snapshots))
-        return _tried(replace(named, most_snapshots=n_snapshots), devices, options, say)
-    return pair, plan, wanted
+    return setup if found == way_back else _tried(setup.with_snapshots(found.rows), say)
 
 
 _gpus_are_told = False
@@ -367,26 +283,18 @@ def open_drafter(
     )
 
 
-def _target_options(
-    pair: Pair, plan: Plan, options: LoadOptions, shape: DraftShape
-) -> TargetOptions:
-    return TargetOptions(
-        n_ctx=plan.n_ctx,
-        n_seq=plan.n_seq,
-        n_batch=plan.n_batch,
-        n_gpu_layers=plan.n_gpu_layers,
-        n_threads=options.n_threads,
-        flash_attn=options.flash_attn,
-        kv_type=options.kv_type,
-        split_mode=options.split_mode,
-        main_gpu=options.main_gpu,
-        tensor_split=plan.tensor_split,
-        tapped_layers=pair.spec.target_layers if pair.spec else (),
-        n_branches=pair.n_branches(shape, plan.n_seq, plan.n_batch),
-        n_snapshots=plan.n_snapshots,
-        n_replayed=plan.n_replayed,
-        redecodes=plan.redecodes,
-        exact=options.exact,
+def _drafter_of(setup: Setup, target: Target) -> Drafter | None:
+    """The drafter of a setup for its loaded target."""
+    if setup.pair.draft is None:
+        return None
+    return open_drafter(
+        setup.pair.draft.path,
+        target,
+        setup.pair.spec,
+        n_seq=setup.plan.n_seq,
+        n_ctx=target.n_ctx,
+        draft_window=setup.plan.draft_window,
+        for_trees=target.options.n_branches > 1,
     )
 
 
@@ -412,6 +320,16 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
         n_copied=target.max_width - 1,
         equal_rows=target.needs_equal_rows and target.options.n_seq > 1,
     )
+
+
+def _may_pay(setup: Setup, target: Target, controller: Controller) -> bool:
+    """Whether drafting could pay for the snapshots that it takes, if every draft were accepted, or
+    is wanted in any case."""
+    if target.way_back.kind != "snapshots" or isinstance(setup.options.draft_width, int):
+        return True
+    spec = setup.pair.spec
+    width = min(target.max_width, spec.block_size if spec else target.max_width)
+    return controller.costs.best_gain(width - 1, setup.plan.n_seq) > 1
 
 
 def _open_store(
@@ -440,9 +358,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         "n_seq",
         "n_branches",
         "tapped_layers",
-        "n_snapshots",
-        "n_replayed",
-        "redecodes",
+        "way_back",
         "exact",  # of the store, which adds it
     ):
         del options[name]
@@ -457,19 +373,18 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     return key
 
 
-def _few_rows(pair: Pair, plan: Plan, options: LoadOptions, say: Say) -> FewRows | None:
+def _few_rows(setup: Setup, say: Say) -> FewRows | None:
     """Our own kernels for what lies on GPUs, each matrix whole on one of them."""
-    if plan.n_gpu_layers == 0 or options.split_mode == "row":
+    if setup.plan.n_gpu_layers == 0 or setup.options.split_mode == "row":
         return None
-    files = [file for file in (pair.target, pair.draft) if file]
-    return open_few_rows(files, say, again=options.recalibrate)
+    files = [file for file in (setup.pair.target, setup.pair.draft) if file]
+    return open_few_rows(files, say, again=setup.options.recalibrate)
 
 
-def _loaded(
-    path: Path, options: TargetOptions, progress: Progress, say: Say, few_rows: FewRows | None
-) -> Target:
-    """The target at `path`. Every few seconds `say` gets a line on how much of it is loaded. What
+def _loaded(setup: Setup, progress: Progress, say: Say, few_rows: FewRows | None) -> Target:
+    """The target of a setup. Every few seconds `say` gets a line on how much of it is loaded. What
     `progress` raises ends the load, and is raised after it: none may pass through llama.cpp."""
+    path = setup.pair.target.path
     next_line = time.monotonic() + _QUIET_S
     stopped: BaseException | None = None
 
@@ -486,7 +401,7 @@ def _loaded(
         return stopped is None
 
     try:
-        return Target(path, options, progress=report, few_rows=few_rows)
+        return Target(path, setup.target_options, progress=report, few_rows=few_rows)
     except DflashError:
         if stopped is not None:
             raise stopped from None

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "draft_params.h"
+#include "draft_tensors.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 
@@ -73,7 +74,7 @@ class draft_weights {
     draft_weights(const std::string & path, const draft_params & params, ggml_backend_t backend,
                   std::optional<bool> bf16 = std::nullopt);
 
-    size_t n_bytes() const { return ggml_backend_buffer_get_size(device_buffer_.get()); }
+    size_t n_bytes() const { return tensors_.n_bytes(); }
 
     const draft_params params;
     ggml_tensor * fc = nullptr;        // [n_taps * n_embd, n_embd]
@@ -105,52 +106,21 @@ class draft_weights {
     }
 
   private:
-    class file_data;
-
-    struct made_tensor {
-        ggml_tensor * tensor = nullptr;
-        int64_t source = -1;             // its number in the file; -1: it is not read
-        std::vector<int64_t> rows = {};  // which ones, and in which order; empty: all
-        bool is_bound = false;           // known to the graph
-    };
-
-    void create(ggml_context * file, const gguf_context * gguf);
-    void create_tables(ggml_context * file);
-    bool pays_in_bf16(ggml_context * file) const;
-    bool becomes_bf16(const ggml_tensor * shape) const;
-    ggml_type type_of(const ggml_tensor * shape) const;
-    std::vector<int64_t> rows_of(const ggml_tensor * shape) const;
-    void add(ggml_context * home, const ggml_tensor * shape, int64_t source,
-             const std::string & name, ggml_type type, std::vector<int64_t> rows = {});
-    void stack_all(ggml_context * file);
-    bool stack(ggml_context * file, const std::vector<std::string> & names);
     void bind();
     void bind_heads();
     void bind_stacks();
-    void read(file_data & data);
-    void write_rows(ggml_type type, const std::vector<char> & packed, int64_t n,
-                    ggml_tensor * tensor, int64_t first) const;
-    void read_tokens(file_data & data);
     void add_up_confidence();
     void bound_values();
-    // A tensor of one dimension must be of floats, one of two of any type that products take.
-    ggml_tensor * take(const std::string & name, std::vector<int64_t> shape, bool required = true);
     // `name`.weight, and the factor `name`.scale if the file has it.
     ggml_tensor * take_matrix(const std::string & name, std::vector<int64_t> shape,
                               bool required = true);
 
     conv_weights take_conv(const std::string & name);
 
-    ggml_backend_t backend_;
-    bool is_bf16_ = false;                     // quantised matrices become that
+    draft_tensors tensors_;
     ggml_tensor * confidence_ = nullptr;       // f32 [n_embd + rank], in host memory
     ggml_tensor * confidence_bias_ = nullptr;  // f32 [1]
     std::map<const ggml_tensor *, ggml_tensor *> scales_;
-    std::map<std::string, made_tensor> made_;
-    ggml_context_ptr device_tensors_;
-    ggml_context_ptr host_tensors_;
-    ggml_backend_buffer_ptr device_buffer_;
-    ggml_backend_buffer_ptr host_buffer_;
 };
 
 }  // namespace dflash

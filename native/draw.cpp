@@ -100,27 +100,27 @@ bool are_the_best(const std::vector<llama_token_data> & sorted, size_t k, float 
 
 }  // namespace
 
-token_draw::token_draw(const draw_rule & rule) : rule_(rule), random_(rule.seed) {
-    if (rule.n_candidates < 0 || rule.n_candidates > rule.n_vocab) {
-        throw std::invalid_argument(std::to_string(rule.n_candidates) + " candidates of " +
-                                    std::to_string(rule.n_vocab) + " tokens");
+token_draw::token_draw(draw_rule rule) : rule_(std::move(rule)), random_(rule_.seed) {
+    if (rule_.n_candidates < 0 || rule_.n_candidates > rule_.n_vocab) {
+        throw std::invalid_argument(std::to_string(rule_.n_candidates) + " candidates of " +
+                                    std::to_string(rule_.n_vocab) + " tokens");
     }
 }
 
 draw_needs token_draw::needs() const {
-    if (rule_.altering == nullptr && rule_.choosing == nullptr) {
+    if (rule_.bias_chain == nullptr && rule_.pick_chain == nullptr) {
         return rule_.temperature > 0.0f ? draw_needs::sums : draw_needs::best;
     }
     if (rule_.n_candidates == 0) {
         return draw_needs::row;
     }
-    const bool is_nucleus = rule_.choosing != nullptr && rule_.top_k == 0 && rule_.top_p < 1.0f;
+    const bool is_nucleus = rule_.pick_chain != nullptr && rule_.top_k == 0 && rule_.top_p < 1.0f;
     return is_nucleus ? draw_needs::candidates_and_sum : draw_needs::candidates;
 }
 
 void token_draw::accept(int32_t token) {
-    if (rule_.altering != nullptr) {
-        llama_sampler_accept(rule_.altering, token);
+    if (rule_.bias_chain != nullptr) {
+        llama_sampler_accept(rule_.bias_chain.get(), token);
     }
 }
 
@@ -132,7 +132,7 @@ void token_draw::settle(int32_t token) {
 }
 
 int32_t token_draw::from_row(const float * row) {
-    if (rule_.altering == nullptr && rule_.choosing == nullptr) {
+    if (rule_.bias_chain == nullptr && rule_.pick_chain == nullptr) {
         if (rule_.temperature > 0.0f) {
             return from_all(row);
         }
@@ -140,13 +140,13 @@ int32_t token_draw::from_row(const float * row) {
         return best < 0 ? nothing_left : best;
     }
     take(row);
-    if (rule_.choosing == nullptr && rule_.temperature > 0.0f) {
+    if (rule_.pick_chain == nullptr && rule_.temperature > 0.0f) {
         std::vector<float> altered(data_.size());
         std::transform(data_.begin(), data_.end(), altered.begin(),
                        [](const llama_token_data & token) { return token.logit; });
         return from_all(altered.data());
     }
-    if (rule_.choosing == nullptr) {
+    if (rule_.pick_chain == nullptr) {
         // The first of equal ones, as llama.cpp's greedy sampler.
         const auto chosen = std::min_element(data_.begin(), data_.end(), is_before);
         return chosen->logit == -INFINITY ? nothing_left : chosen->id;
@@ -160,8 +160,8 @@ void token_draw::take(const float * row) {
     for (int32_t i = 0; i < rule_.n_vocab; i++) {
         data_[i] = {i, row[i], 0.0f};
     }
-    if (rule_.altering != nullptr) {
-        apply(rule_.altering, data_);
+    if (rule_.bias_chain != nullptr) {
+        apply(rule_.bias_chain.get(), data_);
     }
 }
 
@@ -175,12 +175,12 @@ int32_t token_draw::from_candidates(const int32_t * ids, const float * logits, i
         data_[i] = {ids[i], logits[i], 0.0f};
     }
     float most_outside = n < rule_.n_vocab ? logits[n - 1] : -INFINITY;
-    if (rule_.altering != nullptr) {
-        apply(rule_.altering, data_);
+    if (rule_.bias_chain != nullptr) {
+        apply(rule_.bias_chain.get(), data_);
         most_outside += rule_.most_raised;
         std::sort(data_.begin(), data_.end(), is_before);
     }
-    if (rule_.choosing == nullptr) {
+    if (rule_.pick_chain == nullptr) {
         return data_[0].logit > most_outside ? data_[0].id : needs_whole_row;
     }
     if (rule_.top_k > 0) {
@@ -227,7 +227,7 @@ int32_t token_draw::choose_among(size_t k, float most_outside, bool is_cut) {
 int32_t token_draw::in_order_of(const float * row) {
     const auto place = place_;
     take(row);
-    apply(rule_.cutting, data_);
+    apply(rule_.filter_chain.get(), data_);
     return data_[place].id;
 }
 
@@ -348,10 +348,10 @@ int32_t token_draw::from_chunk(const float * logits, int n) {
 // Draws from `data_`. If that is cut already, it is in order, too.
 int32_t token_draw::choose(bool is_cut) {
     llama_token_data_array array{data_.data(), data_.size(), -1, /*sorted=*/is_cut};
-    if (!is_cut && rule_.cutting != nullptr) {
-        llama_sampler_apply(rule_.cutting, &array);
+    if (!is_cut && rule_.filter_chain != nullptr) {
+        llama_sampler_apply(rule_.filter_chain.get(), &array);
     }
-    llama_sampler_apply(rule_.choosing, &array);
+    llama_sampler_apply(rule_.pick_chain.get(), &array);
     const llama_token_data & chosen = array.data[array.selected];
     place_ = &chosen - data_.data();
     return chosen.logit == -INFINITY ? nothing_left : chosen.id;

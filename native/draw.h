@@ -6,23 +6,23 @@
 #include <random>
 #include <vector>
 
-#include "llama.h"
+#include "llama-cpp.h"
 
 namespace dflash {
 
-// How a token is drawn from a row of logits. The samplers are llama.cpp's.
+// How a token is drawn from a row of logits. The samplers are llama.cpp's, and the rule's own.
 struct draw_rule {
     int n_vocab = 0;
-    llama_sampler * altering = nullptr;  // bias, penalties, DRY; null: none
-    llama_sampler * cutting = nullptr;   // top-n-sigma, top-k, typical, top-p; null: none
-    llama_sampler * choosing = nullptr;  // what follows; null: see `temperature`
-    int top_k = 0;                       // of `cutting`; 0: off
-    float top_p = 1.0f;                  // of `cutting`; 1: off
-    float min_p = 0.0f;                  // of `choosing`; 0: off
-    bool reorders = false;               // `cutting` leaves no descending order: typical
-    float most_raised = 0.0f;            // by how much `altering` may raise a logit
-    float temperature = 0.0f;            // of draws from all tokens; 0: the largest is taken
-    uint32_t seed = 0;                   // of these
+    llama_sampler_ptr bias_chain = nullptr;    // bias, penalties, DRY; null: none
+    llama_sampler_ptr filter_chain = nullptr;  // top-n-sigma, top-k, typical, top-p; null: none
+    llama_sampler_ptr pick_chain = nullptr;    // what follows; null: see `temperature`
+    int top_k = 0;                             // of `filter_chain`; 0: off
+    float top_p = 1.0f;                        // of `filter_chain`; 1: off
+    float min_p = 0.0f;                        // of `pick_chain`; 0: off
+    bool reorders = false;                     // `filter_chain` leaves no descending order: typical
+    float most_raised = 0.0f;                  // by how much `bias_chain` may raise a logit
+    float temperature = 0.0f;                  // of draws from all tokens; 0: the largest is taken
+    uint32_t seed = 0;                         // of these
     int n_candidates = 0;  // that are enough for most draws; 0: it takes the whole row
     bool bound = false;    // a grammar may forbid what is drawn
 };
@@ -56,7 +56,7 @@ class token_draw {
     static constexpr int32_t needs_order = -4;
 
     // Throws std::invalid_argument for more candidates than there are tokens.
-    explicit token_draw(const draw_rule & rule);
+    explicit token_draw(draw_rule rule);
 
     const draw_rule & rule() const { return rule_; }
     draw_needs needs() const;

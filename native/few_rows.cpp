@@ -6,13 +6,14 @@
 #include <utility>
 
 #include "errors.h"
+#include "few_rows_groups.h"
 #include "graph_content.h"
 
 namespace dflash {
 
 namespace {
 
-using ggml_private::graph;
+using private_abi::graph;
 
 // A recording of an 8B target takes some MiB on host and GPU together; a session has some ten.
 constexpr size_t most_recordings = 64;
@@ -31,9 +32,9 @@ class graph_runner {
     graph_runner(ggml_backend_t backend, std::shared_ptr<few_rows_engine> shared,
                  std::unique_ptr<few_rows_executor> executor)
         : backend_(backend),
-          compute_(ggml_private::of(backend).graph_compute),
-          optimize_(ggml_private::of(backend).graph_optimize),
-          free_(ggml_private::of(backend).free),
+          compute_(private_abi::of(backend).graph_compute),
+          optimize_(private_abi::of(backend).graph_optimize),
+          free_(private_abi::of(backend).free),
           shared_(std::move(shared)),
           executor_(std::move(executor)) {
         rules_.reads = [this](const ggml_tensor & t) { return executor_->reads(t); };
@@ -61,7 +62,7 @@ class graph_runner {
             return compute_(backend_, whole);
         }
         try {
-            return run_graph(ggml_private::of(whole));
+            return run_graph(private_abi::of(whole));
         } catch (const std::exception & e) {
             is_aside_ = true;
             shared_->stand_aside(e.what());
@@ -72,7 +73,7 @@ class graph_runner {
     // Called when a graph is made, before it gets its memory.
     void optimize(ggml_cgraph * whole, void * parameters) {
         // Always, as graphs in another order would not fit the places of the first one.
-        order_few_rows(ggml_private::of(whole), rules_);
+        order_few_rows(private_abi::of(whole), rules_);
         if (optimize_ != nullptr) {
             optimize_(backend_, whole, parameters);
         }
@@ -202,7 +203,7 @@ class graph_runner {
     }
 
     ggml_status compute(const graph & whole, ggml_tensor ** nodes, int n) const {
-        graph part = ggml_private::part_of(whole, nodes, n);
+        graph part = private_abi::part_of(whole, nodes, n);
         return compute_(backend_, reinterpret_cast<ggml_cgraph *>(&part));
     }
 
@@ -242,8 +243,8 @@ class graph_runner {
     }
 
     ggml_backend_t backend_;
-    ggml_private::backend::compute_function compute_;
-    ggml_private::backend::optimize_function optimize_;
+    private_abi::backend::compute_function compute_;
+    private_abi::backend::optimize_function optimize_;
     void (*free_)(ggml_backend_t);
     std::shared_ptr<few_rows_engine> shared_;
     std::unique_ptr<few_rows_executor> executor_;
@@ -348,16 +349,16 @@ bool takes_few_rows(ggml_backend_t backend, const ggml_tensor * weight) {
 void run_graphs_of(ggml_backend_t backend, std::shared_ptr<few_rows_engine> shared,
                    std::unique_ptr<few_rows_executor> executor) {
     for (const std::string & doubt :
-         {ggml_private::doubt_graphs(), ggml_private::doubt_backend(backend)}) {
+         {private_abi::doubt_graphs(), private_abi::doubt_backend(backend)}) {
         if (!doubt.empty()) {
             throw backend_error(doubt);
         }
     }
     known_runners().add(
         backend, std::make_unique<graph_runner>(backend, std::move(shared), std::move(executor)));
-    ggml_private::of(backend).graph_compute = compute_graph;
-    ggml_private::of(backend).graph_optimize = optimize_graph;
-    ggml_private::of(backend).free = free_backend;
+    private_abi::of(backend).graph_compute = compute_graph;
+    private_abi::of(backend).graph_optimize = optimize_graph;
+    private_abi::of(backend).free = free_backend;
 }
 
 }  // namespace dflash

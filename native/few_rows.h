@@ -45,7 +45,7 @@ class few_rows_executor {
     virtual void normalize(const few_rows::normalization & n) = 0;
     virtual void multiply(const few_rows_plan::launch & l, const few_rows::product & p) = 0;
 
-    virtual bool records(const ggml_private::graph &) const { return false; }
+    virtual bool records(const private_abi::graph &) const { return false; }
     // `run` is called between, once, and what it starts is recorded instead.
     virtual std::unique_ptr<recording> record(const std::function<void()> & run);
     virtual void play(recording &) {}

@@ -102,7 +102,7 @@ class cpu_executor : public few_rows_executor {
     }
 
     // What comes again is told apart, but there is nothing that could be recorded.
-    bool records(const ggml_private::graph &) const override { return true; }
+    bool records(const private_abi::graph &) const override { return true; }
 
   private:
     void run(ggml_cgraph * graph) {

@@ -89,7 +89,7 @@ class cuda_executor : public few_rows_executor {
     // Runs on the stream of a backend that nothing has run on yet.
     cuda_executor(ggml_backend_t backend, const few_rows_engine::cubins * kernels)
         : device_(ggml_backend_get_device(backend)),
-          stream_(ggml_private::stream_of(backend)),
+          stream_(private_abi::stream_of(backend)),
           experts_wait_(has_feature(device_, "FORCE_CUBLAS")) {
         if (stream_ == nullptr) {
             throw backend_error("ggml's CUDA backend is not laid out as expected");
@@ -163,7 +163,7 @@ class cuda_executor : public few_rows_executor {
         cuda::launch(find(l.kernel), size, starts_early_, stream_, &parameters);
     }
 
-    bool records(const ggml_private::graph & g) const override {
+    bool records(const private_abi::graph & g) const override {
         return records_ && std::none_of(g.nodes, g.nodes + g.n_nodes, [&](const ggml_tensor * t) {
                    return t->op == GGML_OP_MUL_MAT_ID && (experts_wait_ || waits_for_experts(*t));
                });
@@ -288,7 +288,7 @@ class cuda_executor : public few_rows_executor {
         const float one = 1.0f;
         float read = 0.0f;
         ggml_backend_tensor_set(x, &one, 0, sizeof(one));
-        const auto compute = ggml_private::of(backend).graph_compute;
+        const auto compute = private_abi::of(backend).graph_compute;
         for (int i = 0; i < 3; i++) {
             compute(backend, graph);
         }
@@ -322,7 +322,7 @@ thread_local few_rows_scope::state current;
 struct hooks {
     std::mutex mutex;
     int n_scopes = 0;
-    std::map<ggml_backend_dev_t, ggml_private::device::init_function> original;
+    std::map<ggml_backend_dev_t, private_abi::device::init_function> original;
 };
 
 hooks & known_hooks() {
@@ -351,7 +351,7 @@ void run_by(ggml_backend_t backend, const std::shared_ptr<few_rows_engine> & eng
 }
 
 ggml_backend_t init_backend(ggml_backend_dev_t device, const char * parameters) {
-    ggml_private::device::init_function original;
+    private_abi::device::init_function original;
     {
         hooks & h = known_hooks();
         const std::lock_guard<std::mutex> lock(h.mutex);
@@ -428,13 +428,13 @@ few_rows_scope::few_rows_scope(std::shared_ptr<few_rows_engine> shared, bool on_
                 ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
                 continue;
             }
-            const std::string doubt = ggml_private::doubt_device(device);
+            const std::string doubt = private_abi::doubt_device(device);
             if (!doubt.empty()) {
                 shared->stand_aside(doubt);
                 continue;
             }
-            h.original[device] = ggml_private::of(device).init_backend;
-            ggml_private::of(device).init_backend = init_backend;
+            h.original[device] = private_abi::of(device).init_backend;
+            private_abi::of(device).init_backend = init_backend;
         }
     }
     current = {std::move(shared), on_cpu};
@@ -446,7 +446,7 @@ few_rows_scope::~few_rows_scope() {
     const std::lock_guard<std::mutex> lock(h.mutex);
     if (--h.n_scopes == 0) {
         for (const auto & [device, original] : h.original) {
-            ggml_private::of(device).init_backend = original;
+            private_abi::of(device).init_backend = original;
         }
     }
 }

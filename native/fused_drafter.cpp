@@ -42,13 +42,13 @@ int rows_bucket(int n) {
 
 }  // namespace
 
-fused_drafter::fused_drafter(const llama_model * model, const tap_store * store,
+fused_drafter::fused_drafter(const llama_model * model, std::shared_ptr<const tap_store> store,
                              const std::string & path, const draft_params & params, int n_seq,
                              int n_ctx, int top_k, int n_threads,
                              const draft_capabilities & allowed, int draft_window,
                              std::shared_ptr<const thread_pool> threads)
     : target_(target_tensors::find(model)),
-      store_(store),
+      store_(std::move(store)),
       threads_(std::move(threads)),
       n_threads_(n_threads),
       backend_(open_backend(target_.device(), n_threads)),
@@ -204,9 +204,10 @@ fused_drafter::graph_slot & fused_drafter::graph(const draft_bucket & bucket) {
         n_builds_++;
         const size_t before = scratch_.n_bytes();
         try {
-            slot.graph = std::make_unique<draft_graph>(
-                draft_parts{weights_, target_, cache_, store_, mask_row_, backend_.get(), scratch_},
-                bucket, allowed_);
+            slot.graph =
+                std::make_unique<draft_graph>(draft_parts{weights_, target_, cache_, store_.get(),
+                                                          mask_row_, backend_.get(), scratch_},
+                                              bucket, allowed_);
         } catch (...) {
             graphs_.clear();  // their memory may be gone
             throw;
@@ -374,14 +375,14 @@ void fused_drafter::begin(const std::vector<draft_request> & requests, int n_dra
     if (cache_.reserve(wanted.longest)) {
         graphs_.clear();
     }
-    flight begun{nullptr, requests, cache_.lengths()};
+    pending_draft begun{nullptr, requests, cache_.lengths()};
     try {
         begun.graph = &launch(begun.requests, wanted, n_draft);
     } catch (...) {
         cache_.set_lengths(begun.lengths);
         throw;
     }
-    flight_ = std::move(begun);
+    pending_ = std::move(begun);
 }
 
 // Injects rows that are too many for one graph with the blocks, and takes them out of the requests.
@@ -418,32 +419,32 @@ void fused_drafter::compute(draft_graph & graph) {
 }
 
 drafts fused_drafter::read() {
-    if (!flight_) {
+    if (!pending_) {
         throw std::invalid_argument("no draft has begun");
     }
-    const flight flown = std::move(*flight_);
-    flight_.reset();
-    const draft_bucket & bucket = flown.graph->bucket;
+    const pending_draft done = std::move(*pending_);
+    pending_.reset();
+    const draft_bucket & bucket = done.graph->bucket;
     const size_t n = static_cast<size_t>(bucket.n_draft) * bucket.n_streams * bucket.top_k;
     const bool has_steps = weights_.params.rank() > 0 && top_k_ > 1;
     std::vector<int32_t> ids(n);
     std::vector<float> logprobs(n);
     std::vector<float> steps(has_steps ? n * bucket.top_k : 0);
     try {
-        flown.graph->read({ids.data(), logprobs.data(), has_steps ? steps.data() : nullptr});
+        done.graph->read({ids.data(), logprobs.data(), has_steps ? steps.data() : nullptr});
     } catch (const backend_error &) {
         if (store_ != nullptr) {
             // Stored features that are not numbers, injected now or before, would spoil later
             // drafts even from a hidden cell: zero times NaN is NaN.
             cache_.clear();
         } else {
-            cache_.set_lengths(flown.lengths);
+            cache_.set_lengths(done.lengths);
         }
         throw;
     }
     drafts out;
     out.n_draft = bucket.n_draft;
-    for (const draft_request & r : flown.requests) {
+    for (const draft_request & r : done.requests) {
         const auto take = [&](const auto & of_streams, auto & to) {
             const size_t n_each = of_streams.size() / bucket.n_streams;
             const auto from = of_streams.begin() + static_cast<std::ptrdiff_t>(r.seq * n_each);
@@ -463,10 +464,10 @@ drafts fused_drafter::read() {
 }
 
 void fused_drafter::abandon() {
-    if (flight_) {
+    if (pending_) {
         ggml_backend_synchronize(backend_.get());
-        cache_.set_lengths(flight_->lengths);
-        flight_.reset();
+        cache_.set_lengths(pending_->lengths);
+        pending_.reset();
     }
 }
 

@@ -60,10 +60,10 @@ class fused_drafter {
     // threads for each graph.
     // Throws file_error for a file that the draft graph cannot run or that does not fit the target,
     // backend_error if there is no room, std::invalid_argument for a number out of range.
-    fused_drafter(const llama_model * model, const tap_store * store, const std::string & path,
-                  const draft_params & params, int n_seq, int n_ctx, int top_k, int n_threads,
-                  const draft_capabilities & allowed = {}, int draft_window = 0,
-                  std::shared_ptr<const thread_pool> threads = nullptr);
+    fused_drafter(const llama_model * model, std::shared_ptr<const tap_store> store,
+                  const std::string & path, const draft_params & params, int n_seq, int n_ctx,
+                  int top_k, int n_threads, const draft_capabilities & allowed = {},
+                  int draft_window = 0, std::shared_ptr<const thread_pool> threads = nullptr);
 
     fused_drafter(const fused_drafter &) = delete;
     fused_drafter & operator=(const fused_drafter &) = delete;
@@ -124,7 +124,7 @@ class fused_drafter {
     };
 
     // A draft that the device is working on. `lengths`: those of the cache before it.
-    struct flight {
+    struct pending_draft {
         draft_graph * graph;
         std::vector<draft_request> requests;
         std::vector<int> lengths;
@@ -143,7 +143,7 @@ class fused_drafter {
 
     // In the order that they must outlive each other; graphs go first.
     target_tensors target_;
-    const tap_store * store_;
+    std::shared_ptr<const tap_store> store_;
     std::shared_ptr<const thread_pool> threads_;
     int n_threads_;
     ggml_backend_ptr backend_;
@@ -164,7 +164,7 @@ class fused_drafter {
     std::map<draft_bucket, graph_slot> graphs_;
     uint64_t clock_ = 0;
     int64_t n_builds_ = 0;
-    std::optional<flight> flight_;
+    std::optional<pending_draft> pending_;
 };
 
 }  // namespace dflash

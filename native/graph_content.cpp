@@ -11,7 +11,7 @@ constexpr int n_words_of_params = GGML_MAX_OP_PARAMS / sizeof(uint64_t);
 // The nodes of a graph by their addresses: an open table, as a graph has thousands of sources.
 class node_table {
   public:
-    explicit node_table(const ggml_private::graph & g) {
+    explicit node_table(const private_abi::graph & g) {
         size_t size = 64;
         while (size < static_cast<size_t>(g.n_nodes) * 2) {
             size *= 2;
@@ -41,7 +41,7 @@ class node_table {
 
 }  // namespace
 
-graph_content::graph_content(const ggml_private::graph & g) {
+graph_content::graph_content(const private_abi::graph & g) {
     node_table nodes(g);
     words_.reserve(static_cast<size_t>(g.n_nodes) * 32);
     for (int i = 0; i < g.n_nodes; i++) {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ggml_private.h"
+#include "private_abi.h"
 
 namespace dflash {
 
@@ -11,7 +11,7 @@ namespace dflash {
 // strides and addresses of nodes and sources. Two graphs of equal content launch the same kernels.
 class graph_content {
   public:
-    explicit graph_content(const ggml_private::graph & g);
+    explicit graph_content(const private_abi::graph & g);
 
     uint64_t hash() const { return hash_; }
     bool operator==(const graph_content & other) const { return words_ == other.words_; }

@@ -28,6 +28,7 @@
 #include "few_rows_trial.h"
 #include "fused_drafter.h"
 #include "llama.h"
+#include "private_abi.h"
 #include "target_pass.h"
 #include "thread_pool.h"
 
@@ -178,7 +179,7 @@ void begin_draft(fused_drafter & self, const std::vector<int> & seqs,
                  std::vector<given_rows> features, const std::vector<int32_t> & anchors,
                  int n_draft) {
     if (features.size() != seqs.size() || anchors.size() != seqs.size()) {
-        throw std::invalid_argument("one piece of features and one anchor per sequence, please");
+        throw std::invalid_argument("give one piece of features and one anchor for each sequence");
     }
     std::vector<draft_request> requests;
     for (size_t i = 0; i < seqs.size(); i++) {
@@ -221,8 +222,21 @@ std::unique_ptr<target_pass> open_pass(uintptr_t context, int n_seq, std::vector
 }
 
 bool can_replay(uintptr_t context) {
-    const memory_edit edit(reinterpret_cast<llama_context *>(context));
-    return context == 0 ? edit.is_known() : edit.is_possible();
+    auto * ctx = reinterpret_cast<llama_context *>(context);
+    return ctx == nullptr ? private_abi::doubt_memory().empty()
+                          : private_abi::hybrid_memory::of(ctx).is_known();
+}
+
+// Why some of llama.cpp and ggml is not as it is used beyond their headers; see private_abi.h.
+std::vector<std::string> private_doubts() {
+    std::vector<std::string> found;
+    for (const std::string & doubt :
+         {private_abi::doubt_graphs(), private_abi::doubt_memory(), private_abi::doubt_order()}) {
+        if (!doubt.empty()) {
+            found.push_back(doubt);
+        }
+    }
+    return found;
 }
 
 int decode(target_pass & self, const std::vector<int32_t> & tokens,
@@ -342,13 +356,15 @@ void edit_cells(uintptr_t context, const cuts & cut, const copies & copied) {
 
 using float_row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::unique_ptr<token_draw> open_draw(int n_vocab, uintptr_t altering, uintptr_t cutting,
-                                      uintptr_t choosing, int top_k, float top_p, float min_p,
+std::unique_ptr<token_draw> open_draw(int n_vocab, uintptr_t bias_chain, uintptr_t filter_chain,
+                                      uintptr_t pick_chain, int top_k, float top_p, float min_p,
                                       bool reorders, float most_raised, float temperature,
                                       uint32_t seed, int n_candidates, bool bound) {
-    const auto chain = [](uintptr_t address) { return reinterpret_cast<llama_sampler *>(address); };
+    const auto own = [](uintptr_t address) {
+        return llama_sampler_ptr(reinterpret_cast<llama_sampler *>(address));
+    };
     return std::make_unique<token_draw>(
-        draw_rule{n_vocab, chain(altering), chain(cutting), chain(choosing), top_k, top_p, min_p,
+        draw_rule{n_vocab, own(bias_chain), own(filter_chain), own(pick_chain), top_k, top_p, min_p,
                   reorders, most_raised, temperature, seed, n_candidates, bound});
 }
 
@@ -506,6 +522,7 @@ NB_MODULE(_native, m) {
         "llama_decode_address", [] { return reinterpret_cast<uintptr_t>(&llama_decode); },
         "Address of llama_decode as this extension sees it.");
 
+    m.attr("PRIVATE_DOUBTS") = private_doubts();  // looked at once, at import
     m.def("can_replay", &can_replay, nb::arg("context") = 0,
           "Whether rows of a recurrent llama_context can be taken back by replay; without one, "
           "whether this build of llama.cpp allows it.");
@@ -560,11 +577,12 @@ NB_MODULE(_native, m) {
         .def_ro("chances", &copy_offers::chances);
 
     nb::class_<token_draw>(m, "TokenDraw", "How tokens are drawn. See native/draw.h.")
-        .def(nb::new_(&open_draw), nb::arg("n_vocab"), nb::arg("altering"), nb::arg("cutting"),
-             nb::arg("choosing"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"),
-             nb::arg("reorders"), nb::arg("most_raised"), nb::arg("temperature"), nb::arg("seed"),
-             nb::arg("n_candidates"), nb::arg("bound"),
-             "Three chains of llama.cpp by their addresses, 0 for none, which must outlive this.")
+        .def(nb::new_(&open_draw), nb::arg("n_vocab"), nb::arg("bias_chain"),
+             nb::arg("filter_chain"), nb::arg("pick_chain"), nb::arg("top_k"), nb::arg("top_p"),
+             nb::arg("min_p"), nb::arg("reorders"), nb::arg("most_raised"), nb::arg("temperature"),
+             nb::arg("seed"), nb::arg("n_candidates"), nb::arg("bound"),
+             "Three chains of llama.cpp by their addresses, 0 for none. This frees them, also if "
+             "it throws.")
         .def("from_row", &draw_from_row, nb::arg("logits"),
              "A token from float32 [n_vocab]; -2: none is left.")
         .def("accept", &accept_tokens, nb::arg("tokens"), "Let penalties look back on these.");

@@ -2,28 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
-
-#ifndef _WIN32
-#include <dlfcn.h>
-#endif
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
+#include "private_abi.h"
 
 namespace dflash {
 
 namespace {
-
-#ifdef _WIN32
-
-ggml_vec_dot_t find_dot() { return nullptr; }
-
-#else
-
-struct closer {
-    void operator()(void * library) const { dlclose(library); }
-};
 
 // ggml's own product of two rows, from the library of its CPU backend.
 ggml_vec_dot_t find_dot() {
@@ -31,19 +17,12 @@ ggml_vec_dot_t find_dot() {
     if (cpu == nullptr) {
         return nullptr;
     }
-    void * inside =
+    const void * inside =
         ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_threadpool_new");
-    Dl_info found{};
-    if (inside == nullptr || dladdr(inside, &found) == 0) {
-        return nullptr;
-    }
-    const std::unique_ptr<void, closer> library(dlopen(found.dli_fname, RTLD_LAZY | RTLD_NOLOAD));
     const auto traits = reinterpret_cast<decltype(&ggml_get_type_traits_cpu)>(
-        library ? dlsym(library.get(), "ggml_get_type_traits_cpu") : nullptr);
+        private_abi::symbol_beside(inside, "ggml_get_type_traits_cpu"));
     return traits == nullptr ? nullptr : traits(GGML_TYPE_F32)->vec_dot;
 }
-
-#endif
 
 ggml_vec_dot_t dot() {
     static const ggml_vec_dot_t found = find_dot();

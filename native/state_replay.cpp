@@ -195,11 +195,13 @@ struct state_replay::device {
 
 state_replay::state_replay(llama_context * ctx, int n_returned,
                            std::shared_ptr<thread_pool> threads)
-    : memory_(ctx), n_returned_(n_returned), threads_(std::move(threads)) {
+    : memory_(private_abi::hybrid_memory::of(ctx)),
+      n_returned_(n_returned),
+      threads_(std::move(threads)) {
     if (!threads_) {
         throw std::invalid_argument("a replay needs a thread pool");
     }
-    if (!memory_.is_possible()) {
+    if (!memory_.is_known()) {
         throw std::invalid_argument("the memory of this context cannot be edited");
     }
 }
@@ -411,7 +413,10 @@ void state_replay::keep(int32_t seq, int32_t n_kept) {
     if (n_kept == found->n_kept) {
         return;
     }
-    memory_.cut(seq, found->begin + found->n_kept, found->begin + n_kept);
+    if (!memory_.remove(seq, found->begin + n_kept, -1)) {
+        throw backend_error("llama.cpp did not give up the rejected rows of a pass");
+    }
+    memory_.shift(seq, n_kept - found->n_kept);
     found->n_kept = n_kept;
     found->is_waiting = true;
 }

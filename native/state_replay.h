@@ -10,7 +10,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "llama.h"
-#include "memory_edit.h"
+#include "private_abi.h"
 #include "thread_pool.h"
 
 namespace dflash {
@@ -26,7 +26,7 @@ namespace dflash {
 class state_replay {
   public:
     // n_returned: the most rows of a pass that can be taken back. Throws std::invalid_argument if
-    // `memory_edit` is not possible.
+    // the context has no such memory.
     state_replay(llama_context * ctx, int n_returned, std::shared_ptr<thread_pool> threads);
     ~state_replay();
 
@@ -70,7 +70,7 @@ class state_replay {
     bool is_kept() const;
     bool open();
 
-    memory_edit memory_;
+    private_abi::hybrid_memory memory_;
     int n_returned_;
     std::shared_ptr<thread_pool> threads_;
     std::vector<net> nets_;  // of llama.cpp's last graph; empty if it cannot be replayed

@@ -5,12 +5,12 @@
 #include <cmath>
 #include <numeric>
 #include <stdexcept>
-#include <unordered_set>
 #include <utility>
 
 #include "backend.h"
 #include "errors.h"
 #include "largest.h"
+#include "private_abi.h"
 #include "router_products.h"
 #include "target_tensors.h"
 
@@ -20,38 +20,6 @@ namespace {
 
 // Rows that are searched at once. Each needs memory on the device for a copy of its logits.
 constexpr int most_searched = 32;
-
-using id_set = std::unordered_set<int32_t>;
-
-id_set set_of(const std::vector<int32_t> & ids) {
-    id_set set;  // filled as in llama.cpp: empty at first, then one id after the other
-    for (const int32_t id : ids) {
-        set.insert(id);
-    }
-    return set;
-}
-
-// A row's ids, in an order that makes llama.cpp use the first of them as the leading one.
-//
-// llama.cpp puts a row's ids into an unordered set. The set's first id says what the row attends
-// to, and llama.cpp keeps its graph as long as these first ids stay the same for all rows. Which id
-// comes first depends on the C++ library and on the order of insertion. If no order is found, the
-// answer is the same, but the graph is built again.
-std::vector<int32_t> leading_first(const std::vector<int32_t> & ids) {
-    if (ids.size() < 2 || *set_of(ids).begin() == ids.front()) {
-        return ids;
-    }
-    // What goes into an empty bucket comes out first (libstdc++) ...
-    std::vector<int32_t> last(ids.rbegin(), ids.rend());
-    id_set set = set_of(last);
-    if (*set.begin() != ids.front()) {
-        // ... and into a bucket that is not, before the others of this bucket.
-        const size_t bucket = set.bucket(ids.front());
-        std::stable_partition(last.begin(), last.end(),
-                              [&](int32_t id) { return set.bucket(id) != bucket; });
-    }
-    return last;
-}
 
 }  // namespace
 
@@ -129,7 +97,7 @@ target_pass::target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> la
     if (!layers_.empty()) {
         // llama.cpp reserves memory for a batch that is rounded up to a multiple of the ids.
         const auto most_rows = static_cast<int>(llama_n_batch(ctx_) + llama_n_seq_max(ctx_)) - 1;
-        store_ = std::make_unique<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
+        store_ = std::make_shared<tap_store>(device, static_cast<int>(layers_.size()) * n_embd_,
                                              n_stored, most_rows);
     }
     for (int id = 0; id < n_ids_; id++) {
@@ -205,7 +173,8 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
         tokens.push_back(row.token);
         positions.push_back(row.position);
         seqs.push_back(row.seq);
-        ids.push_back(leading_first(row.ids.empty() ? std::vector<int32_t>{row.seq} : row.ids));
+        ids.push_back(
+            private_abi::leading_first(row.ids.empty() ? std::vector<int32_t>{row.seq} : row.ids));
         n_ids.push_back(static_cast<int32_t>(ids.back().size()));
         first_ids.push_back(ids.back().data());
         output.push_back(row.output ? 1 : 0);

@@ -103,7 +103,8 @@ class target_pass {
     int n_vocab() const { return n_vocab_; }
     int n_outputs() const { return n_outputs_; }
     int64_t n_rebuilds() const { return n_rebuilds_; }  // of the target's graph, so far
-    tap_store * store() const { return store_.get(); }
+    // Shared with the drafters that read it. Null: no layers are tapped.
+    const std::shared_ptr<tap_store> & store() const { return store_; }
     int64_t first_stored() const { return first_stored_; }  // the store's number of the first row
 
   private:
@@ -128,7 +129,7 @@ class target_pass {
     std::vector<int32_t> layers_;
     bool in_graph_;
     bool on_host_ = true;  // the logits
-    std::unique_ptr<tap_store> store_;
+    std::shared_ptr<tap_store> store_;
     std::unique_ptr<state_replay> replay_;
     bool can_keep_ = false;
     std::vector<llama_sampler_ptr> chains_;

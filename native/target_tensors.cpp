@@ -1,15 +1,10 @@
 #include "target_tensors.h"
 
 #include <string>
-#include <utility>
 
 #include "backend.h"
 #include "errors.h"
-
-// libllama exports this function, but the installed headers do not declare it. It is a C++ symbol
-// of one version of llama.cpp. The build and the import check the version of llama-cpp-python.
-const std::vector<std::pair<std::string, ggml_tensor *>> & llama_internal_get_tensor_map(
-    const llama_model * model);
+#include "private_abi.h"
 
 namespace dflash {
 
@@ -18,7 +13,7 @@ target_tensors target_tensors::find(const llama_model * model) {
     // A tied model that is offloaded, or repacked for the CPU, has the embedding twice under one
     // name. Rows are read from the plain copy on the host, logits are computed with the other.
     std::vector<ggml_tensor *> embeddings;
-    for (const auto & [name, tensor] : llama_internal_get_tensor_map(model)) {
+    for (const auto & [name, tensor] : private_abi::tensors_of(model)) {
         if (name == "output.weight") {
             found.head = tensor;
         } else if (name == "token_embd.weight") {

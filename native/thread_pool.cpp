@@ -25,7 +25,10 @@ F function(const char * name) {
 
 }  // namespace
 
-thread_pool::thread_pool(int n_threads) : n_threads_(n_threads), n_used_(n_threads) {
+thread_pool::thread_pool(int n_threads)
+    : n_threads_(n_threads),
+      n_used_(n_threads),
+      free_(function<decltype(free_)>("ggml_threadpool_free")) {
     check_threads(n_threads);
     ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
     pool_ = function<decltype(&ggml_threadpool_new)>("ggml_threadpool_new")(&params);
@@ -34,9 +37,7 @@ thread_pool::thread_pool(int n_threads) : n_threads_(n_threads), n_used_(n_threa
     }
 }
 
-thread_pool::~thread_pool() {
-    function<decltype(&ggml_threadpool_free)>("ggml_threadpool_free")(pool_);
-}
+thread_pool::~thread_pool() { free_(pool_); }
 
 void thread_pool::attach(llama_context * ctx) const { llama_attach_threadpool(ctx, pool_, pool_); }
 

@@ -36,6 +36,7 @@ class thread_pool {
   private:
     int n_threads_;
     int n_used_;
+    void (*free_)(ggml_threadpool_t);
     ggml_threadpool_t pool_ = nullptr;
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dflash_local import load
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import FileError
-from dflash_local.fit.options import MAX_OUTPUT_ROWS
+from dflash_local.fit.options import MAX_OUTPUT_ROWS, LoadOptions, LoadSettings
 from gguf_files import UINT32, Value, changed
 
 OPTIONS = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1}
@@ -98,3 +99,9 @@ def test_what_was_learnt_of_copies_is_there_after_a_restart(pair: tuple[Path, Pa
     with load(pair[0], **OPTIONS, quiet=True) as model:
         assert model.engine.copies is not None
         assert model.engine.copies.as_dict() == learnt != {}
+
+
+def test_each_setting_of_a_load_has_a_default() -> None:
+    defaults = {field.name: field.type for field in fields(LoadOptions)}
+    settings = {name: hint.__forward_arg__ for name, hint in LoadSettings.__annotations__.items()}
+    assert settings == defaults

@@ -16,12 +16,13 @@ from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.controller.calibration import budget_s
 from dflash_local.controller.costs import Costs
 from dflash_local.errors import InputError
-from dflash_local.fit.architectures import TAPPED_ARCHITECTURES
+from dflash_local.fit.architectures import CELLS, TAPPED_ARCHITECTURES, WayBack
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import open_pair
+from dflash_local.setup import Setup
 from dflash_local.target_model.target import Target
-from hybrid import REPLAYED, TAPPED, TAPS, WITHOUT, write_hybrid
+from hybrid import REPLAYED, TAPPED, TAPS, write_hybrid
 from mini_shapes import SHORT_CONV
 from synthetic import Markov, write_drafter
 
@@ -65,8 +66,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
         ("qwen3next", "fused"),
         ("lfm2moe", "fused"),
         ("lfm2", "llama.cpp"),
-        ("granitehybrid", "copies"),
-        ("mamba2", "copies"),
         ("qwen35moe", "fused"),
         ("nemotron_h", "copies"),
     ],
@@ -180,7 +179,7 @@ def test_replay_takes_no_snapshots(
         assert "recurrent states, rejected drafts of up to 7 tokens are replayed" in (
             capfd.readouterr().err
         )
-        assert (model.target.n_snapshots, model.target.n_replayed) == (0, 7)
+        assert model.target.way_back == WayBack("replay", 7)
         assert model.engine.max_width == 8 and model.plan is not None
         n_states = model.plan.state_bytes
     with load(target, **OPTIONS) as plain:
@@ -191,12 +190,23 @@ def test_replay_takes_no_snapshots(
 def test_where_llama_cpp_does_not_allow_replay(
     files: Callable[[str, str], tuple[Path, Path]],
 ) -> None:
-    """There are snapshots, or what was accepted is decoded again."""
+    """There are snapshots, or no drafts."""
     with load(*files("qwen35", "fused"), **DRAFTING) as model:
-        assert (model.target.n_snapshots, model.target.n_replayed) == (7, 0)
-    with load(*files("qwen3next", "fused"), n_seq=2, **DRAFTING) as model:
-        assert model.target.options.redecodes and model.target.n_replayed == 0
-        assert model.generate(PROMPTS[0], max_tokens=8).stats.drafted > 0
+        assert model.target.way_back == WayBack("snapshots", 7)
+    with load(*files("qwen3next", "fused"), n_seq=2, **OPTIONS) as model:
+        assert (model.target.way_back, model.target.max_width, model.drafter) == (CELLS, 1, None)
+        stats = model.generate(PROMPTS[0], max_tokens=8, draft_width=8).stats
+        assert stats.drafted == 0 and "cannot be taken back here" in (stats.drafting or "")
+    with pytest.raises(InputError, match="draft_width is 8, and drafting is off: the target has"):
+        load(*files("qwen3next", "fused"), **DRAFTING)
+
+
+def test_without_a_way_back_copies_are_off(
+    files: Callable[[str, str], tuple[Path, Path]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with load(*files("mamba2", "copies"), **OPTIONS | {"quiet": False}) as model:
+        assert capfd.readouterr().err.count("cannot be taken back here") == 1
+        assert (model.target.max_width, model.engine.copies) == (1, None)
 
 
 @pytest.mark.parametrize("architecture", ["nemotron_h", "granitehybrid"])
@@ -213,12 +223,12 @@ def test_where_a_pass_cannot_be_replayed_after_all(
     target, draft = files(architecture, "copies")
     with load(target, **OPTIONS) as plain:
         right = [plain.generate(prompt, max_tokens=N).tokens for prompt in PROMPTS]
-    with load(target, draft, n_seq=2, **DRAFTING | {"quiet": False}) as model:
-        assert "cannot replay the recurrent state" in capfd.readouterr().err
-        n_snapshots = 15 if architecture == "nemotron_h" else 0
-        assert (model.target.n_replayed, model.target.n_snapshots) == (0, n_snapshots)
-        assert model.target.options.redecodes == (not n_snapshots)
-        assert model.engine.max_width > 1
+    with load(target, draft, n_seq=2, **OPTIONS | {"quiet": False}) as model:
+        said = capfd.readouterr().err
+        assert "cannot replay the recurrent state" in said
+        way_back = WayBack("snapshots", 15) if architecture == "nemotron_h" else CELLS
+        assert ("cannot be taken back" in said) == (way_back == CELLS)
+        assert model.target.way_back == way_back and model.target.max_width == 1 + way_back.rows
         found = [model.generate(prompt, max_tokens=N, draft_width=8) for prompt in PROMPTS]
     assert [answer.tokens for answer in found] == right
     with load(target, draft, draft_width=0, **OPTIONS) as model:
@@ -237,13 +247,13 @@ def test_there_are_as_many_snapshots_as_llama_cpp_has_room_for(
     with load(*pair, **DRAFTING | {"quiet": False}) as model:
         said = capfd.readouterr().err
         assert "31 snapshots of each" in said and "15 snapshots of each" in said
-        assert (model.target.n_snapshots, model.engine.max_width) == (15, 16)
+        assert (model.target.way_back.rows, model.engine.max_width) == (15, 16)
         assert model.generate(PROMPTS[0], max_tokens=4).stats.drafted > 0
     with (
         pytest.warns(UserWarning, match="has room for 15 snapshots .*, not 31: so many"),
-        Target.load(pair[0], n_ctx=512, n_threads=1, n_snapshots=31) as target,
+        Target.load(pair[0], n_ctx=512, n_threads=1, way_back=WayBack("snapshots", 31)) as target,
     ):
-        assert target.n_snapshots == 15
+        assert target.way_back.rows == 15
 
 
 def test_where_layers_are_on_both_sides_there_are_snapshots(
@@ -253,12 +263,17 @@ def test_where_layers_are_on_both_sides_there_are_snapshots(
     target, draft = files("qwen35", "fused")
     pair, gpu = open_pair(target, draft), Device("CUDA0", "", "gpu", 8 << 30, 8 << 30, "0")
     cpu = Device("CPU", "", "cpu", 8 << 30, 8 << 30)
-    for n_layers, replayed, snapshots in ((0, 7, 0), (2, 0, 7), (6, 7, 0), (-1, 7, 0)):
-        plan = pair.plan([gpu, cpu], LoadOptions(n_ctx=512, n_gpu_layers=n_layers))
-        assert (plan.n_replayed, plan.n_snapshots) == (replayed, snapshots)
+    for n_layers, kind in ((0, "replay"), (2, "snapshots"), (6, "replay"), (-1, "replay")):
+        setup = Setup(pair, LoadOptions(n_ctx=512, n_gpu_layers=n_layers), [gpu, cpu])
+        assert setup.plan.way_back == WayBack(kind, 7)
     other = replace(gpu, name="Vulkan0")
-    plan = pair.plan([other, cpu], LoadOptions(n_ctx=512))
-    assert (plan.n_replayed, plan.n_snapshots) == (0, 7)
+    setup = Setup(pair, LoadOptions(n_ctx=512), [other, cpu])
+    assert setup.plan.way_back == WayBack("snapshots", 7)
+    # Those of qwen3next could not be taken back.
+    pair = open_pair(*files("qwen3next", "fused"))
+    for n_layers, drafts in ((0, True), (2, False)):
+        setup = Setup(pair, LoadOptions(n_ctx=512, n_gpu_layers=n_layers), [gpu, cpu])
+        assert (setup.pair.draft is not None) == drafts == (setup.plain_because is None)
 
 
 @pytest.mark.usefixtures("no_replay")
@@ -280,8 +295,8 @@ def test_where_drafting_cannot_pay_there_are_no_snapshots(
     capfd.readouterr()
     with load(target, draft, **options) as model:
         assert capfd.readouterr().err.count("could not pay here") == 1
-        assert (model.target.n_snapshots, model.drafter) == (0, None)
-        assert model.plan is not None and model.plan.n_snapshots == 0
+        assert (model.target.way_back, model.drafter) == (CELLS, None)
+        assert model.plan is not None and model.plan.way_back == CELLS
         for width in (None, 8):
             model.forget()
             found = model.generate(PROMPTS[0], max_tokens=N, draft_width=width)
@@ -299,7 +314,7 @@ def test_a_width_of_plain_decoding_needs_no_snapshots(
 ) -> None:
     target, draft = files("lfm2", "fused")
     with load(target, draft, draft_width=0, **OPTIONS) as model:
-        assert (model.target.n_snapshots, model.drafter) == (0, None)
+        assert (model.target.way_back, model.drafter) == (CELLS, None)
         assert model.generate(PROMPTS[0], max_tokens=4).stats.drafting is None
         found = model.generate(PROMPTS[0], max_tokens=4, draft_width=8)
         assert "draft width was 0 at the load" in (found.stats.drafting or "")
@@ -348,21 +363,8 @@ def test_a_conversation_goes_on_after_a_restart(
         assert found.tokens == right and found.stats.drafted > 0
 
 
-def test_what_is_decoded_again_takes_one_more_state(
-    files: Callable[[str, str], tuple[Path, Path]], capfd: pytest.CaptureFixture[str]
-) -> None:
-    target, draft = files("granitehybrid", "copies")
-    with load(target, draft, **DRAFTING | {"quiet": False}) as model:
-        assert "for recurrent states, two for each sequence" in capfd.readouterr().err
-        assert model.plan is not None
-        n_drafting = model.plan.state_bytes
-    with load(target, draft, draft_width=0, **OPTIONS) as model:
-        assert model.plan is not None and 2 * model.plan.state_bytes == n_drafting
-        assert model.target.max_width == 1
-
-
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize("architecture", ["lfm2", "nemotron_h", *WITHOUT])
+@pytest.mark.parametrize("architecture", ["lfm2", "nemotron_h", "qwen3next", "kimi-linear"])
 def test_copies_are_asked_for(tmp_path: Path, architecture: str) -> None:
     """By themselves they would slow down every step, or take memory for states."""
     path = write_hybrid(tmp_path / "target.gguf", architecture, demo.pair()[0])

@@ -9,11 +9,12 @@ from dflash_local.fit.options import LoadOptions
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import open_pair, usual_shape
+from dflash_local.setup import Setup
 
 
 def test_what_a_pair_would_take_is_what_it_takes(pair: tuple[Path, Path]) -> None:
     wanted = {"n_ctx": 512, "n_gpu_layers": 0, "n_seq": 2, "draft_shape": "tree"}
-    plan = open_pair(*pair).plan(runtime.devices(), LoadOptions(**wanted))
+    plan = Setup(open_pair(*pair), LoadOptions(**wanted), runtime.devices()).plan
     with load(*pair, **wanted, n_threads=1, quiet=True) as model:
         assert model.plan is not None
         assert model.plan.host.needed == plan.host.needed

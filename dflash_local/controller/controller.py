@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from dflash_local.controller.acceptance import Acceptance
 from dflash_local.controller.costs import Costs, Passes
 from dflash_local.controller.policy import KNOWN, Findings, Policy
-from dflash_local.controller.redecoded import Redecoded
 from dflash_local.controller.rows import HORIZON, Rows, merged
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
@@ -65,8 +64,6 @@ class Controller:
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
         a copy; 0 where there are none. `equal_rows`: all sequences of a pass get as many rows."""
         self.costs = costs
-        self.redecoded = Redecoded(costs)
-        """The rows that its rounds decode again."""
         self.known = {
             True: greedy or Acceptance(block_size, n_nodes),
             False: sampled or Acceptance(block_size, n_nodes),
@@ -84,7 +81,7 @@ class Controller:
         self._members: list[Policy] = []
         self._base = self._n_seqs = 0
         self._prices: dict[ShapeName, list[float]] = {}
-        self._priced = (0, 0, 0, 0, 0)
+        self._priced = (0, 0, 0, 0)
         # The plan in force
         self._idle = self._replan_at = 0
         self._on = self._looking = False
@@ -120,14 +117,6 @@ class Controller:
     def may_draft(self) -> bool:
         """Whether a request that begins now may well draft, as far as is known."""
         return self._on or self._looking or self._newest.rounds < KNOWN
-
-    def most_redecoded(self, n_seqs: int) -> float:
-        """Rows of each of `n_seqs` sequences beyond which not to draft, so that none are left to be
-        decoded again."""
-        draft_s = self.costs.host_s
-        if self._on or self._looking:
-            draft_s += self.costs.draft_s(n_seqs, self._depth) + self.costs.draft_host_s
-        return self.redecoded.most(n_seqs, self._depth, draft_s) / n_seqs
 
     def skip(self, n_rounds: int) -> None:
         """So many plain rounds were made without asking, at most `idle`."""
@@ -177,7 +166,7 @@ class Controller:
         """Whether a copy with these chances is verified by itself, and a draft would add less to it
         than its time is worth."""
         costs, rows = self.costs, self._rows
-        if self._copies().once([copied], self._last_rows("chain"), costs.switch_s) == [1]:
+        if self._copies().once([copied], self._passes.rows("chain"), costs.switch_s) == [1]:
             return False  # the round would be plain
         both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
         draft_s = costs.draft_s(n_drafting, self._depth) + costs.draft_host_s
@@ -215,21 +204,16 @@ class Controller:
         switch_s = self.costs.switch_s
         if not drafted:
             self._price(len(chains))
-            return self._copies().once(chains, self._last_rows("chain"), switch_s)
+            return self._copies().once(chains, self._passes.rows("chain"), switch_s)
         if self._looking:
             return [1 + min(_SEEN, len(chain)) for chain in chains]
-        return self._rows.usual(chains, self._last_rows(self._shape), switch_s)
-
-    def _last_rows(self, shape: ShapeName) -> int | None:
-        """Those of the last pass, without as many as this round decodes again."""
-        rows = self._passes.rows(shape)
-        return rows if rows is None else rows - self.redecoded.now
+        return self._rows.usual(chains, self._passes.rows(self._shape), switch_s)
 
     def least_copied(self, n_seqs: int) -> NDArray[np.float64]:
         """How much of the first k + 1 tokens of a copy must be expected to be right, float64 by k,
         in a round in which none of `n_seqs` sequences drafts: else `rows` takes none of them."""
         self._price(n_seqs)
-        return self._copies().least(n_seqs, self._last_rows("chain"), self.costs.switch_s)
+        return self._copies().least(n_seqs, self._passes.rows("chain"), self.costs.switch_s)
 
     def _copies(self) -> Rows:
         """Chooses rows where nobody drafts."""
@@ -271,18 +255,15 @@ class Controller:
         `n_drafts` was not asked, except plain ones.
         """
         costs, drafted, base = self.costs, n_drafting > 0, self._base
-        n_new = n_rows - self.redecoded.now
-        verified = drafted or n_new > base
-        changed = self._passes.rows(shape) != n_rows
+        verified = drafted or n_rows > base
         self._depth = depth
         if not verified:
             self._plain_at = self._round
         self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
-        self.redecoded.observe(n_new, base + self._accepted, verified=verified, changed=changed)
         if host_s is not None and (drafted or not verified):
             costs.observe_host(drafted, host_s)
         if drafted:
-            if self._passes.fresh and not self._looking and not self.redecoded.usual:
+            if self._passes.fresh and not self._looking:
                 # Graphs are made once, and say nothing of the drafter's worth.
                 verify_s = min(verify_s, costs.step_s(n_rows, depth, shape))
             if self._looking or inject_s:  # with many rows to inject
@@ -293,9 +274,6 @@ class Controller:
                 inject_s *= min(self._n_resting / n_injected, 1.0)
             host_s = costs.host_s + costs.draft_host_s if host_s is None else host_s
             self._settle(inject_s + draft_s + verify_s + host_s)
-        elif self._on and not verified and self.redecoded.now and base:
-            # What drafts have left to do is theirs to pay.
-            self._settle(costs.step_s(n_rows, depth) + costs.host_s + changed * costs.switch_s)
         self._accepted = self._n_resting = 0
 
     def _settle(self, seconds: float) -> None:
@@ -413,21 +391,19 @@ class Controller:
 
     def _price(self, n_seqs: int) -> None:
         """Make the prices of passes for so many sequences of this batch, where they are old."""
-        n_again, costs = self.redecoded.usual, self.costs
-        base, age = self._base, costs.n_observed // (4 * _REPLAN)
-        kind = base, n_seqs, n_again, age, self._depth // (32 * _REPLAN)
+        base, age = self._base, self.costs.n_observed // (4 * _REPLAN)
+        kind = base, n_seqs, age, self._depth // (32 * _REPLAN)
         if kind != self._priced:
             self._priced, self._n_seqs, self._prices = kind, n_seqs, {}
 
     def _passes_s(self, shape: ShapeName) -> list[float]:
         """Seconds of a pass with k rows beyond a plain one's, the host's part included."""
         if shape not in self._prices:
-            costs, depth, n_again = self.costs, self._depth, self.redecoded.usual
-            again_s = costs.host_s + self.redecoded.usual_s
+            costs, depth = self.costs, self._depth
+            plain_s = costs.step_s(self._base, depth) + costs.host_s
             drafted = [
-                costs.step_s(self._base + k + n_again, depth, shape) + again_s
+                costs.step_s(self._base + k, depth, shape) + costs.host_s
                 for k in range(1, self._n_seqs * self._most + 1)
             ]
-            plain_s = costs.step_s(self._base, depth) + costs.host_s
             self._prices[shape] = [plain_s, *drafted]
         return self._prices[shape]

@@ -94,7 +94,7 @@ class Engine:
         if self.takes_trees and shape != "chain":
             return "a draft tree"
         most = self.drafter.block_size if self.drafter else MAX_OUTPUT_ROWS
-        if self.max_width < most and self.target.n_snapshots:
+        if self.max_width < most and self.target.way_back.kind == "snapshots":
             return "the room for snapshots of the target's recurrent state"
         if self.max_width < most and self.target.is_recurrent:
             return "what a batch can take out of the target's recurrent state"

@@ -77,11 +77,6 @@ class Lap:
         self._draft_s = 0.0
         self._drawn_s = slots.target.draw_s
         self._start = self._began = self._drafted = self._verified = time.perf_counter()
-        self._again_s = 0.0
-
-    def decoded_again(self) -> None:
-        """What had to be decoded again before the round has been: that was the target's time."""
-        self._again_s = time.perf_counter() - self._start
 
     @contextmanager
     def injecting(self, n_rows: int) -> Iterator[None]:
@@ -134,8 +129,8 @@ class Lap:
         n_rebuilds = self._slots.target.n_rebuilds - self._n_rebuilds
         for sequence in self._sequences:
             stats = sequence.stats
-            stats.draft_s += self._drafted - self._start - self._again_s
-            stats.verify_s += self._verified - self._drafted + self._again_s
+            stats.draft_s += self._drafted - self._start
+            stats.verify_s += self._verified - self._drafted
             stats.decode_s += end - self._start
             stats.graph_rebuilds += n_rebuilds
         verify_s = (self._verified - self._drafted) / n_steps

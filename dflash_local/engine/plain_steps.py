@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dflash_local.controller.controller import Controller
 from dflash_local.engine.meter import TO_WARM_UP, Lap, Meter
-from dflash_local.engine.recurrent_rows import RecurrentRows
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 
@@ -17,31 +16,22 @@ speed."""
 class PlainSteps:
     """Decodes a plain step, or several at once."""
 
-    def __init__(
-        self,
-        slots: Slots,
-        meter: Meter,
-        controller: Controller | None,
-        recurrent: RecurrentRows,
-    ) -> None:
+    def __init__(self, slots: Slots, meter: Meter, controller: Controller | None) -> None:
         self._slots = slots
         self._target = slots.target
         self._meter = meter
         self._controller = controller
-        self._recurrent = recurrent
 
     def run(self, sequences: list[Sequence], lap: Lap) -> None:
         """A plain step, or several at once where nothing is asked between them."""
         lap.verifying()
-        self._recurrent.decode_again(sequences, plain=True)
-        n_again = self._recurrent.n_again(sequences)  # what the next pass decodes again itself
         n_steps = self._n_steps(sequences)
         slots, anchors = [s.slot for s in sequences], [s.anchor for s in sequences]
         # None: the likeliest token comes, and the sequence draws its own below.
         draws = [s.sampler.native if s.draws_alone else None for s in sequences]
         given = self._given(sequences, n_steps)
         steps = self._slots.decode_ahead(slots, anchors, n_steps, draws, given)
-        lap.accepting(n_again + len(sequences), n_steps=len(steps))
+        lap.accepting(len(sequences), n_steps=len(steps))
         for i, sequence in enumerate(sequences):
             with sequence.alone(self._slots):
                 if not sequence.draws_alone:  # then it is the only step
@@ -59,7 +49,7 @@ class PlainSteps:
     def _n_steps(self, sequences: list[Sequence]) -> int:
         """How many plain steps to decode at once, without a delay that a reader would notice."""
         n = len(sequences)
-        if not all(s.draws_alone for s in sequences) or self._recurrent.n_again(sequences):
+        if not all(s.draws_alone for s in sequences):
             return 1
         left = [s.remaining for s in sequences if s.remaining is not None]
         by_time = int(_AHEAD_S / self._meter.step_s) + 1

@@ -168,7 +168,6 @@ class PrefixCache:
 
     def keep_checkpoint(self, slot: Slot) -> None:
         """Let other texts fork off from what a slot has now."""
-        self._slots.decode_again([slot])
         with suppress(MemoryError):
             slot.checkpoints.keep(self._target.checkpoint(slot.seq, len(slot.cached)))
         self._lend()
@@ -242,7 +241,6 @@ class PrefixCache:
             return
         if not is_whole:
             self._slots.roll_back(slot, n, for_drafts=False)
-        self._slots.decode_again([slot])
         if len(slot.cached) != n or self._target.sequence_bytes(slot.seq) > store.max_bytes:
             return
         try:

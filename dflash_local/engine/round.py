@@ -18,7 +18,6 @@ from dflash_local.engine.choice import NO_DRAFT, Choice
 from dflash_local.engine.meter import Lap, Meter
 from dflash_local.engine.plain_steps import PlainSteps
 from dflash_local.engine.prefix_cache import PrefixCache
-from dflash_local.engine.recurrent_rows import RecurrentRows
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 from dflash_local.engine.widths import Widths
@@ -39,9 +38,8 @@ class Round:
         self._cache = cache
         self._target = slots.target
         self._meter = Meter(slots, controller)
-        self._recurrent = RecurrentRows(slots, controller)
-        self._widths = Widths(slots, controller, self._recurrent)
-        self._plain = PlainSteps(slots, self._meter, controller, self._recurrent)
+        self._widths = Widths(slots, controller)
+        self._plain = PlainSteps(slots, self._meter, controller)
 
     def run(self, sequences: list[Sequence]) -> None:
         """One round of these sequences, or several plain steps at once.
@@ -53,8 +51,6 @@ class Round:
         if not sequences:
             return
         with self._meter.lap(sequences) as lap:
-            self._recurrent.decode_again(sequences)  # only recurrent targets have such rows
-            lap.decoded_again()
             choices = self._widths.choose(sequences)
             self._inject(choices, lap)
             self._draft(choices, lap)
@@ -140,16 +136,13 @@ class Round:
             s, slot = choice.sequence, choice.sequence.slot
             begin = len(slot.cached)
             s.shape.place(batch, slot.seq, begin, s.anchor, choice.draft, choice.n_rows)
-        n_in_pass = self._target.n_rows(batch)  # some may be decoded again
         self._slots.decode(batch)
-        lap.accepting(n_in_pass, batch.shape)
+        lap.accepting(len(batch), batch.shape)
         return batch
 
     def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
         """Emit the target's tokens along the draft, and keep the rows of the accepted ones."""
-        # Every row of the batch has logits, and rows that are decoded again before it have neither
-        # those nor a number in `Target.numbers`. So `first + row` names a row's logits, and its
-        # hidden states.
+        # Every row of the batch has logits: `first + row` names them, and the row's hidden states.
         anchor, first = sequence.anchor, part.first_row
         ends_text = self._target.vocabulary.ends_text
         with sequence.alone(self._slots):

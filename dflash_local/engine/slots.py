@@ -116,19 +116,8 @@ class Slots:
 
     def decode(self, batch: Batch) -> None:
         """One batch through the target. See `Target.run`."""
-        self._keep_stored(self.target.n_rows(batch))
+        self._keep_stored(len(batch))
         self.target.run(batch)
-
-    def decode_again(self, slots: Iterable[Slot]) -> None:
-        """Decode now what the next passes over these slots would decode again."""
-        slots = list(slots)
-        self._keep_stored(sum(self.target.n_again(slot.seq) for slot in slots))
-        try:
-            self.target.decode_again(slot.seq for slot in slots)
-        except BaseException:
-            for slot in slots:  # what was to be decoded again is lost
-                self.forget(slot)
-            raise
 
     def decode_ahead(
         self,
@@ -139,8 +128,7 @@ class Slots:
         given: Sequence[int],
     ) -> list[list[int]]:
         """Several plain steps of these slots at once. See `Target.decode_ahead`."""
-        n_again = sum(self.target.n_again(slot.seq) for slot in slots)
-        self._keep_stored(n_again + n_steps * len(slots))
+        self._keep_stored(n_steps * len(slots))
         positions, seqs = [len(slot.cached) for slot in slots], [slot.seq for slot in slots]
         return self.target.decode_ahead(anchors, positions, seqs, n_steps, draws, given)
 

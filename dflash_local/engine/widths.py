@@ -10,7 +10,6 @@ from dflash_local.controller.controller import Controller
 from dflash_local.controller.policy import Policy
 from dflash_local.engine.choice import Choice
 from dflash_local.engine.copying import Copying
-from dflash_local.engine.recurrent_rows import RecurrentRows
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 
@@ -18,12 +17,9 @@ from dflash_local.engine.slots import Slots
 class Widths:
     """Chooses widths. It asks the controller for the sequences of width "auto"."""
 
-    def __init__(
-        self, slots: Slots, controller: Controller | None, recurrent: RecurrentRows
-    ) -> None:
+    def __init__(self, slots: Slots, controller: Controller | None) -> None:
         self._slots = slots
         self._controller = controller
-        self._recurrent = recurrent
         self._copying = Copying(slots, controller)
 
     def most_nodes(self, sequence: Sequence) -> int:
@@ -53,10 +49,7 @@ class Widths:
 
     def _limited(self, sequences: list[Sequence]) -> list[Choice]:
         """The most nodes that each sequence may verify: what can be emitted, and has room."""
-        if self._recurrent.too_many(sequences):  # a plain step leaves none to decode again
-            return [Choice(sequences[0], 0)]
-        target = self._slots.target
-        room = min(self._slots.free_cells, target.n_batch - self._recurrent.n_again(sequences))
+        room = min(self._slots.free_cells, self._slots.target.n_batch)
         free = room - len(sequences)  # the anchors
         choices = []
         for sequence in sequences:
@@ -104,9 +97,19 @@ class Widths:
             rows = self._controller.rows([c.chances for c in managed], drafted=drafted)
             for choice, n in zip(managed, rows, strict=True):
                 choice.n_rows = min(n, choice.n_rows)
-        self._recurrent.make_equal(choices)
+        self._make_equal(choices)
         for choice in choices:
             choice.draft = choice.draft.clip(choice.n_rows - 1)
+
+    def _make_equal(self, choices: list[Choice]) -> None:
+        """Give all as many rows as the widest, where a recurrent target wants it. Some have more
+        drafts to fill theirs."""
+        target = self._slots.target
+        if target.needs_equal_rows:
+            room = min(self._slots.free_cells, target.n_batch) // len(choices)
+            n_rows = min(max(choice.n_rows for choice in choices), room)
+            for choice in choices:
+                choice.n_rows = n_rows
 
     def _managed(self, choices: list[Choice]) -> tuple[list[Choice], list[Policy]]:
         """The choices that the controller makes, with the policies of their sequences: those of

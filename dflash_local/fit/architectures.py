@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-WayBack = Literal["cells", "replay", "snapshots", "re-decode"]
+WayBackKind = Literal["cells", "replay", "snapshots"]
 
 # In the graphs of these (in llama.cpp's src/models) the output of a layer is called `l_out`, and is
 # passed on unchanged under that name as the input of the next layer. That is what is tapped. The
@@ -32,7 +33,7 @@ RECURRENT_ARCHITECTURES = frozenset({
 
 # Of these llama.cpp keeps snapshots of the state, one after each row (those in
 # llm_arch_supports_rs_rollback without a memory of their own), and the tests have shown that they
-# are exact. The states of the others are kept, and what was accepted is decoded again.
+# are exact.
 SNAPSHOT_ARCHITECTURES = frozenset({
     "bailingmoe3", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35",
     "qwen35moe",
@@ -45,8 +46,8 @@ REPLAY_ARCHITECTURES = frozenset({
     "bailingmoe3", "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "qwen35", "qwen35moe", "qwen3next",
 })  # fmt: skip
 
-# Their states are kept in llama.cpp by code of their own, which was not tried: they are not rolled
-# back, and have no checkpoints.
+# Their states are kept in llama.cpp by code of their own, which was not tried: they have no
+# checkpoints.
 OWN_STATE_ARCHITECTURES = frozenset({"deepseek4", "glm5-next", "qwen4exp"})
 
 # These do not write text one token after the other.
@@ -58,18 +59,34 @@ NOT_GENERATIVE_ARCHITECTURES = frozenset({
 })  # fmt: skip
 
 
-def way_back(architecture: str) -> WayBack | None:
+@dataclass(frozen=True)
+class WayBack:
+    """How a target takes rejected rows back, and the most `rows` of a recurrent sequence's last
+    pass that it takes back. "cells" frees cells, which is all that attention needs, and no way back
+    for a recurrent state. "snapshots" needs a further state in memory for each row."""
+
+    kind: WayBackKind = "cells"
+    rows: int = 0
+
+    def by(self, kind: WayBackKind) -> int:
+        """The rows that are taken back in this way."""
+        return self.rows if self.kind == kind else 0
+
+
+CELLS = WayBack()
+
+
+def way_back(architecture: str) -> WayBackKind | None:
     """How rejected tokens are taken back: their cells are freed, if all layers are attention's; a
     recurrent state is computed once more from the rows that stay, or goes back to a snapshot after
-    any of the last rows, or to the one before the last pass, and what was accepted is decoded
-    again. None: they cannot be."""
+    any of the last rows. None: they cannot be."""
     if architecture not in RECURRENT_ARCHITECTURES:
         return "cells"
     if architecture in REPLAY_ARCHITECTURES:
         return "replay"
     if architecture in SNAPSHOT_ARCHITECTURES:
         return "snapshots"
-    return None if architecture in OWN_STATE_ARCHITECTURES else "re-decode"
+    return None
 
 
 def rolls_back(architecture: str) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.options import CHECKPOINTS, MAX_OUTPUT_ROWS, SPARE_IDS, LoadOptions
 from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
@@ -100,14 +101,10 @@ class Footprint:
         spec: DrafterSpec | None,
         options: LoadOptions,
         n_branches: int = 1,
-        n_snapshots: int = 0,
-        n_replayed: int = 0,
-        *,
-        redecodes: bool = False,
+        way_back: WayBack = CELLS,
     ) -> None:
-        self._n_states = options.n_seq * (1 + n_snapshots + redecodes)
-        self._n_replayed_rows = 1 + n_replayed if n_replayed else 0
-        self._keeps_order = options.n_seq > 1 and (n_replayed > 0 or redecodes)
+        self._way_back = way_back
+        self._n_states = options.n_seq * (1 + way_back.by("snapshots"))
         self._draft_window, self._n_branches = options.draft_window or 0, n_branches
         self._target, self._arch = target, target.architecture
         self._n_seq, self._n_batch = options.n_seq, options.n_batch
@@ -128,7 +125,9 @@ class Footprint:
             _sums([state for _, state in rows]),
         )
         # A pass makes the snapshots of a layer before it stores them.
-        self._new_states = max(state for _, state in rows) * self._n_states if n_snapshots else 0
+        self._new_states = max(state for _, state in rows) * self._n_states
+        if not way_back.by("snapshots"):
+            self._new_states = 0
         self._consumed = _sums([self._row_of_net(i) for i in range(self.n_blocks)])
         self._read_shape()
         self.taps = len(spec.target_layers) if spec else 0
@@ -267,7 +266,8 @@ class Footprint:
     @property
     def spare_states(self) -> int:
         """What ids more take that keep the cells of several slots on a CPU in order."""
-        return SPARE_IDS * self._state[-1] if self._keeps_order else 0
+        keeps_order = self._n_seq > 1 and self._way_back.kind == "replay"
+        return SPARE_IDS * self._state[-1] if keeps_order else 0
 
     @property
     def states(self) -> int:
@@ -313,11 +313,11 @@ class Footprint:
     def replayed(self, layers: range) -> int:
         """What replay keeps of a pass, beside its buffer: the recurrent states before it, and all
         that its rows put into them."""
-        if not self._n_replayed_rows:
+        if self._way_back.kind != "replay":
             return 0
         state = self._state[layers.stop] - self._state[layers.start]
         row = self._consumed[layers.stop] - self._consumed[layers.start]
-        return self._n_seq * (state + self._n_replayed_rows * row)
+        return self._n_seq * (state + (1 + self._way_back.rows) * row)
 
     def compute_head(self, n_ctx: int) -> int:
         """The buffer of the output layer: logits and its inputs."""

@@ -13,7 +13,7 @@ from typing import Any
 from dflash_local.fit.architectures import (
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
-    WayBack,
+    WayBackKind,
     way_back,
 )
 from dflash_local.fit.pairing import check_target
@@ -151,7 +151,7 @@ class TargetReport:
     """Whether llama.cpp gives out the hidden states of this architecture's layers."""
     is_recurrent: bool
     """Whether some layers have a state that stands for all tokens of a sequence."""
-    way_back: WayBack | None
+    way_back: WayBackKind | None
     """How rejected tokens are taken back; None: they cannot be."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from dflash_local.errors import InputError
 
@@ -43,12 +43,34 @@ CHECKPOINTS = 2
 changed last turn would read the whole conversation again."""
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """The settings of `dflash_local.load`, whose docstring explains them."""
+class LoadSettings(TypedDict, total=False):
+    """Keyword arguments of `dflash_local.load`, whose docstring explains them. `LoadOptions` has
+    their defaults."""
 
-    n_ctx: int | None = None
-    n_gpu_layers: int | None = None
+    n_ctx: int | None
+    n_gpu_layers: int | None
+    n_threads: int | None
+    n_batch: int
+    flash_attn: bool
+    kv_type: str
+    split_mode: str
+    main_gpu: int
+    tensor_split: Sequence[float] | None
+    n_seq: int
+    draft_window: int | None
+    draft_shape: str | None
+    draft_width: int | Literal["auto"] | None
+    cache_mb: int
+    cache_dir: str | os.PathLike[str] | None
+    exact: bool
+    recalibrate: bool
+    draft_from: str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextOptions:
+    """The settings of a load that the target's context takes over as they are."""
+
     n_threads: int | None = None
     n_batch: int = 512
     flash_attn: bool = True
@@ -57,19 +79,32 @@ class LoadOptions:
     main_gpu: int = 0
     tensor_split: Sequence[float] | None = None
     n_seq: int = 1
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("n_threads", self.n_threads, 1, 512)
+        check_one_of("kv_type", self.kv_type, KV_TYPES)
+        check_one_of("split_mode", self.split_mode, SPLIT_MODES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(ContextOptions):
+    """The settings of `dflash_local.load`, whose docstring explains them."""
+
+    n_ctx: int | None = None
+    n_gpu_layers: int | None = None
     draft_window: int | None = None
     draft_shape: str | None = None
     draft_width: int | Literal["auto"] | None = None
     cache_mb: int = 0
     cache_dir: str | os.PathLike[str] | None = None
-    exact: bool = False
     recalibrate: bool = False
     draft_from: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_whole("n_ctx", self.n_ctx, 16, MAX_CONTEXT)
         check_whole("n_gpu_layers", self.n_gpu_layers, -1, None)
-        check_whole("n_threads", self.n_threads, 1, 512)
         check_whole("n_seq", self.n_seq, 1, MAX_IDS)
         check_whole("n_batch", self.n_batch, 1, 65536)
         check_whole("draft_window", self.draft_window, 0, MAX_CONTEXT)
@@ -81,8 +116,6 @@ class LoadOptions:
             raise InputError(
                 f"cache_mb is {self.cache_mb!r}; expected a whole number of MiB, 0 or more"
             )
-        check_one_of("kv_type", self.kv_type, KV_TYPES)
-        check_one_of("split_mode", self.split_mode, SPLIT_MODES)
         if self.draft_shape is not None:
             check_one_of("draft_shape", self.draft_shape, SHAPES)
         if self.exact and self.n_seq > 1:

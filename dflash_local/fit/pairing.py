@@ -18,12 +18,7 @@ from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 
 _TOKENS = "tokenizer.ggml.tokens"
-_WAYS = {
-    "cells": "yes",
-    "replay": "by replay",
-    "snapshots": "by snapshots",
-    "re-decode": "by decoding again",
-}
+_WAYS = {"cells": "yes", "replay": "by replay", "snapshots": "by snapshots"}
 _PLAIN = "or leave the drafter out for plain decoding"
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from dflash_local.errors import InputError
+from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint, Use, cells, size_text
 from dflash_local.fit.options import LoadOptions, check_whole
 from dflash_local.fit.placement import Devices, tensor_split_of, usable_gpus
@@ -61,12 +62,7 @@ class Plan:
     """Weights that the host uses directly in the mapped file. The system can free that memory."""
     state_bytes: int = 0
     """The part of `kv_bytes` that recurrent states take, with their snapshots."""
-    n_snapshots: int = 0
-    """Snapshots of the recurrent state of each sequence."""
-    n_replayed: int = 0
-    """Rows that a recurrent state takes back by replay, without snapshots."""
-    redecodes: bool = False
-    """Whether each sequence has one more recurrent state, that before its last pass."""
+    way_back: WayBack = CELLS
     notes: tuple[str, ...] = ()
 
     @property
@@ -91,10 +87,12 @@ class Plan:
         head = used[-1] if used else self.host.name
         states = ""
         if self.state_bytes:
-            each = f", {self.n_snapshots} snapshots of each" if self.n_snapshots else ""
-            if self.n_replayed:
-                each = f", rejected drafts of up to {self.n_replayed} tokens are replayed"
-            each = ", two for each sequence" if self.redecodes else each
+            rows = self.way_back.rows
+            each = {
+                "cells": "",
+                "replay": f", rejected drafts of up to {rows} tokens are replayed",
+                "snapshots": f", {rows} snapshots of each",
+            }[self.way_back.kind]
             states = f", {size_text(self.state_bytes)} of it for recurrent states{each}"
         window = f" for the last {self.draft_window} tokens" if self.draft_window else ""
         return [
@@ -115,36 +113,30 @@ def make_plan(
     options: LoadOptions,
     devices: Sequence[Device],
     n_branches: int = 1,
-    n_snapshots: int = 0,
-    n_replayed: int = 0,
-    redecodes: bool = False,
+    way_back: WayBack = CELLS,
 ) -> Plan:
     """The plan for a machine of `devices`, as `runtime.devices()` gives them.
 
     First, all layers go to GPUs, with the context that the target was trained on, at most 32768. It
     is halved until it fits, down to 4096. If it still does not fit, as many layers as possible go
     to GPUs, with a context of 4096, then 2048. `n_branches` are the branches of each sequence, more
-    than one for trees. `n_snapshots` are the snapshots that a recurrent state can use: there are
-    fewer if they would cost context, or layers on GPUs. `n_replayed` are the rows that it takes
-    back without any. `redecodes`: each sequence has one more recurrent state. Raises InputError if
-    nothing fits.
+    than one for trees. Of the rows of a `way_back` by snapshots there are fewer if they would cost
+    context, or layers on GPUs. Raises InputError if nothing fits.
     """
     _check_kv_type(target, options.kv_type, options.flash_attn)
     check_whole("main_gpu", options.main_gpu, 0, max(0, len(usable_gpus(devices)) - 1))
 
-    def arranged(n: int) -> _Arrangement:
-        model = Footprint(
-            target, drafter, spec, options, n_branches, n, n_replayed, redecodes=redecodes
-        )
+    def arranged(way: WayBack) -> _Arrangement:
+        model = Footprint(target, drafter, spec, options, n_branches, way)
         return _arrange(model, devices, options)
 
-    fewest, *more = _fewer(n_snapshots)
-    found, n_kept = arranged(fewest), fewest
-    for n in more:
+    kept, *more = _fewer(way_back)
+    found = arranged(kept)
+    for way in more:
         with suppress(InputError):
-            richer = arranged(n)
+            richer = arranged(way)
             if (richer.n_ctx, richer.count) == (found.n_ctx, found.count):
-                found, n_kept = richer, n
+                found, kept = richer, way
     model, places = found.model, found.places
     context, count, most = found.n_ctx, found.count, found.most
     n_gpu_layers = options.n_gpu_layers
@@ -156,10 +148,10 @@ def make_plan(
         notes.append(f"the target was trained on {model.trained} tokens, fewer than {context}")
     if count < most and n_gpu_layers is None:
         notes.append(f"{most - count} layers stay on the CPU: the free GPU memory holds no more")
-    if n_kept < n_snapshots:
+    if kept != way_back:
         notes.append(
-            f"at most {n_kept} tokens are drafted at once, not {n_snapshots}: the memory holds no "
-            "more snapshots of the recurrent state"
+            f"at most {kept.rows} tokens are drafted at once, not {way_back.rows}: the memory "
+            "holds no more snapshots of the recurrent state"
         )
     plan = Plan(
         n_ctx=context,
@@ -178,9 +170,7 @@ def make_plan(
         drafter_bytes=model.drafter_weights,
         kv_bytes=model.kv(context, range(model.n_blocks)),
         state_bytes=model.states,
-        n_snapshots=n_kept,
-        n_replayed=n_replayed,
-        redecodes=redecodes,
+        way_back=kept,
         drafter_kv_bytes=model.drafter_kv(context),
         draft_window=options.draft_window or 0,
         mapped_bytes=places.mapped(count),
@@ -218,11 +208,11 @@ def _arrange(model: Footprint, devices: Sequence[Device], options: LoadOptions) 
     return _Arrangement(model, places, most, *choice)
 
 
-def _fewer(n_snapshots: int) -> list[int]:
-    """Numbers of snapshots to try, the least first: of half as many rows each time."""
-    found = [n_snapshots]
-    while found[0] > 1:
-        found.insert(0, max((found[0] + 1) // 2 - 1, 1))
+def _fewer(way_back: WayBack) -> list[WayBack]:
+    """Ways back to try, the least first: by snapshots, with half as many each time."""
+    found = [way_back]
+    while found[0].by("snapshots") > 1:
+        found.insert(0, WayBack("snapshots", max((found[0].rows + 1) // 2 - 1, 1)))
     return found
 
 

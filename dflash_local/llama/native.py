@@ -14,6 +14,7 @@ from dflash_local.llama import runtime  # loads llama_cpp
 # isort: split
 from dflash_local._native import (
     N_COPY_KINDS,
+    PRIVATE_DOUBTS,
     CopyChances,
     CopyIndex,
     CopyOffers,
@@ -39,6 +40,7 @@ runtime.check_same_library(llama_decode_address())
 
 __all__ = [
     "N_COPY_KINDS",
+    "PRIVATE_DOUBTS",
     "CopyChances",
     "CopyIndex",
     "CopyOffers",

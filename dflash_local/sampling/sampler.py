@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import math
 import secrets
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
 from dflash_local.llama import native  # the check of the installed llama_cpp comes first
+from dflash_local.llama.native import TokenDraw
 from dflash_local.sampling.grammar import Constraint
 from dflash_local.sampling.params import RANDOM_SEED, SamplingParams, TokenLogprob
 from dflash_local.target_model.readout import Readout
@@ -63,24 +63,18 @@ class Sampler:
         self.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else int(params.seed)
         self._n_vocab = n_vocab
         self._constraint = constraint
-        self._owned: list[Any] = []
-        self._finalizer = weakref.finalize(self, _free, self._owned)
-        # At exit the model's thread may still be drawing a token.
-        self._finalizer.atexit = False
-        self._altering = self._chain(self._alterations(n_ctx, vocabulary))
-        """What changes single logits; None if nothing does."""
+        if params.is_dry and vocabulary is None:
+            raise InputError("dry_multiplier needs the vocabulary; give it to the sampler")
         by_chain = not params.greedy and not params.draws_from_all
-        self._cutting = self._chain(self._cuts()) if by_chain else None
-        """What then leaves out unlikely tokens."""
-        self._choosing = self._chain(self._choices()) if by_chain else None
-        """What then draws a token; None if the likeliest is taken, or any at a temperature."""
-        self.n_candidates = self._count_candidates()
+        biases = list(self._biases(n_ctx, vocabulary))
+        self.n_candidates = self._count_candidates(is_biased=bool(biases))
         """How many of the largest logits are enough for most draws; None: it takes all."""
-        self.native = native.TokenDraw(
+        # It frees the chains. Without the last two the likeliest is taken, or any at a temperature.
+        self._native: TokenDraw | None = TokenDraw(
             n_vocab,
-            native.address(self._altering),
-            native.address(self._cutting),
-            native.address(self._choosing),
+            _chain(biases),
+            _chain(self._filters() if by_chain else ()),
+            _chain(self._picks() if by_chain else ()),
             int(params.top_k),
             float(params.top_p),
             float(params.min_p),
@@ -91,20 +85,16 @@ class Sampler:
             self.n_candidates or 0,
             constraint is not None,
         )
-        """The `native.TokenDraw`. It moves its state past what it draws, if no constraint is to be
-        asked first."""
 
-    def _chain(self, samplers: Iterator[Any]) -> Any:
-        """A chain of these, which it owns; None without any."""
-        chain: Any = None
-        for sampler in samplers:
-            if chain is None:
-                chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
-                self._owned.append(chain)
-            api.llama_sampler_chain_add(chain, sampler)
-        return chain
+    @property
+    def native(self) -> TokenDraw:
+        """It moves its state past what it draws, if no constraint is to be asked first. Raises
+        ClosedError."""
+        if self._native is None:
+            raise ClosedError("this sampler is closed; make a new one")
+        return self._native
 
-    def _alterations(self, n_ctx: int, vocabulary: Vocabulary | None) -> Iterator[Any]:
+    def _biases(self, n_ctx: int, vocabulary: Vocabulary | None) -> Iterator[Any]:
         params = self.params
         if params.logit_bias:
             biases = (api.llama_logit_bias * len(params.logit_bias))(
@@ -122,9 +112,10 @@ class Sampler:
                 float(params.presence_penalty),
             )
         if params.is_dry:
+            assert vocabulary is not None
             yield self._dry(n_ctx, vocabulary)
 
-    def _cuts(self) -> Iterator[Any]:
+    def _filters(self) -> Iterator[Any]:
         params = self.params
         if params.top_n_sigma > 0:
             yield api.llama_sampler_init_top_n_sigma(float(params.top_n_sigma))
@@ -133,7 +124,7 @@ class Sampler:
             yield api.llama_sampler_init_typical(float(params.typical_p), 1)
         yield api.llama_sampler_init_top_p(float(params.top_p), 1)
 
-    def _choices(self) -> Iterator[Any]:
+    def _picks(self) -> Iterator[Any]:
         params = self.params
         yield api.llama_sampler_init_min_p(float(params.min_p), 1)
         if params.xtc_probability > 0:
@@ -147,9 +138,7 @@ class Sampler:
             yield api.llama_sampler_init_temp(temperature)
         yield api.llama_sampler_init_dist(self.seed)
 
-    def _dry(self, n_ctx: int, vocabulary: Vocabulary | None) -> Any:
-        if vocabulary is None:
-            raise InputError("dry_multiplier needs the vocabulary; give it to the sampler")
+    def _dry(self, n_ctx: int, vocabulary: Vocabulary) -> Any:
         params = self.params
         window = n_ctx if params.dry_penalty_last_n < 0 else min(params.dry_penalty_last_n, n_ctx)
         breakers = [text.encode("utf-8", "replace") for text in params.dry_sequence_breakers]
@@ -164,7 +153,7 @@ class Sampler:
                 len(breakers),
             )
 
-    def _count_candidates(self) -> int | None:
+    def _count_candidates(self, *, is_biased: bool) -> int | None:
         params = self.params
         if params.penalises and not params.only_lowers:
             return None  # a logit that rises may come from anywhere
@@ -182,7 +171,7 @@ class Sampler:
             n = _ABOVE_MIN_P
         else:
             return None
-        if self._altering is not None:
+        if is_biased:
             if params.top_k == 0 and params.top_p < 1 and not params.greedy:
                 return None  # it takes the sum of exp over the altered logits
             n += _MAY_FALL
@@ -197,9 +186,9 @@ class Sampler:
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
         """Show the prompt to the penalties, once, before the first draw. The grammar ignores it."""
-        self._check_open()
+        draw = self.native
         if self.params.penalises or self.params.is_dry:
-            self.native.accept([int(token) for token in tokens])
+            draw.accept([int(token) for token in tokens])
 
     def n_valid(self, tokens: Sequence[int]) -> int:
         """How many of these draft tokens could be emitted one after the other."""
@@ -218,7 +207,6 @@ class Sampler:
         """`sample` from an output row of the target's last pass, of which no more is fetched than
         it takes: mostly a few of the largest logits. The token and the state afterwards are the
         same. Raises as `sample`."""
-        self._check_open()
         token = target.draw(self.native, output_row)
         return self._settle(token, lambda: target.output_logits(output_row))
 
@@ -271,8 +259,8 @@ class Sampler:
         return TokenLogprob(token, float(logits[token]) - total, top)
 
     def close(self) -> None:
-        """Free llama.cpp's samplers. Safe to call again."""
-        self._finalizer()
+        """Draw no more; llama.cpp's samplers go with the last draw. Safe to call again."""
+        self._native = None
 
     def __enter__(self) -> Sampler:
         return self
@@ -296,7 +284,7 @@ class Sampler:
         return token
 
     def _check_row(self, logits: NDArray[np.float32]) -> None:
-        self._check_open()
+        _ = self.native  # raises if it is closed
         if logits.shape != (self._n_vocab,) or logits.dtype != np.float32:
             raise InputError(
                 f"a row of logits is {logits.dtype} {logits.shape}; "
@@ -306,10 +294,6 @@ class Sampler:
         if not math.isfinite(peak):  # numpy passes a NaN on
             raise not_finite()
 
-    def _check_open(self) -> None:
-        if not self._finalizer.alive:
-            raise ClosedError("this sampler is closed; make a new one")
-
 
 def not_finite() -> BackendError:
     return BackendError(
@@ -318,6 +302,10 @@ def not_finite() -> BackendError:
     )
 
 
-def _free(samplers: list[Any]) -> None:
-    while samplers:
-        api.llama_sampler_free(samplers.pop())
+def _chain(samplers: Iterable[Any]) -> int:
+    """The address of a chain of these, which owns them; 0 without any."""
+    chain: Any = None
+    for sampler in samplers:
+        chain = chain or api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+        api.llama_sampler_chain_add(chain, sampler)
+    return native.address(chain)

@@ -29,8 +29,7 @@ class Part:
 class Batch:
     """The rows of a pass. Row i is `tokens[i]` at `positions[i]` of sequence `seq_ids[i]`.
 
-    `output[i]` says whether its logits are wanted. `given`, if some rows are decoded again, are the
-    numbers of the others.
+    `output[i]` says whether its logits are wanted.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -38,7 +37,6 @@ class Batch:
     seq_ids: list[int] = field(default_factory=list)
     output: list[bool] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
-    given: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -65,14 +63,6 @@ class Batch:
             positions.append(1 + positions[parent + 1])
         part = Part(seq, begin, len(self), 1 + len(tokens), parents)
         return self._add(part, [anchor, *tokens], positions, "all")
-
-    def give(self, other: Batch, row: int) -> None:
-        """Add a row of another batch, which is not decoded again."""
-        self.given.append(len(self))
-        self.tokens.append(other.tokens[row])
-        self.positions.append(other.positions[row])
-        self.seq_ids.append(other.seq_ids[row])
-        self.output.append(other.output[row])
 
     def _add(
         self, part: Part, tokens: Sequence[int], positions: Sequence[int], outputs: Outputs

@@ -250,10 +250,9 @@ class Cells:
         ids, held = self.ids[seq], self._held[seq]
         if 0 < length < self._rollback.shortest(seq):
             return False
-        begin = self._rollback.go_back(seq, length)
-        self._give_up(seq, begin)
+        self._give_up(seq, length)
         taken_back = length > 0 and self._rollback.take_back(seq, length)
-        if not taken_back and not api.llama_memory_seq_rm(self._memory, ids[0], begin, -1):
+        if not taken_back and not api.llama_memory_seq_rm(self._memory, ids[0], length, -1):
             return False
         self._rollback.cut(seq, length)
         for branch, n in enumerate(held):

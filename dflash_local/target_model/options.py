@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gguf import GGMLQuantizationType
 
 from dflash_local.errors import InputError
-from dflash_local.fit.options import (
-    KV_TYPES,
-    MAX_IDS,
-    MAX_OUTPUT_ROWS,
-    SNAPSHOT_ROWS,
-    SPLIT_MODES,
-    check_one_of,
-    check_whole,
-)
+from dflash_local.fit.architectures import CELLS, WayBack
+from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SNAPSHOT_ROWS, ContextOptions
 from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
 
 # isort: split
@@ -33,68 +25,47 @@ _ALL_LAYERS = 999
 _NO_DEVICES = (ctypes.c_void_p * 1)(None)
 
 
-@dataclass(frozen=True)
-class TargetOptions:
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions(ContextOptions):
     """How a target is loaded; None leaves the choice to llama.cpp or the machine.
 
     `n_ctx` are cells of KV cache, shared by all `n_seq` sequences. `n_batch` is the most rows of
     one decode. A sequence may fork into `n_branches` while a draft tree is verified. Each branch
     takes one of llama.cpp's sequence ids. `tapped_layers` are the layers whose inputs are kept as
-    hidden states; they cannot be changed later. `n_snapshots` are the rows of a pass that a
-    recurrent sequence can take back. For each of them there is one more state in memory.
-    `n_replayed` are such rows, too, where they can be taken back by replay, without snapshots.
-    `redecodes`: where neither can be, each recurrent sequence has one more state, from which it
-    goes on when rows are taken back, and rows that stay are decoded again. `exact`: results do not
-    depend on how busy the CPUs are, not even in their last bits.
+    hidden states; they cannot be changed later. `way_back`: how a recurrent sequence takes rows
+    back. `exact`: results do not depend on how busy the CPUs are, not even in their last bits.
     """
 
     n_ctx: int
-    n_seq: int = 1
-    n_batch: int = 512
     n_gpu_layers: int = 0
-    n_threads: int | None = None
-    flash_attn: bool = True
-    kv_type: str = "f16"
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    tensor_split: Sequence[float] | None = None
     tapped_layers: tuple[int, ...] = ()
     n_branches: int = 1
-    n_snapshots: int = 0
-    n_replayed: int = 0
-    redecodes: bool = False
-    exact: bool = False
+    way_back: WayBack = CELLS
 
     def __post_init__(self) -> None:
-        check_one_of("kv_type", self.kv_type, KV_TYPES)
-        check_one_of("split_mode", self.split_mode, SPLIT_MODES)
-        check_whole("n_threads", self.n_threads, 1, 512)
+        super().__post_init__()
         if not self.flash_attn and "q" in self.kv_type:
             raise InputError(
                 f"kv_type {self.kv_type} needs flash attention; leave flash_attn on or take f16"
             )
-        n_ids = self.n_seq * self.n_ids
+        n_ids = self.n_seq * self.n_branches
         if not 1 <= n_ids <= MAX_IDS:
             raise InputError(
-                f"{self.n_seq} sequences of {self.n_ids} branches; llama.cpp has "
+                f"{self.n_seq} sequences of {self.n_branches} branches; llama.cpp has "
                 f"{MAX_IDS} ids for all of them"
             )
         if n_ids > self.n_batch:  # llama.cpp asserts it
-            of_each = f" of {self.n_ids} branches" if self.n_ids > 1 else ""
+            of_each = f" of {self.n_branches} branches" if self.n_branches > 1 else ""
             raise InputError(
                 f"n_batch is {self.n_batch} with {self.n_seq} sequences{of_each}; "
                 "give it at least one row for each"
             )
-        if self.n_snapshots and self.n_batch < self.n_snapshots + SNAPSHOT_ROWS:
+        n_snapshots = self.way_back.by("snapshots")
+        if n_snapshots and self.n_batch < n_snapshots + SNAPSHOT_ROWS:
             raise InputError(
-                f"n_batch is {self.n_batch} with {self.n_snapshots} snapshots; give it at least "
-                f"{self.n_snapshots + SNAPSHOT_ROWS}"
+                f"n_batch is {self.n_batch} with {n_snapshots} snapshots; give it at least "
+                f"{n_snapshots + SNAPSHOT_ROWS}"
             )
-
-    @property
-    def n_ids(self) -> int:
-        """llama.cpp's ids of each sequence: its branches, or itself and the state before it."""
-        return self.n_branches * (2 if self.redecodes else 1)
 
     def model_params(self) -> Any:
         """`llama_model_params`. Raises InputError for a `tensor_split` over more devices than
@@ -122,8 +93,8 @@ class TargetOptions:
         params.n_ctx = self.n_ctx
         params.n_batch = self.n_batch
         params.n_ubatch = self.n_batch
-        params.n_seq_max = self.n_seq * self.n_ids
-        params.n_rs_seq = self.n_snapshots
+        params.n_seq_max = self.n_seq * self.n_branches
+        params.n_rs_seq = self.way_back.by("snapshots")
         params.n_outputs_max = min(self.n_batch, MAX_OUTPUT_ROWS * self.n_seq)
         params.n_outputs_max_per_seq = MAX_OUTPUT_ROWS
         params.n_threads = n_threads

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from dflash_local.target_model.batch import Batch
-
 
 class Rollback:
     """For attention: anything is possible, so there is nothing to note."""
@@ -25,19 +23,6 @@ class Rollback:
         """Whether another sequence can share the first `length` tokens of this one now."""
         return True
 
-    def again(self, seq: int) -> Sequence[int]:
-        """The tokens with which the next pass over a sequence begins: its last ones, which are to
-        be decoded again."""
-        return ()
-
-    def take_again(self, seq: int) -> tuple[int, Sequence[int]]:
-        """These tokens, and the position of the first. The caller decodes them now."""
-        return 0, ()
-
-    def extend(self, batch: Batch) -> Batch:
-        """The rows of a pass that is about to begin, with those that are decoded again."""
-        return batch
-
     def begin_pass(self) -> None:
         """A pass of the context begins, and may fail."""
 
@@ -47,10 +32,6 @@ class Rollback:
     def take_back(self, seq: int, length: int) -> bool:
         """Cut a sequence to `length`, which is in reach and not 0. False: llama.cpp is to do it."""
         return False
-
-    def go_back(self, seq: int, length: int) -> int:
-        """The position from which on llama.cpp must forget a sequence that is cut to `length`."""
-        return length
 
     def cut(self, seq: int, length: int) -> None:
         """A sequence has been cut to `length`, or cleared."""
@@ -69,10 +50,10 @@ class Rollback:
 
 
 class StateRollback(Rollback):
-    """For recurrent states, with `n_snapshots` of each besides the state itself."""
+    """For recurrent states, with snapshots after the last `n_rows` rows of a pass."""
 
-    def __init__(self, n_seq: int, n_snapshots: int) -> None:
-        self._n_snapshots = n_snapshots
+    def __init__(self, n_seq: int, n_rows: int) -> None:
+        self._n_rows = n_rows
         self._lengths = [0] * n_seq
         self._spare = [0] * n_seq
         """For each sequence, how many of its last tokens can be taken back."""
@@ -92,9 +73,9 @@ class StateRollback(Rollback):
         self._spare = [0] * len(self._spare)
 
     def end_pass(self, seqs: Sequence[int], positions: Sequence[int]) -> None:
-        for seq, n_rows in Counter(seqs).items():
+        for seq, n in Counter(seqs).items():
             # The state before the pass is gone, so its first row stays.
-            self._spare[seq] = min(n_rows - 1, self._n_snapshots)
+            self._spare[seq] = min(n - 1, self._n_rows)
             self._is_cut[seq] = False
         for seq, position in zip(seqs, positions, strict=True):
             self._lengths[seq] = position + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +29,7 @@ from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.pass_threads import PassThreads
 from dflash_local.target_model.readout import Readout
 from dflash_local.target_model.vocabulary import Vocabulary
-from dflash_local.target_model.way_back import WayBack, has_states
+from dflash_local.target_model.way_back import has_states, keeps_checkpoints, possible, rollback
 from dflash_local.trial.model import ensure_loadable
 
 # isort: split
@@ -106,21 +106,20 @@ class Target(Readout):
         file = GgufFile.open(path)
         check_target(file)
         check_taps(file, wanted.tapped_layers)
-        n_snapshots = ensure_loadable(
+        way_back = ensure_loadable(
             file.path,
             None,
             layers=wanted.tapped_layers,
             n_gpu_layers=wanted.n_gpu_layers,
-            n_snapshots=wanted.n_snapshots,
-            redecodes=wanted.redecodes,
+            way_back=wanted.way_back,
         )
-        if n_snapshots < wanted.n_snapshots:
+        if way_back != wanted.way_back:
             warnings.warn(
-                f"llama.cpp's graph has room for {n_snapshots} snapshots of this target's "
-                f"recurrent state, not {wanted.n_snapshots}: so many rows can be taken back",
+                f"llama.cpp's graph has room for {way_back.rows} snapshots of this target's "
+                f"recurrent state, not {wanted.way_back.rows}: so many rows can be taken back",
                 stacklevel=2,
             )
-        return cls(file.path, replace(wanted, n_snapshots=n_snapshots))
+        return cls(file.path, replace(wanted, way_back=way_back))
 
     def _load(self, progress: Callable[[float], bool] | None) -> None:
         params = self.options.model_params()
@@ -140,6 +139,8 @@ class Target(Readout):
         """The sliding window of layers that have one, in tokens; 0 without such layers."""
         self.is_recurrent = has_states(self._model)
         """Whether a sequence has a state that stands for all its tokens at once."""
+        self.keeps_checkpoints = keeps_checkpoints(self._model)
+        """Whether it has a recurrent state, of a kind whose checkpoints were tried."""
         self._open_context()
 
     def _open_context(self) -> None:
@@ -166,8 +167,16 @@ class Target(Readout):
         self._pass_threads = PassThreads(
             self._model, self._context, self.threads, options, n_threads, self.n_ctx
         )
-        self._way_back = WayBack(self._model, self._context, options)
-        if options.tapped_layers and not self._way_back.in_graph:
+        self.way_back = possible(options.way_back, self._model, self._context)
+        """How it takes rows back, of what the options ask for."""
+        self.max_width = 1 + self.way_back.rows if self.is_recurrent else MAX_OUTPUT_ROWS
+        """The most rows of one sequence in a pass of which all but the first can be taken back."""
+        # Otherwise llama.cpp may split a pass, and its graph does not see all rows.
+        in_graph = not self.is_recurrent or self.way_back.rows > 0 or options.n_seq == 1
+        self.needs_equal_rows = self.is_recurrent and in_graph
+        """Whether all sequences of a pass must have the same number of rows: llama.cpp would split
+        any other."""
+        if options.tapped_layers and not in_graph:
             raise InputError(
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
                 "sequences at once; load it with one"
@@ -178,33 +187,19 @@ class Target(Readout):
                 options.n_seq,
                 list(options.tapped_layers),
                 self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
-                self._way_back.in_graph,
+                in_graph,
                 options.n_branches,
-                self._way_back.n_replayed,
+                self.way_back.by("replay"),
                 self.threads,
             )
-        self._way_back.open(self._pass)
-        self._rollback = self._way_back.rollback
-        self.keeps_checkpoints = self._way_back.keeps_checkpoints
-        """Whether it has a recurrent state, of a kind whose checkpoints were tried."""
-        self.n_snapshots = self._way_back.n_snapshots
-        """The snapshots of each recurrent state, after the last rows of its sequence's last
-        pass."""
-        self.n_replayed = self._way_back.n_replayed
-        """The most rows of a pass that a recurrent sequence takes back by replay; 0 without it."""
-        self.needs_equal_rows = self._way_back.needs_equal_rows
-        """Whether all sequences of a pass must have the same number of rows."""
-        self.most_again = self._way_back.most_again
-        """The most rows of a sequence that are decoded again in one pass with new ones."""
-        self.max_width = self._way_back.max_width
-        """The most rows of one sequence in a pass of which all but the first can be taken back."""
+        self._rollback = rollback(self.way_back, self.is_recurrent, options.n_seq, self._pass)
         self._cells = Cells(
             self._context,
             options.n_seq,
             options.n_branches,
             n_swa=self.n_swa,
             rollback=self._rollback,
-            spare=range(first_spare, first_spare + n_spare if self._way_back.in_graph else 0),
+            spare=range(first_spare, first_spare + n_spare if in_graph else 0),
         )
 
     def _n_spare_ids(self) -> int:
@@ -213,11 +208,12 @@ class Target(Readout):
         options = self.options
         if options.n_seq == 1 or not self._may_round_alone():
             return 0
-        takes_back = options.n_replayed > 0 or options.redecodes
-        if self.is_recurrent and not (takes_back and api.llama_model_is_hybrid(self._model)):
+        if self.is_recurrent and not (
+            options.way_back.by("replay") and api.llama_model_is_hybrid(self._model)
+        ):
             return 0  # llama.cpp may put the rows of a pass into another order, or has no cells
         n_spare = SPARE_IDS if self.is_recurrent else 1
-        fits = options.n_seq * options.n_ids + n_spare <= min(MAX_IDS, options.n_batch)
+        fits = options.n_seq * options.n_branches + n_spare <= min(MAX_IDS, options.n_batch)
         return n_spare if fits else 0
 
     def _may_round_alone(self) -> bool:
@@ -247,21 +243,6 @@ class Target(Readout):
         """The `llama_context_p`, for a drafter in a context beside it."""
         self._check_open()
         return self._context
-
-    def n_again(self, seq: int) -> int:
-        """How many rows the next pass over a sequence decodes again, before its new ones."""
-        return self._way_back.n_again(seq)
-
-    def n_rows(self, batch: Batch) -> int:
-        """The rows of a pass over a batch, with those that are decoded again."""
-        return len(batch) + sum(self.n_again(part.seq) for part in batch.parts)
-
-    def decode_again(self, seqs: Iterable[int]) -> None:
-        """Decode now what the next passes over these sequences would decode again, in passes of its
-        own. The logits of the last batch are lost. Raises as `decode`."""
-        self._check_open()
-        for batch in self._way_back.alone(seqs):
-            self._pass_of(batch)
 
     @property
     def chat_template(self) -> str | None:
@@ -300,11 +281,8 @@ class Target(Readout):
         self._check_open()
         return self._cells.keep(part, path)
 
-    def _pass_of(self, given: Batch, ids: Sequence[Sequence[int]] = ()) -> None:
-        for again in self._way_back.before(given):
-            self._pass_of(again)
+    def _pass_of(self, batch: Batch, ids: Sequence[Sequence[int]] = ()) -> None:
         self._output, self.numbers = [], ()
-        batch = self._rollback.extend(given)
         n, seqs = len(batch), batch.seq_ids
         self._cells.before_pass(n)
         self._pass_threads.before_pass(n, max(batch.positions) + 1)
@@ -314,9 +292,9 @@ class Target(Readout):
         self._check_status(status, n)
         self._cells.after_pass(seqs)
         self._rollback.end_pass(seqs, batch.positions)
-        self._output = given.output
+        self._output = batch.output
         first = self.first_stored
-        self.numbers = [first + row for row in batch.given] or range(first, first + n)
+        self.numbers = range(first, first + n)
         self.n_decoded = first + n
 
     def decode_ahead(
@@ -334,16 +312,11 @@ class Target(Readout):
         empty, all take the likeliest token.
 
         Returns what is drawn, [steps][sequences]. There are fewer steps if a sequence has come to
-        an end of text, or to what is no token, and only one if rows are decoded again with it.
-        Raises as `decode`.
+        an end of text, or to what is no token. Raises as `decode`.
         """
         self._check_open()
         n = len(tokens)
         draws = draws or [None] * n
-        if any(map(self.n_again, seq_ids)):
-            self.decode(tokens, positions, seq_ids, [True] * n)
-            drawn = [self.draw(how, i) for i, how in enumerate(draws)]
-            return [[given[i] if given and token >= 0 else token for i, token in enumerate(drawn)]]
         self._output, self.numbers = [], ()
         self._cells.before_pass(n * n_steps)
         self._pass_threads.before_pass(n, max(positions) + n_steps)
@@ -377,7 +350,6 @@ class Target(Readout):
         """
         self._check_open()
         state = np.empty(0, np.uint8)
-        self.decode_again([seq])
         if self.is_recurrent and length:
             self._rollback.wait()
             state = sequence_state.save(self._context, seq, state_only=True)
@@ -407,7 +379,6 @@ class Target(Readout):
 
     def sequence_bytes(self, seq: int) -> int:
         """How many bytes `save` would return."""
-        self.decode_again([seq])
         return sequence_state.size_of(self._context, seq)
 
     def save(self, seq: int) -> NDArray[np.uint8]:
@@ -415,7 +386,6 @@ class Target(Readout):
 
         Raises MemoryError.
         """
-        self.decode_again([seq])
         self._rollback.wait()
         return sequence_state.save(self._context, seq)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_local.errors import BackendError, DflashError, FileError
+from dflash_local.errors import DflashError, FileError
 from dflash_local.gguf.drafter_spec import DrafterSpec, RopeSpec, ScaleSpec, SelectorSpec
 from dflash_local.trial import child
 from dflash_local.trial.model_child import loaded
@@ -34,10 +34,9 @@ def try_drafter(
 ) -> Trial:
     """Load the drafter at `path` in llama.cpp and in our own graph.
 
-    llama.cpp checks keys, vocabulary and tensors. With a GGUF `target`, each also drafts a block. A
-    drafter with biases, which llama.cpp does not load, is tried only in our own graph. Raises
-    FileError if one of them refuses the file or dies on it. A lack of memory or time is not an
-    error of the file.
+    llama.cpp checks keys, vocabulary and tensors, but does not load drafters with biases. With a
+    GGUF `target`, our own graph drafts a block. Raises FileError if one of them refuses the file or
+    dies on it. A lack of memory or time is not an error of the file.
     """
     request = {
         "drafter": str(path),
@@ -81,9 +80,6 @@ def _stages(request: dict[str, Any]) -> None:
     model = _model(request["target"])
     with _stage("drafting in the fused graph", "the fused graph drafts a block"):
         _draft_fused(request["drafter"], spec, model)
-    if not spec.attention_bias:
-        with _stage("drafting in llama.cpp", "llama.cpp drafts a block"):
-            _draft_in_llama_cpp(request["drafter"], spec, model)
 
 
 def _spec(fields: dict[str, Any]) -> DrafterSpec:
@@ -115,40 +111,6 @@ def _draft_fused(path: str, spec: DrafterSpec, model: Any) -> None:
     features = np.zeros((_N_ROWS, spec.n_features), np.float32)
     drafter.begin([0], [features], [0], spec.n_draft)
     drafter.read()
-
-
-def _draft_in_llama_cpp(path: str, spec: DrafterSpec, model: Any) -> None:
-    import llama_cpp
-    import numpy as np
-
-    from dflash_local.llama import runtime
-    from dflash_local.trial.draft_context import DraftContext
-
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = _N_CELLS
-    params.n_threads = params.n_threads_batch = child.n_threads()
-    params.offload_kqv = params.op_offload = False
-    runtime.clear_log()
-    target = llama_cpp.llama_init_from_model(model, params)
-    if not target:
-        raise BackendError(runtime.first_error_line() or "no context of the target")
-    size = spec.block_size
-    lattice = spec.selector is not None
-    context = DraftContext(
-        path,
-        target,
-        n_seq=1,
-        n_cells=_N_CELLS + size,
-        n_rows=max(_N_ROWS, size),
-        n_threads=child.n_threads(),
-        causal=spec.causal,
-        lattice=lattice,
-    )
-    features = np.zeros((_N_ROWS, spec.n_features), np.float32)
-    context.inject(features, list(range(_N_ROWS)), [0] * _N_ROWS)
-    tokens = [0] + [spec.mask_token_id] * (size - 1)
-    context.draft(tokens, range(_N_ROWS, _N_ROWS + size), [0] * size)
-    context.lattice(size) if lattice else context.logits(size)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 
 from dflash_local import disk_cache
 from dflash_local.errors import BackendError, FileError
+from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.gguf.file import file_key, shard_files
 from dflash_local.printable import to_stderr
 from dflash_local.trial import child
@@ -53,17 +54,14 @@ def ensure_loadable(
     *,
     layers: tuple[int, ...],
     n_gpu_layers: int = 0,
-    n_snapshots: int = 0,
-    n_replayed: int = 0,
-    redecodes: bool = False,
+    way_back: WayBack = CELLS,
     limit_s: float = _LIMIT_S,
     say: Callable[[str], None] = to_stderr,
-) -> int:
-    """Return if llama.cpp can load `target` and decode with taps on `layers`, and with so many
-    snapshots or replayed rows of its recurrent state. `redecodes`: from a second state of it.
+) -> WayBack:
+    """Return if llama.cpp can load `target`, decode with taps on `layers`, and take rows back.
 
-    Returns how many snapshots it can keep: those of a large model may be more nodes than its graph
-    can have, which ends the process. Then half as many are tried.
+    Returns the way back that it can go: the snapshots of a large model may be more nodes than its
+    graph can have, which ends the process. Then half as many are tried.
 
     If there is a `draft`, llama.cpp must be able to read its header. All this is tried in a child
     process, unless a verdict is kept from before. The child gets `limit_s` seconds, and more for
@@ -74,16 +72,15 @@ def ensure_loadable(
         wanted = {
             "layers": list(layers),
             "n_gpu_layers": n_gpu_layers,
-            "n_snapshots": n_snapshots,
-            "n_replayed": n_replayed,
-            "redecodes": redecodes,
+            "way_back": asdict(way_back),
         }
         verdict = _verdict(target, draft, wanted, limit_s, say)
+        n_snapshots = way_back.by("snapshots")
         if not (n_snapshots and verdict.lasting and verdict.stage in _AFTER_LOAD):
             break
-        n_snapshots //= 2
+        way_back = WayBack("snapshots", n_snapshots // 2) if n_snapshots > 1 else CELLS
     _raise(verdict, target, draft)
-    return n_snapshots
+    return way_back
 
 
 def _verdict(
@@ -94,13 +91,12 @@ def _verdict(
     say: Callable[[str], None],
 ) -> LoadVerdict:
     """That of before, or else of a trial."""
-    recurrent = ("n_snapshots", "n_replayed", "redecodes")  # only targets with states have them
     key = {
         "format": _FORMAT,
         "files": [file_key(path) for path in (target, draft) if path],
         "build": [file_key(path) for path in libraries()],
         "cpu": _cpu(),
-        **{name: value for name, value in wanted.items() if value or name not in recurrent},
+        **wanted,
     }
     verdict = _kept(key)
     if verdict is None:

@@ -7,14 +7,15 @@ import os
 from typing import Any
 
 from dflash_local.errors import BackendError, DflashError, FileError
+from dflash_local.fit.architectures import WayBack
 from dflash_local.trial.child import die_quietly, n_threads, say
 
 _N_CTX = 128
 
 
 def main(request: dict[str, Any]) -> None:
-    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, n_snapshots,
-    n_replayed, redecodes."""
+    """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, way_back (kind
+    and rows)."""
     die_quietly()
     try:
         _stages(request)
@@ -87,8 +88,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     say(stage="context")
     runtime.clear_log()
     params = _context_params(n_gpu_layers)
-    params.n_rs_seq = request["n_snapshots"]
-    params.n_seq_max = 2 if request["redecodes"] else 1
+    params.n_rs_seq = WayBack(**request["way_back"]).by("snapshots")
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise FileError(runtime.first_error_line() or "no context")
@@ -99,21 +99,22 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
 
 
 def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
-    """Decode a few rows, then one, as `Target` does. With snapshots or replay, or where it decodes
-    again, rows are taken back in between. Returns the `native.TargetPass`."""
+    """Decode a few rows, then one, as `Target` does. With snapshots or replay, rows are taken back
+    in between. Returns the `native.TargetPass`."""
     import llama_cpp
 
     from dflash_local.llama import native, runtime
 
     say(stage="taps")
-    layers, n_snapshots = request["layers"], request["n_snapshots"]
+    layers, way_back = request["layers"], WayBack(**request["way_back"])
     address = native.address(context)
-    n_returned = request["n_replayed"] if native.can_replay(address) else 0
+    n_replayed = way_back.by("replay") if native.can_replay(address) else 0
     threads = native.ThreadPool(n_threads())
-    passes = native.TargetPass(address, 1, layers, _N_CTX, True, 1, n_returned, threads)
+    passes = native.TargetPass(address, 1, layers, _N_CTX, True, 1, n_replayed, threads)
     say(stage="decode")
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    n_rows = 1 + max(n_snapshots, n_returned, 1)
+    n_snapshots = way_back.by("snapshots")
+    n_rows = 1 + max(n_snapshots, n_replayed, 1)
     for is_first in (True, False):
         positions = list(range(n_rows)) if is_first else [n_rows]
         # Where rows cannot be replayed, `load` will see it and try another way.
@@ -130,14 +131,6 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
         status = passes.decode(tokens, positions, [0] * n, [True] * n)
         if status != 0:
             raise FileError(runtime.first_error_line() or f"llama_decode returned {status}")
-        if request["redecodes"]:
-            # As `Redecode` does: the second sequence keeps the empty state, then this one.
-            memory = llama_cpp.llama_get_memory(context)
-            if n > 1:
-                llama_cpp.llama_memory_seq_cp(memory, 0, 1, 0, 0)
-            else:
-                llama_cpp.llama_memory_seq_cp(memory, 1, 0, 0, 0)
-                llama_cpp.llama_memory_seq_rm(memory, 0, n_rows, -1)
         if layers:
             passes.hidden_states([passes.first_stored])
     return passes

@@ -26,6 +26,7 @@ from dflash_local.controller.calibration import (
 from dflash_local.controller.controller import Controller
 from dflash_local.draft.draft import Draft
 from dflash_local.errors import InputError
+from dflash_local.fit.architectures import WayBack
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from hybrid import write_hybrid
@@ -341,11 +342,9 @@ def test_both_caches_are_empty_after_it(own_cache: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize(
-    "back", [{"n_snapshots": 7}, {"n_replayed": 7}, {"redecodes": True}], ids=str
-)
+@pytest.mark.parametrize("back", [WayBack("snapshots", 7), WayBack("replay", 7)], ids=str)
 def test_passes_over_a_recurrent_state_begin_with_the_same(
-    back: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    back: WayBack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cannot be cut back after passes of one row, and after wider ones only so far."""
     states: list[list[bytes]] = []  # before the passes, by what the cache was filled with
@@ -360,7 +359,7 @@ def test_passes_over_a_recurrent_state_begin_with_the_same(
 
     monkeypatch.setattr(Target, "decode", seen)
     path = write_hybrid(tmp_path / "target.gguf", "qwen35", demo.pair()[0])
-    options = TargetOptions(n_ctx=128, n_threads=1, n_batch=128, **back)
+    options = TargetOptions(n_ctx=128, n_threads=1, n_batch=128, way_back=back)
     with Target(path, options) as target:
         measure(target, None, before=nothing)
         assert target.max_width > 1

@@ -226,7 +226,7 @@ def test_what_a_drafter_dies_of_is_found_in_the_child(target: Target, tmp_path: 
     bad = changed(good, tmp_path / "bad.gguf", tensors=replaced("d2t", lambda ids: ids * 999, I64))
     spec = read(good)
     passed = try_drafter(good, spec, target.path).passed
-    assert {"llama.cpp drafts a block", "the fused graph drafts a block"} < set(passed)
+    assert "the fused graph drafts a block" in passed
     with pytest.raises(FileError, match=r"drafting in the fused graph failed") as caught:
         try_drafter(bad, spec, target.path)
     assert str(bad) in str(caught.value) and "\n" not in str(caught.value)

@@ -19,6 +19,7 @@ from dflash_local import demo
 from dflash_local.copies.chances import N_KINDS, CopyPrior
 from dflash_local.draft.draft import Draft
 from dflash_local.engine.engine import Engine
+from dflash_local.fit.architectures import WayBack
 from dflash_local.target_model.target import Target
 from elsewhere import CHEAP, Elsewhere
 from hybrid import TAPPED, write_hybrid
@@ -201,9 +202,9 @@ def test_several_at_once(f32_target: Path) -> None:
 
 
 @pytest.mark.one_in(8)
-@pytest.mark.parametrize("rows", ["n_snapshots", "n_replayed"])
+@pytest.mark.parametrize("kind", ["snapshots", "replay"])
 @pytest.mark.parametrize("width", [2, 8, 16, "auto"])
-def test_recurrent_layers(tmp_path: Path, width: Any, rows: str) -> None:
+def test_recurrent_layers(tmp_path: Path, width: Any, kind: Any) -> None:
     """Chains of copies, as far as rows can be taken back."""
     path = write_hybrid(tmp_path / "target.gguf", TAPPED[0], demo.pair()[0])
     alphabet = [40, 41, 42]
@@ -211,7 +212,7 @@ def test_recurrent_layers(tmp_path: Path, width: Any, rows: str) -> None:
     prompt = alphabet * 6
     with hybrid_target(path, drafts=False) as target:
         expected = plain(target, prompt, **options)
-    with hybrid_target(path, drafts=False, **{rows: 15}) as target:
+    with hybrid_target(path, drafts=False, way_back=WayBack(kind, 15)) as target:
         engine = copying(target)
         found = answer(engine, prompt, width, N, **options)
         assert found.tokens == expected

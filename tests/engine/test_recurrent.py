@@ -19,9 +19,10 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.errors import BackendError, InputError
+from dflash_local.fit.architectures import WayBack
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
-from hybrid import REPLAYED, TAPPED, WITHOUT, write_hybrid
+from hybrid import REPLAYED, TAPPED, write_hybrid
 from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
 from pair_engine import answer, consistent, request
 
@@ -30,7 +31,6 @@ SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": SEEDED}
 N_SEQ = 4
 KINDS = [(name, "snapshots") for name in (*TAPPED, "nemotron_h", "nemotron_h_moe")]
-KINDS += [(name, "re-decode") for name in WITHOUT]
 KINDS += [(name, "replay") for name in REPLAYED]
 
 
@@ -47,10 +47,8 @@ def path(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def rows(kind: tuple[str, str]) -> dict[str, int]:
-    """The option for the rows that are taken back; none where they are decoded again."""
-    name = {"snapshots": "n_snapshots", "replay": "n_replayed"}.get(kind[1])
-    return {name: BLOCK - 1} if name else {}
+def way_back(kind: tuple[str, Any]) -> WayBack:
+    return WayBack(kind[1], BLOCK - 1)
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +58,16 @@ def plain(path: Path) -> Iterator[PlainAnswers]:
 
 
 @pytest.fixture(scope="module")
-def target(path: Path, rows: dict[str, int]) -> Iterator[Target]:
-    with hybrid_target(path, **rows) as opened:
-        for name, n in rows.items():
-            assert (getattr(opened, name), opened.max_width) == (n, BLOCK)
+def target(path: Path, way_back: WayBack) -> Iterator[Target]:
+    with hybrid_target(path, way_back=way_back) as opened:
+        assert (opened.way_back, opened.max_width) == (way_back, BLOCK)
         yield opened
 
 
 @pytest.fixture(scope="module")
-def targets(path: Path, rows: dict[str, int]) -> Iterator[Target]:
+def targets(path: Path, way_back: WayBack) -> Iterator[Target]:
     """For several sequences at once."""
-    with hybrid_target(path, n_seq=N_SEQ, **rows) as opened:
+    with hybrid_target(path, n_seq=N_SEQ, way_back=way_back) as opened:
         yield opened
 
 
@@ -180,7 +177,6 @@ def test_several_sequences_of_unequal_widths(
 
 @pytest.mark.one_in(10)
 def test_widths_that_a_controller_chooses_for_several(targets: Target, plain: PlainAnswers) -> None:
-    """Where a row costs much, it also has rejected rows decoded again in plain steps between."""
     asked = prompts(targets)
     right = [plain(prompt, 2 * N) for prompt in asked]
     texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
@@ -319,9 +315,9 @@ def test_trees_become_chains(target: Target) -> None:
     "kind", [("qwen35", "snapshots"), ("qwen35", "replay")], indirect=True, ids="-".join
 )
 def test_a_block_is_cut_to_what_can_be_taken_back(
-    path: Path, rows: dict[str, int], plain: PlainAnswers
+    path: Path, way_back: WayBack, plain: PlainAnswers
 ) -> None:
-    with hybrid_target(path, **dict.fromkeys(rows, 4)) as target:
+    with hybrid_target(path, way_back=replace(way_back, rows=4)) as target:
         (prompt,) = prompts(target, 1)
         right = plain(prompt, N)
         engine, drafter = engine_of(target, [prompt + right], lambda: BLOCK)

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from dflash_local import demo
 from dflash_local.engine.engine import Engine
+from dflash_local.fit.architectures import WayBack
 from dflash_local.prefixes import checkpoints
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.prefix import SavedSequence
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target_model.target import Target
-from hybrid import WITHOUT, write_hybrid
+from hybrid import write_hybrid
 from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
 from pair_engine import answer, request
 
@@ -37,8 +38,7 @@ KEPT = N_PROMPT - 32
         ("lfm2moe", "replay"),
         ("lfm2", "snapshots"),
         ("nemotron_h", "snapshots"),
-    ]
-    + [(name, "re-decode") for name in WITHOUT],
+    ],
     ids="-".join,
 )
 def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
@@ -59,10 +59,9 @@ def plain(path: Path) -> Iterator[PlainAnswers]:
 
 
 @pytest.fixture(scope="module")
-def target(path: Path, kind: tuple[str, str]) -> Iterator[Target]:
+def target(path: Path, kind: tuple[str, Any]) -> Iterator[Target]:
     """Two slots."""
-    options = {"n_replayed": BLOCK - 1} if kind[1] == "replay" else {}
-    with hybrid_target(path, n_seq=2, n_ctx=1024, **options) as opened:
+    with hybrid_target(path, n_seq=2, n_ctx=1024, way_back=WayBack(kind[1], BLOCK - 1)) as opened:
         yield opened
 
 
@@ -288,10 +287,9 @@ def play(chat: Chat, turns: list[list[tuple[int, float, int]]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def single(path: Path, kind: tuple[str, str]) -> Iterator[Target]:
+def single(path: Path, kind: tuple[str, Any]) -> Iterator[Target]:
     """One slot."""
-    options = {"n_replayed": BLOCK - 1} if kind[1] == "replay" else {}
-    with hybrid_target(path, n_ctx=1024, **options) as opened:
+    with hybrid_target(path, n_ctx=1024, way_back=WayBack(kind[1], BLOCK - 1)) as opened:
         yield opened
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dflash_local.demo import pair
 from dflash_local.errors import InputError
+from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan, make_plan
@@ -399,14 +400,19 @@ def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
 @pytest.mark.parametrize("architecture", [*SNAPSHOTS, *WITHOUT])
 def test_recurrent_states_take_what_was_planned(architecture, tmp_path):
     path = write_hybrid(tmp_path / "target.gguf", architecture, pair()[0])
-    n = 5 if architecture in SNAPSHOTS else 0
+    way_back = WayBack("snapshots", 5) if architecture in SNAPSHOTS else CELLS
     found = make_plan(
-        GgufFile.open(path), None, None, LoadOptions(n_ctx=256, n_seq=3), [host(8, 16)], 1, n
+        GgufFile.open(path),
+        None,
+        None,
+        LoadOptions(n_ctx=256, n_seq=3),
+        [host(8, 16)],
+        way_back=way_back,
     )
-    assert found.n_snapshots == n
+    assert found.way_back == way_back
     runtime.init()
     runtime.clear_log()
-    with Target(path, TargetOptions(n_ctx=256, n_seq=3, n_threads=1, n_snapshots=n)):
+    with Target(path, TargetOptions(n_ctx=256, n_seq=3, n_threads=1, way_back=way_back)):
         states, keys = logged_mib("RS buffer size"), logged_mib("KV buffer size")
     assert states == pytest.approx(found.state_bytes / MIB, abs=0.01)
     assert states + keys == pytest.approx(found.kv_bytes / MIB, abs=0.02)
@@ -417,16 +423,17 @@ def test_snapshots_give_way_to_context_and_layers(tmp_path):
     file, options = GgufFile.open(path), LoadOptions(n_ctx=4096, n_seq=250)
 
     def with_most(n: int, gib: float) -> Plan:
-        return make_plan(file, None, None, options, [host(gib, 64)], 1, n)
+        way_back = WayBack("snapshots", n)
+        return make_plan(file, None, None, options, [host(gib, 64)], way_back=way_back)
 
     needs = {n: with_most(n, 60).host.needed for n in (0, 1, 3, 7, 15)}
     assert sorted(needs.values()) == list(needs.values())
     margin = 256 * MIB
     for n, fewer in ((15, 7), (7, 3), (3, 1)):
         less = with_most(15, (needs[n] + margin - MIB) / GIB)
-        assert (less.n_snapshots, less.n_ctx) == (fewer, 4096)
+        assert (less.way_back, less.n_ctx) == (WayBack("snapshots", fewer), 4096)
         assert f"at most {fewer} tokens are drafted at once, not 15" in less.notes[0]
-        assert with_most(n, (needs[n] + margin + MIB) / GIB).n_snapshots == n
+        assert with_most(n, (needs[n] + margin + MIB) / GIB).way_back.rows == n
     with pytest.raises(InputError, match="do not fit"):
         with_most(15, (needs[1] + margin - MIB) / GIB)
 
@@ -451,7 +458,8 @@ def test_what_replay_keeps_of_a_pass_is_planned(tmp_path):
     file, options = GgufFile.open(path), LoadOptions(n_ctx=256, n_seq=3)
 
     def planned(n: int) -> Plan:
-        return make_plan(file, None, None, options, [host(8, 16)], n_replayed=n)
+        way_back = WayBack("replay", n) if n else CELLS
+        return make_plan(file, None, None, options, [host(8, 16)], way_back=way_back)
 
     plain, replayed = planned(0), planned(7)
     # The state of each sequence before the pass; and of 8 rows in 4 layers: 128 inputs and as many
@@ -460,6 +468,7 @@ def test_what_replay_keeps_of_a_pass_is_planned(tmp_path):
     assert replayed.host.compute - plain.host.compute == more
     # Two ids more, which keep the cells of several slots in order.
     assert replayed.host.kv - plain.host.kv == 2 * plain.state_bytes // 3
-    assert (replayed.state_bytes, replayed.n_replayed) == (plain.state_bytes, 7)
-    with Target(path, TargetOptions(n_ctx=256, n_seq=3, n_threads=1, n_replayed=7)) as target:
+    assert replayed.state_bytes == plain.state_bytes
+    options = TargetOptions(n_ctx=256, n_seq=3, n_threads=1, way_back=replayed.way_back)
+    with Target(path, options) as target:
         assert target.max_width == 8

@@ -5,12 +5,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dflash_local import InputError, Target, demo
 from dflash_local.draft.drafter import DraftRequest
+from dflash_local.errors import ClosedError
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native
 from dflash_local.loading import open_drafter
+from dflash_local.sampling.params import SamplingParams
+from dflash_local.sampling.sampler import Sampler
 from dflash_local.target_model.taps import StoredFeatures
 
 TEXT = "def add(a, b):\n    return a"
@@ -40,6 +46,11 @@ def test_any_number_of_threads_computes_the_same() -> None:
     assert drafted(1, drafter_threads=2) == one  # more than the pool that it shares has
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="what Linux builds of llama.cpp export")
+def test_what_is_used_of_llama_cpp_beyond_its_headers_is_as_expected() -> None:
+    assert native.PRIVATE_DOUBTS == []
+
+
 @pytest.mark.parametrize("n", [0, -1, 513])
 def test_a_number_that_ggml_does_not_take_is_refused(n: int) -> None:
     with pytest.raises(InputError, match=f"n_threads {n} is not in 1 .. 512"):
@@ -60,6 +71,37 @@ def test_cells_of_other_ids_are_refused(id_: int) -> None:
 def test_more_candidates_than_tokens_are_refused(n: int) -> None:
     with pytest.raises(InputError, match=f"{n} candidates of 8192 tokens"):
         native.TokenDraw(8192, 0, 0, 0, 0, 1.0, 0.0, False, 0.0, 0.0, 1, n, False)
+
+
+def test_a_drafter_outlives_the_pass_whose_rows_it_reads() -> None:
+    """As where they are freed in the wrong order."""
+    target_path, drafter_path = demo.pair()
+    spec = read_drafter(GgufFile.open(drafter_path))
+    with Target.load(target_path, n_ctx=64, n_batch=32, tapped_layers=(2, 4, 6)) as target:
+        target.decode(range(9), range(9), [0] * 9, [True] * 9)
+        first, found = target.first_stored, []
+        drafters = [
+            native.FusedDrafter(target.address, target.native, str(drafter_path), spec, 1, 64, 1, 1)
+            for _ in range(2)
+        ]
+        for drafter in drafters:
+            drafter.begin([0], [list(range(first, first + 9))], [5], 7)
+            found.append(drafter.read()[0].tolist())
+            target.reopen(target.options)  # frees the pass
+        assert found[0] == found[1]
+
+
+def test_a_draw_outlives_its_sampler() -> None:
+    params = SamplingParams(temperature=0.8, top_k=40, repeat_penalty=1.2, seed=3)
+    row = np.linspace(-4, 4, 8192, dtype=np.float32)
+    with Sampler(params, 8192, n_ctx=64) as other:
+        expected = [other.sample(row) for _ in range(20)]
+    sampler = Sampler(params, 8192, n_ctx=64)
+    draw = sampler.native
+    sampler.close()
+    assert [draw.from_row(row) for _ in range(20)] == expected
+    with pytest.raises(ClosedError, match="closed"):
+        sampler.sample(row)
 
 
 @pytest.mark.parametrize("k", [0, -1, 8193, 2**31 - 1])

@@ -125,8 +125,8 @@ std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(
                                                    n_threads);
 }
 
-std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(const dflash::tap_store & store,
-                                                                  int n_seq) const {
-    return std::make_unique<dflash::fused_drafter>(model(), &store, drafter_path_, shipped_params(),
-                                                   n_seq, 1024, top_k, n_threads);
+std::unique_ptr<dflash::fused_drafter> shipped_pair::open_drafter(
+    std::shared_ptr<const dflash::tap_store> store, int n_seq) const {
+    return std::make_unique<dflash::fused_drafter>(model(), std::move(store), drafter_path_,
+                                                   shipped_params(), n_seq, 1024, top_k, n_threads);
 }

@@ -49,8 +49,8 @@ class shipped_pair {
         int draft_window = 0) const;
     std::unique_ptr<dflash::fused_drafter> open_drafter(const std::string & path,
                                                         const dflash::draft_params & params) const;
-    std::unique_ptr<dflash::fused_drafter> open_drafter(const dflash::tap_store & store,
-                                                        int n_seq = 1) const;
+    std::unique_ptr<dflash::fused_drafter> open_drafter(
+        std::shared_ptr<const dflash::tap_store> store, int n_seq = 1) const;
 
   private:
     std::string target_path_;

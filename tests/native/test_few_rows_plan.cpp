@@ -6,6 +6,7 @@
 
 #include "backend.h"
 #include "check.h"
+#include "few_rows_groups.h"
 #include "few_rows_plan.h"
 #include "graph_content.h"
 
@@ -48,7 +49,7 @@ class drawn {
         return node(ggml_mul_mat(ctx(), w, of != nullptr ? of : x));
     }
     ggml_context * ctx() const { return context_.get(); }
-    ggml_private::graph & layout() const { return ggml_private::of(graph); }
+    private_abi::graph & layout() const { return private_abi::of(graph); }
 
     few_rows_rules rules() const {
         few_rows_rules rules;
@@ -382,11 +383,11 @@ void graphs_of_equal_content_are_equal() {
 }
 
 void ggml_is_laid_out_as_expected() {
-    check::equal(ggml_private::doubt_graphs(), std::string(), "graphs");
+    check::equal(private_abi::doubt_graphs(), std::string(), "graphs");
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    check::equal(ggml_private::doubt_device(device), std::string(), "devices");
+    check::equal(private_abi::doubt_device(device), std::string(), "devices");
     const ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
-    check::equal(ggml_private::doubt_backend(backend.get()), std::string(), "backends");
+    check::equal(private_abi::doubt_backend(backend.get()), std::string(), "backends");
 }
 
 const check::tests plan_tests = {

@@ -35,7 +35,7 @@ class noting : public few_rows_executor {
         seen_.multiplied++;
         cpu_->multiply(l, p);
     }
-    bool records(const ggml_private::graph &) const override { return true; }
+    bool records(const private_abi::graph &) const override { return true; }
     std::unique_ptr<recording> record(const std::function<void()> & run) override {
         run();
         auto made = std::make_unique<numbered>(seen_);

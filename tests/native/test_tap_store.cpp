@@ -72,7 +72,7 @@ void rows_stay_until_others_take_their_place(const shipped_pair & pair) {
 void stored_rows_draft_as_rows_from_the_host(const shipped_pair & pair) {
     const opened_target target = pair.open_target(pair.layers(), 300, 2);
     const tap_store & store = *target.pass->store();
-    const auto with_store = pair.open_drafter(store, 2);
+    const auto with_store = pair.open_drafter(target.pass->store(), 2);
     const auto without = pair.open_drafter(2);
     int lengths[] = {0, 0};
     const int32_t anchors[] = {7, 11};
@@ -115,7 +115,7 @@ void stored_rows_draft_as_rows_from_the_host(const shipped_pair & pair) {
 void rows_that_are_gone_are_refused(const shipped_pair & pair) {
     const opened_target target = pair.open_target(pair.layers(), 40);
     check::equal(target.pass->decode(pair.rows(30)), 0, "status");
-    const auto d = pair.open_drafter(*target.pass->store(), 2);
+    const auto d = pair.open_drafter(target.pass->store(), 2);
     d->inject(0, stored(numbers(0, 20)));
     const drafts before = draft(*d, {{0, {}, 5}}, 3);
     check::equal(target.pass->decode(pair.rows(30, 30)), 0, "status");
@@ -137,7 +137,7 @@ void rows_of_a_draft_come_from_one_place(const shipped_pair & pair) {
     check::equal(target.pass->decode(pair.rows(10)), 0, "status");
     const std::vector<float> row = pair.features(1);
     const feature_rows host{1, row.data()};
-    const auto d = pair.open_drafter(*target.pass->store(), 2);
+    const auto d = pair.open_drafter(target.pass->store(), 2);
     for (const auto & [a, b] : {std::pair{host, stored({3})}, std::pair{stored({3}), host}}) {
         const std::vector<draft_request> mixed = {{0, a, 5}, {1, b, 5}};
         check::throws<std::invalid_argument>([&] { draft(*d, mixed, 3); }, "from the host or",
@@ -151,7 +151,7 @@ void rows_of_a_draft_come_from_one_place(const shipped_pair & pair) {
     const auto without = pair.open_drafter();
     const opened_target other = pair.open_target({2});
     check::equal(other.pass->decode(pair.rows(10)), 0, "status");
-    const auto of_another = pair.open_drafter(*other.pass->store());
+    const auto of_another = pair.open_drafter(other.pass->store());
     for (fused_drafter * each : {without.get(), of_another.get()}) {
         check::throws<std::invalid_argument>([&] { each->inject(0, stored({3})); }, "no store",
                                              "injected");
@@ -172,7 +172,8 @@ void stored_rows_that_are_not_finite_leave_no_trace(const shipped_pair & pair) {
     const opened_target target = pair.open_target(pair.layers());
     check::equal(target.pass->decode(pair.rows(110)), 0, "status");
     const tap_store & store = *target.pass->store();
-    fused_drafter d(pair.model(), &store, file.path(), shipped_params(), 2, 1024, 1, 2);
+    fused_drafter d(pair.model(), target.pass->store(), file.path(), shipped_params(), 2, 1024, 1,
+                    2);
     const auto draft_anew = [&] {
         d.inject(0, stored(numbers(0, 60)));
         return draft(d, {{0, {}, 5}}, 15);
@@ -199,7 +200,21 @@ void stored_rows_that_are_not_finite_leave_no_trace(const shipped_pair & pair) {
     }
 }
 
+void a_drafter_keeps_the_rows_of_a_pass_that_is_gone(const shipped_pair & pair) {
+    opened_target target = pair.open_target(pair.layers());
+    check::equal(target.pass->decode(pair.rows(30)), 0, "status");
+    const auto before = pair.open_drafter(target.pass->store());
+    const auto after = pair.open_drafter(target.pass->store());
+    const std::vector<draft_request> requests = {{0, stored(numbers(0, 30)), 5}};
+    const drafts expected = draft(*before, requests, 15);
+    target.ctx.reset();
+    target.pass.reset();
+    check::equal(draft(*after, requests, 15), expected, "drafts");
+}
+
 const check::tests registered{
+    {"a drafter keeps the rows of a pass that is gone",
+     a_drafter_keeps_the_rows_of_a_pass_that_is_gone},
     {"rows stay until others take their place", rows_stay_until_others_take_their_place},
     {"stored rows draft as rows from the host", stored_rows_draft_as_rows_from_the_host},
     {"rows that are gone are refused", rows_that_are_gone_are_refused},

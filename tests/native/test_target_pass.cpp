@@ -81,16 +81,14 @@ std::vector<batch_row> after_prompts(const shipped_pair & pair, const opened_tar
     return next;
 }
 
-// A rule with chains of llama.cpp's samplers, which it owns.
 struct sampled {
     explicit sampled(int n_vocab, bool from_all) {
         const auto chain = [&](std::initializer_list<llama_sampler *> samplers) {
-            chains.emplace_back(llama_sampler_chain_init(llama_sampler_chain_default_params()),
-                                &llama_sampler_free);
+            llama_sampler_ptr made(llama_sampler_chain_init(llama_sampler_chain_default_params()));
             for (llama_sampler * each : samplers) {
-                llama_sampler_chain_add(chains.back().get(), each);
+                llama_sampler_chain_add(made.get(), each);
             }
-            return chains.back().get();
+            return made;
         };
         dflash::draw_rule rule;
         rule.n_vocab = n_vocab;
@@ -98,20 +96,19 @@ struct sampled {
         if (from_all) {
             rule.temperature = 0.8f;
         } else {
-            rule.altering = chain({llama_sampler_init_penalties(n_vocab, 64, 1.1f, 0.2f, 0.1f)});
-            rule.cutting =
+            rule.bias_chain = chain({llama_sampler_init_penalties(n_vocab, 64, 1.1f, 0.2f, 0.1f)});
+            rule.filter_chain =
                 chain({llama_sampler_init_top_k(20), llama_sampler_init_top_p(0.95f, 1)});
-            rule.choosing = chain({llama_sampler_init_min_p(0.05f, 1),
-                                   llama_sampler_init_temp(0.8f), llama_sampler_init_dist(5)});
+            rule.pick_chain = chain({llama_sampler_init_min_p(0.05f, 1),
+                                     llama_sampler_init_temp(0.8f), llama_sampler_init_dist(5)});
             rule.top_k = 20;
             rule.top_p = 0.95f;
             rule.min_p = 0.05f;
             rule.n_candidates = 85;
         }
-        draw = std::make_unique<dflash::token_draw>(rule);
+        draw = std::make_unique<dflash::token_draw>(std::move(rule));
     }
 
-    std::vector<std::unique_ptr<llama_sampler, void (*)(llama_sampler *)>> chains;
     std::unique_ptr<dflash::token_draw> draw;
 };
 
@@ -208,9 +205,9 @@ void handles_close_in_any_order(const shipped_pair & pair) {
     const opened_target steady = pair.open_target(pair.layers());
     check::equal(steady.pass->decode(pair.rows(10)), 0, "status");
     opened_target target = pair.open_target(pair.layers());
-    auto first = pair.open_drafter(*target.pass->store());
-    auto second = pair.open_drafter(*steady.pass->store());
-    auto unused = pair.open_drafter(*target.pass->store());
+    auto first = pair.open_drafter(target.pass->store());
+    auto second = pair.open_drafter(steady.pass->store());
+    auto unused = pair.open_drafter(target.pass->store());
     inject(pair, *first, 0, 10);
     inject(pair, *second, 0, 10);
     const drafts expected = draft_after(pair, *first, 0, 0, 10);

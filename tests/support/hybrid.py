@@ -20,7 +20,7 @@ SNAPSHOTS = (
 )  # fmt: skip
 """llama.cpp keeps snapshots of their states."""
 WITHOUT = ("qwen3next", "granitehybrid", "mamba2", "kimi-linear")
-"""It does not of these: what was accepted is decoded again."""
+"""It does not of these."""
 TAPPED = ("qwen35", "qwen35moe", "lfm2", "lfm2moe", "bailingmoe3")
 """Drafts are made for these: their layers can be tapped, too."""
 REPLAYED = (

@@ -14,7 +14,7 @@ from adversarial import ScriptedDrafter
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
-from dflash_local.fit.architectures import TAPPED_ARCHITECTURES
+from dflash_local.fit.architectures import TAPPED_ARCHITECTURES, WayBack
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
@@ -31,11 +31,8 @@ def hybrid_target(path: Path, *, drafts: bool = True, **options: Any) -> Iterato
     architecture = GgufFile.open(path).architecture
     if drafts and architecture in TAPPED_ARCHITECTURES:
         defaults |= {"tapped_layers": TAPS}
-    if drafts and "n_replayed" not in options:
-        if architecture in SNAPSHOTS:
-            defaults |= {"n_snapshots": BLOCK - 1}
-        else:
-            defaults |= {"redecodes": True, "n_batch": 128}
+    if drafts and architecture in SNAPSHOTS:
+        defaults |= {"way_back": WayBack("snapshots", BLOCK - 1)}
     with Target(path, TargetOptions(**defaults | options)) as target:
         yield target
 

@@ -15,7 +15,7 @@ from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.taps import Features
 from dflash_local.target_model.target import Target
-from dflash_local.trial.draft_context import DraftContext
+from draft_context import DraftContext
 
 # isort: split
 import llama_cpp.llama_cpp as api

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.fit.architectures import WayBack
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 
@@ -131,16 +132,16 @@ def check_every_number_of_rows(texts: Texts, n_rows: int) -> None:
         texts.decode([0], 1 + n_kept % 2)
 
 
-def check_any_history(path: Path, *, routed: bool, **back: Any) -> None:
+def check_any_history(path: Path, *, routed: bool, way_back: WayBack) -> None:
     """Passes over some sequences, cuts, copies, checkpoints and new texts in any order leave the
-    right states. `back`: the option that lets rows be taken back.
+    right states.
 
     The cells of attention are then in another order than in plain decoding, so sums round
     differently, and now and then a router chooses another expert. A wrong state is wrong by 3 and
     more, in this row and in all after it.
     """
     plain = Plain(path, kv_type="f32")
-    with opened(path, n_seq=N_SEQ, kv_type="f32", **back) as target:
+    with opened(path, n_seq=N_SEQ, kv_type="f32", way_back=way_back) as target:
         for seed in range(3):
             texts = Texts(target, plain, seed)
             texts.most_error = np.inf if routed else NOISE

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dflash_local import demo
 from dflash_local.errors import BackendError, InputError
+from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.llama import native
 from dflash_local.target_model.replay import ReplayRollback, can_replay
 from dflash_local.target_model.rollback import StateRollback
@@ -32,8 +34,8 @@ import llama_cpp.llama_cpp as api
 N_ROWS = 7
 """The most rows that are taken back."""
 PathOf = Callable[..., Path]
-BY_SNAPSHOTS = [(name, "n_snapshots") for name in SNAPSHOTS]
-BY_REPLAY = [(name, "n_replayed") for name in REPLAYED]
+BY_SNAPSHOTS = [(name, "snapshots") for name in SNAPSHOTS]
+BY_REPLAY = [(name, "replay") for name in REPLAYED]
 by_snapshots = pytest.mark.parametrize("kind", BY_SNAPSHOTS, indirect=True, ids="-".join)
 by_replay = pytest.mark.parametrize("kind", BY_REPLAY, indirect=True, ids="-".join)
 pytestmark = pytest.mark.one_in(4)
@@ -56,17 +58,16 @@ def path_of(tmp_path_factory: pytest.TempPathFactory) -> PathOf:
 
 @pytest.fixture(scope="module", params=BY_SNAPSHOTS + BY_REPLAY, ids="-".join)
 def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """An architecture, and the option for the rows that are taken back."""
+    """An architecture, and how rows are taken back."""
     return tuple(request.param)
 
 
 @pytest.fixture(scope="module")
 def pair(kind: tuple[str, str], path_of: PathOf) -> Iterator[tuple[Target, Plain]]:
-    path, rows = path_of(kind[0]), {kind[1]: N_ROWS}
+    path, way_back = path_of(kind[0]), WayBack(kind[1], N_ROWS)
     plain = Plain(path)
-    with opened(path, n_seq=N_SEQ, **rows) as target:
-        found = target.n_snapshots, target.n_replayed, target.max_width
-        assert found == (rows.get("n_snapshots", 0), rows.get("n_replayed", 0), 1 + N_ROWS)
+    with opened(path, n_seq=N_SEQ, way_back=way_back) as target:
+        assert (target.way_back, target.max_width) == (way_back, 1 + N_ROWS)
         yield target, plain
     plain.close()
 
@@ -113,13 +114,10 @@ def test_unequal_rows_are_an_error_not_a_wrong_answer(texts: Texts) -> None:
 
 
 @pytest.mark.one_in(9)
-@pytest.mark.parametrize(
-    ("architecture", "way"),
-    [*BY_SNAPSHOTS, *((name, "redecodes") for name in WITHOUT), *BY_REPLAY],
-)
-def test_any_history_leaves_the_right_states(architecture: str, way: str, path_of: PathOf) -> None:
-    back = {way: True if way == "redecodes" else N_ROWS}
-    check_any_history(path_of(architecture, "F32"), routed=architecture in ROUTED, **back)
+@pytest.mark.parametrize(("architecture", "way"), [*BY_SNAPSHOTS, *BY_REPLAY])
+def test_any_history_leaves_the_right_states(architecture: str, way: Any, path_of: PathOf) -> None:
+    back = WayBack(way, N_ROWS)
+    check_any_history(path_of(architecture, "F32"), routed=architecture in ROUTED, way_back=back)
 
 
 # By snapshots
@@ -187,8 +185,8 @@ def test_a_batch_must_hold_more_rows_than_snapshots(path_of: PathOf) -> None:
     """llama.cpp would abort the process."""
     path = path_of("lfm2")
     with pytest.raises(InputError, match="n_batch is 8 with 7 snapshots; give it at least 9"):
-        opened(path, n_batch=8, n_snapshots=7)
-    with opened(path, n_batch=9, n_snapshots=7) as target:
+        opened(path, n_batch=8, way_back=WayBack("snapshots", 7))
+    with opened(path, n_batch=9, way_back=WayBack("snapshots", 7)) as target:
         target.decode(range(9), range(9), [0] * 9, [True] * 9)
 
 
@@ -196,8 +194,8 @@ def test_a_batch_must_hold_more_rows_than_snapshots(path_of: PathOf) -> None:
 def test_without_snapshots_there_are_checkpoints(architecture: str, path_of: PathOf) -> None:
     path = path_of(architecture)
     plain = Plain(path)
-    with opened(path, n_snapshots=N_ROWS) as target:
-        assert (target.n_snapshots, target.max_width) == (0, 1)
+    with opened(path, way_back=WayBack("snapshots", N_ROWS)) as target:
+        assert (target.way_back, target.max_width) == (CELLS, 1)
         target.decode(range(9), range(9), [0] * 9, [True] * 9)
         assert target.shortest(0) == 9 and not target.truncate(0, 8)
         assert target.keeps_checkpoints
@@ -352,8 +350,8 @@ def test_rounds_of_as_many_rows_keep_their_graph(texts: Texts, seqs: list[int]) 
 
 
 def test_others_are_not_replayed(path_of: PathOf) -> None:
-    with opened(path_of("nemotron_h"), n_replayed=N_ROWS) as target:
-        assert (target.n_replayed, target.max_width) == (0, 1)
+    with opened(path_of("nemotron_h"), way_back=WayBack("replay", N_ROWS)) as target:
+        assert (target.way_back, target.max_width) == (CELLS, 1)
     assert not can_replay("nemotron_h", [], 0)
 
 

@@ -18,7 +18,7 @@ from gguf_files import ARRAY, STRING, UINT32, changed
 Pair = tuple[Path, Path]
 
 LOADS = "llama.cpp takes its keys, vocabulary and tensors"
-BOTH = ("the fused graph drafts a block", "llama.cpp drafts a block")
+DRAFTS = "the fused graph drafts a block"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def spec(pair: Pair) -> DrafterSpec:
 
 def test_the_shipped_pair_passes(pair: Pair, spec: DrafterSpec) -> None:
     tried = try_drafter(pair[1], spec, pair[0])
-    assert (tried.passed, tried.not_tried) == ((LOADS, *BOTH), "")
+    assert (tried.passed, tried.not_tried) == ((LOADS, DRAFTS), "")
     assert try_drafter(pair[1], spec, None).passed == (LOADS,)
 
 

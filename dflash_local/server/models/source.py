@@ -21,6 +21,7 @@ from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.defaults import Defaults, defaults_of
 from dflash_local.pairs.gguf_names import is_shard
 from dflash_local.server.models.recorder import Recorder
+from dflash_local.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -97,4 +98,5 @@ class ModelSource:
 
     def plan(self, pair: Pair, devices: Sequence[Device]) -> Plan:
         """What loading it on a machine with `devices` would take. Raises InputError."""
-        return pair.plan(devices, LoadOptions(draft_width=self.draft_width, **self.options))
+        options = LoadOptions(draft_width=self.draft_width, **self.options)
+        return Setup(pair, options, devices).plan

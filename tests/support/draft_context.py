@@ -1,4 +1,4 @@
-"""llama.cpp's own context of a drafter, beside that of its target, as far as a trial needs it.
+"""llama.cpp's own context of a drafter, beside that of its target.
 
 llama.cpp aborts if it is used wrongly. So callers must obey what the docstrings ask for.
 """

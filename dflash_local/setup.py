@@ -1,0 +1,182 @@
+"""How a pair is loaded on a machine, and the next way to try where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+from dflash_local.draft.shape import DraftShape
+from dflash_local.errors import InputError
+from dflash_local.fit.architectures import CELLS, SNAPSHOT_ARCHITECTURES, WayBack
+from dflash_local.fit.options import (
+    COPY_SNAPSHOTS,
+    MAX_OUTPUT_ROWS,
+    SNAPSHOT_ROWS,
+    ContextOptions,
+    LoadOptions,
+)
+from dflash_local.fit.plan import Plan, make_plan
+from dflash_local.llama.runtime import Device
+from dflash_local.pair import Pair, usual_shape
+from dflash_local.pairs.defaults import draft_window_of
+from dflash_local.target_model.cells import branches_of_each
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.replay import can_replay
+
+_NO_GAIN = (
+    "drafting is off: it could not pay here even if every draft were accepted, so no snapshots of "
+    "the recurrent state are kept; a draft width set at the load keeps them, and `dflash-local "
+    "calibrate` measures again"
+)
+_NO_WAY_BACK = (
+    "drafting is off: the target has recurrent layers, whose state cannot be taken back here"
+)
+_NO_WIDTH = (
+    "drafting is off: the draft width was 0 at the load, so no further recurrent states are kept"
+)
+_NO_REPLAY = (
+    "this device cannot replay the recurrent state, so rejected drafts are taken back another way:"
+)
+_FEWER_SNAPSHOTS = (
+    "llama.cpp's graph has room for {} snapshots of this target's recurrent state; planned again:"
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What it means to load these files with these options on a machine with these devices.
+
+    `named` are the files as they were named; `pair` what is loaded of them. What a trial finds
+    makes the next setup: that rows cannot be replayed, or how many snapshots llama.cpp can keep.
+    """
+
+    named: Pair
+    options: LoadOptions
+    devices: Sequence[Device]
+    may_replay: bool = True
+    most_snapshots: int = MAX_OUTPUT_ROWS
+    finding: str = ""
+    """One line on what the setup before this one came to."""
+
+    @property
+    def pair(self) -> Pair:
+        """The files as they are loaded: without a drafter where nothing can be drafted, or where
+        requests decode plainly and further recurrent states would only take memory and time."""
+        return self._choice[0]
+
+    @property
+    def plan(self) -> Plan:
+        """Raises InputError for what does not fit the machine."""
+        return self._choice[1]
+
+    @property
+    def plain_because(self) -> str | None:
+        """One line on why nothing is drafted, although drafts were asked for; else None."""
+        return self._choice[2]
+
+    @cached_property
+    def shape(self) -> DraftShape:
+        """The draft shape of requests that name none: copies alone are chains."""
+        copies = self.options.draft_shape is not None and self._may_copy(self.named)
+        if self.named.draft is None and not copies:
+            return "chain"
+        return usual_shape(self.devices, self.options)
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether what a text repeats is drafted: with a drafter, where it was asked for, and
+        elsewhere if it slows no step down and may be of use."""
+        return self._may_copy(self.pair)
+
+    @property
+    def target_options(self) -> TargetOptions:
+        """How the target is opened."""
+        pair, plan = self.pair, self.plan
+        shared = {field.name: getattr(self.options, field.name) for field in fields(ContextOptions)}
+        planned = {
+            "n_ctx": plan.n_ctx,
+            "n_batch": plan.n_batch,
+            "n_gpu_layers": plan.n_gpu_layers,
+            "tensor_split": plan.tensor_split,
+            "tapped_layers": pair.spec.target_layers if pair.spec else (),
+            "n_branches": self._n_branches(plan.n_batch),
+            "way_back": plan.way_back,
+        }
+        return TargetOptions(**shared | planned)
+
+    def lines(self) -> list[str]:
+        """The setup in words."""
+        found = [self.finding] if self.finding else []
+        off = [_NO_WAY_BACK] if self.plain_because == _NO_WAY_BACK else []
+        return [*found, *self.plan.lines(), *off]
+
+    def check_width(self) -> None:
+        """Refuse what no load of these files can verify in one pass. Raises InputError."""
+        width, spec = self.options.draft_width, self.named.spec
+        most, limit = MAX_OUTPUT_ROWS, "a verify pass"
+        if spec and (self.shape == "chain" or self.named.is_recurrent):
+            most, limit = min(spec.n_draft + 1, most), "this drafter's block"
+        if isinstance(width, int) and width > most:
+            raise InputError(f"draft_width is {width}; {limit} allows at most {most}")
+
+    def without_replay(self) -> Setup:
+        """The next setup of a loaded target, which cannot replay rows here."""
+        options = replace(self.options, n_gpu_layers=self.plan.n_gpu_layers)
+        return replace(self, options=options, may_replay=False, finding=_NO_REPLAY)
+
+    def with_snapshots(self, n: int) -> Setup:
+        """The next setup where llama.cpp's graph has room for so many snapshots."""
+        return replace(self, most_snapshots=n, finding=_FEWER_SNAPSHOTS.format(n))
+
+    def without_drafts(self) -> Setup:
+        """The next setup of a loaded target with snapshots, for which drafting could not pay."""
+        plan, named = self.plan, self.named.without_drafts()
+        options = replace(self.options, n_ctx=plan.n_ctx, n_gpu_layers=plan.n_gpu_layers)
+        return replace(self, named=named, options=options, finding=_NO_GAIN)
+
+    @cached_property
+    def _choice(self) -> tuple[Pair, Plan, str | None]:
+        """The pair that is loaded, its plan, and why nothing is drafted."""
+        named, rows = self.named, self._n_rejected
+        architecture = named.target.architecture
+        if not rows:
+            return named, self._planned(named), self.finding or None
+        if self.may_replay and can_replay(architecture, self.devices, self.options.n_gpu_layers):
+            plan = self._planned(named, WayBack("replay", rows))
+            if plan.n_gpu_layers == 0 or plan.n_gpu_layers >= plan.n_layers - 1:
+                return named, plan, None  # all layers that repeat are on one side
+        rows = min(rows, self.most_snapshots) if architecture in SNAPSHOT_ARCHITECTURES else 0
+        if rows and self.options.draft_width not in (0, 1):
+            return named, self._planned(named, WayBack("snapshots", rows)), None
+        plain = named.without_drafts()
+        return plain, self._planned(plain), _NO_WIDTH if rows else _NO_WAY_BACK
+
+    @property
+    def _n_rejected(self) -> int:
+        """The rows that must be taken back from a recurrent state if a whole draft is rejected, as
+        far as a batch allows. 0 without such a state, and where nothing is drafted."""
+        spec = self.named.spec
+        if not self.named.is_recurrent or not (spec or self.named.copies):
+            return 0
+        most = min(spec.n_draft, MAX_OUTPUT_ROWS - 1) if spec else COPY_SNAPSHOTS
+        return max(1, min(most, self.options.n_batch - SNAPSHOT_ROWS))
+
+    def _planned(self, pair: Pair, way_back: WayBack = CELLS) -> Plan:
+        options, files = self.options, (pair.target, pair.draft, pair.spec)
+        if options.draft_window is None:
+            options = replace(options, draft_window=draft_window_of(pair.draft))
+        n_branches = self._n_branches(options.n_batch)
+        return make_plan(*files, options, self.devices, n_branches, way_back)
+
+    def _n_branches(self, n_batch: int) -> int:
+        """Branches of each sequence. It is 1 if drafts are chains, as they are for a target with a
+        recurrent state, which follows one path."""
+        trees = self.shape != "chain" and not self.named.is_recurrent
+        return branches_of_each(self.options.n_seq, n_batch) if trees else 1
+
+    def _may_copy(self, pair: Pair) -> bool:
+        if pair.draft is not None or pair.copies:
+            return True
+        is_plain = self.options.exact or self.options.draft_width in (0, 1)
+        return not is_plain and not pair.is_recurrent

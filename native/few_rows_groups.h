@@ -1,0 +1,96 @@
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/arguments.h"
+#include "few_rows_kernel.h"
+#include "private_abi.h"
+
+namespace dflash {
+
+// One product and what is done with its result at once.
+struct few_rows_chain {
+    int node = 0;                       // of the product
+    int last = 0;                       // the node whose result is written
+    int64_t first_row = 0, n_rows = 0;  // of the matrix
+    const ggml_tensor * bias = nullptr;
+    const ggml_tensor * residual = nullptr;
+};
+
+// Products with one input that may share a launch. The units of a part are chosen for all of them,
+// also where memory then forbids the one launch: else a column's bits would depend on where the
+// columns beside it made ggml put things.
+struct few_rows_group {
+    std::vector<few_rows_chain> chains;  // with an activation: the gate, then the values
+    int activation_node = -1;
+    int units_per_part = 0;
+};
+
+// The nodes of a graph, as far as they are products of ours: which of them there are, what is done
+// with their results, and which may share a launch.
+class few_rows_graph {
+  public:
+    // `any_shape`: all is decided by operations and weights alone, whatever the shapes of the rest.
+    few_rows_graph(const private_abi::graph & g, const few_rows_rules & rules,
+                   bool any_shape = false);
+
+    // No node is in two of them. Call it once.
+    std::vector<few_rows_group> groups();
+
+    int size() const { return g_.n_nodes; }
+    ggml_tensor & operator[](int node) const { return *g_.nodes[node]; }
+    int index_of(const ggml_tensor * node) const { return index_.at(node); }
+
+    // The only node that reads this one's result, if nobody else can see it; -1: none.
+    int only_user(int node) const;
+
+    // A product, with its bias.
+    few_rows_chain chain_of(int node) const;
+    // Its nodes, from the product to the last.
+    std::vector<int> nodes_of(const few_rows_chain & c) const;
+
+    few_rows_kernel::operand operand(int node) const;
+    // The block types of a launch; false if there are more than two.
+    bool operands(const std::vector<few_rows_chain> & chains, few_rows_kernel & kernel) const;
+
+  private:
+    enum class state : char { of_ggml, candidate, grouped };
+
+    bool is_ours(const ggml_tensor & t) const;
+    void find_users();
+    void use(const ggml_tensor * source, int by);
+    bool is_result(const ggml_tensor & t) const;
+    bool is_sum_of(int node, const ggml_tensor & part) const;
+    void add_bias(few_rows_chain & c) const;
+    void add_residual(few_rows_chain & c) const;
+    int product_behind(const ggml_tensor * source, int activation) const;
+    bool has_kernel(const std::vector<few_rows_chain> & chains) const;
+    void group_activations(std::vector<few_rows_group> & found);
+    void group_products(std::vector<few_rows_group> & found);
+
+    const private_abi::graph & g_;
+    const few_rows_rules & rules_;
+    const bool any_shape_;
+    bool is_any_ours_ = false;
+    std::vector<state> state_;
+    std::unordered_map<const ggml_tensor *, int> index_;
+    std::vector<int> user_, n_users_;  // the last reader of each node, and how many there are
+};
+
+few_rows::activation activation_of(const ggml_tensor & t);
+
+// Nodes that only describe memory, or that ggml skips.
+bool is_idle(const ggml_tensor & t);
+bool is_float_matrix(const ggml_tensor & t);
+inline bool is_computed(const ggml_tensor & t) { return (t.flags & GGML_TENSOR_FLAG_COMPUTE) != 0; }
+
+inline int blocks_of(int64_t rows, int block_rows) {
+    return static_cast<int>((rows + block_rows - 1) / block_rows);
+}
+
+// Moves products that may share a launch next to each other, before ggml gives tensors their
+// memory: else it often gives one the place of another. True if any was moved.
+bool order_few_rows(const private_abi::graph & graph, const few_rows_rules & rules);
+
+}  // namespace dflash
