@@ -145,8 +145,10 @@ def test_labels_are_the_chances_by_which_the_sampler_draws(settings: dict[str, A
     found = (api.llama_token_data * n)(*((i, float(logit), 0.0) for i, logit in enumerate(ROW)))
     rest = api.llama_token_data_array(data=found, size=n, selected=-1, sorted=False)
     with Sampler(sampling, n, n_ctx=64) as sampler:
-        for chain in filter(None, (sampler._cutting, sampler._choosing)):
-            api.llama_sampler_apply(chain, ctypes.byref(rest))
+        by_chain = not sampling.greedy and not sampling.draws_from_all
+        for stage in (*sampler._filters(), *sampler._picks()) if by_chain else ():
+            api.llama_sampler_apply(stage, ctypes.byref(rest))
+            api.llama_sampler_free(stage)
     kept = sorted((rest.data[i].logit for i in range(rest.size)), reverse=True)
     if sampling.draws_from_all:
         kept = sorted((ROW / sampling.temperature).tolist(), reverse=True)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from command_line import COMMAND
-from dflash_local import demo, pair
+from dflash_local import demo, setup
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.errors import BackendError, InputError, PairError
 from dflash_local.loading import load
@@ -209,7 +209,7 @@ def test_target_and_trainer_take_turns_where_memory_is_short(
 def test_the_tuned_drafter_is_opened_as_the_old_one_was(
     options: TuneOptions, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair, "draft_window_of", lambda draft: 96)  # as the registry may know it
+    monkeypatch.setattr(setup, "draft_window_of", lambda draft: 96)  # as the registry may know it
     with ExitStack() as stack:
         run = fitting._Run(options, options.output, print, None, None, None, stack)
         run._load(print, draft_shape=shape)
