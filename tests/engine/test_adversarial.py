@@ -19,11 +19,11 @@ from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine import slots
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.errors import BackendError, InputError
 from dflash_local.target_model.target import Target
 from pair_engine import answer, consistent
 from pair_engine import request as asked
+from plain_answer import PlainAnswer
 from shapes import SHAPES, exact_file, exact_target
 
 N = 32
@@ -50,8 +50,8 @@ def targets(request: pytest.FixtureRequest) -> Iterator[Targets]:
         yield Targets(request, stack)
 
 
-class Known:
-    """A prompt and its plain answer, to be drafted with a shape."""
+class Known(PlainAnswer):
+    """To be drafted with a shape."""
 
     def __init__(
         self,
@@ -61,28 +61,13 @@ class Known:
         shape: DraftShape = "chain",
         **params: Any,
     ) -> None:
-        self.target = target
+        super().__init__(target, text, max_tokens, **params)
         self.shape = shape
-        self.prompt = target.vocabulary.tokenize(text)
-        self.params = params
-        self.max_tokens = max_tokens
-        bare = Engine(target, None)
-        plain = answer(bare, self.prompt, 0, max_tokens, **params)
-        bare.slots.forget_all()
-        self.tokens, self.finish_reason = plain.tokens, plain.finish_reason
-        self.text = self.prompt + self.tokens
-
-    def ask(self, engine: Engine, width: int = 16) -> Answer:
-        options = {"shape": self.shape, **self.params}
-        return answer(engine, self.prompt, width, self.max_tokens, **options)
 
     def check(self, drafter: Drafter, width: int = 16) -> Any:
         """The drafted answer, from empty caches: equal, and with counts that add up."""
         engine = Engine(self.target, drafter)
-        drafted = self.ask(engine, width)
-        assert drafted.tokens == self.tokens
-        assert drafted.finish_reason == self.finish_reason
-        stats = drafted.stats
+        stats = self.asked(engine, width, shape=self.shape).stats
         assert stats.emitted == len(self.tokens)
         assert stats.rounds == sum(stats.accepted_lengths.values())
         # One token is drawn from the prompt's last row, and each round draws one of its own.
@@ -234,7 +219,7 @@ def test_a_tree_is_refused_and_the_engine_goes_on(known: Known) -> None:
     with pytest.raises(InputError, match=r"^this engine verifies chains; .* proposed a tree$"):
         answer(engine, known.prompt, 16, N, **known.params)
     drafter.script = oracle(known.text)
-    assert known.ask(engine).tokens == known.tokens
+    assert known.ask(engine, shape=known.shape).tokens == known.tokens
     engine.slots.forget_all()
 
 
@@ -283,7 +268,7 @@ def test_a_drafter_that_fails_is_put_aside_and_tried_again_later(
     monkeypatch.setattr(slots, "_ASIDE_S", 0.0 if nth < 3 else 60.0)
     drafter = FaultyDrafter(oracle(known.text), method, nth)
     engine = Engine(known.target, drafter)
-    answers = [known.ask(engine) for _ in range(9)]
+    answers = [known.ask(engine, shape=known.shape) for _ in range(9)]
     assert all(sequence.tokens == known.tokens for sequence in answers)
     warned = [sequence.stats.warning for sequence in answers if sequence.stats.warning]
     assert set(warned) == {f"drafting is off for a while: the drafter failed: {method}"}
@@ -343,9 +328,9 @@ def test_a_drafter_that_cannot_even_forget_leaves_the_engine_usable(known: Known
     engine = Engine(known.target, drafter)
     with pytest.raises(Fault, match="truncate"):
         for _ in range(9):
-            known.ask(engine)
+            known.ask(engine, shape=known.shape)
     assert not engine.slots[0].busy
-    assert known.ask(engine).tokens == known.tokens
+    assert known.ask(engine, shape=known.shape).tokens == known.tokens
     engine.slots.forget_all()
 
 
@@ -360,7 +345,7 @@ def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
 
         engine = Engine(known.target, Miscounting(oracle(known.text)))
         with pytest.raises(ValueError):
-            known.ask(engine)
+            known.ask(engine, shape=known.shape)
         assert known.ask(engine, 0).tokens == known.tokens
         engine.slots.forget_all()
 
@@ -376,7 +361,7 @@ def test_what_fails_in_the_target_beside_a_draft_is_not_the_drafter_s_fault(
 
     with monkeypatch.context() as patched, pytest.raises(BackendError, match="no room"):
         patched.setattr(Target, "tidy", fail)
-        known.ask(engine)
+        known.ask(engine, shape=known.shape)
     assert not engine.slots.lacks_drafter
-    assert max(known.ask(engine).stats.accepted_lengths) == 16
+    assert max(known.ask(engine, shape=known.shape).stats.accepted_lengths) == 16
     engine.slots.forget_all()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,7 @@ from dflash_local.engine.sequence import Sequence
 from dflash_local.target_model.target import Target
 from elsewhere import DECIDERS, controller
 from pair_engine import answer, consistent, fused_drafter, open_target, request
+from plain_answer import PlainAnswer
 from shapes import assert_as_well_drafted, exact_target
 
 pytestmark = pytest.mark.usefixtures("as_far_ahead_as_allowed")
@@ -29,24 +29,14 @@ N = 48
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 
 
-class Known:
-    """A prompt and its plain answer, by the logits on the host."""
-
-    def __init__(self, target: Target, prompt: list[int], n: int = N, **params: Any) -> None:
-        self.target, self.prompt, self.n, self.params = target, prompt, n, params
-        bare = Engine(target, None)
-        bare.slots.forget_all()
-        plain = answer(bare, prompt, 0, n, logprobs=1, **params)
-        self.tokens, self.finish_reason = plain.tokens, plain.finish_reason
-        self.text = prompt + self.tokens
+class Known(PlainAnswer):
+    """To be drafted with the width "auto"."""
 
     def check(self, drafter: ScriptedDrafter, decider: str) -> Sequence:
         """The answer of width "auto" from empty caches: equal, with stats that add up."""
         engine = Engine(self.target, drafter, 1, controller(decider))
         engine.slots.forget_all()
-        drafted = answer(engine, self.prompt, "auto", self.n, **self.params)
-        assert drafted.tokens == self.tokens
-        assert drafted.finish_reason == self.finish_reason
+        drafted = self.asked(engine, "auto")
         add_up(drafted)
         if not engine.slots[0].gave_up:
             consistent(engine, drafter, len(self.text) - 1)
@@ -62,7 +52,7 @@ def target() -> Iterator[Target]:
 @pytest.fixture(scope="module", params=["greedy", "seeded"])
 def known(target: Target, request: pytest.FixtureRequest) -> Known:
     prompt = target.vocabulary.tokenize(demo.prompts()["chat"][0])
-    return Known(target, prompt, **(SEEDED if request.param == "seeded" else {}))
+    return Known(target, prompt, N, **(SEEDED if request.param == "seeded" else {}))
 
 
 Scripting = Callable[[Known], Script]
@@ -151,7 +141,7 @@ def test_whatever_is_drafted(known: Known, name: str, decider: str) -> None:
 def test_an_end_of_text_at_every_place_of_a_block(target: Target, decider: str, n: int) -> None:
     # A digit is a token of its own, so the answer ends after n tokens.
     prompt = target.vocabulary.tokenize("x = ")
-    known = Known(target, prompt, grammar=f"root ::= [0-9]{{{n}}}")
+    known = Known(target, prompt, N, grammar=f"root ::= [0-9]{{{n}}}")
     assert len(known.tokens) == n + 1 and known.finish_reason == "stop"
 
     def script(anchor_at: int, anchor: int, n_draft: int) -> Draft:
@@ -227,7 +217,7 @@ def test_rows_reach_the_drafter_before_they_are_overwritten(
     asked, n_nodes = ("auto", N_NODES) if shape == "tree" else (shape, 0)
     engine = Engine(known.target, drafter, 1, controller(decider, n_nodes))
     engine.slots.forget_all()
-    first = answer(engine, known.prompt, "auto", known.n, shape=asked)
+    first = known.ask(engine, "auto", shape=asked)
     assert first.tokens == known.tokens
     assert (first.stats.tree_rounds > 0) == (shape == "tree")
     if not engine.slots[0].gave_up:

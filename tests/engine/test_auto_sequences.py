@@ -8,7 +8,6 @@ round.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,17 @@ from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
-from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
 from dflash_local.target_model.target import Target
 from elsewhere import DECIDERS, Fickle, controller
-from gap_rule import equal_by_gap_rule, joint_noise
-from pair_engine import answer, fused_drafter, prefill, request
+from gap_rule import joint_noise
+from pair_engine import fused_drafter, prefill, request
+from plain_answer import PlainAnswer
 from shapes import NOISE, exact_target, of_both_shapes
 
 pytestmark = pytest.mark.usefixtures("as_far_ahead_as_allowed")
 N = 32
 N_SEQ = 4
-
-
-@dataclass(frozen=True)
-class Plain:
-    prompt: list[int]
-    tokens: list[int]
-    logprobs: list[TokenLogprob]
-    finish_reason: str | None
 
 
 class Bench:
@@ -53,14 +44,8 @@ class Bench:
         self.target, self.drafter, self.shape = target, drafter, shape
         self.n_nodes = 0 if shape == "chain" else N_NODES
         known = demo.prompts()
-        self.plain: list[Plain] = []
-        bare = Engine(target, None, N_SEQ)
-        for text in [*known["code"][:3], *known["chat"][:3]]:
-            run = answer(bare, target.vocabulary.tokenize(text), 0, N, logprobs=2)
-            bare.slots.forget_all()
-            self.plain.append(
-                Plain(run.request.prompt, run.tokens, run.logprobs, run.finish_reason)
-            )
+        texts = [*known["code"][:3], *known["chat"][:3]]
+        self.plain = [PlainAnswer(target, text, N) for text in texts]
         four = self.plain[1:5]
         self.noise = NOISE
         if shape == "chain":
@@ -85,7 +70,7 @@ class Bench:
         plain = self.plain[which]
         tokens = found.tokens
         n = len(tokens)
-        if equal_by_gap_rule(plain.tokens[:n], plain.logprobs, tokens, self.noise):
+        if plain.equals(tokens, self.noise):
             whole = n == len(plain.tokens)
             assert found.finish_reason == (plain.finish_reason if whole else found.finish_reason)
         if found.policy is not None:

@@ -18,8 +18,9 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import GrammarError, InputError
 from dflash_local.target_model.target import Target
-from pair_engine import answer, fused_drafter
+from pair_engine import fused_drafter
 from pair_engine import request as asked
+from plain_answer import PlainAnswer
 from shapes import assert_equal, exact_target
 
 N = 32
@@ -91,23 +92,17 @@ def test_an_answer_is_of_its_schema_at_every_width(model: Model) -> None:
         assert len(record["sizes"]) >= 3 and record["unit"] in ("a metre", "a mile")
 
 
-class Known:
-    """A prompt and its plain answer within a grammar, to be drafted with a shape."""
+class Known(PlainAnswer):
+    """An answer within a grammar, to be drafted with a shape."""
 
     def __init__(self, target: Target, shape: DraftShape, **params: Any) -> None:
-        self.target, self.shape = target, shape
-        self.prompt = target.vocabulary.tokenize("x = ")
-        self.params = params
-        bare = Engine(target, None)
-        self.tokens = answer(bare, self.prompt, 0, N, **params).tokens
-        bare.slots.forget_all()
-        self.text = self.prompt + self.tokens
+        super().__init__(target, "x = ", N, **params)
+        self.shape = shape
 
     def check(self, script: Any, width: int = 16) -> Any:
         engine = Engine(self.target, ScriptedDrafter(script))
-        drafted = answer(engine, self.prompt, width, N, shape=self.shape, **self.params)
+        drafted = self.asked(engine, width, shape=self.shape)
         engine.slots.forget_all()
-        assert drafted.tokens == self.tokens
         return drafted.stats
 
 

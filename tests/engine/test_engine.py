@@ -16,6 +16,7 @@ from dflash_local.errors import ContextFullError, InputError
 from gap_rule import equal_by_gap_rule, joint_noise
 from long_text import PYTHON_SOURCE
 from pair_engine import consistent, fused_drafter, open_target, request
+from plain_answer import PlainAnswer
 from shapes import NOISE, exact_target
 
 N = 24
@@ -58,19 +59,7 @@ def text(engine: Engine, n: int) -> list[int]:
     return engine.target.vocabulary.tokenize(PYTHON_SOURCE[: 8 * n])[:n]
 
 
-class Plain:
-    """A plain answer of one sequence, to compare others with by the gap rule."""
-
-    def __init__(self, engine: Engine, prompt: list[int], max_tokens: int | None = N) -> None:
-        engine.slots.forget_all()
-        self.prompt = prompt
-        run = answer(Engine(engine.target, None), prompt, 0, max_tokens, logprobs=2)
-        self.tokens, self.logprobs = run.tokens, run.logprobs
-        self.finish_reason = run.finish_reason
-        engine.target.clear(0)
-
-
-def assert_equal(engine: Engine, expected: list[Plain], found: list[Sequence]) -> None:
+def assert_equal(engine: Engine, expected: list[PlainAnswer], found: list[Sequence]) -> None:
     for slot in engine.slots:
         assert not slot.busy
     engine.slots.forget_all()
@@ -84,7 +73,7 @@ def assert_equal(engine: Engine, expected: list[Plain], found: list[Sequence]) -
 @pytest.mark.slow
 def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
     prompts = [engine.target.vocabulary.tokenize(p) for p in demo.prompts()["code"][:2]]
-    expected = [Plain(engine, prompt) for prompt in prompts]
+    expected = [PlainAnswer(engine.target, prompt, N) for prompt in prompts]
     first = begin(engine, prompts[0], 8, N)
     for _ in range(3):
         engine.step([first])
@@ -103,7 +92,7 @@ def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
 @pytest.mark.one_in(2)
 def test_one_may_be_cancelled_while_the_other_goes_on(engine: Engine) -> None:
     prompts = [engine.target.vocabulary.tokenize(p) for p in demo.prompts()["code"][:2]]
-    expected = [Plain(engine, prompt) for prompt in prompts]
+    expected = [PlainAnswer(engine.target, prompt, N) for prompt in prompts]
     first, second = (begin(engine, prompt, 5, N) for prompt in prompts)
     for _ in range(3):
         engine.step([first, second])
@@ -141,7 +130,7 @@ def test_every_slot_busy(engine: Engine) -> None:
 def test_idle_slots_make_room(engine: Engine) -> None:
     """Two prompts of 150 tokens do not fit 256 cells: the one that rests goes."""
     first, second = text(engine, 150), text(engine, 190)[40:]
-    expected = [Plain(engine, prompt) for prompt in (first, second)]
+    expected = [PlainAnswer(engine.target, prompt, N) for prompt in (first, second)]
     found = [answer(engine, prompt, 16, N) for prompt in (first, second, first)]
     assert [s.finish_reason for s in found] == ["length"] * 3
     assert found[2].stats.cached_tokens == 0
@@ -232,7 +221,7 @@ def test_batches_smaller_than_the_drafts_of_all(
 ) -> None:
     """Nine rows a batch: two drafts of 16 are cut to what a pass can verify."""
     prompts = [text(engine, 30), text(engine, 50)[20:]]
-    expected = [Plain(engine, prompt) for prompt in prompts]
+    expected = [PlainAnswer(engine.target, prompt, N) for prompt in prompts]
     with exact_target(shape, either_file, n_ctx=256, n_seq=2, n_batch=9) as target:
         narrow = Engine(target, fused_drafter(target), n_seq=2)
         found = [begin(narrow, prompt, 16, N) for prompt in prompts]
@@ -249,7 +238,7 @@ def test_batches_smaller_than_the_drafts_of_all(
 @pytest.mark.one_in(2)
 def test_one_that_fails_leaves_the_others_alone(engine: Engine) -> None:
     prompts = [text(engine, 30), text(engine, 50)[20:]]
-    expected = Plain(engine, prompts[0])
+    expected = PlainAnswer(engine.target, prompts[0], N)
     first = begin(engine, prompts[0], 8, N)
     for _ in range(2):
         engine.step([first])

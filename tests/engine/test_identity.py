@@ -26,21 +26,21 @@ from gap_rule import (
 )
 from long_text import PYTHON_SOURCE
 from pair_engine import answer, fused_drafter, open_engine, open_target, request
+from pairwise import pairwise_cases
 from sampling_ways import JSON_LIST, WAYS
 from shapes import assert_equal, exact_model, exact_target
 
 N = 24
-WIDTHS: dict[DraftShape, tuple[int, ...]] = {
-    "chain": (2, 5, 8, 9, 16),
-    "tree": (4, 8, 16, 32, 64),
-}
+WIDTHS: dict[DraftShape, tuple[int, ...]] = {"chain": (2, 5, 8, 9, 16), "tree": (4, 16, 32, 64)}
 MAX_TOKENS: dict[DraftShape, int] = {"chain": 48, "tree": 24}
-
+PROMPTS = ("code", "chat", "conversation", "source")
+"""The last two are of more than 600 tokens."""
+BEFORE = ("nothing", "its beginning")
+"""What the caches have of a prompt."""
 CASES = [
-    *(("chain", way, width) for way in WAYS for width in WIDTHS["chain"]),
-    *(("tree", "greedy", width) for width in WIDTHS["tree"]),
-    *(("tree", way, 16) for way in list(WAYS)[1:]),
-    ("tree", "seeded with penalties", 64),
+    (shape, *case)
+    for shape, widths in WIDTHS.items()
+    for case in pairwise_cases(list(WAYS), widths, PROMPTS, BEFORE, (None, 3))
 ]
 
 Plain = Callable[..., Result]
@@ -67,35 +67,48 @@ def plain(model: Model) -> Plain:
     return decode
 
 
-def some_prompts(shape: DraftShape = "chain") -> list[str]:
-    """Fewer for trees: where theirs are compared, a step takes longer."""
+def text_of(kind: str) -> str:
     prompts = demo.prompts()
-    return [*prompts["chat"][:1], *prompts["code"][:2]][2 * (shape == "tree") :]
+    if kind == "source":
+        return PYTHON_SOURCE[:2600]
+    if kind == "conversation":
+        chat = prompts["chat"]
+        turns = (p + "```python\nreturn None\n```<|im_end|>\n" for p in chat[:15])
+        return "".join(turns) + chat[15]
+    return prompts[kind][1]
 
 
-def long_prompts() -> dict[str, str]:
-    """Two of more than 600 tokens: a conversation, and a file of Python to be gone on with."""
-    chat = demo.prompts()["chat"]
-    turns = "".join(p + "```python\nreturn None\n```<|im_end|>\n" for p in chat[:15])
-    source = PYTHON_SOURCE
-    return {"conversation": turns + chat[15], "source": source[:2600]}
-
-
-@pytest.mark.one_in(48)
-@pytest.mark.parametrize(("shape", "way", "width"), CASES, indirect=["shape"], scope="module")
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize(
+    ("shape", "way", "width", "kind", "before", "logprobs"),
+    CASES,
+    indirect=["shape"],
+    scope="module",
+)
 def test_drafted_answers_are_the_plain_ones(
-    model: Model, plain: Plain, shape: DraftShape, way: str, width: int
+    model: Model,
+    plain: Plain,
+    shape: DraftShape,
+    way: str,
+    width: int,
+    kind: str,
+    before: str,
+    logprobs: int | None,
 ) -> None:
-    accepted = 0
-    for prompt in some_prompts(shape):
-        options = {"max_tokens": MAX_TOKENS[shape], **WAYS[way]}
-        expected = plain(prompt, **options)
-        model.forget()
-        drafted = model.generate(prompt, draft_width=width, **options)
-        assert_equal(drafted, expected)
-        assert (drafted.stats.tree_rounds > 0) == (shape == "tree")
-        accepted += drafted.stats.accepted
-    assert accepted > 0
+    prompt = text_of(kind)
+    assert len(model.tokenize(prompt)) > 600 or kind in ("code", "chat")
+    options = {"max_tokens": MAX_TOKENS[shape], "logprobs": logprobs, **WAYS[way]}
+    expected = plain(prompt, **options)
+    model.forget()
+    if before == "its beginning":
+        model.generate(prompt[: len(prompt) // 2] + "\n\nx = 1", max_tokens=9)
+    drafted = model.generate(prompt, draft_width=width, **options)
+    assert_equal(drafted, expected)
+    if logprobs:
+        assert [entry.token for entry in drafted.logprobs] == expected.tokens
+    # A list of JSON may end before anything is drafted.
+    assert drafted.stats.drafted > 0 or "JSON" in way
+    assert (drafted.stats.tree_rounds > 0) == (shape == "tree" and drafted.stats.drafted > 0)
 
 
 def test_a_grammar_holds_in_drafted_text(model: Model) -> None:
@@ -104,41 +117,6 @@ def test_a_grammar_holds_in_drafted_text(model: Model) -> None:
     )
     assert result.finish_reason == "stop"
     assert isinstance(json.loads(result.text), list)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "kind", "widths"),
-    [
-        ("chain", "source", (5, 16)),
-        ("chain", "conversation", (5, 16)),
-        ("tree", "source", (16,)),
-    ],
-    indirect=["shape"],
-    scope="module",
-)
-def test_long_prompts(
-    model: Model, plain: Plain, shape: DraftShape, kind: str, widths: tuple[int, ...]
-) -> None:
-    prompt = long_prompts()[kind]
-    assert len(model.tokenize(prompt)) > 600
-    for way in ("greedy", "seeded with penalties")[shape == "tree" :]:
-        options = {"max_tokens": MAX_TOKENS[shape], **WAYS[way]}
-        expected = plain(prompt, **options)
-        for width in widths:
-            model.forget()
-            assert_equal(model.generate(prompt, draft_width=width, **options), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["greedy", "seeded with penalties"])
-def test_log_probabilities_too(model: Model, plain: Plain, shape: DraftShape, way: str) -> None:
-    for prompt in some_prompts(shape):
-        options = {"max_tokens": MAX_TOKENS[shape], "logprobs": 3, **WAYS[way]}
-        expected = plain(prompt, **options)
-        model.forget()
-        assert_equal(model.generate(prompt, draft_width=16, **options), expected)
-        assert [entry.token for entry in expected.logprobs] == expected.tokens
 
 
 @pytest.mark.slow
@@ -164,27 +142,13 @@ def test_across_the_last_positions_of_the_context(shape: DraftShape, either_file
                 assert_equal(model.generate(prompt, draft_width=width, **options), expected)
 
 
-@pytest.mark.slow
-def test_after_prefix_reuse(model: Model, plain: Plain, shape: DraftShape) -> None:
-    n = MAX_TOKENS[shape]
-    first, _, third = some_prompts()
-    shared = long_prompts()["source"][:800]
-    for prompt in (shared + third, shared + first):
-        expected = plain(prompt, max_tokens=n)
-        model.forget()
-        model.generate(shared + "\n\nx = 1", max_tokens=9)
-        drafted = model.generate(prompt, max_tokens=n)
-        assert drafted.stats.cached_tokens > 100
-        assert_equal(drafted, expected)
-
-
 @pytest.mark.one_in(2)
 def test_after_a_request_whose_every_draft_was_rejected(
     shape: DraftShape, either_file: Path
 ) -> None:
     with exact_target(shape, either_file) as target:
         honest = Engine(target, None)
-        prompt = target.vocabulary.tokenize(some_prompts()[0])
+        prompt = target.vocabulary.tokenize(demo.prompts()["chat"][0])
         expected = answer(honest, prompt, 0, N).tokens
         honest.slots.forget_all()
 
@@ -223,7 +187,7 @@ def test_half_precision_cache_and_long_context_by_the_gap_rule(
     ways: list[tuple[int, DraftShape]] = [(5, "chain"), (16, "chain"), (16, "tree")]
     with open_target(n_ctx=1024, kv_type="f16", n_threads=None, n_branches=32) as target:
         bare = Engine(target, None)
-        prompt = target.vocabulary.tokenize(long_prompts()["source"])
+        prompt = target.vocabulary.tokenize(text_of("source"))
         run = answer(bare, prompt, 0, logprobs=2)
         text, begin = prompt + run.tokens, len(prompt) - 1
         single = step_logits(target, text, begin)

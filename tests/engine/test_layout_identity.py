@@ -7,7 +7,6 @@ plain decoding: in F32, see `shapes`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,10 @@ from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import ShapeName
 from dflash_local.engine.engine import Engine
 from dflash_local.loading import open_drafter
-from dflash_local.target_model.target import Target
 from gguf_files import parts
 from hf_keys import EXPECTED
-from pair_engine import answer, request
+from pair_engine import request
+from plain_answer import PlainAnswer
 from shapes import exact_target
 from shipped_layouts import LAYOUTS, in_layout
 
@@ -42,25 +41,11 @@ UNTRAINED = {
 }
 
 
-@dataclass(frozen=True)
-class Plain:
-    """Prompts and their answers without a drafter."""
-
-    target: Target
-    prompts: list[list[int]]
-    answers: list[list[int]]
-
-
 @pytest.fixture(scope="module")
-def plain(f32_target: Path) -> Iterator[Plain]:
+def plain(f32_target: Path) -> Iterator[list[PlainAnswer]]:
+    texts = demo.prompts()
     with exact_target("tree", f32_target, n_ctx=1024, n_seq=4) as target:
-        texts = demo.prompts()
-        chosen = [*texts["code"][:2], *texts["chat"][1:3]]
-        prompts = [target.vocabulary.tokenize(text) for text in chosen]
-        engine = Engine(target, None, 4)
-        answers = [answer(engine, prompt, 0, N).tokens for prompt in prompts]
-        engine.slots.forget_all()
-        yield Plain(target, prompts, answers)
+        yield [PlainAnswer(target, text, N) for text in [*texts["code"][:2], *texts["chat"][1:3]]]
 
 
 def test_each_key_of_published_drafters_is_in_a_layout() -> None:
@@ -88,9 +73,11 @@ def test_each_tensor_of_published_drafters_is_in_a_layout() -> None:
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_answers_are_those_of_plain_decoding(layout: str, plain: Plain, tmp_path: Path) -> None:
+def test_answers_are_those_of_plain_decoding(
+    layout: str, plain: list[PlainAnswer], tmp_path: Path
+) -> None:
     path = in_layout(layout, tmp_path / "drafter.gguf")
-    target = plain.target
+    target = plain[0].target
     drafter = open_drafter(path, target, n_seq=4, n_ctx=1024, n_threads=1, for_trees=True)
     assert isinstance(drafter, FusedDrafter) and drafter.top_k > 1
     engine = Engine(target, drafter, 4)
@@ -98,18 +85,17 @@ def test_answers_are_those_of_plain_decoding(layout: str, plain: Plain, tmp_path
     try:
         for shape, width in ways:
             engine.slots.forget_all()
-            one = answer(engine, plain.prompts[0], width, N, shape=shape)
-            assert one.tokens == plain.answers[0]
+            one = plain[0].asked(engine, width, shape=shape)
             assert (one.stats.tree_rounds > 0) == (shape == "tree")
             if layout not in UNTRAINED:
                 assert one.stats.emitted / one.stats.rounds > 1.7
         engine.slots.forget_all()
         four = [
-            engine.begin(request(prompt, width, N, shape=shape))
-            for prompt, (shape, width) in zip(plain.prompts, ways * 2, strict=True)
+            engine.begin(request(each.prompt, width, N, shape=shape))
+            for each, (shape, width) in zip(plain, ways * 2, strict=True)
         ]
         engine.run(four)
-        assert [sequence.tokens for sequence in four] == plain.answers
+        assert [sequence.tokens for sequence in four] == [each.tokens for each in plain]
     finally:
         engine.slots.forget_all()
         drafter.close()

@@ -26,6 +26,7 @@ from dflash_local.target_model.target import Target
 from elsewhere import Elsewhere
 from gap_rule import equal_by_gap_rule, forked_logits, largest_difference, step_logits
 from pair_engine import answer, consistent, fused_drafter, open_target, prefill, request
+from plain_answer import PlainAnswer
 
 N = 32
 BUDGETS = (3, 7, 15, 31, 63)
@@ -47,19 +48,14 @@ class Known:
     def __init__(self, target: Target) -> None:
         prompts = demo.prompts()
         texts = [*prompts["code"][:2], *prompts["chat"][1:3]]
-        self.prompts = [target.vocabulary.tokenize(text) for text in texts]
-        bare = Engine(target, None, 4)
-        self.runs: list[Sequence] = []
-        for prompt in self.prompts:
-            bare.slots.forget_all()
-            self.runs.append(answer(bare, prompt, 0, N, logprobs=2))
-        bare.slots.forget_all()
+        self.runs = [PlainAnswer(target, text, N) for text in texts]
+        self.prompts = [run.prompt for run in self.runs]
         self.noise = 0.0
-        for prompt, run in zip(self.prompts[:2], self.runs, strict=False):
-            text, begin = prompt + run.tokens, len(prompt) - 1
-            single = step_logits(target, text, begin)
+        for run in self.runs[:2]:
+            begin = len(run.prompt) - 1
+            single = step_logits(target, run.text, begin)
             for depth in (2, 5):
-                forked = forked_logits(target, text, begin, depth)
+                forked = forked_logits(target, run.text, begin, depth)
                 self.noise = max(self.noise, largest_difference([single], [forked]))
 
     def check(self, i: int, drafted: Sequence, n: int = N) -> bool:
@@ -324,6 +320,7 @@ def test_whatever_the_tree_is(target: Target, known: Known, build: Any) -> None:
 
     drafter = ScriptedDrafter(script, n_seq=4)
     engine = Engine(target, drafter, 4)
+    engine.slots.forget_all()  # what the tests before have left
     try:
         drafted = answer(engine, prompt, 64, N, shape="tree")
     finally:
@@ -352,6 +349,7 @@ def test_an_end_of_text_on_a_side_branch_ends_nothing(target: Target, known: Kno
         return Draft(tokens, parents)
 
     engine = Engine(target, ScriptedDrafter(script, n_seq=4), 4)
+    engine.slots.forget_all()
     try:
         drafted = answer(engine, prompt, 16, N, shape="tree")
     finally:

@@ -12,7 +12,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
 from dflash_local.prefixes.reuse import LEAST_GAIN
-from dflash_local.sampling.params import TokenLogprob
 from gap_rule import equal_by_gap_rule, joint_noise
+from plain_answer import PlainAnswer
 from shapes import NOISE, SHAPES, exact_model, exact_target
 
 N = 16
@@ -41,13 +40,6 @@ ON_CPU: dict[str, Any] = {
 ENDLESS: dict[str, Any] = {"max_tokens": None, "ignore_eos": True}
 
 
-@dataclass(frozen=True)
-class Plain:
-    prompt: list[int]
-    tokens: list[int]
-    logprobs: list[TokenLogprob]
-
-
 class Bench:
     """A model of three slots, and plain answers of it to some prompts."""
 
@@ -55,11 +47,11 @@ class Bench:
         """Drafts have a shape; `file` is the target's."""
         self.model, self.shape, self.file = model, shape, file
         known = demo.prompts()
-        self.plain = []
+        self.plain: list[PlainAnswer] = []
         for text in [*known["code"][:3], *known["chat"][:2]]:
-            prompt = model.tokenize(text)
-            result = self.alone(prompt, draft_width=0, logprobs=2)
-            self.plain.append(Plain(prompt, result.tokens, result.logprobs))
+            model._worker.run(
+                lambda text=text: self.plain.append(PlainAnswer(model.target, text, N))
+            )
         self.noise = NOISE if shape == "tree" else self._joint_noise()
         model.forget()
 
@@ -78,8 +70,7 @@ class Bench:
 
     def check(self, which: int, tokens: list[int]) -> None:
         """Equal to the plain answer, as far as it went."""
-        plain = self.plain[which]
-        equal_by_gap_rule(plain.tokens[: len(tokens)], plain.logprobs, tokens, self.noise)
+        self.plain[which].equals(tokens, self.noise)
 
 
 @contextlib.contextmanager

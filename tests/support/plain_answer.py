@@ -1,0 +1,55 @@
+"""A prompt and its plain answer: what every drafted answer is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence as Answer
+from dflash_local.target_model.target import Target
+from gap_rule import equal_by_gap_rule
+from pair_engine import Width, answer
+
+
+class PlainAnswer:
+    """Decoded without drafts from empty caches, which it leaves behind. `text` is the prompt with
+    the answer."""
+
+    def __init__(
+        self,
+        target: Target,
+        prompt: str | Sequence[int],
+        max_tokens: int | None = 48,
+        *,
+        logprobs: int | None = 2,
+        **params: Any,
+    ) -> None:
+        """`params` are the samplers', for this answer and for those of `ask`."""
+        self.target, self.max_tokens, self.params = target, max_tokens, params
+        tokenize = target.vocabulary.tokenize
+        self.prompt = tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        bare = Engine(target, None, target.options.n_seq)
+        bare.slots.forget_all()
+        found = answer(bare, self.prompt, 0, max_tokens, logprobs=logprobs, **params)
+        bare.slots.forget_all()
+        self.tokens, self.logprobs = found.tokens, found.logprobs
+        self.finish_reason = found.finish_reason
+        self.text = self.prompt + self.tokens
+
+    def ask(self, engine: Engine, width: Width = 16, **options: Any) -> Answer:
+        """The same request with drafts; options are those of `pair_engine.request`."""
+        return answer(engine, self.prompt, width, self.max_tokens, **self.params, **options)
+
+    def asked(self, engine: Engine, width: Width = 16, **options: Any) -> Answer:
+        """As `ask`. Fails unless the answer is the same."""
+        found = self.ask(engine, width, **options)
+        assert found.tokens == self.tokens
+        assert found.finish_reason == self.finish_reason
+        return found
+
+    def equals(self, tokens: Sequence[int], noise: float) -> bool:
+        """Whether `tokens` are those of this answer, as far as they go. Fails where rounding that
+        moves a logit by `noise` does not explain that they differ."""
+        n = len(tokens)
+        return equal_by_gap_rule(self.tokens[:n], self.logprobs, list(tokens), noise)
