@@ -22,7 +22,7 @@ RUN CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF" \
     pip install --no-cache-dir "llama-cpp-python==$LLAMA" "scikit-build-core>=0.11" "nanobind>=2.4"
 COPY . /src
 RUN pip install --no-cache-dir --require-hashes -r /src/requirements.lock \
-    && pip install --no-cache-dir --no-build-isolation "/src[plot]"
+    && pip install --no-cache-dir --no-build-isolation /src
 
 FROM nvidia/cuda:12.8.1-devel-ubuntu24.04 AS build-cuda
 # hadolint ignore=DL3008
@@ -43,7 +43,7 @@ RUN ln -s libcuda.so /usr/local/cuda/lib64/stubs/libcuda.so.1 \
 COPY . /src
 RUN pip install --no-cache-dir --require-hashes -r /src/requirements.lock \
     && LDFLAGS="-Wl,-rpath-link,/usr/local/cuda/lib64/stubs -Wl,--allow-shlib-undefined" \
-    pip install --no-cache-dir --no-build-isolation "/src[plot]"
+    pip install --no-cache-dir --no-build-isolation /src
 
 FROM nvidia/cuda:12.8.1-runtime-ubuntu24.04 AS cuda
 # hadolint ignore=DL3008

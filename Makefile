@@ -5,7 +5,7 @@ PYTHON ?= python3
 GPU ?=
 # The folder of the commands: in the active virtual environment, or in .venv.
 BIN = $(shell $(PYTHON) bootstrap.py --where)
-SOURCES = bootstrap.py dflash_local convert cli tools tests examples
+SOURCES = bootstrap.py dflash_local convert cli lab tools tests examples
 PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist loadfile
 # Bytecode is kept even where the environment says otherwise, as in most containers: else each worker
 # rewrites the assertions of all tests, and each command that a test starts compiles this package.
@@ -55,12 +55,14 @@ format: setup-test
 	"$(BIN)/ruff" format $(SOURCES)
 	"$(BIN)/clang-format" -i $(NATIVE)
 
-# mypy sees the package as it is when installed, with convert/ and cli/ inside.
+# mypy sees the package as it is when installed, with convert/ and cli/ inside, and lab/ beside it.
 typecheck: setup-test
 	rm -rf build/typecheck/dflash_local
 	mkdir -p build/typecheck/dflash_local
 	cd build/typecheck/dflash_local && ln -s ../../../dflash_local/* ../../../convert ../../../cli .
-	cd build/typecheck && "$(BIN)/mypy" --config-file ../../pyproject.toml -p dflash_local
+	ln -sfn ../../lab build/typecheck/lab
+	cd build/typecheck && "$(BIN)/mypy" --config-file ../../pyproject.toml \
+	    -p dflash_local -p lab.bench -p lab.replay -p lab.shapes
 
 asan: setup
 	PATH="$(BIN):$$PATH" tests/native/run_asan.sh

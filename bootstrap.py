@@ -580,9 +580,8 @@ def set_up(test: bool, gpu: str | None = None) -> None:
         pip(python, ["install", TORCH], TORCH)
     say("installing dflash-local and building its extension")
     pip(python, ["install", *build_requirements(), *missing_build_tools()], "build tools")
-    # With matplotlib, so that `dflash-local bench --plot` works.
-    extras = ["plot", *(["test"] if test else []), *(["cuda"] if gpu == "cuda" else [])]
-    project = f"{ROOT}[{','.join(extras)}]"
+    extras = [*(["test"] if test else []), *(["cuda"] if gpu == "cuda" else [])]
+    project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     pip(python, ["install", "--no-build-isolation", "-e", project], "building dflash-local")
     wanted |= {"llama": query(python)["llama"], "gpu": gpu}
     stamp.write_text(json.dumps(wanted), encoding="utf-8")

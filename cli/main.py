@@ -144,11 +144,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run(arguments))
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run(
+    arguments: Sequence[str] | None = None, command: click.Command = group, name: str = NAME
+) -> int:
     """Run the command line; the exit code."""
     _prepare_streams()
     try:
-        code = group.main(arguments, prog_name=NAME, standalone_mode=False)
+        code = command.main(arguments, prog_name=name, standalone_mode=False)
         flush_stdout()
         return code if isinstance(code, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt):

@@ -49,6 +49,16 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     assert len(list(TopologicalSorter(graph).static_order())) == len(known) > 300
 
 
+def test_no_module_imports_the_lab() -> None:
+    """It is not in the wheel."""
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not [name for name in names if name.split(".")[0] == "lab"], path
+
+
 def test_no_module_imports_from_a_layer_above_its_own() -> None:
     """The layers are the boxes of the map, from the top down; what all use is in none of them."""
     boxes = re.split(".*┌.*", MAP)

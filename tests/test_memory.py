@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.draft.draft import ANCHOR
 from dflash_local.target_model.batch import Batch
+from lab.shapes.writer import write_pair
 from mini_shapes import DENSE
 from pair_engine import open_target
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from dflash_local import Model, demo, load
-from dflash_local.bench.shapes.shape import DrafterShape, Experts, Heads
-from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.controller.calibration import budget_s
 from dflash_local.controller.costs import Costs
 from dflash_local.errors import InputError
@@ -23,6 +21,8 @@ from dflash_local.pair import open_pair
 from dflash_local.setup import Setup
 from dflash_local.target_model.target import Target
 from hybrid import REPLAYED, TAPPED, TAPS, write_hybrid
+from lab.shapes.shape import DrafterShape, Experts, Heads
+from lab.shapes.writer import write_pair
 from mini_shapes import SHORT_CONV
 from synthetic import Markov, write_drafter
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local import demo
-from dflash_local.bench.peers.paper import paper_value
+from dflash_local.bench.paper import paper_value
 from dflash_local.doctor.machine import Machine
 from dflash_local.doctor.trial import PairTrial, try_pair, try_target
 from dflash_local.doctor.verdict import Alarm, PairNames, alarms, verdict

@@ -1,6 +1,6 @@
 """The controller on made-up machines and texts: near the best fixed width, never below plain.
 
-`tools/play_controllers.py` plays all of them, and prints a table.
+`lab/play_controllers.py` plays all of them, and prints a table.
 """
 
 from __future__ import annotations

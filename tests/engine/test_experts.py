@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -21,6 +20,7 @@ from gap_rule import (
     noise_of_row,
     top_two_gap,
 )
+from lab.shapes.writer import write_pair
 from mini_shapes import EXPERTS
 from pair_engine import answer, open_target
 

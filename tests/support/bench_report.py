@@ -5,20 +5,21 @@ from __future__ import annotations
 
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.concurrent import ConcurrencyRow, ConcurrentSpeed
-from dflash_local.bench.measure.environment import Environment, MemoryUse
+from dflash_local.bench.measure.environment import Environment
 from dflash_local.bench.measure.settings import CACHE_STATES, CacheState, RunSettings, Variant
 from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import STAGES, Speed, Spread
-from dflash_local.bench.peers.comparison import ServerRow
-from dflash_local.bench.peers.paper import PaperValue
-from dflash_local.bench.report.report import Report
+from dflash_local.bench.paper import PaperValue
 from dflash_local.stats import Stats
+from lab.bench.comparison import ServerRow
+from lab.bench.memory import MemoryUse
+from lab.bench.report import LabReport
 
 VARIANTS = (Variant(), Variant("auto", "tree"), Variant(4), Variant(4, "tree"))
 
 
-def made_report() -> Report:
-    return Report(
+def made_report() -> LabReport:
+    return LabReport(
         command="dflash-local bench",
         environment=Environment(
             version="0",
@@ -32,7 +33,7 @@ def made_report() -> Report:
             n_gpu_layers=0,
             block_size=16,
         ),
-        settings=RunSettings(variants=VARIANTS),
+        settings=RunSettings(variants=VARIANTS, caches=CACHE_STATES),
         rows=[
             row(category, temperature, variant=variant, cache=cache)
             for temperature in (0.0, 0.8)

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
@@ -31,7 +31,10 @@ def run(
 
 
 def run_here(
-    *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+    *arguments: str,
+    stdin: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+    entry: Callable[[Sequence[str]], int] = main.run,
 ) -> subprocess.CompletedProcess[str]:
     """The command in this process, which saves the imports: for tests of what it answers.
 
@@ -44,15 +47,18 @@ def run_here(
         redirect_stdout(out),
         redirect_stderr(err),
     ):
-        code = main.run(arguments)
+        code = entry(arguments)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def refused(
-    *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+    *arguments: str,
+    stdin: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+    entry: Callable[[Sequence[str]], int] = main.run,
 ) -> str:
     """The line that says why the command, in this process, did nothing: bad input."""
-    done = run_here(*arguments, stdin=stdin, environment=environment)
+    done = run_here(*arguments, stdin=stdin, environment=environment, entry=entry)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert re.fullmatch(r"dflash-local: error: [^\n]+\n", done.stderr), done.stderr
     return done.stderr

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.bench.replay.recorded import RecordedDrafts
 from dflash_local.draft.draft import Candidates, Draft
+from lab.replay.recorded import RecordedDrafts
 
 BLOCK = 16
 _FOLDER = Path(__file__).resolve().parent / "recordings"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dflash_local.bench.shapes.shape import (
+from lab.shapes.shape import (
     DeltaNet,
     DrafterShape,
     Experts,

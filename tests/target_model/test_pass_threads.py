@@ -12,12 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from dflash_local import demo
-from dflash_local.bench.shapes.shape import PairShape
-from dflash_local.bench.shapes.writer import write_pair
 from dflash_local.engine.engine import Engine
 from dflash_local.target_model.bare_pass import prefill, rows_of
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
+from lab.shapes.shape import PairShape
+from lab.shapes.writer import write_pair
 from mini_shapes import DENSE, EXPERTS, GPT_OSS, HYBRID, SHORT_CONV
 from pair_engine import answer, fused_drafter, open_target
 

@@ -67,6 +67,7 @@ def test_it_holds_the_package_alone_for_as_many_pythons_as_can_be(wheel: Path) -
     metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
     assert {name.split("/")[0] for name in names} == {"dflash_local", metadata.split("/")[0]}
     assert "dflash_local/py.typed" in names
+    assert not {"lab", "tests"} & {part for name in names for part in name.split("/")}
     (extension,) = (name for name in names if name.endswith((".so", ".pyd")))
     stable = sys.version_info >= (3, 12) and sys.implementation.name == "cpython"
     assert ("-abi3-" in wheel.name) == stable

@@ -60,7 +60,7 @@ class RunSettings:
 
     temperatures: tuple[float, ...] = (0.0, 0.8)
     variants: tuple[Variant, ...] = (Variant(),)
-    caches: tuple[CacheState, ...] = CACHE_STATES
+    caches: tuple[CacheState, ...] = ("cold",)
     max_tokens: int = 96
     repeat: int = 1
     seed: int = 0

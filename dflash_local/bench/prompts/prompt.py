@@ -6,8 +6,8 @@ import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from dflash_local.text_file import read_text
 
 CATEGORIES = ("chat", "code", "fim", "long")
 """Of the built-in prompts; `fim` is fill-in-the-middle."""
+
+USUAL = ("chat", "code")
+"""Those that are measured unless others are asked for."""
 
 _FILE = Path(__file__).resolve().parent / "prompts.json"
 
@@ -67,47 +70,13 @@ def read_prompts(path: str | os.PathLike[str], *, limit: int | None = None) -> l
     `suffix` (a gap to fill), and may name a `category`. `add_special` is false beside a raw text
     that is whole, as `serve --record` writes them. Raises InputError, OSError.
     """
-    lines = _lines(path, lambda raw, _number: [_parsed(raw)])
+    lines = read_lines(path, lambda raw, _number: [prompt_of(raw)])
     if not lines:
         raise InputError(f'{path}: no prompts; expected lines such as {{"prompt": "Once upon"}}')
-    return _limited(lines, limit)
+    return limited(lines, limit)
 
 
-def read_replay(
-    path: str | os.PathLike[str], *, categories: Sequence[str] = (), limit: int | None = None
-) -> list[BenchPrompt]:
-    """Prompts with the answers that shall come out, of a JSON Lines file: at most `limit` lines of
-    each category, of `categories` alone if any are named.
-
-    A line has a prompt in one of the forms of `read_prompts`, and its `answer`. A conversation has
-    no `answer`: each message of the assistant is one, to the messages before it. Raises InputError,
-    OSError.
-    """
-    seen: dict[str, tuple[int, str | None]] = {}
-
-    def parsed(raw: Any, number: int) -> list[BenchPrompt]:
-        found = list(_answered(raw))
-        for prompt in found:
-            asked = json.dumps([prompt.text, prompt.messages, prompt.infill])
-            line, answer = seen.setdefault(asked, (number, prompt.answer))
-            if answer != prompt.answer:
-                raise ValueError(f"the prompt of line {line} again, with another answer")
-        return found
-
-    lines = _lines(path, parsed)
-    if not lines:
-        raise InputError(
-            f'{path}: no answers; expected lines such as {{"prompt": "Once upon", "answer": " a"}}'
-        )
-    known = dict.fromkeys(line[0].category for line in lines)
-    unknown = [name for name in categories if name not in known]
-    if unknown:
-        raise InputError(f"{path}: no category {unknown[0]!r}; expected one of {', '.join(known)}")
-    prompts = _limited(lines, limit)
-    return [prompt for prompt in prompts if not categories or prompt.category in categories]
-
-
-def _lines(
+def read_lines(
     path: str | os.PathLike[str], parse: Callable[[Any, int], list[BenchPrompt]]
 ) -> list[list[BenchPrompt]]:
     """What `parse` makes of the object, and the number, of each line of a JSON Lines file. Raises
@@ -126,7 +95,7 @@ def _lines(
     return found
 
 
-def _limited(lines: list[list[BenchPrompt]], limit: int | None) -> list[BenchPrompt]:
+def limited(lines: list[list[BenchPrompt]], limit: int | None) -> list[BenchPrompt]:
     """The prompts of at most `limit` lines of each category."""
     counts: Counter[str] = Counter()
     prompts: list[BenchPrompt] = []
@@ -145,7 +114,7 @@ def _check_whole(raw: Any) -> None:
         raise ValueError("half a surrogate pair, which is not Unicode text; remove it") from None
 
 
-def _parsed(raw: Any) -> BenchPrompt:
+def prompt_of(raw: Any) -> BenchPrompt:
     if not isinstance(raw, dict):
         raise TypeError("not a JSON object")
     category = raw.get("category", "own")
@@ -163,36 +132,11 @@ def _parsed(raw: Any) -> BenchPrompt:
         add_special = raw.get("add_special", True)
         if not isinstance(add_special, bool):
             raise TypeError(f"add_special is {add_special!r}; expected true or false")
-        return BenchPrompt(category, text=_text(raw, "prompt"), add_special=add_special)
-    return BenchPrompt(category, infill=(_text(raw, "prefix"), _text(raw, "suffix")))
+        return BenchPrompt(category, text=text_of(raw, "prompt"), add_special=add_special)
+    return BenchPrompt(category, infill=(text_of(raw, "prefix"), text_of(raw, "suffix")))
 
 
-def _answered(raw: Any) -> Iterator[BenchPrompt]:
-    """The prompts of one line of a replay, at least one."""
-    prompt = _parsed(raw)
-    if not prompt.messages:
-        answer = _text(raw, "answer")
-        if not answer:
-            raise ValueError("answer is empty")
-        yield replace(prompt, answer=answer)
-        return
-    if "answer" in raw:
-        raise ValueError("messages with an answer; expected it as the last message")
-    n_answers = 0
-    for i, message in enumerate(prompt.messages):
-        if not isinstance(message, dict):
-            raise TypeError(f"message {i + 1} is not an object with role and content")
-        role, content = _text(message, "role"), _text(message, "content")
-        if role == "assistant" and content:
-            if not i:
-                raise ValueError("the first message is the assistant's; expected what it answers")
-            yield replace(prompt, messages=prompt.messages[:i], answer=content)
-            n_answers += 1
-    if not n_answers:
-        raise ValueError('no message with the role "assistant", which is an answer')
-
-
-def _text(raw: Mapping[str, Any], name: str) -> str:
+def text_of(raw: Mapping[str, Any], name: str) -> str:
     value = raw.get(name)
     if not isinstance(value, str):
         raise TypeError(f"{name} is {reprlib.repr(value)}; expected a text")

@@ -11,8 +11,7 @@ from tabulate import tabulate
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import Speed, Spread
-from dflash_local.bench.peers.comparison import ServerRow
-from dflash_local.bench.peers.paper import PaperValue
+from dflash_local.bench.paper import PaperValue
 
 OURS = "ours (over theirs)"
 _NAMES = {"fim": "fill-in-the-middle"}
@@ -143,10 +142,6 @@ def decimal(value: float | None, places: int = 1) -> str:
     return "-" if value is None else f"{value:.{places}f}"
 
 
-def share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
-
-
 def ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:.0f}"
 
@@ -155,20 +150,3 @@ def paper(value: PaperValue | None) -> str:
     if value is None:
         return ""
     return f"{value.speed_up:.2f}x, {value.accepted_length:.2f} tokens per round"
-
-
-def server(row: ServerRow) -> dict[str, str]:
-    """A whole row about llama-server."""
-    theirs = row.tokens_per_second
-    return {
-        "prompts": name(row.category),
-        "llama-server": f"DFlash, {row.n_drafts} drafts" if row.n_drafts else "plain",
-        "temp": f"{row.temperature:g}",
-        "at once": str(row.concurrency),
-        "tokens/s": spread(theirs),
-        "tokens per round": "" if row.accepted_length is None else f"{row.accepted_length:.2f}",
-        OURS: ", ".join(
-            f"{variant}: {speed:.4g} ({speed / theirs.median:.2f})"
-            for variant, speed in row.ours.items()
-        ),
-    }

@@ -6,18 +6,7 @@ from collections.abc import Iterator
 
 from dflash_local.bench.measure.environment import Environment
 from dflash_local.bench.report import cell
-from dflash_local.bench.report.report import Report, TreeGain
-
-_SYNTHETIC = (
-    "text: invalid. Drafts were accepted as those of another pair had been, {:g} tokens per round "
-    "of whole chains; speed is real, acceptance is not"
-)
-
-
-_REPLAY = (
-    "text: given by {}. The target did all its work, and drafts that equal the text were accepted; "
-    "speed is real, and acceptance is that of {}"
-)
+from dflash_local.bench.report.report import Report
 
 
 def models(environment: Environment) -> str:
@@ -37,22 +26,9 @@ def threads(environment: Environment) -> str:
     return f"{environment.n_threads} thread{'s' if environment.n_threads > 1 else ''}"
 
 
-def validity(report: Report) -> list[str]:
-    """A warning, where acceptance is synthetic or the text is given."""
-    length = report.synthetic_length
-    if report.replay is not None:
-        drafts = "the model's own drafts"
-        if length is not None:
-            drafts = f"another pair's drafts, {length:g} tokens per round of whole chains"
-        return [_REPLAY.format(report.replay, drafts)]
-    return [] if length is None else [_SYNTHETIC.format(length)]
-
-
 def tail(report: Report) -> Iterator[str]:
     if report.n_compared:
         yield _sameness(report)
-    for gain in report.tree_gains:
-        yield _tree_gain(gain)
     yield from _reasons(report)
     if any(row.forced for row in report.main_rows):
         yield (
@@ -84,16 +60,6 @@ def _sameness(report: Report) -> str:
         f"{worst.case.index + 1}, token {worst.at + 1}, lead {worst.lead.gap:.3g}, rounding "
         f"{worst.lead.noise:.3g}"
     )
-
-
-def _tree_gain(gain: TreeGain) -> str:
-    parts = []
-    if gain.accepted_length is not None:
-        parts.append(f"{gain.accepted_length:.2f} times the tokens per round")
-    if gain.tokens_per_second is not None:
-        parts.append(f"{gain.tokens_per_second:.2f} times the tokens/s")
-    width = "of the width chosen" if gain.width == "auto" else f"of {gain.width} rows"
-    return f"trees over chains {width}, temperature {gain.temperature:g}: {', '.join(parts)}"
 
 
 def _reasons(report: Report) -> Iterator[str]:

@@ -15,7 +15,7 @@ from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
 
 VARIANTS = (Variant(), Variant(4), Variant(4, "tree"))
-SETTINGS = RunSettings(temperatures=(0.0, 0.8), variants=VARIANTS, max_tokens=10)
+SETTINGS = RunSettings((0.0, 0.8), VARIANTS, CACHE_STATES, max_tokens=10)
 N_PROMPTS = {"chat": 2, "code": 1}
 
 

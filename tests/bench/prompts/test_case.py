@@ -7,9 +7,7 @@ from dflash_local.bench.prompts.case import (
     DEPTHS,
     depth_lengths,
     long_cases,
-    random_cases,
     tokenized,
-    with_random_answers,
 )
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 
@@ -58,24 +56,3 @@ def test_answers_to_long_prompts_end_at_their_depth(model: Model) -> None:
     assert all(1024 - 128 < len(case.tokens) < 1024 - 64 for case in cases)
     assert cases[0].tokens[:8] != cases[1].tokens[:8]
     assert [note.split(":")[0] for note in notes] == ["8k", "32k", "64"]
-
-
-def test_drawn_tokens_are_the_same_every_time() -> None:
-    cases = random_cases(1000, {"random": 32, "1k": 900}, limit=2)
-    assert [(case.category, len(case.tokens)) for case in cases] == [
-        ("random", 32),
-        ("random", 32),
-        ("1k", 900),
-        ("1k", 900),
-    ]
-    assert cases == random_cases(1000, {"random": 32, "1k": 900}, limit=2)
-    assert all(0 <= token < 1000 for case in cases for token in case.tokens)
-
-
-def test_random_answers_have_their_length_and_no_end(model: Model) -> None:
-    cases = random_cases(model.target.n_vocab, {"random": 8}, limit=2)
-    answers = [case.answer for case in with_random_answers(model.target, cases, 96)]
-    assert all(answer and len(answer) == 96 for answer in answers)
-    assert answers[0] != answers[1]
-    ends_text = model.target.vocabulary.ends_text
-    assert not any(ends_text(token) for answer in answers for token in answer or ())

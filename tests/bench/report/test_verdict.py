@@ -10,11 +10,11 @@ from bench_report import made_report, row
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant
 from dflash_local.bench.measure.speed import Spread
-from dflash_local.bench.report.markdown import markdown
 from dflash_local.bench.report.report import Report
-from dflash_local.bench.report.terminal import terminal
 from dflash_local.bench.report.verdict import verdict
 from dflash_local.stats import Stats
+from lab.bench.markdown import markdown
+from lab.bench.terminal import terminal
 
 
 def report_of(*ratios: float, n: int = 4) -> Report:

@@ -1,0 +1,1 @@
+"""A running server under many clients, hostile requests, damaged files and restarts."""

@@ -1,0 +1,57 @@
+"""The recorded drafts: what they hold, and passages drawn so that rounds have a length."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_local.errors import InputError
+from lab.replay.recorded import RecordedDrafts
+
+
+def test_the_record_holds_blocks_with_falling_candidates() -> None:
+    known = RecordedDrafts.shipped()
+    assert known.logprobs.shape == (*known.ranks.shape, 8)
+    assert (np.diff(known.logprobs, axis=-1) <= 1e-6).all()
+    assert (known.logprobs <= 0).all() and (known.ranks <= 8).all()
+    assert np.exp(known.logprobs).sum(axis=-1).max() < 1.03
+
+
+def test_its_confidence_is_what_it_is_worth() -> None:
+    known = RecordedDrafts.shipped()
+    said = np.exp(known.logprobs[:, :, 0, 0])
+    assert (known.ranks[:, :, 0] == 0).mean() == pytest.approx(said.mean(), abs=0.1)
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    known = RecordedDrafts.shipped()
+    known.write(tmp_path / "again.npz")
+    again = RecordedDrafts.read(tmp_path / "again.npz")
+    assert (again.ranks == known.ranks).all()
+    assert np.abs(np.exp(again.logprobs) - np.exp(known.logprobs)).max() < 0.01
+
+
+@given(st.floats(2.5, 8.0))
+def test_passages_are_drawn_so_that_chains_have_the_length(length: float) -> None:
+    known = RecordedDrafts.shipped()
+    assert 1 + sum(known.rates(length, 15)) == pytest.approx(length, abs=1e-6)
+    assert known.weights(length).sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("length", [0.99, 16.01, 0.0, -3.0, float("nan"), float("inf")])
+def test_a_length_that_no_passage_has_is_refused(length: float) -> None:
+    with pytest.raises(InputError, match=r"expected 1\.\d\d to \d+\.\d\d"):
+        RecordedDrafts.shipped().weights(length)
+
+
+def test_rates_of_fewer_drafts_are_no_higher() -> None:
+    known = RecordedDrafts.shipped()
+    for n_drafts in (1, 7, 15):
+        found = known.rates(4.0, n_drafts)
+        assert len(found) == n_drafts
+        assert all(a >= b for a, b in pairwise(found))
