@@ -65,7 +65,7 @@ print(json.dumps({
 # Exit code 3: the pinned version is not installed. A build for a CPU with AMX, made by a GCC before
 # 13, dies at its first quantised matrix product.
 PROBE = """
-import importlib.metadata, math, sys
+import importlib.metadata, math, pathlib, sys
 try:
     if importlib.metadata.version("llama_cpp_python") != sys.argv[1]:
         sys.exit(3)
@@ -80,6 +80,9 @@ for tokens in (list(range(1, 65)), [65]):
         sys.exit("the logits of a quantised model are not finite")
 if "--openmp" in sys.argv and b"OPENMP = 1" not in llama_cpp.llama_print_system_info():
     sys.exit("it computes without OpenMP's threads, and is slow on a busy machine")
+folder = pathlib.Path(llama_cpp.__file__).parent
+if "--rpc" in sys.argv and not any(folder.glob("lib/*ggml-rpc*")):
+    sys.exit("it cannot split a model over machines")
 """
 
 
@@ -456,7 +459,7 @@ def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) ->
     # OpenMP's threads sleep where ggml's own spin: much faster on a busy machine. See
     # docs/install.md. It is GNU's OpenMP that can be told so.
     openmp = sys.platform == "linux" and compiles("-fopenmp", source=b"#include <omp.h>\n")
-    own = [f"-DGGML_OPENMP={'ON' if openmp else 'OFF'}", "-DLLAVA_BUILD=OFF"]
+    own = [f"-DGGML_OPENMP={'ON' if openmp else 'OFF'}", "-DGGML_RPC=ON", "-DLLAVA_BUILD=OFF"]
     ours = [*ggml_flags(platform.machine(), cpu_features()), *own, *flags]
     # The user's flags come last, where CMake lets them win.
     env = {**os.environ, "CMAKE_ARGS": f"{shlex.join(ours)} {theirs}".strip()}
@@ -473,7 +476,7 @@ def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) ->
     uncached = [] if is_usual else ["--no-cache-dir"]
     first = install if fault == "absent" else again
     pip(python, [*first, *uncached], "building llama.cpp", env)
-    fault = llama_fault(python, *(["--openmp"] if is_usual and openmp else []))
+    fault = llama_fault(python, *(["--rpc", *(["--openmp"] if openmp else [])] if is_usual else []))
     if fault and not uncached:
         say(f"pip's cached wheel of llama-cpp-python does not work ({fault}): building it again")
         command = [str(python), "-m", "pip", "cache", "remove", f"llama_cpp_python-{LLAMA_VERSION}"]
