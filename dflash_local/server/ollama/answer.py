@@ -17,7 +17,7 @@ from dflash_local.server.answering.generation import GenerationTask, stream_all
 from dflash_local.server.answering.prepared_chat import PreparedChat
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.ollama.model_list import EXACT_TIME, tagged
-from dflash_local.server.ollama.schema import OllamaRequest
+from dflash_local.server.ollama.schema import GenerateRequest, OllamaRequest
 
 OllamaShape = Callable[[Mapping[str, Any]], dict[str, Any]]
 """From `content`, `thinking` and `tool_calls` to the fields of a route that hold them."""
@@ -53,8 +53,11 @@ class OllamaAnswer:
         self._loaded = loaded
         self._shape = shape
         sampling = body.sampling
-        self._task = GenerationTask(chat.prompt, chat.options(sampling, max_tokens=sampling.limit))
-        self._answer = ChatAnswer(loaded.model, chat)
+        n_logprobs = body.n_alternatives
+        options = chat.options(sampling, max_tokens=sampling.limit, logprobs=n_logprobs)
+        self._task = GenerationTask(chat.prompt, options)
+        self._answer = ChatAnswer(loaded.model, chat, logprobs=n_logprobs is not None)
+        self._tells_context = isinstance(body, GenerateRequest) and not body.raw
         self._thinking = body.think is not False
         self._call: dict[str, Any] | None = None
         self._n_calls = 0
@@ -62,15 +65,24 @@ class OllamaAnswer:
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """A line for each piece, and one with the costs."""
         async for piece in self._pieces():
-            yield {**_head(self._loaded.name), **self._shape(piece), "done": False}
-        yield {**_head(self._loaded.name), **self._shape({}), **self._end()}
+            told = self._logprobs(self._answer.logprobs.take())
+            yield {**_head(self._loaded.name), **self._shape(piece), **told, "done": False}
+        told = self._logprobs(self._answer.logprobs.take())
+        yield {**_head(self._loaded.name), **self._shape({}), **told, **self._end()}
 
     async def whole(self) -> Response:
         joined: dict[str, Any] = {}
         async for piece in self._pieces():
             for name, value in piece.items():
                 joined[name] = joined[name] + value if name in joined else value
-        return JSONResponse({**_head(self._loaded.name), **self._shape(joined), **self._end()})
+        told = self._logprobs(self._answer.logprobs.all())
+        return JSONResponse(
+            {**_head(self._loaded.name), **self._shape(joined), **told, **self._end()}
+        )
+
+    @staticmethod
+    def _logprobs(told: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {"logprobs": told["content"]} if told else {}
 
     async def _pieces(self) -> AsyncIterator[dict[str, Any]]:
         async for _, chunk in stream_all(self._loaded, [self._task]):
@@ -113,8 +125,10 @@ class OllamaAnswer:
         until the model was loaded and had a slot for the request."""
         result = self._answer.result
         stats = result.stats
+        context = {"context": self._task.prompt + result.tokens} if self._tells_context else {}
         return {
             "done": True,
+            **context,
             "done_reason": result.finish_reason,
             "total_duration": _ns(time.monotonic() - self._arrived),
             "load_duration": _ns(self._loaded_at - self._arrived + stats.queue_s),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -60,15 +61,22 @@ async def _respond(
     """The answer to `body`, a stream unless it asks for one piece."""
     answer = partial(OllamaAnswer, shape=shape, arrived=time.monotonic())
     form = None if body.stream is False else LINES
-    name = untagged(request, body.model)
+    name = _named(request, body)
     return await respond(request, name, body, prepare, answer, form, body.keep_alive)
+
+
+def _named(request: Request, body: OllamaRequest) -> str | None:
+    """The server's name of the model. Raises ApiError for another one: Ollama's clients then offer
+    to pull it."""
+    name = untagged(request, body.model)
+    return pool_of(request).named(name).name if name else None
 
 
 async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) -> Response:
     """The answer to a request without a question: it loads the model, or with a `keep_alive` of 0
     unloads it."""
     pool = pool_of(request)
-    served = pool.find(untagged(request, body.model))
+    served = pool.find(_named(request, body))
     if body.keep_alive == 0 and not pool.is_pinned:
         pool.unload(served.name)
         return no_answer(served.name, shape, "unload")
@@ -84,7 +92,7 @@ async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) 
 def _prepare_chat(model: Model, body: OllamaChatRequest | GenerateRequest) -> PreparedChat:
     given = body.tools if isinstance(body, OllamaChatRequest) else None
     tools = [tool.function.tool for tool in given or ()]
-    return prepare_chat(
+    chat = prepare_chat(
         model,
         body.chat_messages,
         tools=tool_use(tools),
@@ -92,6 +100,9 @@ def _prepare_chat(model: Model, body: OllamaChatRequest | GenerateRequest) -> Pr
         reasoning_effort=body.effort,
         template_kwargs=body.template_kwargs,
     )
+    if isinstance(body, GenerateRequest) and body.context:
+        return replace(chat, prompt=[*body.context, *chat.prompt])
+    return chat
 
 
 def _prepare_text(model: Model, body: GenerateRequest) -> PreparedChat:

@@ -28,7 +28,7 @@ from dflash_local.server.ollama.schema import ShowRequest
 
 router = APIRouter(responses=RESPONSES)
 
-API_VERSION = "0.12.6"
+API_VERSION = "0.12.11"
 """The release of Ollama whose API this is. Clients refuse servers that are too old for them."""
 
 EXACT_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"

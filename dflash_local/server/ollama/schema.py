@@ -17,13 +17,9 @@ from dflash_local.server.answering.tools import FunctionTool
 from dflash_local.server.http.errors import REFUSED
 from dflash_local.server.models.keep_alive import keep_alive_s
 
-_NO_LOGPROBS = "log-probabilities are at /v1/chat/completions; leave {} out"
 _REFUSED = {
     "template": "the model's own chat template is used; leave template out, or give raw",
-    "context": "nothing is kept here; leave context out, and send the conversation to /api/chat",
     "images": "this model reads text only; it takes no images",
-    "logprobs": _NO_LOGPROBS.format("logprobs"),
-    "top_logprobs": _NO_LOGPROBS.format("top_logprobs"),
 }
 
 _Predict = Annotated[int, Field(strict=True, ge=-2, le=bounds.MAX_INT)]
@@ -65,8 +61,15 @@ class OllamaRequest(BaseModel):
     think: Think | None = None
     keep_alive: KeepAlive | None = None
     options: OllamaOptions | None = None
+    logprobs: bounds.Flag | None = None
+    top_logprobs: bounds.TopLogprobs | None = None
 
     _refuse = bounds.refuse(_REFUSED, unless=(None, False, 0, "", []))
+
+    @property
+    def n_alternatives(self) -> int | None:
+        """How many to report with each token; None for no log-probabilities."""
+        return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def sampling(self) -> OllamaOptions:
@@ -149,12 +152,14 @@ class OllamaChatRequest(OllamaRequest):
 
 class GenerateRequest(OllamaRequest):
     """A message to answer, or with `raw` a text to go on from, or with `suffix` a gap to fill.
-    Without any of them the model is only loaded, or unloaded."""
+    Without any of them the model is only loaded, or unloaded. `context` are the token ids of an
+    earlier answer with all before it, after which the message comes."""
 
     prompt: bounds.Text | None = None
     suffix: bounds.Text | None = None
     system: bounds.Text | None = None
     raw: bounds.Flag | None = None
+    context: bounds.TokenIds | None = None
 
     @property
     def chat_messages(self) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from openai_api import CERTAIN, QUESTION, SAMPLER, user
 from server_process import ServerProcess
 
 NAME = "tiny-coder-q8_0:latest"
+TOOLS = "tiny-tools:latest"
 GREEDY = {"temperature": 0, "num_predict": CERTAIN, "cache_prompt": False}
 
 
@@ -124,23 +125,25 @@ CALLS = "\n".join(
 
 def test_tools_are_called_and_their_results_go_back_in(tool_api: ollama.Client) -> None:
     asked: dict[str, Any] = {"messages": user("What is the weather?"), "tools": [WEATHER, NOW]}
-    told = tool_api.chat(NAME, **asked, options={**wrote(CALLS), "num_predict": 100})
+    told = tool_api.chat(TOOLS, **asked, options={**wrote(CALLS), "num_predict": 100})
     made = [(call.function.name, call.function.arguments) for call in told.message.tool_calls or ()]
     assert made == [("get_weather", {"city": "Rome"}), ("now", {})]
     assert (told.message.content, told.done_reason) == ("", "stop")
-    pieces = tool_api.chat(NAME, **asked, options={**wrote(CALLS), "num_predict": 100}, stream=True)
+    pieces = tool_api.chat(
+        TOOLS, **asked, options={**wrote(CALLS), "num_predict": 100}, stream=True
+    )
     streamed = [call for piece in pieces for call in piece.message.tool_calls or ()]
     assert streamed == told.message.tool_calls
     result = {"role": "tool", "tool_name": "get_weather", "content": "It rains."}
     turn = [*asked["messages"], told.message, result]
-    after = tool_api.chat(NAME, messages=turn, tools=asked["tools"], options=GREEDY)
+    after = tool_api.chat(TOOLS, messages=turn, tools=asked["tools"], options=GREEDY)
     assert (after.prompt_eval_count or 0) > (told.prompt_eval_count or 0)
 
 
 def test_a_call_that_is_cut_off_is_no_call(tool_api: ollama.Client) -> None:
     options = {**wrote(CALLS), "num_predict": 20}
     told = tool_api.chat(
-        NAME, messages=user("What is the weather?"), tools=[WEATHER], options=options
+        TOOLS, messages=user("What is the weather?"), tools=[WEATHER], options=options
     )
     assert told.done_reason == "length"
     assert not told.message.tool_calls
@@ -148,12 +151,12 @@ def test_a_call_that_is_cut_off_is_no_call(tool_api: ollama.Client) -> None:
 
 def test_what_the_model_thinks_is_told_apart(tool_api: ollama.Client) -> None:
     options = wrote("<think>\nOh\n</think>\n\nTwo")
-    told = tool_api.chat(NAME, messages=user(QUESTION), think=True, options=options)
+    told = tool_api.chat(TOOLS, messages=user(QUESTION), think=True, options=options)
     assert (told.message.thinking, told.message.content) == ("Oh", "Two")
-    pieces = list(tool_api.generate(NAME, QUESTION, think="low", options=options, stream=True))
+    pieces = list(tool_api.generate(TOOLS, QUESTION, think="low", options=options, stream=True))
     assert "".join(piece.thinking or "" for piece in pieces) == "Oh"
     assert "".join(piece.response or "" for piece in pieces) == "Two"
-    unasked = tool_api.chat(NAME, messages=user(QUESTION), think=False, options=options)
+    unasked = tool_api.chat(TOOLS, messages=user(QUESTION), think=False, options=options)
     assert (unasked.message.thinking, unasked.message.content) == (None, "Two")
     assert (unasked.prompt_eval_count or 0) > (told.prompt_eval_count or 0)  # an empty part
 
@@ -220,3 +223,33 @@ def test_a_page_s_body_needs_its_content_type(client: httpx.Client) -> None:
     assert answer.status_code == 415
     answer = client.post("/v1/completions", content="{}", headers=CURL_S_OWN)
     assert answer.status_code == 415
+
+
+def test_log_probabilities_are_told_with_their_text(api: ollama.Client) -> None:
+    body = {"messages": user(QUESTION), "options": GREEDY, "logprobs": True, "top_logprobs": 2}
+    whole = api.chat(NAME, **body)
+    assert whole.logprobs is not None
+    assert "".join(each.token for each in whole.logprobs) == whole.message.content
+    for each in whole.logprobs:
+        assert each.top_logprobs is not None and len(each.top_logprobs) == 2
+        assert each.logprob == each.top_logprobs[0].logprob <= 0
+    pieces = list(api.chat(NAME, **body, stream=True))
+    told = [each.token for piece in pieces for each in piece.logprobs or ()]
+    assert "".join(told) == whole.message.content
+
+
+def test_context_goes_on_from_an_earlier_answer(api: ollama.Client, model: Model) -> None:
+    first = api.generate(NAME, QUESTION, options=GREEDY)
+    prompt = model.chat_prompt(user(QUESTION))
+    assert first.context is not None and list(first.context[: len(prompt)]) == prompt
+    assert len(first.context) == len(prompt) + (first.eval_count or 0)
+    again = api.generate(NAME, "Thanks", context=first.context, options=GREEDY)
+    asked = [*first.context, *model.chat_prompt(user("Thanks"))]
+    assert again.prompt_eval_count == len(asked)
+    assert again.response == model.generate(asked, max_tokens=CERTAIN, temperature=0).text
+
+
+def test_a_model_that_is_not_served_is_not_found(api: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError) as raised:
+        api.chat("another", messages=user("Hi"))
+    assert raised.value.status_code == 404
