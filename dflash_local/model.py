@@ -137,6 +137,7 @@ class Model:
             slots=slots,
             n_ctx=self.n_ctx,
             cells_used=self.n_ctx - own.free_cells,
+            longest=own.longest,
             requests=requests,
             prompt_tokens=totals.prompt_tokens,
             cached_tokens=totals.cached_tokens,
@@ -152,6 +153,8 @@ class Model:
             decode_s=totals.decode_s,
             cache_bytes=cache.store.n_bytes,
             cache_hits=cache.reused["memory"] + cache.reused["disk"],
+            passes=own.n_passes,
+            slots_in_passes=own.n_in_passes,
         )
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
@@ -192,14 +195,25 @@ class Model:
         `tools` are what the model may call, in OpenAI's shape. Without `begin_answer` the prompt
         ends with the last message. Names of control tokens in messages and tools are text.
         """
+        text = self.rendered_chat(messages, tools, chat_template_kwargs, begin_answer=begin_answer)
+        return tokenized(text, self._vocabulary, self.n_ctx)
+
+    def rendered_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any] | Tool] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        begin_answer: bool = True,
+    ) -> str:
+        """The text of `chat_prompt`, with the marks of `chat.quoting`."""
         template = self.prepare_chat()
         variables = dict(chat_template_kwargs or {})
         if self.thinking is not None and "reasoning_effort" not in variables:
             variables.setdefault("enable_thinking", self.thinking)
         if tools is not None:
             variables["tools"] = quoted(tools, self._vocabulary)
-        text = template.render(quoted(messages, self._vocabulary), begin_answer, **variables)
-        return tokenized(text, self._vocabulary, self.n_ctx)
+        return template.render(quoted(messages, self._vocabulary), begin_answer, **variables)
 
     def chat_sampling(self, chat_template_kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The defaults of sampling for a chat: what the model's makers advise, who may do so for
@@ -402,10 +416,11 @@ class Model:
             options.get("max_tokens", 256),
             self.draft_width if width is None else width,
             text.push,
-            options.get("cache_prompt", True),
+            options.get("cache_prompt", True) and options.get("prompt_logprobs") is None,
             constraint,
             checked_shape(self.draft_shape if shape is None else shape),
             owner_of(options),
+            options.get("prompt_logprobs"),
         )
         self.engine.check(request)
         return TextRequest(

@@ -34,6 +34,9 @@ class Options(TypedDict, total=False):
     at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
     prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
     tokens into the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
+    `prompt_logprobs` reports log-probabilities of the prompt's tokens, with so many alternatives to
+    each; nothing of the prompt then comes from the caches.
+
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
     too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
     its own text alone, and reused from texts without an owner.
@@ -76,6 +79,9 @@ class Options(TypedDict, total=False):
     json_schema: Mapping[str, Any] | bool | None
     lark: str | None
     logprobs: int | None
+    prompt_logprobs: int | None
+    min_tokens: int
+    stop_token_ids: Sequence[int]
 
 
 class ChatOptions(Options, total=False):

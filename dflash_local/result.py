@@ -42,7 +42,8 @@ class Result:
     `tokens` are all emitted tokens, with an end-of-text token and the tokens of a stop string;
     `text` ends before these. `finish_reason`: "stop" (end of text, or a stop string), "length"
     (`max_tokens`, or the end of the context), "cancelled". `logprobs` has an entry per token if
-    they were asked for. `seed` is the seed that was used. `from_draft` says for each token whether
+    they were asked for, and `prompt_logprobs` one per token of the prompt after the first. `seed`
+    is the seed that was used. `from_draft` says for each token whether
     it is an accepted draft, and `from_copy` whether it is one that no drafter proposed: the text
     had it already. The texts of `pieces` make up `text`.
 
@@ -59,6 +60,7 @@ class Result:
     from_draft: list[bool] = field(default_factory=list)
     from_copy: list[bool] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -181,7 +183,8 @@ class ModelTotals:
 
     `requests` is the number of requests that have ended. Tokens, rounds and drafts are counted as
     in `Stats`, running sequences included. `prompt_s` and `decode_s` are sums over requests, which
-    may have run at once. `cache_hits` is how often a prefix was taken from the store.
+    may have run at once. `cache_hits` is how often a prefix was taken from the store. `passes` are
+    the target's, `slots_in_passes` the slots that had rows in them, added up.
     """
 
     requests: int = 0
@@ -198,6 +201,8 @@ class ModelTotals:
     prompt_s: float = 0.0
     decode_s: float = 0.0
     cache_hits: int = 0
+    passes: int = 0
+    slots_in_passes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +210,8 @@ class ModelStatus(ModelTotals):
     """A model at one moment, and its totals.
 
     `n_busy` sequences are running and `n_waiting` requests wait for a slot. Of `n_ctx` cells,
-    `cells_used` hold a token, those of free slots included. `cache_bytes` is the size of the store
-    for prefixes that left their slot.
+    `cells_used` hold a token, those of free slots included. `longest` is the most tokens that a
+    slot ever had. `cache_bytes` is the size of the store for prefixes that left their slot.
     """
 
     n_slots: int
@@ -215,6 +220,7 @@ class ModelStatus(ModelTotals):
     slots: tuple[SlotStatus, ...]
     n_ctx: int
     cells_used: int
+    longest: int
     cache_bytes: int
 
     def after(self, past: ModelStatus) -> ModelStatus:

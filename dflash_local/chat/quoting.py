@@ -59,4 +59,9 @@ def tokenized(prompt: str, vocabulary: Vocabulary, n_ctx: int) -> list[int]:
     if _MARK not in prompt:
         # Templates write the first token themselves.
         return vocabulary.tokenize(prompt, add_special=False, n_ctx=n_ctx)
-    return vocabulary.tokenize_apart(prompt, lambda text: _MARKS.sub(r"\1", text), n_ctx=n_ctx)
+    return vocabulary.tokenize_apart(prompt, unquoted, n_ctx=n_ctx)
+
+
+def unquoted(prompt: str) -> str:
+    """A rendered prompt without the marks."""
+    return _MARKS.sub(r"\1", prompt)

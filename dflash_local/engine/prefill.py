@@ -11,8 +11,9 @@ from dflash_local.engine.round import Round
 from dflash_local.engine.scheduler import Prompt
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
+from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.prefixes.reuse import LEAST_GAIN
-from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.batch import Batch, Outputs
 
 
 class Prefill:
@@ -37,7 +38,7 @@ class Prefill:
         served = self._fitting(self._chunks(sequences, round_s))
         if not served:
             return
-        if self._target.needs_equal_rows:
+        if self._target.needs_equal_rows or any(s.reports_prompt for s, _ in served):
             for chunk in served:
                 self._decode([chunk], turn)
         else:
@@ -53,7 +54,10 @@ class Prefill:
             # Only a prompt's last row gives a token. A resumed sequence has that token already.
             ends = not sequence.tokens and n == sequence.n_left
             rows = sequence.text[begin : begin + n]
-            batch.add(sequence.slot.seq, begin, rows, outputs="last" if ends else "none")
+            outputs: Outputs = "last" if ends else "none"
+            if sequence.reports_prompt:
+                outputs = "all"
+            batch.add(sequence.slot.seq, begin, rows, outputs=outputs)
         self._slots.decode(batch)
         output_row = 0
         for (sequence, n), part in zip(served, batch.parts, strict=True):
@@ -64,8 +68,13 @@ class Prefill:
                 range(part.first_row, end),
                 features=sequence.wants_features,
             )
+            if sequence.reports_prompt:
+                with sequence.alone(self._slots):
+                    sequence.report_prompt(self._target, part.begin, n, output_row)
+                output_row += n - 1
             if batch.output[end - 1]:
-                self._round.emit_first(sequence, output_row)
+                if not sequence.in_prompt:
+                    self._round.emit_first(sequence, output_row)
                 output_row += 1
             sequence.turn = turn
             if len(sequence.slot.cached) == self._checkpoint_at(sequence):
@@ -80,10 +89,13 @@ class Prefill:
             self._target.n_batch, len(reading) < len(sequences), self._rows_per_s, round_s
         )
         rows = scheduler.share_rows([Prompt(s.n_left, s.turn) for s in reading], n_rows)
-        return [(s, self._to_checkpoint(s, n)) for s, n in zip(reading, rows, strict=True) if n]
+        return [(s, self._chunk(s, n)) for s, n in zip(reading, rows, strict=True) if n]
 
-    def _to_checkpoint(self, sequence: Sequence, n_rows: int) -> int:
-        """At most `n_rows` rows, up to where a checkpoint is to be kept."""
+    def _chunk(self, sequence: Sequence, n_rows: int) -> int:
+        """At most `n_rows` rows, up to where a checkpoint is to be kept, and where their logits are
+        wanted no more than a pass can have."""
+        if sequence.reports_prompt:
+            n_rows = min(n_rows, MAX_OUTPUT_ROWS)
         n = (self._checkpoint_at(sequence) or 0) - len(sequence.slot.cached)
         return n if 0 < n < n_rows else n_rows
 

@@ -29,6 +29,8 @@ class Request:
     generation ends. `constraint` is the grammar of `sampling` at its beginning, for this request
     alone; None: it is made when the request begins. `owner`: it may copy from earlier texts of that
     owner, whose later requests may copy from it; None: it copies from its own text alone.
+    `prompt_logprobs`: how many alternatives to report with each token of the prompt; None: nothing
+    is reported of it.
     """
 
     prompt: list[int]
@@ -40,6 +42,7 @@ class Request:
     constraint: Constraint | None = None
     draft_shape: DraftShape = "chain"
     owner: str | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def drafts(self) -> bool:
@@ -67,6 +70,12 @@ class Request:
             raise InputError(
                 f"max_tokens is {self.max_tokens!r}; expected a whole number, 1 or more"
             )
+        least, most = self.sampling.min_tokens, self.max_tokens
+        if most is not None and least > most:
+            raise InputError(f"min_tokens is {least}, but max_tokens {most}; give at most as many")
+        told = self.prompt_logprobs
+        if told is not None and not (_is_count(told, 0) and told <= n_vocab):
+            raise InputError(f"prompt_logprobs is {told!r}; expected 0 to {n_vocab}, or None")
         width = self.draft_width
         if width == "auto":
             return

@@ -43,6 +43,8 @@ class Sequence:
     from_copy: list[bool] = field(default_factory=list)
     """For each token, whether it is an accepted draft that only the text itself proposed."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's tokens after the first, if they were asked for."""
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     """What went wrong with this sequence."""
@@ -115,6 +117,20 @@ class Sequence:
             self.logprobs.append(self._logprobs(target, output_row, token))
         return token
 
+    @property
+    def reports_prompt(self) -> bool:
+        """Whether the rows of its prompt that come next give log-probabilities."""
+        return self.request.prompt_logprobs is not None and not self.tokens
+
+    def report_prompt(self, target: Target, begin: int, n_rows: int, output_row: int) -> None:
+        """Take the log-probabilities from output rows of the last pass: those of the tokens after
+        its rows of the prompt, which are at `begin`."""
+        prompt, n = self.request.prompt, self.request.prompt_logprobs
+        del self.prompt_logprobs[begin:]  # if it was suspended in its prompt
+        for i, token in enumerate(prompt[begin + 1 : begin + 1 + n_rows]):
+            row = target.output_logits(output_row + i)
+            self.prompt_logprobs.append(self.sampler.logprobs(row, token, n))
+
     def _logprobs(self, target: Target, output_row: int, token: int) -> TokenLogprob:
         n, whole = self.sampler.n_candidates, partial(target.output_logits, output_row)
         if n is None:
@@ -131,7 +147,8 @@ class Sequence:
         self.tokens.append(token)
         self.from_draft.append(False)  # see `mark_drafted`
         self.from_copy.append(False)
-        if ends_text or self.request.on_token(token):
+        ends = ends_text or token in self.request.sampling.stop_token_ids
+        if ends or self.request.on_token(token):
             self.finish_reason = "stop"
         elif self.remaining == 0:
             self.finish_reason = "length"

@@ -64,6 +64,12 @@ class Slots:
         self._back_at = 0.0
         self._slots = [Slot(seq) for seq in range(n_seq)]
         self._shared = SharedCells()
+        self.n_passes = 0
+        """Passes of the target so far."""
+        self.n_in_passes = 0
+        """How many slots had rows in these, added up."""
+        self.longest = 0
+        """The most tokens that a slot ever had."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -118,6 +124,7 @@ class Slots:
         """One batch through the target. See `Target.run`."""
         self._keep_stored(len(batch))
         self.target.run(batch)
+        self._count(1, len(batch.parts))
 
     def decode_ahead(
         self,
@@ -130,7 +137,13 @@ class Slots:
         """Several plain steps of these slots at once. See `Target.decode_ahead`."""
         self._keep_stored(n_steps * len(slots))
         positions, seqs = [len(slot.cached) for slot in slots], [slot.seq for slot in slots]
-        return self.target.decode_ahead(anchors, positions, seqs, n_steps, draws, given)
+        steps = self.target.decode_ahead(anchors, positions, seqs, n_steps, draws, given)
+        self._count(len(steps), len(slots))
+        return steps
+
+    def _count(self, n_passes: int, n_slots: int) -> None:
+        self.n_passes += n_passes
+        self.n_in_passes += n_passes * n_slots
 
     def commit(
         self, slot: Slot, tokens: Sequence[int], rows: Iterable[int], *, features: bool
@@ -146,6 +159,7 @@ class Slots:
         else:
             slot.pending = []
         slot.cached += tokens
+        self.longest = max(self.longest, len(slot.cached))
 
     def _keep_stored(self, n_rows: int) -> None:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""

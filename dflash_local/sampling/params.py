@@ -33,7 +33,8 @@ class SamplingParams:
     temperature 0 only bias, penalties, DRY and grammar count.
     `seed` None draws one. `logit_bias` is added to the logits of its token ids; -inf forbids a
     token. `logprobs` is how many alternatives to report with each token; None reports no
-    log-probabilities at all.
+    log-probabilities at all. No end of text is drawn before `min_tokens` tokens. `stop_token_ids`
+    end the answer as an end of text does.
 
     At most one of three grammars may bind the answer: `grammar` is GBNF text with a rule `root`;
     `json_schema` is a JSON schema, or True for any JSON object; `lark` is a grammar in the Lark
@@ -65,6 +66,8 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | bool | None = None
     lark: str | None = None
     logprobs: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: Sequence[int] = ()
 
     @property
     def bound(self) -> bool:
@@ -138,6 +141,14 @@ class SamplingParams:
             _integer("a token of logit_bias", token, 0, n_vocab - 1, "the ids of the vocabulary")
             if bias != -math.inf:
                 _number(f"logit_bias of token {token}", bias, -1e6, 1e6, "-inf forbids the token")
+        _integer("min_tokens", self.min_tokens, 0, _MAX_INT, "0 is off")
+        ids: object = self.stop_token_ids
+        if isinstance(ids, str) or not isinstance(ids, Sequence):
+            raise InputError(f"stop_token_ids are {reprlib.repr(ids)}; give token ids in a list")
+        for token in ids:
+            _integer("one of stop_token_ids", token, 0, n_vocab - 1, "the ids of the vocabulary")
+        if self.min_tokens and self.bound:
+            raise InputError("min_tokens and a grammar both say where to end; give one of them")
         self._validate_grammar()
 
     def _validate_grammar(self) -> None:

@@ -36,6 +36,27 @@ _NOT_FINITE = -1
 """What is drawn instead of a token. Other negative numbers: none is left."""
 
 
+class _NoEnd:
+    """A constraint that allows none of `ends` among the first `n` tokens."""
+
+    def __init__(self, n: int, ends: Iterable[int]) -> None:
+        self._n_left = n
+        self._ends = frozenset(ends)
+
+    def allows(self, token: int) -> bool:
+        return self.n_valid((token,)) == 1
+
+    def mask(self, logits: NDArray[np.float32]) -> None:
+        logits[list(self._ends)] = -np.inf
+
+    def accept(self, token: int) -> None:
+        self._n_left -= 1
+
+    def n_valid(self, tokens: Sequence[int]) -> int:
+        early = tokens[: max(self._n_left, 0)]
+        return next((i for i, token in enumerate(early) if token in self._ends), len(tokens))
+
+
 class Sampler:
     """Draws the tokens of one sequence; each draw also moves the state past the drawn token.
 
@@ -62,9 +83,12 @@ class Sampler:
         self.params = params
         self.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else int(params.seed)
         self._n_vocab = n_vocab
-        self._constraint = constraint
-        if params.is_dry and vocabulary is None:
-            raise InputError("dry_multiplier needs the vocabulary; give it to the sampler")
+        if (params.is_dry or params.min_tokens) and vocabulary is None:
+            raise InputError("dry_multiplier and min_tokens need the vocabulary; give it")
+        self._constraint: Constraint | _NoEnd | None = constraint
+        if params.min_tokens and vocabulary is not None:
+            ends = {*vocabulary.ends, *params.stop_token_ids}
+            self._constraint = _NoEnd(params.min_tokens, ends)
         by_chain = not params.greedy and not params.draws_from_all
         biases = list(self._biases(n_ctx, vocabulary))
         self.n_candidates = self._count_candidates(is_biased=bool(biases))
@@ -83,7 +107,7 @@ class Sampler:
             float(params.temperature) if params.draws_from_all else 0.0,
             self.seed,
             self.n_candidates or 0,
-            constraint is not None,
+            self._constraint is not None,
         )
 
     @property
@@ -241,15 +265,17 @@ class Sampler:
         ]
         return TokenLogprob(token, float(logits[place[0]]) - log_sum, top)
 
-    def logprobs(self, logits: NDArray[np.float32], token: int) -> TokenLogprob:
+    def logprobs(
+        self, logits: NDArray[np.float32], token: int, n: int | None = None
+    ) -> TokenLogprob:
         """The target's own log-probability of `token`, before bias, penalties and temperature.
 
-        `top` has `params.logprobs` entries, the likeliest first, equal ones by id.
+        `top` has `n` entries, the likeliest first, equal ones by id; None: `params.logprobs`.
         """
         self._check_row(logits)
         peak = float(logits.max())
         total = peak + math.log(float(np.exp(logits.astype(np.float64) - peak).sum()))
-        n = self.params.logprobs or 0
+        n = (self.params.logprobs or 0) if n is None else n
         best: list[int] = []
         if n:
             threshold = np.partition(logits, self._n_vocab - n)[self._n_vocab - n]

@@ -147,6 +147,7 @@ _COUNTERS: _Families = (
     ("llamacpp:prompt_seconds", "Seconds spent on prompts.", lambda s: s.prompt_s),
     ("llamacpp:tokens_predicted", "Tokens generated.", lambda s: s.emitted),
     ("llamacpp:tokens_predicted_seconds", "Seconds spent on generating.", lambda s: s.decode_s),
+    ("llamacpp:n_decode", "Passes of the model.", lambda s: s.passes),
     (
         "llamacpp:spec_decode_num_drafts",
         "Drafts that were verified.",
@@ -212,6 +213,12 @@ _GAUGES: _Families = (
         "Tokens per second of one answer.",
         lambda s: _rate(s.emitted, s.decode_s),
     ),
+    (
+        "llamacpp:n_busy_slots_per_decode",
+        "Requests in a pass, on average.",
+        lambda s: _rate(s.slots_in_passes, s.passes),
+    ),
+    ("llamacpp:n_tokens_max", "The most tokens of one text.", lambda s: s.longest),
     ("llamacpp:requests_processing", "Requests that run.", lambda s: s.n_busy),
     ("llamacpp:requests_deferred", "Requests that wait for a slot.", lambda s: s.n_waiting),
     ("llamacpp:kv_cache_usage_ratio", "Share of the cells in use.", _usage),

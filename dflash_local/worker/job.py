@@ -190,6 +190,7 @@ class Generation(Job):
             from_draft=sequence.from_draft,
             from_copy=sequence.from_copy,
             pieces=self._pieces,
+            prompt_logprobs=sequence.prompt_logprobs,
         )
 
     def _next_pieces(self, text: str) -> list[Piece]:

@@ -105,6 +105,10 @@ def test_answers_are_counted(counted: Counted) -> None:
     assert after["vllm:num_requests_running", None] == 0
     assert after["dflash_local:requests_total", None] == 2
     assert 0 < after["llamacpp:kv_cache_usage_ratio", None] < 1
+    assert 0 < after["llamacpp:n_decode_total", None] <= prompt + 2 * N_TOKENS
+    assert after["llamacpp:n_busy_slots_per_decode", None] == 1  # one request after the other
+    longest = usages[0]["prompt_tokens"] + N_TOKENS
+    assert longest - 1 <= after["llamacpp:n_tokens_max", None] <= longest
     assert sum(slot["n_cached_tokens"] for slot in slots) >= N_TOKENS
 
 

@@ -132,7 +132,7 @@ class RunningTimings:
         if self._begun_at is None:
             self._begun_at = now
         self._n += len(chunk.tokens)
-        return _speed("predicted", self._n, 1e3 * (now - self._begun_at))
+        return _speed("predicted", self._n, 1e3 * (now - self._begun_at), n_free=1)
 
 
 def timings(results: Sequence[Result]) -> dict[str, Any]:
@@ -146,10 +146,11 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
     cached = sum(s.cached_tokens for s in stats)
     prompt_n = sum(s.prompt_tokens for s in stats) - cached
     predicted_n = sum(len(result.tokens) for result in results)
+    decode_ms = 1e3 * sum(s.decode_s for s in stats)
     fields: dict[str, Any] = {
         "cache_n": cached,
         **_speed("prompt", prompt_n, 1e3 * sum(s.prompt_s for s in stats)),
-        **_speed("predicted", predicted_n, 1e3 * sum(s.decode_s for s in stats)),
+        **_speed("predicted", predicted_n, decode_ms, n_free=len(stats)),
     }
     drafted = sum(s.drafted for s in stats)
     if drafted:
@@ -159,15 +160,14 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
     return fields
 
 
-def _speed(what: str, n: int, ms: float) -> dict[str, Any]:
-    """`prompt_n`, `prompt_ms` and so on, or `predicted_n` and its like."""
+def _speed(what: str, n: int, ms: float, n_free: int = 0) -> dict[str, Any]:
+    """`prompt_n`, `prompt_ms` and so on, or `predicted_n` and its like. `n_free` of the tokens took
+    none of this time: the first of an answer comes with its prompt."""
+    ms = round(ms, 3)
+    n_timed = max(n - n_free, 0)
     return {
         f"{what}_n": n,
-        f"{what}_ms": round(ms, 3),
-        f"{what}_per_token_ms": _ratio(ms, n),
-        f"{what}_per_second": _ratio(1e3 * n, ms),
+        f"{what}_ms": ms,
+        f"{what}_per_token_ms": ms / n_timed if n_timed else 0.0,
+        f"{what}_per_second": 1e3 * n_timed / ms if ms else 0.0,
     }
-
-
-def _ratio(a: float, b: float) -> float:
-    return round(a / b, 4) if b > 0 else 0.0

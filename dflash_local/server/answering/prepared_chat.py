@@ -12,6 +12,7 @@ from typing import Any
 
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.lark import either, json_rule
+from dflash_local.chat.quoting import tokenized, unquoted
 from dflash_local.chat.reasoning import CLOSE
 from dflash_local.model import Model
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
@@ -33,6 +34,8 @@ class PreparedChat:
     thinking_open: bool
     warning: str | None = None
     """For the client."""
+    text: str = ""
+    """The prompt of a chat as its template has written it."""
 
     def options(
         self, fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None = None
@@ -79,7 +82,7 @@ def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], s
         )
     content = last.get("content") or ""
     if not isinstance(content, str):
-        content = "".join(part["text"] for part in content)
+        content = "\n\n".join(part["text"] for part in content)  # as llama-server has it
     return messages[:-1], content
 
 
@@ -104,12 +107,14 @@ def prepare_chat(
     """
     tools = tools or ToolUse()
     variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
-    prompt = model.chat_prompt(
+    vocabulary = model.target.vocabulary
+    text = model.rendered_chat(
         messages,
         tools=tools.shown or None,
         chat_template_kwargs=variables,
         begin_answer=begin_answer,
     )
+    prompt = tokenized(text, vocabulary, model.n_ctx)
     thinking_open = model.thinking_open(prompt)
     dialect = model.dialect
     bindings: dict[str, Any] = {}
@@ -128,13 +133,13 @@ def prepare_chat(
                 "continue_final_message to false in an OpenAI chat",
                 param="messages",
             )
-        vocabulary = model.target.vocabulary
         prompt += vocabulary.tokenize(begun, special=False, add_special=False, n_ctx=model.n_ctx)
     if dialect.special:
         bindings["special"] = True
     sampling = model.chat_sampling(variables)
     warning = _NO_TOOLS if tools.shown and not _shows_tools(model) else None
-    return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open, warning)
+    shown = unquoted(text) + begun
+    return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open, warning, shown)
 
 
 def _effort(given: str | None) -> dict[str, Any]:

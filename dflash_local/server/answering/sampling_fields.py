@@ -31,9 +31,7 @@ LACKING: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "chat_template": ("",),
-    "min_tokens": (0,),
     "prompt_logprobs": (0,),
-    "stop_token_ids": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
@@ -72,11 +70,12 @@ DraftWidth = Annotated[
 class SamplingFields(BaseModel):
     """Which token to take and where to end: OpenAI's fields, and llama-server's that editors send.
 
-    `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`. This
-    project's own `draft_width` is the verify width: the tokens that a verify pass checks, 0 for
-    plain decoding, "auto" for what pays best; by default the server's. Unknown fields are told
-    in the log and ignored, or refused with --strict; what other servers know and this one lacks is
-    refused where it is switched on, so that nobody waits for the effect of a setting that has none.
+    `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`;
+    `min_tokens` and `stop_token_ids` are vLLM's. This project's own `draft_width` is the verify
+    width: the tokens that a verify pass checks, 0 for plain decoding, "auto" for what pays best; by
+    default the server's. Unknown fields are told in the log and ignored, or refused with --strict;
+    what other servers know and this one lacks is refused where it is switched on, so that nobody
+    waits for the effect of a setting that has none.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -107,6 +106,8 @@ class SamplingFields(BaseModel):
     stop: Stop | None = None
     include_stop_str_in_output: bounds.Flag | None = None
     ignore_eos: bounds.Flag | None = None
+    min_tokens: bounds.Count | None = None
+    stop_token_ids: Annotated[bounds.TokenIds, Field(max_length=bounds.MAX_STOPS)] | None = None
     cache_prompt: bounds.Flag | None = None
     t_max_predict_ms: bounds.Milliseconds | None = None
     grammar: _Grammar | None = None

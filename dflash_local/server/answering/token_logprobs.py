@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dflash_local.result import Chunk
@@ -45,7 +45,7 @@ class LogprobStream:
     def __init__(
         self, vocabulary: Vocabulary, write: WriteLogprobs | None, *, special: bool = False
     ) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._write = write
         self._spans = TokenSpans(vocabulary, special=special)
         self._logprobs: list[PlacedLogprob] = []
@@ -66,12 +66,12 @@ class LogprobStream:
         """Those of the tokens since the last call; None where there are none or nobody asked."""
         new = self._logprobs[self._n_taken : self._n_shown]
         self._n_taken = self._n_shown
-        return self._write(self._vocabulary, new) if self._write and new else None
+        return self._write(self.vocabulary, new) if self._write and new else None
 
     def all(self) -> dict[str, Any] | None:
         """Those of all tokens whose text has begun; None where nobody asked."""
         shown = self._logprobs[: self._n_shown]
-        return self._write(self._vocabulary, shown) if self._write else None
+        return self._write(self.vocabulary, shown) if self._write else None
 
 
 def chat_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob]) -> dict[str, Any]:
@@ -109,6 +109,45 @@ def completion_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob])
         "top_logprobs": tops,
         "text_offset": [offset for offset, _ in placed],
     }
+
+
+def with_prompt(
+    vocabulary: Vocabulary,
+    prompt: Sequence[int],
+    logprobs: Sequence[TokenLogprob],
+    answer: Mapping[str, Any],
+    n_characters: int,
+) -> dict[str, Any]:
+    """`completion_logprobs` of a prompt, which the choice's text begins with so many characters of,
+    and of its answer. The first token has none."""
+    spans = TokenSpans(vocabulary, special=True)
+    first = TokenLogprob(prompt[0], 0.0, [])
+    placed = [(spans.push(each.token).start, each) for each in (first, *logprobs)]
+    told = completion_logprobs(vocabulary, placed)
+    told["token_logprobs"][0] = told["top_logprobs"][0] = None
+    offsets = [n_characters + offset for offset in answer["text_offset"]]
+    return {name: told[name] + {**answer, "text_offset": offsets}[name] for name in told}
+
+
+def prompt_logprobs(
+    vocabulary: Vocabulary, logprobs: Sequence[TokenLogprob]
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token of a prompt the likeliest at its place and itself,
+    by their ids. `rank` is None for one that is not among the likeliest; the first has nothing."""
+    told: list[dict[str, Any] | None] = [None]
+    for each in logprobs:
+        ranked = [(token, logprob, i + 1) for i, (token, logprob) in enumerate(each.top)]
+        told.append(
+            {
+                str(token): {
+                    "logprob": max(logprob, _UNLIKELY),
+                    "rank": rank,
+                    "decoded_token": _text(vocabulary.piece(token, special=True)),
+                }
+                for token, logprob, rank in ((each.token, each.logprob, None), *ranked)
+            }
+        )
+    return told
 
 
 def _text(piece: bytes) -> str:

@@ -61,6 +61,7 @@ def drawn_by(options: Mapping[str, Any]) -> SamplingParams:
         "dynatemp_range": known.dynatemp_range > 0,
         "logit_bias": bool(known.logit_bias),
         "ignore_eos": bool(options.get("ignore_eos")),
+        "min_tokens": known.min_tokens > 0,
         "a grammar": known.bound,
     }
     given = [name for name, on in others.items() if on]
@@ -276,6 +277,9 @@ class _LlamaAnswer:
             "n_predict": self._body.n_predict,
             "n_probs": self._body.n_probs,
             "n_ctx": self._model.n_ctx,
+            # llama-server's power law, which is not had here: it is off.
+            "adaptive_target": -1.0,
+            "adaptive_decay": 0.9,
             "logit_bias": [{"token": t, "bias": max(b, -1e30)} for t, b in biases.items()],
             "stream": self._body.stream,
         }

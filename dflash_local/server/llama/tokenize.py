@@ -36,7 +36,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
 
 @router.post("/apply-template")
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
-    """The prompt of a chat as text, control tokens by their names. Nothing is generated."""
+    """The prompt of a chat as the template writes it. Nothing is generated."""
     body.check()
     return {"prompt": await on_model(request, body.model, body, _chat_prompt)}
 
@@ -113,5 +113,4 @@ def _text(model: Model, body: DetokenizeRequest) -> str:
 
 
 def _chat_prompt(model: Model, body: ChatRequest) -> str:
-    chat = prepare_request(model, body, bound=False)
-    return model.target.vocabulary.detokenize(chat.prompt, special=True)
+    return prepare_request(model, body, bound=False).text

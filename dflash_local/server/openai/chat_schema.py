@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_local.chat.tool import Tool
@@ -75,7 +75,9 @@ class ChatMessage(BaseModel):
 
 
 class PlainMessage(ChatMessage):
-    role: Literal["system", "developer", "user"]
+    """Of the user, the system, or of a role that only the model's template knows."""
+
+    role: bounds.Name
     content: Contents
 
 
@@ -102,7 +104,20 @@ class ToolMessage(ChatMessage):
     tool_call_id: bounds.Label | None = None
 
 
-AnyMessage = Annotated[PlainMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+_OWN_FORMS = ("assistant", "tool")
+
+
+def _form(message: Any) -> str:
+    role = bounds.field_of(message, "role")
+    return role if role in _OWN_FORMS else "plain"
+
+
+AnyMessage = Annotated[
+    Annotated[PlainMessage, Tag("plain")]
+    | Annotated[AssistantMessage, Tag("assistant")]
+    | Annotated[ToolMessage, Tag("tool")],
+    Discriminator(_form),
+]
 
 
 class ChatRequest(ChoicesRequest):

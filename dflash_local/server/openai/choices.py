@@ -22,6 +22,7 @@ from dflash_local.server.answering.generation import (
     stream_all,
     timings,
 )
+from dflash_local.server.answering.token_logprobs import prompt_logprobs
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.choices_schema import ChoicesRequest, StreamOptions
 from dflash_local.version import version
@@ -76,6 +77,7 @@ class ChoicesAnswer:
         self._id_prefix = id_prefix
         self._warning = {"warning": warning} if warning else {}
         self._per_prompt = body.n or 1
+        self._reports_prompt = body.prompt_logprobs is not None
         self._told = body.stream_options or StreamOptions()
         self._results: dict[int, Result] = {}
         self._n_tokens = [0] * len(tasks)
@@ -91,7 +93,21 @@ class ChoicesAnswer:
     def _response(self, head: dict[str, Any]) -> Response:
         """The whole answer. With log-probabilities it is long, and takes a while to write."""
         choices = [choice.whole() for choice in self._choices]
-        return JSONResponse({**head, "choices": choices, **self._costs()})
+        told: dict[str, Any] = {}
+        if self._reports_prompt:
+            prompts = [self._prompt_logprobs(index) for index in range(len(choices))]
+            if "message" in choices[0]:
+                told = {"prompt_logprobs": prompts[0]}
+            else:
+                choices = [
+                    {**choice, "prompt_logprobs": prompt}
+                    for choice, prompt in zip(choices, prompts, strict=True)
+                ]
+        return JSONResponse({**head, "choices": choices, **told, **self._costs()})
+
+    def _prompt_logprobs(self, index: int) -> list[dict[str, Any] | None]:
+        vocabulary = self._loaded.model.target.vocabulary
+        return prompt_logprobs(vocabulary, self._results[index].prompt_logprobs)
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The pieces of all answers. The last chunk tells what they cost."""

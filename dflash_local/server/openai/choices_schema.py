@@ -113,7 +113,8 @@ def _pattern(regex: str) -> str:
 
 class ChoicesRequest(SamplingFields):
     """`n` are the answers to each prompt. `json_schema`, `n_predict`, `n_probs` and
-    `timings_per_token` are llama-server's, `structured_outputs` and `guided_...` vLLM's."""
+    `timings_per_token` are llama-server's, `structured_outputs`, `guided_...` and `prompt_logprobs`
+    vLLM's."""
 
     USUAL_LIMIT: ClassVar[int | None] = None
 
@@ -128,6 +129,7 @@ class ChoicesRequest(SamplingFields):
     n_probs: bounds.Alternatives | None = None
     timings_per_token: bounds.Flag | None = None
     structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: bounds.Alternatives | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -173,6 +175,12 @@ class ChoicesRequest(SamplingFields):
         if self.stream_options is not None and not self.stream:
             raise ApiError(
                 400, "stream_options are for streams; set stream", param="stream_options"
+            )
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(
+                400,
+                "prompt_logprobs are for answers in one piece; leave stream out",
+                param="prompt_logprobs",
             )
         if self.structured_outputs is not None and (self.response_format or self.json_schema):
             raise ApiError(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from dflash_local.model import Model
-from dflash_local.result import Chunk
+from dflash_local.result import Chunk, Result
 from dflash_local.server.answering.api_answer import respond
 from dflash_local.server.answering.generation import tasks_for
 from dflash_local.server.answering.infill_prompt import infill_tokens, plain_tokens, start_tokens
 from dflash_local.server.answering.sampling_fields import sampling_options
-from dflash_local.server.answering.token_logprobs import LogprobStream, completion_logprobs
+from dflash_local.server.answering.token_logprobs import (
+    LogprobStream,
+    completion_logprobs,
+    with_prompt,
+)
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.choices import ChoicesAnswer
@@ -41,6 +45,10 @@ def _options(body: CompletionsRequest) -> dict[str, Any]:
         options["json_schema"] = body.schema_of_answer
     if body.n_alternatives is not None:
         options["logprobs"] = body.n_alternatives
+        if body.echo:
+            options["prompt_logprobs"] = body.n_alternatives
+    if body.prompt_logprobs is not None:
+        options["prompt_logprobs"] = max(body.prompt_logprobs, options.get("prompt_logprobs", 0))
     return options | body.bindings
 
 
@@ -72,8 +80,8 @@ def _answer(
     begun = [_echo(vocabulary, body, prompt) for prompt in body.prompts]
     write = None if body.n_alternatives is None else completion_logprobs
     choices = [
-        _TextChoice(index, begun[index // n], LogprobStream(vocabulary, write))
-        for index in range(len(tasks))
+        _TextChoice(index, begun[index // n], LogprobStream(vocabulary, write), task.prompt)
+        for index, task in enumerate(tasks)
     ]
     kind = "text_completion"
     return ChoicesAnswer(loaded, body, tasks, choices, kind=kind, chunk_kind=kind, id_prefix="cmpl")
@@ -86,14 +94,19 @@ def _echo(vocabulary: Vocabulary, body: CompletionsRequest, prompt: str | list[i
 
 
 class _TextChoice:
-    """One of the answers. `text` is what it begins with, before the model's."""
+    """One of the answers. `text` is what it begins with of its prompt, before the model's."""
 
     n_reasoning_tokens = None
 
-    def __init__(self, index: int, text: str, logprobs: LogprobStream) -> None:
+    def __init__(
+        self, index: int, text: str, logprobs: LogprobStream, prompt: Sequence[int]
+    ) -> None:
         self._index = index
         self._text = text
+        self._n_echoed = len(text)
+        self._prompt = prompt
         self._logprobs = logprobs
+        self._result: Result | None = None
         self._n_shown = 0
         self._finish_reason: str | None = None
 
@@ -101,9 +114,14 @@ class _TextChoice:
         self._logprobs.push(chunk)
         self._text += chunk.text
         self._finish_reason = chunk.finish_reason
+        self._result = chunk.result
 
     def whole(self) -> dict[str, Any]:
-        return self._choice(self._text, self._logprobs.all())
+        told = self._logprobs.all()
+        if told is not None and self._n_echoed and self._result is not None:
+            known, n = self._result.prompt_logprobs, self._n_echoed
+            told = with_prompt(self._logprobs.vocabulary, self._prompt, known, told, n)
+        return self._choice(self._text, told)
 
     def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """A piece of text; with the last one a reason to finish."""

@@ -74,11 +74,10 @@ class CompletionsRequest(ChoicesRequest):
                 f"best_of is {self.best_of} with n {n}; answers are not ranked here, leave it out",
                 param="best_of",
             )
-        if self.echo and self.n_alternatives is not None:
+        if self.echo and self.n_alternatives is not None and self.stream:
             raise ApiError(
                 400,
-                "echo with logprobs is not supported: a prompt's own are not computed; "
-                "leave out one of the two",
+                "echo with logprobs is for answers in one piece; leave stream out",
                 param="logprobs",
             )
         if self.echo and self.suffix:

@@ -75,8 +75,11 @@ def test_an_answer_says_what_it_cost(client: httpx.Client) -> None:
     assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
     n_rounds = timings["predicted_n"] - 1 - timings["draft_n_accepted"]
     assert timings["tokens_per_round"] == pytest.approx(47 / n_rounds, abs=1e-3)
-    assert timings["predicted_per_second"] > 0
+    # The first token comes with the prompt's last row, so 47 took the time.
+    assert timings["predicted_per_second"] == pytest.approx(47e3 / timings["predicted_ms"])
+    assert complete(client, temperature=0, n_predict=1)["timings"]["predicted_per_second"] == 0
     assert told["prompt"] == PROMPT
+    assert {"adaptive_target", "adaptive_decay"} <= told["generation_settings"].keys()
     assert told["stop"] is True
 
 

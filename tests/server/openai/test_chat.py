@@ -356,6 +356,18 @@ def prompt_of(client: httpx.Client, **body: Any) -> str:
     return prompt
 
 
+def test_a_role_may_be_one_that_only_the_template_knows(client: httpx.Client) -> None:
+    asked = prompt_of(client, messages=[*user(QUESTION), {"role": "critic", "content": "Really?"}])
+    assert "critic" in asked and "Really?" in asked
+
+
+def test_parts_that_begin_the_answer_are_paragraphs(client: httpx.Client) -> None:
+    parts = [{"type": "text", "text": part} for part in ("def", "add")]
+    begun = {"role": "assistant", "content": parts}
+    asked = prompt_of(client, messages=user(QUESTION))
+    assert prompt_of(client, messages=[*user(QUESTION), begun]) == asked + "def\n\nadd"
+
+
 def test_a_last_message_of_the_assistant_begins_the_answer(client: httpx.Client) -> None:
     messages = [*user(QUESTION), BEGUN]
     asked = prompt_of(client, messages=user(QUESTION))

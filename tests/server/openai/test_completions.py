@@ -150,7 +150,9 @@ def test_an_answer_may_be_bound(client: httpx.Client) -> None:
         ({"prompt": ""}, None, "empty"),
         ({"logprobs": 6}, "logprobs", "5"),
         ({"logprobs": True}, "logprobs", "integer"),
-        ({"echo": True, "logprobs": 1}, "logprobs", "echo"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "logprobs", "echo"),
+        ({"min_tokens": 9, "max_tokens": 4}, None, "min_tokens is 9"),
+        ({"min_tokens": 1, "structured_outputs": {"regex": "a"}}, None, "grammar"),
         ({"echo": True, "suffix": "a"}, "echo", "suffix"),
         ({"best_of": 3}, "best_of", "not ranked"),
         ({"n": 16, "prompt": ["a", "b", "c"]}, "n", "48 answers"),
@@ -166,3 +168,38 @@ def test_what_is_refused(
 
 def test_a_prompt_is_missing(client: httpx.Client) -> None:
     assert refused(client, COMPLETIONS, max_tokens=1)["param"] == "prompt"
+
+
+def test_a_prompt_s_own_log_probabilities(client: httpx.Client, model: Model) -> None:
+    """They are those that the model gives to the same tokens when it draws them."""
+    told = complete(client, max_tokens=6, logprobs=2)["choices"][0]
+    drawn = model.generate(PROMPT, max_tokens=6, temperature=0, logprobs=0)
+    ids = model.tokenize(PROMPT) + drawn.tokens
+    whole = complete(client, prompt=ids, max_tokens=1, echo=True, logprobs=2, prompt_logprobs=2)
+    choice, n = whole["choices"][0], len(ids) - 6
+    known = choice["logprobs"]
+    assert known["token_logprobs"][0] is None and len(known["tokens"]) == len(ids) + 1
+    assert known["token_logprobs"][n:-1] == pytest.approx(told["logprobs"]["token_logprobs"])
+    assert "".join(known["tokens"]) == choice["text"]
+    begins = zip(known["tokens"], known["text_offset"], strict=True)
+    assert all(choice["text"][offset:].startswith(token) for token, offset in begins)
+    first, *others = choice["prompt_logprobs"]
+    assert first is None and len(others) == len(ids) - 1
+    assert all(str(token) in each for token, each in zip(ids[1:], others, strict=True))
+    assert others[-1][str(ids[-1])]["rank"] == 1  # it was the likeliest
+
+
+def test_an_answer_ends_at_one_of_the_tokens_that_end_it(
+    client: httpx.Client, model: Model
+) -> None:
+    tokens = model.generate(PROMPT, max_tokens=8, temperature=0).tokens
+    end = tokens[5]
+    n = tokens.index(end)
+    told = complete(client, max_tokens=8, stop_token_ids=[end])
+    assert told["choices"][0]["finish_reason"] == "stop"
+    assert told["choices"][0]["text"] == model.detokenize(tokens[:n])
+    assert told["usage"]["completion_tokens"] == n + 1
+    later = complete(client, max_tokens=8, stop_token_ids=[end], min_tokens=8)
+    assert later["usage"]["completion_tokens"] == 8
+    plain = complete(client, max_tokens=8, stop_token_ids=[end], min_tokens=8, draft_width=0)
+    assert later["choices"][0]["text"] == plain["choices"][0]["text"]
