@@ -72,6 +72,8 @@ def _message(index: int, message: object, source: str) -> dict[str, Any]:
         shown["content"] = parts if content else parts[:1]
     if calls:
         shown["tool_calls"] = calls
+        if not content and "['content'] is none" in source:
+            shown["content"] = None  # DeepSeek R1's templates leave the calls out otherwise
     return shown
 
 

@@ -1,0 +1,251 @@
+"""Learns from a chat template how a model writes tool calls.
+
+The template writes answers with known calls, and these are compared: what is the same in all of them
+is the form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dflash_local.chat.form import ID, PYTHON, Form, Tags, common_end, common_start
+from dflash_local.chat.template import ChatTemplate
+from dflash_local.errors import InputError
+
+_MOST_SECONDS = 10.0
+"""For all renderings of a template: a dozen, of some milliseconds each."""
+
+_TOOL, _OTHER = "probe_alpha", "probe_beta"
+_KEY, _KEY_2 = "colour", "shape"
+_TEXT, _TEXT_2 = "Vermilion", "Octagon"
+_IDS = ("callAbc01", "callAbc02")
+"""Of nine letters and digits, which Mistral's templates ask for."""
+_SAID, _THOUGHT = "Zounds", "Quaint"
+_ASKED = {"role": "user", "content": "Do it."}
+_TYPED: Mapping[str, tuple[Any, str]] = {
+    "string": (_TEXT, _TEXT),
+    "integer": (7531, "7531"),
+    "number": (2.5, "2.5"),
+    "boolean": (True, "[Tt]rue"),
+    "null": (None, "null|None"),
+    "array": ([7531], r"\[7531\]"),
+    "object": ({"deep": 7531}, r"\{\W*deep\W*7531\}"),
+}
+"""A value of each type, and how it may be written, as a regular expression."""
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "A probe.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    key: {"type": "string", "description": "A key."} for key in (_KEY, _KEY_2)
+                },
+                "required": [],
+            },
+        },
+    }
+    for name in (_TOOL, _OTHER)
+]
+_DECODER = json.JSONDecoder(strict=False)
+
+
+class _Unknown(Exception):
+    """The template's calls have none of the known forms."""
+
+
+class Probe:
+    """Renders answers with `template`, all in `_MOST_SECONDS`."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._until = time.monotonic() + _MOST_SECONDS
+        self._before = self._rendered([_ASKED])
+        self.plain = self.answer(content=_SAID)
+
+    def answer(self, *calls: dict[str, Any], content: str = "", reasoning: str = "") -> str:
+        """The text behind the user's message, with `ID` for the ids of calls."""
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if calls:
+            message["tool_calls"] = [
+                {"id": id_, "type": "function", "function": call}
+                for id_, call in zip(_IDS, calls, strict=False)
+            ]
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        text = self._rendered([_ASKED, message])
+        text = text[len(common_start(text, self._before)) :]
+        for id_ in _IDS:
+            text = text.replace(id_, ID)
+        return text
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+        if time.monotonic() > self._until:
+            raise _Unknown
+        return self._template.render(messages, False, tools=_TOOLS)
+
+
+def _call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+def learned_form(template: ChatTemplate) -> Form | None:
+    """The form of the template's calls; None where it writes none, or in a form that is unknown."""
+    try:
+        return _form(Probe(template))
+    except (InputError, _Unknown, ValueError):
+        return None
+
+
+def learned_reasoning(template: ChatTemplate) -> tuple[str, str] | None:
+    """The marks around reasoning; None where the template writes none."""
+    try:
+        probe = Probe(template)
+        text = probe.answer(content=_SAID, reasoning=_THOUGHT)
+    except (InputError, _Unknown):
+        return None
+    before, thought, behind = text.partition(_THOUGHT)
+    if not thought or _SAID not in behind:
+        return None
+    opening = before[len(common_start(before, probe.plain)) :].strip()
+    closing = behind.partition(_SAID)[0]
+    try:
+        called = probe.answer(_call(_TOOL, colour=_TEXT), reasoning=_THOUGHT).partition(_THOUGHT)[2]
+    except (InputError, _Unknown):
+        called = ""
+    if called:
+        closing = common_start(closing, called)
+    return (opening, closing.strip()) if opening and closing.strip() else None
+
+
+def _form(probe: Probe) -> Form:
+    both = _call(_TOOL, colour=_TEXT), _call(_OTHER, colour=_TEXT_2)
+    one = probe.answer(both[0])
+    begin = len(common_start(one, probe.plain))
+    one, two = one[begin:], probe.answer(*both)[begin:]
+    if one.count(_TOOL) != 1 or two.count(_OTHER) != 1:
+        raise _Unknown
+    turn_end = common_end(probe.plain, one)
+    found = _object_form(one, two) or _named_form(one, two) or _tagged_form(probe, begin, one, two)
+    return replace(found, tail=found.tail.removesuffix(turn_end))
+
+
+def _object_form(one: str, two: str) -> Form | None:
+    """Each call is a JSON object that has its name and its arguments."""
+    first, again, last = (_object(t, n) for t, n in ((one, _TOOL), (two, _TOOL), (two, _OTHER)))
+    if first is None or again is None or last is None:
+        return None
+    start, stop, keys = first
+    begin, middle, end = _around(one[start:stop], _TOOL)
+    return Form(
+        head=one[:start],
+        begin=_unnumbered(begin, _around(two[last[0] : last[1]], _OTHER)[0]),
+        middle=middle,
+        end=end,
+        between=two[again[1] : last[0]],
+        tail=one[stop:],
+        keys=keys,
+    )
+
+
+def _object(text: str, name: str) -> tuple[int, int, tuple[str, str]] | None:
+    """Where the object of a call is, and its keys of name and arguments."""
+    for found in re.finditer("{", text[: text.index(name)]):
+        try:
+            value, stop = _DECODER.raw_decode(text, found.start())
+        except ValueError:
+            continue
+        names = [key for key, each in value.items() if each == name]
+        arguments = [key for key, each in value.items() if isinstance(each, dict) and _KEY in each]
+        if names and arguments:
+            return found.start(), stop, (names[0], arguments[0])
+    return None
+
+
+def _around(text: str, name: str) -> tuple[str, str, str]:
+    """What is before a name, between it and its arguments in JSON, and behind these."""
+    begin, _, rest = text.partition(name)
+    at = rest.index("{")
+    value, stop = _DECODER.raw_decode(rest, at)
+    if _KEY not in value:
+        raise _Unknown
+    return begin, rest[:at], rest[stop:]
+
+
+def _named_form(one: str, two: str) -> Form | None:
+    """The arguments are a JSON object, the name is outside of it."""
+    try:
+        head, middle, tail = _around(one, _TOOL)
+        first, second, _ = _around(two, _OTHER)
+        between = _around(first, _TOOL)[2]
+    except ValueError:
+        return None
+    return Form(head, "", _unnumbered(middle, second), "", between, tail)
+
+
+def _tagged_form(probe: Probe, begin: int, one: str, two: str) -> Form:
+    """Each argument is an element of its own, or written as in Python."""
+    head, _, _ = one.partition(_TOOL)
+    several = probe.answer(_call(_TOOL, colour=_TEXT, shape=_TEXT_2))[begin:]
+    parts = f"(.*?){_KEY}(.*?){_TEXT}(.*){_KEY_2}(.*?){_TEXT_2}(.*)"
+    found = re.fullmatch(parts, several.partition(_TOOL)[2], re.DOTALL)
+    if found is None or found[2] != found[4] or _KEY in found[3]:
+        raise _Unknown
+    first, value, behind, _, last = found.groups()
+    between, _, second = two.partition(_TOOL)[2].partition(_TEXT)[2].rpartition(_OTHER)
+    values = {kind: start for kind in _TYPED if (start := _value_start(probe, kind)) is not None}
+    quote = value.removeprefix(values.get("integer", value))
+    if quote and quote != value and last.startswith(quote):
+        is_python = quote in "'\""
+        n = last.index(")" if is_python else "}", len(quote)) + 1
+        return Form(
+            head,
+            begin="",
+            middle=first if is_python else first.rstrip("{"),
+            end="",
+            between=between[n:],
+            tail=last[n:],
+            quote=PYTHON if is_python else quote,
+        )
+    none = probe.answer(_call(_TOOL))[begin:].partition(_TOOL)[2]
+    middle, closing = common_start(first, none), common_start(behind, last)
+    opening = first[len(middle) :]
+    between, last = between[len(closing) :], last[len(closing) :]
+    end = common_start(last, between)
+    if not all(map(str.strip, (opening, closing, end))):
+        raise _Unknown
+    second = second.partition(_KEY)[0].removesuffix(opening)
+    return Form(
+        head,
+        begin="",
+        middle=_unnumbered(middle, second),
+        end=end,
+        between=between[len(end) :],
+        tail=last[len(end) :],
+        tags=Tags(opening, {"": value} if {*values.values()} == {value} else values, closing),
+    )
+
+
+def _value_start(probe: Probe, kind: str) -> str | None:
+    """What comes between a key and a value of a type; None where the template leaves it out."""
+    value, shown = _TYPED[kind]
+    text = probe.answer(_call(_TOOL, colour=value)).rpartition(_KEY)[2]
+    *_, last = [None, *re.finditer(shown, text)]
+    return None if last is None else text[: last.start()]
+
+
+def _unnumbered(text: str, other: str) -> str:
+    """The text of two calls, with `ID` for the numbers in which they differ."""
+    if text == other:
+        return text
+    found = re.sub(r"[0-9]+", ID, text)
+    if found != re.sub(r"[0-9]+", ID, other):
+        raise _Unknown
+    return found
