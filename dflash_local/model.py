@@ -72,7 +72,7 @@ class Model:
         """What runs the requests. During a request it belongs to the model's thread."""
         self.target = target
         self.drafter = engine.drafter
-        self.dialect = dialect_of(target.chat_template)
+        self.dialect = dialect_of(target.chat_template, target.vocabulary.control_names)
         """How this model writes reasoning and tool calls."""
         drafts = engine.drafter or engine.plain_because or engine.copies is not None
         self.draft_width: int | Literal["auto"] = "auto" if drafts else 0

@@ -33,18 +33,25 @@ class Parser(Protocol):
 class Dialect(ABC):
     """One family's way of writing. It has no state of its own."""
 
-    name: ClassVar[str]
-    special: ClassVar[bool] = False
-    """Whether the parser needs the names of control tokens in the text."""
     opens_with_mark: ClassVar[bool] = False
     """Whether every answer opens with marks of the family, so that plain text cannot begin one."""
-    calls_are_json: ClassVar[bool] = False
-    """Whether a call is a bare JSON object, which no mark tells from an answer in JSON."""
+    special: bool
+    """Whether the parser needs the names of control tokens in the text."""
 
-    @classmethod
-    @abstractmethod
-    def of(cls, template: str) -> Dialect | None:
-        """The dialect as a model with this chat template speaks it; None if it speaks another."""
+    @property
+    def has_calls(self) -> bool:
+        """Whether it is known how the model calls tools."""
+        return True
+
+    @property
+    def calls_are_json(self) -> bool:
+        """Whether a call is a bare JSON object, which no mark tells from an answer in JSON."""
+        return False
+
+    @property
+    def thinking(self) -> tuple[str, str] | None:
+        """The marks around reasoning, where it has such."""
+        return None
 
     @abstractmethod
     def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:

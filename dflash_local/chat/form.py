@@ -10,6 +10,8 @@ from dataclasses import dataclass
 ID = "\0"
 """Stands in a form's texts where a call has its id or its number."""
 
+CDATA = "<![CDATA["
+
 _MARK = re.compile(r"<[^<>]*>?|\[/?[A-Z_ ]+\]|\0|[^<\[\s\0]+|\[")
 
 
@@ -23,12 +25,14 @@ class Tags:
     """Arguments that are one element each, such as `<parameter=KEY>VALUE</parameter>`.
 
     `opening` comes before a key. `values` has what comes between a key and a value, by the value's
-    JSON type, where types differ; "" is any other type. `closing` comes behind a value.
+    JSON type, where types differ; "" is any other type. `closing` comes behind a value. Texts may
+    be `cdata`, as in XML.
     """
 
     opening: str
     values: Mapping[str, str]
     closing: str
+    cdata: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Form:
         """Marks that belong to the calls where they come behind one."""
         between = self.between.removesuffix(self.again)
         ends = [*marks_of(between), *marks_of(self.tail)]
+        if self.tags:
+            ends += marks_of(self.end)
         return frozenset(mark for mark in ends if mark != ID)
 
     @property

@@ -1,7 +1,7 @@
 """Learns from a chat template how a model writes tool calls.
 
-The template writes answers with known calls, and these are compared: what is the same in all of them
-is the form.
+The template writes answers with known calls, and these are compared: what all of them have is the
+form.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dflash_local.chat.form import ID, PYTHON, Form, Tags, common_end, common_start
+from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, common_end, common_start, marks_of
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.errors import InputError
 
@@ -86,10 +86,15 @@ class Probe:
             text = text.replace(id_, ID)
         return text
 
-    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+    def prompt(self) -> str:
+        """What the template writes before an answer, behind the user's message."""
+        text = self._rendered([_ASKED], begin_answer=True)
+        return text[len(common_start(text, self._before)) :]
+
+    def _rendered(self, messages: list[dict[str, Any]], *, begin_answer: bool = False) -> str:
         if time.monotonic() > self._until:
             raise _Unknown
-        return self._template.render(messages, False, tools=_TOOLS)
+        return self._template.render(messages, begin_answer, tools=_TOOLS)
 
 
 def _call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -106,23 +111,34 @@ def learned_form(template: ChatTemplate) -> Form | None:
 
 def learned_reasoning(template: ChatTemplate) -> tuple[str, str] | None:
     """The marks around reasoning; None where the template writes none."""
+    call = _call(_TOOL, colour=_TEXT)
     try:
         probe = Probe(template)
-        text = probe.answer(content=_SAID, reasoning=_THOUGHT)
+        said = probe.answer(content=_SAID, reasoning=_THOUGHT).partition(_THOUGHT)
+        called = probe.answer(call, reasoning=_THOUGHT).partition(_THOUGHT)
     except (InputError, _Unknown):
         return None
-    before, thought, behind = text.partition(_THOUGHT)
-    if not thought or _SAID not in behind:
-        return None
+    before = said[0] if said[1] else called[0]
     opening = before[len(common_start(before, probe.plain)) :].strip()
-    closing = behind.partition(_SAID)[0]
+    endings = [said[2].partition(_SAID)[0], called[2].partition(_TOOL)[0]]
+    closing = common_start(*endings) if all(endings) else "".join(marks_of("".join(endings))[:1])
+    is_known = (said[1] or called[1]) and opening[:1] in ("<", "[") and closing.strip()
+    return (opening, closing.strip()) if is_known else None
+
+
+def learned_wrapping(template: ChatTemplate, thinking: tuple[str, str] | None) -> tuple[str, ...]:
+    """The marks around content, where the template writes such."""
     try:
-        called = probe.answer(_call(_TOOL, colour=_TEXT), reasoning=_THOUGHT).partition(_THOUGHT)[2]
+        probe = Probe(template)
+        plain, prompt = probe.plain, probe.prompt()
     except (InputError, _Unknown):
-        called = ""
-    if called:
-        closing = common_start(closing, called)
-    return (opening, closing.strip()) if opening and closing.strip() else None
+        return ()
+    before, _, behind = plain.partition(_SAID)
+    before = before[len(common_start(before, prompt)) :]
+    for mark in thinking or ():
+        before = before.replace(mark, "")
+    before = before.strip()
+    return (before, *marks_of(behind)[:1]) if before else ()
 
 
 def _form(probe: Probe) -> Form:
@@ -187,6 +203,8 @@ def _named_form(one: str, two: str) -> Form | None:
         between = _around(first, _TOOL)[2]
     except ValueError:
         return None
+    if not head.strip():  # nothing tells a call from content
+        raise _Unknown
     return Form(head, "", _unnumbered(middle, second), "", between, tail)
 
 
@@ -222,6 +240,8 @@ def _tagged_form(probe: Probe, begin: int, one: str, two: str) -> Form:
     if not all(map(str.strip, (opening, closing, end))):
         raise _Unknown
     second = second.partition(_KEY)[0].removesuffix(opening)
+    values = {"": value} if {*values.values()} == {value} else values
+    cdata = CDATA in probe.answer(_call(_TOOL, colour="<Ruby>\n&"))
     return Form(
         head,
         begin="",
@@ -229,7 +249,7 @@ def _tagged_form(probe: Probe, begin: int, one: str, two: str) -> Form:
         end=end,
         between=between[len(end) :],
         tail=last[len(end) :],
-        tags=Tags(opening, {"": value} if {*values.values()} == {value} else values, closing),
+        tags=Tags(opening, values, closing, cdata),
     )
 
 

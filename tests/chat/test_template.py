@@ -11,8 +11,8 @@ import pytest
 import chat_models
 from chat_models import CALLED, HELLO
 from dflash_local import demo
-from dflash_local.chat.dialects.hermes import Hermes
 from dflash_local.chat.events import Reasoning, ToolCallArguments, ToolCallStart, joined
+from dflash_local.chat.families import dialect_of
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
@@ -133,7 +133,7 @@ def test_what_a_dialect_reads_goes_back_into_its_history() -> None:
     prompt = qwen.render(CALLED[:1])
     whole = qwen.render(CALLED)
     answer = whole[len(prompt) : whole.index("<|im_end|>", len(prompt))]
-    parser = Hermes().parser([Tool("get_weather")])
+    parser = dialect_of(chat_models.template("qwen3")).parser([Tool("get_weather")])
     read = joined(parser.feed(answer) + parser.finish())
     ids = [event.id for event in read if isinstance(event, ToolCallStart)]
     assert read == [

@@ -32,8 +32,7 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 class Harmony(Dialect):
     """Its marks are control tokens, so the names of these are needed."""
 
-    name: ClassVar[str] = "harmony"
-    special: ClassVar[bool] = True
+    special: bool = True
     opens_with_mark: ClassVar[bool] = True
 
     @classmethod
