@@ -168,7 +168,7 @@ class Model:
 
     def thinking_open(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt of `chat_prompt` ends inside a reasoning part."""
-        return ChatTemplate.thinking_open("".join(map(self._vocabulary.name, prompt[-16:])))
+        return self.dialect.is_thinking("".join(map(self._vocabulary.name, prompt[-16:])))
 
     def prepare_chat(self) -> ChatTemplate:
         """Start what renders chats now, so that the first need not wait for it. Raises InputError

@@ -79,7 +79,8 @@ class _Arguments:
 
     def _pair(self, name: str, key: str, schema: Any) -> None:
         if self._form.quote == PYTHON:
-            self.rules.append(f"{name}: {literal(f'{key}=')} {name}value")
+            text = r" | /'([^'\\\n]|\\.)*'/" * ("string" in json_types(schema, self._root))
+            self.rules.append(f"{name}: {literal(f'{key}=')} ({name}value{text})")
             self.rules.append(self._json(f"{name}value", schema))
             return
         kinds = json_types(schema, self._root)

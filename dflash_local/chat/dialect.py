@@ -49,9 +49,19 @@ class Dialect(ABC):
         return False
 
     @property
-    def thinking(self) -> tuple[str, str] | None:
+    def reasoning_marks(self) -> tuple[str, str] | None:
         """The marks around reasoning, where it has such."""
         return None
+
+    def is_thinking(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
+        marks = self.reasoning_marks
+        return marks is not None and prompt.rstrip().endswith(marks[0])
+
+    def has_thought(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends behind a reasoning part."""
+        marks = self.reasoning_marks
+        return marks is not None and prompt.rstrip().endswith(marks[1])
 
     @abstractmethod
     def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:

@@ -73,4 +73,4 @@ def _learned(source: str) -> Dialect:
         # Where the model may reason, its calls need no empty reasoning before them.
         form = replace(form, head=form.head.lstrip().removeprefix("".join(thinking)))
     silent = set(learned_wrapping(template, thinking)) - {*form.openings} if form else ()
-    return Marked(form, thinking, tag, tuple(sorted(silent)))
+    return Marked(form, thinking, tag, tuple(sorted(silent)), special=bool(tag))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,8 +41,8 @@ class Form:
     A call is `begin` NAME `middle` ARGUMENTS `end`. Where it is a JSON object, `keys` are those of
     its name and its arguments, and it may be written with other white space and in another order.
 
-    Arguments are a JSON object, unless they are `tags`. With a `quote` they are an object whose keys
-    have no quotes and whose texts have this one; if it is `PYTHON`, they are a call's in Python.
+    Arguments are a JSON object, unless they are `tags`. With a `quote` they are an object whose
+    texts have this one, and whose keys have none; if it is `PYTHON`, they are a call's in Python.
     """
 
     head: str
@@ -98,13 +97,19 @@ def boundary(text: str) -> str:
     return text if begun <= text.rfind(">") else text[:begun]
 
 
+def shared_start(*texts: str) -> str:
+    """What all texts begin with."""
+    differ = (i for i, each in enumerate(zip(*texts, strict=False)) if len({*each}) > 1)
+    return texts[0][: next(differ, min(map(len, texts)))]
+
+
 def common_start(a: str, b: str) -> str:
     """What both texts begin with, in whole marks."""
-    return boundary(os.path.commonprefix([a, b]))
+    return boundary(shared_start(a, b))
 
 
 def common_end(a: str, b: str) -> str:
     """What both texts end with, in whole marks."""
-    end = os.path.commonprefix([a[::-1], b[::-1]])[::-1]
+    end = shared_start(a[::-1], b[::-1])[::-1]
     begun, close = end.find("<"), end.find(">")
     return end[close + 1 :] if close >= 0 and not 0 <= begun < close else end

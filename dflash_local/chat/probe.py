@@ -236,7 +236,7 @@ def _tagged_form(probe: Probe, begin: int, one: str, two: str) -> Form:
     middle, closing = common_start(first, none), common_start(behind, last)
     opening = first[len(middle) :]
     between, last = between[len(closing) :], last[len(closing) :]
-    end = common_start(last, between)
+    end = common_start(last, between).rstrip()
     if not all(map(str.strip, (opening, closing, end))):
         raise _Unknown
     second = second.partition(_KEY)[0].removesuffix(opening)

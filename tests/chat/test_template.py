@@ -166,9 +166,11 @@ def test_gpt_oss_is_shown_what_was_said_and_thought_before_a_call() -> None:
 
 
 def test_a_prompt_that_ends_in_reasoning_is_known() -> None:
-    assert ChatTemplate.thinking_open("<|im_start|>assistant\n<think>\n")
-    assert not ChatTemplate.thinking_open("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert not ChatTemplate.thinking_open("What is <think>?<|im_end|>\n<|im_start|>assistant\n")
+    dialect = dialect_of(chat_models.template("qwen3"))
+    assert dialect.is_thinking("<|im_start|>assistant\n<think>\n")
+    assert not dialect.is_thinking("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert dialect.has_thought("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not dialect.is_thinking("What is <think>?<|im_end|>\n<|im_start|>assistant\n")
 
 
 NO_SYSTEM = """{%- if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}

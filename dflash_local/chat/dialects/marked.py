@@ -45,6 +45,10 @@ class Marked(Dialect):
         return self.form is not None and self.form.is_bare
 
     @property
+    def reasoning_marks(self) -> Marks | None:
+        return self.thinking
+
+    @property
     def marks(self) -> str:
         form, texts = self.form, [*(self.thinking or ()), self.tag, *self.silent]
         if form is not None:

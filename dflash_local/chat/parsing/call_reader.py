@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, marks_of
+from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, marks_of, shared_start
 from dflash_local.chat.parsing.json_reader import (
     BLANKS,
     JsonReader,
@@ -258,7 +257,7 @@ class CallReader(JsonReader):
         # The closing mark of the call stands in for a forgotten one of its arguments.
         follow = (opening, *ends, *marks_of(self._form.tail))
         starts = {text.rstrip(): text for text in tags.values.values()}
-        shared = os.path.commonprefix([*starts])
+        shared = shared_start(*starts)
         key_end = marks_of(shared)[0]
         separator = "{"
         mark = yield from self._one_of(follow)

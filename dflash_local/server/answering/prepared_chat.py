@@ -12,7 +12,6 @@ from typing import Any
 
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.lark import either, json_rule
-from dflash_local.chat.reasoning import CLOSE
 from dflash_local.model import Model
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
 from dflash_local.server.answering.tools import ToolUse
@@ -206,4 +205,4 @@ def _has_thought(model: Model, prompt: list[int]) -> bool:
     """Whether the prompt ends after a reasoning part: templates write an empty one where the model
     is not to think."""
     end = "".join(map(model.target.vocabulary.name, prompt[-16:]))
-    return end.rstrip().endswith(CLOSE)
+    return model.dialect.has_thought(end)
