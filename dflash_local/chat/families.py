@@ -10,7 +10,7 @@ from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.dialects.harmony import Harmony
 from dflash_local.chat.dialects.marked import Marked
 from dflash_local.chat.form import PYTHON, Form
-from dflash_local.chat.probe import learned_form, learned_reasoning, learned_wrapping
+from dflash_local.chat.probe import learned
 from dflash_local.chat.reasoning import THINK
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.errors import InputError
@@ -64,13 +64,13 @@ def _learned(source: str) -> Dialect:
         template = ChatTemplate(source, bos="", eos="")
     except InputError:  # whoever renders it says so
         return Marked(thinking=thinks)
-    form = learned_form(template)
+    form, thinking, marks = learned(template)
     if form is None:
         form = next((form for text, form in NAMED.items() if text in source), None)
     tag = "<|python_tag|>" if form and form.is_bare and "<|start_header_id|>" in source else ""
-    thinking = learned_reasoning(template) or thinks
+    thinking = thinking or thinks
     if form and thinking:
         # Where the model may reason, its calls need no empty reasoning before them.
         form = replace(form, head=form.head.lstrip().removeprefix("".join(thinking)))
-    silent = set(learned_wrapping(template, thinking)) - {*form.openings} if form else ()
+    silent = {*marks} - {*form.openings} if form else ()
     return Marked(form, thinking, tag, tuple(sorted(silent)), special=bool(tag))

@@ -36,8 +36,8 @@ def mark(name: str, is_token: IsToken) -> str:
 def text_rule(text: str, is_token: IsToken) -> str:
     """A text, in which the names of tokens are these tokens, and ids of calls are free."""
     parts, plain = [], ""
-    for piece in re.split(rf"(<[^<>]+>|\[[^\[\]\s]+\]|{ID})", text):
-        if piece == ID or (piece and is_token(piece)):
+    for piece in re.split(rf"(<[^<>\s]+>|{ID})", text):  # other names have no syntax there
+        if piece == ID or (piece[:1] == "<" and is_token(piece)):
             parts += [literal(plain)] if plain else []
             parts.append("/[a-zA-Z0-9_-]{1,64}/" if piece == ID else piece)
             plain = ""

@@ -10,11 +10,15 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from dflash_local.chat.events import ToolCallArguments, ToolCallStart, joined
 from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, common_end, common_start, marks_of
+from dflash_local.chat.parsing.tagged_calls import CallParser
 from dflash_local.chat.template import ChatTemplate
+from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
 
 _MOST_SECONDS = 10.0
@@ -37,7 +41,7 @@ _TYPED: Mapping[str, tuple[Any, str]] = {
     "object": ({"deep": 7531}, r"\{\W*deep\W*7531\}"),
 }
 """A value of each type, and how it may be written, as a regular expression."""
-_TOOLS = [
+_TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {
@@ -101,23 +105,33 @@ def _call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-def learned_form(template: ChatTemplate) -> Form | None:
-    """The form of the template's calls; None where it writes none, or in a form that is unknown."""
-    try:
-        return _form(Probe(template))
-    except (InputError, _Unknown, ValueError):
-        return None
+_CALLS = _call(_TOOL, colour=_TEXT), _call(_OTHER, colour=_TEXT_2)
 
 
-def learned_reasoning(template: ChatTemplate) -> tuple[str, str] | None:
-    """The marks around reasoning; None where the template writes none."""
-    call = _call(_TOOL, colour=_TEXT)
+def learned(
+    template: ChatTemplate,
+) -> tuple[Form | None, tuple[str, str] | None, tuple[str, ...]]:
+    """The form of the template's calls, the marks around reasoning, and those around content; none
+    where it writes none, or in a form that is unknown."""
     try:
         probe = Probe(template)
-        said = probe.answer(content=_SAID, reasoning=_THOUGHT).partition(_THOUGHT)
-        called = probe.answer(call, reasoning=_THOUGHT).partition(_THOUGHT)
     except (InputError, _Unknown):
-        return None
+        return None, None, ()
+    thinking: tuple[str, str] | None = None
+    silent: tuple[str, ...] = ()
+    with suppress(InputError, _Unknown):
+        thinking = _reasoning(probe)
+    with suppress(InputError, _Unknown):
+        silent = _wrapping(probe, thinking)
+    try:
+        return _form(probe), thinking, silent
+    except (InputError, _Unknown, ValueError, IndexError):
+        return None, thinking, silent
+
+
+def _reasoning(probe: Probe) -> tuple[str, str] | None:
+    said = probe.answer(content=_SAID, reasoning=_THOUGHT).partition(_THOUGHT)
+    called = probe.answer(_CALLS[0], reasoning=_THOUGHT).partition(_THOUGHT)
     before = said[0] if said[1] else called[0]
     opening = before[len(common_start(before, probe.plain)) :].strip()
     endings = [said[2].partition(_SAID)[0], called[2].partition(_TOOL)[0]]
@@ -126,15 +140,9 @@ def learned_reasoning(template: ChatTemplate) -> tuple[str, str] | None:
     return (opening, closing.strip()) if is_known else None
 
 
-def learned_wrapping(template: ChatTemplate, thinking: tuple[str, str] | None) -> tuple[str, ...]:
-    """The marks around content, where the template writes such."""
-    try:
-        probe = Probe(template)
-        plain, prompt = probe.plain, probe.prompt()
-    except (InputError, _Unknown):
-        return ()
-    before, _, behind = plain.partition(_SAID)
-    before = before[len(common_start(before, prompt)) :]
+def _wrapping(probe: Probe, thinking: tuple[str, str] | None) -> tuple[str, ...]:
+    before, _, behind = probe.plain.partition(_SAID)
+    before = before[len(common_start(before, probe.prompt())) :]
     for mark in thinking or ():
         before = before.replace(mark, "")
     before = before.strip()
@@ -142,15 +150,21 @@ def learned_wrapping(template: ChatTemplate, thinking: tuple[str, str] | None) -
 
 
 def _form(probe: Probe) -> Form:
-    both = _call(_TOOL, colour=_TEXT), _call(_OTHER, colour=_TEXT_2)
-    one = probe.answer(both[0])
+    one = probe.answer(_CALLS[0])
     begin = len(common_start(one, probe.plain))
-    one, two = one[begin:], probe.answer(*both)[begin:]
+    one, two = one[begin:], probe.answer(*_CALLS)[begin:]
     if one.count(_TOOL) != 1 or two.count(_OTHER) != 1:
         raise _Unknown
     turn_end = common_end(probe.plain, one)
     found = _object_form(one, two) or _named_form(one, two) or _tagged_form(probe, begin, one, two)
-    return replace(found, tail=found.tail.removesuffix(turn_end))
+    found = replace(found, tail=found.tail.removesuffix(turn_end))
+    parser = CallParser(found, {tool.name: tool for tool in map(Tool.of, _TOOLS)})
+    events = joined(parser.feed(two.replace(ID, _IDS[0])) + parser.finish())
+    names = [event.name for event in events if isinstance(event, ToolCallStart)]
+    arguments = [json.loads(each.text) for each in events if isinstance(each, ToolCallArguments)]
+    if list(zip(names, arguments, strict=False)) != [(c["name"], c["arguments"]) for c in _CALLS]:
+        raise _Unknown
+    return found
 
 
 def _object_form(one: str, two: str) -> Form | None:

@@ -24,6 +24,7 @@ _BUILT_IN = ".call("
 """What Llama 3.1 writes between the name and the arguments of its built-in tools."""
 # Of a call in Python and of a key. Python's compiler could take long over more.
 _MOST_CHARACTERS = 100_000
+_ESCAPED = frozenset("\n\\'\"abfnrtvxuUN01234567")
 _KNOWN_KEYS = ("type", "id")
 
 
@@ -187,7 +188,9 @@ class CallReader(JsonReader):
             text += "\\n" if quote and char == "\n" else char
             if quote:
                 if char == "\\":
-                    text += yield from self._next()
+                    char = yield from self._next()
+                    # Python warns of escapes that it does not know.
+                    text += char if char in _ESCAPED else f"\\{char}"
                 elif char == quote:
                     quote = ""
             elif char in "'\"":
