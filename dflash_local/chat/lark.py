@@ -28,11 +28,6 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def mark(name: str, is_token: IsToken) -> str:
-    """A mark: the token of that name if there is one, else its text."""
-    return name if is_token(name) else literal(name)
-
-
 def text_rule(text: str, is_token: IsToken) -> str:
     """A text, in which the names of tokens are these tokens, and ids of calls are free."""
     parts, plain = [], ""

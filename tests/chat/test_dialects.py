@@ -25,6 +25,7 @@ from dflash_local.chat.events import (
 from dflash_local.chat.families import dialect_of
 from dflash_local.chat.reasoning import THINK
 from dflash_local.chat.tool import Tool
+from model_templates import TEMPLATES
 
 HERMES = dialect_of(chat_models.template("qwen3"))
 CODER = dialect_of(chat_models.template("qwen3_coder"))
@@ -260,17 +261,23 @@ def test_pieces_join_to_the_same(case: tuple[Dialect, str], data: st.DataObject)
     assert read(dialect, pieces) == read(dialect, [text])
 
 
+OTHERS = [
+    dialect_of(TEMPLATES[name])
+    for name in ("GLM-4.7-Flash", "LFM2.5-8B-A1B", "google-gemma-4-31B-it", "Kimi-K3")
+]
 MARKS = [
     *("<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "now"', ", ", "}", "```"),
     *('"arguments": {', '"parameters": {', "\n", " ", ";", "x", '"', "\\", "<", "`", "1"),
     *("<function=now>", "<function=get_weather>", "</function>", "<parameter=city>"),
     *("</parameter>", "<|python_tag|>", "now.call(", ")", "<|channel|>", "final", "analysis"),
     *("<|message|>", "<|end|>", "<|start|>", " to=functions.now"),
+    *("<arg_key>", "city", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call>", "call:"),
+    *("now", "{", "[", "]", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "(", "city='", "'"),
 ]
 
 
 @given(
-    st.sampled_from([HERMES, THINKING_CODER, LLAMA, Harmony()]),
+    st.sampled_from([HERMES, THINKING_CODER, LLAMA, Harmony(), *OTHERS]),
     st.lists(st.sampled_from(MARKS)),
 )
 def test_any_mixture_of_marks_is_read_the_same_in_pieces(
@@ -342,6 +349,19 @@ def test_without_tools_nothing_is_a_call() -> None:
     ):
         parser = dialect.parser([])
         assert joined(parser.feed(text) + parser.finish()) == [Content(text)]
+
+
+def test_deep_and_long_calls_are_text_or_calls_and_no_error() -> None:
+    for before, inner, after in (
+        ("<|tool_call>call:now{a:", "[", "]"),
+        ("<|tool_call_start|>[now(a=", "(", ")"),
+        ("<|tool_call_start|>[now(a=", "-", ""),
+        ("<tool_call>now<arg_key>", "a", ""),
+    ):
+        text = before + 30_000 * inner + "1" + 30_000 * after
+        for dialect in OTHERS:
+            said = [event.text for event in read(dialect, [text]) if isinstance(event, Content)]
+            assert sum(map(len, said)) > 29_000
 
 
 def test_ids_differ() -> None:

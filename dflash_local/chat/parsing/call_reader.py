@@ -22,8 +22,11 @@ from dflash_local.chat.tool import Tool
 _ID = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _BUILT_IN = ".call("
 """What Llama 3.1 writes between the name and the arguments of its built-in tools."""
-# Of a call in Python and of a key. Python's compiler could take long over more.
-_MOST_CHARACTERS = 100_000
+# Of a call in Python: its compiler could take long over more.
+_MOST_CHARACTERS = 20_000
+_LONGEST_KEY = 1000
+# As in JSON, see `json_reader`.
+_MAX_DEPTH = 200
 _ESCAPED = frozenset("\n\\'\"abfnrtvxuUN01234567")
 _KNOWN_KEYS = ("type", "id")
 
@@ -204,9 +207,11 @@ class CallReader(JsonReader):
             raise Unexpected
         self._begin(arguments)
 
-    def _loose(self, quote: str) -> Steps[None]:
+    def _loose(self, quote: str, depth: int = 0) -> Steps[None]:
         """Reads a value like JSON, in which texts have another quote and keys have none."""
         char = yield from self._mark()
+        if depth == _MAX_DEPTH:
+            raise Unexpected
         if char in "{[":
             self._begin(char)
             close, more = "}" if char == "{" else "]", ""
@@ -221,7 +226,7 @@ class CallReader(JsonReader):
                 if close == "}":
                     key = yield from self._until(":")
                     self._arguments.append(f"{json.dumps(key.strip(), ensure_ascii=False)}: ")
-                yield from self._loose(quote)
+                yield from self._loose(quote, depth + 1)
                 char = yield from self._mark()
             self._arguments.append(close)
         elif char == quote[0]:
@@ -247,7 +252,7 @@ class CallReader(JsonReader):
         text = ""
         while not text.endswith(end):
             text += yield from self._next()
-            if len(text) > _MOST_CHARACTERS or "\n" in text.strip():
+            if len(text) > _LONGEST_KEY or "\n" in text.strip():
                 raise Unexpected
         return text.removesuffix(end)
 
