@@ -12,6 +12,7 @@ from typing import Any
 
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.lark import either, json_rule
+from dflash_local.chat.reader import NO_CALLS
 from dflash_local.model import Model
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
 from dflash_local.server.answering.tools import ToolUse
@@ -145,12 +146,7 @@ def _effort(given: str | None) -> dict[str, Any]:
 def _forced_call(model: Model, tools: ToolUse, thinking_open: bool) -> str:
     grammar = _call(model, tools, thinking_open)
     if grammar is None:
-        raise ApiError(
-            400,
-            "this model's chat template has no tool calls, so none can be asked for; "
-            "leave tool_choice out, or take another model",
-            param="tool_choice",
-        )
+        raise ApiError(400, NO_CALLS, param="tool_choice")
     return grammar
 
 
