@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.families import dialect_of
 from dflash_local.chat.quoting import quoted, tokenized
 from dflash_local.chat.reader import ChatReader, forced_call
@@ -72,8 +73,6 @@ class Model:
         """What runs the requests. During a request it belongs to the model's thread."""
         self.target = target
         self.drafter = engine.drafter
-        self.dialect = dialect_of(target.chat_template)
-        """How this model writes reasoning and tool calls."""
         drafts = engine.drafter or engine.plain_because or engine.copies is not None
         self.draft_width: int | Literal["auto"] = "auto" if drafts else 0
         """Verify width of requests that name none."""
@@ -165,13 +164,18 @@ class Model:
         """The text of `tokens`, without control tokens."""
         return self._vocabulary.detokenize(tokens)
 
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How this model writes reasoning and tool calls, learned from its chat template."""
+        return dialect_of(self.target.chat_template, self._vocabulary.control_names)
+
     def is_token(self, name: str) -> bool:
         """Whether `name` is the name of a single control or user-defined token."""
         return self._vocabulary.is_token(name)
 
     def thinking_open(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt of `chat_prompt` ends inside a reasoning part."""
-        return ChatTemplate.thinking_open("".join(map(self._vocabulary.name, prompt[-16:])))
+        return self.dialect.is_thinking("".join(map(self._vocabulary.name, prompt[-16:])))
 
     def prepare_chat(self) -> ChatTemplate:
         """Start what renders chats now, so that the first need not wait for it. Raises InputError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from dflash_local.errors import InputError
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """The names that clients give to the reasoning of an earlier answer."""
+
+_CALLS_WITHOUT_CONTENT = re.compile(r"\['content'\] is none -?%}")
+"""Of a template that shows calls only where the content is null, as DeepSeek R1's first ones."""
 
 
 def conversation(messages: object, source: str) -> list[dict[str, Any]]:
@@ -72,6 +76,8 @@ def _message(index: int, message: object, source: str) -> dict[str, Any]:
         shown["content"] = parts if content else parts[:1]
     if calls:
         shown["tool_calls"] = calls
+        if not content and _CALLS_WITHOUT_CONTENT.search(source):
+            shown["content"] = None
     return shown
 
 

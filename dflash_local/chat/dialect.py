@@ -33,18 +33,35 @@ class Parser(Protocol):
 class Dialect(ABC):
     """One family's way of writing. It has no state of its own."""
 
-    name: ClassVar[str]
-    special: ClassVar[bool] = False
-    """Whether the parser needs the names of control tokens in the text."""
     opens_with_mark: ClassVar[bool] = False
     """Whether every answer opens with marks of the family, so that plain text cannot begin one."""
-    calls_are_json: ClassVar[bool] = False
-    """Whether a call is a bare JSON object, which no mark tells from an answer in JSON."""
+    special: bool
+    """Whether the parser needs the names of control tokens in the text."""
 
-    @classmethod
-    @abstractmethod
-    def of(cls, template: str) -> Dialect | None:
-        """The dialect as a model with this chat template speaks it; None if it speaks another."""
+    @property
+    def has_calls(self) -> bool:
+        """Whether it is known how the model calls tools."""
+        return True
+
+    @property
+    def calls_are_json(self) -> bool:
+        """Whether a call is a bare JSON object, which no mark tells from an answer in JSON."""
+        return False
+
+    @property
+    def reasoning_marks(self) -> tuple[str, str] | None:
+        """The marks around reasoning, where it has such."""
+        return None
+
+    def is_thinking(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
+        marks = self.reasoning_marks
+        return marks is not None and prompt.rstrip().endswith(marks[0])
+
+    def has_thought(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends behind a reasoning part."""
+        marks = self.reasoning_marks
+        return marks is not None and prompt.rstrip().endswith(marks[1])
 
     @abstractmethod
     def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:

@@ -6,11 +6,12 @@ The syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from dflash_local.chat.dialect import IsToken
-from dflash_local.chat.tool import Tool
+from dflash_local.chat.form import ID
 from dflash_local.sampling.json_schema import enforceable
 
 # The layout of Python's json.dumps, which templates show the models. If white space were free,
@@ -27,9 +28,22 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def mark(name: str, is_token: IsToken) -> str:
-    """A mark: the token of that name if there is one, else its text."""
-    return name if is_token(name) else literal(name)
+def text_rule(text: str, is_token: IsToken) -> str:
+    """A text, in which the names of tokens are these tokens, and ids of calls are free."""
+    parts, plain = [], ""
+    for piece in re.split(rf"(<[^<>\s]+>|{ID})", text):  # other names have no syntax there
+        if piece == ID or (piece[:1] == "<" and is_token(piece)):
+            parts += [literal(plain)] if plain else []
+            parts.append("/[a-zA-Z0-9_-]{1,64}/" if piece == ID else piece)
+            plain = ""
+        else:
+            plain += piece
+    return " ".join([*parts, *([literal(plain)] if plain else [])])
+
+
+def pattern(text: str) -> str:
+    """A text within a regular expression of the grammar."""
+    return re.sub(r"([\\^$.|?*+()\[\]{}/])", r"\\\1", text).replace("\n", "\\n")
 
 
 def json_rule(name: str, schema: Any, *, lenient: bool = True) -> str:
@@ -53,13 +67,3 @@ def either(*grammars: str) -> str:
     names = [f"way{i}" for i in range(len(grammars))]
     rules = [f"{name}: %lark {{\n{text}\n}}" for name, text in zip(names, grammars, strict=True)]
     return "\n".join([f"start: {any_of(names)}", *rules])
-
-
-def object_calls(tools: Sequence[Tool], *, arguments: str) -> str:
-    """Lark rules `object`: one of `tools` called as `{"name": ..., <arguments>: {...}}`."""
-    rules = [f"object: {any_of([f'call{i}' for i in range(len(tools))])}"]
-    for i, tool in enumerate(tools):
-        begin = f'{{"name": "{tool.name}", "{arguments}": '
-        rules.append(f"call{i}: {literal(begin)} args{i} {literal('}')}")
-        rules.append(json_rule(f"args{i}", tool.parameters))
-    return "\n".join(rules)

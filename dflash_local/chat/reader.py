@@ -20,6 +20,11 @@ from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
 from dflash_local.result import Chunk
 
+NO_CALLS = (
+    "this model's chat template has no tool calls, or none in a form that is known here, so none "
+    "can be asked for; leave tool_choice out, or take another model"
+)
+
 
 class ChatReader:
     """Reads one answer with `parser`. Calls after the first `most_calls` are left out.
@@ -125,8 +130,5 @@ def forced_call(
         called, parallel=True, is_token=is_token, thinking_open=thinking_open
     )
     if grammar is None:
-        raise InputError(
-            "this model's chat template has no tool calls, so none can be asked for; leave "
-            "tool_choice out, or take another model"
-        )
+        raise InputError(NO_CALLS)
     return grammar

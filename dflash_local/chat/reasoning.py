@@ -1,4 +1,4 @@
-"""Reasoning between `<think>` and `</think>`, before the answer."""
+"""Reasoning between marks such as `<think>` and `</think>`, before the answer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 from dflash_local.chat.dialect import IsToken, Parser
 from dflash_local.chat.events import Event, Reasoning, joined
-from dflash_local.chat.lark import json_rule, mark
+from dflash_local.chat.lark import json_rule, pattern, text_rule
 from dflash_local.chat.parsing.marks import held
 
-OPEN, CLOSE = "<think>", "</think>"
+Marks = tuple[str, str]
+OPEN, CLOSE = THINK = "<think>", "</think>"
 
 
 class _ReasoningState(Enum):
@@ -28,8 +29,9 @@ class ReasoningParser:
     White space around the reasoning and its marks belongs to the format and is left out.
     """
 
-    def __init__(self, answer: Parser, *, is_open: bool) -> None:
+    def __init__(self, answer: Parser, marks: Marks = THINK, *, is_open: bool) -> None:
         self._answer = answer
+        self._open, self._close = marks
         self._state = _ReasoningState.BEFORE_REASONING if is_open else _ReasoningState.START
         self._text = ""
 
@@ -57,10 +59,10 @@ class ReasoningParser:
             return self._reason(events)
         rest = text.lstrip()
         if self._state is _ReasoningState.START:
-            if rest.startswith(OPEN):
-                self._state, self._text = _ReasoningState.BEFORE_REASONING, rest[len(OPEN) :]
+            if rest.startswith(self._open):
+                self._state, self._text = _ReasoningState.BEFORE_REASONING, rest[len(self._open) :]
                 return True
-            if OPEN.startswith(rest):
+            if self._open.startswith(rest):
                 return False
             rest = text
         elif not rest:
@@ -73,33 +75,36 @@ class ReasoningParser:
         return False
 
     def _reason(self, events: list[Event]) -> bool:
-        thought, close, rest = self._text.partition(CLOSE)
+        thought, close, rest = self._text.partition(self._close)
         if close:
             events.append(Reasoning(thought.rstrip()))
             self._state, self._text = _ReasoningState.BEFORE_ANSWER, rest
             return True
-        shown = thought[: len(thought) - held(thought, (CLOSE,))].rstrip()
+        shown = thought[: len(thought) - held(thought, (self._close,))].rstrip()
         events.append(Reasoning(shown))
         self._text = thought[len(shown) :]
         return False
 
 
-def reasoning_rules(is_token: IsToken, *, is_open: bool) -> str:
+def reasoning_rules(is_token: IsToken, marks: Marks = THINK, *, is_open: bool) -> str:
     """Lark rules `reasoning` and what it needs: an optional reasoning part, or the rest of one."""
-    if is_token(CLOSE):
+    opening, closing = marks
+    if is_token(closing):
         # No token can match within a terminal, so it ends before the mark by itself.
-        rules = [f"thought: THOUGHT {CLOSE}", r"THOUGHT: /(.|\n)*/"]
+        rules = [f"thought: THOUGHT {closing}", r"THOUGHT: /(.|\n)*/"]
     else:
-        rules = [r"thought[lazy]: /(.|\n)*<\/think>/"]
-    begun = "thought GAP" if is_open else f"({mark(OPEN, is_token)} thought GAP)?"
+        rules = [rf"thought[lazy]: /(.|\n)*{pattern(closing)}/"]
+    begun = "thought GAP" if is_open else f"({text_rule(opening, is_token)} thought GAP)?"
     return "\n".join([f"reasoning: {begun}", *rules, r"GAP: /\n{0,2}/"])
 
 
-def json_after_reasoning(schema: Mapping[str, Any], is_token: IsToken, *, is_open: bool) -> str:
+def json_after_reasoning(
+    schema: Mapping[str, Any], is_token: IsToken, marks: Marks = THINK, *, is_open: bool
+) -> str:
     """A Lark grammar of an optional reasoning part, then JSON text of `schema`."""
     rules = [
         "start: reasoning answer",
         json_rule("answer", schema, lenient=False),
-        reasoning_rules(is_token, is_open=is_open),
+        reasoning_rules(is_token, marks, is_open=is_open),
     ]
     return "\n".join(rules)

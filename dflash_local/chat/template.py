@@ -162,11 +162,6 @@ class ChatTemplate:
         fault = outcome.fault or outcome.death or "its process ended"
         return "", fault, bool(outcome.fault)
 
-    @staticmethod
-    def thinking_open(prompt: str) -> bool:
-        """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
-        return prompt.rstrip().endswith("<think>")
-
 
 def _offered(tools: object) -> list[dict[str, Any]]:
     """Tools, perhaps from the variables of a client, as a template reads them."""

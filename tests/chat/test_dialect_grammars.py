@@ -3,6 +3,7 @@ JSON, and nothing else."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,7 @@ import chat_models
 from dflash_local import Model, load
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.dialects.harmony import Harmony
-from dflash_local.chat.dialects.hermes import Hermes
-from dflash_local.chat.dialects.llama31 import Llama31
-from dflash_local.chat.dialects.plain import Plain
-from dflash_local.chat.dialects.qwen_coder import QwenCoder
+from dflash_local.chat.dialects.marked import Marked
 from dflash_local.chat.events import (
     Content,
     Reasoning,
@@ -25,13 +23,23 @@ from dflash_local.chat.events import (
     ToolCallStart,
     joined,
 )
+from dflash_local.chat.families import dialect_of
 from dflash_local.chat.lark import either, json_rule
 from dflash_local.chat.reader import forced_call
+from dflash_local.chat.reasoning import THINK
 from dflash_local.chat.tool import Tool
 from dflash_local.sampling.params import SamplingParams
 
 # llguidance's own reading of the vocabulary.
 pytestmark = pytest.mark.filterwarnings("ignore:llama_token_get_attr")
+
+HERMES = dialect_of(chat_models.template("qwen3"))
+CODER = dialect_of(chat_models.template("qwen3_coder"))
+LLAMA = dialect_of(chat_models.template("llama31"))
+assert isinstance(HERMES, Marked) and isinstance(CODER, Marked)
+THOUGHTLESS = replace(HERMES, thinking=None)
+THINKING_CODER = replace(CODER, thinking=THINK)
+PLAIN = Marked()
 
 SCHEMA = {
     "type": "object",
@@ -96,19 +104,19 @@ def forced(model: Model, tokenizer: Any) -> Forced:
 
 
 VALID = [
-    (Hermes(), hermes("get_weather", ARGUMENTS)),
-    (Hermes(), hermes("get_weather", '{"city":"Paris"}')),
-    (Hermes(), hermes("now", "{}")),
-    (Hermes(), "<think>\nHm. <tool_call>\n</think>\n\n" + hermes("now", "{}")),
+    (HERMES, hermes("get_weather", ARGUMENTS)),
+    (HERMES, hermes("get_weather", '{"city":"Paris"}')),
+    (HERMES, hermes("now", "{}")),
+    (HERMES, "<think>\nHm. <tool_call>\n</think>\n\n" + hermes("now", "{}")),
     (
-        QwenCoder(),
+        CODER,
         coder("get_weather", "city>\nParis", "days>\n3", "unit>\nC", 'box>\n{"a": true}'),
     ),
-    (QwenCoder(), coder("get_weather", "city>\n")),
-    (QwenCoder(), coder("now")),
-    (QwenCoder(thinking=True), "<think>\nHm.\n</think>\n\n" + coder("now")),
-    (Llama31(), llama("get_weather", ARGUMENTS)),
-    (Llama31(), llama("now", "{}")),
+    (CODER, coder("get_weather", "city>\n")),
+    (CODER, coder("now")),
+    (THINKING_CODER, "<think>\nHm.\n</think>\n\n" + coder("now")),
+    (LLAMA, llama("get_weather", ARGUMENTS)),
+    (LLAMA, llama("now", "{}")),
     (Harmony(), harmony("get_weather", ARGUMENTS)),
     (
         Harmony(),
@@ -128,22 +136,22 @@ def test_a_call_is_let_through_and_read(forced: Forced, dialect: Dialect, text: 
 @pytest.mark.parametrize(
     ("dialect", "text"),
     [
-        (Hermes(), "Hello"),
-        (Hermes(), hermes("get_weather", "{}")),
-        (Hermes(), hermes("get_weather", '{"city": 3}')),
-        (Hermes(), hermes("get_weather", '{"city": "Paris", "days": "3"}')),
-        (Hermes(), hermes("get_weather", '{"city": "Paris", "more": 1}')),
-        (Hermes(), hermes("nowhere", "{}")),
-        (Hermes(), hermes("now", '{"a": 1}')),
-        (Hermes(), hermes("now", "{}") + "\n" + hermes("now", "{}")),
-        (Hermes(thinking=False), "<think></think>" + hermes("now", "{}")),
-        (QwenCoder(), coder("get_weather")),
-        (QwenCoder(), coder("get_weather", "city>\nParis", "days>\nthree")),
-        (QwenCoder(), coder("get_weather", "city>\nParis", "unit>\nK")),
-        (QwenCoder(), coder("get_weather", "city>\nA name of 19 letters")),
-        (QwenCoder(), coder("now", "a>\n1")),
-        (Llama31(), "Hello"),
-        (Llama31(), llama("get_weather", "{}")),
+        (HERMES, "Hello"),
+        (HERMES, hermes("get_weather", "{}")),
+        (HERMES, hermes("get_weather", '{"city": 3}')),
+        (HERMES, hermes("get_weather", '{"city": "Paris", "days": "3"}')),
+        (HERMES, hermes("get_weather", '{"city": "Paris", "more": 1}')),
+        (HERMES, hermes("nowhere", "{}")),
+        (HERMES, hermes("now", '{"a": 1}')),
+        (HERMES, hermes("now", "{}") + "\n" + hermes("now", "{}")),
+        (THOUGHTLESS, "<think></think>" + hermes("now", "{}")),
+        (CODER, coder("get_weather")),
+        (CODER, coder("get_weather", "city>\nParis", "days>\nthree")),
+        (CODER, coder("get_weather", "city>\nParis", "unit>\nK")),
+        (CODER, coder("get_weather", "city>\nA name of 19 letters")),
+        (CODER, coder("now", "a>\n1")),
+        (LLAMA, "Hello"),
+        (LLAMA, llama("get_weather", "{}")),
         (Harmony(), "<|channel|>final<|message|>Hello"),
         (Harmony(), harmony("get_weather", "{}")),
     ],
@@ -153,7 +161,7 @@ def test_everything_else_is_refused(forced: Forced, dialect: Dialect, text: str)
 
 
 def test_a_named_tool_is_the_only_one(forced: Forced) -> None:
-    for dialect, write in ((Hermes(), hermes), (Llama31(), llama), (Harmony(), harmony)):
+    for dialect, write in ((HERMES, hermes), (LLAMA, llama), (Harmony(), harmony)):
         is_token = forced.model.is_token
         grammar = forced_call(dialect, TOOLS, "now", is_token=is_token, thinking_open=False)
         assert forced.lets_through(grammar, write("now", "{}"))
@@ -161,19 +169,19 @@ def test_a_named_tool_is_the_only_one(forced: Forced) -> None:
 
 
 def test_parallel_calls_are_let_through_where_asked_for(forced: Forced) -> None:
-    for dialect, one in ((Hermes(), hermes("now", "{}")), (QwenCoder(), coder("now"))):
+    for dialect, one in ((HERMES, hermes("now", "{}")), (CODER, coder("now"))):
         assert forced.accepts(dialect, f"{one}\n{one}", parallel=True)
         assert forced.accepts(dialect, one, parallel=True)
 
 
 def test_reasoning_that_the_prompt_has_opened_is_closed_first(forced: Forced) -> None:
     answer = "Hm.\n</think>\n\n" + hermes("now", "{}")
-    assert forced.accepts(Hermes(), answer, thinking_open=True)
-    assert not forced.accepts(Hermes(), hermes("now", "{}"), thinking_open=True)
+    assert forced.accepts(HERMES, answer, thinking_open=True)
+    assert not forced.accepts(HERMES, hermes("now", "{}"), thinking_open=True)
 
 
 def test_marks_that_are_tokens_are_named_as_such() -> None:
-    for dialect, token in ((Hermes(), "<tool_call>"), (Harmony(), "<|message|>")):
+    for dialect, token in ((HERMES, "<tool_call>"), (Harmony(), "<|message|>")):
         grammar = dialect.call_grammar(
             TOOLS, parallel=False, is_token=lambda _: True, thinking_open=False
         )
@@ -182,7 +190,7 @@ def test_marks_that_are_tokens_are_named_as_such() -> None:
 
 def test_plain_models_cannot_be_made_to_call() -> None:
     settings = {"parallel": False, "is_token": lambda _: False, "thinking_open": False}
-    assert Plain().call_grammar(TOOLS, **settings) is None
+    assert PLAIN.call_grammar(TOOLS, **settings) is None
 
 
 def test_control_tokens_are_tokens_and_text_is_not(model: Model) -> None:
@@ -195,7 +203,7 @@ def test_a_model_with_a_family_s_template_speaks_its_dialect(
 ) -> None:
     path = chat_models.with_template(pair[0], tmp_path / "qwen3.gguf", "qwen3")
     with load(path, n_ctx=1024, n_gpu_layers=0, n_threads=1, quiet=True) as model:
-        assert model.dialect == Hermes(thinking=True)
+        assert model.dialect == HERMES
         prompt = model.chat_prompt([{"role": "user", "content": "Hi"}], [chat_models.WEATHER])
         assert "get_weather" in model.detokenize(prompt)
         assert not model.thinking_open(prompt)
@@ -221,11 +229,11 @@ def n_accepted(model: Model, grammar: str, text: str) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("dialect", "thinking_open", "before"),
     [
-        (Hermes(), False, ""),
-        (Hermes(), False, '<think>\nHm, {"a": 2}.\n</think>\n\n'),
-        (Hermes(), True, "Hm.\n</think>\n\n"),
-        (QwenCoder(thinking=True), False, "<think>\nHm.\n</think>\n\n"),
-        (Plain(thinking=True), True, "Hm.\n</think>\n\n"),
+        (HERMES, False, ""),
+        (HERMES, False, '<think>\nHm, {"a": 2}.\n</think>\n\n'),
+        (HERMES, True, "Hm.\n</think>\n\n"),
+        (THINKING_CODER, False, "<think>\nHm.\n</think>\n\n"),
+        (Marked(thinking=THINK), True, "Hm.\n</think>\n\n"),
         (Harmony(), False, FINAL),
         (Harmony(), False, ANALYSIS + FINAL),
     ],
@@ -246,7 +254,7 @@ def test_the_schema_binds_the_content(
     assert thought == ("Hm" in before)
 
 
-@pytest.mark.parametrize("dialect", [Plain(), QwenCoder(), Llama31()])
+@pytest.mark.parametrize("dialect", [PLAIN, CODER, LLAMA])
 def test_where_the_content_is_all_the_schema_alone_does(model: Model, dialect: Dialect) -> None:
     settings = {"is_token": model.is_token, "thinking_open": False}
     assert dialect.answer_grammar(ANSWER, **settings) is None

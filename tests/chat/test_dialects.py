@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 import chat_models
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.dialects.harmony import Harmony
-from dflash_local.chat.dialects.hermes import Hermes
-from dflash_local.chat.dialects.llama31 import Llama31
-from dflash_local.chat.dialects.plain import Plain
-from dflash_local.chat.dialects.qwen_coder import QwenCoder
+from dflash_local.chat.dialects.marked import Marked
 from dflash_local.chat.events import (
     Content,
     Event,
@@ -26,7 +23,16 @@ from dflash_local.chat.events import (
     joined,
 )
 from dflash_local.chat.families import dialect_of
+from dflash_local.chat.reasoning import THINK
 from dflash_local.chat.tool import Tool
+from model_templates import TEMPLATES
+
+HERMES = dialect_of(chat_models.template("qwen3"))
+CODER = dialect_of(chat_models.template("qwen3_coder"))
+LLAMA = dialect_of(chat_models.template("llama31"))
+assert isinstance(CODER, Marked)
+THINKING_CODER = replace(CODER, thinking=THINK)
+PLAIN = Marked()
 
 SCHEMA = {
     "type": "object",
@@ -69,14 +75,14 @@ def coder(*parameters: str, name: str = "get_weather") -> str:
 
 ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
     # Qwen3
-    (Hermes(), "Hello\n", [Content("Hello\n")]),
+    (HERMES, "Hello\n", [Content("Hello\n")]),
     (
-        Hermes(),
+        HERMES,
         f"Sure.\n{WEATHER}",
         [Content("Sure."), *call(0, "get_weather", '{"city": "Paris"}')],
     ),
     (
-        Hermes(),
+        HERMES,
         f"<think>\nHm, <tool_call>.\n</think>\n\n{WEATHER}\n{NOW}\n",
         [
             Reasoning("Hm, <tool_call>."),
@@ -84,36 +90,36 @@ ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
             *call(1, "now", "{}"),
         ],
     ),
-    (Hermes(), "<think>\n\n</think>\n\nYes", [Content("Yes")]),
-    (Hermes(), "<think>no end", [Reasoning("no end")]),
-    (Hermes(), "I <think> so </think>", [Content("I <think> so </think>")]),
+    (HERMES, "<think>\n\n</think>\n\nYes", [Content("Yes")]),
+    (HERMES, "<think>no end", [Reasoning("no end")]),
+    (HERMES, "I <think> so </think>", [Content("I <think> so </think>")]),
     (
-        Hermes(),
+        HERMES,
         '<tool_call>{"id": 1, "arguments": {"a": [1, {}]}, "name": "now"}</tool_call>',
         call(0, "now", '{"a": [1, {}]}'),
     ),
-    (Hermes(), '<tool_call>{"name": "now"}', call(0, "now", "{}")),
+    (HERMES, '<tool_call>{"name": "now"}', call(0, "now", "{}")),
     # Llama 3.1
     (
-        Llama31(),
+        LLAMA,
         '{"name": "get_weather", "parameters": {"city": "Paris"}}',
         call(0, "get_weather", '{"city": "Paris"}'),
     ),
     (
-        Llama31(),
+        LLAMA,
         '<|python_tag|>{"type": "function", "name": "now", "parameters": {}}; '
         '{"name": "now", "parameters": {}}',
         [*call(0, "now", "{}"), *call(1, "now", "{}")],
     ),
     (
-        Llama31(),
+        LLAMA,
         '<|python_tag|>get_weather.call(city="a) b", days=2)',
         call(0, "get_weather", '{"city": "a) b", "days": 2}'),
     ),
-    (Llama31(), '{"name": "now", "parameters": {}, "more": [1]}', call(0, "now", "{}")),
+    (LLAMA, '{"name": "now", "parameters": {}, "more": [1]}', call(0, "now", "{}")),
     # Qwen3-Coder
     (
-        QwenCoder(),
+        CODER,
         "Look:\n" + coder('city>\nNew "York"\n', "days>\n3", "exact>\nTrue"),
         [
             Content("Look:"),
@@ -121,20 +127,20 @@ ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
         ],
     ),
     (
-        QwenCoder(),
+        CODER,
         coder("note>\nnull", 'box>\n{"a": [1]}', "other>\n5") + "\n" + CODER_NOW,
         [
             *call(0, "get_weather", '{"note": null, "box": {"a": [1]}, "other": "5"}'),
             *call(1, "now", "{}"),
         ],
     ),
-    (QwenCoder(), "<function=now>\n</function>\n</tool_call>", call(0, "now", "{}")),
+    (CODER, "<function=now>\n</function>\n</tool_call>", call(0, "now", "{}")),
     (
-        QwenCoder(),
+        CODER,
         coder("city>\nsee </parameter> and </p</parameter>\n!"),
         call(0, "get_weather", '{"city": "see </parameter> and </p</parameter>\\n!"}'),
     ),
-    (QwenCoder(), coder("days>\nsoon"), call(0, "get_weather", '{"days": "soon"}')),
+    (CODER, coder("days>\nsoon"), call(0, "get_weather", '{"days": "soon"}')),
     # gpt-oss
     (
         Harmony(),
@@ -160,8 +166,8 @@ ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
     (Harmony(), "<|channel|>commentary<|message|>Let me look.", [Content("Let me look.")]),
     (Harmony(), "No channel at all.", [Content("No channel at all.")]),
     # without tools
-    (Plain(), WEATHER, [Content(WEATHER)]),
-    (Plain(thinking=True), "<think>a</think>\nb", [Reasoning("a"), Content("b")]),
+    (PLAIN, WEATHER, [Content(WEATHER)]),
+    (Marked(thinking=THINK), "<think>a</think>\nb", [Reasoning("a"), Content("b")]),
 ]
 
 
@@ -171,29 +177,29 @@ def test_an_answer_is_taken_apart(dialect: Dialect, text: str, events: list[Even
 
 
 LOOKS_LIKE_A_CALL = [
-    (Hermes(), WEATHER.replace("get_weather", "get_wether")),
-    (Hermes(), WEATHER.replace("{", "[", 1)),
-    (Hermes(), WEATHER.replace(": {", ": [")),
-    (Hermes(), '<tool_call>{"name": "now", "argum'),
-    (Hermes(), '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
-    (Hermes(), f"So:\n```xml\n{WEATHER}\n```\n"),
-    (Hermes(), f"~~~\n{WEATHER}\n```\n{NOW}"),
-    (Hermes(), f"Write `{WEATHER}`."),
-    (Hermes(), "<tool_call> is a mark. So is </tool_call>."),
-    (Hermes(), "a <tool_cal"),
-    (Hermes(), " \n<thin"),
-    (QwenCoder(), CODER_NOW.replace("now", "nowhere")),
-    (QwenCoder(), "<function=now> begins a call"),
-    (QwenCoder(), f"```\n{CODER_NOW}\n```"),
-    (QwenCoder(), "<tool_call>\n<function=get_weather>\n<parameter=ci"),
-    (Llama31(), '{"name": "now", "parameters": {}'[:-4]),
-    (Llama31(), '{"name": "now"}'),
-    (Llama31(), '{"name": "Ada", "parameters": {}}'),
-    (Llama31(), '{"answer": {"name": "now", "parameters": {}}}'),
-    (Llama31(), 'Call {"name": "now", "parameters": {}}'),
-    (Llama31(), "<|python_tag|>print(1)"),
-    (Llama31(), "<|python_tag|>now.call(1)"),
-    (Llama31(), "  "),
+    (HERMES, WEATHER.replace("get_weather", "get_wether")),
+    (HERMES, WEATHER.replace("{", "[", 1)),
+    (HERMES, WEATHER.replace(": {", ": [")),
+    (HERMES, '<tool_call>{"name": "now", "argum'),
+    (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
+    (HERMES, f"So:\n```xml\n{WEATHER}\n```\n"),
+    (HERMES, f"~~~\n{WEATHER}\n```\n{NOW}"),
+    (HERMES, f"Write `{WEATHER}`."),
+    (HERMES, "<tool_call> is a mark. So is </tool_call>."),
+    (HERMES, "a <tool_cal"),
+    (HERMES, " \n<thin"),
+    (CODER, CODER_NOW.replace("now", "nowhere")),
+    (CODER, "<function=now> begins a call"),
+    (CODER, f"```\n{CODER_NOW}\n```"),
+    (CODER, "<tool_call>\n<function=get_weather>\n<parameter=ci"),
+    (LLAMA, '{"name": "now", "parameters": {}'[:-4]),
+    (LLAMA, '{"name": "now"}'),
+    (LLAMA, '{"name": "Ada", "parameters": {}}'),
+    (LLAMA, '{"answer": {"name": "now", "parameters": {}}}'),
+    (LLAMA, 'Call {"name": "now", "parameters": {}}'),
+    (LLAMA, "<|python_tag|>print(1)"),
+    (LLAMA, "<|python_tag|>now.call(1)"),
+    (LLAMA, "  "),
     (Harmony(), "to=functions.now"),
 ]
 
@@ -205,7 +211,7 @@ def test_what_only_looks_like_a_call_stays_text(dialect: Dialect, text: str) -> 
 
 def test_a_call_behind_what_only_looked_like_one_is_found() -> None:
     false = '<tool_call>{"name": "nowhere", "arguments": {}}</tool_call>'
-    assert read(Hermes(), [f"<tool_call> {false} {NOW}"]) == [
+    assert read(HERMES, [f"<tool_call> {false} {NOW}"]) == [
         Content(f"<tool_call> {false}"),
         *call(0, "now", "{}"),
     ]
@@ -213,20 +219,20 @@ def test_a_call_behind_what_only_looked_like_one_is_found() -> None:
 
 def test_a_call_behind_a_code_block_is_found() -> None:
     text = f"```\n{NOW}\n```"
-    assert read(Hermes(), [f"{text}\n{NOW}"]) == [Content(text), *call(0, "now", "{}")]
+    assert read(HERMES, [f"{text}\n{NOW}"]) == [Content(text), *call(0, "now", "{}")]
 
 
 BROKEN = [
     (
-        Hermes(),
+        HERMES,
         '<tool_call>{"name": "now", "arguments": {"a": 1,, "b": 2}}',
         '{"a": 1,',
         ', "b": 2}}',
     ),
-    (Hermes(), '<tool_call>{"name": "now", "arguments": {"a": "cut', '{"a": "cut', ""),
-    (Llama31(), '{"name": "now", "parameters": {"a": 01}}', '{"a": 0', "1}}"),
-    (QwenCoder(), "<function=get_weather><parameter=city>\nPar", '{"city": "Par', ""),
-    (QwenCoder(), coder("city>\nx").replace("</function>", "<!>"), '{"city": "x', ""),
+    (HERMES, '<tool_call>{"name": "now", "arguments": {"a": "cut', '{"a": "cut', ""),
+    (LLAMA, '{"name": "now", "parameters": {"a": 01}}', '{"a": 0', "1}}"),
+    (CODER, "<function=get_weather><parameter=city>\nPar", '{"city": "Par', ""),
+    (CODER, coder("city>\nx").replace("</function>", "<!>"), '{"city": "x', ""),
     (Harmony(), ' to=functions.now<|message|>{"a" 1}<|end|>', '{"a" ', "1}"),
 ]
 
@@ -255,17 +261,23 @@ def test_pieces_join_to_the_same(case: tuple[Dialect, str], data: st.DataObject)
     assert read(dialect, pieces) == read(dialect, [text])
 
 
+OTHERS = [
+    dialect_of(TEMPLATES[name])
+    for name in ("GLM-4.7-Flash", "LFM2.5-8B-A1B", "google-gemma-4-31B-it", "Kimi-K3")
+]
 MARKS = [
     *("<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "now"', ", ", "}", "```"),
     *('"arguments": {', '"parameters": {', "\n", " ", ";", "x", '"', "\\", "<", "`", "1"),
     *("<function=now>", "<function=get_weather>", "</function>", "<parameter=city>"),
     *("</parameter>", "<|python_tag|>", "now.call(", ")", "<|channel|>", "final", "analysis"),
     *("<|message|>", "<|end|>", "<|start|>", " to=functions.now"),
+    *("<arg_key>", "city", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call>", "call:"),
+    *("now", "{", "[", "]", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "(", "city='", "'"),
 ]
 
 
 @given(
-    st.sampled_from([Hermes(), QwenCoder(True), Llama31(), Harmony()]),
+    st.sampled_from([HERMES, THINKING_CODER, LLAMA, Harmony(), *OTHERS]),
     st.lists(st.sampled_from(MARKS)),
 )
 def test_any_mixture_of_marks_is_read_the_same_in_pieces(
@@ -289,8 +301,8 @@ def test_any_mixture_of_marks_is_read_the_same_in_pieces(
 def test_arguments_arrive_as_they_were_written(arguments: dict[str, object]) -> None:
     text = json.dumps(arguments)
     for dialect, answer in (
-        (Hermes(), f'<tool_call>\n{{"name": "now", "arguments": {text}}}\n</tool_call>'),
-        (Llama31(), f'{{"name": "now", "parameters": {text}}}'),
+        (HERMES, f'<tool_call>\n{{"name": "now", "arguments": {text}}}\n</tool_call>'),
+        (LLAMA, f'{{"name": "now", "parameters": {text}}}'),
         (Harmony(), f" to=functions.now<|channel|>commentary json<|message|>{text}"),
     ):
         assert read(dialect, list(answer)) == call(0, "now", text)
@@ -298,13 +310,13 @@ def test_arguments_arrive_as_they_were_written(arguments: dict[str, object]) -> 
 
 @given(st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"])))
 def test_texts_of_the_markup_are_escaped(city: str) -> None:
-    _, arguments = read(QwenCoder(), list(coder(f"city>\n{city}")))
+    _, arguments = read(CODER, list(coder(f"city>\n{city}")))
     assert isinstance(arguments, ToolCallArguments)
     assert json.loads(arguments.text) == {"city": city}
 
 
 def test_text_is_released_as_soon_as_it_can_be_no_mark() -> None:
-    parser = Hermes().parser(TOOLS)
+    parser = HERMES.parser(TOOLS)
     assert parser.feed("Hel") == [Content("Hel")]
     assert parser.feed("lo <tool") == [Content("lo")]
     assert parser.feed("box> a") == [Content(" <toolbox> a")]
@@ -312,18 +324,18 @@ def test_text_is_released_as_soon_as_it_can_be_no_mark() -> None:
 
 
 def test_arguments_stream_as_they_come() -> None:
-    parser = Hermes().parser(TOOLS)
+    parser = HERMES.parser(TOOLS)
     assert parser.feed('<tool_call>\n{"name": "now", "arguments": ') == []
     assert numbered(parser.feed('{"a"')) == call(0, "now", '{"a"')
     assert parser.feed(": 1}") == [ToolCallArguments(0, ": 1}")]
-    parser = QwenCoder().parser(TOOLS)
+    parser = CODER.parser(TOOLS)
     begun = parser.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\nPar")
     assert numbered(begun) == call(0, "get_weather", '{"city": "Par')
     assert parser.feed("is\n") == [ToolCallArguments(0, "is")]
 
 
 def test_a_prompt_may_have_opened_the_reasoning() -> None:
-    assert read(Hermes(), ["\nHm.", "\n</think>\n\n", NOW], thinking_open=True) == [
+    assert read(HERMES, ["\nHm.", "\n</think>\n\n", NOW], thinking_open=True) == [
         Reasoning("Hm."),
         *call(0, "now", "{}"),
     ]
@@ -331,12 +343,25 @@ def test_a_prompt_may_have_opened_the_reasoning() -> None:
 
 def test_without_tools_nothing_is_a_call() -> None:
     for dialect, text in (
-        (Hermes(), NOW),
-        (QwenCoder(), CODER_NOW),
-        (Llama31(), '{"name": "now"}'),
+        (HERMES, NOW),
+        (CODER, CODER_NOW),
+        (LLAMA, '{"name": "now"}'),
     ):
         parser = dialect.parser([])
         assert joined(parser.feed(text) + parser.finish()) == [Content(text)]
+
+
+def test_deep_and_long_calls_are_text_or_calls_and_no_error() -> None:
+    for before, inner, after in (
+        ("<|tool_call>call:now{a:", "[", "]"),
+        ("<|tool_call_start|>[now(a=", "(", ")"),
+        ("<|tool_call_start|>[now(a=", "-", ""),
+        ("<tool_call>now<arg_key>", "a", ""),
+    ):
+        text = before + 30_000 * inner + "1" + 30_000 * after
+        for dialect in OTHERS:
+            said = [event.text for event in read(dialect, [text]) if isinstance(event, Content)]
+            assert sum(map(len, said)) > 29_000
 
 
 def test_ids_differ() -> None:
@@ -344,21 +369,7 @@ def test_ids_differ() -> None:
     assert len(ids) == 100 and all(name.startswith("call_") for name in ids)
 
 
-@pytest.mark.parametrize(
-    ("family", "dialect"),
-    [
-        ("qwen3", Hermes(thinking=True)),
-        ("qwen3_coder", QwenCoder()),
-        ("llama31", Llama31()),
-        ("harmony", Harmony()),
-    ],
-)
-def test_a_template_tells_its_dialect(family: str, dialect: Dialect) -> None:
-    assert dialect_of(chat_models.template(family)) == dialect
-
-
-def test_unknown_templates_are_plain() -> None:
-    assert dialect_of("{{ messages }}") == Plain()
-    assert dialect_of("<think>") == Plain(thinking=True)
-    assert dialect_of("<tool_call>{{ name }}<arg_key>") == Plain()
-    assert dialect_of(None) == Plain()
+def test_templates_without_calls_are_plain() -> None:
+    assert dialect_of("{{ messages }}") == PLAIN
+    assert dialect_of("<think>") == Marked(thinking=THINK)
+    assert dialect_of(None) == PLAIN

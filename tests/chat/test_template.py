@@ -11,8 +11,8 @@ import pytest
 import chat_models
 from chat_models import CALLED, HELLO
 from dflash_local import demo
-from dflash_local.chat.dialects.hermes import Hermes
 from dflash_local.chat.events import Reasoning, ToolCallArguments, ToolCallStart, joined
+from dflash_local.chat.families import dialect_of
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
@@ -133,7 +133,7 @@ def test_what_a_dialect_reads_goes_back_into_its_history() -> None:
     prompt = qwen.render(CALLED[:1])
     whole = qwen.render(CALLED)
     answer = whole[len(prompt) : whole.index("<|im_end|>", len(prompt))]
-    parser = Hermes().parser([Tool("get_weather")])
+    parser = dialect_of(chat_models.template("qwen3")).parser([Tool("get_weather")])
     read = joined(parser.feed(answer) + parser.finish())
     ids = [event.id for event in read if isinstance(event, ToolCallStart)]
     assert read == [
@@ -166,9 +166,11 @@ def test_gpt_oss_is_shown_what_was_said_and_thought_before_a_call() -> None:
 
 
 def test_a_prompt_that_ends_in_reasoning_is_known() -> None:
-    assert ChatTemplate.thinking_open("<|im_start|>assistant\n<think>\n")
-    assert not ChatTemplate.thinking_open("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert not ChatTemplate.thinking_open("What is <think>?<|im_end|>\n<|im_start|>assistant\n")
+    dialect = dialect_of(chat_models.template("qwen3"))
+    assert dialect.is_thinking("<|im_start|>assistant\n<think>\n")
+    assert not dialect.is_thinking("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert dialect.has_thought("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not dialect.is_thinking("What is <think>?<|im_end|>\n<|im_start|>assistant\n")
 
 
 NO_SYSTEM = """{%- if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}

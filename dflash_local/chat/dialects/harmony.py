@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from dflash_local.chat.dialect import Dialect, IsToken, Parser
 from dflash_local.chat.events import Content, Event, EventQueue, Reasoning
-from dflash_local.chat.lark import any_of, json_rule, literal, mark
+from dflash_local.chat.lark import any_of, json_rule, literal, text_rule
 from dflash_local.chat.parsing.json_reader import JsonReader, State
 from dflash_local.chat.parsing.marks import find, held
 from dflash_local.chat.tool import Tool
@@ -32,8 +32,7 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 class Harmony(Dialect):
     """Its marks are control tokens, so the names of these are needed."""
 
-    name: ClassVar[str] = "harmony"
-    special: ClassVar[bool] = True
+    special: bool = True
     opens_with_mark: ClassVar[bool] = True
 
     @classmethod
@@ -48,8 +47,8 @@ class Harmony(Dialect):
         self, tools: Sequence[Tool], *, parallel: bool, is_token: IsToken, thinking_open: bool
     ) -> str:
         """One call: a call ends the answer."""
-        channel, message = mark(_CHANNEL, is_token), mark(_MESSAGE, is_token)
-        constrain = mark(_CONSTRAIN, is_token)
+        channel, message = text_rule(_CHANNEL, is_token), text_rule(_MESSAGE, is_token)
+        constrain = text_rule(_CONSTRAIN, is_token)
         rules = [
             f"start: reasoning? ({any_of([f'call{i}' for i in range(len(tools))])})",
             *_reasoning_rules(is_token),
@@ -63,7 +62,7 @@ class Harmony(Dialect):
     def answer_grammar(
         self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool
     ) -> str:
-        channel, message = mark(_CHANNEL, is_token), mark(_MESSAGE, is_token)
+        channel, message = text_rule(_CHANNEL, is_token), text_rule(_MESSAGE, is_token)
         rules = [
             f'start: reasoning? {channel} "final" {message} answer',
             *_reasoning_rules(is_token),
@@ -75,7 +74,7 @@ class Harmony(Dialect):
 def _reasoning_rules(is_token: IsToken) -> list[str]:
     """Lark rules `reasoning`, with the beginning of the next message, and what it needs."""
     start, channel, message, end = (
-        mark(name, is_token) for name in (_START, _CHANNEL, _MESSAGE, _END)
+        text_rule(name, is_token) for name in (_START, _CHANNEL, _MESSAGE, _END)
     )
     rule = f'reasoning: {channel} "analysis" {message} thought {start} "assistant"'
     if is_token(_END):

@@ -1,114 +1,338 @@
-"""Reads one tool call from text that arrives piece by piece."""
+"""Reads one tool call from text that arrives piece by piece, by the form of the model's calls."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 
+from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, marks_of, shared_start
 from dflash_local.chat.parsing.json_reader import (
+    BLANKS,
     JsonReader,
-    State,
     Steps,
     Unexpected,
-    behind,
-    expect,
-    mark,
     string,
     value,
 )
+from dflash_local.chat.parsing.marks import held
+from dflash_local.chat.parsing.values import ALL_TYPES, json_types, python_arguments, typed
+from dflash_local.chat.tool import Tool
+
+_ID = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_BUILT_IN = ".call("
+"""What Llama 3.1 writes between the name and the arguments of its built-in tools."""
+# Of a call in Python: its compiler could take long over more.
+_MOST_CHARACTERS = 20_000
+_LONGEST_KEY = 1000
+# As in JSON, see `json_reader`.
+_MAX_DEPTH = 200
+_ESCAPED = frozenset("\n\\'\"abfnrtvxuUN01234567")
+_KNOWN_KEYS = ("type", "id")
 
 
-class CallReader(Protocol):
-    """Reads one call. `read` and `state` are those of `JsonReader`, for the whole call."""
+class CallReader(JsonReader):
+    """Reads one call of a tool, and writes its arguments as JSON.
 
-    @property
-    def state(self) -> State: ...
-
-    @property
-    def name(self) -> str | None:
-        """The tool that is called, as soon as it is certain that this is a call."""
-        ...
-
-    def read(self, text: str, at: int = 0) -> int: ...
-
-    def take(self) -> str:
-        """The JSON text of the arguments, as far as it was read and not taken before."""
-        ...
-
-
-class ObjectCallReader(JsonReader):
-    """Reads a call that is a JSON object: `{"name": ..., "arguments": {...}}`, keys in any order.
-
-    `names` are the tools that may be called, `arguments` the keys that their arguments may have.
-    `others` are further keys that the object may have before it is certain that it is a call, None
-    for any. A `bare` call has no mark around it, so an object without arguments is not taken for
-    one.
+    `tools` are those that may be called, by name; `lead` is what comes before the call. White space
+    between marks may be missing, or be another.
     """
 
-    def __init__(
-        self,
-        names: Collection[str],
-        *,
-        arguments: Collection[str] = ("arguments",),
-        others: Collection[str] | None = None,
-        bare: bool = False,
-    ) -> None:
-        self._names = names
-        self._argument_keys = arguments
-        self._keys = None if others is None else ("name", *arguments, *others)
-        self._bare = bare
+    def __init__(self, form: Form, tools: Mapping[str, Tool], lead: str = "") -> None:
+        self._form = form
+        self._tools = tools
+        self._lead = lead
+        self._back = ""
+        """A character that was read, and belongs to what comes next."""
         self._name: str | None = None
-        self._has_arguments = False
-        self._in_arguments = False
+        self._is_certain = False
         self._arguments: list[str] = []
         super().__init__()
 
     @property
     def name(self) -> str | None:
-        return self._name if self._has_arguments else None
+        """The tool that is called, as soon as it is certain that this is a call."""
+        return self._name if self._is_certain else None
 
     def take(self) -> str:
+        """The JSON text of the arguments, as far as it was read and not taken before."""
         text = "".join(self._arguments)
         self._arguments.clear()
         return text
 
-    def _take(self, char: str) -> None:
-        was_in_arguments = self._in_arguments
-        super()._take(char)
-        if was_in_arguments or self._in_arguments:
+    def _read(self) -> Steps[str | None]:
+        form = self._form
+        yield from self._literal(self._lead)
+        self._back = char = yield from self._mark()
+        if form.keys and (char == "{" or not form.is_bare):
+            yield from self._object(form.keys)
+            return None
+        self._name = yield from self._one_of(self._tools, longest=True)
+        if form.keys:
+            yield from self._literal(_BUILT_IN)
+            yield from self._python()
+        elif form.tags:
+            yield from self._literal(form.middle)
+            yield from self._elements(form.tags)
+        elif form.quote == PYTHON:
+            yield from self._literal(form.middle)
+            yield from self._python()
+        else:
+            yield from self._literal(form.middle)
+            self._back = yield from self._mark()
+            if self._back != "{":
+                raise Unexpected
+            yield from self._loose(form.quote) if form.quote else self._json()
+        return self._back or None
+
+    # Characters
+
+    def _next(self) -> Steps[str]:
+        char, self._back = self._back, ""
+        return char or (yield)
+
+    def _mark(self) -> Steps[str]:
+        """The next character that is not blank."""
+        while (char := (yield from self._next())) in BLANKS:
+            pass
+        return char
+
+    def _literal(self, text: str) -> Steps[None]:
+        """Reads a text of the form."""
+        for piece in re.findall(rf"{ID}|[^\s{ID}]+", text):
+            if piece == ID:
+                char = yield from self._mark()
+                while char in _ID:
+                    char = yield from self._next()
+                self._back = char
+                continue
+            char = yield from self._mark()
+            for i, expected in enumerate(piece):
+                if char != expected:
+                    raise Unexpected
+                if i + 1 < len(piece):
+                    char = yield from self._next()
+
+    def _one_of(
+        self, texts: Sequence[str] | Mapping[str, Tool], *, longest: bool = False
+    ) -> Steps[str]:
+        """Reads one of some texts. If one may begin with another, the `longest` one is meant."""
+        read, char = "", (yield from self._mark())
+        while any(text.startswith(read + char) for text in texts):
+            read += char
+            if read in texts and not longest:
+                return read
+            char = yield from self._next()
+        if read not in texts:
+            raise Unexpected
+        self._back = char
+        return read
+
+    # Arguments
+
+    def _begin(self, text: str = "") -> None:
+        self._is_certain = True
+        self._arguments.append(text)
+
+    def _json(self) -> Steps[None]:
+        """Reads arguments in JSON, as they are written."""
+        char = yield from self._next()
+        self._begin(char)
+        steps = value(char)
+        next(steps)
+        while True:
+            char = yield
+            try:
+                steps.send(char)
+            except StopIteration:
+                self._arguments.append(char)
+                return
             self._arguments.append(char)
 
-    def _read(self) -> Steps[str | None]:
-        seen = set()
-        expect((yield from mark()), "{")
-        char = ","
-        while char == ",":
-            expect((yield from mark()), '"')
-            key = yield from string(self._keys if self.name is None else None)
-            kind = "arguments" if key in self._argument_keys else key
-            if kind in seen:
+    def _object(self, keys: tuple[str, str]) -> Steps[None]:
+        """Reads a JSON object with the keys of a name and of arguments, in any order."""
+        form = self._form
+        known = None if not form.is_bare else ("name", *keys, "arguments", *_KNOWN_KEYS)
+        seen: set[str] = set()
+        char = yield from self._mark()
+        while char in "{," and (char == "{") == (not seen):
+            if (yield from self._mark()) != '"':
                 raise Unexpected
-            seen.add(kind)
-            expect((yield from mark()), ":")
-            char = yield from behind((yield from self._field(kind, (yield from mark()))))
-        expect(char, "}")
-        if self._name is None or (self._bare and not self._has_arguments):
+            key = yield from string(known if self.name is None else None)
+            is_arguments = key == keys[1] or (form.is_bare and key == "arguments")
+            key = keys[1] if is_arguments else key
+            if key in seen or (yield from self._mark()) != ":":
+                raise Unexpected
+            seen.add(key)
+            char = yield from self._mark()
+            if key == keys[0]:
+                if char != '"':
+                    raise Unexpected
+                self._name = yield from string(self._tools)
+            elif is_arguments:
+                if char != "{":
+                    raise Unexpected
+                self._back = char
+                yield from self._json()
+            else:
+                self._back = (yield from value(char)) or ""
+            char = yield from self._mark()
+        if char != "}" or self._name is None or (form.is_bare and keys[1] not in seen):
             raise Unexpected
-        if not self._has_arguments:
-            self._has_arguments = True
-            self._arguments.append("{}")
-        return None
+        if keys[1] not in seen:
+            self._begin("{}")
 
-    def _field(self, key: str, char: str) -> Steps[str | None]:
-        """Reads the value of a key from its first character; returns what `value` does."""
-        if key == "name":
-            expect(char, '"')
-            self._name = yield from string(self._names)
-            return None
-        if key != "arguments":
-            return (yield from value(char))
-        expect(char, "{")
-        self._has_arguments = self._in_arguments = True
-        yield from value(char)
-        self._in_arguments = False
-        return None
+    def _python(self) -> Steps[None]:
+        """Reads the arguments of a call in Python. They come whole: only a complete call tells what
+        they are."""
+        text, quote, depth = "", "", 1
+        while depth:
+            char = yield from self._next()
+            text += "\\n" if quote and char == "\n" else char
+            if quote:
+                if char == "\\":
+                    char = yield from self._next()
+                    # Python warns of escapes that it does not know.
+                    text += char if char in _ESCAPED else f"\\{char}"
+                elif char == quote:
+                    quote = ""
+            elif char in "'\"":
+                quote = char
+            else:
+                depth += (char in "([{") - (char in ")]}")
+            if len(text) > _MOST_CHARACTERS:
+                raise Unexpected
+        arguments = python_arguments(text[:-1])
+        if arguments is None:
+            raise Unexpected
+        self._begin(arguments)
+
+    def _loose(self, quote: str, depth: int = 0) -> Steps[None]:
+        """Reads a value like JSON, in which texts have another quote and keys have none."""
+        char = yield from self._mark()
+        if depth == _MAX_DEPTH:
+            raise Unexpected
+        if char in "{[":
+            self._begin(char)
+            close, more = "}" if char == "{" else "]", ""
+            char = yield from self._mark()
+            while char != close:
+                if more:
+                    if char != ",":
+                        raise Unexpected
+                    char = yield from self._mark()
+                self._arguments.append(more)
+                self._back, more = char, ", "
+                if close == "}":
+                    key = yield from self._until(":")
+                    self._arguments.append(f"{json.dumps(key.strip(), ensure_ascii=False)}: ")
+                yield from self._loose(quote, depth + 1)
+                char = yield from self._mark()
+            self._arguments.append(close)
+        elif char == quote[0]:
+            self._back = char
+            yield from self._literal(quote)
+            self._arguments.append('"')
+            text = ""
+            while not text.endswith(quote):
+                text += yield from self._next()
+                n = len(text) - held(text, (quote,)) if not text.endswith(quote) else 0
+                self._arguments.append(_escaped(text[:n]))
+                text = text[n:]
+            self._arguments.append(_escaped(text.removesuffix(quote)) + '"')
+        else:
+            text = ""
+            while char not in ",]}":
+                text += char
+                char = yield from self._next()
+            self._back = char
+            self._arguments.append(typed(text.strip(), ALL_TYPES - {"string"}))
+
+    def _until(self, end: str) -> Steps[str]:
+        text = ""
+        while not text.endswith(end):
+            text += yield from self._next()
+            if len(text) > _LONGEST_KEY or "\n" in text.strip():
+                raise Unexpected
+        return text.removesuffix(end)
+
+    def _elements(self, tags: Tags) -> Steps[None]:
+        """Reads arguments that are one element each."""
+        assert self._name is not None
+        parameters = self._tools[self._name].parameters
+        known = parameters.get("properties")
+        opening, ends = tags.opening.strip(), marks_of(self._form.end)
+        # The closing mark of the call stands in for a forgotten one of its arguments.
+        follow = (opening, *ends, *marks_of(self._form.tail))
+        starts = {text.rstrip(): text for text in tags.values.values()}
+        shared = shared_start(*starts)
+        key_end = marks_of(shared)[0]
+        separator = "{"
+        mark = yield from self._one_of(follow)
+        while mark == opening:
+            key = yield from self._until(key_end)
+            if not key or key[0] in "<\n":
+                raise Unexpected
+            yield from self._literal(shared.removeprefix(key_end))
+            rest = ""
+            if len(starts) > 1:
+                rest = yield from self._one_of([start[len(shared) :] for start in starts])
+            start = starts[shared + rest]
+            schema = known.get(key, {"type": "string"}) if isinstance(known, Mapping) else {}
+            types = json_types(schema, parameters)
+            if "" not in tags.values:
+                is_text = tags.values.get("string") == start
+                types = frozenset({"string"}) if is_text else (types or ALL_TYPES) - {"string"}
+            self._begin(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            separator = ", "
+            if types == {"string"}:
+                self._arguments.append('"')
+                mark = yield from self._element(
+                    tags, start, follow, lambda text: self._arguments.append(_escaped(text))
+                )
+                self._arguments.append('"')
+            else:
+                kept: list[str] = []
+                mark = yield from self._element(tags, start, follow, kept.append)
+                self._arguments.append(typed("".join(kept), types))
+        self._begin("{}" if separator == "{" else "}")
+
+    def _element(
+        self, tags: Tags, start: str, follow: Sequence[str], give: Callable[[str], None]
+    ) -> Steps[str]:
+        """Gives the text of a value as far as it is certain, and returns the mark behind it.
+
+        What looks like its end belongs to it where something else follows, as in a text about this
+        very markup."""
+        gap = start[len(start.rstrip()) :]
+        end = tags.closing.strip()
+        before = tags.closing[: tags.closing.index(end)]
+        text, begun = "", False
+        while True:
+            text += yield from self._next()
+            if not begun:
+                if text != gap and gap.startswith(text):
+                    continue
+                inner = text.removeprefix(gap)
+                if tags.cdata and inner != CDATA and CDATA.startswith(inner):
+                    continue
+                text, begun = inner, True
+                if tags.cdata and inner == CDATA:
+                    text, before, end = "", "", f"]]>{end}"
+            while (where := text.find(end)) >= 0:
+                rest = text[where + len(end) :].lstrip()
+                if rest in follow:
+                    give(text[:where].removesuffix(before))
+                    return rest
+                if any(mark.startswith(rest) for mark in follow):
+                    break
+                give(text[: where + len(end)])
+                text = text[where + len(end) :]
+            if where < 0:
+                n = len(text) - held(text, (before + end, end))
+                give(text[:n])
+                text = text[n:]
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

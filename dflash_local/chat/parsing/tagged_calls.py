@@ -1,39 +1,45 @@
-"""Parses content with tool calls between marks, such as `<tool_call>` and `</tool_call>`."""
+"""Parses content with tool calls in it, by the form of the model's calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum, auto
 
 from dflash_local.chat.events import Content, Event, EventQueue
+from dflash_local.chat.form import Form, marks_of
 from dflash_local.chat.parsing.call_reader import CallReader
 from dflash_local.chat.parsing.json_reader import State
 from dflash_local.chat.parsing.marks import Fences, find, held
+from dflash_local.chat.tool import Tool
 
-NewReader = Callable[[], CallReader]
 
-
-class _TaggedState(Enum):
+class _State(Enum):
     CONTENT = auto()
     CALL = auto()
     CLOSING = auto()
 
 
-class TaggedCallParser:
-    """Parses content with calls between marks.
+class CallParser:
+    """Parses content with calls of `tools`, by name.
 
-    `openings` are the marks that begin a call, each with whether the call itself begins with it;
-    `closing` ends a call; `new_reader` makes a reader of what is between. White space around calls
-    belongs to the format and is left out.
+    White space around calls belongs to the format and is left out. Calls without a mark, as Llama
+    3.1's, are such only at the beginning of an answer, perhaps behind a `tag`, and behind each
+    other. `silent` marks around content are left out.
     """
 
-    def __init__(self, openings: Mapping[str, bool], closing: str, new_reader: NewReader) -> None:
-        self._openings = openings
-        self._marks = tuple(openings)
-        self._closing = closing
-        self._new_reader = new_reader
+    def __init__(
+        self, form: Form, tools: Mapping[str, Tool], *, tag: str = "", silent: tuple[str, ...] = ()
+    ) -> None:
+        self._form = form
+        self._tools = tools
+        self._silent = silent
+        self._openings = form.openings
+        self._marks = (*self._openings, *silent)
+        again = marks_of(form.again)[:1]
+        self._again = again[0] if again else ""
+        self._closings = tuple(form.closings | ({";", tag} - {""} if form.is_bare else set()))
         self._events = EventQueue()
-        self._state = _TaggedState.CONTENT
+        self._state = _State.CLOSING if form.is_bare else _State.CONTENT
         self._text = ""
         self._at = 0
         """How far `_text` was read. As long as a call is not certain, `_text` begins with its mark,
@@ -59,9 +65,9 @@ class TaggedCallParser:
 
     def _advance(self, *, last: bool) -> None:
         steps = {
-            _TaggedState.CONTENT: self._content,
-            _TaggedState.CALL: self._call,
-            _TaggedState.CLOSING: self._close,
+            _State.CONTENT: self._content,
+            _State.CALL: self._call,
+            _State.CLOSING: self._close,
         }
         while steps[self._state](last):
             pass
@@ -74,12 +80,19 @@ class TaggedCallParser:
             return False
         where, mark = found
         self._show(where)
-        if self._fences.inside:
+        if not last and any(m != mark and m.startswith(self._text) for m in self._marks):
+            return False
+        if mark in self._silent:
+            self._text = self._text[len(mark) :]
+        elif self._fences.inside:
             self._show(1)
-            return True
-        self._state, self._reader, self._is_certain = _TaggedState.CALL, self._new_reader(), False
-        self._at = 0 if self._openings[mark] else len(mark)
+        else:
+            self._begin(len(mark), self._openings[mark])
         return True
+
+    def _begin(self, at: int, lead: str) -> None:
+        self._state, self._at, self._is_certain = _State.CALL, at, False
+        self._reader = CallReader(self._form, self._tools, lead)
 
     def _show(self, n: int) -> None:
         """Make the next `n` characters content; white space waits for what follows it."""
@@ -107,21 +120,31 @@ class TaggedCallParser:
         if reader.state is State.READING and not (last and not self._is_certain):
             return False
         if self._is_certain:
-            self._state = (
-                _TaggedState.CLOSING if reader.state is State.DONE else _TaggedState.CONTENT
-            )
+            self._state = _State.CLOSING if reader.state is State.DONE else _State.CONTENT
             return True
         # It only looked like a call. Another one may begin behind its first character.
-        self._state, self._at = _TaggedState.CONTENT, 0
+        self._state, self._at = _State.CONTENT, 0
         self._show(1)
         return True
 
     def _close(self, last: bool) -> bool:
-        """Leave out the closing mark, if there is one."""
-        rest = self._text.lstrip()
-        if rest.startswith(self._closing):
-            self._text = rest[len(self._closing) :]
-        elif self._closing.startswith(rest) and not last:
+        """Leave out what belongs to the calls, up to the next call or to content."""
+        rest = self._text[self._at :].lstrip()
+        self._at = len(self._text) - len(rest)
+        marks = tuple(mark for mark in (self._again, *self._closings) if mark)
+        mark = next((mark for mark in marks if rest.startswith(mark)), "")
+        if not mark and not last and any(each.startswith(rest) for each in marks):
             return False
-        self._state = _TaggedState.CONTENT
+        if mark and mark == self._again:
+            lead = self._form.again
+            self._begin(self._at + len(mark), lead[lead.index(mark) + len(mark) :])
+        elif mark and self._events.n_calls:
+            self._text, self._at = rest[len(mark) :], 0
+        elif mark:
+            self._at += len(mark)
+        elif self._again or not rest:
+            self._text = rest if self._events.n_calls else self._text
+            self._at, self._state = 0, _State.CONTENT
+        else:
+            self._begin(self._at, "")
         return True

@@ -13,7 +13,7 @@ from typing import Any
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.lark import either, json_rule
 from dflash_local.chat.quoting import tokenized, unquoted
-from dflash_local.chat.reasoning import CLOSE
+from dflash_local.chat.reader import NO_CALLS
 from dflash_local.model import Model
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
 from dflash_local.server.answering.tools import ToolUse
@@ -151,12 +151,7 @@ def _effort(given: str | None) -> dict[str, Any]:
 def _forced_call(model: Model, tools: ToolUse, thinking_open: bool) -> str:
     grammar = _call(model, tools, thinking_open)
     if grammar is None:
-        raise ApiError(
-            400,
-            "this model's chat template has no tool calls, so none can be asked for; "
-            "leave tool_choice out, or take another model",
-            param="tool_choice",
-        )
+        raise ApiError(400, NO_CALLS, param="tool_choice")
     return grammar
 
 
@@ -211,4 +206,4 @@ def _has_thought(model: Model, prompt: list[int]) -> bool:
     """Whether the prompt ends after a reasoning part: templates write an empty one where the model
     is not to think."""
     end = "".join(map(model.target.vocabulary.name, prompt[-16:]))
-    return end.rstrip().endswith(CLOSE)
+    return model.dialect.has_thought(end)

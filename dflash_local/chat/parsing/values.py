@@ -1,0 +1,113 @@
+"""Values of arguments that are not written in JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_local.sampling.json_schema import referenced
+
+# Python's words, which templates show the models for values of the last turn.
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_WORDS = {"true": True, "false": False, "null": None}
+ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+# Schemas may refer to themselves. Deeper than this, every type is allowed.
+_DEEPEST_SCHEMA = 16
+
+
+def python_arguments(text: str) -> str | None:
+    """`key=value, ...` of a call in Python as a JSON object; None where it is something else."""
+    try:
+        call = ast.parse(f"_({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        values = {word.arg: _python_value(word.value) for word in call.keywords}
+        return None if None in values else json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+class _WithWords(ast.NodeTransformer):
+    """JSON's words in Python are values, too."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
+
+
+def _python_value(written: str | ast.expr) -> Any:
+    """Raises ValueError or SyntaxError for what is no plain value, and the like."""
+    tree = ast.parse(written, mode="eval").body if isinstance(written, str) else written
+    return ast.literal_eval(_WithWords().visit(tree))
+
+
+def python_or(text: str, other: Any) -> Any:
+    """What a value in Python means, else `other`."""
+    try:
+        found = _python_value(text)
+        json.dumps(found, allow_nan=False)
+        return found
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return other
+
+
+def typed(text: str, types: frozenset[str]) -> str:
+    """JSON text of a value: of one of `types` where it can be read so, else as it was written."""
+    word = text.strip()
+    try:
+        value = json.loads(_PYTHON.get(word, word), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        value = python_or(word, text) if word[:1] in ("[", "{") else text
+    # A text is written as it is, not in JSON.
+    if "string" in types and (isinstance(value, str) or not _admits(types, value)):
+        value = text
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def json_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """Names of the types that `schema` allows; its references point into `root`."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST_SCHEMA:
+        return ALL_TYPES
+    found = ALL_TYPES
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        found &= {kind}
+    elif isinstance(kind, list):
+        found &= {name for name in kind if isinstance(name, str)}
+    if "const" in schema:
+        found &= {_type_of(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        found &= {_type_of(value) for value in schema["enum"]}
+    if isinstance(schema.get("$ref"), str):
+        found &= json_types(referenced(schema["$ref"], root), root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            each = [json_types(part, root, depth + 1) for part in schema[key]]
+            found &= frozenset().union(*each)
+    for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+        found &= json_types(part, root, depth + 1)
+    return found
+
+
+def _type_of(value: Any) -> str:
+    """The JSON type of a Python value; whole numbers are integers."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)):
+        return "integer" if isinstance(value, int) or value.is_integer() else "number"
+    if isinstance(value, str):
+        return "string"
+    return "object" if isinstance(value, Mapping) else "array"
+
+
+def _admits(types: frozenset[str], value: Any) -> bool:
+    """Whether a value's type is among `types`."""
+    kind = _type_of(value)
+    return kind in types or (kind == "integer" and "number" in types)

@@ -1,0 +1,285 @@
+"""Learns from a chat template how a model writes tool calls.
+
+The template writes answers with known calls, and these are compared: what all of them have is the
+form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from dflash_local.chat.events import ToolCallArguments, ToolCallStart, joined
+from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, common_end, common_start, marks_of
+from dflash_local.chat.parsing.tagged_calls import CallParser
+from dflash_local.chat.template import ChatTemplate
+from dflash_local.chat.tool import Tool
+from dflash_local.errors import InputError
+
+_MOST_SECONDS = 10.0
+"""For all renderings of a template: a dozen, of some milliseconds each."""
+
+_TOOL, _OTHER = "probe_alpha", "probe_beta"
+_KEY, _KEY_2 = "colour", "shape"
+_TEXT, _TEXT_2 = "Vermilion", "Octagon"
+_IDS = ("callAbc01", "callAbc02")
+"""Of nine letters and digits, which Mistral's templates ask for."""
+_SAID, _THOUGHT = "Zounds", "Quaint"
+_ASKED = {"role": "user", "content": "Do it."}
+_TYPED: Mapping[str, tuple[Any, str]] = {
+    "string": (_TEXT, _TEXT),
+    "integer": (7531, "7531"),
+    "number": (2.5, "2.5"),
+    "boolean": (True, "[Tt]rue"),
+    "null": (None, "null|None"),
+    "array": ([7531], r"\[7531\]"),
+    "object": ({"deep": 7531}, r"\{\W*deep\W*7531\}"),
+}
+"""A value of each type, and how it may be written, as a regular expression."""
+_TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "A probe.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    key: {"type": "string", "description": "A key."} for key in (_KEY, _KEY_2)
+                },
+                "required": [],
+            },
+        },
+    }
+    for name in (_TOOL, _OTHER)
+]
+_DECODER = json.JSONDecoder(strict=False)
+
+
+class _Unknown(Exception):
+    """The template's calls have none of the known forms."""
+
+
+class Probe:
+    """Renders answers with `template`, all in `_MOST_SECONDS`."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._until = time.monotonic() + _MOST_SECONDS
+        self._before = self._rendered([_ASKED])
+        self.plain = self.answer(content=_SAID)
+
+    def answer(self, *calls: dict[str, Any], content: str = "", reasoning: str = "") -> str:
+        """The text behind the user's message, with `ID` for the ids of calls."""
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if calls:
+            message["tool_calls"] = [
+                {"id": id_, "type": "function", "function": call}
+                for id_, call in zip(_IDS, calls, strict=False)
+            ]
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        text = self._rendered([_ASKED, message])
+        text = text[len(common_start(text, self._before)) :]
+        for id_ in _IDS:
+            text = text.replace(id_, ID)
+        return text
+
+    def prompt(self) -> str:
+        """What the template writes before an answer, behind the user's message."""
+        text = self._rendered([_ASKED], begin_answer=True)
+        return text[len(common_start(text, self._before)) :]
+
+    def _rendered(self, messages: list[dict[str, Any]], *, begin_answer: bool = False) -> str:
+        if time.monotonic() > self._until:
+            raise _Unknown
+        return self._template.render(messages, begin_answer, tools=_TOOLS)
+
+
+def _call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+_CALLS = _call(_TOOL, colour=_TEXT), _call(_OTHER, colour=_TEXT_2)
+
+
+def learned(
+    template: ChatTemplate,
+) -> tuple[Form | None, tuple[str, str] | None, tuple[str, ...]]:
+    """The form of the template's calls, the marks around reasoning, and those around content; none
+    where it writes none, or in a form that is unknown."""
+    try:
+        probe = Probe(template)
+    except (InputError, _Unknown):
+        return None, None, ()
+    thinking: tuple[str, str] | None = None
+    silent: tuple[str, ...] = ()
+    with suppress(InputError, _Unknown):
+        thinking = _reasoning(probe)
+    with suppress(InputError, _Unknown):
+        silent = _wrapping(probe, thinking)
+    try:
+        return _form(probe), thinking, silent
+    except (InputError, _Unknown, ValueError, IndexError):
+        return None, thinking, silent
+
+
+def _reasoning(probe: Probe) -> tuple[str, str] | None:
+    said = probe.answer(content=_SAID, reasoning=_THOUGHT).partition(_THOUGHT)
+    called = probe.answer(_CALLS[0], reasoning=_THOUGHT).partition(_THOUGHT)
+    before = said[0] if said[1] else called[0]
+    opening = before[len(common_start(before, probe.plain)) :].strip()
+    endings = [said[2].partition(_SAID)[0], called[2].partition(_TOOL)[0]]
+    closing = common_start(*endings) if all(endings) else "".join(marks_of("".join(endings))[:1])
+    is_known = (said[1] or called[1]) and opening[:1] in ("<", "[") and closing.strip()
+    return (opening, closing.strip()) if is_known else None
+
+
+def _wrapping(probe: Probe, thinking: tuple[str, str] | None) -> tuple[str, ...]:
+    before, _, behind = probe.plain.partition(_SAID)
+    before = before[len(common_start(before, probe.prompt())) :]
+    for mark in thinking or ():
+        before = before.replace(mark, "")
+    before = before.strip()
+    return (before, *marks_of(behind)[:1]) if before else ()
+
+
+def _form(probe: Probe) -> Form:
+    one = probe.answer(_CALLS[0])
+    begin = len(common_start(one, probe.plain))
+    one, two = one[begin:], probe.answer(*_CALLS)[begin:]
+    if one.count(_TOOL) != 1 or two.count(_OTHER) != 1:
+        raise _Unknown
+    turn_end = common_end(probe.plain, one)
+    found = _object_form(one, two) or _named_form(one, two) or _tagged_form(probe, begin, one, two)
+    found = replace(found, tail=found.tail.removesuffix(turn_end))
+    parser = CallParser(found, {tool.name: tool for tool in map(Tool.of, _TOOLS)})
+    events = joined(parser.feed(two.replace(ID, _IDS[0])) + parser.finish())
+    names = [event.name for event in events if isinstance(event, ToolCallStart)]
+    arguments = [json.loads(each.text) for each in events if isinstance(each, ToolCallArguments)]
+    if list(zip(names, arguments, strict=False)) != [(c["name"], c["arguments"]) for c in _CALLS]:
+        raise _Unknown
+    return found
+
+
+def _object_form(one: str, two: str) -> Form | None:
+    """Each call is a JSON object that has its name and its arguments."""
+    first, again, last = (_object(t, n) for t, n in ((one, _TOOL), (two, _TOOL), (two, _OTHER)))
+    if first is None or again is None or last is None:
+        return None
+    start, stop, keys = first
+    begin, middle, end = _around(one[start:stop], _TOOL)
+    return Form(
+        head=one[:start],
+        begin=_unnumbered(begin, _around(two[last[0] : last[1]], _OTHER)[0]),
+        middle=middle,
+        end=end,
+        between=two[again[1] : last[0]],
+        tail=one[stop:],
+        keys=keys,
+    )
+
+
+def _object(text: str, name: str) -> tuple[int, int, tuple[str, str]] | None:
+    """Where the object of a call is, and its keys of name and arguments."""
+    for found in re.finditer("{", text[: text.index(name)]):
+        try:
+            value, stop = _DECODER.raw_decode(text, found.start())
+        except ValueError:
+            continue
+        names = [key for key, each in value.items() if each == name]
+        arguments = [key for key, each in value.items() if isinstance(each, dict) and _KEY in each]
+        if names and arguments:
+            return found.start(), stop, (names[0], arguments[0])
+    return None
+
+
+def _around(text: str, name: str) -> tuple[str, str, str]:
+    """What is before a name, between it and its arguments in JSON, and behind these."""
+    begin, _, rest = text.partition(name)
+    at = rest.index("{")
+    value, stop = _DECODER.raw_decode(rest, at)
+    if _KEY not in value:
+        raise _Unknown
+    return begin, rest[:at], rest[stop:]
+
+
+def _named_form(one: str, two: str) -> Form | None:
+    """The arguments are a JSON object, the name is outside of it."""
+    try:
+        head, middle, tail = _around(one, _TOOL)
+        first, second, _ = _around(two, _OTHER)
+        between = _around(first, _TOOL)[2]
+    except ValueError:
+        return None
+    if not head.strip():  # nothing tells a call from content
+        raise _Unknown
+    return Form(head, "", _unnumbered(middle, second), "", between, tail)
+
+
+def _tagged_form(probe: Probe, begin: int, one: str, two: str) -> Form:
+    """Each argument is an element of its own, or written as in Python."""
+    head, _, _ = one.partition(_TOOL)
+    several = probe.answer(_call(_TOOL, colour=_TEXT, shape=_TEXT_2))[begin:]
+    parts = f"(.*?){_KEY}(.*?){_TEXT}(.*){_KEY_2}(.*?){_TEXT_2}(.*)"
+    found = re.fullmatch(parts, several.partition(_TOOL)[2], re.DOTALL)
+    if found is None or found[2] != found[4] or _KEY in found[3]:
+        raise _Unknown
+    first, value, behind, _, last = found.groups()
+    between, _, second = two.partition(_TOOL)[2].partition(_TEXT)[2].rpartition(_OTHER)
+    values = {kind: start for kind in _TYPED if (start := _value_start(probe, kind)) is not None}
+    quote = value.removeprefix(values.get("integer", value))
+    if quote and quote != value and last.startswith(quote):
+        is_python = quote in "'\""
+        n = last.index(")" if is_python else "}", len(quote)) + 1
+        return Form(
+            head,
+            begin="",
+            middle=first if is_python else first.rstrip("{"),
+            end="",
+            between=between[n:],
+            tail=last[n:],
+            quote=PYTHON if is_python else quote,
+        )
+    none = probe.answer(_call(_TOOL))[begin:].partition(_TOOL)[2]
+    middle, closing = common_start(first, none), common_start(behind, last)
+    opening = first[len(middle) :]
+    between, last = between[len(closing) :], last[len(closing) :]
+    end = common_start(last, between).rstrip()
+    if not all(map(str.strip, (opening, closing, end))):
+        raise _Unknown
+    second = second.partition(_KEY)[0].removesuffix(opening)
+    values = {"": value} if {*values.values()} == {value} else values
+    cdata = CDATA in probe.answer(_call(_TOOL, colour="<Ruby>\n&"))
+    return Form(
+        head,
+        begin="",
+        middle=_unnumbered(middle, second),
+        end=end,
+        between=between[len(end) :],
+        tail=last[len(end) :],
+        tags=Tags(opening, values, closing, cdata),
+    )
+
+
+def _value_start(probe: Probe, kind: str) -> str | None:
+    """What comes between a key and a value of a type; None where the template leaves it out."""
+    value, shown = _TYPED[kind]
+    text = probe.answer(_call(_TOOL, colour=value)).rpartition(_KEY)[2]
+    *_, last = [None, *re.finditer(shown, text)]
+    return None if last is None else text[: last.start()]
+
+
+def _unnumbered(text: str, other: str) -> str:
+    """The text of two calls, with `ID` for the numbers in which they differ."""
+    if text == other:
+        return text
+    found = re.sub(r"[0-9]+", ID, text)
+    if found != re.sub(r"[0-9]+", ID, other):
+        raise _Unknown
+    return found

@@ -1,0 +1,64 @@
+"""Grammars of calls in the forms of many models let the calls of their templates through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+from llguidance.llamacpp import lltokenizer_from_vocab
+
+from dflash_local import Model
+from dflash_local.chat.dialects.marked import Marked
+from dflash_local.chat.families import dialect_of
+from dflash_local.chat.form import ID
+from model_templates import (
+    REFUSED,
+    ROME,
+    TEMPLATES,
+    TOOLS,
+    WITHOUT_TOOLS,
+    WRITE_NO_CALLS,
+    written,
+)
+
+# llguidance's own reading of the vocabulary.
+pytestmark = pytest.mark.filterwarnings("ignore:llama_token_get_attr")
+
+SEVERAL = ("get_weather_now", {"city": "New York [x] {y}", "days": 3, "share": -0.5})
+# Its template spreads a call over lines; a forced one is on one line.
+SPREAD = "CohereForAI-c4ai-command-r-plus-tool_use"
+WITH_FORM = sorted(TEMPLATES.keys() - WITHOUT_TOOLS - REFUSED - {"openai-gpt-oss-120b", SPREAD})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Model) -> Any:
+    return lltokenizer_from_vocab(model.target.vocabulary.pointer)
+
+
+@pytest.mark.parametrize("name", WITH_FORM)
+def test_the_template_s_calls_are_let_through(model: Model, tokenizer: Any, name: str) -> None:
+    dialect = dialect_of(TEMPLATES[name])
+    assert isinstance(dialect, Marked) and dialect.form is not None
+    dialect, form = replace(dialect, thinking=None), dialect.form
+    settings = {"is_token": model.is_token, "thinking_open": False}
+    grammar = dialect.call_grammar(TOOLS, parallel=True, **settings)
+    assert grammar is not None
+
+    def lets_through(text: str) -> bool:
+        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar))
+        assert not matcher.is_error(), matcher.get_error()
+        tokens = model.target.vocabulary.tokenize(text, add_special=False)
+        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+    assert not lets_through("Hello")
+    for calls in ([ROME], [SEVERAL], [ROME, SEVERAL]):
+        if (len(calls) > 1 and form.is_bare) or (name in WRITE_NO_CALLS and calls != [ROME]):
+            continue
+        text = WRITE_NO_CALLS.get(name) or written(TEMPLATES[name], calls, "", "")[0]
+        begin = text.index(form.head.split(ID)[0].strip() or form.begin.strip())
+        close = form.tail.strip() or form.end.split(ID)[-1].strip()
+        end = text.rindex(close) + len(close)
+        assert lets_through(text[begin:end]), text[begin:end]
+        assert not lets_through(text[begin:end].replace("get_weather", "get_whatever"))
