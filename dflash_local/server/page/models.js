@@ -13,10 +13,9 @@ export class Models {
     this.entries = [];
   }
 
-  /** Ask the server for its models. Throws ServerError. */
-  async learn(key) {
+  /** Ask the server for its models; `wanted` is the one to choose. Throws ServerError. */
+  async learn(key, wanted = this.chooser.value || sessionStorage.getItem(CHOSEN)) {
     this.entries = (await get("v1/models", key)).data;
-    const wanted = this.chooser.value || sessionStorage.getItem(CHOSEN);
     this.chooser.replaceChildren(...this.entries.map(option));
     if (this.entries.some((entry) => entry.id === wanted)) this.chooser.value = wanted;
     this.chooser.parentElement.hidden = !this.areSeveral;
@@ -27,6 +26,10 @@ export class Models {
   /** Remember the user's choice. */
   choose() {
     sessionStorage.setItem(CHOSEN, this.chooser.value);
+  }
+
+  get names() {
+    return this.entries.map(({ id }) => id);
   }
 
   get areSeveral() {

@@ -5,6 +5,7 @@ import { ServerError, chatStream, get } from "./chat_stream.js";
 import { fork, step } from "./branches.js";
 import { ChatList, exported, imported, keep, keptChat, newChat } from "./chats.js";
 import { button, make } from "./elements.js";
+import { Library } from "./library.js";
 import { Meter } from "./meter.js";
 import { Models } from "./models.js";
 import { Settings } from "./settings.js";
@@ -54,18 +55,33 @@ const state = {
 const models = new Models(at("chooser"), at("model"));
 const settings = new Settings(at("sampling"));
 const list = new ChatList(at("kept"), at("search"), { open: openChat, renamed, deleted });
-const meter = new Meter(
-  Object.fromEntries(
-    ["speed", "length", "share", "rounds", "reason", "warning", "drafting"].map((id) => [id, at(id)]),
-  ),
+const METER = ["speed", "length", "share", "rounds", "reason", "warning", "drafting"];
+const meter = new Meter({
+  ...Object.fromEntries(METER.map((id) => [id, at(id)])),
+  drafter: at("by-drafter"),
+  copies: at("copied"),
+});
+const library = new Library(
+  {
+    popover: at("library"),
+    advice: at("advice"),
+    search: at("find"),
+    status: at("fetched"),
+    bar: at("fetching"),
+    cancel: at("cancel"),
+    list: at("listed"),
+  },
+  { key: () => at("key").value, served: () => models.names, use: learn, changed: learn },
 );
 
 // The models.
 
-async function learn() {
+/** Learn what is served, and choose the model `wanted` of it. */
+async function learn(wanted) {
   let props;
   try {
-    await models.learn(at("key").value);
+    await models.learn(at("key").value, wanted);
+    if (wanted) models.choose();
     if (models.isLoaded) props = await models.props(at("key").value);
   } catch (error) {
     say(error);
@@ -534,6 +550,9 @@ at("chooser").addEventListener("change", () => {
 });
 at("widths").addEventListener("change", () => {
   at("widths").dataset.chosen = width();
+});
+at("library").addEventListener("beforetoggle", ({ newState }) => {
+  if (newState === "open") library.show();
 });
 at("chats").addEventListener("beforetoggle", ({ newState }) => {
   if (newState === "open") list.show(state.chat.id);
