@@ -40,17 +40,12 @@ export class Models {
     return this.entries[Math.max(this.chooser.selectedIndex, 0)];
   }
 
-  /** Whether the chosen model is loaded. */
-  get isLoaded() {
-    return this.chosen.status.value === "loaded";
-  }
-
   /** The `model` of a request. */
   get field() {
     return this.areSeveral ? this.chosen.id : undefined;
   }
 
-  /** The properties of the chosen model. The server loads it first. Throws ServerError. */
+  /** The properties of the chosen model; fewer while it is not loaded. Throws ServerError. */
   props(key) {
     return get(`props?model=${encodeURIComponent(this.chosen.id)}`, key);
   }

@@ -82,20 +82,20 @@ async function learn(wanted) {
   try {
     await models.learn(at("key").value, wanted);
     if (wanted) models.choose();
-    if (models.isLoaded) props = await models.props(at("key").value);
+    props = await models.props(at("key").value);
   } catch (error) {
     say(error);
     return;
   }
   at("name").textContent = models.chosen.id;
-  const served = props?.default_generation_settings;
-  const tiny = TINY.file.test(props?.model_path ?? models.chosen.id);
-  state.isKnown = Boolean(props);
-  state.maxWidth = props?.max_draft_width ?? 0;
-  settings.showUsual(served?.params);
-  at("widths").disabled = !served?.speculative;
-  showServedWidth(props?.draft_width);
-  if (!props) tell("this model is loaded with the first message to it");
+  const served = props.default_generation_settings;
+  const tiny = TINY.file.test(props.model_path);
+  state.isKnown = !props.is_sleeping;
+  state.maxWidth = props.max_draft_width ?? 0;
+  settings.showUsual(served.params);
+  at("widths").disabled = !served.speculative;
+  showServedWidth(props.draft_width);
+  if (props.is_sleeping) tell("this model is loaded with the first message to it");
   else tell(served.speculative ? "" : "this model is served without a drafter");
   at("try").textContent = tiny ? TINY.hint : "Try one:";
   at("prompts").replaceChildren(
