@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,11 @@ from .request import ANSWER_LENGTH, answer_limit, read_prompt, run_single
 from .terminal import Speaker
 from .user_files import history_file, tilde
 from .values import utf8_text
+
+if TYPE_CHECKING:
+    from dflash_local import Model
+
+    from .answer import Ask
 
 SECTIONS = {
     "Model": FILES,
@@ -81,16 +86,21 @@ def chat(prompt: str | None, **values: Any) -> int:
     template = dict(values["chat_template_kwargs"] or {})
     system = values["system"]
     opening = [] if system is None else [{"role": "system", "content": system}]
+    messages = [*opening, {"role": "user", "content": (text or "").rstrip("\r\n")}]
+
+    def ask_of(model: Model) -> Ask:
+        arguments["max_tokens"] = answer_limit(model, arguments)
+        return partial(model.stream_chat, messages, chat_template_kwargs=template, **arguments)
+
     say = Speaker(values["quiet"])
-    model = load_model(values, say, thinking=values["thinking"])
+    check = (lambda model: ask_of(model)()) if text is not None else None
+    model = load_model(values, say, thinking=values["thinking"], check=check)
     if text is None:
         from .chat_session import ChatSession
 
         ChatSession(model, opening, template, values, say).run()
         return 0
     with model:
-        messages = [*opening, {"role": "user", "content": text.rstrip("\r\n")}]
-        arguments["max_tokens"] = answer_limit(model, arguments)
         n_prompt = len(model.chat_prompt(messages, chat_template_kwargs=template))
-        ask = partial(model.stream_chat, messages, chat_template_kwargs=template, **arguments)
+        ask = ask_of(model)
         return run_single(model, ask, n_prompt, {**values, **arguments}, say, is_chat=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,11 @@ from .request import read_prompt, run_single
 from .settings import FROM_ELSEWHERE
 from .terminal import Speaker
 from .values import utf8_text
+
+if TYPE_CHECKING:
+    from dflash_local import Model
+
+    from .answer import Ask
 
 FILE = Option(
     "-f",
@@ -64,8 +69,11 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> int:
         raise click.UsageError("the prompt is empty: there is nothing to continue.")
     arguments = generation_arguments(values)
 
-    say = Speaker(values["quiet"])
-    with load_model(values, say) as model:
+    def request(model: Model) -> tuple[list[int], Ask]:
         tokens = model.target.vocabulary.tokenize(text, n_ctx=model.n_ctx)
-        ask = partial(model.stream, tokens, **arguments)
+        return tokens, partial(model.stream, tokens, **arguments)
+
+    say = Speaker(values["quiet"])
+    with load_model(values, say, check=lambda model: request(model)[1]()) as model:
+        tokens, ask = request(model)
         return run_single(model, ask, len(tokens), values, say)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,17 +76,21 @@ def load_model(
     values: Mapping[str, Any],
     say: Speaker,
     files: tuple[Path, Path | None] | None = None,
+    *,
+    check: Callable[[Model], object] | None = None,
     **more: Any,
 ) -> Model:
     """The model that the options ask for. `files` are those of `chosen_files`, if they were looked
-    up; `more` goes to `dflash_local.load`."""
+    up. `check` and `more` go to `dflash_local.load`."""
     import dflash_local
     from dflash_local.fit.options import LoadOptions
 
     options = {"draft_width": values.get("draft_width"), **values_of(LOADING, values)}
     target, draft = files or chosen_files(values, say, LoadOptions(**options))
     with interrupt.ending(), loading_progress(say.console, target.name) as progress:
-        model = dflash_local.load(target, draft, say=say, progress=progress, **{**options, **more})
+        model = dflash_local.load(
+            target, draft, say=say, progress=progress, check=check, **{**options, **more}
+        )
     tell_missing_drafter(draft, say)
     return model
 

@@ -116,7 +116,10 @@ def _stats_lines(result: Result) -> list[str]:
     if stats.tree_rounds:
         lines.append(f"trees    {drafts_text(stats)}")
     if stats.drafting:
-        lines.append(f"choice   {stats.drafting}")
+        choice = stats.drafting
+        if stats.copied_accepted:
+            choice = choice.replace("drafting is off", "the drafter is off", 1)
+        lines.append(f"choice   {choice}")
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in stats.shares.items())
     lines.append(f"time     {shares}")
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ from .values import (
 
 if TYPE_CHECKING:
     from dflash_local.fit.options import LoadOptions
+    from dflash_local.llama.runtime import Device
     from dflash_local.server.http.settings import ServerSettings
     from dflash_local.server.models.recorder import Recorder
     from dflash_local.server.models.source import ModelSource
@@ -239,6 +240,9 @@ def serve(**values: Any) -> int:
             [single] if single else sources,
             keep_alive_s=DEFAULT_S if sources and keep_alive is None else keep_alive,
             queue_timeout_s=values["queue_timeout_s"],
+            further=lambda name, tell, devices: _source(
+                NamedModel(name, name), values, tell, recorder, devices
+            ),
         )
         if single:
             with interrupt.ending():
@@ -295,9 +299,13 @@ def _single(values: Mapping[str, Any], say: Speaker, recorder: Recorder | None) 
 
 
 def _source(
-    model: NamedModel, values: Mapping[str, Any], say: Speaker, recorder: Recorder | None
+    model: NamedModel,
+    values: Mapping[str, Any],
+    say: Callable[[str], None],
+    recorder: Recorder | None,
+    devices: Sequence[Device] | None = None,
 ) -> ModelSource:
-    """How to load it. What is missing of its files is fetched."""
+    """How to load it. What is missing of its files is fetched, if it fits `devices`."""
     from dflash_local.controller import calibration
     from dflash_local.pairs.find import find_pair
     from dflash_local.server.models.source import ModelSource
@@ -305,7 +313,14 @@ def _source(
     if model.draft is not None:
         calibration.budget_s()  # checked now: it is a request that may load the model
     values = {**values, **model.settings}
-    files = find_pair(model.target, model.draft, say=say, options=_load_options(values))
+    files = find_pair(
+        model.target,
+        model.draft,
+        say=say,
+        options=_load_options(values),
+        devices=devices,
+        bars=devices is None,
+    )
     return ModelSource(
         model.name,
         files.target,

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local.controller import calibration
 from dflash_local.controller.controller import Controller
@@ -54,6 +54,7 @@ def load(
     quiet: bool = False,
     progress: Progress | None = None,
     say: Say | None = None,
+    check: Callable[[Model], object] | None = None,
     **settings: Unpack[LoadSettings],
 ) -> Model:
     """Load a GGUF target and the DFlash drafter that drafts for it.
@@ -102,7 +103,9 @@ def load(
     suits the pair, if that is known, or else what the template does. `progress` is called with the
     fraction of the target that is loaded, from 0 to 1, and again between the later steps. If it
     raises, the load ends. `say` gets the lines that a user should read, now and later, in place of
-    stderr; with `progress`, none about percentages.
+    stderr; with `progress`, none about percentages. `check` gets the model before it is measured
+    what drafting costs, which takes seconds: what it raises ends the load, as for a prompt that is
+    too long.
 
     Raises FileError for bad files, PairError if the two do not fit each other, InputError with the
     numbers if they do not fit the memory, BackendError if llama.cpp itself fails.
@@ -112,7 +115,7 @@ def load(
     say = say or (_silent if quiet else to_stderr)
     files = find_pair(target, draft, say=say, options=options)
     pair = open_pair(files.target, files.draft)
-    engine, plan = open_engine(
+    engine, plan, measure = _open(
         pair, options, say=say, progress=progress, percent=say if percent else _silent
     )
     defaults = defaults_of(pair.target, pair.draft, thinking)
@@ -122,31 +125,53 @@ def load(
     model.sampling, model.sampling_by_thinking = defaults.sampling, defaults.by_thinking
     model.thinking = defaults.thinking
     model.answer_length = defaults.answer_length
-    if (width := options.draft_width) is not None:
-        # A recurrent state may take back fewer rows than the files allow: known once it is loaded.
-        most = engine.widest(model.draft_shape)
-        if width != "auto" and width > most:
-            model.close()
-            limit = engine.limit(model.draft_shape)
-            raise InputError(
-                f"draft_width is {width}, and {engine.plain_because}"
-                if engine.plain_because
-                else f"draft_width is {width}; {limit} allows at most {most}"
-            )
-        model.draft_width = width
+    try:
+        if (width := options.draft_width) is not None:
+            _check_width(engine, width)
+            model.draft_width = width
+        if check is not None:
+            check(model)
+        measure()
+    except BaseException:
+        model.close()
+        raise
     return model
 
 
-def open_engine(
+def open_engine(pair: Pair, options: LoadOptions, *, say: Say) -> tuple[Engine, Plan]:
+    """The engine that `load` makes a model of, and its plan. Raises what `load` raises."""
+    engine, plan, measure = _open(pair, options, say=say)
+    try:
+        measure()
+    except BaseException:
+        engine.target.close()
+        raise
+    return engine, plan
+
+
+def _check_width(engine: Engine, width: int | Literal["auto"]) -> None:
+    """A recurrent state may take back fewer rows than the files allow: known once it is loaded.
+    Raises InputError."""
+    shape = engine.usual_shape
+    most = engine.widest(shape)
+    if width != "auto" and width > most:
+        raise InputError(
+            f"draft_width is {width}, and {engine.plain_because}"
+            if engine.plain_because
+            else f"draft_width is {width}; {engine.limit(shape)} allows at most {most}"
+        )
+
+
+def _open(
     pair: Pair,
     options: LoadOptions,
     *,
     say: Say,
     progress: Progress | None = None,
     percent: Say | None = None,
-) -> tuple[Engine, Plan]:
-    """The engine that `load` makes a model of, and its plan. `percent` gets the lines about how
-    much is loaded; without it, `say` does. Raises what `load` raises."""
+) -> tuple[Engine, Plan, Callable[[], None]]:
+    """An engine, its plan, and what to call before its first request: it measures what drafting
+    costs, if need be. `percent` gets the lines about how much is loaded; without it, `say` does."""
     progress = progress or _silent
     progress(0.0)
     further = _text_of(options.draft_from)
@@ -170,14 +195,17 @@ def open_engine(
             say(few_rows.line)
         progress(1.0)
         copies = controller = None
-        if setup.may_copy and target.max_width > 1:
+        has_drafts = setup.may_copy and target.max_width > 1
+        if has_drafts:
             copies = calibration.known_copies(target, drafter)
-            controller = _controller(target, drafter, say, options.recalibrate)
-            if not _may_pay(setup, target, controller):
-                setup = setup.without_drafts()
-                drafter = copies = controller = None
-                say(setup.finding)
-                target.reopen(setup.target_options)
+            if _must_pay(setup, target):
+                controller = _controller(target, drafter, say, options.recalibrate)
+                if not _may_pay(setup, target, controller):
+                    setup = setup.without_drafts()
+                    drafter = copies = controller = None
+                    has_drafts = False
+                    say(setup.finding)
+                    target.reopen(setup.target_options)
         store = _open_store(target, drafter, options, say)
         engine = Engine(
             target,
@@ -192,10 +220,15 @@ def open_engine(
         engine.copy_from = _tokens_of(further, target)
         if setup.shape == "tree" and (reason := engine.chains_because):
             say(reason)
-        return engine, setup.plan
     except BaseException:
         target.close()
         raise
+
+    def measure() -> None:
+        if has_drafts and engine.controller is None:
+            engine.control(_controller(target, drafter, say, options.recalibrate))
+
+    return engine, setup.plan, measure
 
 
 def _tried(setup: Setup, say: Say) -> Setup:
@@ -322,11 +355,13 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
     )
 
 
+def _must_pay(setup: Setup, target: Target) -> bool:
+    """Whether drafting has to pay: for the snapshots that it takes, unless a width is wanted."""
+    return target.way_back.kind == "snapshots" and not isinstance(setup.options.draft_width, int)
+
+
 def _may_pay(setup: Setup, target: Target, controller: Controller) -> bool:
-    """Whether drafting could pay for the snapshots that it takes, if every draft were accepted, or
-    is wanted in any case."""
-    if target.way_back.kind != "snapshots" or isinstance(setup.options.draft_width, int):
-        return True
+    """Whether drafting could pay for the snapshots that it takes, if every draft were accepted."""
     spec = setup.pair.spec
     width = min(target.max_width, spec.block_size if spec else target.max_width)
     return controller.costs.best_gain(width - 1, setup.plan.n_seq) > 1

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_local import load
 from dflash_local.draft.shape import DraftShape
-from dflash_local.errors import FileError
+from dflash_local.errors import ContextFullError, FileError
 from dflash_local.fit.options import MAX_OUTPUT_ROWS, LoadOptions, LoadSettings
 from gguf_files import UINT32, Value, changed
 
@@ -39,6 +39,20 @@ def test_what_the_listener_raises_ends_a_load(pair: tuple[Path, Path], end: floa
         load(*pair, **OPTIONS, quiet=True, progress=hear)
     with load(*pair, **OPTIONS, quiet=True) as model:  # nothing of it is in the way
         assert model.generate("def f(", max_tokens=2).tokens
+
+
+def test_what_is_refused_is_not_measured(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(tmp_path))
+    long = [400] * OPTIONS["n_ctx"] * 2
+    with pytest.raises(ContextFullError):
+        load(*pair, **OPTIONS, quiet=True, check=lambda model: model.stream(long))
+    assert not (tmp_path / "costs").exists()
+    with load(*pair, **OPTIONS, quiet=True, check=lambda model: model.stream("def f(")) as model:
+        assert model.engine.controller is not None
+        assert model.generate("def f(", max_tokens=4).stats.drafting
+    assert (tmp_path / "costs").exists()
 
 
 def test_on_a_cpu_drafts_are_chains(pair: tuple[Path, Path]) -> None:

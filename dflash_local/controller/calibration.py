@@ -65,7 +65,8 @@ def measure(
     target: Target, drafter: Drafter | None, *, before: Callable[[], None], again: bool = False
 ) -> Costs:
     """The costs of this pair, or of a target alone, for up to `target.options.n_seq` sequences,
-    kept per machine, files, build and settings; `again` measures them though they are kept.
+    kept per machine, files, build and settings but the context; `again` measures them though they
+    are kept.
 
     Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
@@ -76,7 +77,7 @@ def measure(
     and they are empty after it too. Raises as `budget_s` and `Target.decode`, and what the drafter
     raises.
     """
-    known = _kept(target, drafter)
+    known = disk_cache.read("costs", _key(target, drafter))
     if not again:
         with suppress(ValueError):  # not measured yet, or damaged
             costs = Costs.from_dict(known)
@@ -99,7 +100,7 @@ def measure(
 def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
     """What earlier processes have learnt of this model's copies; else what is thought of any."""
     try:
-        return CopyPrior.from_dict(_kept(target, drafter)["copies"])
+        return CopyPrior.from_dict(disk_cache.read("costs", _key(target, drafter))["copies"])
     except (ValueError, LookupError, TypeError):
         return CopyPrior()
 
@@ -109,7 +110,7 @@ def known_drafts(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Accept
     that sample; else what is thought of any. `n_nodes` are the most of a tree."""
     size = min(drafter.block_size, target.max_width)
     try:
-        greedy, sampled = _kept(target, drafter)["drafts"]
+        greedy, sampled = disk_cache.read("costs", _key(target, drafter))["drafts"]
         return (
             Acceptance.from_dict(greedy, size, n_nodes),
             Acceptance.from_dict(sampled, size, n_nodes),
@@ -416,21 +417,9 @@ def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, floa
     return {depth: dict(sorted(row.items())) for depth, row in usual.items()}
 
 
-def _kept(target: Target, drafter: Drafter | None) -> Any:
-    """What was measured and learnt, with as much context or more; None if there is nothing."""
-    own = _key(target, drafter)
-    kept = None
-    for deep in range(own["options"]["n_ctx"], len(DEEP) + 1):
-        kept = disk_cache.read("costs", own | {"options": own["options"] | {"n_ctx": deep}})
-        if kept is not None:
-            break
-    return kept
-
-
 def _key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     options = asdict(target.options)
-    # Costs follow what is cached, not what could be: it counts how deep they could be measured.
-    options["n_ctx"] = sum(target.n_ctx >= deep for deep in DEEP)
+    del options["n_ctx"]  # costs follow what is cached, not what could be
     del options["exact"]  # costs are measured with all threads
     return {
         "format": _FORMAT,

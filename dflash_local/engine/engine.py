@@ -52,7 +52,6 @@ class Engine:
         self.copies = copies
         self.offers_copies = True
         """Whether requests that begin now get copies. `bench` measures what they gain."""
-        self.controller = controller if drafter or copies else None
         self.learns = learns
         self.exact = exact
         self.slots = Slots(target, drafter, n_seq, least=target.n_batch if exact else 1)
@@ -72,10 +71,15 @@ class Engine:
         if self.takes_trees:
             n_branches = target.options.n_branches
             self._tree = Tree(most_nodes(n_branches, self.max_width), n_branches)
-        self._round = Round(self.slots, self.prefix_cache, self.controller)
-        self._prefill = Prefill(self.slots, self.prefix_cache, self._round)
         self._n_steps = 0
         self._round_s = 0.0
+        self.control(controller)
+
+    def control(self, controller: Controller | None) -> None:
+        """Let `controller` decide from now on. Call it before the first request."""
+        self.controller = controller if self.drafter or self.copies else None
+        self._round = Round(self.slots, self.prefix_cache, self.controller)
+        self._prefill = Prefill(self.slots, self.prefix_cache, self._round)
 
     @property
     def max_width(self) -> int:

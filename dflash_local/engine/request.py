@@ -62,7 +62,7 @@ class Request:
         if n >= n_ctx:
             raise PromptTooLongError(
                 f"the prompt has {n} tokens, the context holds {n_ctx} with at least one for the "
-                "answer; shorten the prompt or load with a larger n_ctx (--ctx)",
+                "answer; shorten the prompt or load with a larger n_ctx",
                 n,
                 n_ctx,
             )

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +20,28 @@ from dflash_local.errors import InputError
 from dflash_local.hub.trouble import transfer_errors
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
     from huggingface_hub import HfFileMetadata
+
+Watch = Callable[[str, int, int], None]
+"""Called with the name of a file that is fetched, the bytes that are here, and all of it."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HTTP_LIMIT = 50_000_000_000  # bytes; the hub gives larger files by Xet only
+
+
+_watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Let `watch` follow the transfers of weights in this context. What it raises ends the
+    transfer; what has come so far is kept."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
 
 
 @contextmanager
@@ -98,7 +118,7 @@ def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetada
             " make room, or set HF_HOME to a folder on another disk"
         )
     while done < size:
-        with part.open("ab") as file:
+        with _Part(part, name, size) as file:
             try:
                 file_download.http_get(
                     url,
@@ -122,3 +142,18 @@ def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetada
             f"{repo}: {name} arrived damaged (its sha256 is not the hub's) and was removed;"
             " run the same command again"
         )
+
+
+class _Part(BufferedWriter):
+    """What has come of a file, to be added to; whoever watches is told of each piece."""
+
+    def __init__(self, path: Path, name: str, size: int) -> None:
+        super().__init__(FileIO(path, "ab"))
+        self._name, self._size = name, size
+        self._watch = _watch.get()
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        written = super().write(data)
+        if self._watch is not None:
+            self._watch(self._name, self.tell(), self._size)
+        return written

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_local import disk_cache
 from dflash_local.errors import FileError, InputError
@@ -24,6 +25,9 @@ from dflash_local.pairs.address import Address, HubAddress, NamedPair, read_addr
 from dflash_local.pairs.drafter import SHARE, converted, kept_drafter, weights
 from dflash_local.pairs.memory import check_memory
 from dflash_local.pairs.tuned import tuned_drafter
+
+if TYPE_CHECKING:
+    from dflash_local.llama.runtime import Device
 
 Say = Callable[[str], None]
 
@@ -111,6 +115,7 @@ def find_pair(
     *,
     say: Say,
     options: LoadOptions | None = None,
+    devices: Sequence[Device] | None = None,
     newest: bool = False,
     bars: bool = True,
 ) -> PairFiles:
@@ -121,8 +126,9 @@ def find_pair(
     this one and won. For a target's file alone it is the last one that was tuned and won;
     "copies" and "none" ask for none. What is on this disk is used without asking the hub, unless
     `newest` is set. Before anything is fetched, the room on the disk is checked, and the memory if
-    `options` say how the pair is to be loaded. `say` gets a line for each step; with `bars`, a
-    terminal shows how far each file has come, its rate and the time left.
+    `options` say how the pair is to be loaded: that of `devices`, or of the machine as it is.
+    `say` gets a line for each step; with `bars`, a terminal shows how far each file has come, its
+    rate and the time left.
 
     Raises InputError, FileError: nothing of that name, no access, no network, no room, or a drafter
     that cannot be converted.
@@ -144,8 +150,8 @@ def find_pair(
     if options is not None and model.missing():
         from dflash_local.llama import runtime
 
-        devices, beside = runtime.devices(), drafter_bytes(drafter)
-        check_memory(model.remote(), beside, options, devices, model.sizes())
+        devices = runtime.devices() if devices is None else devices
+        check_memory(model.remote(), drafter_bytes(drafter), options, devices, model.sizes())
     check_room(model, drafter)
     _check_access(model, drafter)
     for part in (model, drafter):

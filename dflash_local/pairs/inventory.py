@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dflash_local.errors import InputError
-from dflash_local.hub.repository import Repository, cached, remove_files
+from dflash_local.hub.repository import Repository, cached, remove_files, repository_of
 from dflash_local.pairs import gguf_names, registry
 from dflash_local.pairs.address import Address, HubAddress, NamedPair, read_address
 from dflash_local.pairs.drafter import forget_drafter, kept_drafter, weights
@@ -57,14 +57,17 @@ class Stock:
     def place(self, devices: Sequence[Device]) -> Place | None:
         """Where it would fit on this machine, roughly: `show` plans it. None if its size is not
         known."""
-        if self.n_bytes is None:
-            return None
-        needed = self.n_bytes * _BESIDE
-        gpus = sum(each.free for each in devices if each.type == "gpu")
-        host = max(each.free for each in devices if each.type == "cpu")
-        if needed <= gpus:
-            return "gpu"
-        return "cpu" if needed <= host + gpus else "no"
+        return None if self.n_bytes is None else place(self.n_bytes, devices)
+
+
+def place(n_bytes: int, devices: Sequence[Device]) -> Place:
+    """Where a target of so many bytes would fit, roughly."""
+    needed = n_bytes * _BESIDE
+    gpus = sum(each.free for each in devices if each.type == "gpu")
+    host = max(each.free for each in devices if each.type == "cpu")
+    if needed <= gpus:
+        return "gpu"
+    return "cpu" if needed <= host + gpus else "no"
 
 
 def stock() -> list[Stock]:
@@ -109,6 +112,18 @@ def remove(address: Address) -> int:
     elif entry is not None:
         freed += _remove_drafter(entry.drafter, _key(place))
     return freed
+
+
+def belongs_to(file: Path, address: Address) -> bool:
+    """Whether removing `address` might remove `file`."""
+    if isinstance(address, Path):
+        return False
+    entry = address.entry if isinstance(address, NamedPair) else None
+    place = _gguf(entry) if entry else address
+    repo = place.repo if isinstance(place, HubAddress) else ""
+    drafter = entry.drafter if entry else getattr(registry.of_target(repo), "drafter", "")
+    kept = kept_drafter(drafter, _key(place))
+    return repository_of(file) in (repo, drafter) or (kept is not None and kept.path == file)
 
 
 def _remove_models(held: Repository, quant: str | None, all_files: bool) -> int:

@@ -27,13 +27,16 @@ from dflash_local.server.http.security import (
     KeyCheck,
     OriginCheck,
     SafeHeaders,
+    is_loopback,
 )
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.llama import completion, props, tokenize
 from dflash_local.server.metrics import Metrics
+from dflash_local.server.models.library import Library
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.ollama import chat as ollama_chat
 from dflash_local.server.ollama import errors as ollama_errors
+from dflash_local.server.ollama import library as ollama_library
 from dflash_local.server.ollama import model_list as ollama_model_list
 from dflash_local.server.openai import chat, completions, responses
 from dflash_local.version import version
@@ -50,6 +53,7 @@ ROUTERS = (
     messages.router,
     ollama_chat.router,
     ollama_model_list.router,
+    ollama_library.router,
     completion.router,
     tokenize.router,
     embeddings.router,
@@ -71,6 +75,7 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.pool = pool
+    app.state.library = Library(pool, pool.further if is_loopback(settings.host) else None)
     app.state.drain = Drain()
     app.state.metrics = Metrics(pool)
     app.state.request_check = RequestCheck(settings.strict)

@@ -89,7 +89,7 @@ class _StatusCollector(Collector):
         self._pool = pool
 
     def collect(self) -> Iterator[Metric]:
-        models = self._pool.models.values()
+        models = list(self._pool.models.values())
         counted = [(each, each.counted) for each in models]
         known = [(each.name, status) for each, status in counted if status is not None]
         loaded = [(each.name, status) for each, status in counted if status and each.model]

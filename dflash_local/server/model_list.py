@@ -1,4 +1,5 @@
-"""`/v1/models`: what is served, in OpenAI's form, or in Anthropic's for its clients."""
+"""`/v1/models`: what is served, in OpenAI's form, or in Anthropic's for its clients; and
+`/library`: what could be."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
 
-from dflash_local.server.answering.api_answer import pool_of
+from dflash_local.server.answering.api_answer import library_of, pool_of
 from dflash_local.server.anthropic.errors import VERSION_HEADER
 from dflash_local.server.models.served_model import ServedModel
 
@@ -32,6 +34,13 @@ async def get_model(request: Request, name: str) -> dict[str, Any]:
     """The model of exactly that name, also where a server of one model would take any."""
     entry = _entry(request, pool_of(request).named(name))
     return _anthropic(entry) if VERSION_HEADER in request.headers else entry
+
+
+@router.get("/library")
+async def library(request: Request) -> dict[str, Any]:
+    """The models that have a name, as `dflash-local list --json` has them: their bytes, what is
+    here, and what fits this machine."""
+    return await run_in_threadpool(library_of(request).as_dict)
 
 
 def _entry(request: Request, served: ServedModel) -> dict[str, Any]:

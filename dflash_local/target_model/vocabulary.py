@@ -134,7 +134,7 @@ def _too_long(n_tokens: int, n_ctx: int) -> tuple[str, int, int]:
     """Of PromptTooLongError for a prompt that has at least so many tokens."""
     said = (
         f"the prompt has at least {n_tokens} tokens, the context holds {n_ctx}; "
-        "shorten the prompt or load with a larger n_ctx (--ctx)"
+        "shorten the prompt or load with a larger n_ctx"
     )
     return said, n_tokens, n_ctx
 
@@ -272,7 +272,7 @@ class Vocabulary:
         if n > n_ctx:
             raise PromptTooLongError(
                 f"the prompt has {n_bytes} bytes, so at least {n} tokens, the context holds "
-                f"{n_ctx}; shorten the prompt or load with a larger n_ctx (--ctx)",
+                f"{n_ctx}; shorten the prompt or load with a larger n_ctx",
                 n,
                 n_ctx,
                 at_least=True,

@@ -40,16 +40,47 @@ def test_the_numbers_are_the_server_s(visit: Visit) -> None:
     rounds = [n for chunk in found[1:] for n in chunk["draft_detail"]["rounds"]]
     timings = found[-1]["timings"]
     expect(visit.page.locator("#length")).to_have_text(f"{sum(rounds) / len(rounds):.1f}")
-    share = int(100 * timings["draft_n_accepted"] / sum(rounds) + 0.5)
+    copied = [n for chunk in found[1:] for n in chunk["draft_detail"]["copied"]]
+    parts = [timings["draft_n_accepted"], sum(copied)]
+    share, copies = (int(100 * part / sum(rounds) + 0.5) for part in parts)
     expect(visit.page.locator("#share")).to_have_text(f"{share}%")
+    expect(visit.page.locator("#copied")).to_have_text(f": {copies}%")
     speed = int(timings["predicted_per_second"] + 0.5)
     expect(visit.page.locator("#speed")).to_have_text(f"{speed}")
     expect(visit.page.locator("#rounds .own")).to_have_count(min(len(rounds), 64))
-    bars = visit.page.locator("#rounds .draft").evaluate_all(
+    drafts = [n - 1 - m for n, m in zip(rounds, copied, strict=True)]
+    assert bars(visit, ".draft:not(.copied)") == [n for n in drafts[-64:] if n]
+    assert bars(visit, ".copied") == [n for n in copied[-64:] if n]
+    expect(visit.page.locator("#reason")).to_contain_text("always")
+
+
+def bars(visit: Visit, kind: str) -> list[int]:
+    """The heights of the parts of bars that are of that kind."""
+    found: list[int] = visit.page.locator(f"#rounds {kind}").evaluate_all(
         "(bars) => bars.map((bar) => Number(bar.getAttribute('height')))"
     )
-    assert bars == [n - 1 for n in rounds[-64:] if n > 1]
-    expect(visit.page.locator("#reason")).to_contain_text("always")
+    return found
+
+
+def test_copies_have_one_colour_in_text_bars_and_legend(visit: Visit) -> None:
+    """The prompt holds what the answer is made to say."""
+    text = "def mean(values):\n    return sum(values) / len(values)\n" * 3
+    visit.force(text)
+    visit.choose("always")
+    visit.answer(text)
+    copied = visit.page.locator(".answer .body .copied").first
+    expect(copied).to_be_visible()
+    assert sum(bars(visit, ".copied")) > 0
+    color = "(element, name) => getComputedStyle(element)[name]"
+    shown = {
+        copied.evaluate(color, "backgroundColor"),
+        visit.page.locator("#rounds .copied").first.evaluate(color, "fill"),
+        visit.page.locator(".legend .copied").evaluate(color, "backgroundColor"),
+    }
+    assert len(shown) == 1
+    told = visit.page.locator("#copied").inner_text().removeprefix(": ")
+    assert told != "0%"
+    expect(visit.page.locator(".answer footer .quiet")).to_contain_text(f", {told} copied")
 
 
 def test_they_move_while_it_streams(visit: Visit) -> None:

@@ -54,6 +54,9 @@ def test_looking_loads_nothing_and_asking_does(visit: Visit, several: ServerProc
     assert chooser.locator("option").all_inner_texts() == names
     expect(visit.page.locator("#reason")).to_have_text(LOADING)
     expect(visit.page.get_by_label("always")).to_be_disabled()
+    # Its defaults are known, and hold for the first answer, too.
+    expect(visit.page.get_by_label("Temperature")).to_have_attribute("placeholder", "0")
+    expect(visit.page.get_by_label("Most tokens")).to_have_attribute("placeholder", "256")
     assert not any(line.startswith("loading") for line in several.log)
     assert visit.answer()
     assert visit.chats[0]["model"] == "tiny-coder"

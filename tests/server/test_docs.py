@@ -23,7 +23,7 @@ def test_every_route_is_told_of_and_there_is_no_other(text: str, client: httpx.C
         for path, methods in client.get("/openapi.json").json()["paths"].items()
         for method in methods
     }
-    told = set(re.findall(r"<code>((?:GET|POST) /\S+?)</code>", text))
+    told = set(re.findall(r"<code>((?:GET|POST|DELETE) /\S+?)</code>", text))
     assert told == described
 
 

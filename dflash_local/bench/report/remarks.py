@@ -67,8 +67,9 @@ def _reasons(report: Report) -> Iterator[str]:
     said: dict[str, list[str]] = {}
     for row in report.main_rows:
         if row.temperature == report.temperatures[0]:
-            said_last = f"{row.variant}, at the end of the last answer: {row.drafting}"
-            texts = [said_last] if row.drafting else []
+            # Copies may have gained all the same.
+            choice = (row.drafting or "").replace("drafting is off", "the drafter is off", 1)
+            texts = [f"{row.variant}, at the end of the last answer: {choice}"] if choice else []
             for text in [*texts, *row.warnings]:
                 said.setdefault(text, []).append(cell.name(row.category))
     for text, categories in said.items():

@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from dflash_local.model import Model
 from dflash_local.server.answering.request_check import RequestCheck
 from dflash_local.server.http.event_stream import AnswerStream, Comment, StreamForm, unless_gone
+from dflash_local.server.models.library import Library
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.models.served_model import LoadedModel
 
@@ -37,6 +38,12 @@ def pool_of(request: Request) -> ModelPool:
     """The models of the application that got `request`."""
     pool: ModelPool = request.app.state.pool
     return pool
+
+
+def library_of(request: Request) -> Library:
+    """The models that the application that got `request` could serve, too."""
+    library: Library = request.app.state.library
+    return library
 
 
 async def on_model(

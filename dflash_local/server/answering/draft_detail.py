@@ -16,7 +16,8 @@ class DraftDetail:
     def __init__(self) -> None:
         self._origins = Origins()
         self._rounds: list[int] = []
-        self._n_open = 0  # accepted drafts of a round whose last token is still to come
+        self._copied: list[int] = []
+        self._open: list[bool] = []  # accepted drafts of a round whose last token is still to come
         self._begun = False
         self._drafting: str | None = None
         self._warning: str | None = None
@@ -24,8 +25,8 @@ class DraftDetail:
     def push(self, chunk: Chunk) -> None:
         """Take in what the model has added."""
         self._origins.add(chunk.pieces)
-        for drafted in chunk.from_draft:
-            self._count(drafted)
+        for drafted, copied in zip(chunk.from_draft, chunk.from_copy, strict=True):
+            self._count(drafted, copied)
         self._drafting = chunk.drafting
         if chunk.result is not None:
             self._warning = chunk.result.stats.warning
@@ -35,24 +36,27 @@ class DraftDetail:
 
         `pieces` join to `shown`. Those that no drafter proposed, as the text had them already, have
         `from_copy`. `rounds` has for each verify pass since the last call how many
-        tokens it emitted: accepted drafts and one of the target's own. `drafting` is what the
-        controller decides at the moment, and why; None for a fixed width.
+        tokens it emitted: accepted drafts and one of the target's own; `copied` how many of these
+        drafts were copies. `drafting` is what the controller decides at the moment, and why; None
+        for a fixed width.
         """
         detail = {
             "pieces": _pieces(shown, self._origins.of(shown)),
             "rounds": self._rounds,
+            "copied": self._copied,
             "drafting": self._drafting,
         }
-        self._rounds = []
+        self._rounds, self._copied = [], []
         return detail if self._warning is None else {**detail, "warning": self._warning}
 
-    def _count(self, from_draft: bool) -> None:
+    def _count(self, from_draft: bool, from_copy: bool) -> None:
         if from_draft:
-            self._n_open += 1
+            self._open.append(from_copy)
             return
         if self._begun:  # the first token comes from the prompt, and belongs to no round
-            self._rounds.append(self._n_open + 1)
-        self._begun, self._n_open = True, 0
+            self._rounds.append(len(self._open) + 1)
+            self._copied.append(sum(self._open))
+        self._begun, self._open = True, []
 
 
 def _pieces(text: str, origins: Sequence[Origin]) -> list[dict[str, Any]]:

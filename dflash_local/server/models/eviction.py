@@ -24,7 +24,7 @@ def fits(plan: Planner, devices: Sequence[Device], *, beside: Sequence[Plan]) ->
     `devices` have the memory that is left beside these. Raises InputError where the model does not
     fit even alone, so that none is unloaded for it.
     """
-    alone = plan(_without(devices, beside))
+    alone = plan(without(devices, beside))
     try:
         together = plan(_with(devices, beside))
     except InputError:
@@ -41,7 +41,7 @@ def _value(plan: Plan) -> tuple[int, int, bool]:
     return plan.n_gpu_layers, plan.n_ctx, not plan.reads_disk
 
 
-def _without(devices: Sequence[Device], loaded: Sequence[Plan]) -> list[Device]:
+def without(devices: Sequence[Device], loaded: Sequence[Plan]) -> list[Device]:
     """The machine after all of `loaded` are unloaded."""
     needed: dict[str, int] = {}
     for use in (use for plan in loaded for use in plan.devices):

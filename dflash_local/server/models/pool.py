@@ -26,13 +26,17 @@ from dflash_local.llama.runtime import Device
 from dflash_local.model import Model
 from dflash_local.pair import Pair
 from dflash_local.server.http.errors import ApiError, log_crash
-from dflash_local.server.models.eviction import first_to_evict, fits
-from dflash_local.server.models.keep_alive import FOREVER
+from dflash_local.server.models.eviction import first_to_evict, fits, without
+from dflash_local.server.models.keep_alive import DEFAULT_S, FOREVER
 from dflash_local.server.models.load import LoadFailure, ModelLoad
 from dflash_local.server.models.served_model import Claim, LoadedModel, ServedModel
 from dflash_local.server.models.source import ModelSource
 
 log = logging.getLogger("dflash_local.server")
+
+SourceOf = Callable[[str, Callable[[str], None], Sequence[Device]], ModelSource]
+"""The model of a name, whose files are fetched where they are missing. It is given what gets a line
+for each step, and the devices of a machine that it has to fit."""
 
 _RETRY_S = 5
 
@@ -47,19 +51,23 @@ class ModelPool:
         keep_alive_s: float | None = None,
         queue_timeout_s: float | None = None,
         devices: Callable[[], Sequence[Device]] = runtime.devices,
+        further: SourceOf | None = None,
     ) -> None:
         """`sources`: each has another name.
         `keep_alive_s`: how long idle models stay; with None for ever, whatever requests say.
         `queue_timeout_s`: how long a request may wait for its model, and again for its turn.
-        `devices`: tells what memory the machine has left."""
+        `devices`: tells what memory the machine has left.
+        `further`: finds models that are added; None where there are to be none."""
         self.is_pinned = keep_alive_s is None
-        usual_s = FOREVER if keep_alive_s is None else keep_alive_s
+        usual_s = self._usual_s = FOREVER if keep_alive_s is None else keep_alive_s
         self._queue_timeout_s = queue_timeout_s
         self._devices = devices
+        self.further = further
         self.models: dict[str, ServedModel] = {}
         for source in sources:
             own_s = source.keep_alive_s
             self.models[source.name] = ServedModel(source, usual_s if own_s is None else own_s)
+        self._given = frozenset(self.models)
         self._load_lock = asyncio.Lock()
         self._claim_ended = asyncio.Event()
         self._tasks: set[Task[None]] = set()
@@ -69,10 +77,11 @@ class ModelPool:
         return list(self.models)
 
     def find(self, name: str | None) -> ServedModel:
-        """The model for a request: where there is only one, requests may name any; where there are
-        several, one that names none gets the first. Raises ApiError for an unknown name."""
+        """The model for a request: one that names none gets the first, and so does one with an
+        unknown name where the server began with one model. Else ApiError is raised for it."""
+        takes_any = len(self._given) == 1 and name not in self.models
         first = next(iter(self.models.values()))
-        return first if len(self.models) == 1 or not name else self.named(name)
+        return first if takes_any or not name else self.named(name)
 
     def named(self, name: str) -> ServedModel:
         """The model of exactly that name. Raises ApiError."""
@@ -95,6 +104,32 @@ class ModelPool:
         """Begin to count the time that models are idle, on the running event loop."""
         for served in self.models.values():
             self._start_idle_timer(served)
+
+    # Further ones
+
+    def add(self, source: ModelSource) -> None:
+        """Serve one more model. It is loaded when a request first names it."""
+        usual_s = DEFAULT_S if self.is_pinned else self._usual_s
+        self.models[source.name] = ServedModel(source, usual_s)
+
+    async def withdraw(self, name: str) -> None:
+        """Serve a model no longer that was added, and close it. Raises ApiError where it is in use,
+        or the server was started with it."""
+        served = self.named(name)
+        if name in self._given:
+            raise _in_use(f"{name} is what this server was started with")
+        if served.running or served.waiting or served.state == "loading":
+            raise _in_use(f"{name} is in use: try again when its answers have ended")
+        del self.models[name]
+        self._cancel_idle_timer(served)
+        self._unload(served, "as it is removed")
+        if served.close_task is not None:
+            await served.close_task
+
+    def whole_machine(self) -> list[Device]:
+        """The devices as they would be without these models."""
+        plans = [each.model.plan for each in self.models.values() if each.model]
+        return without(self._devices(), [plan for plan in plans if plan])
 
     # Using them
 
@@ -278,3 +313,7 @@ class ModelPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _in_use(message: str) -> ApiError:
+    return ApiError(409, message, param="model", code="model_in_use")

@@ -62,7 +62,7 @@ async def version() -> dict[str, str]:
 @router.head("/api/tags", include_in_schema=False)
 async def tags(request: Request) -> dict[str, Any]:
     """The models that are served, loaded or not."""
-    served_models = pool_of(request).models.values()
+    served_models = list(pool_of(request).models.values())
     return {"models": [await run_in_threadpool(_entry, served) for served in served_models]}
 
 
@@ -70,7 +70,7 @@ async def tags(request: Request) -> dict[str, Any]:
 async def running(request: Request) -> dict[str, Any]:
     """The models that are loaded, and until when they stay loaded."""
     entries = []
-    for served in pool_of(request).models.values():
+    for served in list(pool_of(request).models.values()):
         if (model := served.model) is not None:
             entry = await run_in_threadpool(_entry, served)
             del entry["modified_at"]

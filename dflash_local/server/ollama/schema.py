@@ -169,7 +169,13 @@ class GenerateRequest(OllamaRequest):
 
 
 class ShowRequest(BaseModel):
-    """`name` is the old name of `model`."""
+    """A model by its name. `name` is the old name of `model`."""
 
     model: bounds.Label | None = None
     name: bounds.Label | None = None
+
+
+class PullRequest(ShowRequest):
+    """A model to fetch. The answer is a stream unless `stream` is false."""
+
+    stream: bounds.Flag | None = None

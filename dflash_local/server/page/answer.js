@@ -65,7 +65,7 @@ export class Answer {
     const delta = chunk.choices[0]?.delta;
     if (delta?.reasoning_content) this.thoughtFrom ??= now;
     if (delta?.content && this.thoughtFrom !== null) this.thoughtTo ??= now;
-    const detail = chunk.draft_detail ?? { rounds: [], pieces: [] };
+    const detail = chunk.draft_detail ?? { rounds: [], copied: [], pieces: [] };
     this.tally.add(detail, now);
     const [choice] = chunk.choices;
     if (choice?.delta.content) this.#grow(this.content, detail.pieces, choice.delta.content);

@@ -8,7 +8,7 @@ export class ServerError extends Error {
   }
 }
 
-export function headers(key) {
+function headers(key) {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
@@ -19,19 +19,31 @@ export async function get(path, key) {
   return response.json();
 }
 
+/** The answer to JSON. Throws ServerError. */
+export async function send(method, path, body, key, signal) {
+  const response = await fetch(path, {
+    method,
+    headers: { "Content-Type": "application/json", ...headers(key) },
+    body: JSON.stringify(body),
+    signal,
+  });
+  if (!response.ok) throw await failure(response);
+  return response;
+}
+
+/** The objects of a body that has one in each line. */
+export async function* lines(stream) {
+  for await (const line of parts(stream, "\n")) yield JSON.parse(line);
+}
+
 /**
  * The chunks of an answer to `body.messages`. While the model is still being loaded: `{ waiting }`,
  * a line that says how far that is. Aborting `signal` closes the connection, which frees the
  * model's slot. Throws ServerError, and what `fetch` throws.
  */
 export async function* chatStream(body, key, signal) {
-  const response = await fetch("v1/chat/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json", ...headers(key) },
-    body: JSON.stringify({ ...body, stream: true, draft_detail: true }),
-    signal,
-  });
-  if (!response.ok) throw await failure(response);
+  const asked = { ...body, stream: true, draft_detail: true };
+  const response = await send("POST", "v1/chat/completions", asked, key, signal);
   for await (const { comment, data } of events(response.body)) {
     if (comment) yield { waiting: comment };
     if (data === undefined) continue;
@@ -45,20 +57,25 @@ export async function* chatStream(body, key, signal) {
 
 /** The `data` or the `comment` of each server-sent event. */
 async function* events(stream) {
+  for await (const part of parts(stream, "\n\n")) {
+    const lines = part.split("\n");
+    const data = lines.filter((line) => line.startsWith("data: "));
+    if (data.length) yield { data: data.map((line) => line.slice(6)).join("\n") };
+    else if (lines[0].startsWith(": ")) yield { comment: lines[0].slice(2) };
+  }
+}
+
+/** The parts of a text that `mark` ends. */
+async function* parts(stream, mark) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      const parts = (rest + value).split("\n\n");
-      rest = parts.pop();
-      for (const part of parts) {
-        const lines = part.split("\n");
-        const data = lines.filter((line) => line.startsWith("data: "));
-        if (data.length) yield { data: data.map((line) => line.slice(6)).join("\n") };
-        else if (lines[0].startsWith(": ")) yield { comment: lines[0].slice(2) };
-      }
+      const found = (rest + value).split(mark);
+      rest = found.pop();
+      yield* found;
     }
   } finally {
     reader.cancel().catch(() => {});
@@ -68,7 +85,8 @@ async function* events(stream) {
 async function failure(response) {
   let message = `the server answered ${response.status}`;
   try {
-    message = (await response.json()).error.message;
+    const { error } = await response.json();
+    message = error.message ?? error; // Ollama's is the text alone
   } catch {
     // A proxy between us and the server may answer with something else.
   }

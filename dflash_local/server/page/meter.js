@@ -9,7 +9,8 @@ export class Tally {
   /** `choice` says why there are drafts or none, if the user has decided that. */
   constructor(choice) {
     this.choice = choice;
-    this.rounds = [];
+    this.rounds = []; // the tokens of each
+    this.copied = []; // those of them that are copies
     this.tokens = 0;
     this.begun = null;
     this.seconds = 0;
@@ -23,6 +24,7 @@ export class Tally {
       this.rounds.push(n);
       this.tokens += n;
     }
+    this.copied.push(...detail.copied);
     this.drafting = detail.drafting;
     this.warning = detail.warning;
   }
@@ -46,6 +48,11 @@ export class Tally {
     return this.tokens ? (this.tokens - this.rounds.length) / this.tokens : 0;
   }
 
+  /** The part of the answer that was copied. */
+  get copiedShare() {
+    return this.tokens ? this.copied.reduce((sum, n) => sum + n, 0) / this.tokens : 0;
+  }
+
   /**
    * Whether there were drafts, and why not. The figures beside it are what came, so nothing is said
    * of a forecast; and where the drafter was off, what was drafted are copies.
@@ -60,8 +67,9 @@ export class Tally {
   get text() {
     if (!this.tokens) return "";
     const [speed, length] = [this.speed.toFixed(0), this.length.toFixed(1)];
-    const drafted = Math.round(100 * this.share);
-    return `${speed} tokens/s · ${length} tokens per round · ${drafted}% drafted`;
+    const copied = this.copiedShare ? `, ${percent(this.copiedShare)} copied` : "";
+    const drafted = `${percent(this.share)} drafted${copied}`;
+    return `${speed} tokens/s · ${length} tokens per round · ${drafted}`;
   }
 }
 
@@ -72,27 +80,37 @@ export class Meter {
   }
 
   show(tally) {
-    const { speed, length, share, rounds, reason, warning, drafting } = this.elements;
+    const { speed, length, share, drafter, copies, rounds, reason, warning, drafting } =
+      this.elements;
     drafting.classList.toggle("measured", tally.rounds.length > 0);
     speed.textContent = tally.speed ? tally.speed.toFixed(0) : "–";
     length.textContent = tally.length ? tally.length.toFixed(1) : "–";
-    share.textContent = tally.tokens ? `${Math.round(100 * tally.share)}%` : "–";
+    share.textContent = tally.tokens ? percent(tally.share) : "–";
+    drafter.textContent = `: ${percent(tally.share - tally.copiedShare)}`;
+    copies.textContent = `: ${percent(tally.copiedShare)}`;
     reason.textContent = tally.reason;
     warning.textContent = tally.warning ?? "";
     warning.hidden = !tally.warning;
-    const latest = tally.rounds.slice(-MOST_BARS);
+    const [latest, copied] = [tally.rounds.slice(-MOST_BARS), tally.copied.slice(-MOST_BARS)];
     const height = Math.max(LEAST_HEIGHT, ...latest);
     rounds.setAttribute("viewBox", `0 0 ${MOST_BARS} ${height}`);
-    rounds.replaceChildren(...latest.flatMap((n, i) => bar(n, i, height)));
+    rounds.replaceChildren(...latest.flatMap((n, i) => bar(n, copied[i], i, height)));
     const told = `Tokens of the last rounds: ${latest.slice(-12).join(", ")}`;
     rounds.setAttribute("aria-label", latest.length ? told : "No rounds yet");
   }
 }
 
-/** The bar of a round: its drafts on top of the model's own token. */
-function bar(n, i, height) {
-  const own = rect("own", i, height - 1, 1);
-  return n > 1 ? [own, rect("draft", i, height - n, n - 1)] : [own];
+function percent(part) {
+  return `${Math.round(100 * part)}%`;
+}
+
+/** The bar of a round: the drafter's tokens and the copies on top of the model's own token. */
+function bar(n, copied, i, height) {
+  const parts = [rect("own", i, height - 1, 1)];
+  const drafted = n - 1 - copied;
+  if (drafted) parts.push(rect("draft", i, height - 1 - drafted, drafted));
+  if (copied) parts.push(rect("draft copied", i, height - n, copied));
+  return parts;
 }
 
 function rect(name, x, y, height) {

@@ -13,10 +13,9 @@ export class Models {
     this.entries = [];
   }
 
-  /** Ask the server for its models. Throws ServerError. */
-  async learn(key) {
+  /** Ask the server for its models; `wanted` is the one to choose. Throws ServerError. */
+  async learn(key, wanted = this.chooser.value || sessionStorage.getItem(CHOSEN)) {
     this.entries = (await get("v1/models", key)).data;
-    const wanted = this.chooser.value || sessionStorage.getItem(CHOSEN);
     this.chooser.replaceChildren(...this.entries.map(option));
     if (this.entries.some((entry) => entry.id === wanted)) this.chooser.value = wanted;
     this.chooser.parentElement.hidden = !this.areSeveral;
@@ -29,6 +28,10 @@ export class Models {
     sessionStorage.setItem(CHOSEN, this.chooser.value);
   }
 
+  get names() {
+    return this.entries.map(({ id }) => id);
+  }
+
   get areSeveral() {
     return this.entries.length > 1;
   }
@@ -37,17 +40,12 @@ export class Models {
     return this.entries[Math.max(this.chooser.selectedIndex, 0)];
   }
 
-  /** Whether the chosen model is loaded. */
-  get isLoaded() {
-    return this.chosen.status.value === "loaded";
-  }
-
   /** The `model` of a request. */
   get field() {
     return this.areSeveral ? this.chosen.id : undefined;
   }
 
-  /** The properties of the chosen model. The server loads it first. Throws ServerError. */
+  /** The properties of the chosen model; fewer while it is not loaded. Throws ServerError. */
   props(key) {
     return get(`props?model=${encodeURIComponent(this.chosen.id)}`, key);
   }

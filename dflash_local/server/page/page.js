@@ -5,6 +5,7 @@ import { ServerError, chatStream, get } from "./chat_stream.js";
 import { fork, step } from "./branches.js";
 import { ChatList, exported, imported, keep, keptChat, newChat } from "./chats.js";
 import { button, make } from "./elements.js";
+import { Library } from "./library.js";
 import { Meter } from "./meter.js";
 import { Models } from "./models.js";
 import { Settings } from "./settings.js";
@@ -54,32 +55,47 @@ const state = {
 const models = new Models(at("chooser"), at("model"));
 const settings = new Settings(at("sampling"));
 const list = new ChatList(at("kept"), at("search"), { open: openChat, renamed, deleted });
-const meter = new Meter(
-  Object.fromEntries(
-    ["speed", "length", "share", "rounds", "reason", "warning", "drafting"].map((id) => [id, at(id)]),
-  ),
+const METER = ["speed", "length", "share", "rounds", "reason", "warning", "drafting"];
+const meter = new Meter({
+  ...Object.fromEntries(METER.map((id) => [id, at(id)])),
+  drafter: at("by-drafter"),
+  copies: at("copied"),
+});
+const library = new Library(
+  {
+    popover: at("library"),
+    advice: at("advice"),
+    search: at("find"),
+    status: at("fetched"),
+    bar: at("fetching"),
+    cancel: at("cancel"),
+    list: at("listed"),
+  },
+  { key: () => at("key").value, served: () => models.names, use: learn, changed: learn },
 );
 
 // The models.
 
-async function learn() {
+/** Learn what is served, and choose the model `wanted` of it. */
+async function learn(wanted) {
   let props;
   try {
-    await models.learn(at("key").value);
-    if (models.isLoaded) props = await models.props(at("key").value);
+    await models.learn(at("key").value, wanted);
+    if (wanted) models.choose();
+    props = await models.props(at("key").value);
   } catch (error) {
     say(error);
     return;
   }
   at("name").textContent = models.chosen.id;
-  const served = props?.default_generation_settings;
-  const tiny = TINY.file.test(props?.model_path ?? models.chosen.id);
-  state.isKnown = Boolean(props);
-  state.maxWidth = props?.max_draft_width ?? 0;
-  settings.showUsual(served?.params);
-  at("widths").disabled = !served?.speculative;
-  showServedWidth(props?.draft_width);
-  if (!props) tell("this model is loaded with the first message to it");
+  const served = props.default_generation_settings;
+  const tiny = TINY.file.test(props.model_path);
+  state.isKnown = !props.is_sleeping;
+  state.maxWidth = props.max_draft_width ?? 0;
+  settings.showUsual(served.params);
+  at("widths").disabled = !served.speculative;
+  showServedWidth(props.draft_width);
+  if (props.is_sleeping) tell("this model is loaded with the first message to it");
   else tell(served.speculative ? "" : "this model is served without a drafter");
   at("try").textContent = tiny ? TINY.hint : "Try one:";
   at("prompts").replaceChildren(
@@ -534,6 +550,9 @@ at("chooser").addEventListener("change", () => {
 });
 at("widths").addEventListener("change", () => {
   at("widths").dataset.chosen = width();
+});
+at("library").addEventListener("beforetoggle", ({ newState }) => {
+  if (newState === "open") library.show();
 });
 at("chats").addEventListener("beforetoggle", ({ newState }) => {
   if (newState === "open") list.show(state.chat.id);

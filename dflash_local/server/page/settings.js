@@ -19,7 +19,7 @@ export class Settings {
   }
 
   /** Show what holds where the user has set nothing. */
-  showUsual({ n_predict, ...params } = {}) {
+  showUsual({ n_predict, ...params }) {
     // Servers go on without a limit: the length that the model's makers advise is the page's to send.
     this.usual = n_predict > 0 ? { max_tokens: n_predict } : {};
     params = { ...params, ...this.usual };

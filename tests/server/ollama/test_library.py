@@ -1,0 +1,87 @@
+"""Models that are pulled and deleted while a server runs, by Ollama's own client."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import ollama
+import pytest
+
+import library_hub
+from dflash_local import demo
+from dflash_local.server.app import create_app
+from dflash_local.server.http.settings import ServerSettings
+from dflash_local.server.models.pool import ModelPool
+from dflash_local.server.models.source import ModelSource
+from library_hub import NAME
+from server_process import EXACT, ServerProcess, serving
+
+ASKED = {"messages": [{"role": "user", "content": "Write fib."}], "options": {"num_predict": 4}}
+
+
+@pytest.mark.slow
+def test_a_model_is_pulled_answers_and_is_deleted(tmp_path: Path, server: ServerProcess) -> None:
+    with (
+        library_hub.running() as hub,
+        serving(*EXACT, environment=library_hub.environment(hub, tmp_path)) as running,
+    ):
+        client = ollama.Client(running.url, trust_env=False)
+        steps = list(client.pull(NAME, stream=True))
+        assert steps[-1].status == "success"
+        sizes = [(step.completed, step.total) for step in steps if step.total]
+        assert all(0 < done <= size for done, size in sizes)
+        assert any(done == size for done, size in sizes)
+        assert [each.model for each in client.list().models] == [
+            "tiny-coder-q8_0:latest",
+            f"{NAME}:latest",
+        ]
+        assert client.chat(f"{NAME}:latest", **ASKED).message.content
+        assert client.pull(NAME).status == "success"  # nothing is left to do
+        asked = len(hub.requests)
+        # A name that is not known still gets the model that the server was started with.
+        assert client.chat("gpt-4", **ASKED).model == "tiny-coder-q8_0:latest"
+        client.delete(NAME)
+        assert [each.model for each in client.list().models] == ["tiny-coder-q8_0:latest"]
+        assert not list((tmp_path / "hf").rglob("*.gguf"))
+        assert len(hub.requests) == asked
+        with pytest.raises(ollama.ResponseError, match=f"nothing of {NAME} is here"):
+            client.delete(NAME)
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../secret.gguf", "", "no such model"])
+def test_only_models_by_their_names_are_pulled(client: httpx.Client, name: str) -> None:
+    """A client cannot try which files there are."""
+    answer = client.post("/api/pull", json={"model": name})
+    assert answer.status_code == 400 and "name of a model" in answer.json()["error"]
+
+
+def test_what_the_server_was_started_with_stays(client: httpx.Client) -> None:
+    answer = client.request("DELETE", "/api/delete", json={"model": "tiny-coder-q8_0"})
+    assert answer.status_code == 400
+    assert demo.pair()[0].is_file()
+
+
+def test_a_server_for_other_machines_changes_no_models() -> None:
+    pool = ModelPool([ModelSource("m", demo.pair()[0])], further=lambda *_: 1 / 0)  # type: ignore[arg-type,return-value]
+    app = create_app(pool, ServerSettings(host="0.0.0.0", api_keys=("k",)))
+    headers = {"Authorization": "Bearer k"}
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=app)
+        address = "http://127.0.0.1"
+        async with httpx.AsyncClient(
+            transport=transport, base_url=address, headers=headers
+        ) as client:
+            return [
+                await client.post("/api/pull", json={"model": "qwen3-8b"}),
+                await client.request("DELETE", "/api/delete", json={"model": "qwen3-8b"}),
+                await client.get("/library"),
+            ]
+
+    pulled, deleted, listed = asyncio.run(ask())
+    assert pulled.status_code == deleted.status_code == 403
+    assert "dflash-local pull" in pulled.json()["error"]
+    assert listed.json()["may_change"] is False
+    assert {"name", "n_bytes", "fits", "here"} <= listed.json()["models"][0].keys()
