@@ -145,15 +145,19 @@ def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetada
 
 
 class _Part(BufferedWriter):
-    """What has come of a file, to be added to; whoever watches is told of each piece."""
+    """What has come of a file, to be added to; whoever watches is told of it and of each piece."""
 
     def __init__(self, path: Path, name: str, size: int) -> None:
         super().__init__(FileIO(path, "ab"))
         self._name, self._size = name, size
         self._watch = _watch.get()
+        self._tell()
 
     def write(self, data: ReadableBuffer, /) -> int:
         written = super().write(data)
+        self._tell()
+        return written
+
+    def _tell(self) -> None:
         if self._watch is not None:
             self._watch(self._name, self.tell(), self._size)
-        return written

@@ -80,7 +80,7 @@ def test_copies_have_one_colour_in_text_bars_and_legend(visit: Visit) -> None:
     assert len(shown) == 1
     told = visit.page.locator("#copied").inner_text().removeprefix(": ")
     assert told != "0%"
-    expect(visit.page.locator(".answer footer .quiet")).to_contain_text(f", {told} copied")
+    expect(visit.page.locator(".answer footer .quiet")).to_contain_text(f" · {told} copied")
 
 
 def test_they_move_while_it_streams(visit: Visit) -> None:

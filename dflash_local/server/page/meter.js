@@ -67,9 +67,11 @@ export class Tally {
   get text() {
     if (!this.tokens) return "";
     const [speed, length] = [this.speed.toFixed(0), this.length.toFixed(1)];
-    const copied = this.copiedShare ? `, ${percent(this.copiedShare)} copied` : "";
-    const drafted = `${percent(this.share)} drafted${copied}`;
-    return `${speed} tokens/s · ${length} tokens per round · ${drafted}`;
+    const parts = [`${speed} tokens/s`, `${length} tokens per round`];
+    // By the drafter and by copies, or by one of them.
+    if (this.share !== this.copiedShare || !this.share) parts.push(`${percent(this.share)} drafted`);
+    if (this.copiedShare) parts.push(`${percent(this.copiedShare)} copied`);
+    return parts.join(" · ");
   }
 }
 
