@@ -74,7 +74,8 @@ def test_a_transfer_shows_how_far_it_is_and_can_be_given_up(visit: Visit, hub: H
     visit.page.get_by_role("button", name="Fetch aaa-tiny").click()
     expect(visit.page.locator("#fetched")).to_contain_text(" of 30.4 MB")
     bar = visit.page.get_by_role("progressbar", name="Fetched")
-    assert 0 < bar.evaluate("(element) => element.value") < 1
+    element = bar.element_handle()
+    visit.page.wait_for_function("(bar) => 0 < bar.value && bar.value < 1", arg=element)
     hub.stalls = None
     visit.page.get_by_role("button", name="Cancel").click()
     expect(visit.page.locator("#fetched")).to_contain_text("what has come is kept")
