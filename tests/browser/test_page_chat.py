@@ -33,6 +33,15 @@ def test_an_answer_comes_piece_by_piece(visit: Visit) -> None:
     visit.wait()
 
 
+def test_a_text_that_repeats_itself_is_said_and_no_boast(visit: Visit) -> None:
+    visit.change(grammar='root ::= ("x = 1 "){900}', max_tokens=120)
+    visit.ask()
+    visit.wait()
+    status = visit.page.locator(".answer footer .quiet")
+    expect(status).to_contain_text("the text repeats itself: a temperature of 0.8")
+    expect(status).not_to_contain_text("per round")
+
+
 def test_the_text_is_the_model_s(visit: Visit, client: httpx.Client) -> None:
     shown = visit.answer()
     (body,) = visit.chats

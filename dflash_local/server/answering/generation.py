@@ -140,7 +140,8 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
 
     `cache_n` and `prompt_n` together are the prompt. Of `draft_n` drafted tokens that were
     verified, `draft_n_accepted` became part of the answer. `tokens_per_round` is ours: the mean of
-    what a verify pass emitted. These are left out where nothing was drafted.
+    what a verify pass emitted. These are left out where nothing was drafted. `repeated_n`, ours,
+    is there where so many tokens at the end say again and again what is before them.
     """
     stats = [result.stats for result in results]
     cached = sum(s.cached_tokens for s in stats)
@@ -157,6 +158,9 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
         fields["draft_n"] = drafted
         fields["draft_n_accepted"] = sum(s.accepted for s in stats)
         fields["tokens_per_round"] = round(Stats.sum(stats).tokens_per_round, 4)
+    repeated = sum(result.repeated for result in results)
+    if repeated:
+        fields["repeated_n"] = repeated
     return fields
 
 

@@ -2,6 +2,7 @@
 
 const MOST_BARS = 64;
 const LEAST_HEIGHT = 8;
+const AGAINST_REPEATS = "a temperature of 0.8 or a repeat penalty of 1.1 helps most models";
 const SVG = "http://www.w3.org/2000/svg";
 
 /** The counts of one answer, from the `draft_detail` of its chunks. */
@@ -15,6 +16,7 @@ export class Tally {
     this.begun = null;
     this.seconds = 0;
     this.perSecond = null;
+    this.repeated = false;
   }
 
   add(detail, now) {
@@ -32,6 +34,7 @@ export class Tally {
   /** The answer is complete: from now on the speed is what the server measured. */
   end(timings) {
     if (timings && this.tokens) this.perSecond = timings.predicted_per_second;
+    this.repeated = Boolean(timings?.repeated_n);
   }
 
   get speed() {
@@ -67,6 +70,8 @@ export class Tally {
   get text() {
     if (!this.tokens) return "";
     const [speed, length] = [this.speed.toFixed(0), this.length.toFixed(1)];
+    // Any drafter is good at a text without end.
+    if (this.repeated) return `${speed} tokens/s · the text repeats itself: ${AGAINST_REPEATS}`;
     const parts = [`${speed} tokens/s`, `${length} tokens per round`];
     // By the drafter and by copies, or by one of them.
     if (this.share !== this.copiedShare || !this.share) parts.push(`${percent(this.share)} drafted`);
