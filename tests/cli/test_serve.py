@@ -175,6 +175,8 @@ def test_no_answer_is_longer_than_the_command_allows(settled: ServerProcess) -> 
             body = {"prompt": "def f(", "n_predict": asked, "ignore_eos": True}
             answer = client.post("/completion", json=body).json()
             assert answer["tokens_predicted"] == answer["generation_settings"]["n_predict"] == got
+            biases = answer["generation_settings"]["logit_bias"]
+            assert biases and all(each["bias"] is None for each in biases)
 
 
 def test_a_template_in_place_of_the_models_own(settled: ServerProcess) -> None:

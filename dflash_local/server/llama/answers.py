@@ -271,6 +271,8 @@ class _LlamaAnswer:
     def _settings(self, result: Result) -> dict[str, Any]:
         options = {k: v for k, v in self.task.options.items() if k not in ("cancel", "logprobs")}
         biases = options.pop("logit_bias", {})
+        ends = self._model.target.vocabulary.ends if self._body.ignore_eos else ()
+        never: list[dict[str, Any]] = [{"token": token, "bias": None} for token in ends]
         options["max_tokens"] = self._n_predict
         return {
             **options,
@@ -282,7 +284,7 @@ class _LlamaAnswer:
             # llama-server's power law, which is not had here: it is off.
             "adaptive_target": -1.0,
             "adaptive_decay": 0.9,
-            "logit_bias": [{"token": t, "bias": max(b, -1e30)} for t, b in biases.items()],
+            "logit_bias": [{"token": t, "bias": max(b, -1e30)} for t, b in biases.items()] + never,
             "stream": self._body.stream,
         }
 
