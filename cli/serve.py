@@ -21,6 +21,7 @@ from .options import (
     FILES,
     LOADING,
     READABLE,
+    SAMPLING,
     THINKING,
     Option,
     SectionedCommand,
@@ -141,6 +142,12 @@ STRICT = Option(
     "tells of each once.",
 )
 
+SHOWN = (
+    Option("--slots/--no-slots", default=True, help="Tell at /slots which slots are busy."),
+    Option("--metrics/--no-metrics", default=True, help="Give figures for Prometheus at /metrics."),
+    Option("--page/--no-page", default=True, help="Serve the page to chat."),
+)
+
 SERVING = (
     PARALLEL,
     Option(
@@ -166,6 +173,22 @@ SERVING = (
     ),
     DRAFT_WIDTH,
     THINKING,
+    Option(
+        "--chat-template-file",
+        type=READABLE,
+        help="A file with a Jinja template for chats, in place of the model's own.",
+    ),
+)
+
+USUAL_SAMPLING = (
+    *(each for each in SAMPLING if each.name != "logit_bias"),
+    Option(
+        "-n",
+        "--max-tokens",
+        type=whole(1),
+        show_default="what fits the context",
+        help="The most tokens of an answer, whatever a request asks for.",
+    ),
 )
 
 CACHE = (
@@ -196,6 +219,7 @@ SETTINGS_PER_MODEL = (
     *(each for each in LOADING if each.name in _LOADING_PER_MODEL),
     PARALLEL,
     DRAFT_WIDTH,
+    *USUAL_SAMPLING,
     *(each for each in SEVERAL if each.name == "keep_alive_s"),
 )
 """The options that each model of --models may set for itself."""
@@ -206,6 +230,8 @@ SECTIONS = {
     "Address": LISTENING,
     "Access": ACCESS,
     "Requests": (*SERVING, STRICT),
+    "Shown": SHOWN,
+    "Sampling, where a request does not say": USUAL_SAMPLING,
     "Cache": CACHE,
     "Recording": (RECORD,),
     "Machine": LOADING,
@@ -256,10 +282,11 @@ def _check_choice(values: Mapping[str, Any]) -> None:
     check_files(values)
     if not values["named_models"] and values["models_file"] is None:
         return
-    for name in ("target", "alias"):
+    for name in ("target", "alias", "chat_template_file"):
         if values[name] is not None:
+            option = name.replace("_", "-")
             raise click.UsageError(
-                f"--{name} is for a server of one model: leave it out, or leave out --model and "
+                f"--{option} is for a server of one model: leave it out, or leave out --model and "
                 "--models."
             )
 
@@ -321,6 +348,8 @@ def _source(
         devices=devices,
         bars=devices is None,
     )
+    usual, template = values_of(USUAL_SAMPLING, values), values["chat_template_file"]
+    max_tokens = usual.pop("max_tokens", None)
     return ModelSource(
         model.name,
         files.target,
@@ -330,6 +359,9 @@ def _source(
         values["max_queue"],
         model.settings.get("keep_alive_s"),
         values["thinking"],
+        usual,
+        max_tokens,
+        read_text(template) if template else None,
         recorder,
     )
 
@@ -349,7 +381,7 @@ def _load_options(values: Mapping[str, Any]) -> LoadOptions:
 def _settings(values: Mapping[str, Any], say: Speaker) -> ServerSettings:
     from dflash_local.server.http.settings import ServerSettings
 
-    given = values_of((*LISTENING, *ACCESS, STRICT), values)
+    given = values_of((*LISTENING, *ACCESS, *SHOWN, STRICT), values)
     keys = list(given.pop("api_keys"))
     path = given.pop("api_key_file", None)
     if path is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,6 +51,8 @@ def load(
     draft: str | os.PathLike[str] | None = None,
     *,
     thinking: bool | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
     quiet: bool = False,
     progress: Progress | None = None,
     say: Say | None = None,
@@ -100,8 +102,10 @@ def load(
     requests run one after the other, drafts are chains, and of earlier prompts only whole batches
     of `n_batch` tokens are used again. `recalibrate` measures again what drafting costs on this
     machine. `thinking`: whether chats that do not say ask their template for thoughts; None is what
-    suits the pair, if that is known, or else what the template does. `progress` is called with the
-    fraction of the target that is loaded, from 0 to 1, and again between the later steps. If it
+    suits the pair, if that is known, or else what the template does. `sampling` are options of
+    requests that do not give them, such as `{"temperature": 0.7}`, and come before what is advised.
+    `chat_template` is Jinja text in place of the target's own template. `progress` is called with
+    the fraction of the target that is loaded, from 0 to 1, and again between the later steps. If it
     raises, the load ends. `say` gets the lines that a user should read, now and later, in place of
     stderr; with `progress`, none about percentages. `check` gets the model before it is measured
     what drafting costs, which takes seconds: what it raises ends the load, as for a prompt that is
@@ -118,7 +122,7 @@ def load(
     engine, plan, measure = _open(
         pair, options, say=say, progress=progress, percent=say if percent else _silent
     )
-    defaults = defaults_of(pair.target, pair.draft, thinking)
+    defaults = defaults_of(pair.target, pair.draft, thinking, sampling or {})
     for line in defaults.lines():
         say(line)
     model = Model(engine, plan, say=say)
@@ -126,6 +130,9 @@ def load(
     model.thinking = defaults.thinking
     model.answer_length = defaults.answer_length
     try:
+        if chat_template is not None:
+            model.target.chat_template = chat_template
+            model.prepare_chat()
         if (width := options.draft_width) is not None:
             _check_width(engine, width)
             model.draft_width = width

@@ -134,14 +134,18 @@ def check_same_library(native_address: int) -> None:
         )
 
 
+def llama_version() -> str:
+    """The version of llama.cpp, as it says it itself."""
+    return _text(_api.llama_version())
+
+
 def llama_build() -> str:
     """The build in one line: versions of llama-cpp-python, llama.cpp and ggml."""
     ggml = _text(function("ggml_version", ctypes.c_char_p)())
     commit = _text(function("ggml_commit", ctypes.c_char_p)())
     if commit in ("", "unknown"):
         commit = ""
-    llama = _text(_api.llama_version())
-    return f"llama-cpp-python {PINNED}, llama.cpp {llama}, ggml {ggml} {commit}".rstrip()
+    return f"llama-cpp-python {PINNED}, llama.cpp {llama_version()}, ggml {ggml} {commit}".rstrip()
 
 
 def machine() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from dflash_local import demo
 from dflash_local.gguf.file import GgufFile
@@ -67,7 +68,7 @@ class Defaults:
                 "thinking is off: the drafter was trained without it; --thinking, or "
                 "enable_thinking in a request, turns it on"
             )
-        told = [f"{name} {value:g}" for name, value in self.sampling.items()]
+        told = [f"{name} {value:.10g}" for name, value in self.sampling.items()]
         if self.answer_length is not None:
             told.append(f"answers of at most {self.answer_length} tokens in chats")
         if told:
@@ -75,9 +76,14 @@ class Defaults:
         return lines
 
 
-def defaults_of(target: GgufFile, draft: GgufFile | None, thinking: bool | None = None) -> Defaults:
+def defaults_of(
+    target: GgufFile,
+    draft: GgufFile | None,
+    thinking: bool | None = None,
+    sampling: Mapping[str, float] = MappingProxyType({}),
+) -> Defaults:
     """What the registry says of these files, by where they come from, or else the target's file.
-    `thinking` comes first if it is given."""
+    `thinking` and `sampling` come first where they are given."""
     pair = _pair_of(draft)
     known = pair or registry.of_target(repository_of(target.path) or str(target.path))
     is_given = thinking is not None
@@ -86,10 +92,12 @@ def defaults_of(target: GgufFile, draft: GgufFile | None, thinking: bool | None 
     advised = _in_file(target)
     if known is None:
         length = _SHIPPED_LENGTH if _is_shipped(target) else None
-        return Defaults(advised, {}, thinking, length, is_given)
-    sampling = {each: dict(known.sampling_for(each) or advised) for each in (None, True, False)}
-    by_thinking = {each: sampling[each] for each in (True, False)}
-    return Defaults(sampling[thinking], by_thinking, thinking, known.answer_length, is_given)
+        return Defaults({**advised, **sampling}, {}, thinking, length, is_given)
+    each_way = {
+        each: {**(known.sampling_for(each) or advised), **sampling} for each in (None, True, False)
+    }
+    by_thinking = {each: each_way[each] for each in (True, False)}
+    return Defaults(each_way[thinking], by_thinking, thinking, known.answer_length, is_given)
 
 
 def draft_window_of(draft: GgufFile | None) -> int:

@@ -88,7 +88,10 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     app.add_api_route(
         "/openapi.json", description, methods=["GET", "HEAD"], include_in_schema=False
     )
+    app.state.settings = settings
     for router in ROUTERS:
+        if router is page.router and not settings.page:
+            continue
         app.include_router(router, responses=error_responses(ErrorBody))
     add_error_handlers(app)
     _add_checks(app, settings)

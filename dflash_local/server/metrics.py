@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from dflash_local.result import ModelStatus
 from dflash_local.server.http.access_log import ModelResult
+from dflash_local.server.http.errors import check_switch
 from dflash_local.server.models.pool import ModelPool
 
 router = APIRouter()
@@ -28,6 +29,7 @@ _WHOLE_S = (0.05, 0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 240, 480, 960)
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """The metrics, as text for Prometheus."""
+    check_switch(request.app.state.settings.metrics, "--no-metrics")
     counted: Metrics = request.app.state.metrics
     return Response(
         generate_latest(counted.registry),

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -244,8 +244,9 @@ class Target(Readout):
         self._check_open()
         return self._context
 
-    @property
+    @cached_property
     def chat_template(self) -> str | None:
+        """The Jinja text that its file has, or another that was put in its place."""
         self._check_open()
         raw = api.llama_model_chat_template(self._model, None)
         return raw.decode("utf-8", "replace") if raw else None

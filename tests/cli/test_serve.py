@@ -140,3 +140,63 @@ def test_an_alias_is_the_models_name(named: ServerProcess) -> None:
 def test_nothing_goes_to_stdout_and_no_key_to_stderr(named: ServerProcess) -> None:
     assert named.log
     assert not any("one-key" in line for line in named.log)
+
+
+@pytest.fixture(scope="module")
+def settled(
+    cache_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """A server with sampling and a template of its own, which shows no page, slots or figures."""
+    template = tmp_path_factory.mktemp("template") / "mine.jinja"
+    template.write_text("{% for m in messages %}# {{ m.content }}\n{% endfor %}")
+    options = "--ctx 512 --temp 1 --seed 42 --max-tokens 6 --no-page --no-slots --no-metrics"
+    with serving(*options.split(), "--chat-template-file", str(template)) as running:
+        yield running
+
+
+def test_requests_that_do_not_say_are_sampled_as_the_command_says(settled: ServerProcess) -> None:
+    def texts(**more: object) -> list[str]:
+        body = {"prompt": "def f(", "cache_prompt": False, **more}
+        choices = client.post("/v1/completions", json=body).json()["choices"]
+        return [choice["text"] for choice in choices]
+
+    with settled.client() as client:
+        params = client.get("/props").json()["default_generation_settings"]["params"]
+        assert (params["temperature"], params["seed"], params["n_predict"]) == (1, 42, 6)
+        assert texts() == texts(seed=42) != texts(seed=43)
+        assert texts(temperature=0) == texts(temperature=0, seed=1)
+        one, other = texts(n=2)
+        assert one != other
+
+
+def test_no_answer_is_longer_than_the_command_allows(settled: ServerProcess) -> None:
+    with settled.client() as client:
+        for asked, got in ((4, 4), (100, 6), (-1, 6)):
+            body = {"prompt": "def f(", "n_predict": asked, "ignore_eos": True}
+            answer = client.post("/completion", json=body).json()
+            assert answer["tokens_predicted"] == answer["generation_settings"]["n_predict"] == got
+            biases = answer["generation_settings"]["logit_bias"]
+            assert biases and all(each["bias"] is None for each in biases)
+
+
+def test_a_template_in_place_of_the_models_own(settled: ServerProcess) -> None:
+    messages = {"messages": [{"role": "user", "content": "Hi"}]}
+    with settled.client() as client:
+        assert client.post("/apply-template", json=messages).json()["prompt"] == "# Hi\n"
+
+
+def test_what_is_not_to_be_shown(settled: ServerProcess) -> None:
+    with settled.client() as client:
+        assert client.get("/").status_code == 404
+        for path in ("/slots", "/metrics"):
+            answer = client.get(path)
+            assert answer.status_code == 501
+            assert f"--no-{path[1:]}" in answer.json()["error"]["message"]
+
+
+def test_a_template_that_is_none(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jinja"
+    bad.write_text("{% for %}")
+    done = command_line.run_here("serve", "--port", "0", "--chat-template-file", str(bad))
+    assert done.returncode == 2
+    assert "template cannot be read" in done.stderr.splitlines()[-1]

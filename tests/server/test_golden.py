@@ -113,7 +113,10 @@ _REPLACED = (
     (re.compile(r'"created":[0-9]+'), '"created":<time>'),
     (re.compile(r'"created_at":"[^"]*"'), '"created_at":"<time>"'),
     (re.compile(r'(?<=_duration":)[0-9]+'), "<number>"),
-    (re.compile(r'"system_fingerprint":"fp_[0-9a-f]{12}"'), '"system_fingerprint":"<fingerprint>"'),
+    (
+        re.compile(r'"system_fingerprint":"b[^"]+-[0-9a-f]{12}"'),
+        '"system_fingerprint":"<fingerprint>"',
+    ),
     (re.compile(r"(?<=[:\[,])-?[0-9]+(\.[0-9]+)?(e-[0-9]+)(?=[,}\]])"), "<number>"),
     (re.compile(r"(?<=[:\[,])-?[0-9]+\.[0-9]+(?=[,}\]])"), "<number>"),
 )

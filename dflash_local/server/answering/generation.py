@@ -64,12 +64,17 @@ async def stream_all(
     streams: list[AsyncChunks] = []
     pumps: list[asyncio.Future[None]] = []
     try:
-        for task in tasks:
+        usual = usual_sampling(loaded.model)
+        seed = usual.get("seed")
+        for i, task in enumerate(tasks):
+            if seed is not None:  # the answers to one request differ
+                usual["seed"] = (seed + i) % N_SEEDS
             options = {
                 "queue_timeout": loaded.queue_timeout_s,
                 "owner": client.get(),
-                **usual_sampling(loaded.model),
+                **usual,
                 **task.options,
+                "max_tokens": loaded.limited(task.options.get("max_tokens")),
             }
             streams.append(await loaded.model.asubmit(task.prompt, **options))
             if loaded.recorder is not None:

@@ -178,6 +178,13 @@ def api_error(error: BaseException) -> ApiError:
     )
 
 
+def check_switch(is_on: bool, option: str) -> None:
+    """Raises ApiError for a route that is switched off by `option` of the command."""
+    if not is_on:
+        message = f"this server was started with {option}"
+        raise ApiError(501, message, type="not_supported_error")
+
+
 def unavailable(message: str, *, code: str) -> ApiError:
     """503, and when to try again."""
     return ApiError(

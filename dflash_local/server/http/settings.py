@@ -18,7 +18,8 @@ class ServerSettings:
     would be megabytes.
     A client gets `head_s` seconds to send a request's head, `body_s` to send its body, `read_s` to
     read what is written to it, and `keep_alive_s` to send another request. `strict` refuses
-    requests with fields that are not known, or with a model that is not served.
+    requests with fields that are not known, or with a model that is not served. `slots`, `metrics`
+    and `page` tell whether `/slots`, `/metrics` and the page are there.
     """
 
     host: str = "127.0.0.1"
@@ -35,3 +36,6 @@ class ServerSettings:
     read_s: float = 60.0
     keep_alive_s: float = 30.0
     strict: bool = False
+    slots: bool = True
+    metrics: bool = True
+    page: bool = True

@@ -175,6 +175,8 @@ class _LlamaAnswer:
             options["logprobs"] = max(body.n_probs, self._drawn_by.top_k)
         self.task = GenerationTask(task.prompt, options)
         self._name = loaded.name
+        asked = body.n_predict
+        self._n_predict = (loaded.limited(max(asked, 0)) or -1) if asked else 0
         self._limits = LineLimits(body.n_indent, (body.t_max_predict_ms or 0) / 1000)
         self._text: list[str] = []
         self._n_tokens = 0
@@ -252,7 +254,7 @@ class _LlamaAnswer:
             "generation_settings": self._settings(result),
             "prompt": self._model.target.vocabulary.detokenize(self.task.prompt, special=True),
             "has_new_line": "\n" in text,
-            "truncated": result.finish_reason == "length" and n != max(self._body.n_predict, 0),
+            "truncated": result.finish_reason == "length" and n != max(self._n_predict, 0),
             "stop_type": stop_type,
             "stopping_word": stopping_word,
             "timings": timings([result]),
@@ -269,18 +271,20 @@ class _LlamaAnswer:
     def _settings(self, result: Result) -> dict[str, Any]:
         options = {k: v for k, v in self.task.options.items() if k not in ("cancel", "logprobs")}
         biases = options.pop("logit_bias", {})
-        options["max_tokens"] = self._body.n_predict
+        ends = self._model.target.vocabulary.ends if self._body.ignore_eos else ()
+        never: list[dict[str, Any]] = [{"token": token, "bias": None} for token in ends]
+        options["max_tokens"] = self._n_predict
         return {
             **options,
             "seed": result.seed,
             "stop": list(self._body.stop_texts),
-            "n_predict": self._body.n_predict,
+            "n_predict": self._n_predict,
             "n_probs": self._body.n_probs,
             "n_ctx": self._model.n_ctx,
             # llama-server's power law, which is not had here: it is off.
             "adaptive_target": -1.0,
             "adaptive_decay": 0.9,
-            "logit_bias": [{"token": t, "bias": max(b, -1e30)} for t, b in biases.items()],
+            "logit_bias": [{"token": t, "bias": max(b, -1e30)} for t, b in biases.items()] + never,
             "stream": self._body.stream,
         }
 

@@ -17,6 +17,7 @@ from dflash_local.model import Model
 from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.server.answering.api_answer import pool_of
 from dflash_local.server.answering.sampling_fields import usual_sampling
+from dflash_local.server.http.errors import check_switch
 from dflash_local.server.models.source import ModelSource
 
 router = APIRouter()
@@ -39,7 +40,7 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     if served.model is None:
         params = await asyncio.to_thread(_params, served.source)
         return {"default_generation_settings": {"params": params}, **shared}
-    return {**_props(served.model), **shared}
+    return {**_props(served.model, served.source.max_tokens), **shared}
 
 
 @router.get("/version", include_in_schema=False)
@@ -52,6 +53,7 @@ async def version(request: Request) -> dict[str, str]:
 async def slots(request: Request, model: str | None = None) -> list[dict[str, Any]]:
     """For each slot of a model whether it is busy, and how many tokens its caches hold; nothing
     where the model is not loaded."""
+    check_switch(request.app.state.settings.slots, "--no-slots")
     loaded = pool_of(request).find(model).model
     if loaded is None:
         return []
@@ -71,18 +73,22 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
 def _params(source: ModelSource) -> Mapping[str, float]:
     """The defaults of a model that is not loaded."""
     try:
-        return {**source.defaults.for_chats, "n_predict": source.defaults.answer_length or -1}
+        length = source.max_tokens or source.defaults.answer_length or -1
+        return {**source.defaults.for_chats, "n_predict": length}
     except (FileError, OSError):  # the first request will be told
         return CHAT_SAMPLING
 
 
-def _props(model: Model) -> dict[str, Any]:
+def _props(model: Model, max_tokens: int | None) -> dict[str, Any]:
     vocabulary = model.target.vocabulary
     return {
         "default_generation_settings": {
             "n_ctx": model.n_ctx,
             "speculative": model.drafter is not None,
-            "params": {**usual_sampling(model), "n_predict": model.answer_length or -1},
+            "params": {
+                **usual_sampling(model),
+                "n_predict": max_tokens or model.answer_length or -1,
+            },
         },
         "draft_width": model.draft_width,
         "max_draft_width": model.engine.max_width,

@@ -57,13 +57,19 @@ class RequestThreads:
 class LoadedModel:
     """A model as requests get it. `name` is what answers call it. `queue_timeout_s`: how long a
     request may wait for its turn; None is without limit. `threads` prepare its requests.
-    `recorder` keeps their prompts, if that was asked for."""
+    `recorder` keeps their prompts, if that was asked for. `max_tokens`: the most of an answer,
+    whatever a request asks for."""
 
     name: str
     model: Model
     threads: RequestThreads
     queue_timeout_s: float | None = None
     recorder: Recorder | None = None
+    max_tokens: int | None = None
+
+    def limited(self, max_tokens: int | None) -> int | None:
+        """The length limit of an answer for which a request asks for `max_tokens`."""
+        return min(filter(None, (max_tokens, self.max_tokens)), default=None)
 
 
 @dataclass(eq=False)
@@ -173,8 +179,15 @@ class Claim:
         model = self._served.model
         assert model is not None, "a claimed model stays loaded"
         served = self._served
-        recorder = served.source.recorder
-        return LoadedModel(served.name, model, served.threads, self._timeout_s, recorder)
+        source = served.source
+        return LoadedModel(
+            served.name,
+            model,
+            served.threads,
+            self._timeout_s,
+            source.recorder,
+            source.max_tokens,
+        )
 
     async def _settles(self, within_s: float) -> bool:
         if self.settled.is_set():

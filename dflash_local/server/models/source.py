@@ -43,6 +43,12 @@ class ModelSource:
     keep_alive_s: float | None = None
     thinking: bool | None = None
     """For chats that do not say; None is the pair's own."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """For requests that do not say, before what the model's makers advise."""
+    max_tokens: int | None = None
+    """The most tokens of an answer, whatever a request asks for."""
+    chat_template: str | None = None
+    """A Jinja template in place of the model's own."""
     recorder: Recorder | None = None
     """Keeps the prompts of its requests."""
 
@@ -59,6 +65,8 @@ class ModelSource:
             self.draft,
             draft_width=self.draft_width,
             thinking=self.thinking,
+            sampling=self.sampling,
+            chat_template=self.chat_template,
             progress=progress,
             **self.options,
         )
@@ -90,7 +98,7 @@ class ModelSource:
         """How requests are answered that do not say; known before it is loaded. Raises FileError,
         OSError."""
         draft = GgufFile.open(self.draft) if self.draft else None
-        return defaults_of(GgufFile.open(self.target), draft, self.thinking)
+        return defaults_of(GgufFile.open(self.target), draft, self.thinking, self.sampling)
 
     def open(self) -> Pair:
         """Its files, checked. Raises FileError, PairError."""

@@ -80,6 +80,9 @@ def _answer(loaded: LoadedModel, body: ChatRequest, chat: PreparedChat) -> Choic
         )
         for index in range(len(tasks))
     ]
+    told: dict[str, Any] = {"warning": chat.warning} if chat.warning else {}
+    if body.verbose:
+        told["__verbose"] = {"prompt": chat.text}
     return ChoicesAnswer(
         loaded,
         body,
@@ -88,7 +91,7 @@ def _answer(loaded: LoadedModel, body: ChatRequest, chat: PreparedChat) -> Choic
         kind="chat.completion",
         chunk_kind="chat.completion.chunk",
         id_prefix="chatcmpl",
-        warning=chat.warning,
+        told=told,
     )
 
 
@@ -124,7 +127,7 @@ class _ChatChoice:
         deltas = self.take(chunk)
         if (deltas or chunk.result) and not self._begun:
             self._begun = True
-            yield self._piece({"role": "assistant", "content": "", "refusal": None}, None)
+            yield self._piece({"role": "assistant", "content": None, "refusal": None}, None)
         for delta in deltas:
             yield self._piece(delta, self._answer.logprobs.take()) | self._detail(delta)
         if chunk.result is not None:

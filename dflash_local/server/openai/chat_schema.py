@@ -128,6 +128,7 @@ class ChatRequest(ChoicesRequest):
     were accepted drafts, what each verify pass emitted, and why the controller drafts or does not.
     A last message of the assistant begins the answer, as with llama-server, unless
     `continue_final_message` is false. Without `add_generation_prompt` the prompt ends with it.
+    `verbose` adds the prompt that the chat template has written, as llama-server has it.
     """
 
     messages: bounds.SomeMessagesOf[AnyMessage]
@@ -142,6 +143,7 @@ class ChatRequest(ChoicesRequest):
     chat_template_kwargs: bounds.JsonObject | None = None
     add_generation_prompt: bounds.Flag | None = None
     continue_final_message: bounds.Flag | None = None
+    verbose: bounds.Flag | None = None
     modalities: bounds.ListOf[bounds.Label] | None = None
 
     _refuse = bounds.refuse(_REFUSED, unless=(None, [], "none", "auto"))

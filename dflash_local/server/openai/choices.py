@@ -6,14 +6,16 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from importlib import metadata
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from dflash_local.llama import runtime
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
 from dflash_local.server.answering.generation import (
@@ -67,7 +69,7 @@ class ChoicesAnswer:
         kind: str,
         chunk_kind: str,
         id_prefix: str,
-        warning: str | None = None,
+        told: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._loaded = loaded
         self._tasks = tasks
@@ -75,7 +77,7 @@ class ChoicesAnswer:
         self._kind = kind
         self._chunk_kind = chunk_kind
         self._id_prefix = id_prefix
-        self._warning = {"warning": warning} if warning else {}
+        self._beside = dict(told)
         self._per_prompt = body.n or 1
         self._reports_prompt = body.prompt_logprobs is not None
         self._told = body.stream_options or StreamOptions()
@@ -118,7 +120,7 @@ class ChoicesAnswer:
             self._keep_result(index, chunk)
             beside = no_usage | self._so_far(index, chunk)
             if len(self._results) == len(self._tasks) and not self._told.include_usage:
-                beside |= {"timings": timings(self._in_order()), **self._warning}
+                beside |= {"timings": timings(self._in_order()), **self._beside}
             for piece in pieces[:-1]:
                 yield {**head, **piece, **no_usage}
             if pieces:
@@ -154,7 +156,7 @@ class ChoicesAnswer:
 
     def _costs(self) -> dict[str, Any]:
         costs = {"usage": self._usage(), "timings": timings(self._in_order())}
-        return {**costs, **self._warning}
+        return {**costs, **self._beside}
 
     def _usage(self) -> dict[str, Any]:
         """A prompt counts once, however many answers it has; cached are those of its tokens that
@@ -186,7 +188,8 @@ def _counts(prompt: int, completion: int) -> dict[str, Any]:
 def _system_fingerprint(model: Model) -> str:
     """Differs where the same seed may give another answer: by model, how it is loaded, versions.
 
-    How it is loaded includes how many requests share the context, and where the layers lie.
+    How it is loaded includes how many requests share the context, and where the layers lie. As
+    llama-server's it begins with `b` and the version of llama.cpp.
     """
     parts = (
         version(),
@@ -194,4 +197,5 @@ def _system_fingerprint(model: Model) -> str:
         model.target.path.name,
         repr(model.target.options),
     )
-    return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    made_of = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    return f"b{runtime.llama_version()}-{made_of}"

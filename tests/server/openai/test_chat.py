@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from dflash_local import Model
 from dflash_local.engine.engine import Engine
+from dflash_local.llama import runtime
 from gap_rule import equal_by_gap_rule, joint_noise
 from openai_api import CHAT, QUESTION, SAMPLER, ask, post, refused, streamed, user
 from pair_engine import open_engine
@@ -91,7 +93,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     first, *chunks, last = streamed(
         client, CHAT, messages=user(QUESTION), max_tokens=24, temperature=0
     )
-    delta = {"role": "assistant", "content": "", "refusal": None}
+    delta = {"role": "assistant", "content": None, "refusal": None}
     assert first["choices"] == [
         {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
     ]
@@ -436,3 +438,13 @@ def test_the_tokens_of_a_prompt_are_counted(client: httpx.Client, model: Model, 
     if path != CHAT:
         details = usage["input_tokens_details"]
         assert details["cached_tokens"] + details["cache_write_tokens"] == n
+
+
+def test_verbose_tells_the_prompt(client: httpx.Client) -> None:
+    assert QUESTION in ask(client, max_tokens=1, verbose=True)["__verbose"]["prompt"]
+    assert "__verbose" not in ask(client, max_tokens=1)
+
+
+def test_a_fingerprint_begins_with_the_version_of_llama_cpp(client: httpx.Client) -> None:
+    found = ask(client, max_tokens=1)["system_fingerprint"]
+    assert re.fullmatch(rf"b{re.escape(runtime.llama_version())}-[0-9a-f]{{12}}", found)
