@@ -38,6 +38,7 @@ from .show import show
 from .terminal import fitted
 from .tune import tune
 from .user_files import settings_file, tilde
+from .worker import worker
 
 NAME = "dflash-local"
 _WIDEST = 100
@@ -110,7 +111,7 @@ class _Group(click.Group):
     cls=_Group,
     commands=[
         *(bench, calibrate, chat, complete, config, convert, doctor, inspect),
-        *(list_models, ps, pull, rm, run_model, serve, show, tune),
+        *(list_models, ps, pull, rm, run_model, serve, show, tune, worker),
     ],
     invoke_without_command=True,
     context_settings={

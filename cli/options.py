@@ -20,6 +20,7 @@ from .values import (
     draft_width,
     json_object,
     number,
+    places,
     shares,
     token_bias,
     whole,
@@ -244,6 +245,12 @@ LOADING = (
         type=shares,
         metavar="X,X,...",
         help="Share of each GPU, such as 3,1.",
+    ),
+    Option(
+        "--rpc",
+        type=places,
+        metavar="HOST:PORT,...",
+        help="Other machines to put layers on, each with a `dflash-local worker`.",
     ),
 )
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import click
 
+from dflash_local.errors import InputError
 from dflash_local.server.models.keep_alive import keep_alive_s
 
 MAX_INT = 2**31 - 1
@@ -118,6 +119,19 @@ def shares(value: Any) -> list[float]:
     if not all(0 <= part < math.inf for part in parts) or sum(parts) <= 0:
         raise click.BadParameter(f"{value!s} is not a list of shares, such as 3,1.")
     return parts
+
+
+def places(value: Any) -> list[str]:
+    """Reads `HOST:PORT,HOST:PORT`: where workers are."""
+    from dflash_local.llama.workers import place
+
+    given = [part.strip() for part in str(value).split(",")]
+    try:
+        for each in given:
+            place(each)
+    except InputError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return given
 
 
 def json_object(value: Any) -> dict[str, Any]:

@@ -44,6 +44,10 @@ class BackendError(DflashError, RuntimeError):
     """llama.cpp or ggml failed at run time."""
 
 
+class WorkerLostError(BackendError):
+    """A worker on another machine does not answer, or not any more."""
+
+
 class QueueFullError(DflashError, RuntimeError):
     """The queue for slots is full. `retry_after`: seconds until a place may be free."""
 

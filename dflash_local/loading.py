@@ -22,6 +22,8 @@ from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
+from dflash_local.llama.runtime import Device
+from dflash_local.llama.workers import remote_devices
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.defaults import defaults_of
@@ -75,8 +77,9 @@ def load(
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. The plan
     is printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
     `n_batch` the rows of one prompt batch. `split_mode` ("layer", "row", "none"), `main_gpu` and
-    `tensor_split` spread a model over GPUs as in llama.cpp. `n_seq` sequences can be decoded at
-    once. They share one context.
+    `tensor_split` spread a model over GPUs as in llama.cpp. `rpc` are further machines as
+    "HOST:PORT", each with a `dflash-local worker`, which come first. `n_seq` sequences can be
+    decoded at once. They share one context.
 
     `draft_window` is how many tokens of a sequence the drafter looks back at. Its cache then holds
     little more than that. 0 means all. None, the default, is the length of the texts on which the
@@ -112,7 +115,8 @@ def load(
     too long.
 
     Raises FileError for bad files, PairError if the two do not fit each other, InputError with the
-    numbers if they do not fit the memory, BackendError if llama.cpp itself fails.
+    numbers if they do not fit the memory, BackendError if llama.cpp itself fails, and its subclass
+    WorkerLostError if a worker does not answer.
     """
     options = LoadOptions(**settings)
     percent = say is None or progress is None
@@ -182,7 +186,7 @@ def _open(
     progress = progress or _silent
     progress(0.0)
     further = _text_of(options.draft_from)
-    setup = Setup(pair, options, runtime.devices())
+    setup = Setup(pair, options, machine_devices(options))
     if options.n_gpu_layers != 0 and not any(d.type in ("gpu", "igpu") for d in setup.devices):
         _tell_unused_gpu(say)
     setup.check_width()
@@ -247,11 +251,16 @@ def _tried(setup: Setup, say: Say) -> Setup:
         pair.target.path,
         pair.draft.path if pair.draft else None,
         layers=setup.target_options.tapped_layers,
-        n_gpu_layers=setup.plan.n_gpu_layers,
+        n_gpu_layers=0 if setup.options.rpc else setup.plan.n_gpu_layers,
         way_back=way_back,
         say=say,
     )
     return setup if found == way_back else _tried(setup.with_snapshots(found.rows), say)
+
+
+def machine_devices(options: LoadOptions) -> list[Device]:
+    """What a load with these options may use. Raises WorkerLostError."""
+    return [*remote_devices(options.rpc), *runtime.devices()]
 
 
 _gpus_are_told = False
@@ -417,7 +426,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
 
 def _few_rows(setup: Setup, say: Say) -> FewRows | None:
     """Our own kernels for what lies on GPUs, each matrix whole on one of them."""
-    if setup.plan.n_gpu_layers == 0 or setup.options.split_mode == "row":
+    if setup.plan.n_gpu_layers == 0 or setup.options.split_mode == "row" or setup.options.rpc:
         return None
     files = [file for file in (setup.pair.target, setup.pair.draft) if file]
     return open_few_rows(files, say, again=setup.options.recalibrate)

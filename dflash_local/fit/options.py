@@ -65,6 +65,7 @@ class LoadSettings(TypedDict, total=False):
     exact: bool
     recalibrate: bool
     draft_from: str | os.PathLike[str] | None
+    rpc: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +81,19 @@ class ContextOptions:
     tensor_split: Sequence[float] | None = None
     n_seq: int = 1
     exact: bool = False
+    rpc: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_whole("n_threads", self.n_threads, 1, 512)
         check_one_of("kv_type", self.kv_type, KV_TYPES)
         check_one_of("split_mode", self.split_mode, SPLIT_MODES)
+        if isinstance(self.rpc, str):
+            raise InputError(f"rpc is {self.rpc!r}, expected a list of HOST:PORT")
+        if self.rpc and self.split_mode != "layer":
+            raise InputError(
+                f"split_mode is {self.split_mode!r}; with workers on other machines only whole "
+                "layers are split: give 'layer'"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

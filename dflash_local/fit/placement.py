@@ -46,7 +46,10 @@ class Devices:
             for gpu in gpus
             for own in [gpu if gpu.total else cpu]
         )
-        self._copies = _PIPELINE_COPIES if len(self.gpus) > 1 else 1
+        remote = [is_remote(gpu.name) for gpu in self.gpus]
+        self._head_on_host = bool(remote) and remote[-1]
+        self._head_on_last = any(remote) and not self._head_on_host
+        self._copies = _PIPELINE_COPIES if len(self.gpus) > 1 and not any(remote) else 1
 
     def choose(
         self, contexts: list[int], layers: list[int], fixed: bool
@@ -91,7 +94,11 @@ class Devices:
         """Weights that the host uses in the mapped file. The system can free that memory."""
         model, blocks = self._model, self._host_blocks(count)
         weights = model.block_weights(blocks) - model.packed_weights(blocks)
-        return weights + model.input_weights + (0 if count else model.head_weights)
+        return weights + model.input_weights + (model.head_weights if self._has_head(count) else 0)
+
+    def _has_head(self, count: int) -> bool:
+        """Whether the host computes the logits. It never leaves them to another machine."""
+        return not count or self._head_on_host
 
     def _host_blocks(self, count: int) -> range:
         return range(min(self._model.n_blocks, self._model.n_blocks + 1 - count))
@@ -99,13 +106,14 @@ class Devices:
     def _host_use(self, n_ctx: int, count: int) -> Use:
         model, blocks = self._model, self._host_blocks(count)
         compute = model.compute_blocks(n_ctx) if blocks else 0
-        if not count:
+        has_head = self._has_head(count)
+        if has_head:
             compute = max(compute, model.compute_head(n_ctx))
         return replace(
             self._host,
             weights=model.packed_weights(blocks),
             kv=model.kv(n_ctx, blocks) + (0 if count else model.spare_states),
-            drafter=0 if count else model.drafter(n_ctx),
+            drafter=model.drafter(n_ctx) if has_head else 0,
             compute=compute + model.replayed(blocks) + model.host_buffers(n_ctx, self._copies),
         )
 
@@ -115,7 +123,7 @@ class Devices:
             return gpu
         model = self._model
         blocks = range(layers.start, min(layers.stop, model.n_blocks))
-        head = layers.stop > model.n_blocks
+        head = layers.stop > model.n_blocks and not self._head_on_host
         compute = model.compute_blocks(n_ctx, self._copies)
         if head:
             compute = max(compute, model.compute_head(n_ctx))
@@ -153,7 +161,8 @@ class Devices:
         counts = []
         for gpu in room:
             n = 0
-            while start + n < end:
+            most = end - 1 if self._head_on_last and gpu is not room[-1] else end
+            while start + n < most:
                 use = self._gpu_use(gpu, n_ctx, range(start, start + n + 1), first > 0)
                 if use.needed > gpu.usable * share:
                     break
@@ -183,13 +192,18 @@ class Devices:
         )
 
 
+def is_remote(name: str) -> bool:
+    """Whether a device of this name is another machine's, used by ggml's RPC."""
+    return name.startswith("RPC")
+
+
 def usable_gpus(devices: Sequence[Device]) -> list[Device]:
     """The GPUs that llama.cpp would use, each one once. Integrated ones are the last choice."""
     found: dict[str, Device] = {}
     for device in devices:
         if device.type == "gpu":
             found.setdefault(device.id or f"{device.name} {len(found)}", device)
-    remote = [device for device in found.values() if device.name.startswith("RPC")]
+    remote = [device for device in found.values() if is_remote(device.name)]
     local = [device for device in found.values() if device not in remote]
     return remote + (local or [device for device in devices if device.type == "igpu"])
 

@@ -203,6 +203,13 @@ def devices() -> list[Device]:
     return found
 
 
+def device_pointer(name: str) -> int:
+    """ggml's handle of a device of `devices()`."""
+    find = function("ggml_backend_dev_by_name", ctypes.c_void_p, ctypes.c_char_p)
+    pointer: int = find(name.encode())
+    return pointer
+
+
 _init_lock = threading.Lock()
 _initialised = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from gguf import GGMLQuantizationType
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SNAPSHOT_ROWS, ContextOptions
-from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+from dflash_local.fit.placement import usable_gpus
+from dflash_local.llama import runtime, workers
 
 # isort: split
 import llama_cpp.llama_cpp as api
@@ -75,6 +77,8 @@ class TargetOptions(ContextOptions):
         if self.n_gpu_layers == 0:
             # otherwise llama.cpp still puts the KV cache and large products on a GPU
             params.devices = ctypes.addressof(_NO_DEVICES)
+        elif self.rpc:
+            _use_workers(params, self.rpc)
         params.split_mode = _SPLIT_MODES[self.split_mode]
         params.main_gpu = self.main_gpu
         if self.tensor_split is not None:
@@ -110,3 +114,28 @@ class TargetOptions(ContextOptions):
         params.swa_full = True
         params.no_perf = True
         return params
+
+
+class _Override(ctypes.Structure):
+    """`llama_model_tensor_buft_override` of llama.h."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def _use_workers(params: Any, rpc: Sequence[str]) -> None:
+    """Let llama.cpp use the workers' devices before our own. The output head stays here, where the
+    logits are read and the drafter lives: with an override, llama.cpp makes no pipeline either,
+    which would take four times the memory to compute in."""
+    own = usable_gpus(runtime.devices())
+    handles = [*workers.remote_pointers(rpc), *(runtime.device_pointer(gpu.name) for gpu in own)]
+    home = own[-1].name if own else next(d.name for d in runtime.devices() if d.type == "cpu")
+    buffer_type = runtime.function(
+        "ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p
+    )(runtime.device_pointer(home))
+    # A tied model's head is a second copy of its embedding, which is on the host in any case.
+    names = [b"^output"] if own else [b"^output", b"^token_embd"]
+    overrides = (_Override * (len(names) + 1))(*((name, buffer_type) for name in names))
+    devices = (ctypes.c_void_p * (len(handles) + 1))(*handles)
+    params.devices = ctypes.addressof(devices)
+    params.tensor_buft_overrides = ctypes.addressof(overrides)
+    params.kept = devices, overrides

@@ -20,7 +20,7 @@ from dflash_local.errors import BackendError, ContextFullError, FileError, Input
 from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SPARE_IDS
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
-from dflash_local.llama import native, runtime
+from dflash_local.llama import native, runtime, workers
 from dflash_local.llama.host import default_threads, give_back_memory
 from dflash_local.target_model import sequence_state
 from dflash_local.target_model.batch import Batch, Part
@@ -83,6 +83,7 @@ class Target(Readout):
         self.options = options
         self.few_rows = few_rows
         self._drafters: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._workers: list[workers.Connection] = []
         self._model: Any = None
         self._context: Any = None
         self.vocabulary: Vocabulary
@@ -123,12 +124,18 @@ class Target(Readout):
 
     def _load(self, progress: Callable[[float], bool] | None) -> None:
         params = self.options.model_params()
-        if progress is not None:
-            # The name keeps the callback alive until the load has ended.
-            report = api.llama_progress_callback(lambda part, _: progress(part))
-            params.progress_callback = report
+        rpc = self.options.rpc if self.options.n_gpu_layers else ()
+
+        def goes_on(part: float, _: object) -> bool:
+            self._workers = workers.connections(rpc)
+            return not self.lost and (progress is None or progress(part))
+
+        # The name keeps the callback alive until the load has ended.
+        report = api.llama_progress_callback(goes_on)
+        params.progress_callback = report
         runtime.clear_log()
         self._model = api.llama_model_load_from_file(os.fsencode(self.path), params)
+        self._check_workers()
         if not self._model:
             raise FileError(f"llama.cpp cannot load {self.path}: {runtime.reason()}")
         self.vocabulary = Vocabulary(api.llama_model_get_vocab(self._model))
@@ -158,6 +165,7 @@ class Target(Readout):
                 f"llama.cpp has no room for a context of {options.n_ctx} tokens: "
                 f"{runtime.reason()}; load with a smaller n_ctx or fewer GPU layers"
             )
+        self._check_workers()
         self.threads = native.ThreadPool(n_threads)
         self.threads.attach(native.address(self._context))
         # llama.cpp rounds up, but no more is promised than was asked for.
@@ -233,6 +241,16 @@ class Target(Readout):
         return bool(self._context)
 
     @property
+    def lost(self) -> str:
+        """Why a worker of this target is gone, and the target of no more use; else empty."""
+        return next((worker.lost for worker in self._workers if worker.lost), "")
+
+    def _check_workers(self) -> None:
+        """Raises WorkerLostError where what was just computed is not what a worker computed."""
+        for worker in self._workers:
+            worker.check()
+
+    @property
     def address(self) -> int:
         """Address of the `llama_model`, for the native part."""
         self._check_open()
@@ -290,6 +308,7 @@ class Target(Readout):
         runtime.clear_log()
         self._rollback.begin_pass()
         status = self.native.decode(batch.tokens, batch.positions, seqs, batch.output, ids)
+        self._check_workers()
         self._check_status(status, n)
         self._cells.after_pass(seqs)
         self._rollback.end_pass(seqs, batch.positions)
@@ -324,6 +343,7 @@ class Target(Readout):
         runtime.clear_log()
         self._rollback.begin_pass()
         status, found = self.native.decode_ahead(tokens, positions, seq_ids, n_steps, draws, given)
+        self._check_workers()
         self._cells.after_pass(list(seq_ids) * (len(found) // n))
         self._check_status(status, n)
         more = len(found) // n - 1
@@ -354,6 +374,7 @@ class Target(Readout):
         if self.is_recurrent and length:
             self._rollback.wait()
             state = sequence_state.save(self._context, seq, state_only=True)
+            self._check_workers()
         return StateCheckpoint(length, state)
 
     def restore(self, seq: int, checkpoint: StateCheckpoint) -> bool:
@@ -388,7 +409,9 @@ class Target(Readout):
         Raises MemoryError.
         """
         self._rollback.wait()
-        return sequence_state.save(self._context, seq)
+        state = sequence_state.save(self._context, seq)
+        self._check_workers()
+        return state
 
     def restore_saved(self, seq: int, state: NDArray[np.uint8], length: int) -> bool:
         """Replace a sequence by a saved one of `length` tokens. False: it does not fit, and the
@@ -443,7 +466,7 @@ class Target(Readout):
     def machine(self) -> dict[str, Any]:
         """All that decides how this target is computed here besides its file and options."""
         own = {"kernels": self.few_rows.key} if self.few_rows else {}
-        return runtime.machine() | own
+        return runtime.machine() | own | ({"rpc": list(self.options.rpc)} if self._workers else {})
 
     def attach(self, drafter: Closable) -> None:
         """Register a drafter that uses this model's tensors. It is closed before the model."""

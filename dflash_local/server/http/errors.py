@@ -29,6 +29,7 @@ from dflash_local.errors import (
     PromptTooLongError,
     QueueFullError,
     QueueTimeoutError,
+    WorkerLostError,
 )
 from dflash_local.server.http.access_log import record_reason
 
@@ -167,6 +168,8 @@ def api_error(error: BaseException) -> ApiError:
         )
     if isinstance(error, QueueTimeoutError):
         return unavailable(str(error), code="queue_timeout")
+    if isinstance(error, WorkerLostError):
+        return unavailable(str(error), code="worker_lost")
     if isinstance(error, ClosedError):
         return unavailable("the server is shutting down", code="shutting_down")
     log_crash(error)

@@ -204,6 +204,7 @@ class ModelPool:
         """Load a model for the requests that wait for it, once no other one is being loaded."""
         async with self._load_lock:
             try:
+                await self._drop_lost(served)
                 if served.close_task is not None:
                     await served.close_task
                 if served.model is None and served.waiting:
@@ -218,6 +219,15 @@ class ModelPool:
             if served.model is not None:
                 served.admit()
                 self._start_idle_timer(served)
+
+    async def _drop_lost(self, served: ServedModel) -> None:
+        """Unload a model that has lost a worker, once its requests have ended with that error."""
+        while served.model is not None and served.model.target.lost:
+            if not served.running:
+                self._unload(served, f"as a worker is lost: {served.model.target.lost}")
+                return
+            self._claim_ended.clear()
+            await self._claim_ended.wait()
 
     async def _load(self, served: ServedModel) -> None:
         log.info("loading %s", served.name)

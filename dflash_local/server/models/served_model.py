@@ -116,7 +116,7 @@ class ServedModel:
 
     @property
     def takes_requests(self) -> bool:
-        return self.model is not None and not self.leaving
+        return self.model is not None and not self.leaving and not self.model.target.lost
 
     @property
     def state(self) -> Literal["unloaded", "loading", "loaded"]:

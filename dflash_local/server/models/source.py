@@ -15,6 +15,7 @@ from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
+from dflash_local.llama.workers import remote_devices
 from dflash_local.loading import Progress, load
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
@@ -107,4 +108,4 @@ class ModelSource:
     def plan(self, pair: Pair, devices: Sequence[Device]) -> Plan:
         """What loading it on a machine with `devices` would take. Raises InputError."""
         options = LoadOptions(draft_width=self.draft_width, **self.options)
-        return Setup(pair, options, devices).plan
+        return Setup(pair, options, [*remote_devices(options.rpc), *devices]).plan

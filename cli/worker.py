@@ -1,0 +1,104 @@
+"""`dflash-local worker`: offers this machine's devices to another one."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+import socket
+
+import click
+
+from dflash_local import disk_cache
+from dflash_local.errors import BackendError
+
+from .options import LOADING, Option, SectionedCommand
+from .values import whole
+
+DOCS = "docs/scaling.md"
+SECTIONS = {
+    # No variables for these: those of that name are `serve`'s, and the cache folder's.
+    "Network": (
+        click.Option(
+            ["--host"],
+            metavar="ADDRESS",
+            default="127.0.0.1",
+            show_default=True,
+            help="The address to listen at.",
+        ),
+        click.Option(
+            ["--port"],
+            type=whole(1, 65535),
+            default=50052,
+            show_default=True,
+            help="The port to listen at.",
+        ),
+    ),
+    "Devices": (
+        Option(
+            "--device",
+            multiple=True,
+            metavar="NAME",
+            show_default="all GPUs, else the CPU",
+            help="A device to offer, as `dflash-local --version` lists them; may be repeated.",
+        ),
+        next(option for option in LOADING if option.name == "n_threads"),
+    ),
+    "Cache": (
+        click.Option(
+            ["-c", "--cache"],
+            is_flag=True,
+            help="Keep large tensors on this disk, so that they are sent only once.",
+        ),
+    ),
+}
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
+def worker(
+    host: str, port: int, device: tuple[str, ...], n_threads: int | None, cache: bool
+) -> None:
+    """Offer this machine's GPUs, or its CPU, to a model that is loaded elsewhere with --rpc.
+
+    One other machine at a time is served. There is no authentication: whoever reaches the port can
+    read and change all that is computed here, and may take over this account.
+    """
+    from dflash_local.llama.workers import serve
+
+    warn_of_strangers(host, port)
+    check_free(host, port)
+    folder = None
+    if cache:
+        path = disk_cache.folder() / "rpc"
+        path.mkdir(parents=True, exist_ok=True)
+        folder = str(path)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would not see Ctrl-C in ggml's loop
+    serve(host, port, device, folder, n_threads)
+
+
+def warn_of_strangers(host: str, port: int) -> None:
+    """Say loudly that an address can be reached from other machines, if it can."""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise click.UsageError(
+            f"--host {host}: expected an IPv4 address, such as 127.0.0.1."
+        ) from None
+    if not is_loopback:
+        click.echo(
+            f"WARNING: {host}:{port} HAS NO PASSWORD. Whoever reaches it can read and change all "
+            "that is computed here, and may take over this account. Listen at 127.0.0.1 and go "
+            f"through an SSH tunnel or WireGuard instead: {DOCS}",
+            err=True,
+        )
+
+
+def check_free(host: str, port: int) -> None:
+    """Refuse a port that is taken, before any device is opened. Raises BackendError."""
+    with socket.socket() as probe:
+        if os.name != "nt":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise BackendError(f"cannot listen at {host}:{port}: {error.strerror}") from None

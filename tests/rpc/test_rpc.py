@@ -1,0 +1,231 @@
+"""Models whose layers lie on other machines: two workers on loopback, and a network between."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import dflash_local
+from dflash_local import Model, demo
+from dflash_local.errors import InputError, WorkerLostError
+from dflash_local.llama import relay, runtime, workers
+from dflash_local.llama.relay import VERSION
+from rpc_workers import Networks, SlowNetwork, WorkerProcess, worker_processes
+
+EXACT = {"n_ctx": 1024, "kv_type": "q8_0", "n_threads": 1, "draft_shape": "chain", "quiet": True}
+"""So that texts are equal to the bit: chains, in Q8_0, on CPUs."""
+
+
+def load(*rpc: str, **options: object) -> Model:
+    split = {"tensor_split": [1] * len(rpc)} if rpc else {"n_gpu_layers": 0}
+    return dflash_local.load(*demo.pair(), draft_width=8, rpc=rpc, **(EXACT | split | options))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[list[WorkerProcess]]:
+    """Workers without a client."""
+    with worker_processes(2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[Model]:
+    with worker_processes(2) as busy, load(*(worker.name for worker in busy)) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Model]:
+    with load() as model:
+        yield model
+
+
+def check_equal(local: Model, remote: Model, case: int) -> None:
+    """A request of its own for each number: greedy or seeded, with drafts or without."""
+    prompts = [prompt for group in demo.prompts().values() for prompt in group]
+    how = {"temperature": 0.0 if case % 2 else 0.8, "seed": case, "max_tokens": 40}
+    prompt, width = prompts[case % len(prompts)], 0 if case % 5 == 0 else 8
+    expected = local.generate(prompt, draft_width=0, **how)
+    found = remote.generate(prompt, draft_width=width, **how)
+    assert found.tokens == expected.tokens
+
+
+def test_the_layers_lie_on_both_workers_and_the_head_here(remote: Model) -> None:
+    assert remote.plan is not None
+    assert [use.layers for use in remote.plan.gpus] == [5, 4]
+    assert remote.plan.host.drafter > 0 == sum(use.drafter for use in remote.plan.gpus)
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_texts_are_those_of_one_process(local: Model, remote: Model, case: int) -> None:
+    check_equal(local, remote, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(200))
+def test_two_hundred_texts_are_those_of_one_process(local: Model, remote: Model, case: int) -> None:
+    check_equal(local, remote, case)
+
+
+def test_what_is_fetched_of_a_pass_comes_together(two: list[WorkerProcess]) -> None:
+    """Plain steps wait once for each worker. A pass with drafts also fetches the tapped layers'
+    hidden states of both, and waits no more often, but for the first of a kind."""
+    with Networks() as host:
+        networks = [host.SlowNetwork(worker.port) for worker in two]
+        with load(*(net.name() for net in networks)) as model:
+            prompt = demo.prompts()["code"][0]
+            for width in (0, 8):
+                model.generate(prompt, max_tokens=40, temperature=0, draft_width=width)
+                before = [net.counts()[0] for net in networks]
+                found = model.generate(prompt, max_tokens=40, temperature=0, draft_width=width)
+                n_waits = sum(net.counts()[0] for net in networks) - sum(before)
+                assert n_waits / found.stats.rounds < 2.6
+
+
+def test_a_cut_connection_ends_the_request_with_one_line_and_no_process(
+    two: list[WorkerProcess],
+) -> None:
+    network = SlowNetwork(two[0].port)
+    with load(network.name()) as model:
+        chunks = model.stream("def add(a, b):", max_tokens=500, temperature=0, stop=[])
+        next(chunks)
+        network.cut()
+        with pytest.raises(WorkerLostError, match=f"^the worker {network.name()} is lost: "):
+            list(chunks)
+        assert model.target.lost
+    with load(network.name()) as model:  # it is back
+        assert model.generate("def add(a, b):", max_tokens=8).tokens
+
+
+def test_a_silent_worker_is_given_up(
+    two: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_SILENT_S", 0.5)
+    with load(two[0].name) as model:
+        two[0].process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerLostError, match="has not answered"):
+                model.generate("def add(a, b):", max_tokens=8)
+        finally:
+            two[0].process.send_signal(signal.SIGCONT)
+
+
+def test_no_worker_is_one_line() -> None:
+    with pytest.raises(WorkerLostError, match=r"no worker answers at 127\.0\.0\.1:1 "):
+        load("127.0.0.1:1")
+    with pytest.raises(InputError, match="expected HOST:PORT"):
+        load("127.0.0.1")
+
+
+def answering(answer: bytes) -> socket.socket:
+    """A stranger that greets everyone with the same bytes."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                end, _ = server.accept()
+                end.sendall(answer)
+                end.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server
+
+
+@pytest.mark.parametrize(
+    "greeting, said",
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not greet"),
+        (struct.pack("<Q", 28) + bytes([VERSION[0] - 1, 0, 0, 0]) + bytes(24), "version 6.0.0 of"),
+        (b"", "does not greet"),
+    ],
+)
+def test_a_stranger_gets_nothing_but_a_greeting(greeting: bytes, said: str) -> None:
+    with answering(greeting) as server, pytest.raises(WorkerLostError, match=said):
+        load(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_the_version_is_that_of_the_installed_llama_cpp() -> None:
+    worker = WorkerProcess()
+    worker.kill()
+    assert worker.output.startswith(f"Starting RPC server v{'.'.join(map(str, VERSION))}\n")
+
+
+class Mutating(SlowNetwork):
+    """A network that changes the answers of a worker, mostly those before its first tensors."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        super().__init__(port)
+        self._random = random.Random(seed)
+        self.n_mutated = 0
+
+    def changed(self, data: bytes) -> bytes:
+        if not data or self._random.random() < 0.6:
+            return data
+        self.n_mutated += 1
+        at = self._random.randrange(len(data))
+        kind = self._random.randrange(4)
+        if kind == 0:
+            return data[:at]
+        if kind == 1:
+            return data[:at] + self._random.randbytes(8) + data[at:]
+        byte = self._random.choice([0, 1, 0x7F, 0x80, 0xFF, self._random.randrange(256)])
+        n = self._random.choice([1, 8])
+        return data[:at] + bytes([byte]) * n + data[at + n :]
+
+
+def use_buffer(device: int) -> None:
+    """What llama.cpp does with a device: memory on it, written and read."""
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    buffer_type = runtime.function("ggml_backend_dev_buffer_type", pointer, pointer)(device)
+    allocate = runtime.function("ggml_backend_buft_alloc_buffer", pointer, pointer, size)
+    buffer = allocate(buffer_type, 1 << 16)
+    if buffer:
+        runtime.function("ggml_backend_buffer_get_base", pointer, pointer)(buffer)
+        runtime.function("ggml_backend_buffer_clear", None, pointer, ctypes.c_uint8)(buffer, 0)
+        runtime.function("ggml_backend_buffer_free", None, pointer)(buffer)
+
+
+def n_mutated(port: int, seed: int, *, whole_load: bool) -> int:
+    """Use a worker over such a network. However that ends, this process goes on."""
+    network = Mutating(port, seed)
+    with contextlib.suppress(dflash_local.DflashError):
+        if whole_load:
+            with load(network.name()) as model:
+                model.generate("def f(", max_tokens=6)
+        else:
+            workers.remote_devices([network.name()])
+            for device in workers.remote_pointers([network.name()]):
+                for _ in range(4):
+                    use_buffer(device)
+    network.cut()
+    return network.n_mutated
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that were cut short are soon given up."""
+    monkeypatch.setattr(relay, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(relay, "_SILENT_S", 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_mutated_answers_end_no_process(two: list[WorkerProcess]) -> None:
+    n = sum(n_mutated(two[0].port, seed, whole_load=seed % 20 == 0) for seed in range(60))
+    assert n > 60
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
+def test_two_thousand_mutated_answers_end_no_process(two: list[WorkerProcess]) -> None:
+    seeds, n = iter(range(1000, 10000)), 0
+    while n < 2000:
+        n += n_mutated(two[0].port, next(seeds), whole_load=n % 20 == 0)
