@@ -23,6 +23,7 @@ from .chat import chat
 from .complete import complete
 from .config import config
 from .convert import convert
+from .deploy import deploy
 from .doctor import doctor
 from .inspect import inspect
 from .list import list_models
@@ -110,7 +111,7 @@ class _Group(click.Group):
 @click.group(
     cls=_Group,
     commands=[
-        *(bench, calibrate, chat, complete, config, convert, doctor, inspect),
+        *(bench, calibrate, chat, complete, config, convert, deploy, doctor, inspect),
         *(list_models, ps, pull, rm, run_model, serve, show, tune, worker),
     ],
     invoke_without_command=True,

@@ -19,6 +19,7 @@ class Entry:
     drafter: str
     target: str = ""
     gguf: str | None = None
+    weights: str | None = None
     quant: str | None = None
     size: int | None = None
     architecture: str | None = None
@@ -47,6 +48,7 @@ _KINDS: dict[str, type] = {
     "drafter": str,
     "target": str,
     "gguf": str,
+    "weights": str,
     "quant": str,
     "size": int,
     "architecture": str,

@@ -1,0 +1,63 @@
+"""`dflash-local deploy`: how another engine serves a pair to many."""
+
+from __future__ import annotations
+
+import click
+
+from dflash_local.errors import InputError
+from dflash_local.pairs import registry
+from dflash_local.pairs.deploy import WAYS, Deployment, deployed
+
+from .answer import write_stdout
+from .options import Option, SectionedCommand
+from .values import whole
+
+SECTIONS = {
+    "Output": (
+        click.Option(
+            ["--to"],
+            type=click.Choice(list(WAYS)),
+            required=True,
+            help="The engine, or the kind of manifest, which is vLLM's.",
+        ),
+        click.Option(
+            ["-o", "--output"],
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="Write it to this file.",
+        ),
+    ),
+    "Model": (
+        Option(
+            "--ctx", "n_ctx", type=whole(1), show_default="the engine's", help="Context length."
+        ),
+        click.Option(
+            ["--draft-tokens", "n_drafts"],
+            type=whole(1, 63),
+            show_default="as the drafter's makers do",
+            help="Tokens to draft in a round.",
+        ),
+    ),
+}
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS)
+@click.argument("name")
+def deploy(name: str, to: str, output: str | None, n_ctx: int | None, n_drafts: int | None) -> None:
+    """Print how vLLM, SGLang or llama-server serves NAME of `dflash-local list` to a team.
+
+    The name of the model and the API stay the same, so clients only change the address.
+    """
+    found = registry.named(name)
+    if found is None:
+        near = registry.near(name)
+        hint = (
+            f"; did you mean {', '.join(near)}?" if near else "; `dflash-local list` has the names"
+        )
+        raise InputError(f"no pair is called {name}{hint}")
+    text = deployed(Deployment(found[0], n_ctx, n_drafts), to)
+    if output is None:
+        write_stdout(text)
+        return
+    with open(output, "w", encoding="utf-8") as file:
+        file.write(text)
