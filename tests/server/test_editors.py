@@ -264,7 +264,11 @@ def test_a_client_reads_what_it_needs_of_a_model_with_tools(
     name: str, tool_server: ServerProcess
 ) -> None:
     """And what it sends after a call goes on from where it was: only what is new is computed."""
-    asking = [r for r in CLIENTS[name]["requests"] if "tools" in r.get("body", {})]
+    asking = [
+        {**request, "body": request["body"] | {"model": "tiny-tools"}}
+        for request in CLIENTS[name]["requests"]
+        if "tools" in request.get("body", {})
+    ]
     answers = [replay(tool_server, request) for request in asking]
     for before, request, answer in zip(answers, asking[1:], answers[1:], strict=False):
         if "continues" in request:
