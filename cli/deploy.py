@@ -5,18 +5,17 @@ from __future__ import annotations
 import click
 
 from dflash_local.errors import InputError
-from dflash_local.pairs import registry
-from dflash_local.pairs.deploy import WAYS, Deployment, deployed
 
 from .answer import write_stdout
 from .options import Option, SectionedCommand
 from .values import whole
 
+WAYS = ("vllm", "sglang", "llama-server", "docker-compose", "k8s")
 SECTIONS = {
     "Output": (
         click.Option(
             ["--to"],
-            type=click.Choice(list(WAYS)),
+            type=click.Choice(WAYS),
             required=True,
             help="The engine, or the kind of manifest, which is vLLM's.",
         ),
@@ -48,6 +47,9 @@ def deploy(name: str, to: str, output: str | None, n_ctx: int | None, n_drafts: 
 
     The name of the model and the API stay the same, so clients only change the address.
     """
+    from dflash_local.pairs import registry
+    from dflash_local.pairs.deploy import Deployment, deployed
+
     found = registry.named(name)
     if found is None:
         near = registry.near(name)

@@ -88,7 +88,7 @@ def test_at_the_door(
         ("/v1/messages/batches", anthropic, {}),
         ("/v1/files", anthropic, {"anthropic-version": "2023-06-01"}),
         ("/v1/messagesque", openai, {}),
-        ("/api/pull", ollama, {}),
+        ("/api/create", ollama, {}),
         ("/apiary", openai, {}),
     ],
 )
