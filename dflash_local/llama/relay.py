@@ -254,7 +254,7 @@ class _Exchange:
 
     def _is_sound(self, command: int, request: bytes, answer: bytes) -> bool:
         """Whether ggml can live with an answer: it asserts some of this, and believes the rest."""
-        words = [_U64.unpack_from(answer, at)[0] for at in range(0, len(answer) - 7, 8)]
+        words: list[int] = [_U64.unpack_from(answer, at)[0] for at in range(0, len(answer) - 7, 8)]
         if command == _ALLOC:
             asked = _U64.unpack_from(request, 4)[0]
             return not words[0] or asked <= words[1] < _FAR

@@ -134,7 +134,7 @@ def _use_workers(params: Any, rpc: Sequence[str]) -> None:
     )(runtime.device_pointer(home))
     # A tied model's head is a second copy of its embedding, which is on the host in any case.
     names = [b"^output"] if own else [b"^output", b"^token_embd"]
-    overrides = (_Override * (len(names) + 1))(*((name, buffer_type) for name in names))
+    overrides = (_Override * (len(names) + 1))(*[_Override(name, buffer_type) for name in names])
     devices = (ctypes.c_void_p * (len(handles) + 1))(*handles)
     params.devices = ctypes.addressof(devices)
     params.tensor_buft_overrides = ctypes.addressof(overrides)

@@ -22,6 +22,7 @@ from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.llama import native, runtime, workers
 from dflash_local.llama.host import default_threads, give_back_memory
+from dflash_local.llama.relay import Connection
 from dflash_local.target_model import sequence_state
 from dflash_local.target_model.batch import Batch, Part
 from dflash_local.target_model.cells import Cells
@@ -83,7 +84,7 @@ class Target(Readout):
         self.options = options
         self.few_rows = few_rows
         self._drafters: weakref.WeakSet[Closable] = weakref.WeakSet()
-        self._workers: list[workers.Connection] = []
+        self._workers: list[Connection] = []
         self._model: Any = None
         self._context: Any = None
         self.vocabulary: Vocabulary
