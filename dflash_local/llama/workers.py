@@ -84,15 +84,15 @@ def serve(
 
 def _own(names: Sequence[str]) -> Any:
     """A C array of the handles of devices of this machine."""
-    known = {device.name: index for index, device in enumerate(runtime.devices())}
+    devices = runtime.devices()
     if not names:
-        gpus = [d.name for d in runtime.devices() if d.type in ("gpu", "igpu")]
-        names = gpus or [d.name for d in runtime.devices() if d.type == "cpu"]
+        gpus = [d.name for d in devices if d.type in ("gpu", "igpu")]
+        names = gpus or [d.name for d in devices if d.type == "cpu"]
+    known = [device.name for device in devices]
     for name in names:
         if name not in known:
             raise InputError(f"device is {name!r}; expected one of {', '.join(known)}")
-    get = runtime.function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    return (ctypes.c_void_p * len(names))(*(get(known[name]) for name in names))
+    return (ctypes.c_void_p * len(names))(*map(runtime.device_pointer, names))
 
 
 def _usable_relay(worker: str) -> Relay:
