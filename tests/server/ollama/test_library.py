@@ -40,8 +40,8 @@ def test_a_model_is_pulled_answers_and_is_deleted(tmp_path: Path, server: Server
         assert client.chat(f"{NAME}:latest", **ASKED).message.content
         assert client.pull(NAME).status == "success"  # nothing is left to do
         asked = len(hub.requests)
-        # A name that is not known still gets the model that the server was started with.
-        assert client.chat("gpt-4", **ASKED).model == "tiny-coder-q8_0:latest"
+        with pytest.raises(ollama.ResponseError, match="model 'gpt-4' not found"):
+            client.chat("gpt-4", **ASKED)
         client.delete(NAME)
         assert [each.model for each in client.list().models] == ["tiny-coder-q8_0:latest"]
         assert not list((tmp_path / "hf").rglob("*.gguf"))
