@@ -429,7 +429,9 @@ def _few_rows(setup: Setup, say: Say) -> FewRows | None:
     if setup.plan.n_gpu_layers == 0 or setup.options.split_mode == "row" or setup.options.rpc:
         return None
     files = [file for file in (setup.pair.target, setup.pair.draft) if file]
-    return open_few_rows(files, say, again=setup.options.recalibrate)
+    return open_few_rows(
+        files, say, kv_type=setup.plan.kv_type, again=setup.options.recalibrate
+    )
 
 
 def _loaded(setup: Setup, progress: Progress, say: Say, few_rows: FewRows | None) -> Target:

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "errors.h"
+#include "few_rows_attention.h"
 #include "few_rows_groups.h"
 #include "graph_content.h"
 
@@ -41,6 +42,9 @@ class graph_runner {
         rules_.has = [this](const few_rows_kernel & k) { return executor_->has(k); };
         rules_.is_faster = [this](ggml_type type, int64_t k, int64_t rows) {
             return shared_->takes(type, k, rows);
+        };
+        rules_.attends = [this](const few_rows_attention_kernel & k) {
+            return shared_->takes_attention(k) && executor_->has(k);
         };
         rules_.n_processors = executor_->n_processors();
     }
@@ -199,6 +203,7 @@ class graph_runner {
                 (node->op == GGML_OP_MUL_MAT ? counts.products : counts.fused)++;
             }
         }
+        counts.attentions += static_cast<long>(plan.attentions.size());
         return plan;
     }
 
@@ -208,14 +213,19 @@ class graph_runner {
     }
 
     ggml_status run_plan(const graph & g, const few_rows_plan & plan) const {
-        if (plan.launches.empty()) {
+        if (plan.launches.empty() && plan.attentions.empty()) {
             return compute(g, g.nodes, g.n_nodes);
         }
         const few_rows_executor::scratch scratch =
             executor_->reserve(plan.converted_bytes, plan.partial_floats, plan.n_counters);
         std::vector<ggml_tensor *> nodes = plan.rest;
         for (const few_rows_plan::step & step : plan.steps) {
-            if (!step.is_launch) {
+            if (step.kind == few_rows_plan::step::ATTENTION) {
+                const few_rows_plan::attention & a = plan.attentions[step.index];
+                executor_->attend(a, with_scratch(a, scratch.partials, scratch.converted));
+                continue;
+            }
+            if (step.kind == few_rows_plan::step::SEGMENT) {
                 const few_rows_plan::segment & s = plan.segments[step.index];
                 const ggml_status status = compute(g, nodes.data() + s.begin, s.end - s.begin);
                 if (status != GGML_STATUS_SUCCESS) {
@@ -322,6 +332,15 @@ void few_rows_engine::leave(ggml_type type, int64_t k, int64_t rows) {
 
 bool few_rows_engine::takes(ggml_type type, int64_t k, int64_t rows) const {
     return left_.count({type, k, rows}) == 0;
+}
+
+void few_rows_engine::leave_attention(ggml_type keys, ggml_type values, int head_dim) {
+    left_attention_.insert({keys, values, head_dim});
+    version_++;
+}
+
+bool few_rows_engine::takes_attention(const few_rows_attention_kernel & k) const {
+    return left_attention_.count({k.keys, k.values, k.head_dim}) == 0;
 }
 
 void few_rows_engine::turn(bool on) {

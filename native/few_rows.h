@@ -38,12 +38,17 @@ class few_rows_executor {
     virtual void begin() {}
     virtual bool reads(const ggml_tensor & t) const = 0;
     virtual bool has(const few_rows_kernel & kernel) const = 0;
+    virtual bool has(const few_rows_attention_kernel & kernel) const = 0;
     virtual int n_processors() const = 0;
     // At least so much. Earlier scratch stays valid for recordings.
     virtual scratch reserve(size_t converted_bytes, size_t partial_floats, size_t n_counters) = 0;
     virtual void convert(const few_rows::conversion & c) = 0;
     virtual void normalize(const few_rows::normalization & n) = 0;
     virtual void multiply(const few_rows_plan::launch & l, const few_rows::product & p) = 0;
+
+    // `arguments` are those of the plan, with scratch.
+    virtual void attend(const few_rows_plan::attention & planned,
+                        const few_rows::attention & arguments) = 0;
 
     virtual bool records(const private_abi::graph &) const { return false; }
     // `run` is called between, once, and what it starts is recorded instead.
@@ -61,6 +66,7 @@ struct few_rows_counts {
     std::atomic<long> fused{0};        // other nodes that went into them
     std::atomic<long> launches{0};     // that they came to
     std::atomic<long> conversions{0};  // of inputs, before these
+    std::atomic<long> attentions{0};   // in the plans made so far: those that are ours
 };
 
 // What the backends of one model share: kernels, choices, counts. Changed by the thread that owns
@@ -76,6 +82,9 @@ class few_rows_engine {
     // Leaves products with matrices of this type and shape to ggml.
     void leave(ggml_type type, int64_t k, int64_t rows);
     bool takes(ggml_type type, int64_t k, int64_t rows) const;
+    // Leaves attention with such caches and heads to ggml.
+    void leave_attention(ggml_type keys, ggml_type values, int head_dim);
+    bool takes_attention(const few_rows_attention_kernel & k) const;
     // Off: ggml multiplies everything.
     void turn(bool on);
     bool is_on() const { return is_on_; }
@@ -90,6 +99,7 @@ class few_rows_engine {
   private:
     std::unordered_map<std::string, cubins> kernels_;
     std::set<std::tuple<int, int64_t, int64_t>> left_;
+    std::set<std::tuple<int, int, int>> left_attention_;
     bool is_on_ = true;
     long version_ = 0;
     few_rows_counts counts_;

@@ -15,6 +15,7 @@ class cpu_executor : public few_rows_executor {
                ggml_backend_buffer_get_usage(t.buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
     }
     bool has(const few_rows_kernel &) const override { return true; }
+    bool has(const few_rows_attention_kernel &) const override { return true; }
     int n_processors() const override { return 4; }
     scratch reserve(size_t, size_t, size_t) override { return {}; }
 
@@ -98,6 +99,35 @@ class cpu_executor : public few_rows_executor {
             for (int n = 0; n < p.n_columns; n++, y += m.rows) {
                 std::copy_n(y, m.rows, m.out + n * m.out_stride);
             }
+        }
+    }
+
+    void attend(const few_rows_plan::attention & planned,
+                const few_rows::attention & arguments) override {
+        const ggml_context_ptr made = new_nodes(8);
+        ggml_context * ctx = made.get();
+        const ggml_tensor & node = *planned.node;
+        ggml_tensor * again = ggml_dup_tensor(ctx, &node);
+        again->op = node.op;
+        again->data = node.data;
+        std::copy(std::begin(node.op_params), std::end(node.op_params), again->op_params);
+        for (int i = 0; i < GGML_MAX_SRC; i++) {
+            if (const ggml_tensor * source = node.src[i]; source != nullptr) {
+                again->src[i] = ggml_dup_tensor(ctx, source);
+                again->src[i]->data = source->data;
+                std::copy(std::begin(source->nb), std::end(source->nb), again->src[i]->nb);
+            }
+        }
+        ggml_cgraph * graph = ggml_new_graph_custom(ctx, 8, false);
+        ggml_build_forward_expand(graph, again);
+        run(graph);
+        if (planned.converts) {
+            few_rows::conversion c{};
+            c.x = arguments.out;
+            c.k = arguments.n_heads * arguments.head_dim;
+            c.stride = static_cast<unsigned>(c.k);
+            c.n_columns = arguments.n_rows * arguments.n_streams;
+            convert(c);
         }
     }
 

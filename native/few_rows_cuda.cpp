@@ -10,6 +10,7 @@
 #include "cuda_driver.h"
 #include "errors.h"
 #include "few_rows_cpu.h"
+#include "few_rows_groups.h"
 #include "few_rows_text.h"
 
 namespace dflash {
@@ -103,6 +104,7 @@ class cuda_executor : public few_rows_executor {
         if (!modules_.empty()) {
             convert_input_ = common("convert_input");
             normalize_input_ = common("normalize_input");
+            combine_chunks_ = common("combine_chunks");
             reserve(usual_converted, usual_partials, usual_counters);
             probe();
         }
@@ -122,6 +124,9 @@ class cuda_executor : public few_rows_executor {
     }
 
     bool has(const few_rows_kernel & kernel) const override { return find(kernel) != nullptr; }
+    bool has(const few_rows_attention_kernel & kernel) const override {
+        return find(kernel) != nullptr;
+    }
 
     int n_processors() const override { return gpu_.n_processors; }
 
@@ -161,6 +166,26 @@ class cuda_executor : public few_rows_executor {
         size.shared_bytes = static_cast<unsigned>(l.kernel.shared_bytes());
         few_rows::product parameters = p;
         cuda::launch(find(l.kernel), size, starts_early_, stream_, &parameters);
+    }
+
+    void attend(const few_rows_plan::attention & planned,
+                const few_rows::attention & arguments) override {
+        few_rows::attention a = arguments;
+        cuda::launch_size size;
+        size.threads = few_rows::ATTENTION_THREADS;
+        size.x = static_cast<unsigned>(a.n_chunks);
+        size.y = static_cast<unsigned>(a.n_kv_heads * a.n_streams);
+        size.z = static_cast<unsigned>(planned.query_blocks);
+        size.shared_bytes = static_cast<unsigned>(planned.kernel.shared_bytes());
+        cuda::launch(find(planned.kernel), size, starts_early_, stream_, &a);
+        const int units = blocks_of(static_cast<int64_t>(a.n_heads) * a.head_dim, few_rows::UNIT);
+        const int columns = planned.converts ? a.n_tiles * few_rows::TILE_COLUMNS
+                                             : a.n_rows * a.n_streams;
+        cuda::launch_size combined;
+        combined.threads = few_rows::BLOCK_THREADS;
+        combined.x = static_cast<unsigned>(blocks_of(static_cast<int64_t>(units) * columns,
+                                                     few_rows::BLOCK_THREADS / 32));
+        cuda::launch(combine_chunks_, combined, starts_early_, stream_, &a);
     }
 
     bool records(const private_abi::graph & g) const override {
@@ -228,7 +253,8 @@ class cuda_executor : public few_rows_executor {
     }
 
     // Null where it was not compiled, or takes more shared memory than this GPU has.
-    cuda::function find(const few_rows_kernel & kernel) const {
+    template <typename Kernel>
+    cuda::function find(const Kernel & kernel) const {
         const std::string name = kernel.name();
         if (const auto known = functions_.find(name); known != functions_.end()) {
             return known->second;
@@ -311,7 +337,8 @@ class cuda_executor : public few_rows_executor {
     bool starts_early_ = false;
     bool records_ = false;
     std::vector<cuda::module_ptr> modules_;
-    cuda::function convert_input_ = nullptr, normalize_input_ = nullptr;
+    cuda::function convert_input_ = nullptr, normalize_input_ = nullptr,
+                   combine_chunks_ = nullptr;
     mutable std::map<std::string, cuda::function> functions_;
     memories converted_, partials_, counters_;
 };

@@ -67,7 +67,8 @@ few_rows_kernel::operand operand_of(const ggml_tensor & w) {
 
 std::string few_rows_operand(ggml_type type, int64_t k) {
     const block_type * known = find_type(type);
-    if (known == nullptr || k % 32 != 0 || k % ggml_blck_size(type) != 0) {
+    if (known == nullptr || k % 32 != 0 || k % ggml_blck_size(type) != 0 ||
+        ggml_row_size(type, k) % 2 != 0) {
         return "";
     }
     return operand_name({type, has_aligned_units(*known, nullptr, k, ggml_row_size(type, k))});
@@ -75,6 +76,27 @@ std::string few_rows_operand(ggml_type type, int64_t k) {
 
 std::string few_rows_kernel::name() const {
     return "product_" + operand_name(a) + "_" + operand_name(b) + "_" + std::to_string(tiles);
+}
+
+std::string few_rows_attention(ggml_type keys, ggml_type values, int head_dim) {
+    const auto name_of = [](ggml_type type) -> std::string {
+        return type == GGML_TYPE_F16 ? "F16" : type == GGML_TYPE_Q8_0 ? "Q8_0" : "";
+    };
+    const bool is_known = head_dim > 0 && head_dim % 16 == 0 && head_dim <= 256;
+    const std::string k = name_of(keys), v = name_of(values);
+    if (!is_known || k.empty() || v.empty() ||
+        head_dim % static_cast<int>(std::max(ggml_blck_size(keys), ggml_blck_size(values))) != 0) {
+        return "";
+    }
+    return k + "_" + v + "_" + std::to_string(head_dim);
+}
+
+std::string few_rows_attention_kernel::name() const {
+    return "attention_" + few_rows_attention(keys, values, head_dim) + "_" + std::to_string(tiles);
+}
+
+int few_rows_attention_kernel::shared_bytes() const {
+    return few_rows::attention_shared_memory(head_dim, tiles);
 }
 
 int few_rows_kernel::shared_bytes() const {

@@ -30,6 +30,21 @@ struct few_rows_kernel {
     int shared_bytes() const;
 };
 
+// One of the kernels of attention: the types of keys and values, the length of a head, and the tiles
+// of eight queries of a block.
+struct few_rows_attention_kernel {
+    ggml_type keys, values;
+    int head_dim;
+    int tiles;
+
+    std::string name() const;
+    int shared_bytes() const;
+};
+
+// What kernels of attention are called for a cache of these types and heads of this length, as in
+// native/cuda/attention.cuh, with the tiles left off; empty: there are none.
+std::string few_rows_attention(ggml_type keys, ggml_type values, int head_dim);
+
 // What a plan may do.
 struct few_rows_rules {
     // Whether the kernels can read a tensor's memory.
@@ -39,6 +54,8 @@ struct few_rows_rules {
     // A column must have the same bits whatever comes beside it, so it is for all numbers of
     // columns.
     std::function<bool(ggml_type, int64_t k, int64_t rows)> is_faster;
+    // Whether there is this kernel of attention, and it is not left to ggml.
+    std::function<bool(const few_rows_attention_kernel &)> attends;
     int n_processors = 0;
 };
 

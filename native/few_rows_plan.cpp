@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "few_rows_attention.h"
 #include "few_rows_groups.h"
 
 namespace dflash {
@@ -261,13 +262,34 @@ class planner {
         return true;
     }
 
+    // Lets the attention that ends right before a launch make the launch's input, if it is its
+    // result.
+    bool convert_in_attention(const few_rows_plan::launch & l) {
+        if (l.normalizes || plan_.steps.empty() ||
+            plan_.steps.back().kind != few_rows_plan::step::ATTENTION) {
+            return false;
+        }
+        few_rows_plan::attention & before = plan_.attentions[plan_.steps.back().index];
+        const few_rows::conversion & c = l.input.input;
+        const few_rows::attention & a = before.arguments;
+        if (c.x != a.out || c.k != a.n_heads * a.head_dim ||
+            c.n_columns != a.n_streams * a.n_rows ||
+            (c.n_columns > 1 && c.stride != static_cast<unsigned>(c.k))) {
+            return false;
+        }
+        before.converts = true;
+        before.arguments.n_tiles = c.n_tiles;
+        return true;
+    }
+
     void emit() {
         int begin = 0;
         bool works = false;  // whether the nodes since `begin` do anything
         const auto flush = [&] {
             const int end = static_cast<int>(plan_.rest.size());
             if (works) {
-                plan_.steps.push_back({false, static_cast<int>(plan_.segments.size())});
+                plan_.steps.push_back(
+                    {few_rows_plan::step::SEGMENT, static_cast<int>(plan_.segments.size())});
                 plan_.segments.push_back({begin, end});
             }
             begin = end;
@@ -292,8 +314,11 @@ class planner {
                                             [](const ggml_tensor * t) { return !is_idle(*t); });
                     }
                     flush();
+                    if (l.converts && convert_in_attention(l)) {
+                        l.converts = false;
+                    }
                     converted = x;
-                    plan_.steps.push_back({true, index});
+                    plan_.steps.push_back({few_rows_plan::step::LAUNCH, index});
                     for (size_t n = 0; n < n_nodes; n++) {  // what is written after the conversion
                         write(*l.nodes[n]);
                     }
@@ -303,6 +328,16 @@ class planner {
                 continue;
             }
             ggml_tensor & t = g_[i];
+            if (takes_attention(t, rules_)) {
+                flush();
+                size_t scratch = 0;
+                plan_.steps.push_back({few_rows_plan::step::ATTENTION,
+                                       static_cast<int>(plan_.attentions.size())});
+                plan_.attentions.push_back(plan_attention(t, rules_, scratch));
+                plan_.partial_floats = std::max(plan_.partial_floats, scratch);
+                write(t);
+                continue;
+            }
             plan_.rest.push_back(&t);
             if (!is_idle(t)) {
                 works = true;

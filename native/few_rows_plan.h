@@ -23,14 +23,22 @@ struct few_rows_plan {
         int row_blocks = 0, parts = 0, layers = 0;  // the grid
         std::vector<const ggml_tensor *> nodes;     // whose work it does
     };
+    struct attention {
+        few_rows::attention arguments{};
+        few_rows_attention_kernel kernel{};
+        int query_blocks = 0;  // of the grid
+        bool converts = false;  // its result is the input of the launch behind it
+        const ggml_tensor * node = nullptr;
+    };
     struct step {
-        bool is_launch;
-        int index;  // of a segment or a launch
+        enum { SEGMENT, LAUNCH, ATTENTION } kind;
+        int index;
     };
 
     std::vector<ggml_tensor *> rest;
     std::vector<segment> segments;
     std::vector<launch> launches;
+    std::vector<attention> attentions;
     std::vector<step> steps;
     size_t converted_bytes = 0, partial_floats = 0, n_counters = 0;
 };

@@ -37,10 +37,37 @@ std::vector<float> normal_values(size_t n, float size, unsigned seed) {
     return values;
 }
 
+// Microseconds of a graph, the least of some rounds.
+double least_us(ggml_backend_t backend, ggml_cgraph * graph) {
+    for (int i = 0; i < warm_runs; i++) {
+        start_graph(backend, graph, "to multiply");
+    }
+    ggml_backend_synchronize(backend);
+    auto begin = clock_type::now();
+    start_graph(backend, graph, "to multiply");
+    ggml_backend_synchronize(backend);
+    const int n_runs = std::clamp(static_cast<int>(round_us / us_since(begin)), 1, 50);
+    double least = INFINITY;
+    for (int round = 0; round < n_rounds; round++) {
+        begin = clock_type::now();
+        for (int i = 0; i < n_runs; i++) {
+            start_graph(backend, graph, "to multiply");
+        }
+        ggml_backend_synchronize(backend);
+        least = std::min(least, us_since(begin) / n_runs);
+    }
+    return least;
+}
+
+struct outcome {
+    std::vector<float> first, last;  // two results, column by column
+    double us;
+};
+
 // One kind of matrix on one device.
-class trial {
+class product_trial {
   public:
-    trial(ggml_backend_dev_t device, ggml_type type, int64_t k, int64_t rows)
+    product_trial(ggml_backend_dev_t device, ggml_type type, int64_t k, int64_t rows)
         : k_(k),
           rows_(rows),
           context_(new_tensors(most_matrices + 1)),
@@ -83,11 +110,7 @@ class trial {
         return largest;
     }
 
-    struct outcome {
-        std::vector<float> first, last;  // results with the first and with the last matrix
-        double us;
-    };
-
+    // Results with the first and with the last matrix.
     outcome run(ggml_backend_t backend, int n_columns) const {
         const auto n = static_cast<int>(weights_.size());
         const ggml_context_ptr nodes = new_nodes(2 * most_matrices);
@@ -105,25 +128,8 @@ class trial {
         for (ggml_tensor * x : inputs) {
             ggml_backend_tensor_set(x, x_.data(), 0, ggml_nbytes(x));
         }
-        for (int i = 0; i < warm_runs; i++) {
-            start_graph(backend, graph, "to multiply");
-        }
-        ggml_backend_synchronize(backend);
-        auto begin = clock_type::now();
-        start_graph(backend, graph, "to multiply");
-        ggml_backend_synchronize(backend);
-        const int n_runs = std::clamp(static_cast<int>(round_us / us_since(begin)), 1, 50);
-        double least = INFINITY;
-        for (int round = 0; round < n_rounds; round++) {
-            begin = clock_type::now();
-            for (int i = 0; i < n_runs; i++) {
-                start_graph(backend, graph, "to multiply");
-            }
-            ggml_backend_synchronize(backend);
-            least = std::min(least, us_since(begin) / (n_runs * n));
-        }
         outcome found{std::vector<float>(rows_ * n_columns), std::vector<float>(rows_ * n_columns),
-                      least};
+                      least_us(backend, graph) / n};
         ggml_backend_tensor_get(results.front(), found.first.data(), 0,
                                 ggml_nbytes(results.front()));
         ggml_backend_tensor_get(results.back(), found.last.data(), 0, ggml_nbytes(results.back()));
@@ -156,6 +162,148 @@ class trial {
     std::vector<float> values_;  // of the weights: row_period rows, which come again
 };
 
+// Attention of one layer's shape: rows at the end of a cache, each of which sees one cell more.
+class attention_trial {
+  public:
+    attention_trial(ggml_backend_dev_t device, ggml_type keys, ggml_type values, int head_dim,
+                    int n_heads, int n_kv_heads)
+        : head_dim_(head_dim),
+          n_heads_(n_heads),
+          n_kv_heads_(n_kv_heads),
+          context_(new_tensors(2)),
+          queries_(normal_values(static_cast<size_t>(head_dim) * n_heads * most_columns, 1.0f, 2)) {
+        const ggml_type types[] = {keys, values};
+        for (int i = 0; i < 2; i++) {
+            caches_[i] = ggml_new_tensor_3d(context_.get(), types[i], head_dim, n_kv_heads, n_cells);
+        }
+        buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(
+            context_.get(), ggml_backend_dev_buffer_type(device)));
+        if (!buffer_) {
+            throw backend_error("no room to try kernels");
+        }
+        for (int i = 0; i < 2; i++) {
+            const std::vector<float> wanted =
+                normal_values(static_cast<size_t>(ggml_nelements(caches_[i])), 1.0f, 3 + i);
+            std::vector<unsigned char> bytes(ggml_nbytes(caches_[i]));
+            ggml_quantize_chunk(types[i], wanted.data(), bytes.data(), 0,
+                                n_cells * n_kv_heads, head_dim, nullptr);
+            values_[i].resize(wanted.size());
+            if (types[i] == GGML_TYPE_F16) {
+                ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t *>(bytes.data()),
+                                      values_[i].data(), static_cast<int64_t>(wanted.size()));
+            } else {
+                ggml_get_type_traits(types[i])->to_float(bytes.data(), values_[i].data(),
+                                                         static_cast<int64_t>(wanted.size()));
+            }
+            ggml_backend_tensor_set(caches_[i], bytes.data(), 0, bytes.size());
+        }
+    }
+
+    double error(const std::vector<float> & results) const {
+        const size_t width = static_cast<size_t>(head_dim_) * n_heads_;
+        double largest = 0.0;
+        for (size_t column = 0; column * width < results.size(); column += 9) {
+            for (int head = 0; head < n_heads_; head++) {
+                const std::vector<double> expected = attended(static_cast<int>(column), head);
+                const float * found = results.data() + column * width + head * head_dim_;
+                double off = 0.0, size = 0.0;
+                for (int i = 0; i < head_dim_; i++) {
+                    off += std::pow(found[i] - expected[i], 2);
+                    size += std::pow(expected[i], 2);
+                }
+                const double d = std::sqrt(off / size);
+                largest = std::max(largest, std::isfinite(d) ? d : INFINITY);
+            }
+        }
+        return largest;
+    }
+
+    // Results over all cells, and once more over fewer of them.
+    outcome run(ggml_backend_t backend, int n_columns) const {
+        const ggml_context_ptr nodes = new_nodes(32);
+        ggml_cgraph * graph = ggml_new_graph_custom(nodes.get(), 32, false);
+        ggml_tensor *q[2], *mask[2], *result[2];
+        for (int i = 0; i < 2; i++) {
+            ggml_context * ctx = nodes.get();
+            q[i] = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, head_dim_, n_heads_, n_columns);
+            mask[i] = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, cells(i), n_columns);
+            ggml_tensor * of[2];
+            for (int c = 0; c < 2; c++) {
+                ggml_tensor * seen = ggml_view_3d(ctx, caches_[c], head_dim_, n_kv_heads_, cells(i),
+                                                  caches_[c]->nb[1], caches_[c]->nb[2], 0);
+                of[c] = ggml_permute(ctx, seen, 0, 2, 1, 3);
+            }
+            result[i] = ggml_flash_attn_ext(ctx, ggml_permute(ctx, q[i], 0, 2, 1, 3), of[0], of[1],
+                                            mask[i], scale(), 0.0f, 0.0f);
+            ggml_flash_attn_ext_set_prec(result[i], GGML_PREC_F32);
+            ggml_build_forward_expand(graph, result[i]);
+        }
+        const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(nodes.get(), backend));
+        if (!buffer) {
+            throw backend_error("no room to try kernels");
+        }
+        for (int i = 0; i < 2; i++) {
+            ggml_backend_tensor_set(q[i], queries_.data(), 0, ggml_nbytes(q[i]));
+            std::vector<ggml_fp16_t> hidden(ggml_nelements(mask[i]),
+                                            ggml_fp32_to_fp16(-INFINITY));
+            for (int column = 0; column < n_columns; column++) {
+                std::fill_n(hidden.data() + column * cells(i), n_seen(column),
+                            ggml_fp32_to_fp16(0.0f));
+            }
+            ggml_backend_tensor_set(mask[i], hidden.data(), 0, ggml_nbytes(mask[i]));
+        }
+        const double us = least_us(backend, graph) / 2;
+        const auto n = static_cast<size_t>(ggml_nelements(result[0]));
+        outcome found{std::vector<float>(n), std::vector<float>(n), us};
+        ggml_backend_tensor_get(result[0], found.first.data(), 0, n * sizeof(float));
+        ggml_backend_tensor_get(result[1], found.last.data(), 0, n * sizeof(float));
+        return found;
+    }
+
+  private:
+    static constexpr int n_cells = 2048, n_fewer = 1536;
+
+    static int cells(int i) { return i == 0 ? n_cells : n_fewer; }
+    static int n_seen(int column) { return 1400 + column; }
+    float scale() const { return 2.0f / std::sqrt(static_cast<float>(head_dim_)); }
+
+    std::vector<double> attended(int column, int head) const {
+        const float * q = queries_.data() + (static_cast<size_t>(column) * n_heads_ + head) * head_dim_;
+        const int kv_head = head / (n_heads_ / n_kv_heads_);
+        std::vector<double> scores(n_seen(column)), sum(head_dim_, 0.0);
+        double largest = -INFINITY, total = 0.0;
+        const auto at = [&](int i, int cell) {
+            return values_[i].data() + (static_cast<size_t>(cell) * n_kv_heads_ + kv_head) * head_dim_;
+        };
+        for (int cell = 0; cell < n_seen(column); cell++) {
+            double s = 0.0;
+            for (int i = 0; i < head_dim_; i++) {
+                s += static_cast<double>(q[i]) * at(0, cell)[i];
+            }
+            scores[cell] = s * scale();
+            largest = std::max(largest, scores[cell]);
+        }
+        for (int cell = 0; cell < n_seen(column); cell++) {
+            const double share = std::exp(scores[cell] - largest);
+            total += share;
+            for (int i = 0; i < head_dim_; i++) {
+                sum[i] += share * at(1, cell)[i];
+            }
+        }
+        for (double & x : sum) {
+            x /= total;
+        }
+        return sum;
+    }
+
+    int head_dim_, n_heads_, n_kv_heads_;
+    ggml_context_ptr context_;
+    ggml_backend_buffer_ptr buffer_;
+    ggml_tensor * caches_[2];        // keys, values
+    std::vector<float> values_[2];   // as floats
+    std::vector<float> queries_;
+};
+
 ggml_backend_ptr opened(ggml_backend_dev_t device, const std::shared_ptr<few_rows_engine> & engine,
                         bool on_cpu) {
     const few_rows_scope scope(engine, on_cpu);
@@ -169,10 +317,10 @@ ggml_backend_ptr opened(ggml_backend_dev_t device, const std::shared_ptr<few_row
     return backend;
 }
 
-}  // namespace
-
-few_rows_trial try_few_rows(const std::string & name, few_rows_engine::cubins kernels,
-                            ggml_type type, int64_t k, int64_t rows) {
+// `make` makes what is tried on a device; it has error() and run().
+template <typename Make>
+few_rows_trial compared(const std::string & name, few_rows_engine::cubins kernels,
+                        const Make & make) {
     ggml_backend_dev_t device = ggml_backend_dev_by_name(name.c_str());
     if (device == nullptr) {
         throw backend_error("there is no device " + name);
@@ -184,12 +332,12 @@ few_rows_trial try_few_rows(const std::string & name, few_rows_engine::cubins ke
     ggml->turn(false);
     const ggml_backend_ptr by_ours = opened(device, ours, on_cpu);
     const ggml_backend_ptr by_ggml = opened(device, ggml, on_cpu);
-    const trial tried(device, type, k, rows);
+    const auto tried = make(device);
     few_rows_trial found;
-    trial::outcome widest;
+    outcome widest;
     for (auto n = std::rbegin(column_counts); n != std::rend(column_counts); ++n) {
-        const trial::outcome a = tried.run(by_ours.get(), *n), b = tried.run(by_ggml.get(), *n);
-        if (ours->counts().products == 0) {
+        const outcome a = tried.run(by_ours.get(), *n), b = tried.run(by_ggml.get(), *n);
+        if (ours->counts().products + ours->counts().attentions == 0) {
             throw backend_error("no kernel of ours takes it");
         }
         if (const std::string reason = ours->reason(); !reason.empty()) {
@@ -212,6 +360,23 @@ few_rows_trial try_few_rows(const std::string & name, few_rows_engine::cubins ke
         found.ggml_us.insert(found.ggml_us.begin(), b.us);
     }
     return found;
+}
+
+}  // namespace
+
+few_rows_trial try_few_rows(const std::string & device, few_rows_engine::cubins kernels,
+                            ggml_type type, int64_t k, int64_t rows) {
+    return compared(device, std::move(kernels), [&](ggml_backend_dev_t on) {
+        return product_trial(on, type, k, rows);
+    });
+}
+
+few_rows_trial try_few_rows_attention(const std::string & device, few_rows_engine::cubins kernels,
+                                      ggml_type keys, ggml_type values, int head_dim, int n_heads,
+                                      int n_kv_heads) {
+    return compared(device, std::move(kernels), [&](ggml_backend_dev_t on) {
+        return attention_trial(on, keys, values, head_dim, n_heads, n_kv_heads);
+    });
 }
 
 }  // namespace dflash

@@ -20,4 +20,10 @@ struct few_rows_trial {
 few_rows_trial try_few_rows(const std::string & device, few_rows_engine::cubins kernels,
                             ggml_type type, int64_t k, int64_t rows);
 
+// Attention over caches of random keys and values, likewise; its error is the largest distance of a
+// row's head.
+few_rows_trial try_few_rows_attention(const std::string & device, few_rows_engine::cubins kernels,
+                                      ggml_type keys, ggml_type values, int head_dim, int n_heads,
+                                      int n_kv_heads);
+
 }  // namespace dflash

@@ -402,13 +402,12 @@ few_rows_engine::cubins kernels_of(const nb::list & cubins) {
     return all;
 }
 
-nb::dict run_few_rows_trial(const std::string & device, const nb::list & cubins, int type,
-                            int64_t k, int64_t rows) {
-    few_rows_engine::cubins kernels = kernels_of(cubins);
+template <typename Try>
+nb::dict run_trial(Try && run) {
     few_rows_trial found;
     {
         const nb::gil_scoped_release release;
-        found = try_few_rows(device, std::move(kernels), static_cast<ggml_type>(type), k, rows);
+        found = run();
     }
     nb::dict all;
     all["columns"] = found.columns;
@@ -417,6 +416,22 @@ nb::dict run_few_rows_trial(const std::string & device, const nb::list & cubins,
     all["error"] = found.error;
     all["same_bits"] = found.same_bits;
     return all;
+}
+
+nb::dict run_few_rows_trial(const std::string & device, const nb::list & cubins, int type,
+                            int64_t k, int64_t rows) {
+    return run_trial([&, kernels = kernels_of(cubins)]() mutable {
+        return try_few_rows(device, std::move(kernels), static_cast<ggml_type>(type), k, rows);
+    });
+}
+
+nb::dict run_attention_trial(const std::string & device, const nb::list & cubins, int keys,
+                             int values, int head_dim, int n_heads, int n_kv_heads) {
+    return run_trial([&, kernels = kernels_of(cubins)]() mutable {
+        return try_few_rows_attention(device, std::move(kernels), static_cast<ggml_type>(keys),
+                                      static_cast<ggml_type>(values), head_dim, n_heads,
+                                      n_kv_heads);
+    });
 }
 
 nb::dict count_few_rows(few_rows_engine & self) {
@@ -430,6 +445,7 @@ nb::dict count_few_rows(few_rows_engine & self) {
     all["fused"] = counts.fused.load();
     all["launches"] = counts.launches.load();
     all["conversions"] = counts.conversions.load();
+    all["attentions"] = counts.attentions.load();
     return all;
 }
 
@@ -608,6 +624,18 @@ NB_MODULE(_native, m) {
         [](int type, int64_t k) { return few_rows_operand(static_cast<ggml_type>(type), k); },
         nb::arg("type"), nb::arg("k"),
         "What kernels call matrices of this type with rows of k elements; empty: there are none.");
+    m.def(
+        "few_rows_attention",
+        [](int keys, int values, int head_dim) {
+            return few_rows_attention(static_cast<ggml_type>(keys), static_cast<ggml_type>(values),
+                                      head_dim);
+        },
+        nb::arg("keys"), nb::arg("values"), nb::arg("head_dim"),
+        "What kernels of attention are called for caches of these types; empty: there are none.");
+    m.def("try_few_rows_attention", &run_attention_trial, nb::arg("device"), nb::arg("cubins"),
+          nb::arg("keys"), nb::arg("values"), nb::arg("head_dim"), nb::arg("n_heads"),
+          nb::arg("n_kv_heads"),
+          "Times, error and equality of our attention. See native/few_rows_trial.h.");
     m.def("try_few_rows", &run_few_rows_trial, nb::arg("device"), nb::arg("cubins"),
           nb::arg("type"), nb::arg("k"), nb::arg("rows"),
           "Times, error and equality of our products. See native/few_rows_trial.h.");
@@ -626,6 +654,13 @@ NB_MODULE(_native, m) {
                 self.leave(static_cast<ggml_type>(type), k, rows);
             },
             nb::arg("type"), nb::arg("k"), nb::arg("rows"))
+        .def(
+            "leave_attention",
+            [](few_rows_engine & self, int keys, int values, int head_dim) {
+                self.leave_attention(static_cast<ggml_type>(keys), static_cast<ggml_type>(values),
+                                     head_dim);
+            },
+            nb::arg("keys"), nb::arg("values"), nb::arg("head_dim"))
         .def("turn", &few_rows_engine::turn, nb::arg("on"))
         .def_prop_ro("reason", &few_rows_engine::reason)
         .def_prop_ro("counts", &count_few_rows);

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.cuda import kernels, trial
 from dflash_local.cuda.compiler import INSTALL, Compiler, compiler_for, find_compilers
+from dflash_local.cuda.kernels import Heads
 from dflash_local.cuda.trial import Finding
 from dflash_local.errors import BackendError
 from dflash_local.llama import native, runtime
@@ -52,11 +53,15 @@ class FewRows:
         """Leave to llama.cpp what it multiplies faster, and every type that ours do not do right in
         all shapes."""
         self.findings += findings
-        wrong = {finding.shape.type for finding in findings if finding.fault}
+        wrong = {finding.shape.type_name for finding in findings if finding.fault}
         for finding in findings:
             shape = finding.shape
-            if shape.type in wrong or not finding.is_ours:
-                self._left.add(str(shape))
+            if shape.type_name not in wrong and finding.is_ours:
+                continue
+            self._left.add(str(shape))
+            if isinstance(shape, Heads):
+                self.native.leave_attention(shape.keys, shape.values, shape.head_dim)
+            else:
                 self.native.leave(shape.type, shape.k, shape.rows)
 
     @property
@@ -100,10 +105,15 @@ def advice() -> str | None:
 
 
 def open_few_rows(
-    files: Sequence[GgufFile], say: Callable[[str], None], *, again: bool = False
+    files: Sequence[GgufFile],
+    say: Callable[[str], None],
+    *,
+    kv_type: str = "f16",
+    again: bool = False,
 ) -> FewRows | None:
-    """Kernels for the matrices of these files on the GPUs of this process, where they are right and
-    faster than llama.cpp's; `again` measures that anew. None, and one line, where there can be
+    """Kernels for the matrices of these files on the GPUs of this process, and for the attention of
+    the first, the target, over a cache of `kv_type`, where they are right and faster than
+    llama.cpp's; `again` measures that anew. None, and one line, where there can be
     none; without a line where no NVIDIA GPU is used."""
     runtime.init()
     gpus, _ = native.few_rows_gpus()
@@ -124,9 +134,10 @@ def open_few_rows(
         told = True
 
     try:
-        pairs = kernels.pairs_of(shapes)
+        heads = kernels.heads_of(files[0], kv_type)
+        needed = [*kernels.pairs_of(shapes), *sorted(heads)]
         for device, architecture, description in gpus:
-            code = kernels.cubins(pairs, architecture, compiler, begin)
+            code = kernels.cubins(needed, architecture, compiler, begin)
             opened.native.add(device, code)
             of = {
                 "gpu": description,
@@ -135,7 +146,7 @@ def open_few_rows(
                 "source": kernels.source_hash(),
                 "build": runtime.llama_build(),
             }
-            wanted = {shape for _, shape in shapes}
+            wanted = {shape for _, shape in shapes} | heads
             opened.take(trial.findings(wanted, device, code, of, say, again=again))
     except BackendError as error:
         say(f"{_ASIDE} {error}")

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 TILES = (1, 2, 4)
 """Of eight columns, in a block of a kernel."""
+QUERY_TILES = (1, 2, 4, 8)
+"""Of eight queries, in a block of a kernel of attention."""
+_LONG_HEAD = 128
+"""Longer heads have no kernel of eight tiles: its sums would not fit into registers."""
 
 _LAYER = re.compile(r"^blk\.\d+\.")
 _ROW_TABLES = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
@@ -54,6 +58,30 @@ class Shape:
         return f"{self.type_name} {self.k} x {self.rows}"
 
 
+@dataclass(frozen=True, order=True)
+class Heads:
+    """Attention over a cache of these types, by ggml's numbers of them; `n_heads` share the keys
+    and values of `n_kv_heads`."""
+
+    keys: int
+    values: int
+    head_dim: int
+    n_heads: int
+    n_kv_heads: int
+
+    @property
+    def operand(self) -> str:
+        """What the kernels call it; empty if there are none for it."""
+        return native.few_rows_attention(self.keys, self.values, self.head_dim)
+
+    @property
+    def type_name(self) -> str:
+        return f"attention over {GGMLQuantizationType(self.keys).name}"
+
+    def __str__(self) -> str:
+        return f"{self.type_name}, {self.n_heads} heads of {self.head_dim} on {self.n_kv_heads}"
+
+
 Pair = tuple[str, str]
 """The operands of a kernel."""
 
@@ -74,6 +102,28 @@ def shapes_of(file: GgufFile) -> dict[str, Shape]:
     return found
 
 
+def heads_of(file: GgufFile, kv_type: str) -> set[Heads]:
+    """The kinds of attention of a target over a cache of `kv_type` for which there are kernels."""
+    arch = file.metadata["general.architecture"]
+
+    def largest(name: str) -> int:
+        value = file.metadata.get(f"{arch}.{name}", 0)
+        return int(max(value, default=0) if isinstance(value, (list, tuple)) else value or 0)
+
+    n_heads = largest("attention.head_count")
+    n_kv_heads = largest("attention.head_count_kv") or n_heads
+    usual = largest("embedding_length") // n_heads if n_heads else 0
+    kind = GGMLQuantizationType[kv_type.upper()].value
+    found = set()
+    for end in ("", "_swa"):
+        keys = largest(f"attention.key_length{end}") or usual
+        values = largest(f"attention.value_length{end}") or usual
+        heads = Heads(kind, kind, keys, n_heads, n_kv_heads)
+        if keys == values and n_kv_heads and n_heads % n_kv_heads == 0 and heads.operand:
+            found.add(heads)
+    return found
+
+
 def pairs_of(shapes: Iterable[tuple[str, Shape]]) -> list[Pair]:
     """The operands of all launches that these matrices may need: each with itself, and two in one
     layer that may have the same input."""
@@ -91,9 +141,17 @@ def pairs_of(shapes: Iterable[tuple[str, Shape]]) -> list[Pair]:
     return [(a[1], b[1]) for a, b in sorted(pairs)]
 
 
-def source_of(pair: Pair) -> str:
-    """The text to compile for one pair of operands."""
-    lines = [f"FEW_ROWS_PRODUCT({pair[0]}, {pair[1]}, {tiles})" for tiles in TILES]
+def source_of(kernel: Pair | Heads) -> str:
+    """The text to compile for one pair of operands, or one kind of attention."""
+    if isinstance(kernel, Heads):
+        keys, values = (GGMLQuantizationType(t).name for t in (kernel.keys, kernel.values))
+        tiles_of = QUERY_TILES[:-1] if kernel.head_dim > _LONG_HEAD else QUERY_TILES
+        lines = [
+            f"FEW_ROWS_ATTENTION({keys}, {values}, {kernel.head_dim}, {tiles})"
+            for tiles in tiles_of
+        ]
+    else:
+        lines = [f"FEW_ROWS_PRODUCT({kernel[0]}, {kernel[1]}, {tiles})" for tiles in TILES]
     return "\n".join([native.few_rows_source(), *lines, ""])
 
 
@@ -103,27 +161,31 @@ def source_hash() -> str:
 
 
 def cubins(
-    pairs: Sequence[Pair], architecture: int, compiler: Compiler, before: Callable[[], None]
+    kernels: Sequence[Pair | Heads],
+    architecture: int,
+    compiler: Compiler,
+    before: Callable[[], None],
 ) -> list[bytes]:
-    """The code of all pairs. `before` is called if some of it must be compiled. Raises
+    """The code of all kernels. `before` is called if some of it must be compiled. Raises
     BackendError."""
-    keys = {pair: _key(pair, architecture, compiler) for pair in pairs}
-    kept = {pair: _read(key) for pair, key in keys.items()}
-    missing = [pair for pair, code in kept.items() if code is None]
+    sources = list(dict.fromkeys(source_of(kernel) for kernel in kernels))
+    keys = {source: _key(source, architecture, compiler) for source in sources}
+    kept = {source: _read(key) for source, key in keys.items()}
+    missing = [source for source, code in kept.items() if code is None]
     if missing:
         before()
         with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
-            made = pool.map(lambda pair: compiler.compile(source_of(pair), architecture), missing)
-            for pair, code in zip(missing, made, strict=True):
-                kept[pair] = code.cubin
+            made = pool.map(lambda source: compiler.compile(source, architecture), missing)
+            for source, code in zip(missing, made, strict=True):
+                kept[source] = code.cubin
                 content = base64.b64encode(code.cubin).decode()
-                disk_cache.write("kernels", keys[pair], content)
+                disk_cache.write("kernels", keys[source], content)
     return [code for code in kept.values() if code is not None]
 
 
-def _key(pair: Pair, architecture: int, compiler: Compiler) -> dict[str, object]:
+def _key(source: str, architecture: int, compiler: Compiler) -> dict[str, object]:
     return {
-        "source": hashlib.sha256(source_of(pair).encode()).hexdigest(),
+        "source": hashlib.sha256(source.encode()).hexdigest(),
         "architecture": architecture,
         "compiler": str(compiler),
     }

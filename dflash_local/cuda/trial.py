@@ -12,11 +12,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from dflash_local import disk_cache
-from dflash_local.cuda.kernels import Shape
+from dflash_local.cuda.kernels import Heads, Shape
 from dflash_local.errors import DflashError
 from dflash_local.llama import native, runtime
 from dflash_local.trial import child
@@ -35,11 +35,11 @@ _START_S, _SHAPE_S = 60.0, 20.0
 
 @dataclass(frozen=True)
 class Finding:
-    """Of matrices of one shape. Microseconds of a product by the number of columns; `fault` is why
+    """Of matrices of one shape, or one kind of attention. Microseconds by columns; `fault` is why
     ours may not be used; empty: they may. `passes`: the fault lies in the moment, such as a lack of
     memory, so it is tried again at the next load."""
 
-    shape: Shape
+    shape: Shape | Heads
     ours_us: dict[int, float] = field(default_factory=dict)
     ggml_us: dict[int, float] = field(default_factory=dict)
     fault: str = ""
@@ -53,7 +53,7 @@ class Finding:
         return sum(self.ours_us[n] for n in DECISIVE) <= sum(self.ggml_us[n] for n in DECISIVE)
 
     @classmethod
-    def from_dict(cls, shape: Shape, kept: Any) -> Finding:
+    def from_dict(cls, shape: Shape | Heads, kept: Any) -> Finding:
         """Raises ValueError for what is none."""
         try:
             ours, ggml = (
@@ -69,7 +69,7 @@ class Finding:
 
 
 def findings(
-    shapes: Iterable[Shape],
+    shapes: Iterable[Shape | Heads],
     device: str,
     cubins: Sequence[bytes],
     of: dict[str, Any],
@@ -80,9 +80,9 @@ def findings(
     """What is known of each shape on a device of ggml, tried where nothing is. `of` is all that it
     depends on: the GPU, its driver, the compiler, the kernels' text. `again` times all anew but
     those with a fault."""
-    known: dict[Shape, Finding] = {}
+    known: dict[Shape | Heads, Finding] = {}
     missing = []
-    for shape in sorted(set(shapes)):
+    for shape in sorted(set(shapes), key=_as_list):
         with suppress(ValueError):  # not tried yet, or damaged
             kept = disk_cache.read("kernel-trials", _key(shape, of))
             known[shape] = Finding.from_dict(shape, kept)
@@ -95,10 +95,12 @@ def findings(
         if not finding.passes:
             kept = {name: value for name, value in asdict(finding).items() if name != "shape"}
             disk_cache.write("kernel-trials", _key(finding.shape, of), kept)
-    return [known[shape] for shape in sorted(known)]
+    return list(known.values())
 
 
-def _tried(shapes: Sequence[Shape], device: str, cubins: Sequence[bytes]) -> Iterator[Finding]:
+def _tried(
+    shapes: Sequence[Shape | Heads], device: str, cubins: Sequence[bytes]
+) -> Iterator[Finding]:
     """A finding for each shape. One child tries them all; if it dies, the next one goes on behind
     what it died of."""
     left = list(shapes)
@@ -126,16 +128,22 @@ def main(request: dict[str, Any]) -> None:
     child.die_quietly()
     runtime.init()
     cubins = [base64.b64decode(code) for code in request["cubins"]]
-    for kind, k, rows in request["shapes"]:
-        child.say(stage=f"{kind} {k} {rows}")
-        child.say(found=_found(request["device"], cubins, Shape(kind, k, rows)))
+    for kind, *numbers in request["shapes"]:
+        shape = Heads(*numbers) if kind == Heads.__name__ else Shape(*numbers)
+        child.say(stage=str(shape))
+        child.say(found=_found(request["device"], cubins, shape))
     child.say(done=True)
 
 
-def _found(device: str, cubins: Sequence[bytes], shape: Shape) -> dict[str, Any]:
-    rows = max(1, min(shape.rows, _MOST_BYTES // shape.row_bytes))
+def _found(device: str, cubins: Sequence[bytes], shape: Shape | Heads) -> dict[str, Any]:
+    longer = 1.0
     try:
-        trial = native.try_few_rows(device, cubins, shape.type, shape.k, rows)
+        if isinstance(shape, Heads):
+            trial = native.try_few_rows_attention(device, cubins, *astuple(shape))
+        else:
+            rows = max(1, min(shape.rows, _MOST_BYTES // shape.row_bytes))
+            longer = shape.rows / rows
+            trial = native.try_few_rows(device, cubins, shape.type, shape.k, rows)
     except DflashError as error:
         no_room = "no room" in str(error)
         return {"ours_us": {}, "ggml_us": {}, "fault": str(error), "passes": no_room}
@@ -146,7 +154,7 @@ def _found(device: str, cubins: Sequence[bytes], shape: Shape) -> dict[str, Any]
         fault = "its results depend on the columns beside them"
     times = {
         name: {
-            str(n): us * shape.rows / rows
+            str(n): us * longer
             for n, us in zip(trial["columns"], trial[name], strict=True)
         }
         for name in ("ours_us", "ggml_us")
@@ -154,9 +162,9 @@ def _found(device: str, cubins: Sequence[bytes], shape: Shape) -> dict[str, Any]
     return times | {"fault": fault, "passes": False}
 
 
-def _as_list(shape: Shape) -> list[int]:
-    return [shape.type, shape.k, shape.rows]
+def _as_list(shape: Shape | Heads) -> list[Any]:
+    return [type(shape).__name__, *astuple(shape)]
 
 
-def _key(shape: Shape, of: dict[str, Any]) -> dict[str, Any]:
+def _key(shape: Shape | Heads, of: dict[str, Any]) -> dict[str, Any]:
     return of | {"shape": _as_list(shape)}

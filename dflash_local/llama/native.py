@@ -27,6 +27,7 @@ from dflash_local._native import (
     TokenDraw,
     can_replay,
     edit_cells,
+    few_rows_attention,
     few_rows_driver,
     few_rows_gpus,
     few_rows_operand,
@@ -34,6 +35,7 @@ from dflash_local._native import (
     grow_tree,
     llama_decode_address,
     try_few_rows,
+    try_few_rows_attention,
 )
 
 runtime.check_same_library(llama_decode_address())
@@ -54,12 +56,14 @@ __all__ = [
     "address",
     "can_replay",
     "edit_cells",
+    "few_rows_attention",
     "few_rows_driver",
     "few_rows_gpus",
     "few_rows_operand",
     "few_rows_source",
     "grow_tree",
     "try_few_rows",
+    "try_few_rows_attention",
 ]
 
 

@@ -130,3 +130,6 @@ DEVICE void normalize(const normalization & n) {
 }
 
 }  // namespace few_rows
+
+KERNEL(convert_input, few_rows::conversion, few_rows::BLOCK_THREADS, 8) { few_rows::convert(arguments); }
+KERNEL(normalize_input, few_rows::normalization, few_rows::BLOCK_THREADS, 4) { few_rows::normalize(arguments); }

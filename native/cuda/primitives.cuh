@@ -4,9 +4,9 @@
 
 #define INLINE __device__ __forceinline__
 #define DEVICE static INLINE
-// A kernel whose registers let `blocks` blocks of 256 threads share a multiprocessor.
-#define KERNEL(name, parameters, blocks) \
-    extern "C" __global__ __launch_bounds__(few_rows::BLOCK_THREADS, blocks) void name(const __grid_constant__ parameters arguments)
+// A kernel whose registers let `blocks` blocks of so many threads share a multiprocessor.
+#define KERNEL(name, parameters, threads, blocks) \
+    extern "C" __global__ __launch_bounds__(threads, blocks) void name(const __grid_constant__ parameters arguments)
 
 namespace few_rows {
 

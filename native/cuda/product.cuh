@@ -324,11 +324,8 @@ FEW_ROWS_TYPE(MXFP4, mxfp4)
 
 }  // namespace few_rows
 
-KERNEL(convert_input, few_rows::conversion, 8) { few_rows::convert(arguments); }
-KERNEL(normalize_input, few_rows::normalization, 4) { few_rows::normalize(arguments); }
-
 // The kernel for matrices of the block types A and B, and TILES * 8 columns: one such line for each that is needed.
 #define FEW_ROWS_PRODUCT(A, B, TILES) \
-    KERNEL(product_##A##_##B##_##TILES, few_rows::product, 2) { \
+    KERNEL(product_##A##_##B##_##TILES, few_rows::product, few_rows::BLOCK_THREADS, 2) { \
         few_rows::multiply<few_rows::A, few_rows::B, TILES>(arguments); \
     }

@@ -209,7 +209,7 @@ unsigned of_each_half(const Each & each) {
 
 #define INLINE inline
 #define DEVICE static inline
-#define KERNEL(name, parameters, blocks) \
+#define KERNEL(name, parameters, threads, blocks) \
     [[maybe_unused]] static void name(const parameters & arguments)
 
 namespace few_rows {

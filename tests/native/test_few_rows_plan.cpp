@@ -86,7 +86,7 @@ size_t n_launches(const drawn & d) { return d.plan().launches.size(); }
 std::string steps(const few_rows_plan & plan) {
     std::string text;
     for (const few_rows_plan::step & s : plan.steps) {
-        if (s.is_launch) {
+        if (s.kind == few_rows_plan::step::LAUNCH) {
             const few_rows_plan::launch & l = plan.launches[s.index];
             text += (l.normalizes ? "n"
                      : l.converts ? "c"
