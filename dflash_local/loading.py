@@ -429,8 +429,13 @@ def _few_rows(setup: Setup, say: Say) -> FewRows | None:
     if setup.plan.n_gpu_layers == 0 or setup.options.split_mode == "row" or setup.options.rpc:
         return None
     files = [file for file in (setup.pair.target, setup.pair.draft) if file]
+    options = setup.options
     return open_few_rows(
-        files, say, kv_type=setup.plan.kv_type, again=setup.options.recalibrate
+        files,
+        say,
+        kv_type=setup.plan.kv_type,
+        exact=options.exact,
+        again=options.recalibrate,
     )
 
 

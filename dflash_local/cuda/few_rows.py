@@ -49,14 +49,15 @@ class FewRows:
         finally:
             scope.leave()
 
-    def take(self, findings: Sequence[Finding]) -> None:
-        """Leave to llama.cpp what it multiplies faster, and every type that ours do not do right in
-        all shapes."""
+    def take(self, findings: Sequence[Finding], *, exact: bool = False) -> None:
+        """Leave to llama.cpp every type that ours do not do right in all shapes, and what it does
+        faster; the latter not if answers are to be `exact`: its kernels round differently for one
+        row than for more."""
         self.findings += findings
         wrong = {finding.shape.type_name for finding in findings if finding.fault}
         for finding in findings:
             shape = finding.shape
-            if shape.type_name not in wrong and finding.is_ours:
+            if shape.type_name not in wrong and (exact or finding.is_ours):
                 continue
             self._left.add(str(shape))
             if isinstance(shape, Heads):
@@ -109,11 +110,13 @@ def open_few_rows(
     say: Callable[[str], None],
     *,
     kv_type: str = "f16",
+    exact: bool = False,
     again: bool = False,
 ) -> FewRows | None:
     """Kernels for the matrices of these files on the GPUs of this process, and for the attention of
     the first, the target, over a cache of `kv_type`, where they are right and faster than
-    llama.cpp's; `again` measures that anew. None, and one line, where there can be
+    llama.cpp's; if answers are to be `exact`, also where they are not faster; `again` measures that
+    anew. None, and one line, where there can be
     none; without a line where no NVIDIA GPU is used."""
     runtime.init()
     gpus, _ = native.few_rows_gpus()
@@ -147,7 +150,7 @@ def open_few_rows(
                 "build": runtime.llama_build(),
             }
             wanted = {shape for _, shape in shapes} | heads
-            opened.take(trial.findings(wanted, device, code, of, say, again=again))
+            opened.take(trial.findings(wanted, device, code, of, say, again=again), exact=exact)
     except BackendError as error:
         say(f"{_ASIDE} {error}")
         return None

@@ -153,10 +153,7 @@ def _found(device: str, cubins: Sequence[bytes], shape: Shape | Heads) -> dict[s
     elif not trial["same_bits"]:
         fault = "its results depend on the columns beside them"
     times = {
-        name: {
-            str(n): us * longer
-            for n, us in zip(trial["columns"], trial[name], strict=True)
-        }
+        name: {str(n): us * longer for n, us in zip(trial["columns"], trial[name], strict=True)}
         for name in ("ours_us", "ggml_us")
     }
     return times | {"fault": fault, "passes": False}
