@@ -9,8 +9,7 @@ namespace dflash {
 
 namespace {
 
-// With longer heads a block's sums of more queries would not fit into registers.
-int most_tiles(int head_dim) { return head_dim > 128 ? 4 : 8; }
+constexpr int most_tiles = 8;
 
 few_rows_attention_kernel kernel_of(const ggml_tensor & node, const few_rows_rules & rules) {
     const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
@@ -18,7 +17,7 @@ few_rows_attention_kernel kernel_of(const ggml_tensor & node, const few_rows_rul
     const auto head_dim = static_cast<int>(q.ne[0]);
     few_rows_attention_kernel kernel{k.type, v.type, head_dim, 1};
     while (kernel.tiles * few_rows::TILE_COLUMNS < n_queries &&
-           kernel.tiles < most_tiles(head_dim)) {
+           kernel.tiles < most_tiles) {
         kernel.tiles *= 2;
     }
     // Fewer tiles a block give the same bits, from more blocks.
@@ -35,6 +34,9 @@ bool has_cells(const ggml_tensor & t) {
 }
 
 size_t floats(size_t bytes) { return bytes / sizeof(float); }
+
+// n * inverse_of(d) >> 32 is n / d, for n of some thousands.
+uint64_t inverse_of(int d) { return ((uint64_t{1} << 32) + d - 1) / d; }
 
 int n_chunks_of(int64_t n_cells) {
     int n = 1;
@@ -62,10 +64,9 @@ bool takes_attention(const ggml_tensor & t, const few_rows_rules & rules) {
         ggml_is_contiguous(&t) && is_aligned(t.data, 0, 16) && v.ne[0] == q.ne[0] &&
         k.ne[0] == q.ne[0] && k.ne[1] == v.ne[1] && k.ne[1] > 0 && k.ne[2] == v.ne[2] &&
         q.ne[2] % k.ne[2] == 0 && has_cells(k) && has_cells(v) &&
-        (mask == nullptr ||
-         (mask->type == GGML_TYPE_F16 && mask->nb[0] == 2 && mask->ne[0] >= k.ne[1] &&
-          mask->ne[1] >= q.ne[1] && mask->ne[2] == 1 &&
-          (mask->ne[3] == q.ne[3] || mask->ne[3] == 1))) &&
+        mask != nullptr && mask->type == GGML_TYPE_F16 && mask->nb[0] == 2 &&
+        mask->ne[0] >= k.ne[1] && mask->ne[1] >= q.ne[1] && mask->ne[2] == 1 &&
+        (mask->ne[3] == q.ne[3] || mask->ne[3] == 1) &&
         (sinks == nullptr || (sinks->type == GGML_TYPE_F32 && ggml_is_contiguous(sinks)));
     return fits && !few_rows_attention(k.type, v.type, static_cast<int>(q.ne[0])).empty() &&
            rules.attends(kernel_of(t, rules));
@@ -90,11 +91,10 @@ few_rows_plan::attention plan_attention(const ggml_tensor & t, const few_rows_ru
     a.v_cell = v.nb[1];
     a.v_head = v.nb[2];
     a.v_stream = v.nb[3];
-    if (const ggml_tensor * mask = t.src[3]; mask != nullptr) {
-        a.mask = static_cast<const unsigned short *>(mask->data);
-        a.mask_row = mask->nb[1] / 2;
-        a.mask_stream = mask->ne[3] == 1 ? 0 : mask->nb[3] / 2;
-    }
+    const ggml_tensor & mask = *t.src[3];
+    a.mask = static_cast<const unsigned short *>(mask.data);
+    a.mask_row = mask.nb[1] / 2;
+    a.mask_stream = mask.ne[3] == 1 ? 0 : mask.nb[3] / 2;
     if (t.src[4] != nullptr) {
         a.sinks = static_cast<const float *>(t.src[4]->data);
     }
@@ -102,6 +102,7 @@ few_rows_plan::attention plan_attention(const ggml_tensor & t, const few_rows_ru
     a.head_dim = made.kernel.head_dim;
     a.n_heads = static_cast<int>(q.ne[2]);
     a.n_kv_heads = static_cast<int>(k.ne[2]);
+    a.group_inverse = inverse_of(a.n_heads / a.n_kv_heads);
     a.n_rows = static_cast<int>(q.ne[1]);
     a.n_streams = static_cast<int>(q.ne[3]);
     a.n_cells = static_cast<int>(k.ne[1]);

@@ -172,7 +172,8 @@ class cuda_executor : public few_rows_executor {
                 const few_rows::attention & arguments) override {
         few_rows::attention a = arguments;
         cuda::launch_size size;
-        size.threads = few_rows::ATTENTION_THREADS;
+        size.threads = static_cast<unsigned>(few_rows::attention_groups(planned.kernel.tiles) *
+                                             few_rows::GROUP_THREADS);
         size.x = static_cast<unsigned>(a.n_chunks);
         size.y = static_cast<unsigned>(a.n_kv_heads * a.n_streams);
         size.z = static_cast<unsigned>(planned.query_blocks);
@@ -183,8 +184,9 @@ class cuda_executor : public few_rows_executor {
                                              : a.n_rows * a.n_streams;
         cuda::launch_size combined;
         combined.threads = few_rows::BLOCK_THREADS;
-        combined.x = static_cast<unsigned>(blocks_of(static_cast<int64_t>(units) * columns,
-                                                     few_rows::BLOCK_THREADS / 32));
+        combined.x = static_cast<unsigned>(units);
+        combined.y = static_cast<unsigned>(columns);
+        combined.shared_bytes = few_rows::COMBINE_SHARED;
         cuda::launch(combine_chunks_, combined, starts_early_, stream_, &a);
     }
 

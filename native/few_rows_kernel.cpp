@@ -82,7 +82,9 @@ std::string few_rows_attention(ggml_type keys, ggml_type values, int head_dim) {
     const auto name_of = [](ggml_type type) -> std::string {
         return type == GGML_TYPE_F16 ? "F16" : type == GGML_TYPE_Q8_0 ? "Q8_0" : "";
     };
-    const bool is_known = head_dim > 0 && head_dim % 16 == 0 && head_dim <= 256;
+    // Others, llama.cpp computes on the CPU.
+    const bool is_known = head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 112 ||
+                          head_dim == 128 || head_dim == 256;
     const std::string k = name_of(keys), v = name_of(values);
     if (!is_known || k.empty() || v.empty() ||
         head_dim % static_cast<int>(std::max(ggml_blck_size(keys), ggml_blck_size(values))) != 0) {

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 TILES = (1, 2, 4)
 """Of eight columns, in a block of a kernel."""
-QUERY_TILES = (1, 2, 4, 8)
-"""Of eight queries, in a block of a kernel of attention."""
-_LONG_HEAD = 128
-"""Longer heads have no kernel of eight tiles: its sums would not fit into registers."""
 
 _LAYER = re.compile(r"^blk\.\d+\.")
 _ROW_TABLES = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
@@ -145,11 +141,7 @@ def source_of(kernel: Pair | Heads) -> str:
     """The text to compile for one pair of operands, or one kind of attention."""
     if isinstance(kernel, Heads):
         keys, values = (GGMLQuantizationType(t).name for t in (kernel.keys, kernel.values))
-        tiles_of = QUERY_TILES[:-1] if kernel.head_dim > _LONG_HEAD else QUERY_TILES
-        lines = [
-            f"FEW_ROWS_ATTENTION({keys}, {values}, {kernel.head_dim}, {tiles})"
-            for tiles in tiles_of
-        ]
+        lines = [f"FEW_ROWS_ATTENTION({keys}, {values}, {kernel.head_dim})"]
     else:
         lines = [f"FEW_ROWS_PRODUCT({kernel[0]}, {kernel[1]}, {tiles})" for tiles in TILES]
     return "\n".join([native.few_rows_source(), *lines, ""])

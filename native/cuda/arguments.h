@@ -71,7 +71,7 @@ struct normalization {
 // together in their order. Where a chunk begins depends on nothing but its number, so a row has the
 // same bits whatever comes beside it, and however many cells follow.
 constexpr int CELLS = 64;  // that a block takes at a time
-constexpr int ATTENTION_THREADS = 128;
+constexpr int GROUP_THREADS = 128;  // of a block, for each of its groups of queries
 constexpr int chunk_begin(int chunk) {
     return chunk < 16    ? chunk * 64
            : chunk < 40  ? 1024 + (chunk - 16) * 128
@@ -89,26 +89,32 @@ struct attention {
     unsigned long long k_cell, k_head, k_stream;
     const unsigned char * v;
     unsigned long long v_cell, v_head, v_stream;
-    const unsigned short * mask;  // halves [n_rows, n_cells], added to scores; null: none
+    const unsigned short * mask;  // halves [n_rows, n_cells], added to scores
     unsigned long long mask_row, mask_stream;  // halves
     const float * sinks;                       // [n_heads]: a score each without a value; or null
     float * sums;    // [columns][n_heads][n_chunks][head_dim], of values by exp(score - largest)
-    float * totals;  // [columns][n_heads][n_chunks]: the largest score, and the sum of those exp
+    float * totals;  // [columns][n_heads][n_chunks]: the largest score, and the sum of those exp;
+                     // scores times log2(e), powers of two in place of exp
     float * out;
     unsigned char * converted;  // null, or where the result goes as the input of a product, too
     int n_tiles;                // of that
     int head_dim, n_heads, n_kv_heads;
+    unsigned long long group_inverse;  // to divide by the heads of a group: 2^32 / group, rounded up
     int n_rows, n_streams, n_cells, n_chunks;
     float scale, soft_cap;  // soft_cap * tanh(score / soft_cap), unless it is 0
 };
+
+constexpr int COMBINE_SHARED = BLOCK_THREADS * 10 * 4;  // bytes
 
 // Bytes of a cell's keys or values in shared memory: lanes that read eight cells fall on different
 // banks.
 constexpr int cell_pitch(int head_dim) { return head_dim * 2 + 32; }
 constexpr int SHARE_PITCH = CELLS * 2 + 16;  // of a query's shares of the cells
+// Groups in a block of so many tiles of eight queries.
+constexpr int attention_groups(int tiles) { return tiles < 4 ? tiles : tiles / 2; }
 constexpr int attention_shared_memory(int head_dim, int tiles) {
     const int queries = tiles * TILE_COLUMNS;
-    return 2 * CELLS * cell_pitch(head_dim) + queries * (head_dim * 2 + SHARE_PITCH + ATTENTION_THREADS / 32 * 4);
+    return 2 * CELLS * cell_pitch(head_dim) + queries * (head_dim * 2 + SHARE_PITCH + GROUP_THREADS / 32 * 4);
 }
 
 // Shared memory of a product: a ring of weights for each warp, and one of converted inputs for the

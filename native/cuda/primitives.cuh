@@ -86,6 +86,12 @@ DEVICE float float_of_half(u32 half) {
 // else kernels of other widths could round differently.
 DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float exp_of(float x) { return expf(x); }
+// Zero for minus infinity, one for zero.
+DEVICE float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 DEVICE float reciprocal_root(float x) { return rsqrtf(x); }
 DEVICE float tanh_of(float x) { return tanhf(x); }
 

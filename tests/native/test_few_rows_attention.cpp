@@ -96,6 +96,7 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
     task t = all;
     t.n_rows = n_rows;
     t.n_cells = n_cells;
+    constexpr int GROUPS = few_rows::attention_groups(TILES);
     attention a = {};
     const int width = t.n_heads * D;
     block_of<float> q(in.queries.size());
@@ -125,6 +126,8 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
     a.head_dim = D;
     a.n_heads = t.n_heads;
     a.n_kv_heads = t.n_kv_heads;
+    const unsigned group = t.n_heads / t.n_kv_heads;
+    a.group_inverse = ((1ull << 32) + group - 1) / group;
     a.n_rows = n_rows;
     a.n_streams = t.n_streams;
     a.n_cells = n_cells;
@@ -148,10 +151,10 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
 
     const int n_queries = n_rows * (t.n_heads / t.n_kv_heads);
     emulated::launch({a.n_chunks, t.n_kv_heads * t.n_streams, (n_queries + TILES * 8 - 1) / (TILES * 8)},
-                     few_rows::ATTENTION_THREADS, few_rows::attention_shared_memory(D, TILES),
-                     [&] { few_rows::attend<T, T, D, TILES>(a); });
+                     few_rows::GROUP_THREADS * GROUPS, few_rows::attention_shared_memory(D, TILES),
+                     [&] { few_rows::attend<T, T, D, TILES / GROUPS, GROUPS>(a); });
     const int columns = converts ? a.n_tiles * 8 : static_cast<int>(t.n_columns());
-    emulated::launch({(units * columns + 7) / 8}, few_rows::BLOCK_THREADS, 0, [&] { combine_chunks(a); });
+    emulated::launch({units, columns}, few_rows::BLOCK_THREADS, few_rows::COMBINE_SHARED, [&] { combine_chunks(a); });
     result r;
     r.rows.assign(out.at(), out.at() + t.n_columns() * width);
     if (converts) {
