@@ -9,20 +9,19 @@ namespace dflash {
 
 namespace {
 
-constexpr int most_tiles = 8;
+constexpr int most_warps = 4;
 
 few_rows_attention_kernel kernel_of(const ggml_tensor & node, const few_rows_rules & rules) {
     const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
     const auto n_queries = static_cast<int>(q.ne[1] * (q.ne[2] / k.ne[2]));
     const auto head_dim = static_cast<int>(q.ne[0]);
     few_rows_attention_kernel kernel{k.type, v.type, head_dim, 1};
-    while (kernel.tiles * few_rows::TILE_COLUMNS < n_queries &&
-           kernel.tiles < most_tiles) {
-        kernel.tiles *= 2;
+    while (kernel.warps * few_rows::WARP_QUERIES < n_queries && kernel.warps < most_warps) {
+        kernel.warps *= 2;
     }
-    // Fewer tiles a block give the same bits, from more blocks.
-    while (kernel.tiles > 1 && !rules.attends(kernel)) {
-        kernel.tiles /= 2;
+    // Fewer warps a block give the same bits, from more blocks.
+    while (kernel.warps > 1 && !rules.attends(kernel)) {
+        kernel.warps /= 2;
     }
     return kernel;
 }
@@ -65,6 +64,7 @@ bool takes_attention(const ggml_tensor & t, const few_rows_rules & rules) {
         k.ne[0] == q.ne[0] && k.ne[1] == v.ne[1] && k.ne[1] > 0 && k.ne[2] == v.ne[2] &&
         q.ne[2] % k.ne[2] == 0 && has_cells(k) && has_cells(v) &&
         mask != nullptr && mask->type == GGML_TYPE_F16 && mask->nb[0] == 2 &&
+        is_aligned(mask->data, mask->nb[1] | mask->nb[3], 4) && k.ne[1] % 2 == 0 &&
         mask->ne[0] >= k.ne[1] && mask->ne[1] >= q.ne[1] && mask->ne[2] == 1 &&
         (mask->ne[3] == q.ne[3] || mask->ne[3] == 1) &&
         (sinks == nullptr || (sinks->type == GGML_TYPE_F32 && ggml_is_contiguous(sinks)));
@@ -110,7 +110,7 @@ few_rows_plan::attention plan_attention(const ggml_tensor & t, const few_rows_ru
     std::memcpy(&a.scale, t.op_params, sizeof(float));
     std::memcpy(&a.soft_cap, t.op_params + 2, sizeof(float));
     made.query_blocks = blocks_of(static_cast<int64_t>(a.n_rows) * (a.n_heads / a.n_kv_heads),
-                                  made.kernel.tiles * few_rows::TILE_COLUMNS);
+                                  made.kernel.warps * few_rows::WARP_QUERIES);
     scratch_floats = static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks *
                      (a.head_dim + 2);
     return made;

@@ -70,8 +70,9 @@ struct normalization {
 // Attention over the cells of a cache is computed in chunks of these, and the chunks' results are put
 // together in their order. Where a chunk begins depends on nothing but its number, so a row has the
 // same bits whatever comes beside it, and however many cells follow.
-constexpr int CELLS = 64;  // that a block takes at a time
-constexpr int GROUP_THREADS = 128;  // of a block, for each of its groups of queries
+constexpr int CELLS = 32;         // that a block takes at a time
+constexpr int WARP_QUERIES = 16;  // of a warp
+constexpr int LONG_HEAD = 128;
 constexpr int chunk_begin(int chunk) {
     return chunk < 16    ? chunk * 64
            : chunk < 40  ? 1024 + (chunk - 16) * 128
@@ -106,15 +107,16 @@ struct attention {
 
 constexpr int COMBINE_SHARED = BLOCK_THREADS * 10 * 4;  // bytes
 
-// Bytes of a cell's keys or values in shared memory: lanes that read eight cells fall on different
+// Bytes of a cell's keys and values in shared memory: lanes that read eight cells fall on different
 // banks.
-constexpr int cell_pitch(int head_dim) { return head_dim * 2 + 32; }
-constexpr int SHARE_PITCH = CELLS * 2 + 16;  // of a query's shares of the cells
-// Groups in a block of so many tiles of eight queries.
-constexpr int attention_groups(int tiles) { return tiles < 4 ? tiles : tiles / 2; }
-constexpr int attention_shared_memory(int head_dim, int tiles) {
-    const int queries = tiles * TILE_COLUMNS;
-    return 2 * CELLS * cell_pitch(head_dim) + queries * (head_dim * 2 + SHARE_PITCH + GROUP_THREADS / 32 * 4);
+constexpr int key_pitch(int head_dim) { return head_dim * 2 + 32; }
+constexpr int value_pitch(int head_dim) { return head_dim * 2 + 16; }
+constexpr int attention_stage(int head_dim) {
+    return CELLS * (key_pitch(head_dim) + value_pitch(head_dim));
+}
+constexpr int attention_shared_memory(int head_dim, int warps) {
+    return 2 * attention_stage(head_dim) +
+           (head_dim > LONG_HEAD ? warps * WARP_QUERIES * head_dim * 2 : 0);
 }
 
 // Shared memory of a product: a ring of weights for each warp, and one of converted inputs for the

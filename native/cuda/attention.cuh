@@ -1,16 +1,15 @@
 // Attention of a few rows over a cache.
 //
-// A block takes a chunk of the cells, one head of keys and values, and up to 64 queries: all heads of all rows that
-// read it. Cells come into shared memory 64 at a time. Scores: each of four warps has 16 cells, and tensor cores multiply
-// their keys by eight queries at a time. Sums: a warp has some of the dimensions, and multiplies all cells' values by
-// their shares. A second kernel puts the chunks together. Exponentials are powers of two.
+// A block takes a chunk of the cells, one head of keys and values, and up to 64 queries, which are all heads of all rows
+// that read it; a warp has 16 of them. Cells come into shared memory 32 at a time, while those before are multiplied.
+// Tensor cores multiply queries by keys; the scores become the queries' shares of the cells, in the same registers, and
+// are multiplied by the values. A second kernel puts the chunks together. Exponentials are powers of two.
 //
 // What a query meets, and in which order, depends on its row's cells alone: a masked cell adds nothing to any bit.
 #pragma once
 
 namespace few_rows {
 
-constexpr int CELL_WARPS = GROUP_THREADS / 32;
 constexpr float LOG2_E = 1.4426950408889634f;
 #define MINUS_INFINITY float_of_bits(0xff800000)
 
@@ -37,218 +36,185 @@ struct Q8_0_cells {
 };
 
 template <class T, int D, int THREADS>
-INLINE void copy_cells(u8 * to, const u8 * from, u64 stride, int first, int last) {
+INLINE void copy_cells(u8 * to, int pitch, const u8 * from, u64 stride, int first, int last) {
     constexpr int EIGHTS = D / 8;
 #pragma unroll 8
     for (int i = thread_index(); i < CELLS * EIGHTS; i += THREADS) {
         const int cell = i / EIGHTS;
         const bool is_there = first + cell < last;
-        T::copy(to + cell * cell_pitch(D), from + (is_there ? (u64) (first + cell) * stride : 0), i % EIGHTS, is_there);
+        T::copy(to + cell * pitch, from + (is_there ? (first + cell) * stride : 0), i % EIGHTS, is_there);
     }
 }
 
-// With GROUPS groups of four warps: each group has TILES tiles of eight queries.
-template <class K, class V, int D, int TILES, int GROUPS> INLINE void attend(const attention & a) {
-    constexpr int STEPS = D / 16, OWN = (STEPS + CELL_WARPS - 1) / CELL_WARPS, THREADS = GROUPS * CELL_WARPS * 32;
-    constexpr int QUERIES = GROUPS * TILES * TILE_COLUMNS, PITCH = cell_pitch(D);
-    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
-    const int warp = thread_index() / 32 % CELL_WARPS, own_tile = thread_index() / 32 / CELL_WARPS * TILES;
-    const int own_query = own_tile * TILE_COLUMNS;  // the group's first in the block
+template <class K, class V, int D, int WARPS> INLINE void attend(const attention & a) {
+    constexpr int STEPS = D / 16, TILES = CELLS / 8, THREADS = WARPS * 32, STAGE = attention_stage(D);
+    // Fragments of the queries of longer heads lie in shared memory, as their sums take the registers.
+    constexpr bool IS_LONG = D > LONG_HEAD;
+    const int warp = thread_index() / 32, lane = thread_index() % 32, g = lane / 4, t = lane % 4;
     const int kv_head = block_y() % a.n_kv_heads, stream = block_y() / a.n_kv_heads;
-    const int group = a.n_heads / a.n_kv_heads, first_query = block_z() * QUERIES, n_queries = a.n_rows * group;
-    u8 * const keys = shared_memory();
-    u8 * const values = keys + CELLS * PITCH;
-    u8 * const queries = values + CELLS * PITCH;
-    u8 * const shares = queries + QUERIES * D * 2;
-    float * const of_warps = (float *) (shares + QUERIES * SHARE_PITCH);
-    const auto row_of = [&](int query) { return (int) ((u64) query * a.group_inverse >> 32); };
+    const int group = a.n_heads / a.n_kv_heads, n_queries = a.n_rows * group;
+    u8 * const stages = shared_memory();
+    words4 * const kept = (words4 *) (stages + 2 * STAGE) + warp * STEPS * 32 + lane;
 
     const int first = chunk_begin(block_x()), end = chunk_begin(block_x() + 1);
     const int last = end < a.n_cells ? end : a.n_cells;
     const u8 * const k = a.k + stream * a.k_stream + kv_head * a.k_head;
     const u8 * const v = a.v + stream * a.v_stream + kv_head * a.v_head;
+    auto copy = [&](int cell, int stage) {
+        if (cell < last) {
+            u8 * to = stages + stage * STAGE;
+            copy_cells<K, D, THREADS>(to, key_pitch(D), k, a.k_cell, cell, last);
+            copy_cells<V, D, THREADS>(to + CELLS * key_pitch(D), value_pitch(D), v, a.v_cell, cell, last);
+        }
+        copy_commit();
+    };
     let_next_begin();
     wait_for_previous();
-    copy_cells<K, D, THREADS>(keys, k, a.k_cell, first, last);
-    copy_commit();
-    copy_cells<V, D, THREADS>(values, v, a.v_cell, first, last);
-    copy_commit();
+    copy(first, 0);
+    copy(first + CELLS, 1);
 
-    // Queries in the order of tensor-core fragments, in which lane t has dimensions 4t to 4t + 3 of sixteen.
-    const float * const q = a.q + stream * a.q_stream + kv_head * group * a.q_head;
-#pragma unroll 8
-    for (int i = thread_index(); i < STEPS * GROUPS * TILES * 32; i += THREADS) {
-        const int query = first_query + i / 32 % (GROUPS * TILES) * TILE_COLUMNS + i % 32 / 4, row = row_of(query);
-        floats4 x = {0.f, 0.f, 0.f, 0.f};
-        if (query < n_queries) {
-            const u64 at = row * a.q_row + (query - row * group) * a.q_head;
-            x = load_input(q + at + i / 32 / (GROUPS * TILES) * 16 + i % 4 * 4);
-        }
-        *(words2 *) (queries + i * 8) = {halves_of(x.x * a.scale, x.y * a.scale), halves_of(x.z * a.scale, x.w * a.scale)};
+    // This lane's queries, g and g + 8 of the warp's; in each sixteen dimensions it has 4t to 4t + 3.
+    int rows[2], heads[2];
+    bool is_there[2];
+    const u32 * masks[2];
+    u32 q[IS_LONG ? 1 : STEPS][4];
+    for (int i = 0; i < 2; i++) {
+        const int query = (block_z() * WARPS + warp) * WARP_QUERIES + g + 8 * i;
+        is_there[i] = query < n_queries;
+        rows[i] = is_there[i] ? (int) (query * a.group_inverse >> 32) : 0;
+        heads[i] = kv_head * group + (is_there[i] ? query - rows[i] * group : 0);
+        masks[i] = (const u32 *) (a.mask + stream * a.mask_stream + rows[i] * a.mask_row) + t;
     }
-    // The mask's rows of this lane's queries: 2t and 2t + 1 of each eight.
-    const u16 * const mask = a.mask + stream * a.mask_stream;
-    u32 rows[TILES][2];
+    const float * from[2];
+    for (int i = 0; i < 2; i++) {
+        from[i] = a.q + stream * a.q_stream + rows[i] * a.q_row + heads[i] * a.q_head + 4 * t;
+    }
+    const float scale = a.soft_cap == 0.f ? a.scale * LOG2_E : a.scale;
 #pragma unroll
-    for (int n = 0; n < TILES; n++) {
+    for (int step = 0; step < STEPS; step++) {
+        u32 w[4];
         for (int i = 0; i < 2; i++) {
-            const int query = first_query + own_query + n * TILE_COLUMNS + 2 * t + i;
-            rows[n][i] = query < n_queries ? row_of(query) : 0;
+            const floats4 x = load_input(from[i] + step * 16);
+            w[i] = halves_of(x.x * scale, x.y * scale);
+            w[i + 2] = halves_of(x.z * scale, x.w * scale);
+        }
+        if constexpr (IS_LONG) {
+            kept[step * 32] = {w[0], w[1], w[2], w[3]};
+        } else {
+            for (int i = 0; i < 4; i++) {
+                q[step][i] = w[i];
+            }
         }
     }
 
-    float sums[OWN][TILES][4] = {}, largest[TILES][2], totals[TILES][2] = {};
-    for (int n = 0; n < TILES; n++) {
-        largest[n][0] = largest[n][1] = MINUS_INFINITY;
-    }
+    float sums[STEPS][2][4] = {}, largest[2] = {MINUS_INFINITY, MINUS_INFINITY}, totals[2] = {};
+    int stage = 0;
     for (int cell = first; cell < last; cell += CELLS) {
-        const int mine = cell + warp * 16 + g, next = cell + CELLS;
-        u32 masked[TILES][4];
+        u32 masked[TILES][2];
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
-            for (int i = 0; i < 4; i++) {
-                const int at = mine + i / 2 * 8;
-                masked[n][i] = at < last ? mask[rows[n][i % 2] * (u32) a.mask_row + at] : 0xfc00;
+            const int at = cell + n * 8;
+            for (int i = 0; i < 2; i++) {
+                masked[n][i] = at + 2 * t < last ? masks[i][at / 2] : twice(0xfc00);
             }
         }
         copy_wait<1>();
-        sync_threads();  // the keys have come for all warps, and at first the queries
+        sync_threads();  // the cells have come for all warps
+        const u8 * const keys = stages + stage * STAGE + g * key_pitch(D) + t * 8;
+        const u8 * const values = stages + stage * STAGE + CELLS * key_pitch(D);
         float scores[TILES][4] = {};
-        const u8 * const own_keys = keys + (warp * 16 + g) * PITCH + t * 8;
-        const u8 * const own_queries = queries + (own_tile * 32 + lane) * 8;
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            const words2 upper = *(const words2 *) (own_keys + step * 32);
-            const words2 lower = *(const words2 *) (own_keys + 8 * PITCH + step * 32);
+            words4 w = {};
+            if constexpr (IS_LONG) {
+                w = kept[step * 32];
+            } else {
+                w = {q[step][0], q[step][1], q[step][2], q[step][3]};
+            }
 #pragma unroll
             for (int n = 0; n < TILES; n++) {
-                const words2 x = *(const words2 *) (own_queries + (step * GROUPS * TILES + n) * 256);
-                multiply_tile(scores[n], upper.x, lower.x, upper.y, lower.y, x.x, x.y);
+                const words2 of = *(const words2 *) (keys + n * 8 * key_pitch(D) + step * 32);
+                multiply_tile(scores[n], w.x, w.y, w.z, w.w, of.x, of.y);
             }
         }
         if (a.soft_cap != 0.f) {
             for (int n = 0; n < TILES; n++) {
                 for (int i = 0; i < 4; i++) {
-                    scores[n][i] = a.soft_cap * tanh_of(scores[n][i] / a.soft_cap);
+                    scores[n][i] = a.soft_cap * LOG2_E * tanh_of(scores[n][i] / a.soft_cap);
                 }
             }
         }
+        float most[2] = {largest[0], largest[1]};
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             for (int i = 0; i < 4; i++) {
-                scores[n][i] = (scores[n][i] + float_of_half(masked[n][i])) * LOG2_E;
+                const u32 half = i % 2 ? masked[n][i / 2] >> 16 : masked[n][i / 2] & 0xffff;
+                scores[n][i] = multiply_add(float_of_half(half), LOG2_E, scores[n][i]);
+                most[i / 2] = scores[n][i] > most[i / 2] ? scores[n][i] : most[i / 2];
             }
+        }
+        float low[2];
+        for (int i = 0; i < 2; i++) {
+            for (int lanes = 1; lanes < 4; lanes *= 2) {
+                const float other = shuffle_xor(most[i], lanes);
+                most[i] = other > most[i] ? other : most[i];
+            }
+            low[i] = most[i] == MINUS_INFINITY ? 0.f : most[i];
+        }
+        if (most[0] != largest[0] || most[1] != largest[1]) {
             for (int i = 0; i < 2; i++) {
-                float most = scores[n][i] > scores[n][i + 2] ? scores[n][i] : scores[n][i + 2];
-                for (int lanes = 4; lanes < 32; lanes *= 2) {
-                    const float other = shuffle_xor(most, lanes);
-                    most = other > most ? other : most;
-                }
-                if (g == 0) {
-                    of_warps[warp * QUERIES + own_query + n * TILE_COLUMNS + 2 * t + i] = most;
+                const float factor = exp2_of(largest[i] - low[i]);
+                largest[i] = most[i];
+                totals[i] *= factor;
+                for (int step = 0; step < STEPS; step++) {
+                    for (int j = 0; j < 4; j++) {
+                        sums[step][j / 2][2 * i + j % 2] *= factor;
+                    }
                 }
             }
         }
-        sync_threads();  // all have read the keys
-        if (next < last) {
-            copy_cells<K, D, THREADS>(keys, k, a.k_cell, next, last);
-        }
-        copy_commit();
+        u32 shares[TILES][2];
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             for (int i = 0; i < 2; i++) {
-                const int query = own_query + n * TILE_COLUMNS + 2 * t + i;
-                float most = largest[n][i];
-                for (int w = 0; w < CELL_WARPS; w++) {
-                    const float other = of_warps[w * QUERIES + query];
-                    most = other > most ? other : most;
-                }
-                const float from = most == MINUS_INFINITY ? 0.f : most, factor = exp2_of(largest[n][i] - from);
-                largest[n][i] = most;
-                totals[n][i] *= factor;
-                for (int m = 0; m < OWN; m++) {
-                    sums[m][n][i] *= factor;
-                    sums[m][n][i + 2] *= factor;
-                }
-                // Of sixteen cells a word has t and t + 4, or t + 8 and t + 12.
-                u16 * share = (u16 *) (shares + query * SHARE_PITCH) + warp * 16 + g % 4 * 2 + g / 4;
-                for (int j = 0; j < 2; j++) {
-                    const float p = exp2_of(scores[n][i + 2 * j] - from);
-                    totals[n][i] += p;
-                    share[j * 8] = (u16) halves_of(p, 0.f);
-                }
+                const float p0 = exp2_of(scores[n][2 * i] - low[i]), p1 = exp2_of(scores[n][2 * i + 1] - low[i]);
+                totals[i] += p0;
+                totals[i] += p1;
+                shares[n][i] = halves_of(p0, p1);
             }
         }
-        copy_wait<1>();
-        sync_threads();  // the values have come, and the shares
 #pragma unroll
-        for (int step = 0; step < CELLS / 16; step++) {
-            u32 p[TILES][2];
+        for (int n = 0; n < TILES; n += 2) {
+            const u8 * const row = values + (n * 8 + lane % 16) * value_pitch(D) + lane / 16 * 16;
 #pragma unroll
-            for (int n = 0; n < TILES; n++) {
-                const u8 * share = shares + (own_query + n * TILE_COLUMNS + g) * SHARE_PITCH + step * 32 + t * 4;
-                p[n][0] = *(const u32 *) share;
-                p[n][1] = *(const u32 *) (share + 16);
-            }
-#pragma unroll
-            for (int m = 0; m < OWN; m++) {
-                const int of = warp + m * CELL_WARPS;
-                if (STEPS % CELL_WARPS == 0 || of < STEPS) {
-                    const u8 * at = values + (step * 16 + t) * PITCH + of * 32 + g * 4;
-                    u32 w[4];
-                    for (int i = 0; i < 4; i++) {
-                        w[i] = *(const u32 *) (at + i * 4 * PITCH);
-                    }
-                    // Rows g and g + 8 of the tile are dimensions 2g and 2g + 1.
-                    const u32 a0 = pick_bytes(w[0], w[1], 0x5410), a1 = pick_bytes(w[0], w[1], 0x7632);
-                    const u32 a2 = pick_bytes(w[2], w[3], 0x5410), a3 = pick_bytes(w[2], w[3], 0x7632);
-#pragma unroll
-                    for (int n = 0; n < TILES; n++) {
-                        multiply_tile(sums[m][n], a0, a1, a2, a3, p[n][0], p[n][1]);
-                    }
-                }
+            for (int step = 0; step < STEPS; step++) {
+                u32 w[4];
+                load_transposed(w, row + step * 32);
+                multiply_tile(sums[step][0], shares[n][0], shares[n][1], shares[n + 1][0], shares[n + 1][1], w[0], w[1]);
+                multiply_tile(sums[step][1], shares[n][0], shares[n][1], shares[n + 1][0], shares[n + 1][1], w[2], w[3]);
             }
         }
-        sync_threads();  // all have read the values and the shares
-        if (next < last) {
-            copy_cells<V, D, THREADS>(values, v, a.v_cell, next, last);
-        }
-        copy_commit();
+        sync_threads();  // all have read the cells
+        copy(cell + 2 * CELLS, stage);
+        stage = 1 - stage;
     }
 
-    for (int n = 0; n < TILES; n++) {
-        for (int i = 0; i < 2; i++) {
-            float total = totals[n][i];
-            for (int lanes = 4; lanes < 32; lanes *= 2) {
-                total += shuffle_xor(total, lanes);
-            }
-            if (g == 0) {
-                of_warps[warp * QUERIES + own_query + n * TILE_COLUMNS + 2 * t + i] = total;
-            }
+    for (int i = 0; i < 2; i++) {
+        for (int lanes = 1; lanes < 4; lanes *= 2) {
+            totals[i] += shuffle_xor(totals[i], lanes);
         }
-    }
-    sync_threads();
+        if (!is_there[i]) {
+            continue;
+        }
+        const u64 at = ((u64) (stream * a.n_rows + rows[i]) * a.n_heads + heads[i]) * a.n_chunks + block_x();
+        if (t == 0) {
+            *(floats2 *) (a.totals + at * 2) = {largest[i], totals[i]};
+        }
 #pragma unroll
-    for (int n = 0; n < TILES; n++) {
-        for (int i = 0; i < 2; i++) {
-            const int in_block = own_query + n * TILE_COLUMNS + 2 * t + i, query = first_query + in_block;
-            if (query >= n_queries) {
-                continue;
-            }
-            const u32 row = rows[n][i], head = kv_head * group + query - row * group;
-            const u64 at = ((u64) (stream * a.n_rows + row) * a.n_heads + head) * a.n_chunks + block_x();
-            if (warp == 0 && g == 0) {
-                float total = 0.f;
-                for (int w = 0; w < CELL_WARPS; w++) {
-                    total += of_warps[w * QUERIES + in_block];
-                }
-                *(floats2 *) (a.totals + at * 2) = {largest[n][i], total};
-            }
-            for (int m = 0; m < OWN; m++) {
-                const int of = warp + m * CELL_WARPS;
-                if (of < STEPS) {
-                    *(floats2 *) (a.sums + at * D + of * 16 + 2 * g) = {sums[m][n][i], sums[m][n][i + 2]};
-                }
+        for (int step = 0; step < STEPS; step++) {
+            for (int j = 0; j < 2; j++) {
+                const float * of = sums[step][j] + 2 * i;
+                *(floats2 *) (a.sums + at * D + step * 16 + j * 8 + 2 * t) = {of[0], of[1]};
             }
         }
     }
@@ -324,13 +290,12 @@ DEVICE void combine(const attention & a) {
 
 KERNEL(combine_chunks, few_rows::attention, few_rows::BLOCK_THREADS, 4) { few_rows::combine(arguments); }
 
-#define FEW_ROWS_ATTENTION_OF(K, V, D, TILES, GROUPS) \
-    KERNEL(attention_##K##_##V##_##D##_##TILES, few_rows::attention, GROUPS * few_rows::GROUP_THREADS, 1) { \
-        few_rows::attend<few_rows::K##_cells, few_rows::V##_cells, D, TILES / GROUPS, GROUPS>(arguments); \
+#define FEW_ROWS_ATTENTION_OF(K, V, D, WARPS) \
+    KERNEL(attention_##K##_##V##_##D##_##WARPS, few_rows::attention, WARPS * 32, 1) { \
+        few_rows::attend<few_rows::K##_cells, few_rows::V##_cells, D, WARPS>(arguments); \
     }
-// The kernels for blocks of 8, 16, 32 and 64 queries.
+// The kernels for blocks of 16, 32 and 64 queries.
 #define FEW_ROWS_ATTENTION(K, V, D) \
-    FEW_ROWS_ATTENTION_OF(K, V, D, 1, 1) \
-    FEW_ROWS_ATTENTION_OF(K, V, D, 2, 2) \
-    FEW_ROWS_ATTENTION_OF(K, V, D, 4, 2) \
-    FEW_ROWS_ATTENTION_OF(K, V, D, 8, 4)
+    FEW_ROWS_ATTENTION_OF(K, V, D, 1) \
+    FEW_ROWS_ATTENTION_OF(K, V, D, 2) \
+    FEW_ROWS_ATTENTION_OF(K, V, D, 4)

@@ -107,6 +107,15 @@ DEVICE void multiply_tile(float c[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Four tiles of [8, 8] halves in shared memory, transposed; lane i has the address of row i % 8 of tile i / 8. Of tile n
+// a lane gets rows 2t and 2t + 1 of column g in r[n].
+DEVICE void load_transposed(u32 r[4], const void * row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((u32) __cvta_generic_to_shared(row))
+                 : "memory");
+}
+
 // 16 bytes from global to shared memory while the thread goes on; the second form zeroes what lies behind `n` bytes.
 DEVICE void copy_async(void * shared, const void * global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32) __cvta_generic_to_shared(shared)), "l"(global)

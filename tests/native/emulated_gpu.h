@@ -53,6 +53,7 @@ struct dim {
 struct exchange {
     float values[32];
     unsigned a[32][4], b[32][2];
+    const unsigned short * rows[32];
 };
 
 class fiber {
@@ -308,6 +309,16 @@ inline void multiply_tile(float c[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
             sum += emulated::to_float(a >> k % 2 * 16) * emulated::to_float(b >> k % 2 * 16);
         }
         c[i] += sum;
+    }
+}
+
+inline void load_transposed(u32 r[4], const void * row) {
+    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+    const emulated::exchange & e = emulated::exchanged([&](emulated::exchange & of, int at) {
+        of.rows[at] = static_cast<const unsigned short *>(row);
+    });
+    for (int n = 0; n < 4; n++) {
+        r[n] = e.rows[n * 8 + 2 * t][g] | static_cast<u32>(e.rows[n * 8 + 2 * t + 1][g]) << 16;
     }
 }
 
