@@ -72,7 +72,7 @@ struct normalization {
 // same bits whatever comes beside it, and however many cells follow.
 constexpr int CELLS = 32;         // that a block takes at a time
 constexpr int WARP_QUERIES = 16;  // of a warp
-constexpr int LONG_HEAD = 128;
+constexpr int LONG_HEAD = 112;
 constexpr int chunk_begin(int chunk) {
     return chunk < 16    ? chunk * 64
            : chunk < 40  ? 1024 + (chunk - 16) * 128

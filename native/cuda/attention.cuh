@@ -291,7 +291,7 @@ DEVICE void combine(const attention & a) {
 KERNEL(combine_chunks, few_rows::attention, few_rows::BLOCK_THREADS, 4) { few_rows::combine(arguments); }
 
 #define FEW_ROWS_ATTENTION_OF(K, V, D, WARPS) \
-    KERNEL(attention_##K##_##V##_##D##_##WARPS, few_rows::attention, WARPS * 32, 1) { \
+    KERNEL(attention_##K##_##V##_##D##_##WARPS, few_rows::attention, WARPS * 32, D > 128 ? 1 : 12 / WARPS) { \
         few_rows::attend<few_rows::K##_cells, few_rows::V##_cells, D, WARPS>(arguments); \
     }
 // The kernels for blocks of 16, 32 and 64 queries.
