@@ -9,19 +9,19 @@ namespace dflash {
 
 namespace {
 
-constexpr int most_warps = 4;
+constexpr int most_groups = 4;
 
 few_rows_attention_kernel kernel_of(const ggml_tensor & node, const few_rows_rules & rules) {
     const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
     const auto n_queries = static_cast<int>(q.ne[1] * (q.ne[2] / k.ne[2]));
     const auto head_dim = static_cast<int>(q.ne[0]);
     few_rows_attention_kernel kernel{k.type, v.type, head_dim, 1};
-    while (kernel.warps * few_rows::WARP_QUERIES < n_queries && kernel.warps < most_warps) {
-        kernel.warps *= 2;
+    while (kernel.groups * few_rows::GROUP_QUERIES < n_queries && kernel.groups < most_groups) {
+        kernel.groups *= 2;
     }
-    // Fewer warps a block give the same bits, from more blocks.
-    while (kernel.warps > 1 && !rules.attends(kernel)) {
-        kernel.warps /= 2;
+    // Fewer groups a block give the same bits, from more blocks.
+    while (kernel.groups > 1 && !rules.attends(kernel)) {
+        kernel.groups /= 2;
     }
     return kernel;
 }
@@ -110,7 +110,7 @@ few_rows_plan::attention plan_attention(const ggml_tensor & t, const few_rows_ru
     std::memcpy(&a.scale, t.op_params, sizeof(float));
     std::memcpy(&a.soft_cap, t.op_params + 2, sizeof(float));
     made.query_blocks = blocks_of(static_cast<int64_t>(a.n_rows) * (a.n_heads / a.n_kv_heads),
-                                  made.kernel.warps * few_rows::WARP_QUERIES);
+                                  made.kernel.groups * few_rows::GROUP_QUERIES);
     scratch_floats = static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks *
                      (a.head_dim + 2);
     return made;

@@ -172,7 +172,7 @@ class cuda_executor : public few_rows_executor {
                 const few_rows::attention & arguments) override {
         few_rows::attention a = arguments;
         cuda::launch_size size;
-        size.threads = static_cast<unsigned>(planned.kernel.warps * 32);
+        size.threads = few_rows::ATTENTION_THREADS;
         size.x = static_cast<unsigned>(a.n_chunks);
         size.y = static_cast<unsigned>(a.n_kv_heads * a.n_streams);
         size.z = static_cast<unsigned>(planned.query_blocks);

@@ -94,11 +94,11 @@ std::string few_rows_attention(ggml_type keys, ggml_type values, int head_dim) {
 }
 
 std::string few_rows_attention_kernel::name() const {
-    return "attention_" + few_rows_attention(keys, values, head_dim) + "_" + std::to_string(warps);
+    return "attention_" + few_rows_attention(keys, values, head_dim) + "_" + std::to_string(groups);
 }
 
 int few_rows_attention_kernel::shared_bytes() const {
-    return few_rows::attention_shared_memory(head_dim, warps);
+    return few_rows::attention_shared_memory(head_dim, groups);
 }
 
 int few_rows_kernel::shared_bytes() const {

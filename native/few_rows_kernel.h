@@ -30,19 +30,19 @@ struct few_rows_kernel {
     int shared_bytes() const;
 };
 
-// One of the kernels of attention: the types of keys and values, the length of a head, and the warps
-// of a block, with sixteen queries each.
+// One of the kernels of attention: the types of keys and values, the length of a head, and the
+// groups of sixteen queries of a block.
 struct few_rows_attention_kernel {
     ggml_type keys, values;
     int head_dim;
-    int warps;
+    int groups;
 
     std::string name() const;
     int shared_bytes() const;
 };
 
 // What kernels of attention are called for a cache of these types and heads of this length, as in
-// native/cuda/attention.cuh, with the warps left off; empty: there are none.
+// native/cuda/attention.cuh, with the groups left off; empty: there are none.
 std::string few_rows_attention(ggml_type keys, ggml_type values, int head_dim);
 
 // What a plan may do.

@@ -71,7 +71,8 @@ struct normalization {
 // together in their order. Where a chunk begins depends on nothing but its number, so a row has the
 // same bits whatever comes beside it, and however many cells follow.
 constexpr int CELLS = 32;         // that a block takes at a time
-constexpr int WARP_QUERIES = 16;  // of a warp
+constexpr int ATTENTION_THREADS = 128;
+constexpr int GROUP_QUERIES = 16;  // of the rows of one tensor-core instruction
 constexpr int LONG_HEAD = 112;
 constexpr int chunk_begin(int chunk) {
     return chunk < 16    ? chunk * 64
@@ -114,9 +115,10 @@ constexpr int value_pitch(int head_dim) { return head_dim * 2 + 16; }
 constexpr int attention_stage(int head_dim) {
     return CELLS * (key_pitch(head_dim) + value_pitch(head_dim));
 }
-constexpr int attention_shared_memory(int head_dim, int warps) {
-    return 2 * attention_stage(head_dim) +
-           (head_dim > LONG_HEAD ? warps * WARP_QUERIES * head_dim * 2 : 0);
+constexpr int GROUP_SCORES = GROUP_QUERIES * CELLS * 4;
+constexpr int attention_shared_memory(int head_dim, int groups) {
+    return 2 * attention_stage(head_dim) + groups * GROUP_SCORES +
+           (head_dim > LONG_HEAD ? groups * GROUP_QUERIES * head_dim * 2 : 0);
 }
 
 // Shared memory of a product: a ring of weights for each warp, and one of converted inputs for the

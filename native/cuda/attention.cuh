@@ -1,7 +1,7 @@
 // Attention of a few rows over a cache.
 //
 // A block takes a chunk of the cells, one head of keys and values, and up to 64 queries, which are all heads of all rows
-// that read it; a warp has 16 of them. Cells come into shared memory 32 at a time, while those before are multiplied.
+// that read it. Cells come into shared memory 32 at a time, while those before are multiplied.
 // Tensor cores multiply queries by keys; the scores become the queries' shares of the cells, in the same registers, and
 // are multiplied by the values. A second kernel puts the chunks together. Exponentials are powers of two.
 //
@@ -35,26 +35,31 @@ struct Q8_0_cells {
     }
 };
 
-template <class T, int D, int THREADS>
+template <class T, int D>
 INLINE void copy_cells(u8 * to, int pitch, const u8 * from, u64 stride, int first, int last) {
     constexpr int EIGHTS = D / 8;
 #pragma unroll 8
-    for (int i = thread_index(); i < CELLS * EIGHTS; i += THREADS) {
+    for (int i = thread_index(); i < CELLS * EIGHTS; i += ATTENTION_THREADS) {
         const int cell = i / EIGHTS;
         const bool is_there = first + cell < last;
         T::copy(to + cell * pitch, from + (is_there ? (first + cell) * stride : 0), i % EIGHTS, is_there);
     }
 }
 
-template <class K, class V, int D, int WARPS> INLINE void attend(const attention & a) {
-    constexpr int STEPS = D / 16, TILES = CELLS / 8, THREADS = WARPS * 32, STAGE = attention_stage(D);
+// With GROUPS groups of sixteen queries in a block. The warps that share a group have some of the scores and some of the
+// dimensions each, and all have its shares. How many they are changes no bit.
+template <class K, class V, int D, int GROUPS> INLINE void attend(const attention & a) {
+    constexpr int STEPS = D / 16, TILES = CELLS / 8, STAGE = attention_stage(D);
+    constexpr int SPLIT = ATTENTION_THREADS / 32 / GROUPS, OWN = (STEPS + SPLIT - 1) / SPLIT, OWN_TILES = TILES / SPLIT;
     // Fragments of the queries of longer heads lie in shared memory, as their sums take the registers.
     constexpr bool IS_LONG = D > LONG_HEAD;
-    const int warp = thread_index() / 32, lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+    const int warp = thread_index() / 32, own = warp / SPLIT, part = warp % SPLIT;
     const int kv_head = block_y() % a.n_kv_heads, stream = block_y() / a.n_kv_heads;
     const int group = a.n_heads / a.n_kv_heads, n_queries = a.n_rows * group;
     u8 * const stages = shared_memory();
-    words4 * const kept = (words4 *) (stages + 2 * STAGE) + warp * STEPS * 32 + lane;
+    floats4 * const scored = (floats4 *) (stages + 2 * STAGE) + own * TILES * 32 + lane;
+    words4 * const kept = (words4 *) (stages + 2 * STAGE + GROUPS * GROUP_SCORES) + own * STEPS * 32 + lane;
 
     const int first = chunk_begin(block_x()), end = chunk_begin(block_x() + 1);
     const int last = end < a.n_cells ? end : a.n_cells;
@@ -63,8 +68,8 @@ template <class K, class V, int D, int WARPS> INLINE void attend(const attention
     auto copy = [&](int cell, int stage) {
         if (cell < last) {
             u8 * to = stages + stage * STAGE;
-            copy_cells<K, D, THREADS>(to, key_pitch(D), k, a.k_cell, cell, last);
-            copy_cells<V, D, THREADS>(to + CELLS * key_pitch(D), value_pitch(D), v, a.v_cell, cell, last);
+            copy_cells<K, D>(to, key_pitch(D), k, a.k_cell, cell, last);
+            copy_cells<V, D>(to + CELLS * key_pitch(D), value_pitch(D), v, a.v_cell, cell, last);
         }
         copy_commit();
     };
@@ -73,13 +78,13 @@ template <class K, class V, int D, int WARPS> INLINE void attend(const attention
     copy(first, 0);
     copy(first + CELLS, 1);
 
-    // This lane's queries, g and g + 8 of the warp's; in each sixteen dimensions it has 4t to 4t + 3.
+    // This lane's queries, g and g + 8 of the group's; in each sixteen dimensions it has 4t to 4t + 3.
     int rows[2], heads[2];
     bool is_there[2];
     const u32 * masks[2];
     u32 q[IS_LONG ? 1 : STEPS][4];
     for (int i = 0; i < 2; i++) {
-        const int query = (block_z() * WARPS + warp) * WARP_QUERIES + g + 8 * i;
+        const int query = (block_z() * GROUPS + own) * GROUP_QUERIES + g + 8 * i;
         is_there[i] = query < n_queries;
         rows[i] = is_there[i] ? (int) (query * a.group_inverse >> 32) : 0;
         heads[i] = kv_head * group + (is_there[i] ? query - rows[i] * group : 0);
@@ -91,7 +96,7 @@ template <class K, class V, int D, int WARPS> INLINE void attend(const attention
     }
     const float scale = a.soft_cap == 0.f ? a.scale * LOG2_E : a.scale;
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
+    for (int step = IS_LONG ? part : 0; step < STEPS; step += IS_LONG ? SPLIT : 1) {
         u32 w[4];
         for (int i = 0; i < 2; i++) {
             const floats4 x = load_input(from[i] + step * 16);
@@ -107,20 +112,20 @@ template <class K, class V, int D, int WARPS> INLINE void attend(const attention
         }
     }
 
-    float sums[STEPS][2][4] = {}, largest[2] = {MINUS_INFINITY, MINUS_INFINITY}, totals[2] = {};
+    float sums[OWN][2][4] = {}, largest[2] = {MINUS_INFINITY, MINUS_INFINITY}, totals[2] = {};
     int stage = 0;
     for (int cell = first; cell < last; cell += CELLS) {
-        u32 masked[TILES][2];
+        u32 masked[OWN_TILES][2];
 #pragma unroll
-        for (int n = 0; n < TILES; n++) {
-            const int at = cell + n * 8;
+        for (int n = 0; n < OWN_TILES; n++) {
+            const int at = cell + (part * OWN_TILES + n) * 8;
             for (int i = 0; i < 2; i++) {
                 masked[n][i] = at + 2 * t < last ? masks[i][at / 2] : twice(0xfc00);
             }
         }
         copy_wait<1>();
         sync_threads();  // the cells have come for all warps
-        const u8 * const keys = stages + stage * STAGE + g * key_pitch(D) + t * 8;
+        const u8 * const keys = stages + stage * STAGE + (part * OWN_TILES * 8 + g) * key_pitch(D) + t * 8;
         const u8 * const values = stages + stage * STAGE + CELLS * key_pitch(D);
         float scores[TILES][4] = {};
 #pragma unroll
@@ -132,24 +137,39 @@ template <class K, class V, int D, int WARPS> INLINE void attend(const attention
                 w = {q[step][0], q[step][1], q[step][2], q[step][3]};
             }
 #pragma unroll
-            for (int n = 0; n < TILES; n++) {
+            for (int n = 0; n < OWN_TILES; n++) {
                 const words2 of = *(const words2 *) (keys + n * 8 * key_pitch(D) + step * 32);
                 multiply_tile(scores[n], w.x, w.y, w.z, w.w, of.x, of.y);
             }
         }
         if (a.soft_cap != 0.f) {
-            for (int n = 0; n < TILES; n++) {
+            for (int n = 0; n < OWN_TILES; n++) {
                 for (int i = 0; i < 4; i++) {
                     scores[n][i] = a.soft_cap * LOG2_E * tanh_of(scores[n][i] / a.soft_cap);
                 }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < OWN_TILES; n++) {
+            for (int i = 0; i < 4; i++) {
+                const u32 half = i % 2 ? masked[n][i / 2] >> 16 : masked[n][i / 2] & 0xffff;
+                scores[n][i] = multiply_add(float_of_half(half), LOG2_E, scores[n][i]);
+            }
+        }
+        if (SPLIT > 1) {
+            for (int n = 0; n < OWN_TILES; n++) {
+                scored[(part * OWN_TILES + n) * 32] = {scores[n][0], scores[n][1], scores[n][2], scores[n][3]};
+            }
+            sync_threads();  // the group's scores are there
+            for (int n = 0; n < TILES; n++) {
+                const floats4 x = scored[n * 32];
+                scores[n][0] = x.x, scores[n][1] = x.y, scores[n][2] = x.z, scores[n][3] = x.w;
             }
         }
         float most[2] = {largest[0], largest[1]};
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             for (int i = 0; i < 4; i++) {
-                const u32 half = i % 2 ? masked[n][i / 2] >> 16 : masked[n][i / 2] & 0xffff;
-                scores[n][i] = multiply_add(float_of_half(half), LOG2_E, scores[n][i]);
                 most[i / 2] = scores[n][i] > most[i / 2] ? scores[n][i] : most[i / 2];
             }
         }
@@ -166,7 +186,7 @@ template <class K, class V, int D, int WARPS> INLINE void attend(const attention
                 const float factor = exp2_of(largest[i] - low[i]);
                 largest[i] = most[i];
                 totals[i] *= factor;
-                for (int step = 0; step < STEPS; step++) {
+                for (int step = 0; step < OWN; step++) {
                     for (int j = 0; j < 4; j++) {
                         sums[step][j / 2][2 * i + j % 2] *= factor;
                     }
@@ -187,11 +207,15 @@ template <class K, class V, int D, int WARPS> INLINE void attend(const attention
         for (int n = 0; n < TILES; n += 2) {
             const u8 * const row = values + (n * 8 + lane % 16) * value_pitch(D) + lane / 16 * 16;
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                u32 w[4];
-                load_transposed(w, row + step * 32);
-                multiply_tile(sums[step][0], shares[n][0], shares[n][1], shares[n + 1][0], shares[n + 1][1], w[0], w[1]);
-                multiply_tile(sums[step][1], shares[n][0], shares[n][1], shares[n + 1][0], shares[n + 1][1], w[2], w[3]);
+            for (int step = 0; step < OWN; step++) {
+                const int of = part + step * SPLIT;
+                if (STEPS % SPLIT == 0 || of < STEPS) {
+                    const u32 p[4] = {shares[n][0], shares[n][1], shares[n + 1][0], shares[n + 1][1]};
+                    u32 w[4];
+                    load_transposed(w, row + of * 32);
+                    multiply_tile(sums[step][0], p[0], p[1], p[2], p[3], w[0], w[1]);
+                    multiply_tile(sums[step][1], p[0], p[1], p[2], p[3], w[2], w[3]);
+                }
             }
         }
         sync_threads();  // all have read the cells
@@ -207,14 +231,15 @@ template <class K, class V, int D, int WARPS> INLINE void attend(const attention
             continue;
         }
         const u64 at = ((u64) (stream * a.n_rows + rows[i]) * a.n_heads + heads[i]) * a.n_chunks + block_x();
-        if (t == 0) {
+        if (t == 0 && part == 0) {
             *(floats2 *) (a.totals + at * 2) = {largest[i], totals[i]};
         }
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            for (int j = 0; j < 2; j++) {
-                const float * of = sums[step][j] + 2 * i;
-                *(floats2 *) (a.sums + at * D + step * 16 + j * 8 + 2 * t) = {of[0], of[1]};
+        for (int step = 0; step < OWN; step++) {
+            const int of = part + step * SPLIT;
+            for (int j = 0; j < 2 && of < STEPS; j++) {
+                const float * sum = sums[step][j] + 2 * i;
+                *(floats2 *) (a.sums + at * D + of * 16 + j * 8 + 2 * t) = {sum[0], sum[1]};
             }
         }
     }
@@ -290,9 +315,9 @@ DEVICE void combine(const attention & a) {
 
 KERNEL(combine_chunks, few_rows::attention, few_rows::BLOCK_THREADS, 4) { few_rows::combine(arguments); }
 
-#define FEW_ROWS_ATTENTION_OF(K, V, D, WARPS) \
-    KERNEL(attention_##K##_##V##_##D##_##WARPS, few_rows::attention, WARPS * 32, D > 128 ? 1 : 12 / WARPS) { \
-        few_rows::attend<few_rows::K##_cells, few_rows::V##_cells, D, WARPS>(arguments); \
+#define FEW_ROWS_ATTENTION_OF(K, V, D, GROUPS) \
+    KERNEL(attention_##K##_##V##_##D##_##GROUPS, few_rows::attention, few_rows::ATTENTION_THREADS, D > 128 ? 1 : 3) { \
+        few_rows::attend<few_rows::K##_cells, few_rows::V##_cells, D, GROUPS>(arguments); \
     }
 // The kernels for blocks of 16, 32 and 64 queries.
 #define FEW_ROWS_ATTENTION(K, V, D) \

@@ -91,7 +91,7 @@ struct result {
     std::vector<unsigned char> converted;
 };
 
-template <typename T, int D, int WARPS>
+template <typename T, int D, int GROUPS>
 result attended(const task & all, inputs & in, int n_rows, int n_cells, bool converts = false) {
     task t = all;
     t.n_rows = n_rows;
@@ -149,9 +149,9 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
     a.converted = converts ? converted.at() : nullptr;
 
     const int n_queries = n_rows * (t.n_heads / t.n_kv_heads);
-    emulated::launch({a.n_chunks, t.n_kv_heads * t.n_streams, (n_queries + WARPS * 16 - 1) / (WARPS * 16)},
-                     WARPS * 32, few_rows::attention_shared_memory(D, WARPS),
-                     [&] { few_rows::attend<T, T, D, WARPS>(a); });
+    emulated::launch({a.n_chunks, t.n_kv_heads * t.n_streams, (n_queries + GROUPS * 16 - 1) / (GROUPS * 16)},
+                     few_rows::ATTENTION_THREADS, few_rows::attention_shared_memory(D, GROUPS),
+                     [&] { few_rows::attend<T, T, D, GROUPS>(a); });
     const int columns = converts ? a.n_tiles * 8 : static_cast<int>(t.n_columns());
     emulated::launch({units, columns}, few_rows::BLOCK_THREADS, few_rows::COMBINE_SHARED, [&] { combine_chunks(a); });
     result r;
@@ -191,10 +191,10 @@ std::vector<double> reference(const task & t, const inputs & in, int stream, int
 // Halves keep eleven bits of queries, keys and shares.
 constexpr double CLOSE = 2e-3;
 
-template <typename T, int D, int WARPS>
+template <typename T, int D, int GROUPS>
 void right(const task & t) {
     inputs in(t);
-    const result all = attended<T, D, WARPS>(t, in, t.n_rows, t.n_cells);
+    const result all = attended<T, D, GROUPS>(t, in, t.n_rows, t.n_cells);
     for (int s = 0; s < t.n_streams; s++) {
         for (int r = 0; r < t.n_rows; r += 3) {
             for (int h = 0; h < t.n_heads; h++) {
