@@ -62,8 +62,8 @@ bool takes_attention(const ggml_tensor & t, const few_rows_rules & rules) {
         is_aligned(q.data, q.nb[1] | q.nb[2] | q.nb[3], 16) && t.type == GGML_TYPE_F32 &&
         ggml_is_contiguous(&t) && is_aligned(t.data, 0, 16) && v.ne[0] == q.ne[0] &&
         k.ne[0] == q.ne[0] && k.ne[1] == v.ne[1] && k.ne[1] > 0 && k.ne[2] == v.ne[2] &&
-        q.ne[2] % k.ne[2] == 0 && has_cells(k) && has_cells(v) &&
-        mask != nullptr && mask->type == GGML_TYPE_F16 && mask->nb[0] == 2 &&
+        q.ne[2] % k.ne[2] == 0 && has_cells(k) && has_cells(v) && mask != nullptr &&
+        mask->type == GGML_TYPE_F16 && mask->nb[0] == 2 &&
         is_aligned(mask->data, mask->nb[1] | mask->nb[3], 4) && k.ne[1] % 2 == 0 &&
         mask->ne[0] >= k.ne[1] && mask->ne[1] >= q.ne[1] && mask->ne[2] == 1 &&
         (mask->ne[3] == q.ne[3] || mask->ne[3] == 1) &&
@@ -111,8 +111,8 @@ few_rows_plan::attention plan_attention(const ggml_tensor & t, const few_rows_ru
     std::memcpy(&a.soft_cap, t.op_params + 2, sizeof(float));
     made.query_blocks = blocks_of(static_cast<int64_t>(a.n_rows) * (a.n_heads / a.n_kv_heads),
                                   made.kernel.groups * few_rows::GROUP_QUERIES);
-    scratch_floats = static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks *
-                     (a.head_dim + 2);
+    scratch_floats =
+        static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks * (a.head_dim + 2);
     return made;
 }
 
@@ -120,8 +120,8 @@ few_rows::attention with_scratch(const few_rows_plan::attention & planned, float
                                  unsigned char * converted) {
     few_rows::attention a = planned.arguments;
     a.sums = scratch;
-    a.totals = scratch + static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks *
-                             a.head_dim;
+    a.totals =
+        scratch + static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks * a.head_dim;
     a.converted = planned.converts ? converted : nullptr;
     return a;
 }

@@ -179,8 +179,8 @@ class cuda_executor : public few_rows_executor {
         size.shared_bytes = static_cast<unsigned>(planned.kernel.shared_bytes());
         cuda::launch(find(planned.kernel), size, starts_early_, stream_, &a);
         const int units = blocks_of(static_cast<int64_t>(a.n_heads) * a.head_dim, few_rows::UNIT);
-        const int columns = planned.converts ? a.n_tiles * few_rows::TILE_COLUMNS
-                                             : a.n_rows * a.n_streams;
+        const int columns =
+            planned.converts ? a.n_tiles * few_rows::TILE_COLUMNS : a.n_rows * a.n_streams;
         cuda::launch_size combined;
         combined.threads = few_rows::BLOCK_THREADS;
         combined.x = static_cast<unsigned>(units);
@@ -338,8 +338,7 @@ class cuda_executor : public few_rows_executor {
     bool starts_early_ = false;
     bool records_ = false;
     std::vector<cuda::module_ptr> modules_;
-    cuda::function convert_input_ = nullptr, normalize_input_ = nullptr,
-                   combine_chunks_ = nullptr;
+    cuda::function convert_input_ = nullptr, normalize_input_ = nullptr, combine_chunks_ = nullptr;
     mutable std::map<std::string, cuda::function> functions_;
     memories converted_, partials_, counters_;
 };

@@ -331,8 +331,8 @@ class planner {
             if (takes_attention(t, rules_)) {
                 flush();
                 size_t scratch = 0;
-                plan_.steps.push_back({few_rows_plan::step::ATTENTION,
-                                       static_cast<int>(plan_.attentions.size())});
+                plan_.steps.push_back(
+                    {few_rows_plan::step::ATTENTION, static_cast<int>(plan_.attentions.size())});
                 plan_.attentions.push_back(plan_attention(t, rules_, scratch));
                 plan_.partial_floats = std::max(plan_.partial_floats, scratch);
                 write(t);

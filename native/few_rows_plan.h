@@ -26,7 +26,7 @@ struct few_rows_plan {
     struct attention {
         few_rows::attention arguments{};
         few_rows_attention_kernel kernel{};
-        int query_blocks = 0;  // of the grid
+        int query_blocks = 0;   // of the grid
         bool converts = false;  // its result is the input of the launch behind it
         const ggml_tensor * node = nullptr;
     };

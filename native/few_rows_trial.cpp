@@ -174,7 +174,8 @@ class attention_trial {
           queries_(normal_values(static_cast<size_t>(head_dim) * n_heads * most_columns, 1.0f, 2)) {
         const ggml_type types[] = {keys, values};
         for (int i = 0; i < 2; i++) {
-            caches_[i] = ggml_new_tensor_3d(context_.get(), types[i], head_dim, n_kv_heads, n_cells);
+            caches_[i] =
+                ggml_new_tensor_3d(context_.get(), types[i], head_dim, n_kv_heads, n_cells);
         }
         buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(
             context_.get(), ggml_backend_dev_buffer_type(device)));
@@ -185,8 +186,8 @@ class attention_trial {
             const std::vector<float> wanted =
                 normal_values(static_cast<size_t>(ggml_nelements(caches_[i])), 1.0f, 3 + i);
             std::vector<unsigned char> bytes(ggml_nbytes(caches_[i]));
-            ggml_quantize_chunk(types[i], wanted.data(), bytes.data(), 0,
-                                n_cells * n_kv_heads, head_dim, nullptr);
+            ggml_quantize_chunk(types[i], wanted.data(), bytes.data(), 0, n_cells * n_kv_heads,
+                                head_dim, nullptr);
             values_[i].resize(wanted.size());
             if (types[i] == GGML_TYPE_F16) {
                 ggml_fp16_to_fp32_row(reinterpret_cast<const ggml_fp16_t *>(bytes.data()),
@@ -244,8 +245,7 @@ class attention_trial {
         }
         for (int i = 0; i < 2; i++) {
             ggml_backend_tensor_set(q[i], queries_.data(), 0, ggml_nbytes(q[i]));
-            std::vector<ggml_fp16_t> hidden(ggml_nelements(mask[i]),
-                                            ggml_fp32_to_fp16(-INFINITY));
+            std::vector<ggml_fp16_t> hidden(ggml_nelements(mask[i]), ggml_fp32_to_fp16(-INFINITY));
             for (int column = 0; column < n_columns; column++) {
                 std::fill_n(hidden.data() + column * cells(i), n_seen(column),
                             ggml_fp32_to_fp16(0.0f));
@@ -268,12 +268,14 @@ class attention_trial {
     float scale() const { return 2.0f / std::sqrt(static_cast<float>(head_dim_)); }
 
     std::vector<double> attended(int column, int head) const {
-        const float * q = queries_.data() + (static_cast<size_t>(column) * n_heads_ + head) * head_dim_;
+        const float * q =
+            queries_.data() + (static_cast<size_t>(column) * n_heads_ + head) * head_dim_;
         const int kv_head = head / (n_heads_ / n_kv_heads_);
         std::vector<double> scores(n_seen(column)), sum(head_dim_, 0.0);
         double largest = -INFINITY, total = 0.0;
         const auto at = [&](int i, int cell) {
-            return values_[i].data() + (static_cast<size_t>(cell) * n_kv_heads_ + kv_head) * head_dim_;
+            return values_[i].data() +
+                   (static_cast<size_t>(cell) * n_kv_heads_ + kv_head) * head_dim_;
         };
         for (int cell = 0; cell < n_seen(column); cell++) {
             double s = 0.0;
@@ -299,8 +301,8 @@ class attention_trial {
     int head_dim_, n_heads_, n_kv_heads_;
     ggml_context_ptr context_;
     ggml_backend_buffer_ptr buffer_;
-    ggml_tensor * caches_[2];        // keys, values
-    std::vector<float> values_[2];   // as floats
+    ggml_tensor * caches_[2];       // keys, values
+    std::vector<float> values_[2];  // as floats
     std::vector<float> queries_;
 };
 
@@ -366,9 +368,8 @@ few_rows_trial compared(const std::string & name, few_rows_engine::cubins kernel
 
 few_rows_trial try_few_rows(const std::string & device, few_rows_engine::cubins kernels,
                             ggml_type type, int64_t k, int64_t rows) {
-    return compared(device, std::move(kernels), [&](ggml_backend_dev_t on) {
-        return product_trial(on, type, k, rows);
-    });
+    return compared(device, std::move(kernels),
+                    [&](ggml_backend_dev_t on) { return product_trial(on, type, k, rows); });
 }
 
 few_rows_trial try_few_rows_attention(const std::string & device, few_rows_engine::cubins kernels,

@@ -58,19 +58,20 @@ struct conversion {
     int n_tiles;
 };
 
-// Before that, the input is made of x: x / sqrt(mean(x^2) + epsilon) * weight, which goes to `normal`, too.
+// Before that, the input is made of x: x / sqrt(mean(x^2) + epsilon) * weight, which goes to
+// `normal`, too.
 struct normalization {
     conversion input;
-    const float * weight;              // [k]
-    float * normal;                    // [n_columns, normal_stride]; may be x
+    const float * weight;  // [k]
+    float * normal;        // [n_columns, normal_stride]; may be x
     unsigned long long normal_stride;
     float epsilon;
 };
 
-// Attention over the cells of a cache is computed in chunks of these, and the chunks' results are put
-// together in their order. Where a chunk begins depends on nothing but its number, so a row has the
-// same bits whatever comes beside it, and however many cells follow.
-constexpr int CELLS = 32;         // that a block takes at a time
+// Attention over the cells of a cache is computed in chunks of these, and the chunks' results are
+// put together in their order. Where a chunk begins depends on nothing but its number, so a row has
+// the same bits whatever comes beside it, and however many cells follow.
+constexpr int CELLS = 32;  // that a block takes at a time
 constexpr int ATTENTION_THREADS = 128;
 constexpr int GROUP_QUERIES = 16;  // of the rows of one tensor-core instruction
 constexpr int LONG_HEAD = 112;
@@ -91,7 +92,7 @@ struct attention {
     unsigned long long k_cell, k_head, k_stream;
     const unsigned char * v;
     unsigned long long v_cell, v_head, v_stream;
-    const unsigned short * mask;  // halves [n_rows, n_cells], added to scores
+    const unsigned short * mask;               // halves [n_rows, n_cells], added to scores
     unsigned long long mask_row, mask_stream;  // halves
     const float * sinks;                       // [n_heads]: a score each without a value; or null
     float * sums;    // [columns][n_heads][n_chunks][head_dim], of values by exp(score - largest)
@@ -101,7 +102,8 @@ struct attention {
     unsigned char * converted;  // null, or where the result goes as the input of a product, too
     int n_tiles;                // of that
     int head_dim, n_heads, n_kv_heads;
-    unsigned long long group_inverse;  // to divide by the heads of a group: 2^32 / group, rounded up
+    unsigned long long
+        group_inverse;  // to divide by the heads of a group: 2^32 / group, rounded up
     int n_rows, n_streams, n_cells, n_chunks;
     float scale, soft_cap;  // soft_cap * tanh(score / soft_cap), unless it is 0
 };

@@ -61,7 +61,8 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     floats4 * const scored = (floats4 *) (stages + 2 * STAGE) + own * TILES * 32 + lane;
     words4 * const kept = (words4 *) (stages + 2 * STAGE + GROUPS * GROUP_SCORES) + own * STEPS * 32 + lane;
 
-    const int first = chunk_begin(block_x()), end = chunk_begin(block_x() + 1);
+    const int chunk = grid_x() - 1 - block_x();  // the longest ones first
+    const int first = chunk_begin(chunk), end = chunk_begin(chunk + 1);
     const int last = end < a.n_cells ? end : a.n_cells;
     const u8 * const k = a.k + stream * a.k_stream + kv_head * a.k_head;
     const u8 * const v = a.v + stream * a.v_stream + kv_head * a.v_head;
@@ -230,7 +231,7 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         if (!is_there[i]) {
             continue;
         }
-        const u64 at = ((u64) (stream * a.n_rows + rows[i]) * a.n_heads + heads[i]) * a.n_chunks + block_x();
+        const u64 at = ((u64) (stream * a.n_rows + rows[i]) * a.n_heads + heads[i]) * a.n_chunks + chunk;
         if (t == 0 && part == 0) {
             *(floats2 *) (a.totals + at * 2) = {largest[i], totals[i]};
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -36,17 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(path: Path, *, everything: bool = True) -> FewRows:
     """Kernels for a file; with `everything` also where llama.cpp's are the faster ones."""
     said: list[str] = []
-    few_rows = open_few_rows([GgufFile.open(path)], said.append)
+    few_rows = open_few_rows([GgufFile.open(path)], said.append, exact=everything)
     assert few_rows is not None, said
     assert few_rows.faults == []
-    if everything:
-        few_rows = FewRows(few_rows.compiler)
-        shapes = kernels.shapes_of(GgufFile.open(path))
-        for device, architecture, _ in native.few_rows_gpus()[0]:
-            assert few_rows.compiler is not None
-            pairs = kernels.pairs_of(shapes.items())
-            code = kernels.cubins(pairs, architecture, few_rows.compiler, lambda: None)
-            few_rows.native.add(device, code)
     return few_rows
 
 
@@ -103,6 +96,38 @@ def test_graphs_are_recorded_once_and_played(target: Target) -> None:
     assert (after["direct"], after["recorded"]) == (before["direct"], before["recorded"])
 
 
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_a_row_has_the_same_bits_beside_any_others(kv_type: str) -> None:
+    path = demo.pair()[0]
+    few_rows = open_few_rows([GgufFile.open(path)], print, kv_type=kv_type, exact=True)
+    options = TargetOptions(n_ctx=512, n_gpu_layers=-1, kv_type=kv_type)
+    with Target(path, options, few_rows=few_rows) as loaded:
+        assert few_rows is not None and few_rows.native.reason == ""
+        widest = logits(loaded, 64)
+        for n in (1, 2, 8, 16, 33):
+            np.testing.assert_array_equal(logits(loaded, n), widest[:n])
+
+
+def test_attention_is_right_and_the_same_beside_any_rows() -> None:
+    runtime.init()
+    wrong = []
+    for device, architecture, _ in native.few_rows_gpus()[0]:
+        compiler = opened(demo.pair()[0]).compiler
+        assert compiler is not None
+        for heads in (
+            *(kernels.Heads(1, 1, dim, 8, 2) for dim in (64, 80, 96, 112, 128, 256)),
+            kernels.Heads(1, 1, 64, 64, 8),
+            kernels.Heads(1, 1, 128, 12, 12),
+            kernels.Heads(8, 8, 128, 32, 8),
+            kernels.Heads(8, 8, 64, 8, 2),
+        ):
+            code = kernels.cubins([heads], architecture, compiler, lambda: None)
+            found = native.try_few_rows_attention(device, code, *astuple(heads))
+            if found["error"] >= 0.004 or not found["same_bits"]:
+                wrong.append((heads, found))
+    assert wrong == []
+
+
 def test_a_thousand_passes_have_the_same_bits(target: Target) -> None:
     expected = logits(target, 8)
     for _ in range(1000):
@@ -133,8 +158,23 @@ def test_another_trial_comes_to_the_same_verdicts() -> None:
     assert all(isinstance(finding, Finding) and not finding.fault for finding in few_rows.findings)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafted_answers_are_plain_ones_in_exact_mode(temperature: float) -> None:
+    with load(*demo.pair(), quiet=True, exact=True, n_seq=1) as model:
+        few_rows = model.engine.target.few_rows
+        assert few_rows is not None and few_rows.native.reason == ""
+        for seed, prompt in enumerate(("def fib(n):", "class Stack:", "import os", "# Sort")):
+            plain, *drafted = (
+                model.generate(
+                    prompt, max_tokens=120, draft_width=width, temperature=temperature, seed=seed
+                ).tokens
+                for width in (0, 4, 16)
+            )
+            assert drafted == [plain, plain]
+
+
 def test_drafted_answers_begin_as_plain_ones() -> None:
-    """At a near tie they may part: attention rounds differently for one row than for more."""
+    """At a near tie they may part where llama.cpp's kernels are the faster ones."""
     with load(*demo.pair(), quiet=True) as model:
         few_rows = model.engine.target.few_rows
         assert few_rows is not None and few_rows.native.reason == ""

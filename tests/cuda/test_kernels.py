@@ -80,6 +80,28 @@ def test_kernels_compile_and_spill_no_more_than_they_did(
         assert widest <= most_widest and max(others) <= most_others, f"{operand}: {compiled}"
 
 
+HEADS = tuple(kernels.Heads(1, 1, dim, 8, 2) for dim in (64, 80, 96, 112, 128, 256))
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [90, *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES if a != 90)],
+)
+@pytest.mark.parametrize("heads", [*HEADS, kernels.Heads(8, 8, 128, 8, 2)], ids=str)
+def test_attention_compiles_and_hardly_spills(
+    compiler: Compiler, heads: kernels.Heads, architecture: int
+) -> None:
+    compiled = compiler.compile(kernels.source_of(heads), architecture)
+    assert f"attention_{heads.operand}_4".encode() in compiled.cubin
+    assert max(compiled.spilled) <= 8, str(compiled)
+
+
+def test_heads_of_the_shipped_target() -> None:
+    file = GgufFile.open(demo.pair()[0])
+    assert kernels.heads_of(file, "f16") == {kernels.Heads(1, 1, 64, 8, 2)}
+    assert kernels.heads_of(file, "q4_0") == set()
+
+
 def test_two_types_in_one_kernel(compiler: Compiler) -> None:
     compiled = compiler.compile(kernels.source_of(("Q4_K", "Q6_K_U")), 90)
     assert b"product_Q4_K_Q6_K_U_4" in compiled.cubin

@@ -61,6 +61,13 @@ def test_logits_have_the_bits_of_ggml(folder: Path, name: str) -> None:
         np.testing.assert_array_equal(ours, expected)
 
 
+def test_attention_of_few_rows_is_ours() -> None:
+    few_rows = FewRows(on_cpu=True)
+    logits(demo.pair()[0], few_rows)
+    with Target(demo.pair()[0], TargetOptions(n_ctx=64)) as target:
+        assert few_rows.counts["attentions"] == len(ROWS) * target.n_layer
+
+
 def test_a_layer_takes_four_launches(folder: Path) -> None:
     few_rows = FewRows(on_cpu=True)
     logits(demo.pair()[0], few_rows)

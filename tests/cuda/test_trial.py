@@ -9,10 +9,11 @@ import pytest
 
 from dflash_local import disk_cache
 from dflash_local.cuda.few_rows import FewRows
-from dflash_local.cuda.kernels import Shape
+from dflash_local.cuda.kernels import Heads, Shape
 from dflash_local.cuda.trial import Finding, findings
 
 SHAPE, OTHER = Shape(8, 256, 48), Shape(8, 288, 48)  # Q8_0
+HEADS = Heads(1, 1, 64, 8, 2)  # F16
 OF = {"gpu": "none"}
 
 
@@ -43,6 +44,17 @@ def test_each_shape_is_tried_once() -> None:
     assert len(said) == 2
     timed = findings([SHAPE], "CPU", [], OF, said, again=True)
     assert timed[0].ours_us != first[0].ours_us and len(said) == 3
+
+
+def test_attention_is_tried_like_products() -> None:
+    said = Lines()
+    found = findings([SHAPE, HEADS], "CPU", [], OF, said)
+    assert {finding.shape for finding in found} == {SHAPE, HEADS}
+    assert not any(finding.fault for finding in found)
+    assert findings([HEADS], "CPU", [], OF, said) == [
+        finding for finding in found if finding.shape == HEADS
+    ]
+    assert len(said) == 1
 
 
 def test_a_damaged_finding_is_tried_again(cache: Path) -> None:
@@ -82,6 +94,21 @@ def test_what_could_not_be_tried_is_tried_at_the_next_load(
 def test_the_faster_one_is_taken(ours: float, ggml: float, is_ours: bool) -> None:
     assert Finding(SHAPE, times(ours), times(ggml)).is_ours is is_ours
     assert not Finding(SHAPE, times(ours), times(ggml), fault="wrong").is_ours
+
+
+def test_attention_may_take_a_little_longer_as_it_saves_a_launch() -> None:
+    assert Finding(HEADS, times(11), times(10)).is_ours
+    assert not Finding(HEADS, times(12), times(10)).is_ours
+
+
+def test_exact_answers_take_what_is_right_even_where_it_is_slower() -> None:
+    found = [Finding(SHAPE, times(2), times(1)), Finding(HEADS, times(9), times(1))]
+    usual, exact = FewRows(), FewRows()
+    usual.take(found)
+    exact.take(found, exact=True)
+    assert len(usual.key) == len(exact.key) + 2
+    exact.take([Finding(OTHER, fault="it is wrong")], exact=True)
+    assert str(OTHER) in exact.key
 
 
 def test_a_column_weighs_as_much_as_another() -> None:

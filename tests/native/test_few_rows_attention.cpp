@@ -8,9 +8,9 @@
 #include "emulated_gpu.h"
 #include "ggml.h"
 
+#include "../../native/cuda/attention.cuh"
 #include "../../native/cuda/block_types.cuh"
 #include "../../native/cuda/convert.cuh"
-#include "../../native/cuda/attention.cuh"
 
 namespace {
 
@@ -53,7 +53,9 @@ struct task {
 };
 
 struct cache {
-    cache(const task & t, int seed) : values(normal_values(size(t), seed)), bytes(ggml_row_size(t.type, static_cast<int64_t>(size(t)))) {
+    cache(const task & t, int seed)
+        : values(normal_values(size(t), seed)),
+          bytes(ggml_row_size(t.type, static_cast<int64_t>(size(t)))) {
         if (t.type == GGML_TYPE_F16) {
             ggml_fp32_to_fp16_row(values.data(), reinterpret_cast<ggml_fp16_t *>(bytes.at()),
                                   static_cast<int64_t>(values.size()));
@@ -61,7 +63,8 @@ struct cache {
                                   static_cast<int64_t>(values.size()));
         } else {
             ggml_quantize_chunk(t.type, values.data(), bytes.at(), 0,
-                                static_cast<int64_t>(values.size()) / t.head_dim, t.head_dim, nullptr);
+                                static_cast<int64_t>(values.size()) / t.head_dim, t.head_dim,
+                                nullptr);
             ggml_get_type_traits(t.type)->to_float(bytes.at(), values.data(),
                                                    static_cast<int64_t>(values.size()));
         }
@@ -70,7 +73,9 @@ struct cache {
         return static_cast<size_t>(t.n_streams) * t.n_cells * t.n_kv_heads * t.head_dim;
     }
     const float * at(const task & t, int stream, int cell, int head) const {
-        return values.data() + ((static_cast<size_t>(stream) * t.n_cells + cell) * t.n_kv_heads + head) * t.head_dim;
+        return values.data() +
+               ((static_cast<size_t>(stream) * t.n_cells + cell) * t.n_kv_heads + head) *
+                   t.head_dim;
     }
     std::vector<float> values;
     block_of<unsigned char> bytes;
@@ -79,7 +84,9 @@ struct cache {
 // Of the task's most rows and cells; runs with fewer take the first of them.
 struct inputs {
     explicit inputs(const task & t)
-        : keys(t, 1), values(t, 2), queries(normal_values(t.n_columns() * t.n_heads * t.head_dim, 3)),
+        : keys(t, 1),
+          values(t, 2),
+          queries(normal_values(t.n_columns() * t.n_heads * t.head_dim, 3)),
           sinks(normal_values(t.n_heads, 4)) {}
     cache keys, values;
     std::vector<float> queries;  // [stream][row][head][head_dim]
@@ -114,7 +121,8 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
     for (int s = 0; s < t.n_streams; s++) {
         for (int r = 0; r < n_rows; r++) {
             for (int c = 0; c < n_cells; c++) {
-                mask[(static_cast<size_t>(s) * n_rows + r) * n_cells + c] = t.sees(s, r, c) ? 0 : 0xfc00;
+                mask[(static_cast<size_t>(s) * n_rows + r) * n_cells + c] =
+                    t.sees(s, r, c) ? 0 : 0xfc00;
             }
         }
     }
@@ -135,8 +143,8 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
     }
     a.scale = t.scale();
     a.soft_cap = t.soft_cap;
-    block_of<float> sums(t.n_columns() * t.n_heads * a.n_chunks * D), totals(t.n_columns() * t.n_heads * a.n_chunks * 2),
-        out(t.n_columns() * width);
+    block_of<float> sums(t.n_columns() * t.n_heads * a.n_chunks * D),
+        totals(t.n_columns() * t.n_heads * a.n_chunks * 2), out(t.n_columns() * width);
     a.sums = sums.at();
     a.totals = totals.at();
     a.out = out.at();
@@ -145,25 +153,31 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
     while (a.n_tiles * 8 < static_cast<int>(t.n_columns())) {
         a.n_tiles *= 2;
     }
-    block_of<unsigned char> converted(static_cast<size_t>(units) * a.n_tiles * few_rows::TILE_BYTES);
+    block_of<unsigned char> converted(static_cast<size_t>(units) * a.n_tiles *
+                                      few_rows::TILE_BYTES);
     a.converted = converts ? converted.at() : nullptr;
 
     const int n_queries = n_rows * (t.n_heads / t.n_kv_heads);
-    emulated::launch({a.n_chunks, t.n_kv_heads * t.n_streams, (n_queries + GROUPS * 16 - 1) / (GROUPS * 16)},
-                     few_rows::ATTENTION_THREADS, few_rows::attention_shared_memory(D, GROUPS),
-                     [&] { few_rows::attend<T, T, D, GROUPS>(a); });
+    emulated::launch(
+        {a.n_chunks, t.n_kv_heads * t.n_streams, (n_queries + GROUPS * 16 - 1) / (GROUPS * 16)},
+        few_rows::ATTENTION_THREADS, few_rows::attention_shared_memory(D, GROUPS),
+        [&] { few_rows::attend<T, T, D, GROUPS>(a); });
     const int columns = converts ? a.n_tiles * 8 : static_cast<int>(t.n_columns());
-    emulated::launch({units, columns}, few_rows::BLOCK_THREADS, few_rows::COMBINE_SHARED, [&] { combine_chunks(a); });
+    emulated::launch({units, columns}, few_rows::BLOCK_THREADS, few_rows::COMBINE_SHARED,
+                     [&] { combine_chunks(a); });
     result r;
     r.rows.assign(out.at(), out.at() + t.n_columns() * width);
     if (converts) {
-        r.converted.assign(converted.at(), converted.at() + static_cast<size_t>(units) * a.n_tiles * few_rows::TILE_BYTES);
+        r.converted.assign(converted.at(), converted.at() + static_cast<size_t>(units) * a.n_tiles *
+                                                                few_rows::TILE_BYTES);
     }
     return r;
 }
 
 std::vector<double> reference(const task & t, const inputs & in, int stream, int row, int head) {
-    const float * q = in.queries.data() + ((static_cast<size_t>(stream) * t.n_rows + row) * t.n_heads + head) * t.head_dim;
+    const float * q =
+        in.queries.data() +
+        ((static_cast<size_t>(stream) * t.n_rows + row) * t.n_heads + head) * t.head_dim;
     const int kv_head = head / (t.n_heads / t.n_kv_heads);
     std::vector<double> sum(t.head_dim, 0.0);
     double total = t.has_sinks ? std::exp(static_cast<double>(in.sinks[head])) : 0.0;
@@ -201,13 +215,15 @@ void right(const task & t) {
                 const std::vector<double> expected = reference(t, in, s, r, h);
                 double off = 0.0, size = 0.0;
                 for (int i = 0; i < D; i++) {
-                    const float x = all.rows[((static_cast<size_t>(s) * t.n_rows + r) * t.n_heads + h) * D + i];
+                    const float x =
+                        all.rows[((static_cast<size_t>(s) * t.n_rows + r) * t.n_heads + h) * D + i];
                     off += std::pow(x - expected[i], 2);
                     size += std::pow(expected[i], 2);
                 }
                 check::that(std::sqrt(off / size) < CLOSE,
-                            "heads of " + std::to_string(D) + ": row " + std::to_string(r) + ", head " +
-                                std::to_string(h) + " is off by " + std::to_string(std::sqrt(off / size)));
+                            "heads of " + std::to_string(D) + ": row " + std::to_string(r) +
+                                ", head " + std::to_string(h) + " is off by " +
+                                std::to_string(std::sqrt(off / size)));
             }
         }
     }
@@ -224,7 +240,8 @@ void attention_is_right() {
     right<Q8_0_cells, 128, 2>({128, 4, 2, 4, 256, GGML_TYPE_Q8_0, 2});
 }
 
-// A row's bits depend neither on the rows beside it, nor on the tiles, nor on cells behind those that it sees.
+// A row's bits depend neither on the rows beside it, nor on the tiles, nor on cells behind those
+// that it sees.
 void a_row_has_the_same_bits_beside_any_others() {
     using few_rows::F16_cells;
     const task t = {128, 8, 2, 16, 640};

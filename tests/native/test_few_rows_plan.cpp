@@ -59,6 +59,7 @@ class drawn {
         };
         rules.has = [](const few_rows_kernel &) { return true; };
         rules.is_faster = [](ggml_type, int64_t, int64_t) { return true; };
+        rules.attends = [](const few_rows_attention_kernel &) { return true; };
         rules.n_processors = 132;
         return rules;
     }
@@ -68,12 +69,13 @@ class drawn {
     ggml_cgraph * graph;
     ggml_tensor * x;
 
-  private:
     ggml_tensor * placed(ggml_tensor * t) {
         t->data = reinterpret_cast<void *>(next_);
         next_ += (ggml_nbytes(t) + 255) / 256 * 256;
         return t;
     }
+
+  private:
     ggml_context_ptr context_;
     std::vector<const ggml_tensor *> inputs_;
     uintptr_t next_ = 1 << 20;
@@ -81,12 +83,15 @@ class drawn {
 
 size_t n_launches(const drawn & d) { return d.plan().launches.size(); }
 
-// What runs, in order: M matrices, a for an activation, c for a conversion before, n for one with
-// its norm, and s for a segment of so many nodes.
+// What runs, in order: A for attention, with a c if it converts its result; M matrices, a for an
+// activation, c for a conversion before, n for one with its norm, and s for a segment of so many
+// nodes.
 std::string steps(const few_rows_plan & plan) {
     std::string text;
     for (const few_rows_plan::step & s : plan.steps) {
-        if (s.kind == few_rows_plan::step::LAUNCH) {
+        if (s.kind == few_rows_plan::step::ATTENTION) {
+            text += plan.attentions[s.index].converts ? "Ac " : "A ";
+        } else if (s.kind == few_rows_plan::step::LAUNCH) {
             const few_rows_plan::launch & l = plan.launches[s.index];
             text += (l.normalizes ? "n"
                      : l.converts ? "c"
@@ -390,6 +395,56 @@ void ggml_is_laid_out_as_expected() {
     check::equal(private_abi::doubt_backend(backend.get()), std::string(), "backends");
 }
 
+// Attention of eight heads of 64 on two, over 512 cells.
+struct attended {
+    explicit attended(drawn & d, ggml_type type = GGML_TYPE_F16, int head_dim = 64) {
+        ggml_context * ctx = d.ctx();
+        const auto cache = [&] {
+            return ggml_permute(ctx, d.placed(ggml_new_tensor_3d(ctx, type, head_dim, 2, 512)), 0,
+                                2, 1, 3);
+        };
+        ggml_tensor * q = d.placed(ggml_new_tensor_3d(ctx, GGML_TYPE_F32, head_dim, 8, d.columns));
+        ggml_tensor * mask = d.placed(ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 512, d.columns));
+        result = d.node(ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3), cache(), cache(),
+                                            mask, 0.125f, 0.0f, 0.0f));
+        rows = d.node(ggml_reshape_2d(ctx, result, 8 * head_dim, d.columns));
+    }
+    ggml_tensor *result, *rows;
+};
+
+void attention_makes_the_input_of_the_product_behind_it() {
+    drawn d(5);
+    const attended a(d);
+    d.product(d.weights(256), a.rows);
+    expect(d, "Ac M1 ");
+    const few_rows_plan plan = d.plan();
+    const few_rows::attention & of = plan.attentions[0].arguments;
+    check::equal(plan.attentions[0].kernel.name(), std::string("attention_F16_F16_64_2"), "kernel");
+    check::equal(of.n_chunks, 8, "chunks of 64 cells");
+    check::equal(of.n_tiles, 1, "tiles of eight columns");
+    check::that(plan.partial_floats >= size_t{5} * 8 * 8 * (64 + 2), "scratch");
+}
+
+void an_input_that_is_changed_behind_attention_is_converted_anew() {
+    drawn d(5);
+    const attended a(d);
+    other_work(d, a.rows, a.rows);
+    d.product(d.weights(256), a.rows);
+    expect(d, "A s1 cM1 ");
+}
+
+void attention_of_other_kinds_is_left_to_ggml() {
+    drawn long_pass(65), odd_head(5), other_cache(5), left(5);
+    const attended a(long_pass), b(odd_head, GGML_TYPE_F16, 72), c(other_cache, GGML_TYPE_Q4_0),
+        e(left);
+    check::equal(long_pass.plan().attentions.size(), size_t{0}, "65 rows");
+    check::equal(odd_head.plan().attentions.size(), size_t{0}, "a head of 72");
+    check::equal(other_cache.plan().attentions.size(), size_t{0}, "a cache of Q4_0");
+    few_rows_rules rules = left.rules();
+    rules.attends = [](const few_rows_attention_kernel &) { return false; };
+    check::equal(plan_few_rows(left.layout(), rules).attentions.size(), size_t{0}, "left");
+}
+
 const check::tests plan_tests = {
     {"one input is converted and multiplied once", one_input_is_converted_and_multiplied_once},
     {"a third type or a fourth matrix takes another launch",
@@ -411,6 +466,11 @@ const check::tests plan_tests = {
      kernels_that_do_not_fit_give_way_to_smaller_ones},
     {"graphs of equal content are equal", graphs_of_equal_content_are_equal},
     {"ggml is laid out as expected", ggml_is_laid_out_as_expected},
+    {"attention makes the input of the product behind it",
+     attention_makes_the_input_of_the_product_behind_it},
+    {"an input that is changed behind attention is converted anew",
+     an_input_that_is_changed_behind_attention_is_converted_anew},
+    {"attention of other kinds is left to ggml", attention_of_other_kinds_is_left_to_ggml},
 };
 
 }  // namespace

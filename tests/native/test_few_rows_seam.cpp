@@ -24,6 +24,7 @@ class noting : public few_rows_executor {
 
     bool reads(const ggml_tensor & t) const override { return cpu_->reads(t); }
     bool has(const few_rows_kernel & k) const override { return cpu_->has(k); }
+    bool has(const few_rows_attention_kernel & k) const override { return cpu_->has(k); }
     int n_processors() const override { return 4; }
     scratch reserve(size_t, size_t, size_t) override { return {}; }
     void convert(const few_rows::conversion & c) override { cpu_->convert(c); }
@@ -34,6 +35,10 @@ class noting : public few_rows_executor {
         }
         seen_.multiplied++;
         cpu_->multiply(l, p);
+    }
+    void attend(const few_rows_plan::attention & planned,
+                const few_rows::attention & arguments) override {
+        cpu_->attend(planned, arguments);
     }
     bool records(const private_abi::graph &) const override { return true; }
     std::unique_ptr<recording> record(const std::function<void()> & run) override {
