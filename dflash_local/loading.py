@@ -101,8 +101,8 @@ def load(
 
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
     `cache_dir`, in as many MiB of files in that folder. `exact` makes answers depend on their own
-    request alone, in any `kv_type`, plain ones to the bit on a CPU (see docs/exactness.md):
-    requests run one after the other, drafts are chains, and of earlier prompts only whole batches
+    request alone, in any `kv_type`, plain ones to the bit on a CPU, and on an NVIDIA GPU with our
+    kernels drafted ones, too (see docs/exactness.md): requests run one after the other, drafts are chains, and of earlier prompts only whole batches
     of `n_batch` tokens are used again. `recalibrate` measures again what drafting costs on this
     machine. `thinking`: whether chats that do not say ask their template for thoughts; None is what
     suits the pair, if that is known, or else what the template does. `sampling` are options of

@@ -312,9 +312,9 @@ class cuda_executor : public few_rows_executor {
         if (!buffer) {
             throw backend_error("no room for a first graph");
         }
-        const float one = 1.0f;
+        const float ones[4] = {1.0f, 1.0f, 1.0f, 1.0f};
         float read = 0.0f;
-        ggml_backend_tensor_set(x, &one, 0, sizeof(one));
+        ggml_backend_tensor_set(x, ones, 0, sizeof(ones));
         const auto compute = private_abi::of(backend).graph_compute;
         for (int i = 0; i < 3; i++) {
             compute(backend, graph);

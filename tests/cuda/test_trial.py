@@ -50,11 +50,10 @@ def test_attention_is_tried_like_products() -> None:
     said = Lines()
     found = findings([SHAPE, HEADS], "CPU", [], OF, said)
     assert {finding.shape for finding in found} == {SHAPE, HEADS}
-    assert not any(finding.fault for finding in found)
-    assert findings([HEADS], "CPU", [], OF, said) == [
-        finding for finding in found if finding.shape == HEADS
-    ]
-    assert len(said) == 1
+    of_heads = next(finding for finding in found if finding.shape == HEADS)
+    # llama.cpp's on a CPU: that is why there are others.
+    assert of_heads.fault == "its results depend on the columns beside them"
+    assert findings([HEADS], "CPU", [], OF, said) == [of_heads] and len(said) == 1
 
 
 def test_a_damaged_finding_is_tried_again(cache: Path) -> None:
