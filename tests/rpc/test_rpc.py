@@ -75,6 +75,14 @@ def test_two_hundred_texts_are_those_of_one_process(local: Model, remote: Model,
     check_equal(local, remote, case)
 
 
+@pytest.mark.parametrize("mode", ["row", "tensor"])
+def test_what_splits_no_layers_falls_back_in_one_line(two: list[WorkerProcess], mode: str) -> None:
+    said: list[str] = []
+    with load(two[0].name, split_mode=mode, say=said.append) as model:
+        assert model.generate("def add(a, b):", max_tokens=4).tokens
+    assert len([line for line in said if line.startswith("split_mode is 'layer', not ")]) == 1
+
+
 def test_what_is_fetched_of_a_pass_comes_together(two: list[WorkerProcess]) -> None:
     """Plain steps wait once for each worker. A pass with drafts also fetches the tapped layers'
     hidden states of both, and waits no more often, but for the first of a kind."""
