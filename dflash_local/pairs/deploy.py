@@ -133,7 +133,7 @@ def llama_server_arguments(wanted: Deployment) -> list[str]:
         *("--spec-type", "draft-dspark" if entry.family == "dspark" else "draft-dflash"),
         *("--spec-draft-n-max", str(wanted.drafts)),
         *(["-c", str(wanted.n_ctx)] if wanted.n_ctx else []),
-        *_json("--chat-template-kwargs", _thinking(entry)),
+        *([] if entry.thinking is None else ["--reasoning", "on" if entry.thinking else "off"]),
         *sampling,
     ]
 
