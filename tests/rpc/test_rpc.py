@@ -12,14 +12,18 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
 import dflash_local
 from dflash_local import Model, Result, demo
-from dflash_local.errors import InputError, WorkerLostError
+from dflash_local.errors import BackendError, InputError, WorkerLostError
 from dflash_local.llama import relay, runtime, workers
 from dflash_local.llama.relay import VERSION
+from gguf_files import UINT32, Tensor, changed
 from hybrid import TAPS, write_hybrid
 from rpc_workers import Networks, SlowNetwork, WorkerProcess, worker_processes
 from synthetic import write_drafter
@@ -194,6 +198,53 @@ def test_recurrent_targets_take_snapshots_or_draft_nothing(
     assert (n_rejected > 20) == bool(way_back)
     told = "of each" if way_back else "drafting is off: the target has recurrent layers"
     assert len([line for line in said if told in line]) == 1
+
+
+def test_a_worker_with_a_cache_is_sent_large_tensors_once(tmp_path: Path) -> None:
+    shipped, _ = demo.pair()
+    target = changed(shipped, tmp_path / "wide.gguf", keys=WIDE, tensors=widen)
+    worker = WorkerProcess("--cache")
+    sent = []
+    try:
+        for _ in range(2):
+            network = SlowNetwork(worker.port)
+            with dflash_local.load(target, rpc=[network.name()], **EXACT) as model:  # type: ignore[arg-type]
+                assert model.generate("def add(a, b):", max_tokens=2).tokens
+            sent.append(network.counts()[1])
+    finally:
+        worker.kill()
+    assert sent[0] > 3 * _LARGE and sent[1] < _LARGE / 4
+
+
+_N_FF = 24 << 10
+_LARGE = _N_FF * 512 // 32 * 34  # bytes in Q8_0; ggml keeps tensors of more than 10 MiB
+WIDE = {
+    "qwen3.block_count": (1, UINT32, None),
+    "qwen3.feed_forward_length": (_N_FF, UINT32, None),
+}
+
+
+def widen(tensors: dict[str, Tensor]) -> None:
+    """For `changed`: one layer with a feed-forward of 39 MiB."""
+    for name in [name for name in tensors if name.startswith("blk.") and name[:6] != "blk.0."]:
+        del tensors[name]
+    q8_0, random = gguf.GGMLQuantizationType.Q8_0, np.random.default_rng(0)
+    for name, shape in (("up", (_N_FF, 512)), ("gate", (_N_FF, 512)), ("down", (512, _N_FF))):
+        values = random.normal(0, 0.02, shape).astype(np.float32)
+        tensors[f"blk.0.ffn_{name}.weight"] = (gguf.quantize(values, q8_0), q8_0)
+
+
+def test_a_library_without_rpc_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = runtime.function
+
+    def found(name: str, *types: Any) -> Any:
+        if "_rpc_" in name:
+            raise ImportError(name)
+        return known(name, *types)
+
+    monkeypatch.setattr(runtime, "function", found)
+    with pytest.raises(BackendError, match=r'built without .*"-DGGML_RPC=ON '):
+        workers.serve("127.0.0.1", 50999, (), None, 1)
 
 
 def test_a_cut_connection_ends_the_request_with_one_line_and_no_process(
