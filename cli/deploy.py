@@ -5,22 +5,23 @@ from __future__ import annotations
 import click
 
 from dflash_local.errors import InputError
+from dflash_local.pairs.deploy import WAYS, Deployment, deployed
 
 from .answer import write_stdout
 from .options import Option, SectionedCommand
 from .values import whole
 
-WAYS = ("vllm", "sglang", "llama-server", "docker-compose", "k8s")
 SECTIONS = {
     "Output": (
-        click.Option(
-            ["--to"],
-            type=click.Choice(WAYS),
+        Option(
+            "--to",
+            type=click.Choice(list(WAYS)),
             required=True,
             help="The engine, or the kind of manifest, which is vLLM's.",
         ),
-        click.Option(
-            ["-o", "--output"],
+        Option(
+            "-o",
+            "--output",
             type=click.Path(dir_okay=False),
             metavar="FILE",
             help="Write it to this file.",
@@ -30,8 +31,9 @@ SECTIONS = {
         Option(
             "--ctx", "n_ctx", type=whole(1), show_default="the engine's", help="Context length."
         ),
-        click.Option(
-            ["--draft-tokens", "n_drafts"],
+        Option(
+            "--draft-tokens",
+            "n_drafts",
             type=whole(1, 63),
             show_default="as the drafter's makers do",
             help="Tokens to draft in a round.",
@@ -48,15 +50,10 @@ def deploy(name: str, to: str, output: str | None, n_ctx: int | None, n_drafts: 
     The name of the model and the API stay the same, so clients only change the address.
     """
     from dflash_local.pairs import registry
-    from dflash_local.pairs.deploy import Deployment, deployed
 
     found = registry.named(name)
     if found is None:
-        near = registry.near(name)
-        hint = (
-            f"; did you mean {', '.join(near)}?" if near else "; `dflash-local list` has the names"
-        )
-        raise InputError(f"no pair is called {name}{hint}")
+        raise InputError(f"no pair is called {name}; {registry.hint(name)}")
     text = deployed(Deployment(found[0], n_ctx, n_drafts), to)
     if output is None:
         write_stdout(text)

@@ -34,11 +34,13 @@ USUAL = "what the model's makers advise, else {}"
 
 
 class Option(click.Option):
-    """An option that the variable `DFLASH_LOCAL_<LONG NAME>` sets too, as its help says."""
+    """An option that the variable `DFLASH_LOCAL_<LONG NAME>` sets too, as its help says. `of`: the
+    command whose name stands before that, where the variable without it means something else."""
 
-    def __init__(self, *names: str, **attributes: Any) -> None:
+    def __init__(self, *names: str, of: str = "", **attributes: Any) -> None:
         self.long_name = next(name for name in names if name.startswith("--"))[2:].split("/")[0]
-        variable = f"{ENVIRONMENT}_{self.long_name.replace('-', '_').upper()}"
+        name = f"{of}-{self.long_name}" if of else self.long_name
+        variable = f"{ENVIRONMENT}_{name.replace('-', '_').upper()}"
         attributes.setdefault("show_default", "default" in attributes)
         super().__init__(list(names), envvar=variable, show_envvar=True, **attributes)
 

@@ -33,9 +33,10 @@ VARIABLES = {
 }
 """Environment variables that stand for no option."""
 
-OF_ITS_OWN = {("convert", "target"), ("inspect", "target")}
+OF_ITS_OWN = {("convert", "target"), ("inspect", "target"), ("worker", "host"), ("worker", "port")}
 """Options that mean something else than those of the same name: here --target is what a drafter is
-compared with. Only the command's own table sets them."""
+compared with, and --host opens a port without a password. Only the command's own table sets them.
+"""
 
 FROM_ELSEWHERE = (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 """Where values come from that were not given for this call alone."""
@@ -90,14 +91,19 @@ def template(group: click.Group) -> str:
         "# Settings of dflash-local: remove the # before a key, and give it a value. An option on",
         "# the command line comes first, then its environment variable, then this file.",
     ]
-    shared = [key for command in group.commands.values() for key in _options(command)]
+    shared = [
+        key
+        for name, command in group.commands.items()
+        for key in _options(command)
+        if (name, key) not in OF_ITS_OWN
+    ]
     general: dict[str, str] = {}
     tables: list[str] = []
     for name, command in group.commands.items():
         own = []
         for key, option in _options(command).items():
             line = f"# {key} =  # {option.help}"
-            if shared.count(key) > 1:
+            if shared.count(key) > 1 and (name, key) not in OF_ITS_OWN:
                 general.setdefault(key, line)
             else:
                 own.append(line)

@@ -15,22 +15,22 @@ from dflash_local.errors import BackendError
 from .options import LOADING, Option, SectionedCommand
 from .values import whole
 
+NAME = "worker"
 DOCS = "docs/scaling.md"
 SECTIONS = {
-    # No variables for these: those of that name are `serve`'s, and the cache folder's.
     "Network": (
-        click.Option(
-            ["--host"],
+        Option(
+            "--host",
+            of=NAME,
             metavar="ADDRESS",
             default="127.0.0.1",
-            show_default=True,
             help="The address to listen at.",
         ),
-        click.Option(
-            ["--port"],
+        Option(
+            "--port",
+            of=NAME,
             type=whole(1, 65535),
             default=50052,
-            show_default=True,
             help="The port to listen at.",
         ),
     ),
@@ -45,8 +45,10 @@ SECTIONS = {
         next(option for option in LOADING if option.name == "n_threads"),
     ),
     "Cache": (
-        click.Option(
-            ["-c", "--cache"],
+        Option(
+            "-c",
+            "--cache",
+            of=NAME,
             is_flag=True,
             help="Keep large tensors on this disk, so that they are sent only once.",
         ),
@@ -78,13 +80,15 @@ def worker(
 
 def warn_of_strangers(host: str, port: int) -> None:
     """Say loudly that an address can be reached from other machines, if it can."""
+    from dflash_local.server.http.security import is_loopback
+
     try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
+        ipaddress.IPv4Address(host)
     except ValueError:
         raise click.UsageError(
             f"--host {host}: expected an IPv4 address, such as 127.0.0.1."
         ) from None
-    if not is_loopback:
+    if not is_loopback(host):
         click.echo(
             f"WARNING: {host}:{port} HAS NO PASSWORD. Whoever reaches it can read and change all "
             "that is computed here, and may take over this account. Listen at 127.0.0.1 and go "

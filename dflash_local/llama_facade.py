@@ -23,7 +23,7 @@ from dflash_local.result import Chunk, Result, last_result
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_SPLIT_MODES = ("none", "layer", "row")
+_SPLIT_MODES = ("none", "layer", "row", "tensor")
 _KV_TYPES = {
     0: "f32",
     1: "f16",
@@ -144,7 +144,9 @@ class Llama:
         if type_k is not None and type_k not in _KV_TYPES:
             raise InputError(f"type_k is {type_k}; give one of {sorted(_KV_TYPES)}")
         if split_mode not in range(len(_SPLIT_MODES)):
-            raise InputError(f"split_mode is {split_mode}; give 0 (none), 1 (layer) or 2 (row)")
+            raise InputError(
+                f"split_mode is {split_mode}; give 0 (none), 1 (layer), 2 (row) or 3 (tensor)"
+            )
         kv_type = "f16" if type_k is None else _KV_TYPES[type_k]
         self.model_path = os.fspath(model_path)
         self.model: Model = load(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local.controller import calibration
@@ -31,7 +31,7 @@ from dflash_local.pairs.find import find_pair
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import to_stderr
-from dflash_local.setup import Setup
+from dflash_local.setup import Setup, split_by_layers_because
 from dflash_local.target_model.bare_pass import takes_back
 from dflash_local.target_model.target import Target
 from dflash_local.text_file import read_text
@@ -76,10 +76,10 @@ def load(
 
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. The plan
     is printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
-    `n_batch` the rows of one prompt batch. `split_mode` ("layer", "row", "none"), `main_gpu` and
-    `tensor_split` spread a model over GPUs as in llama.cpp. `rpc` are further machines as
-    "HOST:PORT", each with a `dflash-local worker`, which come first. `n_seq` sequences can be
-    decoded at once. They share one context.
+    `n_batch` the rows of one prompt batch. `split_mode` ("layer", "none"; "row" and "tensor" are
+    "layer" where llama.cpp cannot do them), `main_gpu` and `tensor_split` spread a model over GPUs
+    as in llama.cpp. `rpc` are further machines as "HOST:PORT", each with a `dflash-local worker`;
+    their devices come first. `n_seq` sequences can be decoded at once. They share one context.
 
     `draft_window` is how many tokens of a sequence the drafter looks back at. Its cache then holds
     little more than that. 0 means all. None, the default, is the length of the texts on which the
@@ -186,7 +186,11 @@ def _open(
     progress = progress or _silent
     progress(0.0)
     further = _text_of(options.draft_from)
-    setup = Setup(pair, options, machine_devices(options))
+    devices = machine_devices(options)
+    if told := split_by_layers_because(options, devices):
+        say(told)
+        options = replace(options, split_mode="layer")
+    setup = Setup(pair, options, devices)
     if options.n_gpu_layers != 0 and not any(d.type in ("gpu", "igpu") for d in setup.devices):
         _tell_unused_gpu(say)
     setup.check_width()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -16,7 +16,9 @@ from dflash_local.fit.options import (
     ContextOptions,
     LoadOptions,
 )
+from dflash_local.fit.placement import usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
+from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import Pair, usual_shape
 from dflash_local.pairs.defaults import draft_window_of
@@ -41,6 +43,30 @@ _NO_REPLAY = (
 _FEWER_SNAPSHOTS = (
     "llama.cpp's graph has room for {} snapshots of this target's recurrent state; planned again:"
 )
+
+
+def split_by_layers_because(
+    options: LoadOptions,
+    devices: Sequence[Device],
+    can_split_rows: Callable[[str], bool] = runtime.can_split_rows,
+) -> str | None:
+    """Why whole layers are put on the GPUs, although another way was asked for; None if none was,
+    or if that works.
+
+    With tensors split, `llama_context::set_sampler` refuses what runs on the device, our way into
+    the graph, and logits would come from no one device. By rows, `make_gpu_buft_list` refuses
+    devices whose backend has no split buffers, as CUDA's has none any more.
+    """
+    gpus = usable_gpus(devices) if options.n_gpu_layers != 0 else []
+    if options.split_mode == "tensor":
+        why = "llama.cpp lets nobody into its graph with tensors split, and so gives no drafts"
+    elif options.split_mode == "row" and any(gpu.is_remote for gpu in gpus):
+        why = "workers on other machines take whole layers"
+    elif options.split_mode == "row" and not all(can_split_rows(gpu.name) for gpu in gpus):
+        why = "this llama.cpp cannot split rows on these GPUs"
+    else:
+        return None
+    return f"split_mode is 'layer', not {options.split_mode!r}: {why}" if gpus else None
 
 
 @dataclass(frozen=True)

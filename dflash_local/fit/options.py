@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 from dflash_local.errors import InputError
 
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-SPLIT_MODES = ("layer", "row", "none")
+SPLIT_MODES = ("layer", "row", "tensor", "none")
 SHAPES = ("chain", "tree", "auto")
 COPIES = "copies"
 """In place of a drafter's file: only what a text has already is drafted."""
@@ -89,11 +89,8 @@ class ContextOptions:
         check_one_of("split_mode", self.split_mode, SPLIT_MODES)
         if isinstance(self.rpc, str):
             raise InputError(f"rpc is {self.rpc!r}, expected a list of HOST:PORT")
-        if self.rpc and self.split_mode != "layer":
-            raise InputError(
-                f"split_mode is {self.split_mode!r}; with workers on other machines only whole "
-                "layers are split: give 'layer'"
-            )
+        if self.rpc and self.split_mode == "none":
+            raise InputError("split_mode is 'none', with rpc: nothing would go to a worker")
 
 
 @dataclass(frozen=True, kw_only=True)

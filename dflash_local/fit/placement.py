@@ -46,7 +46,7 @@ class Devices:
             for gpu in gpus
             for own in [gpu if gpu.total else cpu]
         )
-        remote = [is_remote(gpu.name) for gpu in self.gpus]
+        remote = [gpu.is_remote for gpu in gpus]
         self._head_on_host = bool(remote) and remote[-1]
         self._head_on_last = any(remote) and not self._head_on_host
         self._copies = _PIPELINE_COPIES if len(self.gpus) > 1 and not any(remote) else 1
@@ -192,18 +192,13 @@ class Devices:
         )
 
 
-def is_remote(name: str) -> bool:
-    """Whether a device of this name is another machine's, used by ggml's RPC."""
-    return name.startswith("RPC")
-
-
 def usable_gpus(devices: Sequence[Device]) -> list[Device]:
     """The GPUs that llama.cpp would use, each one once. Integrated ones are the last choice."""
     found: dict[str, Device] = {}
     for device in devices:
         if device.type == "gpu":
             found.setdefault(device.id or f"{device.name} {len(found)}", device)
-    remote = [device for device in found.values() if is_remote(device.name)]
+    remote = [device for device in found.values() if device.is_remote]
     local = [device for device in found.values() if device not in remote]
     return remote + (local or [device for device in devices if device.type == "igpu"])
 

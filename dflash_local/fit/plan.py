@@ -18,7 +18,7 @@ from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint, Use, cells, size_text
 from dflash_local.fit.options import LoadOptions, check_whole
-from dflash_local.fit.placement import Devices, is_remote, tensor_split_of, usable_gpus
+from dflash_local.fit.placement import Devices, tensor_split_of, usable_gpus
 
 if TYPE_CHECKING:
     from dflash_local.gguf.drafter_spec import DrafterSpec
@@ -84,7 +84,7 @@ class Plan:
         layers = f"{self.n_gpu_layers} of {self.n_layers} layers on {', '.join(used)}"
         target, kv = size_text(self.target_bytes), size_text(self.kv_bytes)
         drafter, drafter_kv = size_text(self.drafter_bytes), size_text(self.drafter_kv_bytes)
-        head = used[-1] if used and not is_remote(used[-1]) else self.host.name
+        head = next((use.name for use in self.gpus if use.drafter), self.host.name)
         states = ""
         if self.state_bytes:
             rows = self.way_back.rows

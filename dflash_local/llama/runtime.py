@@ -94,7 +94,7 @@ class Device:
     """One device of ggml. Memory is in bytes; `free` of the CPU is what this process may use.
 
     `id` tells one physical device seen by two backends (a PCI bus id; empty if unknown).
-    `shares_host` marks a GPU whose memory is the host's.
+    `shares_host` marks a GPU whose memory is the host's, `is_remote` one of another machine.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Device:
     total: int
     id: str = ""
     shares_host: bool = False
+    is_remote: bool = False
 
 
 class _Props(ctypes.Structure):
@@ -208,6 +209,15 @@ def device_pointer(name: str) -> int:
     find = function("ggml_backend_dev_by_name", ctypes.c_void_p, ctypes.c_char_p)
     pointer: int = find(name.encode())
     return pointer
+
+
+def can_split_rows(name: str) -> bool:
+    """Whether a device of `devices()` can hold a part of each matrix: llama.cpp refuses to load by
+    rows where its backend has no buffers for that."""
+    pointer = ctypes.c_void_p
+    backend = function("ggml_backend_dev_backend_reg", pointer, pointer)(device_pointer(name))
+    find = function("ggml_backend_reg_get_proc_address", pointer, pointer, ctypes.c_char_p)
+    return bool(find(backend, b"ggml_backend_split_buffer_type"))
 
 
 _init_lock = threading.Lock()

@@ -13,9 +13,6 @@ from dflash_local.llama.host import default_threads
 from dflash_local.llama.relay import Connection, Relay
 from dflash_local.llama.runtime import Device
 
-REMOTE = "RPC"
-"""How the names of other machines' devices begin, as those that ggml gives them do."""
-
 _relays: dict[str, Relay] = {}
 
 
@@ -37,8 +34,9 @@ def remote_devices(workers: Sequence[str]) -> list[Device]:
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             memory(device, ctypes.byref(free), ctypes.byref(total))
             relay.current.check()
-            name = f"{REMOTE} {relay.name}" + (f"/{index}" if index else "")
-            found.append(Device(name, "a worker", "gpu", free.value, total.value))
+            name = f"RPC {relay.name}" + (f"/{index}" if index else "")
+            size = free.value, total.value
+            found.append(Device(name, "a worker", "gpu", *size, is_remote=True))
     return found
 
 

@@ -74,11 +74,9 @@ def read_address(given: str | os.PathLike[str]) -> Address:
         )
     if os.path.isdir(text):
         raise FileError(f"{text}: this folder holds no GGUF model")
-    near = registry.near(text)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`dflash-local list` has the names"
     raise InputError(
         f"{text[:100]!r} is no file here, no name of a model, and no repository of the hub such as "
-        f"Qwen/Qwen3-8B-GGUF; {hint}"
+        f"Qwen/Qwen3-8B-GGUF; {registry.hint(text)}"
     )
 
 

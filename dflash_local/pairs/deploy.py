@@ -13,9 +13,12 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dflash_local.errors import InputError
-from dflash_local.pairs.entry import Entry
+
+if TYPE_CHECKING:  # large packages come with it, and the command line asks for `WAYS`
+    from dflash_local.pairs.entry import Entry
 
 VLLM, SGLANG, LLAMA_SERVER = "vLLM 0.33.0", "SGLang 0.5.23", "the llama.cpp of 0.3.36"
 IMAGE = "vllm/vllm-openai:v0.33.0"
@@ -130,7 +133,7 @@ def llama_server_arguments(wanted: Deployment) -> list[str]:
         *("--spec-type", "draft-dspark" if entry.family == "dspark" else "draft-dflash"),
         *("--spec-draft-n-max", str(wanted.drafts)),
         *(["-c", str(wanted.n_ctx)] if wanted.n_ctx else []),
-        *_json("--chat-template-kwargs", _thinking(entry)),
+        *([] if entry.thinking is None else ["--reasoning", "on" if entry.thinking else "off"]),
         *sampling,
     ]
 

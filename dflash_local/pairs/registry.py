@@ -55,11 +55,12 @@ def named(text: str) -> tuple[Entry, str | None] | None:
     return None
 
 
-def near(text: str) -> list[str]:
-    """Names that look like this one."""
+def hint(text: str) -> str:
+    """What to type in place of an unknown name: names that look like it, if there are any."""
     known = {name: entry.name for entry in entries() for name in entry.names}
     found = difflib.get_close_matches(text.casefold(), known, 6, 0.5)
-    return list(dict.fromkeys(known[name] for name in found))[:3]
+    near = list(dict.fromkeys(known[name] for name in found))[:3]
+    return f"did you mean {' or '.join(near)}?" if near else "`dflash-local list` has the names"
 
 
 def of_target(place: str) -> Entry | None:

@@ -22,6 +22,7 @@ _SPLIT_MODES = {
     "none": api.LLAMA_SPLIT_MODE_NONE,
     "layer": api.LLAMA_SPLIT_MODE_LAYER,
     "row": api.LLAMA_SPLIT_MODE_ROW,
+    "tensor": api.LLAMA_SPLIT_MODE_LAYER,  # see `split_by_layers_because`
 }
 _ALL_LAYERS = 999
 _NO_DEVICES = (ctypes.c_void_p * 1)(None)

@@ -48,6 +48,13 @@ def test_values_of_every_kind(settings: Path) -> None:
     assert found["serve"]["port"] == 1 and "port" not in found["chat"]
 
 
+def test_a_server_for_all_opens_no_worker_to_all(settings: Path) -> None:
+    settings.write_text('host = "0.0.0.0"\nport = 1\n[worker]\nport = 2\n')
+    found = default_map(group)
+    assert found["serve"]["host"] == "0.0.0.0" and "host" not in found["worker"]
+    assert found["worker"]["port"] == 2
+
+
 def test_the_usual_target_is_not_what_drafters_are_held_against(settings: Path) -> None:
     settings.write_text('target = "qwen3-8b"\n[inspect]\njson = true\n')
     found = default_map(group)

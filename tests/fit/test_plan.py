@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.gguf.header import TensorInfo
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
+from dflash_local.setup import split_by_layers_because
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from gguf_files import edited
@@ -472,3 +473,30 @@ def test_what_replay_keeps_of_a_pass_is_planned(tmp_path):
     options = TargetOptions(n_ctx=256, n_seq=3, n_threads=1, way_back=replayed.way_back)
     with Target(path, options) as target:
         assert target.max_width == 8
+
+
+def test_rows_and_tensors_are_split_by_layers_where_llama_cpp_refuses_them():
+    two = [gpu(24, 0), gpu(24, 1), host()]
+
+    def told(mode, devices=two, works=False):
+        return split_by_layers_because(LoadOptions(split_mode=mode), devices, lambda name: works)
+
+    assert "cannot split rows" in told("row")
+    assert "gives no drafts" in told("tensor", works=True)
+    assert "take whole layers" in told("row", [remote(24, 1), *two], works=True)
+    assert [told("row", works=True), told("layer"), told("tensor", [host()])] == [None] * 3
+
+
+def remote(gib: float, number: int = 0) -> Device:
+    return replace(gpu(gib, number), name=f"RPC 192.168.1.{number}:50052", is_remote=True)
+
+
+def test_layers_go_to_workers_and_the_head_stays_here():
+    alone = plan(remote(24, 1), remote(24, 2), host())
+    assert sum(use.layers for use in alone.gpus) == alone.n_layers
+    assert alone.host.drafter > 0 == sum(use.drafter for use in alone.gpus)
+    assert f"on {alone.host.name}" in alone.lines()[1]
+
+    beside = plan(remote(24, 1), gpu(6, 0), host())
+    assert beside.gpus[0].drafter == 0 < beside.gpus[-1].drafter
+    assert beside.gpus[-1].layers >= 1

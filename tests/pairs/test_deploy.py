@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from command_line import run_here
-from dflash_local.cli.deploy import WAYS as OFFERED
 from dflash_local.errors import InputError
 from dflash_local.pairs import registry
 from dflash_local.pairs.deploy import WAYS, Deployment, deployed
@@ -108,7 +107,3 @@ def test_refusals_are_one_line() -> None:
     assert found.returncode == 2 and len(found.stderr.splitlines()) == 1
     assert "cannot serve lfm2.5-24b-a2b" in found.stderr
     assert "did you mean qwen3-8b" in run_here("deploy", "qwen3-8c", "--to", "vllm").stderr
-
-
-def test_the_command_offers_all_ways() -> None:
-    assert tuple(WAYS) == OFFERED

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from rpc_workers import WorkerProcess, worker_processes
+from rpc_workers import SlowNetwork, WorkerProcess, worker_processes
 from server_process import ServerProcess, serving
 
 BODY = {"prompt": "def fibonacci(n):", "max_tokens": 200, "temperature": 0, "stream": True}
@@ -67,6 +68,33 @@ def test_a_killed_worker_ends_requests_and_not_the_server(
     remote_server: ServerProcess, worker: WorkerProcess
 ) -> None:
     check_killed(remote_server, worker, 0)
+
+
+@pytest.mark.parametrize("how", ["cut", pytest.param("paused", marks=pytest.mark.slow)])
+def test_a_lost_way_ends_requests_and_not_the_server(how: str) -> None:
+    """A worker that says nothing is given up after two minutes."""
+    with worker_processes(1) as (worker,):
+        network = SlowNetwork(worker.port)
+        lose = {
+            "cut": network.cut,
+            "paused": lambda: worker.process.send_signal(signal.SIGSTOP),
+        }[how]
+        with (
+            serving("--rpc", network.name(), "--ctx", "1024", *OPTIONS) as server,
+            server.client() as client,
+        ):
+            client.timeout = 300
+            whole, error = answer(client)
+            assert whole and not error
+            loser = threading.Timer(0.3, lose)
+            loser.start()
+            text, error = answer(client)
+            loser.join()
+            assert whole.startswith(text)
+            assert f"the worker {network.name()} is lost: " in error
+            worker.process.send_signal(signal.SIGCONT)
+            assert answer(client) == (whole, "")
+            assert server.process.poll() is None
 
 
 @pytest.mark.slow

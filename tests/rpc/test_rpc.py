@@ -10,15 +10,23 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
 import dflash_local
-from dflash_local import Model, demo
-from dflash_local.errors import InputError, WorkerLostError
+from dflash_local import Model, Result, demo
+from dflash_local.errors import BackendError, InputError, WorkerLostError
 from dflash_local.llama import relay, runtime, workers
 from dflash_local.llama.relay import VERSION
+from gguf_files import UINT32, Tensor, changed
+from hybrid import TAPS, write_hybrid
 from rpc_workers import Networks, SlowNetwork, WorkerProcess, worker_processes
+from synthetic import write_drafter
 
 EXACT = {"n_ctx": 1024, "kv_type": "q8_0", "n_threads": 1, "draft_shape": "chain", "quiet": True}
 """So that texts are equal to the bit: chains, in Q8_0, on CPUs."""
@@ -75,6 +83,14 @@ def test_two_hundred_texts_are_those_of_one_process(local: Model, remote: Model,
     check_equal(local, remote, case)
 
 
+@pytest.mark.parametrize("mode", ["row", "tensor"])
+def test_what_splits_no_layers_falls_back_in_one_line(two: list[WorkerProcess], mode: str) -> None:
+    said: list[str] = []
+    with load(two[0].name, split_mode=mode, say=said.append) as model:
+        assert model.generate("def add(a, b):", max_tokens=4).tokens
+    assert len([line for line in said if line.startswith("split_mode is 'layer', not ")]) == 1
+
+
 def test_what_is_fetched_of_a_pass_comes_together(two: list[WorkerProcess]) -> None:
     """Plain steps wait once for each worker. A pass with drafts also fetches the tapped layers'
     hidden states of both, and waits no more often, but for the first of a kind."""
@@ -88,6 +104,147 @@ def test_what_is_fetched_of_a_pass_comes_together(two: list[WorkerProcess]) -> N
                 found = model.generate(prompt, max_tokens=40, temperature=0, draft_width=width)
                 n_waits = sum(net.counts()[0] for net in networks) - sum(before)
                 assert n_waits / found.stats.rounds < 2.6
+
+
+@pytest.mark.parametrize("kv_type", ["q8_0", "f16"])
+def test_trees_are_those_of_one_process(two: list[WorkerProcess], kv_type: str) -> None:
+    options = {"draft_shape": "tree", "kv_type": kv_type}
+    with load(**options) as model:
+        expected = answers(model)
+    with load(*(worker.name for worker in two), **options) as model:
+        found = answers(model)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert all(each.stats.leaves > each.stats.rounds for each in found)
+
+
+def answers(model: Model) -> list[Result]:
+    """Greedy and seeded ones."""
+    prompts = demo.prompts()["code"][:6]
+    return [
+        model.generate(prompt, max_tokens=40, temperature=0.8 * (i % 2), seed=i)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def test_copies_are_accepted_over_workers(local: Model, two: list[WorkerProcess]) -> None:
+    prompt = demo.prompts()["code"][0]
+    text = prompt + local.generate(prompt, max_tokens=40, temperature=0).text
+    again = f"{text}\n\n{prompt}"
+    expected = local.generate(again, max_tokens=40, temperature=0, draft_width=0)
+    with dflash_local.load(  # no drafter: all that is drafted is copied
+        demo.pair()[0],
+        "copies",
+        rpc=[worker.name for worker in two],
+        tensor_split=[1, 1],
+        draft_width=8,
+        **EXACT,  # type: ignore[arg-type]
+    ) as model:
+        found = model.generate(again, max_tokens=40, temperature=0)
+    assert found.tokens == expected.tokens
+    assert found.stats.copied >= found.stats.copied_accepted > 8
+
+
+def test_prompts_are_kept_in_memory_and_in_files(
+    local: Model, two: list[WorkerProcess], tmp_path: Path
+) -> None:
+    """What a prompt left on the workers comes back from this machine: after another prompt, and
+    after another load."""
+    first, second = (4 * prompts[0] for prompts in list(demo.prompts().values())[:2])
+    expected = local.generate(first, max_tokens=24, temperature=0, draft_width=0)
+    rpc = [worker.name for worker in two]
+    with load(*rpc, cache_mb=16, cache_dir=tmp_path) as model:
+        for prompt, is_cached in ((first, False), (second, False), (first, True)):
+            found = model.generate(prompt, max_tokens=24, temperature=0)
+            assert (found.stats.cached_tokens > found.stats.prompt_tokens // 2) == is_cached
+        assert found.tokens == expected.tokens
+    with load(*rpc, cache_mb=16, cache_dir=tmp_path) as model:
+        found = model.generate(first, max_tokens=24, temperature=0)
+        assert found.stats.cached_tokens > found.stats.prompt_tokens // 2
+        assert found.tokens == expected.tokens
+
+
+def test_several_requests_at_once_are_those_of_one_process(
+    local: Model, two: list[WorkerProcess]
+) -> None:
+    prompts = demo.prompts()["code"][:4]
+    expected = [local.generate(p, max_tokens=32, temperature=0, draft_width=0) for p in prompts]
+    with load(*(worker.name for worker in two), n_seq=4) as model, ThreadPoolExecutor(4) as threads:
+        found = threads.map(lambda p: model.generate(p, max_tokens=32, temperature=0), prompts)
+        assert [each.tokens for each in found] == [each.tokens for each in expected]
+
+
+@pytest.mark.parametrize("architecture, way_back", [("qwen35", "snapshots"), ("qwen3next", "")])
+def test_recurrent_targets_take_snapshots_or_draft_nothing(
+    two: list[WorkerProcess], tmp_path: Path, architecture: str, way_back: str
+) -> None:
+    """A graph of ours on a worker, which replay needs, is never tried."""
+    target = write_hybrid(tmp_path / "target.gguf", architecture, demo.pair()[0], seed=1)
+    drafter = write_drafter(tmp_path / "draft.gguf", target, target_layers=TAPS)
+    options = EXACT | {"draft_width": 8 if way_back else "auto", "quiet": False}
+    said: list[str] = []
+    with dflash_local.load(target, n_gpu_layers=0, **EXACT) as model:  # type: ignore[arg-type]
+        expected = [model.generate(p, max_tokens=24, temperature=0) for p in ("a b a", "def f(")]
+    with dflash_local.load(
+        target,
+        drafter,
+        rpc=[worker.name for worker in two],
+        tensor_split=[1, 1],
+        say=said.append,
+        **options,  # type: ignore[arg-type]
+    ) as model:
+        found = [model.generate(p, max_tokens=24, temperature=0) for p in ("a b a", "def f(")]
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    n_rejected = sum(each.stats.drafted - each.stats.accepted for each in found)
+    assert (n_rejected > 20) == bool(way_back)
+    told = "of each" if way_back else "drafting is off: the target has recurrent layers"
+    assert len([line for line in said if told in line]) == 1
+
+
+def test_a_worker_with_a_cache_is_sent_large_tensors_once(tmp_path: Path) -> None:
+    shipped, _ = demo.pair()
+    target = changed(shipped, tmp_path / "wide.gguf", keys=WIDE, tensors=widen)
+    worker = WorkerProcess("--cache")
+    sent = []
+    try:
+        for _ in range(2):
+            network = SlowNetwork(worker.port)
+            with dflash_local.load(target, rpc=[network.name()], **EXACT) as model:  # type: ignore[arg-type]
+                assert model.generate("def add(a, b):", max_tokens=2).tokens
+            sent.append(network.counts()[1])
+    finally:
+        worker.kill()
+    assert sent[0] > 3 * _LARGE and sent[1] < _LARGE / 4
+
+
+_N_FF = 24 << 10
+_LARGE = _N_FF * 512 // 32 * 34  # bytes in Q8_0; ggml keeps tensors of more than 10 MiB
+WIDE = {
+    "qwen3.block_count": (1, UINT32, None),
+    "qwen3.feed_forward_length": (_N_FF, UINT32, None),
+}
+
+
+def widen(tensors: dict[str, Tensor]) -> None:
+    """For `changed`: one layer with a feed-forward of 39 MiB."""
+    for name in [name for name in tensors if name.startswith("blk.") and name[:6] != "blk.0."]:
+        del tensors[name]
+    q8_0, random = gguf.GGMLQuantizationType.Q8_0, np.random.default_rng(0)
+    for name, shape in (("up", (_N_FF, 512)), ("gate", (_N_FF, 512)), ("down", (512, _N_FF))):
+        values = random.normal(0, 0.02, shape).astype(np.float32)
+        tensors[f"blk.0.ffn_{name}.weight"] = (gguf.quantize(values, q8_0), q8_0)
+
+
+def test_a_library_without_rpc_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = runtime.function
+
+    def found(name: str, *types: Any) -> Any:
+        if "_rpc_" in name:
+            raise ImportError(name)
+        return known(name, *types)
+
+    monkeypatch.setattr(runtime, "function", found)
+    with pytest.raises(BackendError, match=r'built without .*"-DGGML_RPC=ON '):
+        workers.serve("127.0.0.1", 50999, (), None, 1)
 
 
 def test_a_cut_connection_ends_the_request_with_one_line_and_no_process(

@@ -27,14 +27,15 @@ class WorkerProcess:
     """A worker on loopback that computes on one thread of the CPU. It may be killed, and begin
     again at the same port."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
+        self._options = "--device", "CPU", "--threads", "1", *options
         self.port = free_port()
         self.name = f"127.0.0.1:{self.port}"
         self.begin()
 
     def begin(self) -> None:
         self.process = subprocess.Popen(
-            [COMMAND, "worker", "--port", str(self.port), "--device", "CPU", "--threads", "1"],
+            [COMMAND, "worker", "--port", str(self.port), *self._options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
