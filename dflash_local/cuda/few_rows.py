@@ -1,4 +1,5 @@
-"""Products of few rows by our own kernels: whether a model gets them here, and why not."""
+"""Products and attention of few rows by our own kernels: whether a model gets them here, and why
+not."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ ENVIRONMENT = "DFLASH_LOCAL_FEW_ROWS"
 GAIN = "passes of 4 to 32 rows took 0.5 to 0.7 of the time on an H100"
 
 _COMPILING = "compiling kernels for this GPU, once: some seconds"
-_OWN = "products of up to 64 rows run by kernels of our own"
-_ASIDE = "products of few rows are left to llama.cpp's kernels:"
+_OWN = "products and attention of up to 64 rows run by kernels of our own"
+_ASIDE = "passes of few rows are left to llama.cpp's kernels:"
 
 
 class FewRows:
