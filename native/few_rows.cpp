@@ -46,6 +46,9 @@ class graph_runner {
         rules_.attends = [this](const few_rows_attention_kernel & k) {
             return shared_->takes_attention(k) && executor_->has(k);
         };
+        rules_.takes_experts = [this](ggml_type type, int64_t k, int64_t rows) {
+            return shared_->takes_experts(type, k, rows);
+        };
         rules_.n_processors = executor_->n_processors();
     }
 
@@ -204,6 +207,7 @@ class graph_runner {
             }
         }
         counts.attentions += static_cast<long>(plan.attentions.size());
+        counts.experts += static_cast<long>(plan.of_experts.size());
         return plan;
     }
 
@@ -213,16 +217,20 @@ class graph_runner {
     }
 
     ggml_status run_plan(const graph & g, const few_rows_plan & plan) const {
-        if (plan.launches.empty() && plan.attentions.empty()) {
+        if (plan.launches.empty() && plan.attentions.empty() && plan.of_experts.empty()) {
             return compute(g, g.nodes, g.n_nodes);
         }
-        const few_rows_executor::scratch scratch =
-            executor_->reserve(plan.converted_bytes, plan.partial_floats, plan.n_counters);
+        const few_rows_executor::scratch scratch = executor_->reserve(
+            plan.converted_bytes, plan.partial_floats, plan.n_counters, plan.choice_ints);
         std::vector<ggml_tensor *> nodes = plan.rest;
         for (const few_rows_plan::step & step : plan.steps) {
             if (step.kind == few_rows_plan::step::ATTENTION) {
                 const few_rows_plan::attention & a = plan.attentions[step.index];
                 executor_->attend(a, with_scratch(a, scratch.partials, scratch.converted));
+                continue;
+            }
+            if (step.kind == few_rows_plan::step::EXPERTS) {
+                run_experts(plan.of_experts[step.index], scratch);
                 continue;
             }
             if (step.kind == few_rows_plan::step::SEGMENT) {
@@ -250,6 +258,28 @@ class graph_runner {
             executor_->multiply(l, p);
         }
         return GGML_STATUS_SUCCESS;
+    }
+
+    void run_experts(const few_rows_plan::experts & planned,
+                     const few_rows_executor::scratch & scratch) const {
+        few_rows::choice c = planned.choice;
+        c.items = scratch.choice;
+        c.pairs = scratch.choice + 1 + 3 * planned.items;
+        if (planned.orders) {
+            executor_->order(c);
+        }
+        if (planned.converts) {
+            few_rows::conversion input = planned.input;
+            input.out = scratch.converted;
+            executor_->convert(input);
+        }
+        few_rows::expert_product e = planned.arguments;
+        e.items = c.items;
+        e.pairs = c.pairs;
+        e.base.x = scratch.converted;
+        e.base.partials = scratch.partials;
+        e.base.counters = scratch.counters;
+        executor_->multiply(planned, e);
     }
 
     ggml_backend_t backend_;
@@ -341,6 +371,15 @@ void few_rows_engine::leave_attention(ggml_type keys, ggml_type values, int head
 
 bool few_rows_engine::takes_attention(const few_rows_attention_kernel & k) const {
     return left_attention_.count({k.keys, k.values, k.head_dim}) == 0;
+}
+
+void few_rows_engine::leave_experts(ggml_type type, int64_t k, int64_t rows) {
+    left_experts_.insert({type, k, rows});
+    version_++;
+}
+
+bool few_rows_engine::takes_experts(ggml_type type, int64_t k, int64_t rows) const {
+    return left_experts_.count({type, k, rows}) == 0;
 }
 
 void few_rows_engine::turn(bool on) {

@@ -30,6 +30,7 @@ class few_rows_executor {
         unsigned char * converted;
         float * partials;
         unsigned * counters;  // all zero
+        int * choice;
     };
 
     virtual ~few_rows_executor() = default;
@@ -41,7 +42,8 @@ class few_rows_executor {
     virtual bool has(const few_rows_attention_kernel & kernel) const = 0;
     virtual int n_processors() const = 0;
     // At least so much. Earlier scratch stays valid for recordings.
-    virtual scratch reserve(size_t converted_bytes, size_t partial_floats, size_t n_counters) = 0;
+    virtual scratch reserve(size_t converted_bytes, size_t partial_floats, size_t n_counters,
+                            size_t choice_ints) = 0;
     virtual void convert(const few_rows::conversion & c) = 0;
     virtual void normalize(const few_rows::normalization & n) = 0;
     virtual void multiply(const few_rows_plan::launch & l, const few_rows::product & p) = 0;
@@ -49,6 +51,11 @@ class few_rows_executor {
     // `arguments` are those of the plan, with scratch.
     virtual void attend(const few_rows_plan::attention & planned,
                         const few_rows::attention & arguments) = 0;
+
+    virtual void order(const few_rows::choice & c) = 0;
+    // `arguments` are those of the plan, with scratch.
+    virtual void multiply(const few_rows_plan::experts & planned,
+                          const few_rows::expert_product & arguments) = 0;
 
     virtual bool records(const private_abi::graph &) const { return false; }
     // `run` is called between, once, and what it starts is recorded instead.
@@ -67,6 +74,7 @@ struct few_rows_counts {
     std::atomic<long> launches{0};     // that they came to
     std::atomic<long> conversions{0};  // of inputs, before these
     std::atomic<long> attentions{0};   // in the plans made so far: those that are ours
+    std::atomic<long> experts{0};      // likewise, products with experts
 };
 
 // What the backends of one model share: kernels, choices, counts. Changed by the thread that owns
@@ -85,6 +93,8 @@ class few_rows_engine {
     // Leaves attention with such caches and heads to ggml.
     void leave_attention(ggml_type keys, ggml_type values, int head_dim);
     bool takes_attention(const few_rows_attention_kernel & k) const;
+    void leave_experts(ggml_type type, int64_t k, int64_t rows);
+    bool takes_experts(ggml_type type, int64_t k, int64_t rows) const;
     // Off: ggml multiplies everything.
     void turn(bool on);
     bool is_on() const { return is_on_; }
@@ -98,7 +108,7 @@ class few_rows_engine {
 
   private:
     std::unordered_map<std::string, cubins> kernels_;
-    std::set<std::tuple<int, int64_t, int64_t>> left_;
+    std::set<std::tuple<int, int64_t, int64_t>> left_, left_experts_;
     std::set<std::tuple<int, int, int>> left_attention_;
     bool is_on_ = true;
     long version_ = 0;

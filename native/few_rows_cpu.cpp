@@ -17,7 +17,7 @@ class cpu_executor : public few_rows_executor {
     bool has(const few_rows_kernel &) const override { return true; }
     bool has(const few_rows_attention_kernel &) const override { return true; }
     int n_processors() const override { return 4; }
-    scratch reserve(size_t, size_t, size_t) override { return {}; }
+    scratch reserve(size_t, size_t, size_t, size_t) override { return {}; }
 
     void convert(const few_rows::conversion & c) override {
         x_.resize(static_cast<size_t>(c.n_columns) * c.k);
@@ -104,9 +104,31 @@ class cpu_executor : public few_rows_executor {
 
     void attend(const few_rows_plan::attention & planned,
                 const few_rows::attention & arguments) override {
+        compute(*planned.node);
+        if (planned.converts) {
+            few_rows::conversion c{};
+            c.x = arguments.out;
+            c.k = arguments.n_heads * arguments.head_dim;
+            c.stride = static_cast<unsigned>(c.k);
+            c.n_columns = arguments.n_rows * arguments.n_streams;
+            convert(c);
+        }
+    }
+
+    void order(const few_rows::choice &) override {}
+    void multiply(const few_rows_plan::experts & planned,
+                  const few_rows::expert_product &) override {
+        compute(*planned.node);
+    }
+
+    // What comes again is told apart, but there is nothing that could be recorded.
+    bool records(const private_abi::graph &) const override { return true; }
+
+  private:
+    // A node alone, by ggml.
+    void compute(const ggml_tensor & node) {
         const ggml_context_ptr made = new_nodes(8);
         ggml_context * ctx = made.get();
-        const ggml_tensor & node = *planned.node;
         ggml_tensor * again = ggml_dup_tensor(ctx, &node);
         again->op = node.op;
         again->data = node.data;
@@ -121,20 +143,8 @@ class cpu_executor : public few_rows_executor {
         ggml_cgraph * graph = ggml_new_graph_custom(ctx, 8, false);
         ggml_build_forward_expand(graph, again);
         run(graph);
-        if (planned.converts) {
-            few_rows::conversion c{};
-            c.x = arguments.out;
-            c.k = arguments.n_heads * arguments.head_dim;
-            c.stride = static_cast<unsigned>(c.k);
-            c.n_columns = arguments.n_rows * arguments.n_streams;
-            convert(c);
-        }
     }
 
-    // What comes again is told apart, but there is nothing that could be recorded.
-    bool records(const private_abi::graph &) const override { return true; }
-
-  private:
     void run(ggml_cgraph * graph) {
         if (!backend_) {  // not before: the first backend is opened in the midst of a scope
             backend_.reset(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));

@@ -23,7 +23,8 @@ constexpr const char * no_graphs = "GGML_CUDA_DISABLE_GRAPHS";
 constexpr const char * streams_beside =
     "GGML_CUDA_GRAPH_OPT";  // ggml runs parts on further streams
 // Scratch of the largest products of today's models, taken at once: later there may be no room.
-constexpr size_t usual_converted = 8 << 20, usual_partials = 8 << 20, usual_counters = 16 << 10;
+constexpr size_t usual_converted = 8 << 20, usual_partials = 8 << 20, usual_counters = 16 << 10,
+                 usual_choice = 16 << 10;
 constexpr auto probe_time = std::chrono::seconds(5);
 
 // Whether ggml's recordings were switched off by us: 0 not yet, 1 by us, -1 by the user, who wants
@@ -105,7 +106,8 @@ class cuda_executor : public few_rows_executor {
             convert_input_ = common("convert_input");
             normalize_input_ = common("normalize_input");
             combine_chunks_ = common("combine_chunks");
-            reserve(usual_converted, usual_partials, usual_counters);
+            order_choice_ = common("order_choice");
+            reserve(usual_converted, usual_partials, usual_counters, usual_choice);
             probe();
         }
         records_ = graphs_are_off == 1 && !ggml_records(backend);
@@ -130,13 +132,16 @@ class cuda_executor : public few_rows_executor {
 
     int n_processors() const override { return gpu_.n_processors; }
 
-    scratch reserve(size_t converted_bytes, size_t partial_floats, size_t n_counters) override {
+    scratch reserve(size_t converted_bytes, size_t partial_floats, size_t n_counters,
+                    size_t choice_ints) override {
+        grow(choice_, choice_ints * sizeof(int));
         grow(converted_, converted_bytes);
         grow(partials_, partial_floats * sizeof(float));
         if (grow(counters_, n_counters * sizeof(unsigned))) {
             cuda::set_zero(counters_.back(), stream_);
         }
-        return {at<unsigned char>(converted_), at<float>(partials_), at<unsigned>(counters_)};
+        return {at<unsigned char>(converted_), at<float>(partials_), at<unsigned>(counters_),
+                at<int>(choice_)};
     }
 
     void convert(const few_rows::conversion & c) override {
@@ -187,6 +192,26 @@ class cuda_executor : public few_rows_executor {
         combined.y = static_cast<unsigned>(columns);
         combined.shared_bytes = few_rows::COMBINE_SHARED;
         cuda::launch(combine_chunks_, combined, starts_early_, stream_, &a);
+    }
+
+    void order(const few_rows::choice & c) override {
+        cuda::launch_size size;
+        size.threads = few_rows::BLOCK_THREADS;
+        size.shared_bytes = few_rows::CHOICE_SHARED;
+        few_rows::choice parameters = c;
+        cuda::launch(order_choice_, size, starts_early_, stream_, &parameters);
+    }
+
+    void multiply(const few_rows_plan::experts & planned,
+                  const few_rows::expert_product & arguments) override {
+        cuda::launch_size size;
+        size.threads = few_rows::BLOCK_THREADS;
+        size.x = static_cast<unsigned>(planned.row_blocks);
+        size.y = static_cast<unsigned>(planned.parts);
+        size.z = static_cast<unsigned>(planned.items);
+        size.shared_bytes = static_cast<unsigned>(planned.kernel.shared_bytes());
+        few_rows::expert_product parameters = arguments;
+        cuda::launch(find(planned.kernel), size, starts_early_, stream_, &parameters);
     }
 
     bool records(const private_abi::graph & g) const override {
@@ -338,9 +363,10 @@ class cuda_executor : public few_rows_executor {
     bool starts_early_ = false;
     bool records_ = false;
     std::vector<cuda::module_ptr> modules_;
-    cuda::function convert_input_ = nullptr, normalize_input_ = nullptr, combine_chunks_ = nullptr;
+    cuda::function convert_input_ = nullptr, normalize_input_ = nullptr, combine_chunks_ = nullptr,
+                   order_choice_ = nullptr;
     mutable std::map<std::string, cuda::function> functions_;
-    memories converted_, partials_, counters_;
+    memories converted_, partials_, counters_, choice_;
 };
 
 thread_local few_rows_scope::state current;

@@ -55,10 +55,14 @@ bool is_aligned(const void * at, size_t stride, size_t to) {
 
 bool is_matrix(const ggml_tensor & t) { return t.ne[2] == 1 && t.ne[3] == 1; }
 
-bool is_readable(const ggml_tensor & w, const few_rows_rules & rules) {
-    return find_type(w.type) != nullptr && is_matrix(w) && ggml_is_contiguous(&w) &&
+bool are_readable_experts(const ggml_tensor & w, const few_rows_rules & rules) {
+    return find_type(w.type) != nullptr && w.ne[3] == 1 && ggml_is_contiguous(&w) &&
            w.ne[0] % 32 == 0 && w.op == GGML_OP_NONE && w.view_src == nullptr &&
            is_aligned(w.data, w.nb[1], 2) && rules.reads(w);
+}
+
+bool is_readable(const ggml_tensor & w, const few_rows_rules & rules) {
+    return is_matrix(w) && are_readable_experts(w, rules);
 }
 
 few_rows_kernel::operand operand_of(const ggml_tensor & w) {
@@ -75,6 +79,9 @@ std::string few_rows_operand(ggml_type type, int64_t k) {
 }
 
 std::string few_rows_kernel::name() const {
+    if (of_experts) {
+        return "experts_" + operand_name(a);
+    }
     return "product_" + operand_name(a) + "_" + operand_name(b) + "_" + std::to_string(tiles);
 }
 

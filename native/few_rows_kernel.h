@@ -25,6 +25,7 @@ struct few_rows_kernel {
     };
     operand a, b;  // a <= b
     int tiles;
+    bool of_experts = false;  // then of one type, and one tile
 
     std::string name() const;
     int shared_bytes() const;
@@ -56,6 +57,8 @@ struct few_rows_rules {
     std::function<bool(ggml_type, int64_t k, int64_t rows)> is_faster;
     // Whether there is this kernel of attention, and it is not left to ggml.
     std::function<bool(const few_rows_attention_kernel &)> attends;
+    // As is_faster, for experts' matrices.
+    std::function<bool(ggml_type, int64_t k, int64_t rows)> takes_experts;
     int n_processors = 0;
 };
 
@@ -70,6 +73,9 @@ bool is_matrix(const ggml_tensor & t);
 
 // Whether there are kernels for a matrix, where it lies.
 bool is_readable(const ggml_tensor & weight, const few_rows_rules & rules);
+
+// The same for the matrices of experts, one behind the other.
+bool are_readable_experts(const ggml_tensor & weights, const few_rows_rules & rules);
 
 // How many units of a row a block adds up: by the shapes and the GPU alone, never by the columns.
 int few_rows_units_per_part(int row_blocks, int units, int n_processors);

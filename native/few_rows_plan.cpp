@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "few_rows_attention.h"
+#include "few_rows_experts.h"
 #include "few_rows_groups.h"
 
 namespace dflash {
@@ -282,6 +283,20 @@ class planner {
         return true;
     }
 
+    void reserve(const few_rows_plan::experts & made) {
+        const few_rows::choice & c = made.choice;
+        const size_t tile = few_rows::TILE_BYTES;
+        const int units = blocks_of(made.input.k, few_rows::UNIT);
+        plan_.converted_bytes = std::max(plan_.converted_bytes, tile * units * made.input.n_tiles);
+        plan_.partial_floats =
+            std::max(plan_.partial_floats, static_cast<size_t>(few_rows::product_scratch(
+                                               made.row_blocks * made.items, made.parts, 1)));
+        plan_.n_counters =
+            std::max(plan_.n_counters, static_cast<size_t>(made.row_blocks) * made.items);
+        plan_.choice_ints = std::max(plan_.choice_ints,
+                                     static_cast<size_t>(1 + 3 * made.items + c.n_rows * c.n_used));
+    }
+
     void emit() {
         int begin = 0;
         bool works = false;  // whether the nodes since `begin` do anything
@@ -296,6 +311,7 @@ class planner {
             works = false;
         };
         const ggml_tensor * converted = nullptr;  // the input that lies there converted
+        const ggml_tensor * chosen = nullptr;     // the choice of experts that lies there in order
         const auto write = [&](const ggml_tensor & t) {
             if (converted != nullptr && range(t).overlaps(range(*converted))) {
                 converted = nullptr;
@@ -335,6 +351,20 @@ class planner {
                     {few_rows_plan::step::ATTENTION, static_cast<int>(plan_.attentions.size())});
                 plan_.attentions.push_back(plan_attention(t, rules_, scratch));
                 plan_.partial_floats = std::max(plan_.partial_floats, scratch);
+                write(t);
+                continue;
+            }
+            if (takes_experts(t, rules_)) {
+                flush();
+                few_rows_plan::experts made = plan_experts(t, rules_);
+                made.converts = converted != t.src[1];
+                made.orders = chosen != t.src[2];
+                converted = t.src[1];
+                chosen = t.src[2];
+                reserve(made);
+                plan_.steps.push_back(
+                    {few_rows_plan::step::EXPERTS, static_cast<int>(plan_.of_experts.size())});
+                plan_.of_experts.push_back(made);
                 write(t);
                 continue;
             }

@@ -30,8 +30,18 @@ struct few_rows_plan {
         bool converts = false;  // its result is the input of the launch behind it
         const ggml_tensor * node = nullptr;
     };
+    struct experts {
+        few_rows::expert_product arguments{};
+        few_rows_kernel kernel{};
+        few_rows::conversion input{};
+        bool converts = false;  // the input, before
+        few_rows::choice choice{};
+        bool orders = false;                       // what was chosen, before
+        int row_blocks = 0, parts = 0, items = 0;  // the grid
+        const ggml_tensor * node = nullptr;
+    };
     struct step {
-        enum { SEGMENT, LAUNCH, ATTENTION } kind;
+        enum { SEGMENT, LAUNCH, ATTENTION, EXPERTS } kind;
         int index;
     };
 
@@ -39,8 +49,9 @@ struct few_rows_plan {
     std::vector<segment> segments;
     std::vector<launch> launches;
     std::vector<attention> attentions;
+    std::vector<experts> of_experts;
     std::vector<step> steps;
-    size_t converted_bytes = 0, partial_floats = 0, n_counters = 0;
+    size_t converted_bytes = 0, partial_floats = 0, n_counters = 0, choice_ints = 0;
 };
 
 // A pure function of the graph: nothing is launched, and no memory that a tensor points to is read.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <random>
 
 #include "backend.h"
@@ -306,6 +307,111 @@ class attention_trial {
     std::vector<float> queries_;
 };
 
+// Experts of one kind, two sets of them.
+class experts_trial {
+  public:
+    experts_trial(ggml_backend_dev_t device, ggml_type type, int64_t k, int64_t rows, int n_experts,
+                  int n_used)
+        : k_(k),
+          rows_(rows),
+          n_experts_(n_experts),
+          n_used_(n_used),
+          context_(new_tensors(2)),
+          x_(normal_values(static_cast<size_t>(k) * most_columns, 1.0f, 2)) {
+        for (auto & w : weights_) {
+            w = ggml_new_tensor_3d(context_.get(), type, k, rows, n_experts);
+        }
+        buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(
+            context_.get(), ggml_backend_dev_buffer_type(device)));
+        if (!buffer_) {
+            throw backend_error("no room to try kernels");
+        }
+        ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        const int64_t n_rows = period();
+        const std::vector<float> values = normal_values(static_cast<size_t>(k * n_rows), 0.05f, 1);
+        std::vector<unsigned char> some(ggml_row_size(type, k) * n_rows);
+        const std::vector<float> importance(k, 1.0f);
+        ggml_quantize_chunk(type, values.data(), some.data(), 0, n_rows, k, importance.data());
+        values_.resize(values.size());
+        ggml_get_type_traits(type)->to_float(some.data(), values_.data(), k * n_rows);
+        std::vector<unsigned char> all(ggml_nbytes(weights_[0]));
+        for (size_t at = 0; at < all.size(); at += some.size()) {
+            std::copy_n(some.data(), std::min(some.size(), all.size() - at), all.data() + at);
+        }
+        for (ggml_tensor * w : weights_) {
+            ggml_backend_tensor_set(w, all.data(), 0, all.size());
+        }
+        std::mt19937 random(3);
+        std::vector<int> each(n_experts);
+        for (int row = 0; row < most_columns; row++) {
+            std::iota(each.begin(), each.end(), 0);
+            std::shuffle(each.begin(), each.end(), random);
+            ids_.insert(ids_.end(), each.begin(), each.begin() + n_used);
+        }
+    }
+
+    double error(const std::vector<float> & results) const {
+        double largest = 0.0;
+        const size_t width = static_cast<size_t>(rows_) * n_used_;
+        for (size_t row = 0; row * width < results.size(); row += 5) {
+            for (int slot = 0; slot < n_used_; slot++) {
+                const int64_t first = ids_[row * n_used_ + slot] * rows_;
+                const float * found = results.data() + row * width + slot * rows_;
+                double off = 0.0, size = 0.0;
+                for (int64_t r = 0; r < rows_; r += 7) {
+                    const float * w = values_.data() + (first + r) % period() * k_;
+                    double expected = 0.0;
+                    for (int64_t i = 0; i < k_; i++) {
+                        expected += static_cast<double>(w[i]) * x_[row * k_ + i];
+                    }
+                    off += std::pow(found[r] - expected, 2);
+                    size += expected * expected;
+                }
+                const double d = std::sqrt(off / size);
+                largest = std::max(largest, std::isfinite(d) ? d : INFINITY);
+            }
+        }
+        return largest;
+    }
+
+    outcome run(ggml_backend_t backend, int n_columns) const {
+        const ggml_context_ptr nodes = new_nodes(16);
+        ggml_cgraph * graph = ggml_new_graph_custom(nodes.get(), 16, false);
+        ggml_tensor *x[2], *ids[2], *result[2];
+        for (int i = 0; i < 2; i++) {
+            x[i] = ggml_new_tensor_3d(nodes.get(), GGML_TYPE_F32, k_, 1, n_columns);
+            ids[i] = ggml_new_tensor_2d(nodes.get(), GGML_TYPE_I32, n_used_, n_columns);
+            result[i] = ggml_mul_mat_id(nodes.get(), weights_[i], x[i], ids[i]);
+            ggml_build_forward_expand(graph, result[i]);
+        }
+        const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(nodes.get(), backend));
+        if (!buffer) {
+            throw backend_error("no room to try kernels");
+        }
+        for (int i = 0; i < 2; i++) {
+            ggml_backend_tensor_set(x[i], x_.data(), 0, ggml_nbytes(x[i]));
+            ggml_backend_tensor_set(ids[i], ids_.data(), 0, ggml_nbytes(ids[i]));
+        }
+        const double us = least_us(backend, graph) / 2;
+        const auto n = static_cast<size_t>(ggml_nelements(result[0]));
+        outcome found{std::vector<float>(n), std::vector<float>(n), us};
+        ggml_backend_tensor_get(result[0], found.first.data(), 0, n * sizeof(float));
+        ggml_backend_tensor_get(result[1], found.last.data(), 0, n * sizeof(float));
+        return found;
+    }
+
+  private:
+    int64_t period() const { return std::min(rows_ * n_experts_, row_period); }
+
+    int64_t k_, rows_;
+    int n_experts_, n_used_;
+    ggml_context_ptr context_;
+    ggml_backend_buffer_ptr buffer_;
+    ggml_tensor * weights_[2];
+    std::vector<float> x_, values_;
+    std::vector<int> ids_;
+};
+
 ggml_backend_ptr opened(ggml_backend_dev_t device, const std::shared_ptr<few_rows_engine> & engine,
                         bool on_cpu) {
     const few_rows_scope scope(engine, on_cpu);
@@ -339,7 +445,8 @@ few_rows_trial compared(const std::string & name, few_rows_engine::cubins kernel
     outcome widest;
     for (auto n = std::rbegin(column_counts); n != std::rend(column_counts); ++n) {
         const outcome a = tried.run(by_ours.get(), *n), b = tried.run(by_ggml.get(), *n);
-        if (ours->counts().products + ours->counts().attentions == 0) {
+        const few_rows_counts & counts = ours->counts();
+        if (counts.products + counts.attentions + counts.experts == 0) {
             throw backend_error("no kernel of ours takes it");
         }
         if (const std::string reason = ours->reason(); !reason.empty()) {
@@ -370,6 +477,14 @@ few_rows_trial try_few_rows(const std::string & device, few_rows_engine::cubins 
                             ggml_type type, int64_t k, int64_t rows) {
     return compared(device, std::move(kernels),
                     [&](ggml_backend_dev_t on) { return product_trial(on, type, k, rows); });
+}
+
+few_rows_trial try_few_rows_experts(const std::string & device, few_rows_engine::cubins kernels,
+                                    ggml_type type, int64_t k, int64_t rows, int n_experts,
+                                    int n_used) {
+    return compared(device, std::move(kernels), [&](ggml_backend_dev_t on) {
+        return experts_trial(on, type, k, rows, n_experts, n_used);
+    });
 }
 
 few_rows_trial try_few_rows_attention(const std::string & device, few_rows_engine::cubins kernels,

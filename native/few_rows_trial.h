@@ -26,4 +26,9 @@ few_rows_trial try_few_rows_attention(const std::string & device, few_rows_engin
                                       ggml_type keys, ggml_type values, int head_dim, int n_heads,
                                       int n_kv_heads);
 
+// Products with experts, likewise: each row chooses some at random.
+few_rows_trial try_few_rows_experts(const std::string & device, few_rows_engine::cubins kernels,
+                                    ggml_type type, int64_t k, int64_t rows, int n_experts,
+                                    int n_used);
+
 }  // namespace dflash

@@ -434,6 +434,14 @@ nb::dict run_attention_trial(const std::string & device, const nb::list & cubins
     });
 }
 
+nb::dict run_experts_trial(const std::string & device, const nb::list & cubins, int type, int64_t k,
+                           int64_t rows, int n_experts, int n_used) {
+    return run_trial([&, kernels = kernels_of(cubins)]() mutable {
+        return try_few_rows_experts(device, std::move(kernels), static_cast<ggml_type>(type), k,
+                                    rows, n_experts, n_used);
+    });
+}
+
 nb::dict count_few_rows(few_rows_engine & self) {
     const few_rows_counts & counts = self.counts();
     nb::dict all;
@@ -446,6 +454,7 @@ nb::dict count_few_rows(few_rows_engine & self) {
     all["launches"] = counts.launches.load();
     all["conversions"] = counts.conversions.load();
     all["attentions"] = counts.attentions.load();
+    all["experts"] = counts.experts.load();
     return all;
 }
 
@@ -636,6 +645,9 @@ NB_MODULE(_native, m) {
           nb::arg("keys"), nb::arg("values"), nb::arg("head_dim"), nb::arg("n_heads"),
           nb::arg("n_kv_heads"),
           "Times, error and equality of our attention. See native/few_rows_trial.h.");
+    m.def("try_few_rows_experts", &run_experts_trial, nb::arg("device"), nb::arg("cubins"),
+          nb::arg("type"), nb::arg("k"), nb::arg("rows"), nb::arg("n_experts"), nb::arg("n_used"),
+          "Times, error and equality of our products with experts. See native/few_rows_trial.h.");
     m.def("try_few_rows", &run_few_rows_trial, nb::arg("device"), nb::arg("cubins"),
           nb::arg("type"), nb::arg("k"), nb::arg("rows"),
           "Times, error and equality of our products. See native/few_rows_trial.h.");
@@ -661,6 +673,12 @@ NB_MODULE(_native, m) {
                                      head_dim);
             },
             nb::arg("keys"), nb::arg("values"), nb::arg("head_dim"))
+        .def(
+            "leave_experts",
+            [](few_rows_engine & self, int type, int64_t k, int64_t rows) {
+                self.leave_experts(static_cast<ggml_type>(type), k, rows);
+            },
+            nb::arg("type"), nb::arg("k"), nb::arg("rows"))
         .def("turn", &few_rows_engine::turn, nb::arg("on"))
         .def_prop_ro("reason", &few_rows_engine::reason)
         .def_prop_ro("counts", &count_few_rows);

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.cuda import kernels, trial
 from dflash_local.cuda.compiler import INSTALL, Compiler, compiler_for, find_compilers
-from dflash_local.cuda.kernels import Heads
+from dflash_local.cuda.kernels import Experts, Heads
 from dflash_local.cuda.trial import Finding
 from dflash_local.errors import BackendError
 from dflash_local.llama import native, runtime
@@ -63,6 +63,8 @@ class FewRows:
             self._left.add(str(shape))
             if isinstance(shape, Heads):
                 self.native.leave_attention(shape.keys, shape.values, shape.head_dim)
+            elif isinstance(shape, Experts):
+                self.native.leave_experts(shape.type, shape.k, shape.rows)
             else:
                 self.native.leave(shape.type, shape.k, shape.rows)
 
@@ -139,7 +141,8 @@ def open_few_rows(
 
     try:
         heads = kernels.heads_of(files[0], kv_type)
-        needed = [*kernels.pairs_of(shapes), *sorted(heads)]
+        experts = kernels.experts_of(files[0])
+        needed = [*kernels.pairs_of(shapes), *sorted(heads), *sorted(experts)]
         for device, architecture, description in gpus:
             code = kernels.cubins(needed, architecture, compiler, begin)
             opened.native.add(device, code)
@@ -150,7 +153,7 @@ def open_few_rows(
                 "source": kernels.source_hash(),
                 "build": runtime.llama_build(),
             }
-            wanted = {shape for _, shape in shapes} | heads
+            wanted = {shape for _, shape in shapes} | heads | experts
             opened.take(trial.findings(wanted, device, code, of, say, again=again), exact=exact)
     except BackendError as error:
         say(f"{_ASIDE} {error}")

@@ -78,6 +78,33 @@ class Heads:
         return f"{self.type_name}, {self.n_heads} heads of {self.head_dim} on {self.n_kv_heads}"
 
 
+@dataclass(frozen=True, order=True)
+class Experts:
+    """Matrices [`rows`, `k`] of a block type, one for each of `n_experts`; a row of a pass is
+    multiplied by `n_used` of them."""
+
+    type: int
+    k: int
+    rows: int
+    n_experts: int
+    n_used: int
+
+    @property
+    def operand(self) -> str:
+        """What the kernels call it; empty if there are none for it."""
+        return native.few_rows_operand(self.type, self.k)
+
+    @property
+    def type_name(self) -> str:
+        return f"experts in {GGMLQuantizationType(self.type).name}"
+
+    def __str__(self) -> str:
+        return f"{self.type_name}, {self.n_used} of {self.n_experts}, {self.k} x {self.rows}"
+
+
+Kind = Shape | Heads | Experts
+"""What kernels are compiled for, and what a trial finds something of."""
+
 Pair = tuple[str, str]
 """The operands of a kernel."""
 
@@ -120,6 +147,19 @@ def heads_of(file: GgufFile, kv_type: str) -> set[Heads]:
     return found
 
 
+def experts_of(file: GgufFile) -> set[Experts]:
+    """The matrices of experts of a file for which there are kernels."""
+    arch = file.metadata["general.architecture"]
+    n_used = int(file.metadata.get(f"{arch}.expert_used_count") or 0)
+    found = set()
+    for name, tensor in file.tensors.items():
+        if n_used and len(tensor.shape) == 3 and name.endswith("_exps.weight"):
+            experts = Experts(tensor.type, *tensor.shape, n_used)
+            if experts.operand:
+                found.add(experts)
+    return found
+
+
 def pairs_of(shapes: Iterable[tuple[str, Shape]]) -> list[Pair]:
     """The operands of all launches that these matrices may need: each with itself, and two in one
     layer that may have the same input."""
@@ -137,11 +177,13 @@ def pairs_of(shapes: Iterable[tuple[str, Shape]]) -> list[Pair]:
     return [(a[1], b[1]) for a, b in sorted(pairs)]
 
 
-def source_of(kernel: Pair | Heads) -> str:
-    """The text to compile for one pair of operands, or one kind of attention."""
+def source_of(kernel: Pair | Heads | Experts) -> str:
+    """The text to compile for a pair of operands, a kind of attention, or of experts."""
     if isinstance(kernel, Heads):
         keys, values = (GGMLQuantizationType(t).name for t in (kernel.keys, kernel.values))
         lines = [f"FEW_ROWS_ATTENTION({keys}, {values}, {kernel.head_dim})"]
+    elif isinstance(kernel, Experts):
+        lines = [f"FEW_ROWS_EXPERTS({kernel.operand})"]
     else:
         lines = [f"FEW_ROWS_PRODUCT({kernel[0]}, {kernel[1]}, {tiles})" for tiles in TILES]
     return "\n".join([native.few_rows_source(), *lines, ""])
@@ -153,7 +195,7 @@ def source_hash() -> str:
 
 
 def cubins(
-    kernels: Sequence[Pair | Heads],
+    kernels: Sequence[Pair | Heads | Experts],
     architecture: int,
     compiler: Compiler,
     before: Callable[[], None],

@@ -16,7 +16,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from dflash_local import disk_cache
-from dflash_local.cuda.kernels import Heads, Shape
+from dflash_local.cuda.kernels import Experts, Heads, Kind, Shape
 from dflash_local.errors import DflashError
 from dflash_local.llama import native, runtime
 from dflash_local.trial import child
@@ -32,17 +32,18 @@ _MOST_ERROR = 0.02
 off by 0.0002; llama.cpp's, which keep 8, by 0.005 to 0.03."""
 _MOST_BYTES = 128 << 20
 """Of a matrix: more rows of the same take as much longer with any kernel."""
+_KINDS: dict[str, type[Kind]] = {kind.__name__: kind for kind in (Shape, Heads, Experts)}
 _START_S, _SHAPE_S = 60.0, 20.0
 """Limits: a child begins in some 2 s, and a matrix takes a tenth of one."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Of matrices of one shape, or one kind of attention. Microseconds by columns; `fault` is why
+    """Of one kind of matrices or attention. Microseconds by columns; `fault` is why
     ours may not be used; empty: they may. `passes`: the fault lies in the moment, such as a lack of
     memory, so it is tried again at the next load."""
 
-    shape: Shape | Heads
+    shape: Kind
     ours_us: dict[int, float] = field(default_factory=dict)
     ggml_us: dict[int, float] = field(default_factory=dict)
     fault: str = ""
@@ -59,7 +60,7 @@ class Finding:
         )
 
     @classmethod
-    def from_dict(cls, shape: Shape | Heads, kept: Any) -> Finding:
+    def from_dict(cls, shape: Kind, kept: Any) -> Finding:
         """Raises ValueError for what is none."""
         try:
             ours, ggml = (
@@ -75,7 +76,7 @@ class Finding:
 
 
 def findings(
-    shapes: Iterable[Shape | Heads],
+    shapes: Iterable[Kind],
     device: str,
     cubins: Sequence[bytes],
     of: dict[str, Any],
@@ -86,7 +87,7 @@ def findings(
     """What is known of each shape on a device of ggml, tried where nothing is. `of` is all that it
     depends on: the GPU, its driver, the compiler, the kernels' text. `again` times all anew but
     those with a fault."""
-    known: dict[Shape | Heads, Finding] = {}
+    known: dict[Kind, Finding] = {}
     missing = []
     for shape in sorted(set(shapes), key=_as_list):
         with suppress(ValueError):  # not tried yet, or damaged
@@ -104,9 +105,7 @@ def findings(
     return list(known.values())
 
 
-def _tried(
-    shapes: Sequence[Shape | Heads], device: str, cubins: Sequence[bytes]
-) -> Iterator[Finding]:
+def _tried(shapes: Sequence[Kind], device: str, cubins: Sequence[bytes]) -> Iterator[Finding]:
     """A finding for each shape. One child tries them all; if it dies, the next one goes on behind
     what it died of."""
     left = list(shapes)
@@ -135,16 +134,18 @@ def main(request: dict[str, Any]) -> None:
     runtime.init()
     cubins = [base64.b64decode(code) for code in request["cubins"]]
     for kind, *numbers in request["shapes"]:
-        shape = Heads(*numbers) if kind == Heads.__name__ else Shape(*numbers)
+        shape = _KINDS[kind](*numbers)
         child.say(stage=str(shape))
         child.say(found=_found(request["device"], cubins, shape))
     child.say(done=True)
 
 
-def _found(device: str, cubins: Sequence[bytes], shape: Shape | Heads) -> dict[str, Any]:
+def _found(device: str, cubins: Sequence[bytes], shape: Kind) -> dict[str, Any]:
     longer = 1.0
     try:
-        if isinstance(shape, Heads):
+        if isinstance(shape, Experts):
+            trial = native.try_few_rows_experts(device, cubins, *astuple(shape))
+        elif isinstance(shape, Heads):
             trial = native.try_few_rows_attention(device, cubins, *astuple(shape))
         else:
             rows = max(1, min(shape.rows, _MOST_BYTES // shape.row_bytes))
@@ -165,9 +166,9 @@ def _found(device: str, cubins: Sequence[bytes], shape: Shape | Heads) -> dict[s
     return times | {"fault": fault, "passes": False}
 
 
-def _as_list(shape: Shape | Heads) -> list[Any]:
+def _as_list(shape: Kind) -> list[Any]:
     return [type(shape).__name__, *astuple(shape)]
 
 
-def _key(shape: Shape | Heads, of: dict[str, Any]) -> dict[str, Any]:
+def _key(shape: Kind, of: dict[str, Any]) -> dict[str, Any]:
     return of | {"shape": _as_list(shape)}

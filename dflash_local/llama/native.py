@@ -36,6 +36,7 @@ from dflash_local._native import (
     llama_decode_address,
     try_few_rows,
     try_few_rows_attention,
+    try_few_rows_experts,
 )
 
 runtime.check_same_library(llama_decode_address())
@@ -64,6 +65,7 @@ __all__ = [
     "grow_tree",
     "try_few_rows",
     "try_few_rows_attention",
+    "try_few_rows_experts",
 ]
 
 

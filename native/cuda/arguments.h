@@ -47,6 +47,35 @@ struct product {
     float alpha, limit;  // of SWIGLU_OAI
 };
 
+// What rows chose of some experts, put in order: the pairs of a row and one of its experts, those
+// of an expert side by side, and the tiles of up to eight pairs that one block takes.
+struct choice {
+    const int * ids;             // [n_rows, n_used]
+    unsigned long long ids_row;  // ints from one row to the next
+    int * items;                 // [0]: how many tiles; then expert, first pair and pairs of each
+    int * pairs;                 // row * n_used + which of the row's experts
+    int n_rows, n_used, n_experts;
+};
+constexpr int MAX_EXPERTS = 1024;
+constexpr int MAX_PAIRS = 1024;
+constexpr int CHOICE_SHARED = (2 * MAX_EXPERTS + MAX_PAIRS) * 4;  // bytes
+constexpr int most_items(int n_pairs, int n_experts) {
+    return n_pairs / TILE_COLUMNS + (n_pairs < n_experts ? n_pairs : n_experts);
+}
+
+// A product with the experts that rows chose. Of `base`, which has one matrix, `out` is that of the
+// first row's first expert, out_stride leads to its next expert, and x is the converted input.
+struct expert_product {
+    product base;
+    const int * items;
+    const int * pairs;
+    unsigned long long expert_bytes;  // from one expert's matrix to the next
+    unsigned long long out_row;       // floats from one row's results to the next
+    int n_used;
+    int n_inputs;  // of a row: one for all its experts, or n_used
+    int n_tiles;   // of the input
+};
+
 // The input of products: f32 [n_columns, stride] -> halves in the order in which tensor cores take
 // them.
 struct conversion {

@@ -26,14 +26,33 @@ template <class A> constexpr bool SAME<A, A> = true;
 
 INLINE unsigned long long address(const void * p) { return (unsigned long long) p; }
 
+// The converted inputs of a block's columns, which lie side by side.
+template <int TILES> struct inputs_beside {
+    const u8 * at;
+    u64 step;  // from one unit to the next
+
+    INLINE inputs_beside(const product & p) {
+        const int n_tiles = p.n_columns <= 8 ? 1 : p.n_columns <= 16 ? 2 : p.n_columns <= 32 ? 4 : 8;
+        at = p.x + (u64) block_z() * TILES * TILE_BYTES + thread_index() * 16;
+        step = (u64) n_tiles * TILE_BYTES;
+    }
+    INLINE void copy(int unit, u8 * to) const {
+#pragma unroll
+        for (int n = 0; n < TILES * TILE_BYTES; n += BLOCK_THREADS * 16) {
+            if (n + BLOCK_THREADS * 16 <= TILES * TILE_BYTES || n + thread_index() * 16 < TILES * TILE_BYTES) {
+                copy_async(to + n + thread_index() * 16, at + unit * step + n);
+            }
+        }
+    }
+};
+
 // With `ring` bytes of shared memory for each warp: the sums of a warp's 16 rows and TILES * 8 columns over units [first, last) -> total, in a lane's share of each tile.
-template <class T, int TILES>
+template <class T, int TILES, class Inputs>
 INLINE void multiply_part(
-    const product & p, const matrix & m, int ring, int row0, int first, int last, float total[TILES][4]) {
+    const Inputs & from_inputs, const matrix & m, int ring, int row0, int first, int last, float total[TILES][4]) {
     const int lane = thread_index() % 32, warp = thread_index() / 32, t = lane % 4;
     u8 * inputs = shared_memory();
     u8 * weights = inputs + INPUT_STAGES * TILES * TILE_BYTES + warp * ring;
-    const int n_tiles = p.n_columns <= 8 ? 1 : p.n_columns <= 16 ? 2 : p.n_columns <= 32 ? 4 : 8;
 
     // Four lanes copy rows lane / 4 and lane / 4 + 8, 16 bytes in turn.
     const int piece = lane % 4 * 16;
@@ -79,18 +98,7 @@ INLINE void multiply_part(
             }
         }
     };
-    const u64 input_step = (u64) n_tiles * TILE_BYTES;
-    const u8 * const input = p.x + (u64) block_z() * TILES * TILE_BYTES + thread_index() * 16;
-    auto copy_inputs = [&](int unit, int stage) {
-        u8 * to = inputs + stage * (TILES * TILE_BYTES) + thread_index() * 16;
-        const u8 * from = input + unit * input_step;
-#pragma unroll
-        for (int n = 0; n < TILES * TILE_BYTES; n += BLOCK_THREADS * 16) {
-            if (n + BLOCK_THREADS * 16 <= TILES * TILE_BYTES || n + thread_index() * 16 < TILES * TILE_BYTES) {
-                copy_async(to + n, from + n);
-            }
-        }
-    };
+    auto copy_inputs = [&](int unit, int stage) { from_inputs.copy(unit, inputs + stage * (TILES * TILE_BYTES)); };
 
     // Weights wait for nobody: they come while the kernel before still runs.
     constexpr int AHEAD = T::STAGES - 1;
@@ -256,9 +264,9 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     let_next_begin();
     float total[TILES][4] = {};
     if (SAME<A, B> || m.type == 0) {
-        multiply_part<A, TILES>(p, m, ring, row0, first, last, total);
+        multiply_part<A, TILES>(inputs_beside<TILES>(p), m, ring, row0, first, last, total);
     } else if constexpr (!SAME<A, B>) {
-        multiply_part<B, TILES>(p, m, ring, row0, first, last, total);
+        multiply_part<B, TILES>(inputs_beside<TILES>(p), m, ring, row0, first, last, total);
     }
     if (grid_y() > 1 && !add_parts<TILES>(p, total)) {
         return;
@@ -304,6 +312,133 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     }
 }
 
+// The converted inputs of up to eight pairs, gathered from their columns; places beyond `n` are filled with the first.
+struct gathered_inputs {
+    const u8 * pieces[2];
+    int n_pieces;
+    u64 step;
+    const u8 * scales[4];
+
+    INLINE gathered_inputs(const expert_product & e, const int * pairs, int n) {
+        auto column_of = [&](int place) {
+            const int pair = pairs[place < n ? place : 0];
+            return e.n_inputs == 1 ? pair / e.n_used : pair;
+        };
+        auto tile_of = [&](int column) { return e.base.x + (u64) (column / TILE_COLUMNS) * TILE_BYTES; };
+        step = (u64) e.n_tiles * TILE_BYTES;
+        n_pieces = 0;
+        for (int piece = thread_index(); piece < SCALES_AT / 16; piece += BLOCK_THREADS) {
+            const int column = column_of(piece % 32 / 4);
+            pieces[n_pieces++] = tile_of(column) + (piece / 32 * 32 + column % TILE_COLUMNS * 4 + piece % 4) * 16;
+        }
+        if (thread_index() >= BLOCK_THREADS - 2) {  // four scales each
+            for (int i = 0; i < 4; i++) {
+                const int column = column_of((thread_index() - (BLOCK_THREADS - 2)) * 4 + i);
+                scales[i] = tile_of(column) + SCALES_AT + column % TILE_COLUMNS * 4;
+            }
+        }
+    }
+    INLINE void copy(int unit, u8 * to) const {
+        const u64 at = unit * step;
+        copy_async(to + thread_index() * 16, pieces[0] + at);
+        if (n_pieces == 2) {
+            copy_async(to + (thread_index() + BLOCK_THREADS) * 16, pieces[1] + at);
+        }
+        if (thread_index() >= BLOCK_THREADS - 2) {
+            u8 * place = to + SCALES_AT + (thread_index() - (BLOCK_THREADS - 2)) * 16;
+            *(floats4 *) place = {*(const float *) (scales[0] + at), *(const float *) (scales[1] + at),
+                                  *(const float *) (scales[2] + at), *(const float *) (scales[3] + at)};
+        }
+    }
+};
+
+template <class A> INLINE void multiply_experts(const expert_product & e) {
+    const product & p = e.base;
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
+    let_next_begin();
+    wait_for_previous();
+    if (block_z() >= e.items[0]) {
+        return;
+    }
+    const int * const item = e.items + 1 + 3 * block_z();
+    const int * const pairs = e.pairs + item[1];
+    const int n = item[2];
+    matrix m = p.matrices[0];
+    m.weights += item[0] * e.expert_bytes;
+    const int row0 = block_x() * BLOCK_ROWS + warp * WARP_ROWS;
+    const int units = (p.k + UNIT - 1) / UNIT, first = block_y() * p.units_per_part;
+    const int last = first + p.units_per_part < units ? first + p.units_per_part : units;
+    float total[1][4] = {};
+    multiply_part<A, 1>(gathered_inputs(e, pairs, n), m, A::RING, row0, first, last, total);
+    if (grid_y() > 1 && !add_parts<1>(p, total)) {
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        const int row = row0 + lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        if (row < m.rows && column < n) {
+            const int pair = pairs[column];
+            m.out[pair / e.n_used * e.out_row + pair % e.n_used * m.out_stride + row] = total[0][i];
+        }
+    }
+}
+
+// One block puts what was chosen in order.
+DEVICE void put_in_order(const choice & c) {
+    int * const chosen = (int *) shared_memory();
+    int * const n_of = chosen + MAX_PAIRS;      // pairs of each expert
+    int * const before = n_of + MAX_EXPERTS;    // tiles of it and of those before, in the low half; pairs in the high
+    const int n_pairs = c.n_rows * c.n_used;
+    let_next_begin();
+    wait_for_previous();
+    for (int i = thread_index(); i < n_pairs; i += BLOCK_THREADS) {
+        chosen[i] = c.ids[i / c.n_used * c.ids_row + i % c.n_used];
+    }
+    sync_threads();
+    for (int expert = thread_index(); expert < MAX_EXPERTS; expert += BLOCK_THREADS) {
+        int n = 0;
+        for (int i = 0; i < n_pairs && expert < c.n_experts; i++) {
+            n += chosen[i] == expert;
+        }
+        n_of[expert] = n;
+        before[expert] = (n + TILE_COLUMNS - 1) / TILE_COLUMNS + (n << 16);
+    }
+    for (int by = 1; by < c.n_experts; by *= 2) {
+        int sums[MAX_EXPERTS / BLOCK_THREADS];
+        sync_threads();
+        for (int i = 0; i < MAX_EXPERTS / BLOCK_THREADS; i++) {
+            const int expert = thread_index() + i * BLOCK_THREADS;
+            sums[i] = before[expert] + (expert >= by ? before[expert - by] : 0);
+        }
+        sync_threads();
+        for (int i = 0; i < MAX_EXPERTS / BLOCK_THREADS; i++) {
+            before[thread_index() + i * BLOCK_THREADS] = sums[i];
+        }
+    }
+    sync_threads();
+    if (thread_index() == 0) {
+        c.items[0] = before[c.n_experts - 1] & 0xffff;
+    }
+    for (int expert = thread_index(); expert < c.n_experts; expert += BLOCK_THREADS) {
+        const int n = n_of[expert];
+        if (n == 0) {
+            continue;
+        }
+        const int n_tiles = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        int tile = (before[expert] & 0xffff) - n_tiles, pair = (before[expert] >> 16) - n;
+        for (int i = 0; i < n_tiles; i++, tile++) {
+            const int left = n - i * TILE_COLUMNS;
+            c.items[1 + 3 * tile] = expert;
+            c.items[2 + 3 * tile] = pair + i * TILE_COLUMNS;
+            c.items[3 + 3 * tile] = left < TILE_COLUMNS ? left : TILE_COLUMNS;
+        }
+        for (int i = 0; i < n_pairs; i++) {
+            if (chosen[i] == expert) {
+                c.pairs[pair++] = i;
+            }
+        }
+    }
+}
+
 #define FEW_ROWS_TYPE(NAME, row) \
     using NAME = block_type<row, aligned_unit>; \
     using NAME##_U = block_type<row, unaligned_unit>;
@@ -323,6 +458,13 @@ FEW_ROWS_TYPE(IQ4_XS, iq4_xs)
 FEW_ROWS_TYPE(MXFP4, mxfp4)
 
 }  // namespace few_rows
+
+KERNEL(order_choice, few_rows::choice, few_rows::BLOCK_THREADS, 1) { few_rows::put_in_order(arguments); }
+
+#define FEW_ROWS_EXPERTS(A) \
+    KERNEL(experts_##A, few_rows::expert_product, few_rows::BLOCK_THREADS, 2) { \
+        few_rows::multiply_experts<few_rows::A>(arguments); \
+    }
 
 // The kernel for matrices of the block types A and B, and TILES * 8 columns: one such line for each that is needed.
 #define FEW_ROWS_PRODUCT(A, B, TILES) \

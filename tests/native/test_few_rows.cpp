@@ -330,6 +330,109 @@ void inputs_of_any_size_are_multiplied() {
     }
 }
 
+// Each row chose some experts; a row has the same bits beside any others, also where many chose the
+// same expert.
+template <typename T>
+void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool one_input) {
+    const weights all(type, rows * n_experts, k, 1);
+    const int most = 40, n_inputs = one_input ? 1 : n_used;
+    const std::vector<float> x = inputs(k, most * n_inputs, 2);
+    std::vector<few_rows::floats4> aligned(x.size() / 4 + 1);
+    std::memcpy(aligned.data(), x.data(), x.size() * 4);
+    std::vector<int> ids;
+    std::mt19937 random(3);
+    for (int row = 0; row < most; row++) {
+        std::vector<int> each(n_experts);
+        for (int e = 0; e < n_experts; e++) {
+            each[e] = e;
+        }
+        std::shuffle(each.begin() + (row % 2), each.end(),
+                     random);  // every other row takes the first
+        ids.insert(ids.end(), each.begin(), each.begin() + n_used);
+    }
+    std::vector<float> widest;
+    for (const int n : {most, 9, 1}) {
+        const int units = (k + few_rows::UNIT - 1) / few_rows::UNIT;
+        few_rows::conversion c = {};
+        c.x = reinterpret_cast<float *>(aligned.data());
+        c.stride = c.k = k;
+        c.n_columns = n * n_inputs;
+        c.n_tiles = (c.n_columns + 7) / 8;
+        std::vector<few_rows::floats4> converted(units * c.n_tiles * few_rows::TILE_BYTES / 16);
+        c.out = reinterpret_cast<unsigned char *>(converted.data());
+        emulated::launch({units * c.n_tiles}, few_rows::BLOCK_THREADS, 0,
+                         [&] { convert_input(c); });
+
+        const int items = few_rows::most_items(n * n_used, n_experts);
+        std::vector<int> order(1 + 3 * items, -1), pairs(n * n_used, -1);
+        few_rows::choice chosen = {
+            ids.data(), static_cast<unsigned>(n_used), order.data(), pairs.data(), n, n_used,
+            n_experts};
+        emulated::launch({1}, few_rows::BLOCK_THREADS, few_rows::CHOICE_SHARED,
+                         [&] { order_choice(chosen); });
+
+        few_rows::expert_product e = {};
+        product & p = e.base;
+        std::vector<float> out(static_cast<size_t>(n) * n_used * rows, NAN);
+        p.matrices[0].weights = all.at;
+        p.matrices[0].row_bytes = all.row_bytes;
+        p.matrices[0].rows = rows;
+        p.matrices[0].out = out.data();
+        p.matrices[0].out_stride = rows;
+        p.x = c.out;
+        p.k = k;
+        p.n_matrices = 1;
+        p.units_per_part = 1;
+        e.items = order.data();
+        e.pairs = pairs.data();
+        e.expert_bytes = all.row_bytes * rows;
+        e.out_row = static_cast<size_t>(rows) * n_used;
+        e.n_used = n_used;
+        e.n_inputs = n_inputs;
+        e.n_tiles = c.n_tiles;
+        const int row_blocks = (rows + few_rows::BLOCK_ROWS - 1) / few_rows::BLOCK_ROWS;
+        std::vector<few_rows::floats4> partials(
+            few_rows::product_scratch(row_blocks * items, units, 1) / 4 + 1);
+        std::vector<unsigned> counters(row_blocks * items, 0);
+        p.partials = reinterpret_cast<float *>(partials.data());
+        p.counters = counters.data();
+        const size_t shared =
+            few_rows::product_shared_memory(few_rows::weight_bytes(T::PITCH), 0, 1);
+        emulated::launch({row_blocks, units, items}, few_rows::BLOCK_THREADS, shared,
+                         [&] { few_rows::multiply_experts<T>(e); });
+        for (int pair = 0; pair < n * n_used; pair++) {
+            const float * input =
+                x.data() + static_cast<size_t>(one_input ? pair / n_used : pair) * k;
+            double off = 0.0, size = 0.0;
+            for (int r = 0; r < rows; r++) {
+                double sum = 0.0;
+                for (int i = 0; i < k; i++) {
+                    sum += static_cast<double>(
+                               all.values[(static_cast<size_t>(ids[pair]) * rows + r) * k + i]) *
+                           input[i];
+                }
+                off += std::pow(out[static_cast<size_t>(pair) * rows + r] - sum, 2);
+                size += sum * sum;
+            }
+            check::that(std::sqrt(off / size) < 2 * CLOSE, "pair " + std::to_string(pair) + " of " +
+                                                           std::to_string(n) + " rows is off by " +
+                                                           std::to_string(std::sqrt(off / size)));
+        }
+        widest = widest.empty() ? out : widest;
+        check::that(std::equal(out.begin(), out.end(), widest.begin()),
+                    "other bits beside other rows");
+        for (const unsigned counter : counters) {
+            check::equal(counter, 0u, "a counter is left");
+        }
+    }
+}
+
+void rows_are_multiplied_by_the_experts_that_they_chose() {
+    experts_of<few_rows::Q4_K>(GGML_TYPE_Q4_K, 130, 512, 12, 3, true);
+    experts_of<few_rows::Q6_K_U>(GGML_TYPE_Q6_K, 20, 256, 5, 2, false);
+    experts_of<few_rows::MXFP4_U>(GGML_TYPE_MXFP4, 20, 320, 7, 4, true);
+}
+
 const check::tests few_rows_tests = {
     {"products of few rows are right, and the same beside any columns",
      products_are_right_and_the_same_beside_any_columns},
@@ -339,6 +442,8 @@ const check::tests few_rows_tests = {
     {"an input is normalized and converted", an_input_is_normalized_and_converted},
     {"only the column of a NaN is lost", only_the_column_of_a_nan_is_lost},
     {"inputs of any size are multiplied", inputs_of_any_size_are_multiplied},
+    {"rows are multiplied by the experts that they chose",
+     rows_are_multiplied_by_the_experts_that_they_chose},
 };
 
 }  // namespace

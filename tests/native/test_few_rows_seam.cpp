@@ -26,7 +26,7 @@ class noting : public few_rows_executor {
     bool has(const few_rows_kernel & k) const override { return cpu_->has(k); }
     bool has(const few_rows_attention_kernel & k) const override { return cpu_->has(k); }
     int n_processors() const override { return 4; }
-    scratch reserve(size_t, size_t, size_t) override { return {}; }
+    scratch reserve(size_t, size_t, size_t, size_t) override { return {}; }
     void convert(const few_rows::conversion & c) override { cpu_->convert(c); }
     void normalize(const few_rows::normalization & n) override { cpu_->normalize(n); }
     void multiply(const few_rows_plan::launch & l, const few_rows::product & p) override {
@@ -39,6 +39,11 @@ class noting : public few_rows_executor {
     void attend(const few_rows_plan::attention & planned,
                 const few_rows::attention & arguments) override {
         cpu_->attend(planned, arguments);
+    }
+    void order(const few_rows::choice & c) override { cpu_->order(c); }
+    void multiply(const few_rows_plan::experts & planned,
+                  const few_rows::expert_product & arguments) override {
+        cpu_->multiply(planned, arguments);
     }
     bool records(const private_abi::graph &) const override { return true; }
     std::unique_ptr<recording> record(const std::function<void()> & run) override {

@@ -1,0 +1,79 @@
+#include "few_rows_experts.h"
+
+#include "few_rows_groups.h"
+
+namespace dflash {
+
+namespace {
+
+few_rows_kernel kernel_of(const ggml_tensor & weights) {
+    const auto o = operand_of(weights);
+    return {o, o, 1, true};
+}
+
+size_t floats(size_t bytes) { return bytes / sizeof(float); }
+
+}  // namespace
+
+bool takes_experts(const ggml_tensor & t, const few_rows_rules & rules) {
+    if (t.op != GGML_OP_MUL_MAT_ID || !is_computed(t) || !rules.takes_experts) {
+        return false;
+    }
+    const ggml_tensor &w = *t.src[0], &x = *t.src[1], &ids = *t.src[2];
+    const int64_t n_used = ids.ne[0], n_rows = ids.ne[1];
+    return are_readable_experts(w, rules) && w.ne[2] <= few_rows::MAX_EXPERTS &&
+           x.type == GGML_TYPE_F32 && x.nb[0] == sizeof(float) && x.ne[3] == 1 &&
+           is_aligned(x.data, x.nb[1] | x.nb[2], 16) &&
+           (x.ne[1] == 1 || (x.ne[1] == n_used && x.nb[2] == x.nb[1] * n_used)) &&
+           x.ne[2] == n_rows && n_rows >= 1 && n_rows <= few_rows::MAX_COLUMNS &&
+           n_rows * n_used <= few_rows::MAX_PAIRS && ids.type == GGML_TYPE_I32 &&
+           ids.nb[0] == sizeof(int) && ids.ne[2] == 1 && ids.ne[3] == 1 &&
+           t.type == GGML_TYPE_F32 && t.nb[0] == sizeof(float) &&
+           is_aligned(t.data, t.nb[1] | t.nb[2], sizeof(float)) && rules.has(kernel_of(w)) &&
+           rules.takes_experts(w.type, w.ne[0], w.ne[1]);
+}
+
+few_rows_plan::experts plan_experts(const ggml_tensor & t, const few_rows_rules & rules) {
+    const ggml_tensor &w = *t.src[0], &x = *t.src[1], &ids = *t.src[2];
+    few_rows_plan::experts made;
+    made.node = &t;
+    made.kernel = kernel_of(w);
+    few_rows::choice & c = made.choice;
+    c.ids = static_cast<const int *>(ids.data);
+    c.ids_row = ids.nb[1] / sizeof(int);
+    c.n_rows = static_cast<int>(ids.ne[1]);
+    c.n_used = static_cast<int>(ids.ne[0]);
+    c.n_experts = static_cast<int>(w.ne[2]);
+    few_rows::expert_product & e = made.arguments;
+    e.n_used = c.n_used;
+    e.n_inputs = static_cast<int>(x.ne[1]);
+    e.expert_bytes = w.nb[2];
+    e.out_row = floats(t.nb[2]);
+    few_rows::product & p = e.base;
+    p.k = static_cast<int>(w.ne[0]);
+    p.n_matrices = 1;
+    few_rows::matrix & m = p.matrices[0];
+    m.weights = static_cast<const unsigned char *>(w.data);
+    m.row_bytes = w.nb[1];
+    m.rows = static_cast<int>(w.ne[1]);
+    m.out = static_cast<float *>(t.data);
+    m.out_stride = floats(t.nb[1]);
+
+    few_rows::conversion & i = made.input;
+    i.x = static_cast<const float *>(x.data);
+    i.stride = floats(x.ne[1] == 1 ? x.nb[2] : x.nb[1]);
+    i.k = p.k;
+    i.n_columns = c.n_rows * e.n_inputs;
+    i.n_tiles = e.n_tiles = blocks_of(i.n_columns, few_rows::TILE_COLUMNS);
+
+    const int units = blocks_of(p.k, few_rows::UNIT);
+    made.row_blocks = blocks_of(m.rows, few_rows::BLOCK_ROWS);
+    // As for one row, so that the bits are those of one.
+    p.units_per_part =
+        few_rows_units_per_part(made.row_blocks * c.n_used, units, rules.n_processors);
+    made.parts = blocks_of(units, p.units_per_part);
+    made.items = few_rows::most_items(c.n_rows * c.n_used, c.n_experts);
+    return made;
+}
+
+}  // namespace dflash

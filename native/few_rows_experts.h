@@ -1,0 +1,14 @@
+#pragma once
+
+#include "few_rows_plan.h"
+
+namespace dflash {
+
+// Whether a plan by these rules takes this node of a graph: a product of few rows with the experts
+// that they chose.
+bool takes_experts(const ggml_tensor & node, const few_rows_rules & rules);
+
+// How it is launched.
+few_rows_plan::experts plan_experts(const ggml_tensor & node, const few_rows_rules & rules);
+
+}  // namespace dflash
