@@ -106,7 +106,8 @@ def load(
     chains, and of earlier prompts only whole batches of `n_batch` tokens are used again.
     `recalibrate` measures again what drafting costs on this machine. `thinking`: whether chats that
     do not say ask their template for thoughts; None is what suits the pair, if that is known, or
-    else what the template does. `sampling` are options of requests that do not give them, such as `{"temperature": 0.7}`, and come before what is advised.
+    else what the template does. `sampling` are options of requests that do not give
+    them, such as `{"temperature": 0.7}`, and come before what is advised.
     `chat_template` is Jinja text in place of the target's own template. `progress` is called with
     the fraction of the target that is loaded, from 0 to 1, and again between the later steps. If it
     raises, the load ends. `say` gets the lines that a user should read, now and later, in place of
