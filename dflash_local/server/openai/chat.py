@@ -63,6 +63,7 @@ def prepare_request(model: Model, body: ChatRequest, *, bound: bool = True) -> P
 def _answer(loaded: LoadedModel, body: ChatRequest, chat: PreparedChat) -> ChoicesAnswer:
     n_logprobs = body.n_alternatives
     options = chat.options(body, max_tokens=body.limit, logprobs=n_logprobs)
+    options["prompt_progress"] = bool(body.return_progress)
     if body.prompt_logprobs is not None:
         options["prompt_logprobs"] = body.prompt_logprobs
     if body.bindings and {"lark", "json_schema"} & options.keys():
