@@ -146,10 +146,12 @@ def test_nothing_goes_to_stdout_and_no_key_to_stderr(named: ServerProcess) -> No
 def settled(
     cache_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server with sampling and a template of its own, which shows no page, slots or figures."""
+    """A server with names, sampling and a template of its own, which shows no page, slots or
+    figures, but prompts."""
     template = tmp_path_factory.mktemp("template") / "mine.jinja"
     template.write_text("{% for m in messages %}# {{ m.content }}\n{% endfor %}")
     options = "--ctx 512 --temp 1 --seed 42 --max-tokens 6 --no-page --no-slots --no-metrics"
+    options += " --verbose --alias tiny,coder,code --tags small,chat"
     with serving(*options.split(), "--chat-template-file", str(template)) as running:
         yield running
 
@@ -183,6 +185,28 @@ def test_a_template_in_place_of_the_models_own(settled: ServerProcess) -> None:
     messages = {"messages": [{"role": "user", "content": "Hi"}]}
     with settled.client() as client:
         assert client.post("/apply-template", json=messages).json()["prompt"] == "# Hi\n"
+
+
+def test_a_model_has_the_names_and_tags_that_the_command_gives(settled: ServerProcess) -> None:
+    with settled.client() as client:
+        (entry,) = client.get("/v1/models").json()["data"]
+        assert entry["id"] == "code"
+        assert (entry["aliases"], entry["tags"]) == (["code", "coder", "tiny"], ["chat", "small"])
+        assert client.get("/v1/models/tiny").json() == entry
+        for name in ("tiny", "stranger"):
+            body = {"model": name, "prompt": "def f(", "max_tokens": 1}
+            assert client.post("/v1/completions", json=body).json()["model"] == "code"
+    settled.wait_for("a request names the model stranger")
+    assert not any("the model tiny" in line for line in settled.log)
+
+
+def test_chats_tell_their_prompt_where_the_command_says_so(settled: ServerProcess) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    with settled.client() as client:
+        told = client.post("/v1/chat/completions", json=body).json()
+        assert told["__verbose"] == {"prompt": "# Hi\n"}
+        told = client.post("/v1/chat/completions", json={**body, "verbose": False}).json()
+        assert "__verbose" not in told
 
 
 def test_what_is_not_to_be_shown(settled: ServerProcess) -> None:
