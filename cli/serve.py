@@ -187,6 +187,11 @@ SERVING = (
     DRAFT_WIDTH,
     THINKING,
     Option(
+        "--chat-template",
+        type=click.Choice(["chatml", "llama3"]),
+        help="A common template for chats, for a model that has none or a wrong one.",
+    ),
+    Option(
         "--chat-template-file",
         type=READABLE,
         help="A file with a Jinja template for chats, in place of the model's own.",
@@ -293,9 +298,11 @@ def serve(**values: Any) -> int:
 def _check_choice(values: Mapping[str, Any]) -> None:
     """Refuse options of one model together with those of several. Raises click.UsageError."""
     check_files(values)
+    if values["chat_template"] and values["chat_template_file"]:
+        raise click.UsageError("--chat-template and --chat-template-file are both given")
     if not values["named_models"] and values["models_file"] is None:
         return
-    for name in ("target", "alias", "tags", "chat_template_file"):
+    for name in ("target", "alias", "tags", "chat_template", "chat_template_file"):
         if values[name] is not None:
             option = name.replace("_", "-")
             raise click.UsageError(
@@ -369,7 +376,7 @@ def _source(
         devices=devices,
         bars=devices is None,
     )
-    usual, template = values_of(USUAL_SAMPLING, values), values["chat_template_file"]
+    usual = values_of(USUAL_SAMPLING, values)
     max_tokens = usual.pop("max_tokens", None)
     return ModelSource(
         model.name,
@@ -382,9 +389,18 @@ def _source(
         values["thinking"],
         usual,
         max_tokens,
-        read_text(template) if template else None,
+        _chat_template(values),
         recorder,
     )
+
+
+def _chat_template(values: Mapping[str, Any]) -> str | None:
+    """The Jinja text in place of the model's own."""
+    from dflash_local.llama.runtime import named_template
+
+    if file := values["chat_template_file"]:
+        return read_text(file)
+    return named_template(name) if (name := values["chat_template"]) else None
 
 
 def _load_arguments(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,6 +113,7 @@ def named(cache_folder: Path) -> Iterator[ServerProcess]:
         "DFLASH_LOCAL_PARALLEL": "2",
         "DFLASH_LOCAL_TARGET": TARGET,
         "DFLASH_LOCAL_CTX": "512",
+        "DFLASH_LOCAL_CHAT_TEMPLATE": "llama3",
     }
     with serving(environment=variables) as running:
         yield running
@@ -135,6 +136,23 @@ def test_an_alias_is_the_models_name(named: ServerProcess) -> None:
         body = {"prompt": "def f(", "max_tokens": 1}
         assert client.post("/v1/completions", json=body).json()["model"] == "Qwen3 8B"
     assert "Qwen3 8B" in named.wait_for("^editors: ").string
+
+
+def test_a_common_template_has_a_name(named: ServerProcess) -> None:
+    body = {"messages": [{"role": "system", "content": "Book"}, {"role": "user", "content": "Hi"}]}
+    with named.client(headers={"x-api-key": "one-key"}) as client:
+        prompt = client.post("/apply-template", json=body).json()["prompt"]
+    heads = [f"<|start_header_id|>{role}<|end_header_id|>\n\n" for role in ("system", "user")]
+    assert f"{heads[0]}Book<|eot_id|>{heads[1]}Hi<|eot_id|>" in prompt
+    assert prompt.endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
+
+
+def test_one_template_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("a")
+    line = refused("--chat-template", "chatml", "--chat-template-file", str(file))
+    assert "--chat-template and --chat-template-file" in line
+    assert "chatml" in refused("--chat-template", "no-such")
 
 
 def test_nothing_goes_to_stdout_and_no_key_to_stderr(named: ServerProcess) -> None:
