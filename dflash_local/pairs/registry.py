@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -55,9 +56,10 @@ def named(text: str) -> tuple[Entry, str | None] | None:
     return None
 
 
-def near(text: str) -> list[str]:
-    """Names that look like this one."""
+def near(text: str, others: Iterable[str] = ()) -> list[str]:
+    """Names that look like this one, of the registry and of `others`."""
     known = {name: entry.name for entry in entries() for name in entry.names}
+    known |= {name.casefold(): name for name in others}
     found = difflib.get_close_matches(text.casefold(), known, 6, 0.5)
     return list(dict.fromkeys(known[name] for name in found))[:3]
 
