@@ -53,7 +53,7 @@ class Findings:
             return "drafting is off for a while: its rounds took longer than their tokens are worth"
         if self.gain >= 1:
             return "drafting is off for a while: it has not paid so far"
-        if self.double_cost >= 1.5:
+        if self.double_cost >= 1.8:  # more than a good draft would bring, even for nothing
             return (
                 f"drafting is off: checking {2 * n} tokens costs {self.double_cost:.1f} steps "
                 "on this device"
