@@ -260,10 +260,11 @@ class ChatSession:
                 self._values = values
                 self._options = ChatOptions(values)
         model = self._model
+        target = model.plan.target_name if model.plan else model.target.path.name
         drafter = model.plan.drafter_name if model.plan else None
         self._show(
             [
-                f"target   {model.target.path.name}, {model.n_ctx} tokens of context",
+                f"target   {target}, {model.n_ctx} tokens of context",
                 f"drafter  {drafter or 'none'}",
             ]
         )

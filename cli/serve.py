@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,11 @@ SHOWN = (
     Option("--slots/--no-slots", default=True, help="Tell at /slots which slots are busy."),
     Option("--metrics/--no-metrics", default=True, help="Give figures for Prometheus at /metrics."),
     Option("--page/--no-page", default=True, help="Serve the page to chat."),
+    Option(
+        "--verbose",
+        is_flag=True,
+        help="Tell in the answers of chats the prompt that the chat template has written.",
+    ),
 )
 
 SERVING = (
@@ -168,11 +174,23 @@ SERVING = (
     Option(
         "--alias",
         type=WholeText(),
-        metavar="NAME",
-        help="The model's name in answers; its file's by default.",
+        metavar="NAME[,NAME...]",
+        help="The model's name in answers; its file's by default. Of several names, by each of "
+        "which requests may call it, the first in the alphabet.",
+    ),
+    Option(
+        "--tags",
+        type=WholeText(),
+        metavar="TAG[,TAG...]",
+        help="What /v1/models tells of the model beside, for programs that choose by it.",
     ),
     DRAFT_WIDTH,
     THINKING,
+    Option(
+        "--chat-template",
+        type=click.Choice(["chatml", "llama3"]),
+        help="A common template for chats, for a model that has none or a wrong one.",
+    ),
     Option(
         "--chat-template-file",
         type=READABLE,
@@ -280,9 +298,11 @@ def serve(**values: Any) -> int:
 def _check_choice(values: Mapping[str, Any]) -> None:
     """Refuse options of one model together with those of several. Raises click.UsageError."""
     check_files(values)
+    if values["chat_template"] and values["chat_template_file"]:
+        raise click.UsageError("--chat-template and --chat-template-file are both given")
     if not values["named_models"] and values["models_file"] is None:
         return
-    for name in ("target", "alias", "chat_template_file"):
+    for name in ("target", "alias", "tags", "chat_template", "chat_template_file"):
         if values[name] is not None:
             option = name.replace("_", "-")
             raise click.UsageError(
@@ -321,8 +341,16 @@ def _single(values: Mapping[str, Any], say: Speaker, recorder: Recorder | None) 
         usual = str(values["target"])  # another program's name for it
     else:
         usual = str(given) if isinstance(given, NamedPair) else target.stem
-    name = values["alias"] or usual
-    return _source(NamedModel(name, target, draft), values, say, recorder)
+    aliases, tags = _listed(values["alias"]), _listed(values["tags"])
+    name = aliases[0] if aliases else usual
+    source = _source(NamedModel(name, target, draft), values, say, recorder)
+    return replace(source, aliases=aliases, tags=tags)
+
+
+def _listed(given: str | None) -> tuple[str, ...]:
+    """The names in a list with commas, sorted as llama-server has them."""
+    names = {name.strip() for name in (given or "").split(",")}
+    return tuple(sorted(names - {""}))
 
 
 def _source(
@@ -348,7 +376,7 @@ def _source(
         devices=devices,
         bars=devices is None,
     )
-    usual, template = values_of(USUAL_SAMPLING, values), values["chat_template_file"]
+    usual = values_of(USUAL_SAMPLING, values)
     max_tokens = usual.pop("max_tokens", None)
     return ModelSource(
         model.name,
@@ -361,9 +389,18 @@ def _source(
         values["thinking"],
         usual,
         max_tokens,
-        read_text(template) if template else None,
+        _chat_template(values),
         recorder,
     )
+
+
+def _chat_template(values: Mapping[str, Any]) -> str | None:
+    """The Jinja text in place of the model's own."""
+    from dflash_local.llama.runtime import named_template
+
+    if file := values["chat_template_file"]:
+        return read_text(file)
+    return named_template(name) if (name := values["chat_template"]) else None
 
 
 def _load_arguments(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def show(model: str, as_json: bool) -> int:
     from dflash_local.pairs import registry
     from dflash_local.pairs.address import HubAddress, NamedPair, read_address
     from dflash_local.pairs.find import find_target
+    from dflash_local.pairs.stores import stored
 
     address = read_address(model)
     entry = address.entry if isinstance(address, NamedPair) else None
@@ -79,7 +80,8 @@ def show(model: str, as_json: bool) -> int:
             told["unknown"] = str(error)
             files = None
     if files is not None:
-        told |= _model(files, _drafter_bytes(address, files))
+        name = model if stored(model) else Path(files.key).name
+        told |= _model(files, name, _drafter_bytes(address, files))
     if as_json:
         write_stdout(json.dumps(told) + "\n")
     else:
@@ -105,9 +107,9 @@ def _drafter_bytes(address: Address, files: Files) -> int:
         return 0
 
 
-def _model(files: Files, drafter: int) -> dict[str, Any]:
+def _model(files: Files, name: str, drafter: int) -> dict[str, Any]:
     """The memory that a model takes beside a drafter of so many bytes, and its quantisations: their
-    bytes, and whether they are here and fit."""
+    bytes, and whether they are here and fit. A file alone goes by `name`."""
     from dflash_local.fit.options import LoadOptions
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama import runtime
@@ -118,7 +120,7 @@ def _model(files: Files, drafter: int) -> dict[str, Any]:
     sizes = files.sizes()
     model = files.remote() if files.missing() else GgufFile.open(files.path())
     options = LoadOptions(n_ctx=_CONTEXT)
-    sizes = sizes or {Path(files.key).name: model.n_bytes}
+    sizes = sizes or {name: model.n_bytes}
     fitting = which_fit(model, drafter, options, devices, sizes)
     memory = planned_bytes(model, options, devices)
     return {
@@ -126,7 +128,7 @@ def _model(files: Files, drafter: int) -> dict[str, Any]:
         "context": _CONTEXT,
         "memory": memory and memory + drafter,
         "drafter_bytes": drafter or None,
-        "takes": files.quant() or Path(files.key).name,
+        "takes": files.quant() or name,
         "quantisations": [
             {
                 "name": name,

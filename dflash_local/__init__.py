@@ -3,6 +3,9 @@
 >>> import dflash_local
 >>> model = dflash_local.load("qwen3-8b")  # or load("target.gguf", "drafter.gguf")
 >>> model.generate("def add(a, b):", max_tokens=32).text
+
+Bad input raises `InputError`, and every error of this package is a `DflashError`: see
+`help(dflash_local.errors)`. `Options` are those of a request; `Target` is a model in token ids.
 """
 
 from __future__ import annotations
@@ -86,4 +89,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    """What help() lists: among all errors, 76 lines each, nobody would find `load`."""
+    most = {name for name in __all__ if not name.endswith(("Error", "Options", "Target"))}
+    return sorted(most | {name for name in globals() if name.startswith("__")})

@@ -434,6 +434,7 @@ class Model:
             seconds_of("queue_timeout", options),
             seconds_of("deadline_s", options),
             self._tell,
+            bool(options.get("prompt_progress")),
         )
 
     def _sampling(self, options: Options) -> SamplingParams:

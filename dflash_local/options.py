@@ -35,7 +35,8 @@ class Options(TypedDict, total=False):
     prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
     tokens into the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
     `prompt_logprobs` reports log-probabilities of the prompt's tokens, with so many alternatives to
-    each; nothing of the prompt then comes from the caches.
+    each; nothing of the prompt then comes from the caches. `prompt_progress` has the first chunks
+    tell how much of the prompt is read.
 
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
     too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
@@ -80,6 +81,7 @@ class Options(TypedDict, total=False):
     lark: str | None
     logprobs: int | None
     prompt_logprobs: int | None
+    prompt_progress: bool
     min_tokens: int
     stop_token_ids: Sequence[int]
 

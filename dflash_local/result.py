@@ -109,6 +109,16 @@ class Result:
 _TINT = "background: rgba(58, 157, 116, 0.25); box-shadow: inset 0 -1px rgb(58, 157, 116)"
 
 
+class PromptProgress(NamedTuple):
+    """How much of a prompt is read: `n_read` of `n` tokens, of which `n_cached` needed no
+    computing, in `seconds`."""
+
+    n: int
+    n_cached: int
+    n_read: int
+    seconds: float
+
+
 @dataclass(frozen=True, repr=False)
 class Chunk:
     """What one round added to an answer.
@@ -119,7 +129,8 @@ class Chunk:
     `Result`, and the texts of `pieces` make up `text`. `drafting` is a line on whether the
     controller drafts at the moment, and why; None if it has nothing to decide. Only the last chunk
     of a stream has a `result`. In a chat, `content` and `reasoning` are what the chunk adds to
-    those of the answer.
+    those of the answer. Before the answer, chunks without text have `prompt`, if the request asks
+    for that.
     """
 
     text: str
@@ -132,6 +143,7 @@ class Chunk:
     pieces: list[Piece] = field(default_factory=list)
     content: str = ""
     reasoning: str = ""
+    prompt: PromptProgress | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -136,7 +136,8 @@ class Stats:
             return "by the drafter" if own else ""
         if not own:
             return "by copies of the text alone"
-        return f"by the drafter ({own} tokens) and by copies of the text ({self.copied_accepted})"
+        tokens = "1 token" if own == 1 else f"{own} tokens"
+        return f"by the drafter ({tokens}) and by copies of the text ({self.copied_accepted})"
 
     @property
     def tokens_per_second(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import pydoc
 
 import dflash_local
 from dflash_local import errors
@@ -18,3 +19,9 @@ def test_the_package_lists_what_is_its_own_and_no_more() -> None:
 def test_every_name_that_it_offers_is_there() -> None:
     assert all(hasattr(dflash_local, name) for name in dflash_local.__all__)
     assert dflash_local.PromptTooLongError is errors.PromptTooLongError
+
+
+def test_help_is_about_what_most_programs_use() -> None:
+    told = pydoc.render_doc(dflash_local, renderer=pydoc.plaintext)
+    assert "class Model(" in told and "load(target" in told
+    assert "class InputError(" not in told and len(told.splitlines()) < 800

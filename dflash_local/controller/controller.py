@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.controller.acceptance import Acceptance
-from dflash_local.controller.costs import Costs, Passes
+from dflash_local.controller.costs import CONFIRMED, Costs, Passes
 from dflash_local.controller.policy import KNOWN, Findings, Policy
 from dflash_local.controller.rows import HORIZON, Rows, merged
 from dflash_local.draft.draft import Draft
@@ -317,6 +317,7 @@ class Controller:
         self._rows.price(self._base, passes, self._base / passes[0] * self._gain)
         for policy in able:
             policy.drafting, policy.looking, policy.findings = self._on, False, findings
+            policy.nearly_off = False
         self._idle, self._looking = 0, False
         if self._on:
             if now - self._plain_at > _LATEST:
@@ -383,11 +384,14 @@ class Controller:
         if short <= 0 or left <= 0:
             policy.looking = True
             return 0
-        if upkeep >= _INCOME:
-            for policy in able:
-                policy.off = True
-            return _FOREVER
-        return min(int(short / (_INCOME - upkeep)) + 1, left)
+        if upkeep < _INCOME:
+            return min(int(short / (_INCOME - upkeep)) + 1, left)
+        is_sure = self._round >= CONFIRMED
+        for policy in able:
+            policy.off, policy.nearly_off = is_sure, True
+        if not is_sure:
+            return min(CONFIRMED - self._round, left)
+        return _FOREVER
 
     def _price(self, n_seqs: int) -> None:
         """Make the prices of passes for so many sequences of this batch, where they are old."""

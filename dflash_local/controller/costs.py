@@ -18,6 +18,10 @@ first."""
 TO_MAKE = 2
 """Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
 with the second what it will replay. With 1, the second counts as a slow machine."""
+CONFIRMED = 128
+"""Passes after which what was measured is believed where it rules drafting out. Without it, a plain
+step that was measured in three lucky moments of a busy machine, at a third of its time, keeps
+drafting off for the whole of a long first answer, at 0.4 of the speed."""
 _SLOWEST = 0.06
 """The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
 _MEASURED = round(1 / _SLOWEST)
@@ -277,6 +281,8 @@ class Passes:
         self._made = 0  # passes since the last new graph, that one included
         self._extra_s = 0.0  # of those that made graphs
         self._skipped = 0
+        self._n_passes = 0
+        self._long = False  # whether the last time that was observed was far above the usual one
         self.fresh = False
         """Whether graphs were still made in the last pass."""
 
@@ -295,12 +301,17 @@ class Passes:
         """`rebuilt`: llama.cpp is known to have built its graph again."""
         kind = n_rows, shape
         n, self._skipped = 1 + self._skipped, 0
+        self._n_passes += n
         if rebuilt or kind != self._kind:
             self._kind, self._made, self._extra_s = kind, 0, 0.0
         self.fresh, usual_s = self._made < TO_MAKE, self._costs.step_s(n_rows, depth, shape)
         # With what making graphs takes, a pass can only tell that it was thought to be too dear.
         if not self.fresh or seconds < usual_s * math.exp(-_CLIP):
-            self._costs.observe_step(n_rows, depth, seconds, shape)
+            # At first, each pass of a mean counts, after one as long: it is no hiccup.
+            was_long, self._long = self._long, seconds > usual_s * math.exp(_CLIP)
+            is_wrong = was_long and self._long and self._n_passes < CONFIRMED
+            for _ in range(n if is_wrong else 1):
+                self._costs.observe_step(n_rows, depth, seconds, shape)
         self._made += n
         self._extra_s += n * (seconds - usual_s)
         if self.fresh and self._made >= TO_MAKE:

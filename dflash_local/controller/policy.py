@@ -53,7 +53,7 @@ class Findings:
             return "drafting is off for a while: its rounds took longer than their tokens are worth"
         if self.gain >= 1:
             return "drafting is off for a while: it has not paid so far"
-        if self.double_cost >= 1.5:
+        if self.double_cost >= 1.8:  # more than a good draft would bring, even for nothing
             return (
                 f"drafting is off: checking {2 * n} tokens costs {self.double_cost:.1f} steps "
                 "on this device"
@@ -83,6 +83,8 @@ class Policy:
         self.has_drafter = True
         self.off = False
         """For good: no draft will be asked for again, so the drafter needs no more of the text."""
+        self.nearly_off = False
+        """Off for good, unless the next rounds show that costs were measured wrong."""
         self.rounds = 0
         self.rest_from = now
         self.findings: Findings | None = None

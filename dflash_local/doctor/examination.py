@@ -92,7 +92,7 @@ def _pair_of(target: GgufFile, draft: GgufFile | None) -> PairNames:
         told = (drafter.provenance.get(key) for key in _MADE_FOR)
         made_for = next((str(name) for name in told if name), None)
     return PairNames(
-        target=target.path.name,
+        target=target.name,
         drafter=drafter.path.name if drafter else None,
         target_bytes=facts.n_bytes,
         drafter_bytes=drafter.n_bytes if drafter else 0,

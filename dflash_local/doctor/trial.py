@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_local.bench.prompts.case import Case, tokenized
@@ -65,13 +65,12 @@ def try_pair(model: Model, *, shipped: bool) -> PairTrial:
     """
     cases = _usable_cases(model, shipped=shipped)
     width = model.engine.max_width
-    plain = [_answer(model, case, draft_width=0) for case in cases]
     blocks = [_answer(model, case, draft_width=width, draft_shape="chain") for case in cases]
     largest = model.largest_hidden_state()
     if model.target.options.n_gpu_layers:  # a GPU may compile its programs when they are first used
         for case in cases:
             _answer(model, case)
-    chosen = [_answer(model, case) for case in cases]
+    plain, chosen = zip(*(_in_turns(model, case) for case in cases), strict=True)
     thinking = None
     if thinks(model):
         again = _cases(model, shipped=shipped, thinking=True)
@@ -126,6 +125,15 @@ def _cases(model: Model, *, shipped: bool, thinking: bool) -> Sequence[Case]:
     prompts = built_in(("chat", "code"), limit=2, shipped=shipped)
     cases, _ = tokenized(model, prompts, room=N_TOKENS, thinking=thinking)
     return cases[:3]
+
+
+def _in_turns(model: Model, case: Case) -> tuple[Stats, Stats]:
+    """Two plain answers, and two as the pair chooses, between them: other work that comes or goes
+    is to slow down both alike."""
+    first = _answer(model, case, draft_width=0)
+    chosen = [_answer(model, case) for _ in range(2)]
+    plain = Stats.sum([first, _answer(model, case, draft_width=0)])
+    return plain, replace(Stats.sum(chosen), drafting=chosen[-1].drafting)
 
 
 def _answer(model: Model, case: Case, **options: Any) -> Stats:

@@ -164,7 +164,7 @@ def make_plan(
         tensor_split=tensor_split_of([use.layers for use in found.gpus]),
         gpus=found.gpus,
         host=found.host,
-        target_name=target.path.name,
+        target_name=target.name,
         target_bytes=model.weights,
         drafter_name=drafter.path.name if drafter else None,
         drafter_bytes=model.drafter_weights,

@@ -100,6 +100,12 @@ class GgufFile:
         )
 
     @property
+    def name(self) -> str:
+        """The file's name; of a file that ollama has named by its sha256, the model's."""
+        name = self.path.name
+        return str(self.get("general.name", name)) if name.startswith("sha256-") else name
+
+    @property
     def architecture(self) -> str:
         """`general.architecture`. Raises FileError when missing."""
         return self.require("general.architecture", str)

@@ -135,6 +135,15 @@ def check_same_library(native_address: int) -> None:
         )
 
 
+def named_template(name: Literal["chatml", "llama3"]) -> str:
+    """A common chat template as Jinja text: llama.cpp has the others as code."""
+    from llama_cpp import llama_chat_format as known
+
+    if name == "chatml":
+        return known.CHATML_CHAT_TEMPLATE
+    return known.LLAMA3_INSTRUCT_CHAT_TEMPLATE
+
+
 def llama_version() -> str:
     """The version of llama.cpp, as it says it itself."""
     return _text(_api.llama_version())

@@ -10,7 +10,7 @@ from pathlib import Path
 from dflash_local.errors import FileError, InputError
 from dflash_local.pairs import registry
 from dflash_local.pairs.entry import Entry
-from dflash_local.pairs.stores import stored
+from dflash_local.pairs.stores import stored, stored_models
 
 _REPO = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB = re.compile(
@@ -76,7 +76,7 @@ def read_address(given: str | os.PathLike[str]) -> Address:
         raise FileError(f"{text}: this folder holds no GGUF model")
     raise InputError(
         f"{text[:100]!r} is no file here, no name of a model, and no repository of the hub such as "
-        f"Qwen/Qwen3-8B-GGUF; {registry.hint(text)}"
+        f"Qwen/Qwen3-8B-GGUF; {registry.hint(text, [each.name for each in stored_models()])}"
     )
 
 

@@ -14,6 +14,7 @@ from dflash_local.pairs import gguf_names, registry
 from dflash_local.pairs.address import Address, HubAddress, NamedPair, read_address
 from dflash_local.pairs.drafter import forget_drafter, kept_drafter, weights
 from dflash_local.pairs.entry import Entry
+from dflash_local.pairs.stores import store_of
 
 if TYPE_CHECKING:
     from dflash_local.llama.runtime import Device
@@ -95,8 +96,11 @@ def remove(address: Address) -> int:
     what was never fetched: a file or folder of the user's own is not touched.
     """
     if isinstance(address, Path):
+        store = store_of(address)
         raise InputError(
             f"{address} is a file or folder of yours: remove it as you remove other files"
+            if store is None
+            else f"this model is {store}'s: remove it there"
         )
     entry = address.entry if isinstance(address, NamedPair) else None
     place = _gguf(entry) if entry else address

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -55,9 +56,11 @@ def named(text: str) -> tuple[Entry, str | None] | None:
     return None
 
 
-def hint(text: str) -> str:
-    """What to type in place of an unknown name: names that look like it, if there are any."""
+def hint(text: str, others: Iterable[str] = ()) -> str:
+    """What to type in place of an unknown name: names of the registry and of `others` that look
+    like it, if there are any."""
     known = {name: entry.name for entry in entries() for name in entry.names}
+    known |= {name.casefold(): name for name in others}
     found = difflib.get_close_matches(text.casefold(), known, 6, 0.5)
     near = list(dict.fromkeys(known[name] for name in found))[:3]
     return f"did you mean {' or '.join(near)}?" if near else "`dflash-local list` has the names"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
-_REGISTRY = "registry.ollama.ai/library/"
+_REGISTRIES = ("registry.ollama.ai/library/", "registry.ollama.ai/")
+"""What ollama itself leaves out of a name."""
 _LATEST = "latest"
 _LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")
 _OTHERS = ("mmproj", "dflash-", "dspark-", "mtp-")
@@ -43,6 +44,11 @@ def stored(name: str) -> Path | None:
     return next((each.path for each in stored_models() if each.name.casefold() in wanted), None)
 
 
+def store_of(path: Path) -> str | None:
+    """The program that keeps this file; None for any other file."""
+    return next((each.store for each in stored_models() if each.path == path), None)
+
+
 def _ollama() -> Iterator[StoredModel]:
     given = os.environ.get("OLLAMA_MODELS")
     homes = [Path(given)] if given else [Path.home() / ".ollama/models"]
@@ -52,7 +58,9 @@ def _ollama() -> Iterator[StoredModel]:
             path = _blob(home, manifest)
             if path is not None and path.is_file():
                 place, _, tag = str(manifest.relative_to(home / "manifests")).rpartition(os.sep)
-                name = place.replace(os.sep, "/").removeprefix(_REGISTRY)
+                name = place.replace(os.sep, "/")
+                for registry in _REGISTRIES:
+                    name = name.removeprefix(registry)
                 yield StoredModel(f"{name}:{tag}", "ollama", path)
 
 

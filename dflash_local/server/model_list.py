@@ -49,6 +49,8 @@ def _entry(request: Request, served: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": request.app.state.created,
         "owned_by": "dflash-local",
+        "aliases": served.source.aliases,
+        "tags": served.source.tags,
         "status": {"value": served.state, **({"failed": True} if served.failure else {})},
     }
     if served.model is not None:

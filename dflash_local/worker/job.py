@@ -11,7 +11,7 @@ from typing import Any
 from dflash_local.engine.request import Request
 from dflash_local.engine.scheduler import Waiting, cells_for
 from dflash_local.engine.sequence import Sequence
-from dflash_local.result import Chunk, Piece, Result
+from dflash_local.result import Chunk, Piece, PromptProgress, Result
 from dflash_local.stats import Stats
 from dflash_local.worker.text import TextStream
 
@@ -73,7 +73,8 @@ class TextRequest:
 
     The request's `on_token` is `text.push`. `cancel` is the caller's own event. Times are in
     seconds: `queue_timeout` to wait for a slot, `deadline_s` from the first token to the last.
-    `on_end` is called with the stats at the end.
+    `on_end` is called with the stats at the end. `tells_prompt`: the first chunks tell how much of
+    the prompt is read.
     """
 
     request: Request
@@ -82,6 +83,7 @@ class TextRequest:
     queue_timeout: float | None = None
     deadline_s: float | None = None
     on_end: Callable[[Stats], None] | None = None
+    tells_prompt: bool = False
 
 
 class Generation(Job):
@@ -101,6 +103,7 @@ class Generation(Job):
         self._n_shown = 0  # characters of text handed out
         self._token = 0  # the one that completes the next of them
         self._n = 0  # tokens handed out
+        self._n_read = -1  # tokens of the prompt that were told
 
     @property
     def given_up(self) -> bool:
@@ -140,6 +143,7 @@ class Generation(Job):
         sequence.stats.queue_s += now - self.waits_since
         if self.begun_at is None:
             self.begun_at = now
+        self._tell_prompt()
 
     def wait_again(self, n_ctx: int) -> None:
         """The request gave back its slot and waits for another one, however long that takes."""
@@ -156,6 +160,7 @@ class Generation(Job):
 
     def deliver(self) -> None:
         """Hand out what is new."""
+        self._tell_prompt()
         if self._n < len(self.running.tokens):
             if self._first_token_at is None:
                 self._first_token_at = time.monotonic()
@@ -175,9 +180,20 @@ class Generation(Job):
             return
         if self.wanted.on_end:
             self.wanted.on_end(sequence.stats)
+        self._tell_prompt()
         rest = self.wanted.text.take() + self.wanted.text.finish()
         last = self._next_pieces(rest)
         self._put(rest, last, result=self._result(sequence))
+
+    def _tell_prompt(self) -> None:
+        """Hand out how much of the prompt is read, where that is asked for and has grown."""
+        sequence, stats = self.running, self.running.stats
+        n = len(sequence.request.prompt)
+        n_read = n if sequence.tokens else min(len(sequence.slot.cached), n)
+        if self.wanted.tells_prompt and self._n_read < n_read:
+            self._n_read = n_read
+            told = PromptProgress(n, stats.cached_tokens, n_read, stats.prompt_s)
+            self.put(Chunk("", [], prompt=told))
 
     def _result(self, sequence: Sequence) -> Result:
         return Result(

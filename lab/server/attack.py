@@ -42,6 +42,12 @@ NAMES = "<|im_start|>" * 80_000
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"allOf": [{"type": "string", "pattern": f".*{i}.*"} for i in range(24)]}
 
+PARAMETERS = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(80)}}
+TOOLS = [
+    {"type": "function", "function": {"name": f"f{i}", "parameters": PARAMETERS}}
+    for i in range(512)
+]
+
 
 def said(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
@@ -66,6 +72,7 @@ ATTACKS: list[tuple[str, Any]] = [
     (CHAT, {"messages": said("hang")}),
     (CHAT, {"messages": said("grow")}),
     (CHAT, {"messages": said(NAMES)}),
+    (CHAT, {"messages": said("a"), "tools": TOOLS}),
     (CHAT, {"messages": said("a"), "modalities": [-1] * 299_000}),
     (CHAT, {"messages": [{"role": "user"}] * 30_000}),
     (CHAT, {"messages": said("a") * 9_999}),

@@ -134,6 +134,7 @@ def test_two_models_of_one_name() -> None:
         (["--model", f"a={TARGET}", "--model", f"a={TARGET}"], "two models are named 'a'"),
         (["--model", f"a={TARGET}", "--target", str(TARGET)], "--target"),
         (["--model", f"a={TARGET}", "--alias", "b"], "--alias"),
+        (["--model", f"a={TARGET}", "--chat-template", "chatml"], "--chat-template"),
         (["--model", f"a={TARGET}", "--draft", str(DRAFTER)], "--draft"),
         (["--models", "gone.toml"], "gone.toml"),
         (["--models", str(TARGET)], "UTF-8"),

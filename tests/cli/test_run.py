@@ -364,3 +364,15 @@ def test_what_is_not_known_without_a_network_is_no_success(empty: User) -> None:
     done = empty.run("show", NAME, HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 1 and "tiny" in done.stdout.lower()
     assert "HF_ENDPOINT" in done.stdout and "list --here" in done.stdout
+
+
+def test_a_model_of_ollama_is_shown_by_its_name_there(tmp_path: Path) -> None:
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:12ab"}
+    manifest = tmp_path / "manifests/registry.ollama.ai/library/own/8b"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/sha256-12ab").symlink_to(TARGET)
+    done = run_here("show", "own:8b", "--json", environment={"OLLAMA_MODELS": str(tmp_path)})
+    shown = json.loads(done.stdout)
+    assert shown["takes"] == shown["quantisations"][0]["name"] == "own:8b"

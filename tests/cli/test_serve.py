@@ -113,6 +113,7 @@ def named(cache_folder: Path) -> Iterator[ServerProcess]:
         "DFLASH_LOCAL_PARALLEL": "2",
         "DFLASH_LOCAL_TARGET": TARGET,
         "DFLASH_LOCAL_CTX": "512",
+        "DFLASH_LOCAL_CHAT_TEMPLATE": "llama3",
     }
     with serving(environment=variables) as running:
         yield running
@@ -137,6 +138,23 @@ def test_an_alias_is_the_models_name(named: ServerProcess) -> None:
     assert "Qwen3 8B" in named.wait_for("^editors: ").string
 
 
+def test_a_common_template_has_a_name(named: ServerProcess) -> None:
+    body = {"messages": [{"role": "system", "content": "Book"}, {"role": "user", "content": "Hi"}]}
+    with named.client(headers={"x-api-key": "one-key"}) as client:
+        prompt = client.post("/apply-template", json=body).json()["prompt"]
+    heads = [f"<|start_header_id|>{role}<|end_header_id|>\n\n" for role in ("system", "user")]
+    assert f"{heads[0]}Book<|eot_id|>{heads[1]}Hi<|eot_id|>" in prompt
+    assert prompt.endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
+
+
+def test_one_template_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("a")
+    line = refused("--chat-template", "chatml", "--chat-template-file", str(file))
+    assert "--chat-template and --chat-template-file" in line
+    assert "chatml" in refused("--chat-template", "no-such")
+
+
 def test_nothing_goes_to_stdout_and_no_key_to_stderr(named: ServerProcess) -> None:
     assert named.log
     assert not any("one-key" in line for line in named.log)
@@ -146,10 +164,12 @@ def test_nothing_goes_to_stdout_and_no_key_to_stderr(named: ServerProcess) -> No
 def settled(
     cache_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """A server with sampling and a template of its own, which shows no page, slots or figures."""
+    """A server with names, sampling and a template of its own, which shows no page, slots or
+    figures, but prompts."""
     template = tmp_path_factory.mktemp("template") / "mine.jinja"
     template.write_text("{% for m in messages %}# {{ m.content }}\n{% endfor %}")
     options = "--ctx 512 --temp 1 --seed 42 --max-tokens 6 --no-page --no-slots --no-metrics"
+    options += " --verbose --alias tiny,coder,code --tags small,chat"
     with serving(*options.split(), "--chat-template-file", str(template)) as running:
         yield running
 
@@ -183,6 +203,28 @@ def test_a_template_in_place_of_the_models_own(settled: ServerProcess) -> None:
     messages = {"messages": [{"role": "user", "content": "Hi"}]}
     with settled.client() as client:
         assert client.post("/apply-template", json=messages).json()["prompt"] == "# Hi\n"
+
+
+def test_a_model_has_the_names_and_tags_that_the_command_gives(settled: ServerProcess) -> None:
+    with settled.client() as client:
+        (entry,) = client.get("/v1/models").json()["data"]
+        assert entry["id"] == "code"
+        assert (entry["aliases"], entry["tags"]) == (["code", "coder", "tiny"], ["chat", "small"])
+        assert client.get("/v1/models/tiny").json() == entry
+        for name in ("tiny", "stranger"):
+            body = {"model": name, "prompt": "def f(", "max_tokens": 1}
+            assert client.post("/v1/completions", json=body).json()["model"] == "code"
+    settled.wait_for("a request names the model stranger")
+    assert not any("the model tiny" in line for line in settled.log)
+
+
+def test_chats_tell_their_prompt_where_the_command_says_so(settled: ServerProcess) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    with settled.client() as client:
+        told = client.post("/v1/chat/completions", json=body).json()
+        assert told["__verbose"] == {"prompt": "# Hi\n"}
+        told = client.post("/v1/chat/completions", json={**body, "verbose": False}).json()
+        assert "__verbose" not in told
 
 
 def test_what_is_not_to_be_shown(settled: ServerProcess) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import gguf_files
 from command_line import run_here
 from dflash_local import demo
+from dflash_local.cli.progress import loading_progress
 from dflash_local.printable import shown
 
 HOSTILE = "\x1b]0;own\x07\x1b[2J\x9b31m\u202eevil\u2066"
@@ -36,6 +39,17 @@ def test_no_text_of_a_file_controls_the_terminal(key: str, tmp_path: Path) -> No
     done = run_here(*asked)
     assert done.returncode == 2
     check(done.stderr)
+
+
+def test_the_bar_of_a_load_shows_a_file_s_name_as_text() -> None:
+    written = io.StringIO()
+    with loading_progress(Console(file=written, force_terminal=True), HOSTILE) as update:
+        assert update is not None
+        update(0.5)
+        update(1.0)
+    # rich's own commands move and colour; none sets a title, and none turns the text around.
+    assert "evil" in written.getvalue()
+    assert not [c for c in ("\x1b]", "\x1b[2J", "\x9b", "\u202e") if c in written.getvalue()]
 
 
 def test_an_answer_may_have_any_letters_and_no_commands() -> None:

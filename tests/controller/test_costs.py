@@ -238,6 +238,23 @@ def test_several_passes_told_as_one_are_no_slow_pass(n: int) -> None:
     assert device.known.step_s(1, DEPTH) == pytest.approx(PASS_STEPS[DEPTH][1], rel=1e-6)
 
 
+def test_several_passes_told_as_one_count_as_that_many_if_it_was_no_hiccup() -> None:
+    """Else a plain step that was measured too fast is put right in a thousand steps, not in some
+    sixty, as 16 of them are told of at a time."""
+    usual = pass_costs().step_s(1, 0)
+
+    def after(times: list[float]) -> float:
+        known = pass_costs()
+        passes = Passes(known)
+        for factor in times:
+            passes.skip(15)
+            passes.observe(1, 0, factor * usual, "chain", rebuilt=False)
+        return known.step_s(1, 0) / usual
+
+    assert after([1, *[3] * 6]) > 2
+    assert after([1, 3, 1, 3, 1, 3, 1]) < 1.1
+
+
 def test_only_rows_of_a_like_pass_have_a_graph() -> None:
     device = Device(pass_costs())
     device.run(16, shape="tree")

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_local import InputError, Target, demo
 from dflash_local.draft.drafter import DraftRequest
-from dflash_local.errors import ClosedError
+from dflash_local.errors import ClosedError, ContextFullError
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native
@@ -119,6 +119,18 @@ def test_more_rows_than_a_batch_are_refused() -> None:
             with pytest.raises(InputError, match=f"a pass of {n} rows; expected 1 to {n - 1}"):
                 method([1] * n, list(range(n)), [0] * n, 1, [None] * n, [])
         target.decode([1], [0], [0], [True])
+
+
+def test_a_pass_that_fails_leaves_no_rows_to_draw_from() -> None:
+    with Target.load(demo.pair()[0], n_ctx=256, n_batch=128) as target:
+        for begin in (0, 128):
+            rows = range(begin, begin + 128)
+            target.decode([1] * 128, rows, [0] * 128, [row % 128 == 0 for row in rows])
+        target.candidates(0, 1)
+        with pytest.raises(ContextFullError):
+            target.decode([1], [256], [0], [True])
+        with pytest.raises(InputError, match="output row 0 is not in the last pass of 0"):
+            target.candidates(0, 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the threads that Linux lists")

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from dflash_local import demo
+from dflash_local.errors import InputError
+from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs.address import read_address
 from dflash_local.pairs.find import find_pair
+from dflash_local.pairs.inventory import remove
 from dflash_local.pairs.stores import stored_models
 
 
@@ -25,6 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tiny/latest", json.dumps({"layers": [{"mediaType": "x", "digest": "y"}, layer]})),
         ("broken/latest", "{"),
         ("gone/1b", json.dumps({"layers": [{**layer, "digest": "sha256:none"}]})),
+        ("../someone/own/8b", json.dumps({"layers": [layer]})),
         ("sly/1b", json.dumps({"layers": [{**layer, "digest": "../../../secret"}]})),
     ):
         path = library / name
@@ -43,9 +47,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_models_of_other_programs_are_found_by_their_names(home: Path) -> None:
     found = [(each.name, each.store) for each in stored_models()]
-    assert found == [("Tiny-Q8_0", "LM Studio"), ("tiny:latest", "ollama")]
+    assert found == [
+        ("someone/own:8b", "ollama"),
+        ("Tiny-Q8_0", "LM Studio"),
+        ("tiny:latest", "ollama"),
+    ]
     blob = home / ".ollama/models/blobs/sha256-12ab"
-    assert read_address("tiny") == read_address("tiny:latest") == blob
+    assert (
+        read_address("tiny")
+        == read_address("tiny:latest")
+        == read_address("someone/own:8b")
+        == blob
+    )
     assert find_pair("Tiny-Q8_0", say=str).target.name == "Tiny-Q8_0.gguf"
 
 
@@ -53,3 +66,21 @@ def test_names_of_ours_come_first(home: Path) -> None:
     qwen = home / ".lmstudio/models/qwen3-8b.gguf"
     qwen.symlink_to(demo.pair()[0])
     assert str(read_address("qwen3-8b")) == "qwen3-8b"
+
+
+@pytest.mark.usefixtures("home")
+def test_a_name_with_a_slip_is_told_the_near_one() -> None:
+    with pytest.raises(InputError, match=r"did you mean Tiny-Q8_0"):
+        read_address("tiny-q8")
+
+
+@pytest.mark.usefixtures("home")
+def test_what_another_program_keeps_is_removed_there() -> None:
+    with pytest.raises(InputError, match=r"this model is ollama's: remove it there"):
+        remove(read_address("tiny"))
+
+
+def test_a_file_that_is_named_by_its_sum_is_called_what_its_model_is(home: Path) -> None:
+    blob = home / ".ollama/models/blobs/sha256-12ab"
+    assert GgufFile.open(blob).name == GgufFile.open(demo.pair()[0]).get("general.name")
+    assert GgufFile.open(demo.pair()[0]).name == demo.pair()[0].name

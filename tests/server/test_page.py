@@ -154,3 +154,18 @@ def test_no_other_file_is_served(client: httpx.Client, name: str) -> None:
     answer = client.get(f"/page/{name}")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "not_found"
+
+
+def test_the_prompts_that_it_offers_for_the_shipped_pair_are_answered_to_the_end(
+    client: httpx.Client,
+) -> None:
+    """None of the answers repeats itself up to the longest."""
+    script = files(page).joinpath("page.js").read_text(encoding="utf-8")
+    offered = re.search(r"const TINY = .*?prompts: \[(.*?)\]", script, re.DOTALL)
+    assert offered
+    prompts = re.findall(r'"(.+?)"', offered[1])
+    assert len(prompts) == 3
+    for prompt in prompts:
+        chat = {"messages": [{"role": "user", "content": prompt}]}
+        answer = client.post("/v1/chat/completions", json=chat).json()
+        assert answer["choices"][0]["finish_reason"] == "stop", prompt

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.errors import ClosedError
-from dflash_local.result import Chunk, Result
+from dflash_local.result import Chunk, PromptProgress, Result
 from dflash_local.server.answering.sampling_fields import N_SEEDS, usual_sampling
 from dflash_local.server.http.access_log import record_result
 from dflash_local.server.http.security import client
@@ -138,6 +138,20 @@ class RunningTimings:
             self._begun_at = now
         self._n += len(chunk.tokens)
         return _speed("predicted", self._n, 1e3 * (now - self._begun_at), n_free=1)
+
+
+def prompt_progress(told: PromptProgress, *, timed: bool) -> dict[str, Any]:
+    """How much of a prompt is read, in llama-server's form, and with its timings where `timed`."""
+    ms = round(1e3 * told.seconds, 3)
+    counts = {"total": told.n, "cache": told.n_cached, "processed": told.n_read, "time_ms": ms}
+    fields: dict[str, Any] = {"prompt_progress": counts}
+    if timed:
+        fields["timings"] = {
+            "cache_n": told.n_cached,
+            **_speed("prompt", told.n_read - told.n_cached, ms),
+            **_speed("predicted", 0, 0.0),
+        }
+    return fields
 
 
 def timings(results: Sequence[Result]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class RequestCheck:
         """Raises ApiError for a model that is not here, and with `strict` for one that a server of
         one model would answer for, and for unknown fields."""
         served = pool.find(name)
-        if name and name not in pool.models:
+        if name and name != served.name and name not in served.source.aliases:
             if self.strict:
                 pool.named(name)
             self._tell(name, f"a request names the model {name}; {served.name} answers it")

@@ -160,6 +160,10 @@ class KeyCheck:
                     401,
                     "a key is needed, and none or a wrong one was given; send it as "
                     "'Authorization: Bearer KEY'",
+                    # OpenAI's type at its routes, llama-server's at the others.
+                    type="invalid_request_error"
+                    if scope["path"].startswith("/v1/")
+                    else "authentication_error",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )

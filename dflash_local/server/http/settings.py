@@ -19,7 +19,8 @@ class ServerSettings:
     A client gets `head_s` seconds to send a request's head, `body_s` to send its body, `read_s` to
     read what is written to it, and `keep_alive_s` to send another request. `strict` refuses
     requests with fields that are not known, or with a model that is not served. `slots`, `metrics`
-    and `page` tell whether `/slots`, `/metrics` and the page are there.
+    and `page` tell whether `/slots`, `/metrics` and the page are there. `verbose` has the answers
+    of chats tell their prompt, unless a request says otherwise.
     """
 
     host: str = "127.0.0.1"
@@ -39,3 +40,4 @@ class ServerSettings:
     slots: bool = True
     metrics: bool = True
     page: bool = True
+    verbose: bool = False

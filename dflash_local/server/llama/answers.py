@@ -20,6 +20,7 @@ from dflash_local.sampling.params import SamplingParams, TokenLogprob
 from dflash_local.server.answering.generation import (
     GenerationTask,
     RunningTimings,
+    prompt_progress,
     stop_text,
     stream_all,
     timings,
@@ -31,13 +32,14 @@ from dflash_local.server.llama.schema import LlamaRequest
 from dflash_local.server.models.served_model import LoadedModel
 
 EVENTS = event_form(done=None)
+_UNTOLD = ("cancel", "logprobs", "prompt_progress")
 _MOST_CANDIDATES = 100
 """Of a draw whose chances are reported: as many as `n_probs` may ask for."""
 
 
 def llama_options(body: LlamaRequest) -> dict[str, Any]:
     """Keyword arguments of `Model.astream`, without the time limit, which `LineLimits` applies."""
-    options = sampling_options(body)
+    options = {**sampling_options(body), "prompt_progress": body.stream and body.return_progress}
     options.pop("deadline_s", None)
     # Where the prompt is only read into the cache, one token is generated and not shown.
     options["max_tokens"] = None if body.n_predict < 0 else max(body.n_predict, 1)
@@ -187,6 +189,10 @@ class _LlamaAnswer:
 
     def take(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """The events of a chunk: one if there is text to show, and the last one at the end."""
+        if chunk.prompt is not None:
+            told = prompt_progress(chunk.prompt, timed=self._timings is not None)
+            yield {**self._partial(""), **told}
+            return
         self._n_tokens += len(chunk.tokens)
         timed = {"timings": self._timings.take(chunk)} if self._timings else {}
         self._unsent += chunk.tokens
@@ -269,7 +275,7 @@ class _LlamaAnswer:
         return ("eos", "") if text is None else ("word", text)
 
     def _settings(self, result: Result) -> dict[str, Any]:
-        options = {k: v for k, v in self.task.options.items() if k not in ("cancel", "logprobs")}
+        options = {k: v for k, v in self.task.options.items() if k not in _UNTOLD}
         biases = options.pop("logit_bias", {})
         ends = self._model.target.vocabulary.ends if self._body.ignore_eos else ()
         never: list[dict[str, Any]] = [{"token": token, "bias": None} for token in ends]

@@ -55,6 +55,10 @@ class LlamaRequest(SamplingFields):
     json_schema: bounds.JsonObject | bounds.Flag | None = None
     return_tokens: bounds.Flag = False
     timings_per_token: bounds.Flag = False
+    return_progress: bounds.Flag = Field(
+        default=False,
+        description="A stream begins with how much of the prompt is read, again and again.",
+    )
     response_fields: Annotated[bounds.ListOf[_ResponseField], Field(max_length=256)] | None = Field(
         default=None,
         description="Return these fields only; `timings/prompt_n` is one of an inner object.",

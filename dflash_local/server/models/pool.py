@@ -79,14 +79,14 @@ class ModelPool:
     def find(self, name: str | None) -> ServedModel:
         """The model for a request: one that names none gets the first, and so does one with an
         unknown name where the server began with one model. Else ApiError is raised for it."""
-        takes_any = len(self._given) == 1 and name not in self.models
+        takes_any = len(self._given) == 1 and self._known(name) is None
         first = next(iter(self.models.values()))
         return first if takes_any or not name else self.named(name)
 
     def named(self, name: str) -> ServedModel:
-        """The model of exactly that name. Raises ApiError."""
-        if name in self.models:
-            return self.models[name]
+        """The model of exactly that name or alias. Raises ApiError."""
+        if (known := self._known(name)) is not None:
+            return known
         names = ", ".join(map(repr, self.models))
         are = "are" if len(self.models) > 1 else "is"
         raise ApiError(
@@ -95,6 +95,11 @@ class ModelPool:
             param="model",
             code="model_not_found",
         )
+
+    def _known(self, name: str | None) -> ServedModel | None:
+        """The model of that name or alias."""
+        named = (each for each in self.models.values() if name in each.source.aliases)
+        return self.models.get(name or "") or next(named, None)
 
     def adopt(self, model: Model) -> None:
         """Serve `model`, which is loaded already, as the first of the models."""

@@ -52,6 +52,10 @@ class ModelSource:
     """A Jinja template in place of the model's own."""
     recorder: Recorder | None = None
     """Keeps the prompts of its requests."""
+    aliases: tuple[str, ...] = ()
+    """All names that requests may give, if there are several."""
+    tags: tuple[str, ...] = ()
+    """What `/v1/models` tells of it beside."""
 
     def load(
         self, progress: Progress | None = None, is_alone: Callable[[], bool] = lambda: True

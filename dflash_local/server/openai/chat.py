@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -19,6 +20,7 @@ from dflash_local.server.answering.prepared_chat import PreparedChat, input_toke
 from dflash_local.server.answering.tools import tool_use
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.event_stream import event_form
+from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.chat_schema import ChatRequest
 from dflash_local.server.openai.choices import ChoicesAnswer
@@ -34,7 +36,8 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     """Answer a conversation, `n` times, in one piece or as a stream of chunks."""
     body.check()
     form = _EVENTS if body.stream else None
-    return await respond(request, body.model, body, prepare_request, _answer, form)
+    answer = partial(_answer, usual=request.app.state.settings)
+    return await respond(request, body.model, body, prepare_request, answer, form)
 
 
 @router.post("/v1/chat/completions/input_tokens")
@@ -60,9 +63,12 @@ def prepare_request(model: Model, body: ChatRequest, *, bound: bool = True) -> P
     )
 
 
-def _answer(loaded: LoadedModel, body: ChatRequest, chat: PreparedChat) -> ChoicesAnswer:
+def _answer(
+    loaded: LoadedModel, body: ChatRequest, chat: PreparedChat, usual: ServerSettings
+) -> ChoicesAnswer:
     n_logprobs = body.n_alternatives
     options = chat.options(body, max_tokens=body.limit, logprobs=n_logprobs)
+    options["prompt_progress"] = bool(body.return_progress)
     if body.prompt_logprobs is not None:
         options["prompt_logprobs"] = body.prompt_logprobs
     if body.bindings and {"lark", "json_schema"} & options.keys():
@@ -81,7 +87,7 @@ def _answer(loaded: LoadedModel, body: ChatRequest, chat: PreparedChat) -> Choic
         for index in range(len(tasks))
     ]
     told: dict[str, Any] = {"warning": chat.warning} if chat.warning else {}
-    if body.verbose:
+    if usual.verbose if body.verbose is None else body.verbose:
         told["__verbose"] = {"prompt": chat.text}
     return ChoicesAnswer(
         loaded,

@@ -21,6 +21,7 @@ from dflash_local.result import Chunk, Result
 from dflash_local.server.answering.generation import (
     GenerationTask,
     RunningTimings,
+    prompt_progress,
     stream_all,
     timings,
 )
@@ -56,7 +57,8 @@ class ChoicesAnswer:
     `chunk_kind` are what the API calls them, whole and as chunks.
 
     `body` says what a stream tells besides them: with `include_usage` its last chunk the usage,
-    with `continuous_usage_stats` each chunk, with `timings_per_token` each chunk the time.
+    with `continuous_usage_stats` each chunk, with `timings_per_token` each chunk the time, and
+    with `return_progress` the first ones how much of the prompt is read.
     """
 
     def __init__(
@@ -116,6 +118,10 @@ class ChoicesAnswer:
         head = self._head(self._chunk_kind)
         no_usage = {"usage": None} if self._told.include_usage else {}
         async for index, chunk in stream_all(self._loaded, self._tasks):
+            if chunk.prompt is not None:
+                told = prompt_progress(chunk.prompt, timed=bool(self._running))
+                yield {**head, "choices": [], **no_usage, **told}
+                continue
             pieces = list(self._choices[index].pieces(chunk))
             self._keep_result(index, chunk)
             beside = no_usage | self._so_far(index, chunk)

@@ -112,9 +112,9 @@ def _pattern(regex: str) -> str:
 
 
 class ChoicesRequest(SamplingFields):
-    """`n` are the answers to each prompt. `json_schema`, `n_predict`, `n_probs` and
-    `timings_per_token` are llama-server's, `structured_outputs`, `guided_...` and `prompt_logprobs`
-    vLLM's."""
+    """`n` are the answers to each prompt. `json_schema`, `n_predict`, `n_probs`,
+    `timings_per_token` and `return_progress` are llama-server's, `structured_outputs`,
+    `guided_...` and `prompt_logprobs` vLLM's."""
 
     USUAL_LIMIT: ClassVar[int | None] = None
 
@@ -128,6 +128,7 @@ class ChoicesRequest(SamplingFields):
     n_predict: bounds.Predict | None = None
     n_probs: bounds.Alternatives | None = None
     timings_per_token: bounds.Flag | None = None
+    return_progress: bounds.Flag | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: bounds.Alternatives | None = None
 

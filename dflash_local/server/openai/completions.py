@@ -40,7 +40,11 @@ async def create_completion(request: Request, body: CompletionsRequest) -> Respo
 
 
 def _options(body: CompletionsRequest) -> dict[str, Any]:
-    options = {**sampling_options(body), "max_tokens": body.limit}
+    options = {
+        **sampling_options(body),
+        "max_tokens": body.limit,
+        "prompt_progress": bool(body.return_progress),
+    }
     if body.schema_of_answer is not None:
         options["json_schema"] = body.schema_of_answer
     if body.n_alternatives is not None:

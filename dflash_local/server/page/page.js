@@ -27,7 +27,7 @@ const TINY = {
   prompts: [
     "Implement `read_json` in Python: Read a JSON file and return its contents.",
     "Implement `word_count` in Python: Count how often each word occurs in a text.",
-    "Write a Python function `flatten`. Flatten a list of lists into a single list.",
+    "Implement `merge` in Python: Merge two dictionaries into a new one.",
   ],
   hint: "This tiny model writes Python functions, and not always good ones. Try one:",
 };

@@ -103,6 +103,29 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     assert {key: last[key] for key in same} == {key: whole[key] for key in same}
 
 
+def test_a_stream_tells_how_much_of_the_prompt_is_read_where_asked(client: httpx.Client) -> None:
+    asked = {"prompt": "x = 1\n" * 150, "n_predict": FEW, "stream": True, "temperature": 0}
+    body = {**asked, "return_progress": True, "timings_per_token": True, "cache_prompt": False}
+    told = events(client.post(PATH, json=body).text)
+    read = [event for event in told if "prompt_progress" in event]
+    assert read == told[: len(read)], "they come before the answer"
+    progress = [event["prompt_progress"] for event in read]
+    assert {each["total"] for each in progress} == {told[-1]["tokens_evaluated"]}
+    processed = [each["processed"] for each in progress]
+    assert processed == sorted(set(processed))
+    assert (progress[0]["cache"], processed[0], processed[-1]) == (0, 0, progress[0]["total"])
+    assert read[0]["timings"]["prompt_ms"] == read[0]["timings"]["prompt_n"] == 0
+    assert read[-1]["timings"]["prompt_ms"] > 0
+
+    body = {**asked, "return_progress": True}
+    again = [each for each in events(client.post(PATH, json=body).text) if not each["stop"]]
+    first = again[0]["prompt_progress"]
+    assert first["cache"] == first["processed"] > 0
+    whole = complete(client, **{**body, "stream": False})
+    assert whole["content"] == "".join(each["content"] for each in again)
+    assert all("prompt_progress" not in each for each in events(client.post(PATH, json=asked).text))
+
+
 def test_a_stream_tells_the_time_where_asked(client: httpx.Client) -> None:
     body = {"prompt": PROMPT, "n_predict": FEW, "temperature": 0, "stream": True}
     told = events(client.post(PATH, json={**body, "timings_per_token": True}).text)

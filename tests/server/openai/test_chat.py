@@ -292,6 +292,19 @@ def test_each_chunk_tells_its_usage_and_time_where_asked(client: httpx.Client) -
     assert ["timings" in chunk for chunk in plain] == [False] * (len(plain) - 1) + [True]
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_stream_tells_how_much_of_the_prompt_is_read_where_asked(
+    client: httpx.Client, path: str
+) -> None:
+    body = {"max_tokens": 4, "temperature": 0, "return_progress": True, "cache_prompt": False}
+    body |= {"messages": user(QUESTION)} if path == CHAT else {"prompt": QUESTION}
+    chunks = streamed(client, path, **body, stream_options={"include_usage": True})
+    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    n = chunks[-1]["usage"]["prompt_tokens"]
+    assert {each["total"] for each in told} == {n}
+    assert (told[0]["processed"], told[-1]["processed"]) == (0, n)
+
+
 def test_a_json_object_is_one(client: httpx.Client) -> None:
     told = ask(client, response_format={"type": "json_object"}, max_tokens=16, temperature=0)
     assert told["choices"][0]["finish_reason"] == "length" or isinstance(

@@ -51,7 +51,6 @@ from openai_api import CHAT, refused, user
         ({"stop_token_ids": ["3"]}, "stop_token_ids[0]", "integer"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "boolean"),
-        ({"return_progress": True}, "return_progress", "no such setting"),
         ({"typical_p": 2.0}, "typical_p", "1"),
         ({"n_probs": 101}, "n_probs", "100"),
         ({"guided_choice": []}, "choice", "1"),
