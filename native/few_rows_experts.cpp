@@ -11,6 +11,9 @@ few_rows_kernel kernel_of(const ggml_tensor & weights) {
     return {o, o, 1, true};
 }
 
+// A row's experts are rarely those of another: parts are as good as they can be for so many.
+constexpr int usual_rows = 8;
+
 size_t floats(size_t bytes) { return bytes / sizeof(float); }
 
 }  // namespace
@@ -68,9 +71,9 @@ few_rows_plan::experts plan_experts(const ggml_tensor & t, const few_rows_rules 
 
     const int units = blocks_of(p.k, few_rows::UNIT);
     made.row_blocks = blocks_of(m.rows, few_rows::BLOCK_ROWS);
-    // As for one row, so that the bits are those of one.
+    // Whatever the rows, so that the bits are those of one.
     p.units_per_part =
-        few_rows_units_per_part(made.row_blocks * c.n_used, units, rules.n_processors);
+        few_rows_units_per_part(made.row_blocks * c.n_used * usual_rows, units, rules.n_processors);
     made.parts = blocks_of(units, p.units_per_part);
     made.items = few_rows::most_items(c.n_rows * c.n_used, c.n_experts);
     return made;

@@ -142,7 +142,11 @@ def open_few_rows(
     try:
         heads = kernels.heads_of(files[0], kv_type)
         experts = kernels.experts_of(files[0])
-        needed = [*kernels.pairs_of(shapes), *sorted(heads), *sorted(experts)]
+        needed: list[kernels.Compiled] = [
+            *kernels.pairs_of(shapes),
+            *sorted(heads),
+            *sorted(experts),
+        ]
         for device, architecture, description in gpus:
             code = kernels.cubins(needed, architecture, compiler, begin)
             opened.native.add(device, code)
@@ -153,7 +157,8 @@ def open_few_rows(
                 "source": kernels.source_hash(),
                 "build": runtime.llama_build(),
             }
-            wanted = {shape for _, shape in shapes} | heads | experts
+            wanted: set[kernels.Kind] = {shape for _, shape in shapes}
+            wanted |= heads | experts
             opened.take(trial.findings(wanted, device, code, of, say, again=again), exact=exact)
     except BackendError as error:
         say(f"{_ASIDE} {error}")

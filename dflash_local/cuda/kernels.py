@@ -103,10 +103,11 @@ class Experts:
 
 
 Kind = Shape | Heads | Experts
-"""What kernels are compiled for, and what a trial finds something of."""
-
+"""What a trial finds something of."""
 Pair = tuple[str, str]
 """The operands of a kernel."""
+Compiled = Pair | Heads | Experts
+"""What kernels are compiled for."""
 
 
 def shapes_of(file: GgufFile) -> dict[str, Shape]:
@@ -177,7 +178,7 @@ def pairs_of(shapes: Iterable[tuple[str, Shape]]) -> list[Pair]:
     return [(a[1], b[1]) for a, b in sorted(pairs)]
 
 
-def source_of(kernel: Pair | Heads | Experts) -> str:
+def source_of(kernel: Compiled) -> str:
     """The text to compile for a pair of operands, a kind of attention, or of experts."""
     if isinstance(kernel, Heads):
         keys, values = (GGMLQuantizationType(t).name for t in (kernel.keys, kernel.values))
@@ -195,7 +196,7 @@ def source_hash() -> str:
 
 
 def cubins(
-    kernels: Sequence[Pair | Heads | Experts],
+    kernels: Sequence[Compiled],
     architecture: int,
     compiler: Compiler,
     before: Callable[[], None],

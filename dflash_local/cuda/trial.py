@@ -32,6 +32,9 @@ _MOST_ERROR = 0.02
 off by 0.0002; llama.cpp's, which keep 8, by 0.005 to 0.03."""
 _MOST_BYTES = 128 << 20
 """Of a matrix: more rows of the same take as much longer with any kernel."""
+_ROWS = 256
+"""A matrix that is cut keeps a multiple of this: llama.cpp's kernels read two rows at a time, also
+behind the last one."""
 _KINDS: dict[str, type[Kind]] = {kind.__name__: kind for kind in (Shape, Heads, Experts)}
 _START_S, _SHAPE_S = 60.0, 20.0
 """Limits: a child begins in some 2 s, and a matrix takes a tenth of one."""
@@ -148,7 +151,7 @@ def _found(device: str, cubins: Sequence[bytes], shape: Kind) -> dict[str, Any]:
         elif isinstance(shape, Heads):
             trial = native.try_few_rows_attention(device, cubins, *astuple(shape))
         else:
-            rows = max(1, min(shape.rows, _MOST_BYTES // shape.row_bytes))
+            rows = tried_rows(shape)
             longer = shape.rows / rows
             trial = native.try_few_rows(device, cubins, shape.type, shape.k, rows)
     except DflashError as error:
@@ -164,6 +167,12 @@ def _found(device: str, cubins: Sequence[bytes], shape: Kind) -> dict[str, Any]:
         for name in ("ours_us", "ggml_us")
     }
     return times | {"fault": fault, "passes": False}
+
+
+def tried_rows(shape: Shape) -> int:
+    """As many rows as a trial takes of a matrix."""
+    most = max(_MOST_BYTES // shape.row_bytes // _ROWS * _ROWS, _ROWS)
+    return min(shape.rows, most)
 
 
 def _as_list(shape: Kind) -> list[Any]:

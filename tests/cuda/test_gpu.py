@@ -108,6 +108,31 @@ def test_a_row_has_the_same_bits_beside_any_others(kv_type: str) -> None:
             np.testing.assert_array_equal(logits(loaded, n), widest[:n])
 
 
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "qwen3next", "lfm2moe", "nemotron_h_moe"])
+def test_a_row_of_a_hybrid_has_the_same_bits_beside_any_others(folder: Path, name: str) -> None:
+    """Also with experts: a router never sees other sums."""
+    path = hybrid.write_hybrid(folder / f"{name}.gguf", name, demo.pair()[0])
+    with Target(path, TargetOptions(n_ctx=512, n_gpu_layers=-1), few_rows=opened(path)) as loaded:
+        widest = logits(loaded, 33)
+        for n in (1, 2, 8, 16):
+            np.testing.assert_array_equal(logits(loaded, n), widest[:n])
+
+
+def test_products_with_experts_are_right_and_the_same_beside_any_rows() -> None:
+    runtime.init()
+    wrong = []
+    for device, architecture, _ in native.few_rows_gpus()[0]:
+        compiler = opened(demo.pair()[0]).compiler
+        assert compiler is not None
+        for kind, k, rows in ((12, 2048, 512), (14, 768, 200), (39, 2880, 320), (8, 288, 48)):
+            experts = kernels.Experts(kind, k, rows, 32, 4)
+            code = kernels.cubins([experts], architecture, compiler, lambda: None)
+            found = native.try_few_rows_experts(device, code, *astuple(experts))
+            if found["error"] >= 0.001 or not found["same_bits"]:
+                wrong.append((experts, found))
+    assert wrong == []
+
+
 def test_attention_is_right_and_the_same_beside_any_rows() -> None:
     runtime.init()
     wrong = []

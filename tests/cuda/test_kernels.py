@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import hybrid
 from dflash_local import demo
 from dflash_local.cuda import few_rows, kernels
 from dflash_local.cuda.compiler import Compiler, compiler_for, find_compilers
@@ -94,6 +95,22 @@ def test_attention_compiles_and_hardly_spills(
     compiled = compiler.compile(kernels.source_of(heads), architecture)
     assert f"attention_{heads.operand}_4".encode() in compiled.cubin
     assert max(compiled.spilled) <= 8, str(compiled)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_experts_have_a_kernel_of_each_type(compiler: Compiler, name: str) -> None:
+    experts = kernels.Experts(TYPES[name], 512, 64, 8, 2)
+    compiled = compiler.compile(kernels.source_of(experts), 90)
+    assert f"experts_{experts.operand}".encode() in compiled.cubin
+    assert not any(compiled.spilled)
+
+
+def test_experts_of_a_mixture(tmp_path: Path) -> None:
+    path = hybrid.write_hybrid(tmp_path / "m.gguf", "qwen35moe", demo.pair()[0])
+    found = kernels.experts_of(GgufFile.open(path))
+    assert found and all(experts.type == TYPES["Q8_0"] for experts in found)
+    assert all(1 <= experts.n_used <= experts.n_experts for experts in found)
+    assert kernels.experts_of(GgufFile.open(demo.pair()[0])) == set()
 
 
 def test_heads_of_the_shipped_target() -> None:

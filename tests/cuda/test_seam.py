@@ -61,6 +61,12 @@ def test_logits_have_the_bits_of_ggml(folder: Path, name: str) -> None:
         np.testing.assert_array_equal(ours, expected)
 
 
+def test_products_with_experts_are_ours(folder: Path) -> None:
+    few_rows = FewRows(on_cpu=True)
+    logits(written(folder, "qwen35moe"), few_rows)
+    assert few_rows.counts["experts"] > 0
+
+
 def test_attention_of_few_rows_is_ours() -> None:
     few_rows = FewRows(on_cpu=True)
     logits(demo.pair()[0], few_rows)

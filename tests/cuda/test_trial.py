@@ -9,11 +9,12 @@ import pytest
 
 from dflash_local import disk_cache
 from dflash_local.cuda.few_rows import FewRows
-from dflash_local.cuda.kernels import Heads, Shape
-from dflash_local.cuda.trial import Finding, findings
+from dflash_local.cuda.kernels import Experts, Heads, Shape
+from dflash_local.cuda.trial import Finding, findings, tried_rows
 
 SHAPE, OTHER = Shape(8, 256, 48), Shape(8, 288, 48)  # Q8_0
 HEADS = Heads(1, 1, 64, 8, 2)  # F16
+EXPERTS = Experts(8, 256, 48, 6, 2)
 OF = {"gpu": "none"}
 
 
@@ -54,6 +55,18 @@ def test_attention_is_tried_like_products() -> None:
     # llama.cpp's on a CPU: that is why there are others.
     assert of_heads.fault == "its results depend on the columns beside them"
     assert findings([HEADS], "CPU", [], OF, said) == [of_heads] and len(said) == 1
+
+
+def test_experts_are_tried_like_products() -> None:
+    (found,) = findings([EXPERTS], "CPU", [], OF, Lines())
+    assert not found.fault and found.ours_us.keys() == times(0).keys()
+
+
+def test_a_large_matrix_is_cut_to_an_even_number_of_rows() -> None:
+    """llama.cpp's kernels of one row read two, and nothing lies behind the last one of a trial."""
+    assert tried_rows(Shape(14, 2048, 151936)) % 256 == 0
+    assert tried_rows(Shape(14, 2048, 151936)) * Shape(14, 2048, 1).row_bytes <= 128 << 20
+    assert tried_rows(SHAPE) == 48
 
 
 def test_a_damaged_finding_is_tried_again(cache: Path) -> None:
@@ -106,6 +119,8 @@ def test_exact_answers_take_what_is_right_even_where_it_is_slower() -> None:
     usual.take(found)
     exact.take(found, exact=True)
     assert len(usual.key) == len(exact.key) + 2
+    exact.take([Finding(EXPERTS, times(2), times(1))], exact=True)
+    assert len(exact.key) == 1
     exact.take([Finding(OTHER, fault="it is wrong")], exact=True)
     assert str(OTHER) in exact.key
 
