@@ -206,6 +206,8 @@ class graph_runner {
                 (node->op == GGML_OP_MUL_MAT ? counts.products : counts.fused)++;
             }
         }
+        counts.products += static_cast<long>(plan.plains.size());
+        counts.launches += static_cast<long>(plan.plains.size());
         counts.attentions += static_cast<long>(plan.attentions.size());
         counts.experts += static_cast<long>(plan.of_experts.size());
         return plan;
@@ -217,7 +219,7 @@ class graph_runner {
     }
 
     ggml_status run_plan(const graph & g, const few_rows_plan & plan) const {
-        if (plan.launches.empty() && plan.attentions.empty() && plan.of_experts.empty()) {
+        if (plan.steps.size() == plan.segments.size()) {
             return compute(g, g.nodes, g.n_nodes);
         }
         const few_rows_executor::scratch scratch = executor_->reserve(
@@ -227,6 +229,10 @@ class graph_runner {
             if (step.kind == few_rows_plan::step::ATTENTION) {
                 const few_rows_plan::attention & a = plan.attentions[step.index];
                 executor_->attend(a, with_scratch(a, scratch.partials, scratch.converted));
+                continue;
+            }
+            if (step.kind == few_rows_plan::step::PLAIN) {
+                executor_->multiply(plan.plains[step.index]);
                 continue;
             }
             if (step.kind == few_rows_plan::step::EXPERTS) {

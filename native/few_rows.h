@@ -52,6 +52,7 @@ class few_rows_executor {
     virtual void attend(const few_rows_plan::attention & planned,
                         const few_rows::attention & arguments) = 0;
 
+    virtual void multiply(const few_rows_plan::plain & planned) = 0;
     virtual void order(const few_rows::choice & c) = 0;
     // `arguments` are those of the plan, with scratch.
     virtual void multiply(const few_rows_plan::experts & planned,

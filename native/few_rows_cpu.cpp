@@ -115,6 +115,7 @@ class cpu_executor : public few_rows_executor {
         }
     }
 
+    void multiply(const few_rows_plan::plain & planned) override { compute(*planned.node); }
     void order(const few_rows::choice &) override {}
     void multiply(const few_rows_plan::experts & planned,
                   const few_rows::expert_product &) override {

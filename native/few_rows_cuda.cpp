@@ -107,6 +107,7 @@ class cuda_executor : public few_rows_executor {
             normalize_input_ = common("normalize_input");
             combine_chunks_ = common("combine_chunks");
             order_choice_ = common("order_choice");
+            plain_product_ = common("plain_product");
             reserve(usual_converted, usual_partials, usual_counters, usual_choice);
             probe();
         }
@@ -192,6 +193,15 @@ class cuda_executor : public few_rows_executor {
         combined.y = static_cast<unsigned>(columns);
         combined.shared_bytes = few_rows::COMBINE_SHARED;
         cuda::launch(combine_chunks_, combined, starts_early_, stream_, &a);
+    }
+
+    void multiply(const few_rows_plan::plain & planned) override {
+        cuda::launch_size size;
+        size.threads = few_rows::BLOCK_THREADS;
+        few_rows::plain_product p = planned.arguments;
+        size.x = static_cast<unsigned>(blocks_of(p.rows, few_rows::BLOCK_THREADS / 32));
+        size.y = static_cast<unsigned>(blocks_of(p.n_columns, few_rows::TILE_COLUMNS));
+        cuda::launch(plain_product_, size, starts_early_, stream_, &p);
     }
 
     void order(const few_rows::choice & c) override {
@@ -364,7 +374,7 @@ class cuda_executor : public few_rows_executor {
     bool records_ = false;
     std::vector<cuda::module_ptr> modules_;
     cuda::function convert_input_ = nullptr, normalize_input_ = nullptr, combine_chunks_ = nullptr,
-                   order_choice_ = nullptr;
+                   order_choice_ = nullptr, plain_product_ = nullptr;
     mutable std::map<std::string, cuda::function> functions_;
     memories converted_, partials_, counters_, choice_;
 };

@@ -11,4 +11,8 @@ bool takes_experts(const ggml_tensor & node, const few_rows_rules & rules);
 // How it is launched.
 few_rows_plan::experts plan_experts(const ggml_tensor & node, const few_rows_rules & rules);
 
+// The same for a product with an F32 matrix, such as a router.
+bool takes_plain(const ggml_tensor & node, const few_rows_rules & rules);
+few_rows_plan::plain plan_plain(const ggml_tensor & node);
+
 }  // namespace dflash

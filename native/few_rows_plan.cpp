@@ -354,6 +354,14 @@ class planner {
                 write(t);
                 continue;
             }
+            if (takes_plain(t, rules_)) {
+                flush();
+                plan_.steps.push_back(
+                    {few_rows_plan::step::PLAIN, static_cast<int>(plan_.plains.size())});
+                plan_.plains.push_back(plan_plain(t));
+                write(t);
+                continue;
+            }
             if (takes_experts(t, rules_)) {
                 flush();
                 few_rows_plan::experts made = plan_experts(t, rules_);

@@ -40,8 +40,12 @@ struct few_rows_plan {
         int row_blocks = 0, parts = 0, items = 0;  // the grid
         const ggml_tensor * node = nullptr;
     };
+    struct plain {
+        few_rows::plain_product arguments{};
+        const ggml_tensor * node = nullptr;
+    };
     struct step {
-        enum { SEGMENT, LAUNCH, ATTENTION, EXPERTS } kind;
+        enum { SEGMENT, LAUNCH, ATTENTION, EXPERTS, PLAIN } kind;
         int index;
     };
 
@@ -50,6 +54,7 @@ struct few_rows_plan {
     std::vector<launch> launches;
     std::vector<attention> attentions;
     std::vector<experts> of_experts;
+    std::vector<plain> plains;
     std::vector<step> steps;
     size_t converted_bytes = 0, partial_floats = 0, n_counters = 0, choice_ints = 0;
 };

@@ -145,7 +145,11 @@ class product_trial {
         const std::vector<float> importance(k_, 1.0f);
         ggml_quantize_chunk(type, values.data(), some.data(), 0, period, k_, importance.data());
         values_.resize(values.size());
-        ggml_get_type_traits(type)->to_float(some.data(), values_.data(), k_ * period);
+        if (type == GGML_TYPE_F32) {
+            values_ = values;
+        } else {
+            ggml_get_type_traits(type)->to_float(some.data(), values_.data(), k_ * period);
+        }
         std::vector<unsigned char> all(bytes);
         for (size_t at = 0; at < bytes; at += some.size()) {
             std::copy_n(some.data(), std::min(some.size(), bytes - at), all.data() + at);

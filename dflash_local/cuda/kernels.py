@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 TILES = (1, 2, 4)
 """Of eight columns, in a block of a kernel."""
 
+_PLAIN = "F32"
+"""Matrices of floats, such as routers, are in every piece of code, and share no launch."""
 _LAYER = re.compile(r"^blk\.\d+\.")
 _ROW_TABLES = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 
@@ -39,6 +41,8 @@ class Shape:
     @property
     def operand(self) -> str:
         """What the kernels call it; empty if there are none for it."""
+        if self.type == GGMLQuantizationType.F32:
+            return _PLAIN if self.k % 32 == 0 else ""
         return native.few_rows_operand(self.type, self.k)
 
     @property
@@ -167,6 +171,8 @@ def pairs_of(shapes: Iterable[tuple[str, Shape]]) -> list[Pair]:
     by_input = defaultdict(set)
     pairs = set()
     for name, shape in shapes:
+        if shape.operand == _PLAIN:
+            continue
         operand = (shape.type, shape.operand)
         pairs.add((operand, operand))
         layer = _LAYER.match(name)

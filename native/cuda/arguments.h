@@ -76,6 +76,18 @@ struct expert_product {
     int n_tiles;   // of the input
 };
 
+// A product of an F32 matrix, such as a router, with its input as it is.
+struct plain_product {
+    const float * weights;
+    unsigned long long row;  // floats from one row of the matrix to the next
+    const float * x;
+    unsigned long long x_stride;
+    float * out;
+    unsigned long long out_stride;
+    int k;  // a multiple of 4
+    int rows, n_columns;
+};
+
 // The input of products: f32 [n_columns, stride] -> halves in the order in which tensor cores take
 // them.
 struct conversion {

@@ -439,6 +439,42 @@ DEVICE void put_in_order(const choice & c) {
     }
 }
 
+// A warp has a row of the matrix and eight columns; beyond the last column it has that once more.
+DEVICE void multiply_plain(const plain_product & p) {
+    const int row = block_x() * (BLOCK_THREADS / 32) + thread_index() / 32, lane = thread_index() % 32;
+    let_next_begin();
+    wait_for_previous();
+    if (row >= p.rows) {
+        return;
+    }
+    const float * columns[TILE_COLUMNS];
+    for (int c = 0; c < TILE_COLUMNS; c++) {
+        const int column = block_y() * TILE_COLUMNS + c;
+        columns[c] = p.x + (column < p.n_columns ? column : p.n_columns - 1) * p.x_stride;
+    }
+    float sums[TILE_COLUMNS] = {};
+#pragma unroll 2
+    for (int at = lane * 4; at < p.k; at += 128) {
+        const floats4 w = load_input(p.weights + row * p.row + at);
+        for (int c = 0; c < TILE_COLUMNS; c++) {
+            const floats4 x = load_input(columns[c] + at);
+            sums[c] = multiply_add(w.x, x.x, sums[c]);
+            sums[c] = multiply_add(w.y, x.y, sums[c]);
+            sums[c] = multiply_add(w.z, x.z, sums[c]);
+            sums[c] = multiply_add(w.w, x.w, sums[c]);
+        }
+    }
+    for (int c = 0; c < TILE_COLUMNS; c++) {
+        for (int lanes = 16; lanes; lanes /= 2) {
+            sums[c] += shuffle_xor(sums[c], lanes);
+        }
+        const int column = block_y() * TILE_COLUMNS + c;
+        if (lane == 0 && column < p.n_columns) {
+            p.out[column * p.out_stride + row] = sums[c];
+        }
+    }
+}
+
 #define FEW_ROWS_TYPE(NAME, row) \
     using NAME = block_type<row, aligned_unit>; \
     using NAME##_U = block_type<row, unaligned_unit>;
@@ -460,6 +496,8 @@ FEW_ROWS_TYPE(MXFP4, mxfp4)
 }  // namespace few_rows
 
 KERNEL(order_choice, few_rows::choice, few_rows::BLOCK_THREADS, 1) { few_rows::put_in_order(arguments); }
+
+KERNEL(plain_product, few_rows::plain_product, few_rows::BLOCK_THREADS, 2) { few_rows::multiply_plain(arguments); }
 
 #define FEW_ROWS_EXPERTS(A) \
     KERNEL(experts_##A, few_rows::expert_product, few_rows::BLOCK_THREADS, 2) { \

@@ -414,9 +414,9 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
                 off += std::pow(out[static_cast<size_t>(pair) * rows + r] - sum, 2);
                 size += sum * sum;
             }
-            check::that(std::sqrt(off / size) < 2 * CLOSE, "pair " + std::to_string(pair) + " of " +
-                                                           std::to_string(n) + " rows is off by " +
-                                                           std::to_string(std::sqrt(off / size)));
+            check::that(std::sqrt(off / size) < 2 * CLOSE,
+                        "pair " + std::to_string(pair) + " of " + std::to_string(n) +
+                            " rows is off by " + std::to_string(std::sqrt(off / size)));
         }
         widest = widest.empty() ? out : widest;
         check::that(std::equal(out.begin(), out.end(), widest.begin()),
@@ -433,6 +433,42 @@ void rows_are_multiplied_by_the_experts_that_they_chose() {
     experts_of<few_rows::MXFP4_U>(GGML_TYPE_MXFP4, 20, 320, 7, 4, true);
 }
 
+void routers_are_multiplied_as_floats() {
+    const int k = 132, rows = 11, most = 19;
+    const std::vector<float> w = inputs(k, rows, 1), x = inputs(k, most, 2);
+    std::vector<few_rows::floats4> weights(w.size() / 4), columns(x.size() / 4);
+    std::memcpy(weights.data(), w.data(), w.size() * 4);
+    std::memcpy(columns.data(), x.data(), x.size() * 4);
+    std::vector<float> widest;
+    for (const int n : {most, 8, 1}) {
+        std::vector<float> out(static_cast<size_t>(rows) * n, NAN);
+        few_rows::plain_product p = {reinterpret_cast<float *>(weights.data()),
+                                     k,
+                                     reinterpret_cast<float *>(columns.data()),
+                                     k,
+                                     out.data(),
+                                     rows,
+                                     k,
+                                     rows,
+                                     n};
+        emulated::launch({(rows + 7) / 8, (n + 7) / 8}, few_rows::BLOCK_THREADS, 0,
+                         [&] { plain_product(p); });
+        for (size_t i = 0; i < out.size(); i++) {
+            double sum = 0.0, size = 0.0;
+            for (int at = 0; at < k; at++) {
+                const double term =
+                    static_cast<double>(w[i % rows * k + at]) * x[i / rows * k + at];
+                sum += term;
+                size += std::abs(term);
+            }
+            check::that(std::abs(out[i] - sum) <= 1e-6 * size, "a product of floats");
+        }
+        widest = widest.empty() ? out : widest;
+        check::that(std::equal(out.begin(), out.end(), widest.begin()),
+                    "other bits beside other columns");
+    }
+}
+
 const check::tests few_rows_tests = {
     {"products of few rows are right, and the same beside any columns",
      products_are_right_and_the_same_beside_any_columns},
@@ -444,6 +480,7 @@ const check::tests few_rows_tests = {
     {"inputs of any size are multiplied", inputs_of_any_size_are_multiplied},
     {"rows are multiplied by the experts that they chose",
      rows_are_multiplied_by_the_experts_that_they_chose},
+    {"routers are multiplied as floats", routers_are_multiplied_as_floats},
 };
 
 }  // namespace
