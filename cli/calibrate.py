@@ -87,13 +87,20 @@ def product_table(products: Sequence[Finding]) -> str:
         [
             str(finding.shape),
             *(f"{finding.ours_us[n]:.1f} / {finding.ggml_us[n]:.1f}" for n in columns),
-            "ours" if finding.is_ours else "llama.cpp's",
+            _taken(finding),
         ]
         for finding in products
         if finding.ours_us
     ]
     heads = ["µs by columns, ours / llama.cpp's", *map(str, columns), "taken"]
     return table(rows, heads)
+
+
+def _taken(finding: Finding) -> str:
+    left = finding.left_up_to
+    if not left:
+        return "ours"
+    return f"ours beyond {left}" if left < max(finding.ours_us) else "llama.cpp's"
 
 
 def _product(finding: Finding) -> dict[str, Any]:

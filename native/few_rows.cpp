@@ -46,8 +46,8 @@ class graph_runner {
         rules_.attends = [this](const few_rows_attention_kernel & k) {
             return shared_->takes_attention(k) && executor_->has(k);
         };
-        rules_.takes_experts = [this](ggml_type type, int64_t k, int64_t rows) {
-            return shared_->takes_experts(type, k, rows);
+        rules_.takes_experts = [this](ggml_type type, int64_t k, int64_t rows, int64_t n_rows) {
+            return shared_->takes_experts(type, k, rows, n_rows);
         };
         rules_.n_processors = executor_->n_processors();
     }
@@ -379,13 +379,14 @@ bool few_rows_engine::takes_attention(const few_rows_attention_kernel & k) const
     return left_attention_.count({k.keys, k.values, k.head_dim}) == 0;
 }
 
-void few_rows_engine::leave_experts(ggml_type type, int64_t k, int64_t rows) {
-    left_experts_.insert({type, k, rows});
+void few_rows_engine::leave_experts(ggml_type type, int64_t k, int64_t rows, int64_t up_to) {
+    left_experts_[{type, k, rows}] = up_to;
     version_++;
 }
 
-bool few_rows_engine::takes_experts(ggml_type type, int64_t k, int64_t rows) const {
-    return left_experts_.count({type, k, rows}) == 0;
+bool few_rows_engine::takes_experts(ggml_type type, int64_t k, int64_t rows, int64_t n_rows) const {
+    const auto left = left_experts_.find({type, k, rows});
+    return left == left_experts_.end() || n_rows > left->second;
 }
 
 void few_rows_engine::turn(bool on) {

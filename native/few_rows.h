@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -94,8 +95,9 @@ class few_rows_engine {
     // Leaves attention with such caches and heads to ggml.
     void leave_attention(ggml_type keys, ggml_type values, int head_dim);
     bool takes_attention(const few_rows_attention_kernel & k) const;
-    void leave_experts(ggml_type type, int64_t k, int64_t rows);
-    bool takes_experts(ggml_type type, int64_t k, int64_t rows) const;
+    // Leaves products with such experts to ggml, in passes of up to so many rows.
+    void leave_experts(ggml_type type, int64_t k, int64_t rows, int64_t up_to);
+    bool takes_experts(ggml_type type, int64_t k, int64_t rows, int64_t n_rows) const;
     // Off: ggml multiplies everything.
     void turn(bool on);
     bool is_on() const { return is_on_; }
@@ -109,7 +111,8 @@ class few_rows_engine {
 
   private:
     std::unordered_map<std::string, cubins> kernels_;
-    std::set<std::tuple<int, int64_t, int64_t>> left_, left_experts_;
+    std::set<std::tuple<int, int64_t, int64_t>> left_;
+    std::map<std::tuple<int, int64_t, int64_t>, int64_t> left_experts_;  // up to so many rows
     std::set<std::tuple<int, int, int>> left_attention_;
     bool is_on_ = true;
     long version_ = 0;

@@ -33,7 +33,7 @@ bool takes_experts(const ggml_tensor & t, const few_rows_rules & rules) {
            ids.nb[0] == sizeof(int) && ids.ne[2] == 1 && ids.ne[3] == 1 &&
            t.type == GGML_TYPE_F32 && t.nb[0] == sizeof(float) &&
            is_aligned(t.data, t.nb[1] | t.nb[2], sizeof(float)) && rules.has(kernel_of(w)) &&
-           rules.takes_experts(w.type, w.ne[0], w.ne[1]);
+           rules.takes_experts(w.type, w.ne[0], w.ne[1], n_rows);
 }
 
 bool takes_plain(const ggml_tensor & t, const few_rows_rules & rules) {

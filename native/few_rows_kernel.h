@@ -57,8 +57,8 @@ struct few_rows_rules {
     std::function<bool(ggml_type, int64_t k, int64_t rows)> is_faster;
     // Whether there is this kernel of attention, and it is not left to ggml.
     std::function<bool(const few_rows_attention_kernel &)> attends;
-    // As is_faster, for experts' matrices.
-    std::function<bool(ggml_type, int64_t k, int64_t rows)> takes_experts;
+    // For experts' matrices, and passes of `n_rows`.
+    std::function<bool(ggml_type, int64_t k, int64_t rows, int64_t n_rows)> takes_experts;
     int n_processors = 0;
 };
 

@@ -675,10 +675,10 @@ NB_MODULE(_native, m) {
             nb::arg("keys"), nb::arg("values"), nb::arg("head_dim"))
         .def(
             "leave_experts",
-            [](few_rows_engine & self, int type, int64_t k, int64_t rows) {
-                self.leave_experts(static_cast<ggml_type>(type), k, rows);
+            [](few_rows_engine & self, int type, int64_t k, int64_t rows, int64_t up_to) {
+                self.leave_experts(static_cast<ggml_type>(type), k, rows, up_to);
             },
-            nb::arg("type"), nb::arg("k"), nb::arg("rows"))
+            nb::arg("type"), nb::arg("k"), nb::arg("rows"), nb::arg("up_to"))
         .def("turn", &few_rows_engine::turn, nb::arg("on"))
         .def_prop_ro("reason", &few_rows_engine::reason)
         .def_prop_ro("counts", &count_few_rows);

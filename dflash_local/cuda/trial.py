@@ -24,6 +24,13 @@ from dflash_local.trial import child
 DECISIVE = (1, 4, 8, 16)
 """Columns."""
 
+MOST_ROWS = 64
+"""Of a pass that has kernels of ours."""
+
+_PLAIN = 2
+"""Rows up to which llama.cpp may multiply by experts while ours has more. In whole passes of a
+30B-A3B shape ours was the faster from 4 rows on, though a trial, whose rows share no experts, says
+from 16; one of 256 experts lost 6 % at 8 rows and gained from 16."""
 _ATTENTION = 1.15
 """Ours may take so much of llama.cpp's time in a trial of attention: in a pass it also makes the
 input of the next product, which saves a launch, and a layer is the faster one with it."""
@@ -53,10 +60,26 @@ class Finding:
     passes: bool = False
 
     @property
+    def left_up_to(self) -> int:
+        """Rows of the widest passes that are llama.cpp's; 0: none are. With experts, and with no
+        others, llama.cpp's kernel for few rows and ours for more are better than either alone."""
+        if self.is_ours:
+            return 0
+        if self.fault or not isinstance(self.shape, Experts):
+            return MOST_ROWS
+        theirs = [n for n, us in self.ours_us.items() if us > self.ggml_us[n]]
+        if len(theirs) == len(self.ours_us):
+            return MOST_ROWS
+        return max((n for n in theirs if n <= _PLAIN), default=0)
+
+    @property
     def is_ours(self) -> bool:
-        """Whether ours are right, and the faster ones."""
+        """Whether ours are right, and the faster ones: with experts for any number of rows, else
+        for `DECISIVE` together."""
         if self.fault:
             return False
+        if isinstance(self.shape, Experts):
+            return all(us <= self.ggml_us[n] for n, us in self.ours_us.items())
         most = _ATTENTION if isinstance(self.shape, Heads) else 1.0
         return sum(self.ours_us[n] for n in DECISIVE) <= most * sum(
             self.ggml_us[n] for n in DECISIVE

@@ -113,6 +113,20 @@ def test_attention_may_take_a_little_longer_as_it_saves_a_launch() -> None:
     assert not Finding(HEADS, times(12), times(10)).is_ours
 
 
+def test_experts_of_plain_steps_are_llama_cpps_where_it_is_faster() -> None:
+    """Ours have wider passes all the same, unless they are never the faster ones."""
+    ours = times(2) | dict.fromkeys((1, 2, 4, 8), 5.0)
+    found = Finding(EXPERTS, ours, times(4))
+    assert found.left_up_to == 2 and not found.is_ours
+    assert Finding(EXPERTS, times(2) | {8: 5.0}, times(4)).left_up_to == 0
+    assert Finding(EXPERTS, times(2), times(4)).left_up_to == 0
+    assert Finding(EXPERTS, times(4), times(2)).left_up_to == 64
+    assert Finding(SHAPE, times(4), times(2)).left_up_to == 64
+    few_rows = FewRows()
+    few_rows.take([found])
+    assert few_rows.key[1:] == [f"{EXPERTS} up to 2 rows"]
+
+
 def test_exact_answers_take_what_is_right_even_where_it_is_slower() -> None:
     found = [Finding(SHAPE, times(2), times(1)), Finding(HEADS, times(9), times(1))]
     usual, exact = FewRows(), FewRows()
