@@ -241,7 +241,7 @@ class attention_trial {
             }
             result[i] = ggml_flash_attn_ext(ctx, ggml_permute(ctx, q[i], 0, 2, 1, 3), of[0], of[1],
                                             mask[i], scale(), 0.0f, 0.0f);
-            ggml_flash_attn_ext_set_prec(result[i], GGML_PREC_F32);
+            ggml_prec_set_acc(result[i], GGML_PREC_F32);
             ggml_build_forward_expand(graph, result[i]);
         }
         const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(nodes.get(), backend));
