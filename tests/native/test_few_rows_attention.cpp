@@ -8,9 +8,10 @@
 #include "emulated_gpu.h"
 #include "ggml.h"
 
-#include "../../native/cuda/attention.cuh"
 #include "../../native/cuda/block_types.cuh"
 #include "../../native/cuda/convert.cuh"
+
+#include "../../native/cuda/attention.cuh"
 
 namespace {
 
