@@ -21,7 +21,8 @@ constexpr block_type block_types[] = {
     {GGML_TYPE_Q4_0, "Q4_0", 144},     {GGML_TYPE_Q4_1, "Q4_1", 160},
     {GGML_TYPE_Q5_0, "Q5_0", 176},     {GGML_TYPE_Q5_1, "Q5_1", 192},
     {GGML_TYPE_IQ4_NL, "IQ4_NL", 144}, {GGML_TYPE_IQ4_XS, "IQ4_XS", 136},
-    {GGML_TYPE_MXFP4, "MXFP4", 136},
+    {GGML_TYPE_MXFP4, "MXFP4", 136},   {GGML_TYPE_IQ3_XXS, "IQ3_XXS", 98},
+    {GGML_TYPE_IQ3_S, "IQ3_S", 110},
 };
 
 const block_type * find_type(ggml_type type) {

@@ -10,9 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import IQ3_S, IQ3_XXS
 
 from dflash_local import disk_cache
 from dflash_local.cuda.compiler import Compiler
@@ -193,7 +196,20 @@ def source_of(kernel: Compiled) -> str:
         lines = [f"FEW_ROWS_EXPERTS({kernel.operand})"]
     else:
         lines = [f"FEW_ROWS_PRODUCT({kernel[0]}, {kernel[1]}, {tiles})" for tiles in TILES]
-    return "\n".join([native.few_rows_source(), *lines, ""])
+    tables = _tables() if "IQ3" in "".join(lines) else []
+    return "\n".join([*tables, native.few_rows_source(), *lines, ""])
+
+
+@cache
+def _tables() -> list[str]:
+    """The codebooks of IQ3 blocks, four bytes an entry, for block_types.cuh."""
+    lines = ["#define FEW_ROWS_GRIDS"]
+    for name, blocks in (("iq3_xxs_grid", IQ3_XXS), ("iq3_s_grid", IQ3_S)):
+        blocks.init_grid()
+        entries = blocks.grid.reshape(blocks.grid_shape).astype(np.uint8).copy().view("<u4")
+        listed = ", ".join(f"{entry:#x}u" for entry in entries[:, 0])
+        lines.append(f"__device__ const unsigned {name}[{len(entries)}] = {{{listed}}};")
+    return lines
 
 
 def source_hash() -> str:

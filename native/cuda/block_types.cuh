@@ -268,6 +268,52 @@ template <class Unit> struct iq4_xs {
     INLINE float scale(int) const { return float_of_half(d & 0xffff); }
 };
 
+#ifdef FEW_ROWS_GRIDS  // whoever needs these types brings their tables, four bytes each: iq3_xxs_grid, iq3_s_grid
+
+// Eight elements of a table's entries, with the signs of eight bits.
+DEVICE void signed_grid(u32 first, u32 second, u32 signs, u32 w[4]) {
+    const u32 a = bits_to_bytes(signs), b = bits_to_bytes(signs >> 4);
+    // 128 - x is 128 + ~x + 1 in a byte; no entry is 0.
+    integers({((first ^ a * 0xff) + a) ^ 0x80808080, ((second ^ b * 0xff) + b) ^ 0x80808080}, twice(0xe480), w);
+}
+
+template <class Unit> struct iq3_xxs {
+    static constexpr int BYTES = 98, SPAN = 8;
+    static constexpr bool MINS = false;
+    Unit unit;
+    int t;
+
+    INLINE iq3_xxs(Unit unit, int t) : unit(unit), t(t) {}
+    INLINE void group(int g, u32 w[4]) const {
+        const u32 q = unit.half(2 + 8 * g + 2 * t), scale_and_signs = unit.word(66 + 4 * g);
+        const u32 seven = scale_and_signs >> 7 * t & 127;  // the eighth makes their number even
+        const u32 four = seven ^ seven >> 4, two = four ^ four >> 2;
+        signed_grid(iq3_xxs_grid[q & 255], iq3_xxs_grid[q >> 8], seven | (two ^ two >> 1) << 7, w);
+        scaled(w, add_halves((2 * (scale_and_signs >> 28) + 1) * 0x00010001 | MAGIC, MINUS_1024));
+    }
+    INLINE float scale(int) const { return float_of_half(unit.half(0)) * 0.25f; }
+};
+
+template <class Unit> struct iq3_s {
+    static constexpr int BYTES = 110, SPAN = 8;
+    static constexpr bool MINS = false;
+    Unit unit;
+    int t;
+
+    INLINE iq3_s(Unit unit, int t) : unit(unit), t(t) {}
+    INLINE u32 byte(int offset) const { return unit.half(offset & ~1) >> 8 * (offset & 1) & 255; }
+    INLINE void group(int g, u32 w[4]) const {
+        const u32 q = unit.half(2 + 8 * g + 2 * t), ninth = byte(66 + g) >> 2 * t;
+        signed_grid(iq3_s_grid[(q & 255) | (ninth << 8 & 256)], iq3_s_grid[q >> 8 | (ninth << 7 & 256)],
+                    byte(74 + 4 * g + t), w);
+        const u32 scale = byte(106 + g / 2) >> 4 * (g % 2) & 15;
+        scaled(w, add_halves((2 * scale + 1) * 0x00010001 | MAGIC, MINUS_1024));
+    }
+    INLINE float scale(int) const { return float_of_half(unit.half(0)); }
+};
+
+#endif
+
 // Blocks of 32 elements, eight to a unit, each with a scale of its own.
 template <class Unit, int SIZE> struct block_of_32 {
     static constexpr int BYTES = 8 * SIZE, SPAN = 1;

@@ -492,6 +492,10 @@ FEW_ROWS_TYPE(Q5_1, q5_1)
 FEW_ROWS_TYPE(IQ4_NL, iq4_nl)
 FEW_ROWS_TYPE(IQ4_XS, iq4_xs)
 FEW_ROWS_TYPE(MXFP4, mxfp4)
+#ifdef FEW_ROWS_GRIDS
+FEW_ROWS_TYPE(IQ3_XXS, iq3_xxs)
+FEW_ROWS_TYPE(IQ3_S, iq3_s)
+#endif
 
 }  // namespace few_rows
 

@@ -165,7 +165,7 @@ def test_products_are_right_and_the_same_beside_any_columns() -> None:
     for device, architecture, _ in native.few_rows_gpus()[0]:
         compiler = opened(demo.pair()[0]).compiler
         assert compiler is not None
-        for kind in (2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 39):
+        for kind in (2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 18, 20, 21, 23, 39):
             for k, rows in ((4096, 1024), (512, 48), (768, 1000), (288, 200)):
                 operand = native.few_rows_operand(kind, k)
                 if not operand:

@@ -8,6 +8,10 @@
 #include "emulated_gpu.h"
 #include "ggml.h"
 
+// The kernels get these tables from Python's gguf, and here from ggml's own floats.
+#define FEW_ROWS_GRIDS
+static unsigned iq3_xxs_grid[256], iq3_s_grid[512];
+
 #include "../../native/cuda/block_types.cuh"
 #include "../../native/cuda/convert.cuh"
 #include "../../native/cuda/product.cuh"
@@ -28,7 +32,8 @@ struct weights {
         }
         bytes.resize(rows * row_bytes + 16);
         at = bytes.data() + (16 - reinterpret_cast<uintptr_t>(bytes.data()) % 16) % 16;
-        ggml_quantize_chunk(type, x.data(), at, 0, rows, k, nullptr);
+        const std::vector<float> importance(k, 1.0f);
+        ggml_quantize_chunk(type, x.data(), at, 0, rows, k, importance.data());
         values.resize(x.size());
         ggml_get_type_traits(type)->to_float(at, values.data(), static_cast<int64_t>(x.size()));
     }
@@ -190,6 +195,32 @@ void product_of(ggml_type type, int rows, int k) {
     }
 }
 
+// Blocks whose scale leaves the entries of a table, eight at a time in their first group.
+void fill_grids() {
+    float values[256];
+    unsigned char block[110] = {};
+    for (unsigned entry = 0; entry < 512; entry++) {
+        const auto bytes = [&] {
+            unsigned packed = 0;
+            for (int i = 0; i < 4; i++) {
+                packed |= static_cast<unsigned>(values[i]) << 8 * i;
+            }
+            return packed;
+        };
+        std::fill_n(block, sizeof(block), 0);
+        block[1] = 0x44;  // 4
+        block[2] = entry & 255;
+        if (entry < 256) {
+            ggml_get_type_traits(GGML_TYPE_IQ3_XXS)->to_float(block, values, 256);
+            iq3_xxs_grid[entry] = bytes();
+        }
+        block[1] = 0x3c;  // 1
+        block[66] = entry >> 8;
+        ggml_get_type_traits(GGML_TYPE_IQ3_S)->to_float(block, values, 256);
+        iq3_s_grid[entry] = bytes();
+    }
+}
+
 void products_are_right_and_the_same_beside_any_columns() {
     using namespace few_rows;
     product_of<Q4_K>(GGML_TYPE_Q4_K, 150, 768);
@@ -209,6 +240,9 @@ void products_are_right_and_the_same_beside_any_columns() {
     product_of<Q5_1_U>(GGML_TYPE_Q5_1, 20, 320);
     product_of<IQ4_NL>(GGML_TYPE_IQ4_NL, 20, 512);
     product_of<MXFP4_U>(GGML_TYPE_MXFP4, 20, 288);
+    fill_grids();
+    product_of<IQ3_XXS_U>(GGML_TYPE_IQ3_XXS, 20, 512);
+    product_of<IQ3_S_U>(GGML_TYPE_IQ3_S, 20, 512);
 }
 
 void three_matrices_in_one_launch() {
