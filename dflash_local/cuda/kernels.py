@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -204,7 +204,8 @@ def source_of(kernel: Compiled) -> str:
 def _tables() -> list[str]:
     """The codebooks of IQ3 blocks, four bytes an entry, for block_types.cuh."""
     lines = ["#define FEW_ROWS_GRIDS"]
-    for name, blocks in (("iq3_xxs_grid", IQ3_XXS), ("iq3_s_grid", IQ3_S)):
+    codebooks: dict[str, Any] = {"iq3_xxs_grid": IQ3_XXS, "iq3_s_grid": IQ3_S}
+    for name, blocks in codebooks.items():
         blocks.init_grid()
         entries = blocks.grid.reshape(blocks.grid_shape).astype(np.uint8).copy().view("<u4")
         listed = ", ".join(f"{entry:#x}u" for entry in entries[:, 0])
