@@ -95,7 +95,7 @@ def test_attention_compiles_and_hardly_spills(
 ) -> None:
     compiled = compiler.compile(kernels.source_of(heads), architecture)
     assert f"attention_{heads.operand}_4".encode() in compiled.cubin
-    assert max(compiled.spilled) <= 8, str(compiled)
+    assert max(compiled.spilled) <= 12, str(compiled)  # heads of 112 on sm_120; elsewhere up to 4
 
 
 @pytest.mark.parametrize("name", TYPES)
