@@ -38,6 +38,15 @@ std::vector<float> normal_values(size_t n, float size, unsigned seed) {
     return values;
 }
 
+// Memory for all tensors of a context.
+ggml_backend_buffer_ptr in_memory(ggml_context * tensors, ggml_backend_buffer_type_t type) {
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(tensors, type));
+    if (!buffer) {
+        throw backend_error("no room to try kernels");
+    }
+    return buffer;
+}
+
 // Microseconds of a graph, the least of some rounds.
 double least_us(ggml_backend_t backend, ggml_cgraph * graph) {
     for (int i = 0; i < warm_runs; i++) {
@@ -78,11 +87,7 @@ class product_trial {
         for (int i = 0; i < n; i++) {
             weights_.push_back(ggml_new_tensor_2d(context_.get(), type, k, rows));
         }
-        buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(
-            context_.get(), ggml_backend_dev_buffer_type(device)));
-        if (!buffer_) {
-            throw backend_error("no room to try kernels");
-        }
+        buffer_ = in_memory(context_.get(), ggml_backend_dev_buffer_type(device));
         ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         fill(type, bytes);
     }
@@ -122,10 +127,8 @@ class product_trial {
             results.push_back(ggml_mul_mat(nodes.get(), w, inputs.back()));
             ggml_build_forward_expand(graph, results.back());
         }
-        const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(nodes.get(), backend));
-        if (!buffer) {
-            throw backend_error("no room to try kernels");
-        }
+        const ggml_backend_buffer_ptr buffer =
+            in_memory(nodes.get(), ggml_backend_get_default_buffer_type(backend));
         for (ggml_tensor * x : inputs) {
             ggml_backend_tensor_set(x, x_.data(), 0, ggml_nbytes(x));
         }
@@ -182,11 +185,7 @@ class attention_trial {
             caches_[i] =
                 ggml_new_tensor_3d(context_.get(), types[i], head_dim, n_kv_heads, n_cells);
         }
-        buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(
-            context_.get(), ggml_backend_dev_buffer_type(device)));
-        if (!buffer_) {
-            throw backend_error("no room to try kernels");
-        }
+        buffer_ = in_memory(context_.get(), ggml_backend_dev_buffer_type(device));
         for (int i = 0; i < 2; i++) {
             const std::vector<float> wanted =
                 normal_values(static_cast<size_t>(ggml_nelements(caches_[i])), 1.0f, 3 + i);
@@ -244,10 +243,8 @@ class attention_trial {
             ggml_prec_set_acc(result[i], GGML_PREC_F32);
             ggml_build_forward_expand(graph, result[i]);
         }
-        const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(nodes.get(), backend));
-        if (!buffer) {
-            throw backend_error("no room to try kernels");
-        }
+        const ggml_backend_buffer_ptr buffer =
+            in_memory(nodes.get(), ggml_backend_get_default_buffer_type(backend));
         for (int i = 0; i < 2; i++) {
             ggml_backend_tensor_set(q[i], queries_.data(), 0, ggml_nbytes(q[i]));
             std::vector<ggml_fp16_t> hidden(ggml_nelements(mask[i]), ggml_fp32_to_fp16(-INFINITY));
@@ -325,11 +322,7 @@ class experts_trial {
         for (auto & w : weights_) {
             w = ggml_new_tensor_3d(context_.get(), type, k, rows, n_experts);
         }
-        buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(
-            context_.get(), ggml_backend_dev_buffer_type(device)));
-        if (!buffer_) {
-            throw backend_error("no room to try kernels");
-        }
+        buffer_ = in_memory(context_.get(), ggml_backend_dev_buffer_type(device));
         ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         const int64_t n_rows = period();
         const std::vector<float> values = normal_values(static_cast<size_t>(k * n_rows), 0.05f, 1);
@@ -388,10 +381,8 @@ class experts_trial {
             result[i] = ggml_mul_mat_id(nodes.get(), weights_[i], x[i], ids[i]);
             ggml_build_forward_expand(graph, result[i]);
         }
-        const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(nodes.get(), backend));
-        if (!buffer) {
-            throw backend_error("no room to try kernels");
-        }
+        const ggml_backend_buffer_ptr buffer =
+            in_memory(nodes.get(), ggml_backend_get_default_buffer_type(backend));
         for (int i = 0; i < 2; i++) {
             ggml_backend_tensor_set(x[i], x_.data(), 0, ggml_nbytes(x[i]));
             ggml_backend_tensor_set(ids[i], ids_.data(), 0, ggml_nbytes(ids[i]));
