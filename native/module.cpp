@@ -347,7 +347,10 @@ void edit_cells(uintptr_t context, const cuts & cut, const copies & copied) {
     };
     llama_memory_t memory = llama_get_memory(ctx);
     for (const auto & [id, begin] : cut) {
-        llama_memory_seq_rm(memory, known(id), begin, -1);
+        if (!llama_memory_seq_rm(memory, known(id), begin, -1)) {  // a recurrent state's middle
+            throw backend_error("the model cannot forget positions " + std::to_string(begin) +
+                                " and up of id " + std::to_string(id));
+        }
     }
     for (const auto & [from, to, begin, end] : copied) {
         llama_memory_seq_cp(memory, known(from), known(to), begin, end);

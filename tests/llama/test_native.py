@@ -10,7 +10,7 @@ import pytest
 
 from dflash_local import InputError, Target, demo
 from dflash_local.draft.drafter import DraftRequest
-from dflash_local.errors import ClosedError, ContextFullError
+from dflash_local.errors import BackendError, ClosedError, ContextFullError
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native
@@ -18,6 +18,7 @@ from dflash_local.loading import open_drafter
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
 from dflash_local.target_model.taps import StoredFeatures
+from recurrent import write_mamba
 
 TEXT = "def add(a, b):\n    return a"
 
@@ -65,6 +66,14 @@ def test_cells_of_other_ids_are_refused(id_: int) -> None:
             with pytest.raises(InputError, match=f"id {id_} is not in 0 .. 0"):
                 native.edit_cells(context, cuts, copies)
         target.decode([1], [0], [0], [True])
+
+
+def test_a_cut_that_a_recurrent_state_refuses_is_an_error(tmp_path: Path) -> None:
+    path = write_mamba(tmp_path / "mamba.gguf", demo.pair()[0])
+    with Target.load(path, n_ctx=64, n_batch=32) as target:
+        target.decode([1, 2, 3], range(3), [0] * 3, [False, False, True])
+        with pytest.raises(BackendError, match="cannot forget positions 1 and up of id 0"):
+            native.edit_cells(native.address(target.context), [(0, 1)], [])
 
 
 @pytest.mark.parametrize("n", [-1, 8193, 2**31 - 1])
