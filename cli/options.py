@@ -21,6 +21,7 @@ from .values import (
     json_object,
     number,
     places,
+    scaled,
     shares,
     token_bias,
     whole,
@@ -247,6 +248,19 @@ LOADING = (
         type=shares,
         metavar="X,X,...",
         help="Share of each GPU, such as 3,1.",
+    ),
+    Option(
+        "--lora",
+        type=scaled,
+        metavar="FILE[:SCALE],...",
+        help="LoRA adapters, as GGUF files.",
+    ),
+    Option(
+        "--control-vector",
+        "control_vectors",
+        type=scaled,
+        metavar="FILE[:SCALE],...",
+        help="Control vectors, as GGUF files.",
     ),
     Option(
         "--rpc",

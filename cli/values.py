@@ -134,6 +134,16 @@ def places(value: Any) -> list[str]:
     return given
 
 
+def scaled(value: Any) -> list[tuple[str, float]]:
+    """Reads `FILE,FILE:SCALE`: adapters and how strongly they act."""
+    from dflash_local.gguf.adapter import scaled_files
+
+    try:
+        return list(scaled_files("the adapter", [part.strip() for part in str(value).split(",")]))
+    except InputError as error:
+        raise click.BadParameter(f"{error}.") from None
+
+
 def json_object(value: Any) -> dict[str, Any]:
     """Reads a JSON object."""
     try:

@@ -135,6 +135,8 @@ class Llama:
         n_threads: int | None = None,
         flash_attn: bool | None = None,
         type_k: int | None = None,
+        lora_path: str | os.PathLike[str] | None = None,
+        lora_scale: float = 1.0,
         verbose: bool = True,
         **others: Any,
     ) -> None:
@@ -161,6 +163,7 @@ class Llama:
             split_mode=_SPLIT_MODES[split_mode],
             main_gpu=main_gpu,
             tensor_split=tensor_split,
+            lora=[(lora_path, lora_scale)] if lora_path else [],
             quiet=not verbose,
         )
         self._seed = seed

@@ -79,7 +79,9 @@ def load(
     `n_batch` the rows of one prompt batch. `split_mode` ("layer", "none"; "row" and "tensor" are
     "layer" where llama.cpp cannot do them), `main_gpu` and `tensor_split` spread a model over GPUs
     as in llama.cpp. `rpc` are further machines as "HOST:PORT", each with a `dflash-local worker`;
-    their devices come first. `n_seq` sequences can be decoded at once. They share one context.
+    their devices come first. `lora` are adapters, and `control_vectors` control vectors, as GGUF
+    files: "FILE", or "FILE:SCALE" for one that shall act more or less. `n_seq` sequences can be
+    decoded at once. They share one context.
 
     `draft_window` is how many tokens of a sequence the drafter looks back at. Its cache then holds
     little more than that. 0 means all. None, the default, is the length of the texts on which the
@@ -416,6 +418,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         "tapped_layers",
         "way_back",
         "exact",  # of the store, which adds it
+        "lora",  # in the files' key, and each prefix knows its scales
     ):
         del options[name]
     options["n_threads"] = target.n_threads  # None is as many as this machine has cores
@@ -430,11 +433,12 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
 
 
 def _few_rows(setup: Setup, say: Say) -> FewRows | None:
-    """Our own kernels for what lies on GPUs, each matrix whole on one of them."""
-    if setup.plan.n_gpu_layers == 0 or setup.options.split_mode == "row" or setup.options.rpc:
+    """Our own kernels for what lies on GPUs, each matrix whole on one of them, without adapters:
+    these change the graph from one request to the next."""
+    options = setup.options
+    if setup.plan.n_gpu_layers == 0 or options.split_mode == "row" or options.rpc or options.lora:
         return None
     files = [file for file in (setup.pair.target, setup.pair.draft) if file]
-    options = setup.options
     return open_few_rows(
         files,
         say,

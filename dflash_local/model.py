@@ -32,6 +32,7 @@ from dflash_local.options import (
     Options,
     cancel_of,
     check_option_names,
+    lora_of,
     names_a_grammar,
     owner_of,
     sampling_of,
@@ -80,6 +81,8 @@ class Model:
         """Options that hold where a request does not give them, such as `temperature`."""
         self.sampling_by_thinking: Mapping[bool, Mapping[str, Any]] = {}
         """What takes the place of `sampling` in chats that say `enable_thinking`."""
+        self.lora: Sequence[float] = target.usual_lora
+        """How strongly each of the target's adapters acts for requests that do not say."""
         self.thinking: bool | None = None
         """What chats ask the template for, unless they say `enable_thinking` or an effort. None
         leaves it to the template."""
@@ -425,6 +428,7 @@ class Model:
             checked_shape(self.draft_shape if shape is None else shape),
             owner_of(options),
             options.get("prompt_logprobs"),
+            lora_of(options, self.lora),
         )
         self.engine.check(request)
         return TextRequest(

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict
 from dflash_local.chat.tool import Tool
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
+from dflash_local.gguf.adapter import checked_scale
 from dflash_local.sampling.params import SamplingParams
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
@@ -36,7 +37,8 @@ class Options(TypedDict, total=False):
     tokens into the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
     `prompt_logprobs` reports log-probabilities of the prompt's tokens, with so many alternatives to
     each; nothing of the prompt then comes from the caches. `prompt_progress` has the first chunks
-    tell how much of the prompt is read.
+    tell how much of the prompt is read. `lora` says how strongly adapters act, by their number in
+    the load's `lora`, from 0; those that it leaves out do not.
 
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
     too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
@@ -84,6 +86,7 @@ class Options(TypedDict, total=False):
     prompt_progress: bool
     min_tokens: int
     stop_token_ids: Sequence[int]
+    lora: Mapping[int, float] | None
 
 
 class ChatOptions(Options, total=False):
@@ -146,6 +149,22 @@ def owner_of(options: Mapping[str, Any]) -> str | None:
     if not (owner is None or isinstance(owner, str)):
         raise InputError(f"owner is {owner!r}; give a text, or None")
     return owner
+
+
+def lora_of(options: Mapping[str, Any], usual: Sequence[float]) -> tuple[float, ...]:
+    """How strongly each adapter acts, `usual` where the request does not say. Raises InputError."""
+    given = options.get("lora")
+    if given is None:
+        return tuple(usual)
+    if not isinstance(given, Mapping):
+        raise InputError(f"lora is {given!r}; give numbers of adapters and how strongly they act")
+    scales = [0.0] * len(usual)
+    for index, scale in given.items():
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(usual):
+            known = f"0 to {len(usual) - 1}" if usual else "none"
+            raise InputError(f"lora names adapter {index!r}; loaded are {known}")
+        scales[index] = checked_scale(f"the scale of adapter {index}", scale)
+    return tuple(scales)
 
 
 def seconds_of(name: str, options: Mapping[str, Any]) -> float | None:

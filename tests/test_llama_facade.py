@@ -10,6 +10,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
+from adapters import write_lora
 from chat_models import WEATHER, with_template
 from dflash_local import InputError, Llama
 
@@ -106,6 +107,22 @@ def test_a_chat_completion_is_theirs(ours: Llama, theirs: llama_cpp.Llama) -> No
     assert pieces[-1]["choices"][0]["finish_reason"] == "length"
 
 
+def test_an_adapter_acts_as_theirs(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    names = [f"blk.{layer}.ffn_down.weight" for layer in range(8)]
+    lora = str(write_lora(tmp_path / "lora.gguf", pair[0], names=names, gain=2.0))
+    told = []
+    for scale in (0.0, 1.0):
+        given: dict[str, Any] = {"lora_path": lora, "lora_scale": scale, "n_ctx": 512}
+        with Llama(pair[0], n_threads=1, verbose=False, **given) as llm:
+            mine = llm(PROMPT, max_tokens=24, temperature=0)["choices"][0]["text"]
+        other = llama_cpp.Llama(str(pair[0]), n_threads=1, verbose=False, **given)
+        theirs: Any = other(PROMPT, max_tokens=24, temperature=0)
+        other.close()
+        assert mine == theirs["choices"][0]["text"]
+        told.append(mine)
+    assert told[0] != told[1]
+
+
 def test_tokens_are_theirs(ours: Llama, theirs: llama_cpp.Llama) -> None:
     text = "naïve café 🙂".encode()
     assert ours.tokenize(text) == theirs.tokenize(text)
@@ -157,7 +174,7 @@ def test_what_is_not_known_is_refused_by_name(ours: Llama, more: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "more", [{"lora_path": "x"}, {"chat_format": "chatml"}, {"type_k": 5}, {"split_mode": 9}]
+    "more", [{"lora_base": "x"}, {"chat_format": "chatml"}, {"type_k": 5}, {"split_mode": 9}]
 )
 def test_bad_settings_are_refused_by_name(pair: tuple[Path, Path], more: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(more))):

@@ -193,12 +193,20 @@ class Engine:
             text if request.cache_prompt else text[:1],
             for_drafts=request.drafts and may_draft,
             unless_gave_up=policy is not None,
-            owner=request.owner or "",
+            owner=self._cache_owner(request),
         )
         drafter = self.slots.drafter
         if policy is not None and drafter is not None:
             policy.off = policy.off or drafter.length(slot.seq) < n_cached
         return slot
+
+    def _lora(self, request: Request) -> tuple[float, ...]:
+        return self.target.usual_lora if request.lora is None else request.lora
+
+    def _cache_owner(self, request: Request) -> str:
+        """Whose prefixes it may use: its owner's, if they were computed with the same adapters."""
+        scales = self._lora(request)
+        return f"{request.owner or ''}\0{scales}" if scales else request.owner or ""
 
     def end(self, sequence: Sequence) -> None:
         """Give the slot back, with both caches at the same token. Safe to call again."""
@@ -256,7 +264,8 @@ class Engine:
         return self.slots.free_cells >= n
 
     def step(self, sequences: list[Sequence]) -> None:
-        """One chunk of the prompts that are not yet decoded, then one round of the others.
+        """One chunk of the prompts that are not yet decoded, then one round of the others; of those
+        whose adapters act in the same way, one group after the other.
 
         An exception in one sequence's sampler or `on_token` ends that sequence alone and becomes
         its `error`. Any other exception is raised, ends all sequences and empties their caches.
@@ -266,13 +275,9 @@ class Engine:
                 if sequence.cancelled.is_set() and sequence.finish_reason is None:
                     sequence.finish_reason = "cancelled"
             unfinished = [s for s in sequences if s.finish_reason is None]
-            answering = [s for s in unfinished if not s.in_prompt]
-            self._prefill.run(unfinished, self._n_steps, self._round_s)
-            # A sequence that ends its prompt here has its first round in the next step.
-            start = time.perf_counter()
-            self._round.run(answering)
-            if answering:
-                self._round_s += (time.perf_counter() - start - self._round_s) / 4
+            for scales in {self._lora(s.request): None for s in unfinished}:
+                self.target.adapt(scales)
+                self._step_of([s for s in unfinished if self._lora(s.request) == scales])
             self._n_steps += 1
         except BaseException:
             for sequence in sequences:
@@ -282,6 +287,15 @@ class Engine:
                 # A pass moves the states of other sequences, too, and may not have come so far.
                 self.slots.forget_all()
             raise
+
+    def _step_of(self, unfinished: list[Sequence]) -> None:
+        answering = [s for s in unfinished if not s.in_prompt]
+        self._prefill.run(unfinished, self._n_steps, self._round_s)
+        # A sequence that ends its prompt here has its first round in the next step.
+        start = time.perf_counter()
+        self._round.run(answering)
+        if answering:
+            self._round_s += (time.perf_counter() - start - self._round_s) / 4
 
     def forget(self) -> None:
         """Empty all free slots, and what is kept of earlier requests."""

@@ -30,7 +30,7 @@ class Request:
     alone; None: it is made when the request begins. `owner`: it may copy from earlier texts of that
     owner, whose later requests may copy from it; None: it copies from its own text alone.
     `prompt_logprobs`: how many alternatives to report with each token of the prompt; None: nothing
-    is reported of it.
+    is reported of it. `lora`: how strongly each of the target's adapters acts; None: as loaded.
     """
 
     prompt: list[int]
@@ -43,6 +43,7 @@ class Request:
     draft_shape: DraftShape = "chain"
     owner: str | None = None
     prompt_logprobs: int | None = None
+    lora: tuple[float, ...] | None = None
 
     @property
     def drafts(self) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.options import CHECKPOINTS, MAX_OUTPUT_ROWS, SPARE_IDS, LoadOptions
+from dflash_local.gguf.adapter import open_adapter, scaled_files
 from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class Footprint:
         self._n_states = options.n_seq * (1 + way_back.by("snapshots"))
         self._draft_window, self._n_branches = options.draft_window or 0, n_branches
         self._target, self._arch = target, target.architecture
+        adapters = scaled_files("lora", options.lora)
+        self._files = target, *(open_adapter(path, target) for path, _ in adapters)
         self._n_seq, self._n_batch = options.n_seq, options.n_batch
         self._flash_attn = options.flash_attn
         self.n_blocks = target.require(f"{self._arch}.block_count", int)
@@ -136,7 +139,7 @@ class Footprint:
     def _read_weights(self) -> None:
         blocks, packed = [0] * self.n_blocks, [0] * self.n_blocks
         self.largest_block_tensor = self.input_weights = self.head_weights = 0
-        for tensor in self._target.tensors.values():
+        for tensor in chain.from_iterable(file.tensors.values() for file in self._files):
             match = _BLOCK_TENSOR.match(tensor.name)
             if match and int(match[1]) < self.n_blocks:
                 blocks[int(match[1])] += tensor.n_bytes

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from dflash_local.errors import InputError
+from dflash_local.gguf.adapter import Scaled, scaled_files
 
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("layer", "row", "tensor", "none")
@@ -66,6 +67,8 @@ class LoadSettings(TypedDict, total=False):
     recalibrate: bool
     draft_from: str | os.PathLike[str] | None
     rpc: Sequence[str]
+    lora: Sequence[Scaled]
+    control_vectors: Sequence[Scaled]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +85,12 @@ class ContextOptions:
     n_seq: int = 1
     exact: bool = False
     rpc: Sequence[str] = ()
+    lora: Sequence[Scaled] = ()
+    control_vectors: Sequence[Scaled] = ()
 
     def __post_init__(self) -> None:
+        for name in ("lora", "control_vectors"):
+            object.__setattr__(self, name, scaled_files(name, getattr(self, name)))
         check_whole("n_threads", self.n_threads, 1, 512)
         check_one_of("kv_type", self.kv_type, KV_TYPES)
         check_one_of("split_mode", self.split_mode, SPLIT_MODES)

@@ -30,7 +30,7 @@ from dflash_local.server.http.security import (
     is_loopback,
 )
 from dflash_local.server.http.settings import ServerSettings
-from dflash_local.server.llama import completion, props, tokenize
+from dflash_local.server.llama import completion, lora, props, tokenize
 from dflash_local.server.metrics import Metrics
 from dflash_local.server.models.library import Library
 from dflash_local.server.models.pool import ModelPool
@@ -46,6 +46,7 @@ ROUTERS = (
     drain.router,
     model_list.router,
     props.router,
+    lora.router,
     metrics.router,
     chat.router,
     completions.router,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import warnings
 import weakref
@@ -19,6 +20,7 @@ from dflash_local.cuda.few_rows import FewRows
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
 from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SPARE_IDS
 from dflash_local.fit.pairing import check_taps, check_target
+from dflash_local.gguf.adapter import control_vector, open_adapter, scaled_files
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.llama import native, runtime, workers
 from dflash_local.llama.host import default_threads, give_back_memory
@@ -79,12 +81,16 @@ class Target(Readout):
         super().__init__()
         runtime.init()
         self.path = Path(path)
-        self.file_key = file_key(self.path)
-        """Identifies the files as they were when they were loaded."""
         self.options = options
+        self._lora = scaled_files("lora", options.lora)
+        self._control_vectors = scaled_files("control_vectors", options.control_vectors)
+        adapters = [Path(path) for path, _ in (*self._lora, *self._control_vectors)]
+        self.file_key = [each for path in (self.path, *adapters) for each in file_key(path)]
+        """Identifies the files as they were when they were loaded."""
         self.few_rows = few_rows
         self._drafters: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._workers: list[Connection] = []
+        self._adapters: list[Any] = []
         self._model: Any = None
         self._context: Any = None
         self.vocabulary: Vocabulary
@@ -149,7 +155,40 @@ class Target(Readout):
         """Whether a sequence has a state that stands for all its tokens at once."""
         self.keeps_checkpoints = keeps_checkpoints(self._model)
         """Whether it has a recurrent state, of a kind whose checkpoints were tried."""
+        self._open_adapters()
         self._open_context()
+
+    def _open_adapters(self) -> None:
+        """llama.cpp makes room for them in the graphs of contexts that are opened later."""
+        file = GgufFile.open(self.path) if self._lora or self._control_vectors else None
+        self._control_vector = control_vector(self._control_vectors, file) if file else None
+        for path, _ in self._lora:
+            assert file is not None
+            open_adapter(path, file)
+            runtime.clear_log()
+            adapter = api.llama_adapter_lora_init(self._model, os.fsencode(path))
+            if not adapter:
+                raise FileError(f"llama.cpp cannot load {path}: {runtime.reason()}")
+            self._adapters.append(adapter)  # llama.cpp frees it with the model
+
+    @property
+    def usual_lora(self) -> tuple[float, ...]:
+        """How strongly each adapter acts where a request does not say."""
+        return tuple(scale for _, scale in self._lora)
+
+    @property
+    def lora_files(self) -> tuple[str, ...]:
+        """The files of its adapters."""
+        return tuple(path for path, _ in self._lora)
+
+    def adapt(self, scales: Sequence[float]) -> None:
+        """Let each adapter act so strongly from the next pass on; 0: not at all. What the caches
+        have of other scales is of no use to it. A change makes llama.cpp plan its graph again."""
+        n = len(self._adapters)
+        assert len(scales) == n
+        if n:
+            adapters = (api.llama_adapter_lora_p_ctypes * n)(*self._adapters)
+            api.llama_set_adapters_lora(self._context, adapters, n, (ctypes.c_float * n)(*scales))
 
     def _open_context(self) -> None:
         options = self.options
@@ -167,6 +206,8 @@ class Target(Readout):
                 f"{runtime.reason()}; load with a smaller n_ctx or fewer GPU layers"
             )
         self._check_workers()
+        self.adapt(self.usual_lora)
+        self._steer()
         self.threads = native.ThreadPool(n_threads)
         self.threads.attach(native.address(self._context))
         # llama.cpp rounds up, but no more is promised than was asked for.
@@ -210,6 +251,16 @@ class Target(Readout):
             rollback=self._rollback,
             spare=range(first_spare, first_spare + n_spare if in_graph else 0),
         )
+
+    def _steer(self) -> None:
+        """Add the control vectors after their layers."""
+        if self._control_vector is None:
+            return
+        values = np.ascontiguousarray(self._control_vector[1:])  # llama.cpp has none for layer 0
+        data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        last = self.n_layer - 1
+        if api.llama_set_adapter_cvec(self._context, data, values.size, self.n_embd, 1, last):
+            raise BackendError(f"llama.cpp takes no control vector: {runtime.reason()}")
 
     def _n_spare_ids(self) -> int:
         """Ids with which the cells of several sequences are kept in order, so that answers depend

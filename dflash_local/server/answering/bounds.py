@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from dflash_local.server.http.errors import ApiError
 
@@ -92,6 +92,22 @@ Few = BeforeValidator(few)
 LogitBias = Annotated[dict[Annotated[str, Field(max_length=256)], Bias], Few]
 """To what is added to logits: OpenAI's token ids, as texts, or llama-server's texts, whose tokens
 are meant."""
+
+
+class LoraScale(BaseModel):
+    """How strongly an adapter acts, by its number in `/lora-adapters`."""
+
+    id: Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]
+    scale: Annotated[float, Field(ge=-10000, le=10000, allow_inf_nan=False)]
+
+
+LoraScales = Annotated[list[LoraScale], Few]
+
+
+def lora_scales(given: Sequence[LoraScale]) -> dict[int, float]:
+    """The same as the model's option `lora`."""
+    return {each.id: each.scale for each in given}
+
 
 JsonObject = dict[str, Any]
 """Bounded by the size and depth of the body, which are checked before it is read."""

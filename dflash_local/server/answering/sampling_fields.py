@@ -111,6 +111,7 @@ class SamplingFields(BaseModel):
     cache_prompt: bounds.Flag | None = None
     t_max_predict_ms: bounds.Milliseconds | None = None
     grammar: _Grammar | None = None
+    lora: bounds.LoraScales | None = None
     draft_width: DraftWidth | None = None
 
     @model_validator(mode="before")
@@ -146,6 +147,7 @@ _AS_THEY_ARE = SamplingFields.model_fields.keys() - {
     "cache_prompt",
     "t_max_predict_ms",
     "grammar",
+    "lora",
 }
 """Fields that the model takes under the same name, whatever their value."""
 
@@ -170,6 +172,8 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
         options["deadline_s"] = fields.t_max_predict_ms / 1000
     if fields.grammar:
         options["grammar"] = fields.grammar
+    if fields.lora is not None:
+        options["lora"] = bounds.lora_scales(fields.lora)
     return options
 
 

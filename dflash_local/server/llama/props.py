@@ -49,12 +49,6 @@ async def version(request: Request) -> dict[str, str]:
     return {"version": request.app.version}
 
 
-@router.get("/lora-adapters", include_in_schema=False)
-async def lora_adapters() -> list[dict[str, Any]]:
-    """None: llama-server's clients ask before they offer them."""
-    return []
-
-
 @router.get("/slots")
 async def slots(request: Request, model: str | None = None) -> list[dict[str, Any]]:
     """For each slot of a model whether it is busy, and how many tokens its caches hold; nothing

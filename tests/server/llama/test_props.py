@@ -7,10 +7,6 @@ import re
 import httpx
 
 
-def test_there_are_no_adapters(client: httpx.Client) -> None:
-    assert client.get("/lora-adapters").json() == []
-
-
 def test_props_tell_what_is_served(client: httpx.Client) -> None:
     props = client.get("/props").json()
     assert props["total_slots"] == 4
