@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dflash_local.pairs.find import PairFiles
     from dflash_local.tune.fitting import Progress
 
-_MACHINE = ("n_gpu_layers", "n_threads")
+_MACHINE = ("n_gpu_layers", "n_threads", "lora", "control_vectors")
 _PATIENCE_S = 1
 _INSTALL = "pip install 'dflash-local[tune]'"
 
@@ -169,6 +169,8 @@ def _tune(values: dict[str, Any], say: Speaker) -> int:
         max_tokens=values["max_tokens"],
         n_gpu_layers=values["n_gpu_layers"],
         n_threads=values["n_threads"],
+        lora=values["lora"] or (),
+        control_vectors=values["control_vectors"] or (),
     )
     stop = threading.Event()
     with interrupt.setting(stop):
@@ -192,7 +194,9 @@ def _tune(values: dict[str, Any], say: Speaker) -> int:
         figures = table(cells(card.rows), stdout_columns())
         write_report(f"{figures}\n\n{card.reason}\n{card.after}\n")
     target = shlex.quote(str(values["target"]))
-    if card.won:
+    if card.won and not card.is_default:
+        say(f"give it with the adapters: --draft {shlex.quote(str(card.after))}")
+    elif card.won:
         say(f"it is now the default; `dflash-local tune {target} --undo` goes back")
     else:
         say("the old drafter stays the default")

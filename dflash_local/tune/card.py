@@ -15,8 +15,8 @@ from dflash_local.version import version
 @dataclass(frozen=True)
 class Card:
     """What happened in a run. `lengths`: steps, and the tokens per round on held-out answers.
-    `data` is None where the texts were general ones. `won`: the drafter is the target's default
-    from now on."""
+    `data` is None where the texts were general ones. `won`: the drafter is better than the
+    old one. `is_default`: it is the target's from now on."""
 
     target: Path
     before: Path
@@ -33,6 +33,7 @@ class Card:
     lengths: Sequence[tuple[int, float]]
     rows: Sequence[Row]
     won: bool
+    is_default: bool
     reason: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -45,6 +46,8 @@ class Card:
         """The card as a README. Of the texts it tells nothing but how many there were."""
         verdict = "it did not win, so the old drafter stays the target's default"
         if self.won:
+            verdict = "it won; give it where the target has the same adapters"
+        if self.is_default:
             verdict = "it is the target's default drafter on this machine"
         source, share = ", all of them general", ""
         if self.data is not None:

@@ -25,6 +25,7 @@ from dflash_local.draft.drafter import Drafter
 from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions
+from dflash_local.gguf.adapter import Scaled
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.loading import open_drafter, open_engine
 from dflash_local.model import Model
@@ -66,7 +67,8 @@ class TuneOptions:
     not by its path; the tuned one is used where that one would have been. `checkpoint`: the
     folder that `draft` was converted from, if there is one. `minutes` and `steps` limit the
     training, whichever comes first. `n_ctx`: tokens of a prompt and its answer together; longer
-    prompts are left out."""
+    prompts are left out. `lora` and `control_vectors` as for `load`: with them, the drafter learns
+    what the adapted target says, and becomes no default."""
 
     target: Path
     draft: Path
@@ -82,6 +84,8 @@ class TuneOptions:
     n_seq: int | None = None
     n_gpu_layers: int | None = None
     n_threads: int | None = None
+    lora: Sequence[Scaled] = ()
+    control_vectors: Sequence[Scaled] = ()
     seed: int = 0
 
 
@@ -245,6 +249,7 @@ class _Run:
             lengths=[(each.step, each.length) for each in history],
             rows=rows,
             won=won,
+            is_default=won and not (options.lora or options.control_vectors),
             reason=reason,
         )
         self._finish(card)
@@ -260,6 +265,8 @@ class _Run:
             n_seq=self._n_seq,
             n_gpu_layers=options.n_gpu_layers,
             n_threads=options.n_threads,
+            lora=options.lora,
+            control_vectors=options.control_vectors,
             draft_shape=draft_shape,
             draft_width=2,
         )
@@ -542,7 +549,7 @@ class _Run:
         )
 
     def _finish(self, card: Card) -> None:
-        if card.won:
+        if card.is_default:
             tuned.tuned_drafter(self._options.target)  # a damaged list is told before the card is
         (self._part / "README.md").write_text(card.markdown(), encoding="utf-8")
         text = json.dumps(card.as_dict(), indent=1)
@@ -550,7 +557,7 @@ class _Run:
         for name in (_STATE, _SETTINGS):
             (self._part / name).unlink(missing_ok=True)
         os.rename(self._part, self._options.output)
-        if card.won:
+        if card.is_default:
             options = self._options
             source = options.source or str(options.draft.resolve())
             tuned.make_default(options.target, card.after, source)

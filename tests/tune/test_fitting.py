@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from adapters import write_lora
 from command_line import COMMAND
 from dflash_local import demo, setup
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
@@ -143,6 +144,22 @@ def test_a_run_goes_on_after_it_was_stopped_and_its_drafter_can_be_undone(
     assert tuned.undo(options.target) == card.after
     assert find_pair(options.target, say=print).draft is None
     assert card.after.is_file()
+
+
+@pytest.mark.slow
+def test_a_drafter_of_an_adapted_target_is_no_default(
+    options: TuneOptions, always_wins: None, tmp_path: Path
+) -> None:
+    """It is measured with the adapter, too."""
+    names = [f"blk.{layer}.ffn_down.weight" for layer in range(8)]
+    lora = write_lora(tmp_path / "lora.gguf", options.target, names=names, gain=2.0)
+    plain, adapted = (
+        Watch().run(replace(options, steps=1, output=tmp_path / name, lora=given))
+        for name, given in (("plain", []), ("adapted", [lora]))
+    )
+    assert plain.won and adapted.won
+    assert [row.length_before for row in plain.rows] != [r.length_before for r in adapted.rows]
+    assert tuned.tuned_drafter(options.target) == plain.after
 
 
 @pytest.mark.slow
