@@ -173,6 +173,11 @@ class Embedder:
         self._width: int = api.llama_model_n_embd_out(self._model)
 
     @property
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self.vocabulary.n_tokens
+
+    @property
     def dimensions(self) -> int:
         """Numbers of a vector."""
         return 1 if self.pooling == "rank" else self._width
@@ -307,7 +312,8 @@ class Embedder:
     def _vector(self, pointer: Any) -> Vector:
         if not pointer:
             raise BackendError(f"llama.cpp made no embedding: {runtime.reason()}")
-        return np.ctypeslib.as_array(pointer, (self.dimensions,)).copy()
+        found: Vector = np.ctypeslib.as_array(pointer, (self.dimensions,)).copy()
+        return found
 
     def _text_tokens(self, text: str, truncate: bool) -> list[int]:
         if truncate:  # no token is longer
@@ -395,16 +401,12 @@ def normalized(vectors: Vector, norm: int = 2) -> Vector:
     none. A vector of zeros stays so."""
     if norm < 0:
         return vectors
-    sizes = np.abs(vectors.astype(np.float64))
+    lengths = np.linalg.norm(vectors.astype(np.float64), norm or np.inf, axis=-1, keepdims=True)
     if norm == 0:
-        lengths = sizes.max(axis=-1, keepdims=True) / 32760
-    else:
-        largest = sizes.max(axis=-1, keepdims=True)  # else large powers would overflow
-        scaled = np.divide(sizes, largest, out=np.zeros_like(sizes), where=largest > 0)
-        lengths = largest * (scaled**norm).sum(axis=-1, keepdims=True) ** (1 / norm)
-    return np.divide(vectors, lengths, out=np.zeros(vectors.shape), where=lengths > 0).astype(
-        np.float32
-    )
+        lengths /= 32760
+    scaled: Vector = np.zeros_like(vectors)
+    np.divide(vectors, lengths, out=scaled, where=lengths > 0, casting="same_kind")
+    return scaled
 
 
 def _context_params(

@@ -10,12 +10,13 @@ from random_model import RandomModel
 
 N_CTX, N_EMBD, N_LAYER, N_HEAD, N_FF = 512, 64, 2, 4, 96
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_WORDS = """
-    a is the of to and in that this are by for from with an which also such will not be at its
-    i believe meaning life test another write joke about very long hello world good bye machine
-    learning city paris physical system uses power process new knowledge field study data tasks
-    france capital large river string prompt what does query document cat dog sat on mat
-""".split()
+_WORDS = (
+    "a is the of to and in that this are by for from with an which also such will not be at "
+    "its i believe meaning life test another write joke about very long hello world good bye "
+    "machine learning city paris physical system uses power process new knowledge field study "
+    "data tasks france capital large river string prompt what does query document cat dog sat "
+    "on mat "
+)
 _ENDS = ("s", "ing", "ed", "er", "ly", "tion")
 
 
@@ -64,7 +65,7 @@ def write_decoder(path: Path, target: Path) -> Path:
 
 def _words(model: RandomModel) -> None:
     """A vocabulary as llama.cpp has BERT's: what begins a word has a mark before it."""
-    begun = [*_WORDS, *string.ascii_lowercase[1:], *string.digits, *".,?!'-"]
+    begun = [*_WORDS.split(), *string.ascii_lowercase[1:], *string.digits, *".,?!'-"]
     unique = list(dict.fromkeys(begun))
     inner = [*_ENDS, *(c for c in string.ascii_lowercase if c not in _ENDS), *string.digits]
     tokens = [*_SPECIAL, *("\u2581" + word for word in unique), *inner]
@@ -95,5 +96,3 @@ def _linear(model: RandomModel, name: str, rows: int, columns: int) -> None:
 def _norm(model: RandomModel, name: str) -> None:
     model.norm(f"{name}.weight", N_EMBD)
     model.plain(f"{name}.bias", 0.1 * model.normal(f"{name}.bias", N_EMBD))
-
-
