@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from pathlib import Path
 
-from gguf_files import ARRAY, INT32, STRING, UINT32, changed
+from gguf_files import ARRAY, INT32, STRING, UINT32, changed, keys_of
 from random_model import RandomModel
 
 N_CTX, N_EMBD, N_LAYER, N_HEAD, N_FF = 512, 64, 2, 4, 96
@@ -58,9 +58,24 @@ def write_bert(
 
 
 def write_decoder(path: Path, target: Path) -> Path:
-    """The decoder at `target` as an embedding model: the vector of a text's last token."""
-    architecture = "qwen3"
-    return changed(target, path, keys={f"{architecture}.pooling_type": (3, UINT32, None)})
+    """The Qwen3 decoder at `target` as an embedding model: the vector of a text's last token."""
+    return changed(target, path, keys={"qwen3.pooling_type": (3, UINT32, None)})
+
+
+def write_rerank_template(path: Path, target: Path) -> tuple[Path, str]:
+    """The Qwen3 decoder at `target` as a reranker with two classes and a template for pairs, which
+    is returned, too."""
+    eos = keys_of(target)["tokenizer.ggml.eos_token_id"][0]
+    name = keys_of(target)["tokenizer.ggml.tokens"][0][eos]
+    template = f"Query: {{query}}\nDocument: {{document}}{name}\n"
+    model = RandomModel("qwen3", "F16", 0)
+    width = keys_of(target)["qwen3.embedding_length"][0]
+    model.matrix("cls.output.weight", 2, width)
+    keys = {
+        "tokenizer.chat_template.rerank": (template, STRING, None),
+        "qwen3.classifier.output_labels": (["yes", "no"], ARRAY, STRING),
+    }
+    return changed(target, path, keys=keys, tensors=lambda all: all.update(model.tensors)), template
 
 
 def _words(model: RandomModel) -> None:
