@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from dflash_local.fit.embedding import POOLINGS
 from dflash_local.fit.options import KV_TYPES, SHAPES, SPLIT_MODES
 from dflash_local.text_file import read_text
 
@@ -168,6 +169,15 @@ DRAFT = Option(
 )
 
 FILES = (TARGET, DRAFT)
+
+POOLING = Option(
+    "--pooling",
+    type=click.Choice(POOLINGS),
+    show_default="as the file of an embedding model or a reranker says",
+    help="What an embedding model makes of a text: the mean of its tokens' vectors, the first "
+    "(cls), the last, or all (none); rank scores documents for a query. With it, a model that "
+    "writes text makes vectors instead.",
+)
 
 DRAFT_SHAPE = Option(
     "--draft-shape",

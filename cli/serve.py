@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_local.errors import InputError
+from dflash_local.errors import FileError, InputError
+from dflash_local.fit.options import NONE
 from dflash_local.server.models.keep_alive import DEFAULT_S
 from dflash_local.text_file import read_text
 
@@ -21,6 +23,7 @@ from .options import (
     DRAFT_WIDTH,
     FILES,
     LOADING,
+    POOLING,
     READABLE,
     SAMPLING,
     THINKING,
@@ -75,6 +78,19 @@ SEVERAL = (
         help="Unload a model after this time without requests, such as 5m or 1h; 0 unloads it at "
         "once, -1 never. It is unloaded earlier where another model needs its memory.",
     ),
+)
+
+EMBEDDING = (
+    Option(
+        "--embedding-model",
+        "embedding_models",
+        type=WholeText(),
+        multiple=True,
+        metavar="MODEL",
+        help="An embedding model or a reranker to serve beside the model of --target: a GGUF file, "
+        "a folder, or a hub repository; may be repeated.",
+    ),
+    POOLING,
 )
 
 LISTENING = (
@@ -237,6 +253,7 @@ SETTINGS_PER_MODEL = (
     *(each for each in LOADING if each.name in _LOADING_PER_MODEL),
     PARALLEL,
     DRAFT_WIDTH,
+    POOLING,
     *USUAL_SAMPLING,
     *(each for each in SEVERAL if each.name == "keep_alive_s"),
 )
@@ -245,6 +262,7 @@ SETTINGS_PER_MODEL = (
 SECTIONS = {
     "Model": FILES,
     "Several models": SEVERAL,
+    "Embeddings and reranking": EMBEDDING,
     "Address": LISTENING,
     "Access": ACCESS,
     "Requests": (*SERVING, STRICT),
@@ -278,20 +296,21 @@ def serve(**values: Any) -> int:
     with lifecycle.bind(settings) as bound:
         recorder = _recorder(values["record"], say)
         sources = [_source(model, values, say, recorder) for model in models]
-        single = None if sources else _single(values, say, recorder)
+        at_once = [] if sources else _at_once(values, say, recorder)
         keep_alive = values["keep_alive_s"]
         pool = ModelPool(
-            [single] if single else sources,
+            at_once or sources,
             keep_alive_s=DEFAULT_S if sources and keep_alive is None else keep_alive,
             queue_timeout_s=values["queue_timeout_s"],
             further=lambda name, tell, devices: _source(
                 NamedModel(name, name), values, tell, recorder, devices
             ),
         )
-        if single:
+        for source in reversed(at_once):  # what is smaller comes first, and the rest is planned
             with interrupt.ending():
-                pool.adopt(single.load())
-            tell_missing_drafter(single.draft, say)
+                pool.adopt(source.name, source.load())
+            if source.use == "chat":
+                tell_missing_drafter(source.draft, say)
         return lifecycle.serve(pool, settings, bound, say)
 
 
@@ -302,13 +321,43 @@ def _check_choice(values: Mapping[str, Any]) -> None:
         raise click.UsageError("--chat-template and --chat-template-file are both given")
     if not values["named_models"] and values["models_file"] is None:
         return
-    for name in ("target", "alias", "tags", "chat_template", "chat_template_file"):
+    for name in ("target", "alias", "tags", "chat_template", "chat_template_file", "pooling"):
         if values[name] is not None:
             option = name.replace("_", "-")
             raise click.UsageError(
                 f"--{option} is for a server of one model: leave it out, or leave out --model and "
                 "--models."
             )
+    if values["embedding_models"]:
+        raise click.UsageError(
+            "--embedding-model is for a server of one other model: name it with --model, too."
+        )
+
+
+def _at_once(
+    values: Mapping[str, Any], say: Speaker, recorder: Recorder | None
+) -> list[ModelSource]:
+    """The model of --target, and those of --embedding-model, which have the --pooling then."""
+    given = values["embedding_models"]
+    first = _single({**values, "pooling": None} if given else values, say, recorder)
+    # --ctx and --alias are those of the target.
+    theirs = {**values, "n_ctx": None, "draft_width": None}
+    models = [NamedModel(_usual_name(each), each, NONE) for each in given]
+    check_names([NamedModel(first.name, first.target), *models])
+    sources = [_source(model, theirs, say, recorder) for model in models]
+    for source in sources:
+        if source.use == "chat":
+            raise InputError(
+                f"--embedding-model {source.name} writes text: give an embedding model, or add "
+                "--pooling last"
+            )
+    return [first, *sources]
+
+
+def _usual_name(given: str) -> str:
+    """Of a file its name, else what was given."""
+    path = Path(given).expanduser()
+    return path.stem if path.is_file() else given
 
 
 def _models(values: Mapping[str, Any]) -> list[NamedModel]:
@@ -362,6 +411,8 @@ def _source(
 ) -> ModelSource:
     """How to load it. What is missing of its files is fetched, if it fits `devices`."""
     from dflash_local.controller import calibration
+    from dflash_local.fit.embedding import pooling_of
+    from dflash_local.gguf.file import GgufFile
     from dflash_local.pairs.find import find_pair
     from dflash_local.server.models.source import ModelSource
 
@@ -376,6 +427,10 @@ def _source(
         devices=devices,
         bars=devices is None,
     )
+    pooling = values["pooling"]
+    if pooling is None:
+        with suppress(FileError):  # requests will be told
+            pooling = pooling_of(GgufFile.open(files.target))
     usual = values_of(USUAL_SAMPLING, values)
     max_tokens = usual.pop("max_tokens", None)
     return ModelSource(
@@ -391,6 +446,7 @@ def _source(
         max_tokens,
         _chat_template(values),
         recorder,
+        pooling=pooling,
     )
 
 

@@ -29,6 +29,7 @@ from dflash_local.errors import (
 
 if TYPE_CHECKING:
     __version__: str
+    from dflash_local.embedder import Embedder, load_embedder
     from dflash_local.llama_facade import Llama
     from dflash_local.loading import load
     from dflash_local.model import Model
@@ -43,6 +44,7 @@ __all__ = [
     "ClosedError",
     "ContextFullError",
     "DflashError",
+    "Embedder",
     "FileError",
     "GrammarError",
     "InputError",
@@ -57,9 +59,12 @@ __all__ = [
     "__version__",
     "demo",
     "load",
+    "load_embedder",
 ]
 
 _HOMES = {
+    "Embedder": "embedder",
+    "load_embedder": "embedder",
     "load": "loading",
     "Llama": "llama_facade",
     "Model": "model",

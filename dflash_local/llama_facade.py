@@ -90,7 +90,7 @@ _DEFAULTS: Settings = {
 
 _LACKING = {
     **dict.fromkeys(
-        ("create_embedding", "embed"), "examples/hidden_states.py reads a model's hidden states"
+        ("create_embedding", "embed"), "dflash_local.load_embedder loads models for that"
     ),
     **dict.fromkeys(
         ("eval", "generate", "sample", "logits_to_logprobs", "longest_token_prefix"),

@@ -116,6 +116,11 @@ class Model:
         return self.target.n_ctx
 
     @property
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self.target.n_vocab
+
+    @property
     def max_queue(self) -> int | None:
         """How many requests may wait for a slot. One more is refused with QueueFullError. None, the
         default: any number."""

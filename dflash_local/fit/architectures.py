@@ -50,12 +50,16 @@ REPLAY_ARCHITECTURES = frozenset({
 # checkpoints.
 OWN_STATE_ARCHITECTURES = frozenset({"deepseek4", "glm5-next", "qwen4exp"})
 
+# These make vectors of texts: encoders, without a cache of keys and values.
+EMBEDDING_ARCHITECTURES = frozenset({
+    "bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed",
+    "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe",
+})  # fmt: skip
+
 # These do not write text one token after the other.
-NOT_GENERATIVE_ARCHITECTURES = frozenset({
-    "bert", "clip", "eagle3", "eurobert", "gemma-embedding", "gemma4-assistant", "jina-bert-v2",
-    "jina-bert-v3", "llama-embed", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe",
-    "pockettts", "qwen3tts", "t5", "t5encoder", "wavtokenizer-dec", "dream", "llada",
-    "llada-moe", "rnd1",
+NOT_GENERATIVE_ARCHITECTURES = EMBEDDING_ARCHITECTURES | frozenset({
+    "clip", "eagle3", "gemma4-assistant", "pockettts", "qwen3tts", "t5", "t5encoder",
+    "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
 })  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,12 @@ class Fit:
 
 def check_target(file: GgufFile) -> None:
     """Raise FileError unless `file` is a language model that may be a target."""
+    check_model(file)
+
+
+def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
+    """Raise FileError unless `file` is a model that llama.cpp can load. It is one that writes text,
+    unless its architecture is among those that are taken, too."""
     architecture = file.architecture
     refuse_old(file)
     if architecture == "dflash":
@@ -78,7 +84,7 @@ def check_target(file: GgufFile) -> None:
             "a DFlash drafter (general.architecture 'dflash') given as the target; give it as the "
             "draft model, and the model that it was trained for as the target"
         )
-    if architecture in NOT_GENERATIVE_ARCHITECTURES:
+    if architecture in NOT_GENERATIVE_ARCHITECTURES and architecture not in takes:
         file.fail(
             f"general.architecture is {architecture!r}, expected a language model that writes text "
             "from left to right"

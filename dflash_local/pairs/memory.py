@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dflash_local.errors import FileError, InputError
+from dflash_local.fit.embedding import pooling_of
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.pairing import check_target
@@ -26,7 +27,8 @@ def check_memory(
 ) -> None:
     """Raise InputError if the model cannot be loaded beside a drafter of so many bytes, with the
     quantisations among `others` (their bytes) that can. Raises FileError for what is no target."""
-    check_target(model)
+    if pooling_of(model) is None:
+        check_target(model)
     fault = why_too_large(model, drafter_bytes, options, devices)
     if fault is not None:
         fitting = which_fit(model, drafter_bytes, options, devices, others)

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
-from dflash_local.server import embeddings, metrics, model_list, page
+from dflash_local.server import metrics, model_list, page
 from dflash_local.server.answering.request_check import RequestCheck
 from dflash_local.server.anthropic import messages
 from dflash_local.server.http import drain
@@ -31,14 +31,16 @@ from dflash_local.server.http.security import (
 )
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.llama import completion, lora, props, tokenize
+from dflash_local.server.llama import embeddings as llama_embeddings
 from dflash_local.server.metrics import Metrics
 from dflash_local.server.models.library import Library
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.ollama import chat as ollama_chat
+from dflash_local.server.ollama import embed as ollama_embed
 from dflash_local.server.ollama import errors as ollama_errors
 from dflash_local.server.ollama import library as ollama_library
 from dflash_local.server.ollama import model_list as ollama_model_list
-from dflash_local.server.openai import chat, completions, responses
+from dflash_local.server.openai import chat, completions, embeddings, responses
 from dflash_local.version import version
 
 ROUTERS = (
@@ -58,6 +60,8 @@ ROUTERS = (
     completion.router,
     tokenize.router,
     embeddings.router,
+    llama_embeddings.router,
+    ollama_embed.router,
 )
 
 

@@ -88,7 +88,7 @@ def serve(
     log_to_stderr()
     settings = replace(settings, max_connections=_most_connections(settings))
     server = Server(create_app(pool, settings), settings, say)
-    server.greeting = greeting(pool.names, settings, bound)
+    server.greeting = greeting(pool.names, pool.writers, settings, bound)
     # Else a large body, which makes many objects, has the collector go through all modules: that
     # takes longer than all the rest, and holds up the event loop.
     gc.collect()
@@ -192,14 +192,18 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def greeting(names: Sequence[str], settings: ServerSettings, bound: socket.socket) -> list[str]:
-    """What is served, where, and what to tell an editor."""
+def greeting(
+    names: Sequence[str], writers: Sequence[str], settings: ServerSettings, bound: socket.socket
+) -> list[str]:
+    """What is served, where, and what to tell an editor, which wants one of the `writers`."""
     shown = ", ".join(names)
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     key = "one of yours" if settings.api_keys else "any"
-    return [
-        f"serving {shown} at {url}",
-        f"editors: base URL {url}/v1, model {' or '.join(names)}, API key {key} "
-        f"(llama.vim: {url}/infill)",
-    ]
+    lines = [f"serving {shown} at {url}"]
+    if writers:
+        lines.append(
+            f"editors: base URL {url}/v1, model {' or '.join(writers)}, API key {key} "
+            f"(llama.vim: {url}/infill)"
+        )
+    return lines

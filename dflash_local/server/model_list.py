@@ -51,10 +51,11 @@ def _entry(request: Request, served: ServedModel) -> dict[str, Any]:
         "owned_by": "dflash-local",
         "aliases": served.source.aliases,
         "tags": served.source.tags,
+        "use": served.source.use,
         "status": {"value": served.state, **({"failed": True} if served.failure else {})},
     }
     if served.model is not None:
-        entry["meta"] = {"n_ctx": served.model.n_ctx, "n_vocab": served.model.target.n_vocab}
+        entry["meta"] = {"n_ctx": served.model.n_ctx, "n_vocab": served.model.n_vocab}
     return entry
 
 

@@ -225,13 +225,29 @@ class Vocabulary:
         names = self._names(special)
         if not names.are_many(text):
             return self._tokenize(text, special, add_special)
-        start, end = self._edges() if add_special else ([], [])
+        start, end = self.edges() if add_special else ([], [])
         tokens = start
         for part in names.slices(text):
             tokens += self._tokenize(part, special, add_special=False)
             if n_ctx is not None and len(tokens) + len(end) > n_ctx:
                 raise PromptTooLongError(*_too_long(len(tokens), n_ctx), at_least=True)
         return tokens + end
+
+    def paired(self, first: str, second: str, *, n_ctx: int) -> list[int]:
+        """Token ids of two texts as one input, with the tokens before, between and after them that
+        the model wants. Raises as `tokenize` with `n_ctx`."""
+        one, other = (
+            self.tokenize(text, special=False, add_special=False, n_ctx=n_ctx)
+            for text in (first, second)
+        )
+        with self.reading() as pointer:
+            eos = api.llama_vocab_eos(pointer)
+            sep = api.llama_vocab_sep(pointer)
+            start = [api.llama_vocab_bos(pointer)] * api.llama_vocab_get_add_bos(pointer)
+            end = [sep if eos == _NO_TOKEN else eos] * api.llama_vocab_get_add_eos(pointer)
+            between = [*end, *[sep] * api.llama_vocab_get_add_sep(pointer)]
+        pair = [*start, *one, *between, *other, *end]
+        return [token for token in pair if token != _NO_TOKEN]
 
     def control_names(self, text: str) -> Iterator[tuple[int, int]]:
         """Where the names of control tokens in a text begin and end."""
@@ -294,8 +310,8 @@ class Vocabulary:
                     return list(ids[:n])
                 room = -n
 
-    def _edges(self) -> tuple[list[int], list[int]]:
-        """What the model wants at the start and at the end of a text."""
+    def edges(self) -> tuple[list[int], list[int]]:
+        """The tokens that the model wants at the start and at the end of a text."""
         edges = self._tokenize("", special=False, add_special=True)
         with self.reading() as pointer:
             n = 1 if len(edges) == 2 or api.llama_vocab_get_add_bos(pointer) else 0

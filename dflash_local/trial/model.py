@@ -55,6 +55,7 @@ def ensure_loadable(
     layers: tuple[int, ...],
     n_gpu_layers: int = 0,
     way_back: WayBack = CELLS,
+    pooling: int | None = None,
     limit_s: float = _LIMIT_S,
     say: Callable[[str], None] = to_stderr,
 ) -> WayBack:
@@ -63,16 +64,19 @@ def ensure_loadable(
     Returns the way back that it can go: the snapshots of a large model may be more nodes than its
     graph can have, which ends the process. Then half as many are tried.
 
-    If there is a `draft`, llama.cpp must be able to read its header. All this is tried in a child
-    process, unless a verdict is kept from before. The child gets `limit_s` seconds, and more for
-    large files; `say` gets a line where it takes long. Raises FileError if a file is at fault, and
-    BackendError if the build of llama.cpp is, or if memory or time did not suffice.
+    If there is a `draft`, llama.cpp must be able to read its header. With `pooling`, one of
+    `LLAMA_POOLING_TYPE_*`, the model is to make vectors of texts, and is tried at that. All this is
+    tried in a child process, unless a verdict is kept from before. The child gets `limit_s`
+    seconds, and more for large files; `say` gets a line where it takes long. Raises FileError if a
+    file is at fault, and BackendError if the build of llama.cpp is, or if memory or time did not
+    suffice.
     """
     while True:
         wanted = {
             "layers": list(layers),
             "n_gpu_layers": n_gpu_layers,
             "way_back": asdict(way_back),
+            **({} if pooling is None else {"pooling": pooling}),
         }
         verdict = _verdict(target, draft, wanted, limit_s, say)
         n_snapshots = way_back.by("snapshots")
@@ -132,6 +136,7 @@ def _raise(verdict: LoadVerdict, target: Path, draft: Path | None) -> None:
         "context": "make a context",
         "taps": "tap its layers",
         "decode": "decode a few tokens",
+        "embed": "make a vector of a few tokens",
     }.get(verdict.stage, verdict.stage)
     raise FileError(
         f"{path}: llama.cpp cannot {doing}: {why}; the file is malformed or of a kind that this "

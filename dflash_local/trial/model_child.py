@@ -15,7 +15,7 @@ _N_CTX = 128
 
 def main(request: dict[str, Any]) -> None:
     """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, way_back (kind
-    and rows)."""
+    and rows), and for a model of vectors `pooling`."""
     die_quietly()
     try:
         _stages(request)
@@ -89,10 +89,17 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     runtime.clear_log()
     params = _context_params(n_gpu_layers)
     params.n_rs_seq = WayBack(**request["way_back"]).by("snapshots")
+    pooling = request.get("pooling")
+    if pooling is not None:
+        params.embeddings, params.pooling_type = True, pooling
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise FileError(runtime.first_error_line() or "no context")
-    passes = _try_passes(model, context, request)
+    passes = None
+    if pooling is None:
+        passes = _try_passes(model, context, request)
+    else:
+        _try_embedding(context)
     llama_cpp.llama_free(context)
     del passes  # after the context, whose graph it is part of
     llama_cpp.llama_model_free(model)
@@ -134,6 +141,19 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
         if layers:
             passes.hidden_states([passes.first_stored])
     return passes
+
+
+def _try_embedding(context: Any) -> None:
+    import llama_cpp
+
+    from dflash_local.llama import runtime
+
+    say(stage="embed")
+    runtime.clear_log()
+    tokens = (llama_cpp.llama_token * 2)()
+    run = llama_cpp.llama_decode if llama_cpp.llama_get_memory(context) else llama_cpp.llama_encode
+    if status := run(context, llama_cpp.llama_batch_get_one(tokens, len(tokens))):
+        raise FileError(runtime.first_error_line() or f"llama.cpp returned {status}")
 
 
 def _context_params(n_gpu_layers: int) -> Any:

@@ -37,7 +37,7 @@ def main() -> int:
         options = {"n_threads": 1, "n_gpu_layers": 0, "n_seq": 1}
         source = ModelSource(target.stem, target, drafter, options, max_queue=1)
         pool = ModelPool([source], queue_timeout_s=1.0)
-        pool.adopt(source.load())
+        pool.adopt(source.name, source.load())
         return lifecycle.serve(
             pool, SETTINGS, bound, lambda line: print(line, file=sys.stderr, flush=True)
         )

@@ -31,7 +31,7 @@ def main() -> int:
     target, drafter = demo.pair()
     sources = [ModelSource(name, target, drafter, OPTIONS, 0, max_queue=1) for name in NAMES]
     plain = Device("CPU", "a CPU", "cpu", 1 << 40, 1 << 40)
-    needed = sources[0].plan(sources[0].open(), [plain]).host.needed
+    needed = sources[0].planner()([plain]).host.needed
     total = _MARGIN + int(_NEEDED * needed)
 
     def devices() -> Sequence[Device]:

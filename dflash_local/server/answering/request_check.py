@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.models.pool import ModelPool
+from dflash_local.server.models.source import Use
 
 log = logging.getLogger("dflash_local.server")
 
@@ -39,10 +40,10 @@ class RequestCheck:
         self.strict = strict
         self._told: set[str] = set()
 
-    def check(self, pool: ModelPool, name: str | None, body: object) -> None:
+    def check(self, pool: ModelPool, name: str | None, body: object, use: Use = "chat") -> None:
         """Raises ApiError for a model that is not here, and with `strict` for one that a server of
         one model would answer for, and for unknown fields."""
-        served = pool.find(name)
+        served = pool.find(name, use)
         if name and name != served.name and name not in served.source.aliases:
             if self.strict:
                 pool.named(name)

@@ -37,10 +37,10 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
         "is_sleeping": served.model is None,
         "build_info": build,
     }
-    if served.model is None:
+    if served.writer is None:
         params = await asyncio.to_thread(_params, served.source)
         return {"default_generation_settings": {"params": params}, **shared}
-    return {**_props(served.model, served.source.max_tokens), **shared}
+    return {**_props(served.writer, served.source.max_tokens), **shared}
 
 
 @router.get("/version", include_in_schema=False)
@@ -54,7 +54,7 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
     """For each slot of a model whether it is busy, and how many tokens its caches hold; nothing
     where the model is not loaded."""
     check_switch(request.app.state.settings.slots, "--no-slots")
-    loaded = pool_of(request).find(model).model
+    loaded = pool_of(request).find(model).writer
     if loaded is None:
         return []
     status = loaded.status()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from dflash_local.embedder import Embedder
 from dflash_local.errors import ClosedError, DflashError, FileError, PairError
 from dflash_local.model import Model
 from dflash_local.server.http.errors import ApiError, log_crash, unavailable
@@ -25,14 +26,14 @@ class ModelLoad:
         self._source = source
         self._is_alone = is_alone
         self._stopped = threading.Event()
-        self._loaded = Future[Model]()
+        self._loaded = Future[Model | Embedder]()
         # It may be inside of llama.cpp for minutes; a daemon does not hold up the process's end.
         self._thread = threading.Thread(
             target=self._run, name=f"dflash-local load {source.name}", daemon=True
         )
         self._thread.start()
 
-    async def model(self) -> Model:
+    async def model(self) -> Model | Embedder:
         """The model, once it is loaded. Raises what loading it raises."""
         return await asyncio.wrap_future(self._loaded)
 

@@ -14,23 +14,22 @@ import time
 from asyncio import Task
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from dflash_local.embedder import Embedder
 from dflash_local.errors import QueueFullError
 from dflash_local.fit.plan import Plan
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.model import Model
-from dflash_local.pair import Pair
 from dflash_local.server.http.errors import ApiError, log_crash
-from dflash_local.server.models.eviction import first_to_evict, fits, without
+from dflash_local.server.models.eviction import Planner, first_to_evict, fits, without
 from dflash_local.server.models.keep_alive import DEFAULT_S, FOREVER
 from dflash_local.server.models.load import LoadFailure, ModelLoad
 from dflash_local.server.models.served_model import Claim, LoadedModel, ServedModel
-from dflash_local.server.models.source import ModelSource
+from dflash_local.server.models.source import ModelSource, Use
 
 log = logging.getLogger("dflash_local.server")
 
@@ -39,10 +38,18 @@ SourceOf = Callable[[str, Callable[[str], None], Sequence[Device]], ModelSource]
 for each step, and the devices of a machine that it has to fit."""
 
 _RETRY_S = 5
+_MADE = {"chat": "text", "embedding": "embeddings", "rerank": "scores of documents"}
+_HOW = {
+    "chat": "serve one that writes text with --target or --model",
+    "embedding": "add --embedding-model FILE to `dflash-local serve`, with an embedding model such "
+    "as nomic-embed-text or bge-m3",
+    "rerank": "add --embedding-model FILE to `dflash-local serve`, with a reranker such as "
+    "bge-reranker-v2-m3",
+}
 
 
 class ModelPool:
-    """`models` by their names. Requests that name no model get the first."""
+    """`models` by their names. Requests that name no model get the first one of their use."""
 
     def __init__(
         self,
@@ -76,12 +83,21 @@ class ModelPool:
     def names(self) -> list[str]:
         return list(self.models)
 
-    def find(self, name: str | None) -> ServedModel:
-        """The model for a request: one that names none gets the first, and so does one with an
-        unknown name where the server began with one model. Else ApiError is raised for it."""
-        takes_any = len(self._given) == 1 and self._known(name) is None
-        first = next(iter(self.models.values()))
-        return first if takes_any or not name else self.named(name)
+    @property
+    def writers(self) -> list[str]:
+        """The names of those that write texts."""
+        return [name for name, served in self.models.items() if served.source.use == "chat"]
+
+    def find(self, name: str | None, use: Use | None = None) -> ServedModel:
+        """The model for a request, of those for its `use`: one that names none gets the first, and
+        so does one with an unknown name where the server began with one such model. Else ApiError
+        is raised for it, and for a model of another use."""
+        fitting = [each for each in self.models.values() if use in (None, each.source.use)]
+        known = self._known(name)
+        if use and (not fitting or not (known is None or known in fitting)):
+            raise _unfit(known or next(iter(self.models.values())), use, fitting)
+        takes_any = sum(each.name in self._given for each in fitting) == 1 and known is None
+        return fitting[0] if takes_any or not name else self.named(name)
 
     def named(self, name: str) -> ServedModel:
         """The model of exactly that name or alias. Raises ApiError."""
@@ -101,9 +117,9 @@ class ModelPool:
         named = (each for each in self.models.values() if name in each.source.aliases)
         return self.models.get(name or "") or next(named, None)
 
-    def adopt(self, model: Model) -> None:
-        """Serve `model`, which is loaded already, as the first of the models."""
-        next(iter(self.models.values())).model = model
+    def adopt(self, name: str, model: Model | Embedder) -> None:
+        """Serve `model`, which is loaded already, as the model of that name."""
+        self.models[name].model = model
 
     def start(self) -> None:
         """Begin to count the time that models are idle, on the running event loop."""
@@ -139,13 +155,15 @@ class ModelPool:
     # Using them
 
     @contextmanager
-    def claim(self, name: str | None, keep_alive_s: float | None = None) -> Iterator[Claim]:
-        """A hold on a model, which is loaded if it is not. `keep_alive_s`: how long it stays loaded
-        afterwards.
+    def claim(
+        self, name: str | None, keep_alive_s: float | None = None, use: Use = "chat"
+    ) -> Iterator[Claim]:
+        """A hold on a model for a `use`, which is loaded if it is not. `keep_alive_s`: how long it
+        stays loaded afterwards.
 
         Raises ApiError for an unknown name, QueueFullError where too many requests wait for it.
         """
-        served = self.find(name)
+        served = self.find(name, use)
         claim = Claim(served, self._queue_timeout_s)
         self._begin_claim(served, claim)
         if not self.is_pinned:
@@ -188,11 +206,17 @@ class ModelPool:
 
     def _begin_claim(self, served: ServedModel, claim: Claim) -> None:
         self._cancel_idle_timer(served)
+        most = served.source.max_queue
         if served.takes_requests:
+            too_many = most is not None and len(served.running) > most
+            if too_many and isinstance(served.model, Embedder):  # a Model counts by itself
+                raise QueueFullError(
+                    f"{len(served.running)} requests wait for {served.name}; try again later",
+                    _RETRY_S,
+                )
             served.running.add(claim)
             claim.settled.set()
             return
-        most = served.source.max_queue
         if most is not None and len(served.waiting) > most:
             raise QueueFullError(
                 f"{len(served.waiting)} requests wait for {served.name} to be loaded; try again "
@@ -227,9 +251,9 @@ class ModelPool:
 
     async def _drop_lost(self, served: ServedModel) -> None:
         """Unload a model that has lost a worker, once its requests have ended with that error."""
-        while served.model is not None and served.model.target.lost:
+        while served.lost:
             if not served.running:
-                self._unload(served, f"as a worker is lost: {served.model.target.lost}")
+                self._unload(served, f"as a worker is lost: {served.lost}")
                 return
             self._claim_ended.clear()
             await self._claim_ended.wait()
@@ -251,21 +275,21 @@ class ModelPool:
 
     async def _make_room(self, served: ServedModel) -> None:
         """Evict others until the model fits, or no request waits for it any more."""
-        pair = None
+        planner = None
         while served.waiting:
             await self._wait_until_closed()
             loaded = [other for other in self.models.values() if other.model is not None]
             if not loaded:
                 return
-            if pair is None:
-                pair = await run_in_threadpool(served.source.open)
+            if planner is None:
+                planner = await run_in_threadpool(served.source.planner)
             plans = [other.model.plan for other in loaded if other.model and other.model.plan]
-            if await run_in_threadpool(self._fits, served.source, pair, plans):
+            if await run_in_threadpool(self._fits, planner, plans):
                 return
             await self._evict(first_to_evict(loaded), served)
 
-    def _fits(self, source: ModelSource, pair: Pair, loaded: Sequence[Plan]) -> bool:
-        return fits(partial(source.plan, pair), self._devices(), beside=loaded)
+    def _fits(self, planner: Planner, loaded: Sequence[Plan]) -> bool:
+        return fits(planner, self._devices(), beside=loaded)
 
     async def _evict(self, other: ServedModel, served: ServedModel) -> None:
         """Unload `other` once its requests have ended, for the requests that wait for `served`."""
@@ -309,7 +333,7 @@ class ModelPool:
             log.info("unloading %s, %s", served.name, reason)
             served.close_task = self._start(self._close(served, model))
 
-    async def _close(self, served: ServedModel, model: Model) -> None:
+    async def _close(self, served: ServedModel, model: Model | Embedder) -> None:
         try:
             await asyncio.to_thread(model.close)
         except Exception as error:  # no request is there to be told
@@ -328,6 +352,20 @@ class ModelPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _unfit(served: ServedModel, use: Use, fitting: Sequence[ServedModel]) -> ApiError:
+    """The refusal of what `served` cannot do, and no model here if none is `fitting`."""
+    makes, wanted = _MADE[served.source.use], _MADE[use]
+    advice = f"name {', '.join(each.name for each in fitting)}" if fitting else _HOW[use]
+    return ApiError(
+        400 if fitting else 501,
+        f"{served.name} makes {makes}, not {wanted}; {advice}",
+        type="not_supported_error",
+        param="model",
+        code=f"{use}_not_supported",
+        headers={"X-Should-Retry": "false"},  # OpenAI's clients would try again
+    )
 
 
 def _in_use(message: str) -> ApiError:

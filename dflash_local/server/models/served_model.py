@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, ParamSpec, TypeVar
 
+from dflash_local.embedder import Embedder
 from dflash_local.errors import QueueTimeoutError
 from dflash_local.model import Model
 from dflash_local.result import ModelStatus
@@ -72,6 +73,15 @@ class LoadedModel:
         return min(filter(None, (max_tokens, self.max_tokens)), default=None)
 
 
+@dataclass(frozen=True)
+class LoadedEmbedder:
+    """A model of vectors or scores, as requests get it."""
+
+    name: str
+    embedder: Embedder
+    threads: RequestThreads
+
+
 @dataclass(eq=False)
 class ServedModel:
     """What is known of one model. The pool changes it, on its event loop; others only read."""
@@ -79,7 +89,7 @@ class ServedModel:
     source: ModelSource
     usual_keep_alive_s: float = FOREVER
     """Seconds that it stays loaded after a request that does not say."""
-    model: Model | None = None
+    model: Model | Embedder | None = None
     running: set[Claim] = field(default_factory=set)
     waiting: set[Claim] = field(default_factory=set)
     leaving: bool = False
@@ -106,6 +116,16 @@ class ServedModel:
         return self.source.name
 
     @property
+    def writer(self) -> Model | None:
+        """The model, if it is loaded and writes texts."""
+        return self.model if isinstance(self.model, Model) else None
+
+    @property
+    def lost(self) -> str:
+        """Why a worker of it is gone; else empty."""
+        return self.writer.target.lost if self.writer else ""
+
+    @property
     def counted(self) -> ModelStatus | None:
         """Its status, counted since the server began; of one that is not loaded only the counts
         mean something. None where it never was loaded."""
@@ -116,7 +136,7 @@ class ServedModel:
 
     @property
     def takes_requests(self) -> bool:
-        return self.model is not None and not self.leaving and not self.model.target.lost
+        return self.model is not None and not self.leaving and not self.lost
 
     @property
     def state(self) -> Literal["unloaded", "loading", "loaded"]:
@@ -173,11 +193,8 @@ class Claim:
     async def loaded(self) -> LoadedModel:
         """The model, once it is loaded. Raises ApiError where that fails, QueueTimeoutError where
         it takes too long."""
-        await self._settles(math.inf)
-        if self.failure is not None:
-            raise self.failure.api_error(self._served.name)
-        model = self._served.model
-        assert model is not None, "a claimed model stays loaded"
+        model = await self._model()
+        assert isinstance(model, Model), "it was claimed for texts"
         served = self._served
         source = served.source
         return LoadedModel(
@@ -188,6 +205,19 @@ class Claim:
             source.recorder,
             source.max_tokens,
         )
+
+    async def embedder(self) -> LoadedEmbedder:
+        """The model of vectors or scores, once it is loaded. Raises as `loaded`."""
+        model = await self._model()
+        assert isinstance(model, Embedder), "it was not claimed for texts"
+        return LoadedEmbedder(self._served.name, model, self._served.threads)
+
+    async def _model(self) -> Model | Embedder:
+        await self._settles(math.inf)
+        if self.failure is not None:
+            raise self.failure.api_error(self._served.name)
+        assert self._served.model is not None, "a claimed model stays loaded"
+        return self._served.model
 
     async def _settles(self, within_s: float) -> bool:
         if self.settled.is_set():

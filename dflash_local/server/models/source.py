@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from dflash_local.embedder import Embedder, load_embedder, plan_embedder
 from dflash_local.errors import InputError
+from dflash_local.fit.embedding import Pooling
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan
@@ -18,11 +20,15 @@ from dflash_local.llama.runtime import Device
 from dflash_local.llama.workers import remote_devices
 from dflash_local.loading import Progress, load
 from dflash_local.model import Model
-from dflash_local.pair import Pair, open_pair
+from dflash_local.pair import open_pair
 from dflash_local.pairs.defaults import Defaults, defaults_of
 from dflash_local.pairs.gguf_names import is_shard
 from dflash_local.server.models.recorder import Recorder
 from dflash_local.setup import Setup
+
+Use = Literal["chat", "embedding", "rerank"]
+"""What a model is asked for: texts, vectors or scores."""
+_FOR_EMBEDDERS = ("n_ctx", "n_gpu_layers", "n_threads", "split_mode", "main_gpu", "tensor_split")
 
 
 @dataclass(frozen=True)
@@ -56,15 +62,25 @@ class ModelSource:
     """All names that requests may give, if there are several."""
     tags: tuple[str, ...] = ()
     """What `/v1/models` tells of it beside."""
+    pooling: Pooling | None = None
+    """How it makes vectors or scores of texts; None: it writes texts."""
+
+    @property
+    def use(self) -> Use:
+        if self.pooling is None:
+            return "chat"
+        return "rerank" if self.pooling == "rank" else "embedding"
 
     def load(
         self, progress: Progress | None = None, is_alone: Callable[[], bool] = lambda: True
-    ) -> Model:
+    ) -> Model | Embedder:
         """Load it, ready for requests.
 
         `is_alone` tells whether no other request runs, so that a pause of the whole process would
         delay nobody. Raises what `dflash_local.load` raises.
         """
+        if self.pooling is not None:
+            return load_embedder(self.target, pooling=self.pooling, **self._for_embedders)
         model = load(
             self.target,
             self.draft,
@@ -105,11 +121,16 @@ class ModelSource:
         draft = GgufFile.open(self.draft) if self.draft else None
         return defaults_of(GgufFile.open(self.target), draft, self.thinking, self.sampling)
 
-    def open(self) -> Pair:
-        """Its files, checked. Raises FileError, PairError."""
-        return open_pair(self.target, self.draft)
-
-    def plan(self, pair: Pair, devices: Sequence[Device]) -> Plan:
-        """What loading it on a machine with `devices` would take. Raises InputError."""
+    def planner(self) -> Callable[[Sequence[Device]], Plan]:
+        """What tells, of a machine's devices, what loading it there would take, or raises
+        InputError. Its files are checked: raises FileError, PairError."""
+        if self.pooling is not None:
+            options = LoadOptions(**self._for_embedders)
+            return partial(plan_embedder, GgufFile.open(self.target), self.pooling, options)
+        pair = open_pair(self.target, self.draft)
         options = LoadOptions(draft_width=self.draft_width, **self.options)
-        return Setup(pair, options, [*remote_devices(options.rpc), *devices]).plan
+        return lambda devices: Setup(pair, options, [*remote_devices(options.rpc), *devices]).plan
+
+    @property
+    def _for_embedders(self) -> dict[str, Any]:
+        return {name: self.options[name] for name in _FOR_EMBEDDERS if name in self.options}

@@ -76,7 +76,7 @@ async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) 
     """The answer to a request without a question: it loads the model, or with a `keep_alive` of 0
     unloads it."""
     pool = pool_of(request)
-    served = pool.find(_named(request, body))
+    served = pool.find(_named(request, body), "chat")
     if body.keep_alive == 0 and not pool.is_pinned:
         pool.unload(served.name)
         return no_answer(served.name, shape, "unload")

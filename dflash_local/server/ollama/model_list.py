@@ -74,7 +74,7 @@ async def running(request: Request) -> dict[str, Any]:
         if (model := served.model) is not None:
             entry = await run_in_threadpool(_entry, served)
             del entry["modified_at"]
-            on_gpu = model.target.options.n_gpu_layers != 0
+            on_gpu = model.plan is not None and model.plan.n_gpu_layers != 0
             entry["expires_at"] = _expires_at(served)
             entry["size_vram"] = entry["size"] if on_gpu else 0
             entry["context_length"] = model.n_ctx
@@ -93,7 +93,9 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     if served.model is not None:
         info[f"{architecture}.context_length"] = served.model.n_ctx
-        parameters = {"num_ctx": served.model.n_ctx, **usual_sampling(served.model)}
+        parameters = {"num_ctx": served.model.n_ctx}
+    if served.writer is not None:
+        parameters |= usual_sampling(served.writer)
     return {
         "license": str(info.get("general.license", "")),
         "modelfile": f"FROM {served.source.target.name}\n",
@@ -102,7 +104,7 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
         "modified_at": card.modified_at,
         "details": card.details,
         "model_info": info,
-        "capabilities": card.capabilities,
+        "capabilities": card.capabilities if served.source.use == "chat" else ["embedding"],
     }
 
 

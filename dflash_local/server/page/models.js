@@ -15,7 +15,9 @@ export class Models {
 
   /** Ask the server for its models; `wanted` is the one to choose. Throws ServerError. */
   async learn(key, wanted = this.chooser.value || sessionStorage.getItem(CHOSEN)) {
-    this.entries = (await get("v1/models", key)).data;
+    const { data } = await get("v1/models", key);
+    const writers = data.filter(({ use }) => use === "chat");
+    this.entries = writers.length ? writers : data;
     this.chooser.replaceChildren(...this.entries.map(option));
     if (this.entries.some((entry) => entry.id === wanted)) this.chooser.value = wanted;
     this.chooser.parentElement.hidden = !this.areSeveral;

@@ -1,0 +1,43 @@
+"""What a file tells of a model that makes vectors or scores of texts, and writes none."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dflash_local.errors import InputError
+from dflash_local.fit.architectures import EMBEDDING_ARCHITECTURES, RECURRENT_ARCHITECTURES
+from dflash_local.fit.pairing import check_model
+from dflash_local.gguf.file import GgufFile
+
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+"""How the vectors of a text's tokens become one: not at all, their mean, that of the first or of
+the last token, or a score of how well two texts fit, as rerankers have it."""
+
+POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
+"""In the order of llama.cpp's `LLAMA_POOLING_TYPE_*`."""
+
+
+def pooling_of(file: GgufFile) -> Pooling | None:
+    """How a model is to be used by its file; None for one that writes text."""
+    given = file.get(f"{file.architecture}.pooling_type")
+    if type(given) is int and 0 < given < len(POOLINGS):
+        return POOLINGS[given]
+    if file.architecture not in EMBEDDING_ARCHITECTURES:
+        return None
+    return "rank" if _has_classifier(file) else "none"
+
+
+def check_embedder(file: GgufFile, pooling: Pooling) -> None:
+    """Raise FileError unless `file` is a model that can be used with `pooling`, InputError for one
+    of another name."""
+    if pooling not in POOLINGS:
+        raise InputError(f"pooling is {pooling!r}; give one of {', '.join(POOLINGS)}")
+    check_model(file, takes=EMBEDDING_ARCHITECTURES)
+    if file.architecture in RECURRENT_ARCHITECTURES:
+        file.fail("a model with recurrent layers, of which no embeddings are made here")
+    if pooling == "rank" and not _has_classifier(file):
+        file.fail("no reranker: it has no tensor cls.weight or cls.output.weight")
+
+
+def _has_classifier(file: GgufFile) -> bool:
+    return not {"cls.weight", "cls.output.weight"}.isdisjoint(file.tensors)

@@ -1,0 +1,80 @@
+"""From a request to its vectors or scores, pass by pass: who leaves has the next one not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import Request, Response
+from pydantic_core import to_json
+
+from dflash_local.embedder import Embedder, Vector
+from dflash_local.errors import PromptTooLongError
+from dflash_local.server.answering.api_answer import CLIENT_LEFT, pool_of
+from dflash_local.server.answering.request_check import RequestCheck
+from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.event_stream import unless_gone
+
+MAX_TEXTS = 2048
+"""Of a request: OpenAI's limit."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What `model` has made of each text of a request: a vector, several, or a score."""
+
+    model: str
+    vectors: list[Vector]
+    n_tokens: int
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """In OpenAI's form."""
+        return {"prompt_tokens": self.n_tokens, "total_tokens": self.n_tokens}
+
+
+async def respond_embedded(
+    request: Request,
+    name: str | None,
+    body: object,
+    use: Literal["embedding", "rerank"],
+    prompts: Callable[[Embedder], list[list[int]]],
+    answer: Callable[[Embedded], Any],
+    keep_alive_s: float | None = None,
+) -> Response:
+    """The JSON that `answer` makes of what the model of that name makes of `prompts`. Both run on
+    the model's own threads, and raise ApiError, InputError for what it cannot do."""
+    pool = pool_of(request)
+    check: RequestCheck = request.app.state.request_check
+    check.check(pool, name, body, use)
+
+    def shown(embedded: Embedded) -> Response:
+        return Response(to_json(answer(embedded)), media_type="application/json")
+
+    async def whole() -> Response:
+        with pool.claim(name, keep_alive_s, use) as claim:
+            loaded = await claim.embedder()
+            embedder, run = loaded.embedder, loaded.threads.run
+            try:
+                given = await run(prompts, embedder)
+            except PromptTooLongError as error:
+                raise _too_long(error) from None
+            vectors: list[Vector] = []
+            for batch in embedder.batches(given):
+                vectors += await run(embedder.run, batch)
+            return await run(shown, Embedded(loaded.name, vectors, sum(map(len, given))))
+
+    return await unless_gone(whole(), request.receive) or Response(status_code=CLIENT_LEFT)
+
+
+def _too_long(error: PromptTooLongError) -> ApiError:
+    """As for other prompts, but nothing is gained by starting the server in another way."""
+    return ApiError(
+        400,
+        str(error),
+        type="exceed_context_size_error",
+        param="input",
+        code="context_length_exceeded",
+        numbers={"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx},
+    )

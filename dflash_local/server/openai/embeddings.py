@@ -1,0 +1,65 @@
+"""`/v1/embeddings`: a vector for each text."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from dflash_local.embedder import Embedder, Vector, normalized
+from dflash_local.server.answering.embedding import Embedded, respond_embedded
+from dflash_local.server.http.errors import ApiError
+from dflash_local.server.openai.embeddings_schema import EmbeddingsRequest
+
+router = APIRouter()
+
+
+@router.post("/v1/embeddings")
+async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
+    """A vector for each text, by an embedding model."""
+
+    def prompts(embedder: Embedder) -> list[list[int]]:
+        if embedder.pooling == "none":
+            raise ApiError(
+                400,
+                "this model is used with pooling none, which gives a vector for each token: ask "
+                "/embeddings, or start the server with another --pooling",
+            )
+        return input_tokens(embedder, body)
+
+    def answer(found: Embedded) -> dict[str, Any]:
+        shown = _in_base64 if body.encoding_format == "base64" else np.ndarray.tolist
+        data = [
+            {"object": "embedding", "index": index, "embedding": shown(vector)}
+            for index, vector in enumerate(resized(found.vectors, body))
+        ]
+        return {"object": "list", "data": data, "model": found.model, "usage": found.usage}
+
+    return await respond_embedded(request, body.model, body, "embedding", prompts, answer)
+
+
+def input_tokens(embedder: Embedder, body: EmbeddingsRequest) -> list[list[int]]:
+    """The prompts of a request. Raises ApiError, InputError."""
+    check_dimensions(embedder, body.dimensions)
+    return [embedder.tokens(text) for text in body.texts]
+
+
+def check_dimensions(embedder: Embedder, wanted: int | None) -> None:
+    """Raises ApiError for more than the model has."""
+    if wanted is not None and wanted > embedder.dimensions:
+        raise ApiError(
+            400,
+            f"dimensions is {wanted}; this model's vectors have {embedder.dimensions}",
+            param="dimensions",
+        )
+
+
+def resized(vectors: list[Vector], body: EmbeddingsRequest) -> list[Vector]:
+    """`vectors` as the request wants them: cut, and divided by their norm."""
+    return list(normalized(np.stack(vectors)[:, : body.dimensions], body.embd_normalize))
+
+
+def _in_base64(vector: Vector) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
