@@ -50,8 +50,6 @@ FAILED = 1
 BAD_INPUT = 2
 
 _LLAMA_CPP = {
-    "--n-cpu-moe": "--gpu-layers",
-    "--cpu-moe": "--gpu-layers",
     "--n-gpu-layers": "--gpu-layers",
     "--model-draft": "--draft",
     "--ctx-size": "--ctx",

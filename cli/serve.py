@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     from dflash_local.server.models.recorder import Recorder
     from dflash_local.server.models.source import ModelSource
 
-_LOADING_PER_MODEL = ("n_ctx", "n_gpu_layers", "kv_type", "draft_window", "draft_shape")
+_LOADING_PER_MODEL = (
+    *("n_ctx", "n_gpu_layers", "n_cpu_moe", "override_tensor", "kv_type"),
+    *("draft_window", "draft_shape"),
+)
 
 SEVERAL = (
     Option(

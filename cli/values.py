@@ -121,6 +121,21 @@ def shares(value: Any) -> list[float]:
     return parts
 
 
+def overrides(value: Any) -> dict[str, str]:
+    """Reads `REGEX=DEVICE,REGEX=DEVICE`; a pattern may have commas and signs of equality."""
+    from dflash_local.fit.overrides import check_overrides
+
+    parts = re.fullmatch(r"(?:.+?=[^=,]+(?:,|$))+", str(value))
+    if not parts:
+        raise click.BadParameter(f"{value!s} is not REGEX=DEVICE, such as ffn_.*_exps=CPU.")
+    given = dict(re.findall(r"(.+?)=([^=,]+)(?:,|$)", str(value)))
+    try:
+        check_overrides(given)
+    except InputError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return given
+
+
 def places(value: Any) -> list[str]:
     """Reads `HOST:PORT,HOST:PORT`: where workers are."""
     from dflash_local.llama.workers import place

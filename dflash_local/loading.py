@@ -74,8 +74,11 @@ def load(
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
     snapshots (see below). `draft_from` is a file of further text to copy from.
 
-    `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. The plan
-    is printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
+    `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. Of a
+    mixture that does not fit, the experts of the first `n_cpu_moe` layers are in RAM; None takes as
+    many as needed, `cpu_moe` all. `override_tensor` has patterns of tensors' names, and a device
+    for each, such as `{r"blk\\.[0-3]\\.ffn_.*_exps": "CPU"}`; the first pattern counts. The plan is
+    printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
     `n_batch` the rows of one prompt batch. `split_mode` ("layer", "none"; "row" and "tensor" are
     "layer" where llama.cpp cannot do them), `main_gpu` and `tensor_split` spread a model over GPUs
     as in llama.cpp. `rpc` are further machines as "HOST:PORT", each with a `dflash-local worker`;
@@ -258,6 +261,8 @@ def _tried(setup: Setup, say: Say) -> Setup:
         layers=setup.target_options.tapped_layers,
         n_gpu_layers=0 if setup.options.rpc else setup.plan.n_gpu_layers,
         way_back=way_back,
+        overrides=setup.overrides,
+        tensor_split=setup.plan.tensor_split,
         say=say,
     )
     return setup if found == way_back else _tried(setup.with_snapshots(found.rows), say)

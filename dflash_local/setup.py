@@ -16,6 +16,7 @@ from dflash_local.fit.options import (
     ContextOptions,
     LoadOptions,
 )
+from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.llama import runtime
@@ -124,12 +125,19 @@ class Setup:
             "n_ctx": plan.n_ctx,
             "n_batch": plan.n_batch,
             "n_gpu_layers": plan.n_gpu_layers,
+            "n_cpu_moe": plan.n_cpu_moe,
             "tensor_split": plan.tensor_split,
             "tapped_layers": pair.spec.target_layers if pair.spec else (),
             "n_branches": self._n_branches(plan.n_batch),
             "way_back": plan.way_back,
         }
         return TargetOptions(**shared | planned)
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """Patterns of tensors that lie elsewhere than their layers, and the devices for them."""
+        experts = {experts_of(n): self.plan.host.name} if (n := self.plan.n_cpu_moe) else {}
+        return {**self.options.override_tensor, **experts}
 
     def lines(self) -> list[str]:
         """The setup in words."""
@@ -148,7 +156,8 @@ class Setup:
 
     def without_replay(self) -> Setup:
         """The next setup of a loaded target, which cannot replay rows here."""
-        options = replace(self.options, n_gpu_layers=self.plan.n_gpu_layers)
+        plan = self.plan
+        options = replace(self.options, n_gpu_layers=plan.n_gpu_layers, n_cpu_moe=plan.n_cpu_moe)
         return replace(self, options=options, may_replay=False, finding=_NO_REPLAY)
 
     def with_snapshots(self, n: int) -> Setup:
@@ -158,7 +167,12 @@ class Setup:
     def without_drafts(self) -> Setup:
         """The next setup of a loaded target with snapshots, for which drafting could not pay."""
         plan, named = self.plan, self.named.without_drafts()
-        options = replace(self.options, n_ctx=plan.n_ctx, n_gpu_layers=plan.n_gpu_layers)
+        options = replace(
+            self.options,
+            n_ctx=plan.n_ctx,
+            n_gpu_layers=plan.n_gpu_layers,
+            n_cpu_moe=plan.n_cpu_moe,
+        )
         return replace(self, named=named, options=options, finding=_NO_GAIN)
 
     @cached_property

@@ -50,6 +50,12 @@ REPLAY_ARCHITECTURES = frozenset({
 # checkpoints.
 OWN_STATE_ARCHITECTURES = frozenset({"deepseek4", "glm5-next", "qwen4exp"})
 
+# All their models are mixtures of experts, among those that have a name here.
+MIXTURES = frozenset({
+    "deepseek2", "glm-dsa", "gpt-oss", "lfm2moe", "mimo2", "minimax-m2", "qwen35moe", "qwen3moe",
+    "qwen3next",
+})  # fmt: skip
+
 # These do not write text one token after the other.
 NOT_GENERATIVE_ARCHITECTURES = frozenset({
     "bert", "clip", "eagle3", "eurobert", "gemma-embedding", "gemma4-assistant", "jina-bert-v2",

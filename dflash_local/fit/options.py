@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from dflash_local.errors import InputError
+from dflash_local.fit.overrides import check_overrides
 
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("layer", "row", "tensor", "none")
@@ -49,6 +50,9 @@ class LoadSettings(TypedDict, total=False):
 
     n_ctx: int | None
     n_gpu_layers: int | None
+    cpu_moe: bool
+    n_cpu_moe: int | None
+    override_tensor: Mapping[str, str]
     n_threads: int | None
     n_batch: int
     flash_attn: bool
@@ -82,6 +86,7 @@ class ContextOptions:
     n_seq: int = 1
     exact: bool = False
     rpc: Sequence[str] = ()
+    override_tensor: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_whole("n_threads", self.n_threads, 1, 512)
@@ -91,6 +96,7 @@ class ContextOptions:
             raise InputError(f"rpc is {self.rpc!r}, expected a list of HOST:PORT")
         if self.rpc and self.split_mode == "none":
             raise InputError("split_mode is 'none', with rpc: nothing would go to a worker")
+        check_overrides(self.override_tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +105,8 @@ class LoadOptions(ContextOptions):
 
     n_ctx: int | None = None
     n_gpu_layers: int | None = None
+    cpu_moe: bool = False
+    n_cpu_moe: int | None = None
     draft_window: int | None = None
     draft_shape: str | None = None
     draft_width: int | Literal["auto"] | None = None
@@ -111,6 +119,7 @@ class LoadOptions(ContextOptions):
         super().__post_init__()
         check_whole("n_ctx", self.n_ctx, 16, MAX_CONTEXT)
         check_whole("n_gpu_layers", self.n_gpu_layers, -1, None)
+        check_whole("n_cpu_moe", self.n_cpu_moe, 0, None)
         check_whole("n_seq", self.n_seq, 1, MAX_IDS)
         check_whole("n_batch", self.n_batch, 1, 65536)
         check_whole("draft_window", self.draft_window, 0, MAX_CONTEXT)

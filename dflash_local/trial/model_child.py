@@ -15,7 +15,7 @@ _N_CTX = 128
 
 def main(request: dict[str, Any]) -> None:
     """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, way_back (kind
-    and rows)."""
+    and rows), and if tensors lie elsewhere than their layers, overrides and tensor_split."""
     die_quietly()
     try:
         _stages(request)
@@ -84,6 +84,11 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     params.n_gpu_layers = n_gpu_layers
     # rearranged weights would be a copy in memory; `wrong_product` has tried the products
     params.use_extra_bufts = False
+    if overrides := request.get("overrides"):
+        handles = [(p, runtime.device_pointer(name)) for p, name in overrides.items()]
+        runtime.override_buffers(params, handles)
+    if split := request.get("tensor_split"):
+        params.tensor_split = (ctypes.c_float * llama_cpp.llama_max_devices())(*split)
     model = loaded(path, params)
     say(stage="context")
     runtime.clear_log()

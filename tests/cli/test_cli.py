@@ -230,7 +230,7 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
         (("run", "nosuchmodel", "Hello"), "`dflash-local list` has the names"),
         (("run", "qwen3-8b"), "standard input is empty, so there is no prompt"),
         (("run", "qwen3-8b"), "`dflash-local pull qwen3-8b` only fetches"),
-        (("chat", "--n-cpu-moe", "3", "Hello"), "Did you mean --gpu-layers?"),
+        (("chat", "--cache-type-k", "f16", "Hello"), "Did you mean --kv-type?"),
         (("serve", "--host", "nota.host.invalid"), "is no address of this machine"),
         (("config", "--edit"), "needs a terminal"),
     ],
@@ -269,6 +269,18 @@ def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
     assert "without a drafter" in done.stderr
     assert answer["tokens"] == greedy["tokens"][:16]
     assert answer["stats"]["drafted"] == 0 and answer["exactness"] is None
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    done = run_here("complete", "-ot", "exps=TPU", PROMPT)
+    told = "error: --override-tensor names the device 'TPU'; expected one of CPU\n"
+    assert told in done.stderr and done.returncode == 2
+
+
+def test_a_pattern_of_tensors_may_have_commas(greedy: dict[str, Any]) -> None:
+    moved = ("-cmoe", "-ncmoe", "3", "--override-tensor", r"blk\.\d{1,2}\.attn=CPU,ffn=CPU")
+    done = run_here("complete", *moved, "--json", "-n", "8", PROMPT)
+    assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
 
 
 @pytest.mark.parametrize("more", [(), ("--draft", "copies")])
@@ -392,6 +404,9 @@ def test_closed_streams_mix_nothing_up(closed: str, greedy: dict[str, Any]) -> N
         (["--threads", "0", PROMPT], "--threads"),
         (["--threads", "100000000", PROMPT], "--threads"),
         (["--kv-type", "q3", PROMPT], "q8_0"),
+        (["-ncmoe", "-1", PROMPT], "--n-cpu-moe"),
+        (["-ot", "exps", PROMPT], "exps is not REGEX=DEVICE"),
+        (["-ot", "exps=CPU,(=CPU", PROMPT], "'('"),
         (["--tensor-split", "1,-1", PROMPT], "1,-1"),
         (["--logit-bias", "seven", PROMPT], "seven"),
         (["--logit-bias", "7=nan", PROMPT], "7=nan"),
