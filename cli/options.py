@@ -151,6 +151,7 @@ TARGET_HELP = (
 )
 
 TARGET = Option(
+    "-m",
     "--target",
     type=WholeText(),
     metavar="MODEL",
@@ -158,7 +159,9 @@ TARGET = Option(
 )
 
 DRAFT = Option(
+    "-md",
     "--draft",
+    "--model-draft",
     type=WholeText(),
     metavar="DRAFTER",
     show_default="the name's own, or a dflash-*.gguf beside the model",
@@ -179,14 +182,18 @@ DRAFT_SHAPE = Option(
 
 LOADING = (
     Option(
+        "-c",
         "--ctx",
+        "--ctx-size",
         "n_ctx",
         type=whole(1),
         show_default=_AUTO,
         help="Context length in tokens, prompt and answer together.",
     ),
     Option(
+        "-ngl",
         "--gpu-layers",
+        "--n-gpu-layers",
         "n_gpu_layers",
         type=whole(0),
         show_default=_AUTO,
@@ -213,6 +220,7 @@ LOADING = (
         help="Put the tensors whose names match on a device: CPU, or one that --version lists.",
     ),
     Option(
+        "-t",
         "--threads",
         "n_threads",
         type=whole(1, 512),
@@ -224,6 +232,30 @@ LOADING = (
         type=click.Choice(KV_TYPES),
         default="f16",
         help="Type of the target's KV cache.",
+    ),
+    Option(
+        "-ctk",
+        "--cache-type-k",
+        type=click.Choice(KV_TYPES),
+        show_default="that of --kv-type",
+        help="Type of its keys.",
+    ),
+    Option(
+        "-ctv",
+        "--cache-type-v",
+        type=click.Choice(KV_TYPES),
+        show_default="that of --kv-type",
+        help="Type of its values.",
+    ),
+    Option(
+        "-b",
+        "--batch-size",
+        "-ub",
+        "--ubatch-size",
+        "n_batch",
+        type=whole(1, 65536),
+        default=512,
+        help="The most tokens of a prompt that are computed at once.",
     ),
     Option(
         "--flash-attn/--no-flash-attn",
@@ -252,18 +284,21 @@ LOADING = (
         "to the bit on a CPU.",
     ),
     Option(
+        "-sm",
         "--split-mode",
         type=click.Choice(SPLIT_MODES),
         default="layer",
         help="How several GPUs share the target.",
     ),
     Option(
+        "-mg",
         "--main-gpu",
         type=whole(0, 255),
         default=0,
         help="The GPU to use with --split-mode none.",
     ),
     Option(
+        "-ts",
         "--tensor-split",
         type=shares,
         metavar="X,X,...",
@@ -305,6 +340,7 @@ SAMPLING = (
         help="Leave out tokens that are less likely than this share of the most likely one.",
     ),
     Option(
+        "-s",
         "--seed",
         type=whole(0, 2**32 - 2),
         show_default="random",
@@ -405,6 +441,8 @@ def max_tokens(**default: Any) -> Option:
     return Option(
         "-n",
         "--max-tokens",
+        "--predict",
+        "--n-predict",
         type=whole(1),
         help="End after this many tokens.",
         **default,

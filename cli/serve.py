@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _LOADING_PER_MODEL = (
     *("n_ctx", "n_gpu_layers", "n_cpu_moe", "override_tensor", "kv_type"),
+    *("cache_type_k", "cache_type_v"),
     *("draft_window", "draft_shape"),
 )
 
@@ -132,6 +133,7 @@ ACCESS = (
 )
 
 PARALLEL = Option(
+    "-np",
     "--parallel",
     "n_seq",
     type=whole(1, 64),
@@ -175,6 +177,7 @@ SERVING = (
         help="Requests that wait longer are answered 503.",
     ),
     Option(
+        "-a",
         "--alias",
         type=WholeText(),
         metavar="NAME[,NAME...]",
@@ -206,6 +209,8 @@ USUAL_SAMPLING = (
     Option(
         "-n",
         "--max-tokens",
+        "--predict",
+        "--n-predict",
         type=whole(1),
         show_default="what fits the context",
         help="The most tokens of an answer, whatever a request asks for.",

@@ -79,6 +79,7 @@ def load(
     many as needed, `cpu_moe` all. `override_tensor` has patterns of tensors' names, and a device
     for each, such as `{r"blk\\.[0-3]\\.ffn_.*_exps": "CPU"}`; the first pattern counts. The plan is
     printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
+    `cache_type_k` and `cache_type_v` those of its keys and its values alone,
     `n_batch` the rows of one prompt batch. `split_mode` ("layer", "none"; "row" and "tensor" are
     "layer" where llama.cpp cannot do them), `main_gpu` and `tensor_split` spread a model over GPUs
     as in llama.cpp. `rpc` are further machines as "HOST:PORT", each with a `dflash-local worker`;
@@ -443,7 +444,7 @@ def _few_rows(setup: Setup, say: Say) -> FewRows | None:
     return open_few_rows(
         files,
         say,
-        kv_type=setup.plan.kv_type,
+        kv_types=options.kv_types,
         exact=options.exact,
         again=options.recalibrate,
     )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _HOST_MARGIN, _GPU_LEAST, _GPU_MOST = 256 * _MIB, 512 * _MIB, 1024 * _MIB
-UBATCH_ROWS = 512  # what Target asks llama.cpp for, at most
 _CELLS = 256  # llama.cpp rounds a context up to this, and the draft graph its KV length
 _OUTPUT_BYTES = 16  # llama.cpp's buffer per token and row: two kinds of logits, chances, ids
 _MEASURED_ROWS = 16  # of the widest pass that measures how exact a machine is
@@ -123,7 +122,9 @@ class Footprint:
         self._n_verified = min(self._n_batch, max(self._n_seq * width, _MEASURED_ROWS))
         self._masks = 2 if self._key("attention.sliding_window") else 1
         self._read_weights(options.override_tensor)
-        self._kv_type = GGMLQuantizationType[options.kv_type.upper()]
+        self._key_type, self._value_type = (
+            GGMLQuantizationType[name.upper()] for name in options.kv_types
+        )
         rows = [self._cache_row(i) for i in range(self.n_blocks)]
         self._row, self._state = (
             _sums([row for row, _ in rows]),
@@ -223,7 +224,7 @@ class Footprint:
             return 0, state
         if self._key("attention.key_length_mla"):
             rank, rope = self._key("attention.kv_lora_rank"), self._key("rope.dimension_count")
-            return self._stored((rank or 0) + (rope or 0)), state
+            return _stored((rank or 0) + (rope or 0), self._key_type), state
         key = self._width(layer, "attn_k")
         value = self._width(layer, "attn_v") or key
         if not key and f"{prefix}attn_qkv.weight" in names and not recurrent:
@@ -232,7 +233,7 @@ class Footprint:
             kv_heads = _at(self._key("attention.head_count_kv"), layer) or heads
             key = kv_heads * (self._key("attention.key_length") or head)
             value = kv_heads * (self._key("attention.value_length") or head)
-        return self._stored(key) + self._stored(value), state
+        return _stored(key, self._key_type) + _stored(value, self._value_type), state
 
     @property
     def _kda_width(self) -> int:
@@ -252,10 +253,6 @@ class Footprint:
         inner, size = self._key("ssm.inner_size") or 0, self._key("ssm.state_size") or 0
         groups, n_heads = self._key("ssm.group_count") or 0, self._key("ssm.time_step_rank") or 0
         return 4 * (2 * (inner + 2 * groups * size) + groups * size + 2 * n_heads)
-
-    def _stored(self, n: int) -> int:
-        block, size = GGML_QUANT_SIZES[self._kv_type]
-        return -(-n // block) * size
 
     def _read_shape(self) -> None:
         blocks = range(self.n_blocks)
@@ -368,7 +365,12 @@ class Footprint:
         return inputs + taps + checkpoints + ids + outputs + drafter
 
     def _rows(self, n_ctx: int) -> int:
-        return min(self._n_batch, UBATCH_ROWS, cells(n_ctx))
+        return min(self._n_batch, cells(n_ctx))
+
+
+def _stored(n: int, kind: GGMLQuantizationType) -> int:
+    block, size = GGML_QUANT_SIZES[kind]
+    return -(-n // block) * size
 
 
 def _sums(values: list[int]) -> list[int]:

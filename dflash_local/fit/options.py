@@ -57,6 +57,8 @@ class LoadSettings(TypedDict, total=False):
     n_batch: int
     flash_attn: bool
     kv_type: str
+    cache_type_k: str | None
+    cache_type_v: str | None
     split_mode: str
     main_gpu: int
     tensor_split: Sequence[float] | None
@@ -80,6 +82,8 @@ class ContextOptions:
     n_batch: int = 512
     flash_attn: bool = True
     kv_type: str = "f16"
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
     split_mode: str = "layer"
     main_gpu: int = 0
     tensor_split: Sequence[float] | None = None
@@ -91,12 +95,19 @@ class ContextOptions:
     def __post_init__(self) -> None:
         check_whole("n_threads", self.n_threads, 1, 512)
         check_one_of("kv_type", self.kv_type, KV_TYPES)
+        check_one_of("cache_type_k", self.kv_types[0], KV_TYPES)
+        check_one_of("cache_type_v", self.kv_types[1], KV_TYPES)
         check_one_of("split_mode", self.split_mode, SPLIT_MODES)
         if isinstance(self.rpc, str):
             raise InputError(f"rpc is {self.rpc!r}, expected a list of HOST:PORT")
         if self.rpc and self.split_mode == "none":
             raise InputError("split_mode is 'none', with rpc: nothing would go to a worker")
         check_overrides(self.override_tensor)
+
+    @property
+    def kv_types(self) -> tuple[str, str]:
+        """Those of keys and of values."""
+        return self.cache_type_k or self.kv_type, self.cache_type_v or self.kv_type
 
 
 @dataclass(frozen=True, kw_only=True)

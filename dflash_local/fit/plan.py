@@ -45,6 +45,7 @@ class Plan:
     """The most tokens of a batch."""
     n_seq: int
     kv_type: str
+    """Of keys and values, in words."""
     tensor_split: tuple[float, ...] | None
     """With several GPUs: makes llama.cpp place the layers as counted here."""
     gpus: tuple[Use, ...]
@@ -131,7 +132,8 @@ def make_plan(
     than one for trees. Of the rows of a `way_back` by snapshots there are fewer if they would cost
     context, or layers on GPUs. Raises InputError if nothing fits.
     """
-    _check_kv_type(target, options.kv_type, options.flash_attn)
+    for name, kv_type in zip(("key_length", "value_length"), options.kv_types, strict=True):
+        _check_kv_type(target, kv_type, name, options.flash_attn)
     check_whole("main_gpu", options.main_gpu, 0, max(0, len(usable_gpus(devices)) - 1))
 
     def arranged(way: WayBack) -> _Arrangement:
@@ -177,7 +179,7 @@ def make_plan(
         n_layers=model.n_blocks + 1,
         n_batch=min(options.n_batch, cells(context)),
         n_seq=options.n_seq,
-        kv_type=options.kv_type,
+        kv_type=" and ".join(dict.fromkeys(options.kv_types)),
         tensor_split=tensor_split_of([use.layers for use in found.gpus]),
         gpus=found.gpus,
         host=found.host,
@@ -248,14 +250,13 @@ def _contexts(trained: int, on_gpu: bool) -> list[int]:
     return contexts
 
 
-def _check_kv_type(target: GgufFile, kv_type: str, flash_attn: bool) -> None:
+def _check_kv_type(target: GgufFile, kv_type: str, name: str, flash_attn: bool) -> None:
     block = GGML_QUANT_SIZES[GGMLQuantizationType[kv_type.upper()]][0]
     if block > 1 and not flash_attn:
         raise InputError(f"kv_type {kv_type} needs flash attention; leave it on, or use f16")
-    for name in ("key_length", "value_length"):
-        length = target.get(f"{target.architecture}.attention.{name}") or block
-        if length % block:
-            raise InputError(
-                f"kv_type {kv_type} needs an attention.{name} that is a multiple of {block}, and "
-                f"the target's is {length}; use f16"
-            )
+    length = target.get(f"{target.architecture}.attention.{name}") or block
+    if length % block:
+        raise InputError(
+            f"kv_type {kv_type} needs an attention.{name} that is a multiple of {block}, and "
+            f"the target's is {length}; use f16"
+        )

@@ -50,10 +50,11 @@ class TargetOptions(ContextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.flash_attn and "q" in self.kv_type:
-            raise InputError(
-                f"kv_type {self.kv_type} needs flash attention; leave flash_attn on or take f16"
-            )
+        for kv_type in self.kv_types:
+            if not self.flash_attn and "q" in kv_type:
+                raise InputError(
+                    f"kv_type {kv_type} needs flash attention; leave flash_attn on or take f16"
+                )
         n_ids = self.n_seq * self.n_branches
         if not 1 <= n_ids <= MAX_IDS:
             raise InputError(
@@ -119,7 +120,9 @@ class TargetOptions(ContextOptions):
             if self.flash_attn
             else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
-        params.type_k = params.type_v = int(GGMLQuantizationType[self.kv_type.upper()])
+        params.type_k, params.type_v = (
+            int(GGMLQuantizationType[name.upper()]) for name in self.kv_types
+        )
         params.kv_unified = True
         # A window that only keeps its last cells cannot be rolled back past them.
         params.swa_full = True

@@ -230,7 +230,7 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
         (("run", "nosuchmodel", "Hello"), "`dflash-local list` has the names"),
         (("run", "qwen3-8b"), "standard input is empty, so there is no prompt"),
         (("run", "qwen3-8b"), "`dflash-local pull qwen3-8b` only fetches"),
-        (("chat", "--cache-type-k", "f16", "Hello"), "Did you mean --kv-type?"),
+        (("chat", "--draft-max", "8", "Hello"), "Did you mean --draft-width?"),
         (("serve", "--host", "nota.host.invalid"), "is no address of this machine"),
         (("config", "--edit"), "needs a terminal"),
     ],
@@ -269,6 +269,14 @@ def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
     assert "without a drafter" in done.stderr
     assert answer["tokens"] == greedy["tokens"][:16]
     assert answer["stats"]["drafted"] == 0 and answer["exactness"] is None
+
+
+def test_llama_server_s_names_of_options_are_known(greedy: dict[str, Any]) -> None:
+    files = ("-m", TARGET, "-md", DRAFTER, "-c", "1024", "-ngl", "0", "-t", "1")
+    cache = ("-ctk", "q8_0", "-ctv", "f16", "-b", "256", "-ub", "128", "-s", "3")
+    done = run_here("complete", *files, *cache, "--n-predict", "8", "--json", PROMPT)
+    assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
+    assert "1024 tokens, q8_0 and f16 KV cache" in done.stderr
 
 
 def test_a_device_that_is_not_there_is_named() -> None:

@@ -316,6 +316,8 @@ def test_what_cannot_fit_is_refused_with_the_numbers(devices, wanted, words):
         {"n_seq": 0},
         {"n_batch": 0},
         {"kv_type": "q3_k"},
+        {"cache_type_k": "q3_k"},
+        {"cache_type_v": "k"},
         {"kv_type": "q8_0", "flash_attn": False},
         {"split_mode": "both"},
         {"main_gpu": 1},
@@ -379,16 +381,24 @@ def logged_mib(pattern: str) -> float:
     return sum(float(match[1]) for match in found if match)
 
 
-@pytest.mark.parametrize(("n_ctx", "kv_type"), [(1000, "f16"), (4096, "q8_0")])
-def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
+@pytest.mark.parametrize(
+    ("n_ctx", "n_batch", "kv"),
+    [
+        (1000, 512, {}),
+        (4096, 512, {"kv_type": "q8_0"}),
+        (4096, 2048, {"cache_type_k": "q8_0"}),
+        (4096, 512, {"kv_type": "q5_0", "cache_type_v": "f32"}),
+    ],
+)
+def test_the_shipped_pair_takes_what_was_planned(n_ctx, n_batch, kv):
     file, drafter, spec = shipped()
-    options = LoadOptions(n_ctx=n_ctx, kv_type=kv_type, n_seq=2)
+    options = LoadOptions(n_ctx=n_ctx, n_seq=2, n_batch=n_batch, **kv)
     found = make_plan(file, drafter, spec, options, [host(8, 16)])
     taken = Footprint(file, None, None, options)
     expected = max(taken.compute_blocks(n_ctx), taken.compute_head(n_ctx))
     runtime.init()
     runtime.clear_log()
-    options = TargetOptions(n_ctx=found.n_ctx, kv_type=kv_type, n_seq=2, n_threads=1)
+    options = TargetOptions(n_ctx=found.n_ctx, n_seq=2, n_threads=1, n_batch=n_batch, **kv)
     opened = Target(file.path, options)
     try:
         assert logged_mib("KV buffer size") == pytest.approx(found.kv_bytes / MIB, abs=0.01)
