@@ -12,13 +12,15 @@ from typing import Any
 
 import click
 
-from dflash_local.fit.options import KV_TYPES, SHAPES, SPLIT_MODES
+from dflash_local.fit.options import KV_TYPES, LOAD_MODES, ROPE_SCALINGS, SHAPES, SPLIT_MODES
 from dflash_local.text_file import read_text
 
 from .values import (
     WholeText,
     draft_width,
+    file_keys,
     json_object,
+    names,
     number,
     overrides,
     places,
@@ -31,6 +33,7 @@ ENVIRONMENT = "DFLASH_LOCAL"
 
 READABLE = click.Path(exists=True, dir_okay=False, readable=True)
 _AUTO = "what fits the memory"
+_FILE = "what its file says"
 USUAL = "what the model's makers advise, else {}"
 
 
@@ -64,6 +67,15 @@ def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         ctx.meta[_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def _list_devices(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from dflash_local.llama import runtime
+
+        for line in runtime.backends():
+            click.echo(line)
         ctx.exit()
 
 
@@ -138,7 +150,7 @@ def in_options(text: str) -> str:
 
 def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of one section, without the options whose default is the library's."""
-    names = [option.name for option in section if option.name is not None]
+    names = [option.name for option in section if option.name and option.expose_value]
     return {name: values[name] for name in names if values[name] is not None}
 
 
@@ -282,6 +294,65 @@ LOADING = (
         help="Let each answer depend on its own request alone: one request at a time, chains only, "
         "and earlier prompts are used again in whole batches only. With --draft-width 0 that holds "
         "to the bit on a CPU.",
+    ),
+    Option(
+        "--override-kv",
+        type=file_keys,
+        metavar="KEY=TYPE:VALUE,...",
+        help="Other values for keys of the target's file; types are int, float, bool and str.",
+    ),
+    Option(
+        "-lm",
+        "--load-mode",
+        type=click.Choice(LOAD_MODES),
+        default="auto",
+        help="How the target's file gets into memory: mmap maps it, none reads it, mlock keeps it "
+        "there, dio reads it past the system's cache; auto is mmap where the devices allow it.",
+    ),
+    Option(
+        "--rope-scaling",
+        type=click.Choice(ROPE_SCALINGS),
+        show_default=_FILE,
+        help="How the target's positions are stretched, for a context beyond its training. The "
+        "drafter's are not.",
+    ),
+    Option(
+        "--rope-scale",
+        type=number(0, 1e6, above=True),
+        help="Stretch them so many times.",
+    ),
+    *(
+        Option(f"--{name.replace('_', '-')}", type=number(-1, 1e9), show_default=_FILE, help=text)
+        for name, text in {
+            "rope_freq_base": "Base frequency of RoPE.",
+            "rope_freq_scale": "1 / --rope-scale.",
+            "yarn_ext_factor": "YaRN: how much is extrapolated; 0 interpolates all.",
+            "yarn_attn_factor": "YaRN: scale of attention.",
+            "yarn_beta_fast": "YaRN: lower dimension of correction.",
+            "yarn_beta_slow": "YaRN: upper dimension of correction.",
+        }.items()
+    ),
+    Option(
+        "--yarn-orig-ctx",
+        type=whole(0),
+        show_default=_FILE,
+        help="YaRN: the context that the target was trained on.",
+    ),
+    Option(
+        "-dev",
+        "--device",
+        type=names,
+        metavar="NAME,...",
+        show_default="all GPUs",
+        help="The GPUs to use, as --list-devices names them; none for the CPU alone.",
+    ),
+    Option(
+        "--list-devices",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_list_devices,
+        help="List the devices of this machine.",
     ),
     Option(
         "-sm",

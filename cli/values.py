@@ -136,6 +136,32 @@ def overrides(value: Any) -> dict[str, str]:
     return given
 
 
+def file_keys(value: Any) -> dict[str, int | float | bool | str]:
+    """Reads `KEY=TYPE:VALUE,KEY=TYPE:VALUE`."""
+    read: dict[str, Callable[[str], Any]] = {
+        "int": int,
+        "float": float,
+        "bool": {"true": True, "false": False}.__getitem__,
+        "str": str,
+    }
+    found = {}
+    for part in str(value).split(","):
+        key, _, typed = part.partition("=")
+        kind, _, text = typed.partition(":")
+        try:
+            found[key] = read[kind](text)
+        except (KeyError, ValueError):
+            raise click.BadParameter(
+                f"{part} is not KEY=TYPE:VALUE, such as qwen3.context_length=int:8192."
+            ) from None
+    return found
+
+
+def names(value: Any) -> list[str]:
+    """Reads `CUDA0,CUDA1`."""
+    return [part.strip() for part in str(value).split(",")]
+
+
 def places(value: Any) -> list[str]:
     """Reads `HOST:PORT,HOST:PORT`: where workers are."""
     from dflash_local.llama.workers import place

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
@@ -134,10 +135,18 @@ class Setup:
         return TargetOptions(**shared | planned)
 
     @property
-    def overrides(self) -> dict[str, str]:
-        """Patterns of tensors that lie elsewhere than their layers, and the devices for them."""
-        experts = {experts_of(n): self.plan.host.name} if (n := self.plan.n_cpu_moe) else {}
-        return {**self.options.override_tensor, **experts}
+    def how_loaded(self) -> dict[str, Any]:
+        """What a trial must do as the load does, for JSON: other devices, tensors elsewhere than
+        their layers, other values of keys."""
+        options, plan = self.options, self.plan
+        overrides = dict(options.override_tensor)
+        if plan.n_cpu_moe:
+            overrides.setdefault(experts_of(plan.n_cpu_moe), plan.host.name)
+        found: dict[str, Any] = {"override_kv": dict(options.override_kv)}
+        if plan.n_gpu_layers and not options.rpc:
+            found |= {"device": list(options.device), "overrides": overrides}
+            found["tensor_split"] = plan.tensor_split if overrides else None
+        return {name: value for name, value in found.items() if value}
 
     def lines(self) -> list[str]:
         """The setup in words."""

@@ -12,6 +12,14 @@ from dflash_local.fit.overrides import check_overrides
 
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("layer", "row", "tensor", "none")
+LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
+"""llama.cpp's; `auto` maps the file where the devices allow it."""
+ROPE_SCALINGS = ("none", "linear", "yarn")
+ROPE_NUMBERS = (
+    *("rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor"),
+    *("yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"),
+)
+"""Fields of `llama_context_params`."""
 SHAPES = ("chain", "tree", "auto")
 COPIES = "copies"
 """In place of a drafter's file: only what a text has already is drafted."""
@@ -59,6 +67,18 @@ class LoadSettings(TypedDict, total=False):
     kv_type: str
     cache_type_k: str | None
     cache_type_v: str | None
+    override_kv: Mapping[str, int | float | bool | str]
+    load_mode: str
+    device: Sequence[str]
+    rope_scaling: str | None
+    rope_scale: float | None
+    rope_freq_base: float | None
+    rope_freq_scale: float | None
+    yarn_ext_factor: float | None
+    yarn_attn_factor: float | None
+    yarn_beta_fast: float | None
+    yarn_beta_slow: float | None
+    yarn_orig_ctx: int | None
     split_mode: str
     main_gpu: int
     tensor_split: Sequence[float] | None
@@ -84,6 +104,17 @@ class ContextOptions:
     kv_type: str = "f16"
     cache_type_k: str | None = None
     cache_type_v: str | None = None
+    load_mode: str = "auto"
+    device: Sequence[str] = ()
+    rope_scaling: str | None = None
+    rope_scale: float | None = None
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_fast: float | None = None
+    yarn_beta_slow: float | None = None
+    yarn_orig_ctx: int | None = None
     split_mode: str = "layer"
     main_gpu: int = 0
     tensor_split: Sequence[float] | None = None
@@ -91,6 +122,7 @@ class ContextOptions:
     exact: bool = False
     rpc: Sequence[str] = ()
     override_tensor: Mapping[str, str] = field(default_factory=dict)
+    override_kv: Mapping[str, int | float | bool | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_whole("n_threads", self.n_threads, 1, 512)
@@ -103,6 +135,24 @@ class ContextOptions:
         if self.rpc and self.split_mode == "none":
             raise InputError("split_mode is 'none', with rpc: nothing would go to a worker")
         check_overrides(self.override_tensor)
+        for key, value in self.override_kv.items():
+            text = str(value)
+            if type(value) not in (int, float, bool, str) or max(len(key), len(text)) > 120:
+                raise InputError(
+                    f"override_kv has {key}={text[:60]!r}: llama.cpp takes no such value"
+                )
+        check_one_of("load_mode", self.load_mode, LOAD_MODES)
+        check_one_of("rope_scaling", self.rope_scaling or "none", ROPE_SCALINGS)
+        for name in ("rope_scale", *ROPE_NUMBERS):
+            _check_number(name, getattr(self, name))
+        if self.rope_scale == 0 or None not in (self.rope_scale, self.rope_freq_scale):
+            raise InputError("rope_scale is 1 / rope_freq_scale; give one of them, above 0")
+
+    @property
+    def bends_rope(self) -> bool:
+        """Whether positions are to be read another way than the target's file says."""
+        names = ("rope_scaling", "rope_scale", *ROPE_NUMBERS)
+        return any(getattr(self, name) is not None for name in names)
 
     @property
     def kv_types(self) -> tuple[str, str]:
@@ -168,6 +218,13 @@ def check_whole(name: str, value: Any, least: int, most: int | None) -> None:
     if value < least or (most is not None and value > most):
         upper = "" if most is None else f" and at most {most}"
         raise InputError(f"{name} is {value}, expected at least {least}{upper}")
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Raises InputError unless `value` is a number of moderate size, 0 or more or -1, or None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and (value == -1 or 0 <= value <= 1e9)):
+        raise InputError(f"{name} is {value!r}, expected a number from 0 to 1e9")
 
 
 def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:

@@ -57,6 +57,7 @@ class Devices:
         self._head_on_last = any(remote) and not self._head_on_host
         # Whole layers here cost no waits for the network; experts do, once for each layer.
         self._may_move_experts = not any(remote) and not all(self._shares_host)
+        self._is_mapped = options.load_mode in ("auto", "mmap")
         self._copies = _PIPELINE_COPIES if len(self.gpus) > 1 and not any(remote) else 1
 
     def choose(
@@ -116,6 +117,10 @@ class Devices:
 
     def mapped(self, count: int, n_cpu_moe: int = 0) -> int:
         """Weights that the host uses in the mapped file. The system can free that memory."""
+        return self._unpacked(count, n_cpu_moe) if self._is_mapped else 0
+
+    def _unpacked(self, count: int, n_cpu_moe: int) -> int:
+        """Weights on the host that the CPU does not pack."""
         model, blocks = self._model, self._host_blocks(count)
         experts = self.experts(count, n_cpu_moe)
         weights = model.block_weights(blocks) - model.packed_weights(blocks)
@@ -140,7 +145,10 @@ class Devices:
             compute = max(compute, model.compute_head(n_ctx))
         return replace(
             self._host,
-            weights=model.packed_weights(blocks) + model.packed_expert_weights(experts) + named,
+            weights=model.packed_weights(blocks)
+            + model.packed_expert_weights(experts)
+            + named
+            + (0 if self._is_mapped else self._unpacked(count, n_cpu_moe)),
             kv=model.kv(n_ctx, blocks) + (0 if count else model.spare_states),
             drafter=model.drafter(n_ctx) if has_head else 0,
             compute=compute + model.replayed(blocks) + model.host_buffers(n_ctx, self._copies),
@@ -227,6 +235,19 @@ class Devices:
             f"the models do not fit with n_ctx {n_ctx}{where}: {faults}; lower {lower}, take a "
             "smaller kv_type or quantisation, or free memory"
         )
+
+
+def named_devices(devices: Sequence[Device], names: Sequence[str]) -> list[Device]:
+    """The workers, the GPUs that are named, in the order of the names, and what is no GPU; without
+    names all. "none" names no GPU. Raises InputError."""
+    own = {each.name: each for each in devices if "gpu" in each.type and not each.is_remote}
+    if isinstance(names, str) or any(name not in {*own, "none"} for name in names):
+        listed = ", ".join((*own, "none"))
+        raise InputError(f"device is {names!r}; expected names of a list, of {listed}")
+    if not names:
+        return list(devices)
+    others = [each for each in devices if each not in own.values()]
+    return [*others, *(own[name] for name in dict.fromkeys(names) if name in own)]
 
 
 def usable_gpus(devices: Sequence[Device]) -> list[Device]:

@@ -160,7 +160,12 @@ def make_plan(
     if n_gpu_layers and not places.gpus:
         notes.append(f"n_gpu_layers is {n_gpu_layers}, but llama.cpp found no GPU")
     if context > model.trained:
-        notes.append(f"the target was trained on {model.trained} tokens, fewer than {context}")
+        beyond = f"the target was trained on {model.trained} tokens, fewer than {context}"
+        notes.append(
+            f"{beyond}: what it writes beyond may get poor, with drafts first"
+            if options.bends_rope
+            else f"{beyond}; rope_scaling 'yarn' may stretch it"
+        )
     if count < most and n_gpu_layers is None:
         notes.append(f"{most - count} layers stay on the CPU: the free GPU memory holds no more")
     if experts and not options.cpu_moe and options.n_cpu_moe is None:

@@ -11,9 +11,17 @@ from gguf import GGMLQuantizationType
 
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
-from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SNAPSHOT_ROWS, ContextOptions
+from dflash_local.fit.options import (
+    LOAD_MODES,
+    MAX_IDS,
+    MAX_OUTPUT_ROWS,
+    ROPE_NUMBERS,
+    ROPE_SCALINGS,
+    SNAPSHOT_ROWS,
+    ContextOptions,
+)
 from dflash_local.fit.overrides import experts_of
-from dflash_local.fit.placement import usable_gpus
+from dflash_local.fit.placement import named_devices, usable_gpus
 from dflash_local.llama import runtime, workers
 
 # isort: split
@@ -79,12 +87,17 @@ class TargetOptions(ContextOptions):
         llama.cpp can take."""
         params = api.llama_model_default_params()
         params.n_gpu_layers = _ALL_LAYERS if self.n_gpu_layers < 0 else self.n_gpu_layers
+        if self.override_kv:
+            runtime.override_keys(params, self.override_kv)
+        params.load_mode = LOAD_MODES.index(self.load_mode) - 1
         overrides: list[tuple[str, int]] = []
         if self.n_gpu_layers == 0:
             # otherwise llama.cpp still puts the KV cache and large products on a GPU
             params.devices = ctypes.addressof(_NO_DEVICES)
         elif self.rpc:
-            overrides += _use_workers(params, self.rpc)
+            overrides += _use_workers(params, self.rpc, self.device)
+        elif self.device:
+            runtime.use_devices(params, map(runtime.device_pointer, self.device))
         for pattern, device in self.override_tensor.items():
             overrides.append((pattern, _device_pointer(device, self.rpc)))
         if self.n_cpu_moe:
@@ -123,6 +136,13 @@ class TargetOptions(ContextOptions):
         params.type_k, params.type_v = (
             int(GGMLQuantizationType[name.upper()]) for name in self.kv_types
         )
+        for name in ROPE_NUMBERS:
+            if (value := getattr(self, name)) is not None:
+                setattr(params, name, value)
+        if self.rope_scale is not None:
+            params.rope_freq_scale = 1 / self.rope_scale
+        if self.rope_scaling is not None:
+            params.rope_scaling_type = ROPE_SCALINGS.index(self.rope_scaling)
         params.kv_unified = True
         # A window that only keeps its last cells cannot be rolled back past them.
         params.swa_full = True
@@ -130,17 +150,16 @@ class TargetOptions(ContextOptions):
         return params
 
 
-def _use_workers(params: Any, rpc: Sequence[str]) -> list[tuple[str, int]]:
+def _use_workers(params: Any, rpc: Sequence[str], names: Sequence[str]) -> list[tuple[str, int]]:
     """Let llama.cpp use the workers' devices before our own. The overrides that are returned keep
     the output head here, where the logits are read and the drafter lives: with an override,
     llama.cpp makes no pipeline either, which would take four times the memory to compute in."""
-    own = usable_gpus(runtime.devices())
+    own = usable_gpus(named_devices(runtime.devices(), names))
     handles = [*workers.remote_pointers(rpc), *(runtime.device_pointer(gpu.name) for gpu in own)]
     home = own[-1].name if own else runtime.cpu()
     # A tied model's head is a second copy of its embedding, which is on the host in any case.
     names = ["^output"] if own else ["^output", "^token_embd"]
-    params.kept_devices = (ctypes.c_void_p * (len(handles) + 1))(*handles)
-    params.devices = ctypes.addressof(params.kept_devices)
+    runtime.use_devices(params, handles)
     return [(name, runtime.device_pointer(home)) for name in names]
 
 

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +29,7 @@ REINSTALL = (
     "llama-cpp-python==0.3.36"
 )
 
-NO_OVERRIDES: Mapping[str, str] = MappingProxyType({})
+AS_USUAL: Mapping[str, Any] = MappingProxyType({})
 
 _FORMAT = 4
 _LIMIT_S = 300.0
@@ -58,8 +58,7 @@ def ensure_loadable(
     layers: tuple[int, ...],
     n_gpu_layers: int = 0,
     way_back: WayBack = CELLS,
-    overrides: Mapping[str, str] = NO_OVERRIDES,
-    tensor_split: Sequence[float] | None = None,
+    how: Mapping[str, Any] = AS_USUAL,
     limit_s: float = _LIMIT_S,
     say: Callable[[str], None] = to_stderr,
 ) -> WayBack:
@@ -69,8 +68,8 @@ def ensure_loadable(
     graph can have, which ends the process. Then half as many are tried.
 
     If there is a `draft`, llama.cpp must be able to read its header. All this is tried in a child
-    process, unless a verdict is kept from before. With `overrides`, patterns of tensors and the
-    devices for them, layers are split as they will be. The child gets `limit_s` seconds, and more
+    process, unless a verdict is kept from before. `how` is
+    `Setup.how_loaded`. The child gets `limit_s` seconds, and more
     for large files; `say` gets a line where it takes long. Raises FileError if a file is at fault,
     and BackendError if the build of llama.cpp is, or if memory or time did not suffice.
     """
@@ -80,8 +79,7 @@ def ensure_loadable(
             "n_gpu_layers": n_gpu_layers,
             "way_back": asdict(way_back),
         }
-        if overrides and n_gpu_layers:
-            wanted |= {"overrides": dict(overrides), "tensor_split": tensor_split}
+        wanted |= how
         verdict = _verdict(target, draft, wanted, limit_s, say)
         n_snapshots = way_back.by("snapshots")
         if not (n_snapshots and verdict.lasting and verdict.stage in _AFTER_LOAD):

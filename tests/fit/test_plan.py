@@ -18,6 +18,7 @@ from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint
 from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
@@ -615,3 +616,20 @@ def test_over_workers_whole_layers_stay_here():
     found = mixture_plan(remote(24, 1), host(80, 96))
     assert found.n_cpu_moe == 0 < found.n_gpu_layers < 37
     assert mixture_plan(remote(80, 1), host(80, 96), n_cpu_moe=10).experts_bytes > 0
+
+
+def test_what_is_not_mapped_is_held():
+    mapped, read = (plan(host(), n_ctx=4096, load_mode=mode) for mode in ("mmap", "none"))
+    assert mapped.mapped_bytes > 0 == read.mapped_bytes
+    assert read.host.needed - mapped.host.needed == mapped.mapped_bytes
+
+
+def test_gpus_are_used_as_they_are_named():
+    two = [gpu(24, 0), gpu(8, 1), remote(8, 2), host()]
+    found = [d.name for d in named_devices(two, ["CUDA1", "CUDA0"])]
+    assert found == ["RPC 192.168.1.2:50052", "CPU", "CUDA1", "CUDA0"]
+    assert [d.name for d in named_devices([gpu(24), host()], ["none"])] == ["CPU"]
+    assert named_devices(two, ()) == two
+    for wrong in (["CUDA7"], ["CPU"], "CUDA0"):
+        with pytest.raises(InputError, match="expected names of a list, of CUDA0, CUDA1, none"):
+            named_devices(two, wrong)

@@ -58,7 +58,7 @@ def test_the_shipped_pair_loads_and_the_verdict_is_kept(
 
 def test_a_trial_puts_tensors_where_the_load_will(own_cache: Path) -> None:
     moved = {"overrides": {"ffn_up": "CPU"}, "tensor_split": (3.0, 1.0)}
-    ensure_loadable(TARGET, None, layers=TAPS, n_gpu_layers=1, **moved)  # type: ignore[arg-type]
+    ensure_loadable(TARGET, None, layers=TAPS, n_gpu_layers=1, how=moved)
     ensure_loadable(TARGET, None, layers=TAPS, n_gpu_layers=1)
     assert len(verdicts(own_cache)) == 2
 
