@@ -23,7 +23,13 @@ SECTIONS = {
         JSON,
     ),
 }
-_PLACES = {"gpu": "on the GPU", "cpu": "on the CPU", "no": "no", None: "?"}
+_PLACES = {
+    "gpu": "on the GPU",
+    "experts": "with experts in RAM",
+    "cpu": "on the CPU",
+    "no": "no",
+    None: "?",
+}
 
 
 @click.command("list", cls=SectionedCommand, sections=SECTIONS)

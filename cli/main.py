@@ -50,15 +50,6 @@ FAILED = 1
 BAD_INPUT = 2
 
 _LLAMA_CPP = {
-    "--n-cpu-moe": "--gpu-layers",
-    "--cpu-moe": "--gpu-layers",
-    "--n-gpu-layers": "--gpu-layers",
-    "--model-draft": "--draft",
-    "--ctx-size": "--ctx",
-    "--cache-type-k": "--kv-type",
-    "--cache-type-v": "--kv-type",
-    "--n-predict": "--max-tokens",
-    "--predict": "--max-tokens",
     "--draft-max": "--draft-width",
     "--host-name": "--host",
 }

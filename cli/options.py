@@ -13,14 +13,17 @@ from typing import Any
 import click
 
 from dflash_local.fit.embedding import POOLINGS
-from dflash_local.fit.options import KV_TYPES, SHAPES, SPLIT_MODES
+from dflash_local.fit.options import KV_TYPES, LOAD_MODES, ROPE_SCALINGS, SHAPES, SPLIT_MODES
 from dflash_local.text_file import read_text
 
 from .values import (
     WholeText,
     draft_width,
+    file_keys,
     json_object,
+    names,
     number,
+    overrides,
     places,
     scaled,
     shares,
@@ -32,6 +35,7 @@ ENVIRONMENT = "DFLASH_LOCAL"
 
 READABLE = click.Path(exists=True, dir_okay=False, readable=True)
 _AUTO = "what fits the memory"
+_FILE = "what its file says"
 USUAL = "what the model's makers advise, else {}"
 
 
@@ -65,6 +69,15 @@ def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         ctx.meta[_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def _list_devices(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from dflash_local.llama import runtime
+
+        for line in runtime.backends():
+            click.echo(line)
         ctx.exit()
 
 
@@ -139,7 +152,7 @@ def in_options(text: str) -> str:
 
 def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of one section, without the options whose default is the library's."""
-    names = [option.name for option in section if option.name is not None]
+    names = [option.name for option in section if option.name and option.expose_value]
     return {name: values[name] for name in names if values[name] is not None}
 
 
@@ -152,6 +165,7 @@ TARGET_HELP = (
 )
 
 TARGET = Option(
+    "-m",
     "--target",
     type=WholeText(),
     metavar="MODEL",
@@ -159,7 +173,9 @@ TARGET = Option(
 )
 
 DRAFT = Option(
+    "-md",
     "--draft",
+    "--model-draft",
     type=WholeText(),
     metavar="DRAFTER",
     show_default="the name's own, or a dflash-*.gguf beside the model",
@@ -189,20 +205,45 @@ DRAFT_SHAPE = Option(
 
 LOADING = (
     Option(
+        "-c",
         "--ctx",
+        "--ctx-size",
         "n_ctx",
         type=whole(1),
         show_default=_AUTO,
         help="Context length in tokens, prompt and answer together.",
     ),
     Option(
+        "-ngl",
         "--gpu-layers",
+        "--n-gpu-layers",
         "n_gpu_layers",
         type=whole(0),
         show_default=_AUTO,
         help="Layers of the target on the GPU.",
     ),
     Option(
+        "-cmoe",
+        "--cpu-moe",
+        is_flag=True,
+        help="Keep all experts of a mixture in RAM, wherever its layers are.",
+    ),
+    Option(
+        "-ncmoe",
+        "--n-cpu-moe",
+        type=whole(0),
+        show_default="as many as the memory needs",
+        help="Keep the experts of the first N layers in RAM.",
+    ),
+    Option(
+        "-ot",
+        "--override-tensor",
+        type=overrides,
+        metavar="REGEX=DEVICE,...",
+        help="Put the tensors whose names match on a device: CPU, or one that --version lists.",
+    ),
+    Option(
+        "-t",
         "--threads",
         "n_threads",
         type=whole(1, 512),
@@ -214,6 +255,30 @@ LOADING = (
         type=click.Choice(KV_TYPES),
         default="f16",
         help="Type of the target's KV cache.",
+    ),
+    Option(
+        "-ctk",
+        "--cache-type-k",
+        type=click.Choice(KV_TYPES),
+        show_default="that of --kv-type",
+        help="Type of its keys.",
+    ),
+    Option(
+        "-ctv",
+        "--cache-type-v",
+        type=click.Choice(KV_TYPES),
+        show_default="that of --kv-type",
+        help="Type of its values.",
+    ),
+    Option(
+        "-b",
+        "--batch-size",
+        "-ub",
+        "--ubatch-size",
+        "n_batch",
+        type=whole(1, 65536),
+        default=512,
+        help="The most tokens of a prompt that are computed at once.",
     ),
     Option(
         "--flash-attn/--no-flash-attn",
@@ -242,18 +307,80 @@ LOADING = (
         "to the bit on a CPU.",
     ),
     Option(
+        "--override-kv",
+        type=file_keys,
+        metavar="KEY=TYPE:VALUE,...",
+        help="Other values for keys of the target's file; types are int, float, bool and str.",
+    ),
+    Option(
+        "-lm",
+        "--load-mode",
+        type=click.Choice(LOAD_MODES),
+        default="auto",
+        help="How the target's file gets into memory: mmap maps it, none reads it, mlock keeps it "
+        "there, dio reads it past the system's cache; auto is mmap where the devices allow it.",
+    ),
+    Option(
+        "--rope-scaling",
+        type=click.Choice(ROPE_SCALINGS),
+        show_default=_FILE,
+        help="How the target's positions are stretched, for a context beyond its training. The "
+        "drafter's are not.",
+    ),
+    Option(
+        "--rope-scale",
+        type=number(0, 1e6, above=True),
+        help="Stretch them so many times.",
+    ),
+    *(
+        Option(f"--{name.replace('_', '-')}", type=number(-1, 1e9), show_default=_FILE, help=text)
+        for name, text in {
+            "rope_freq_base": "Base frequency of RoPE.",
+            "rope_freq_scale": "1 / --rope-scale.",
+            "yarn_ext_factor": "YaRN: how much is extrapolated; 0 interpolates all.",
+            "yarn_attn_factor": "YaRN: scale of attention.",
+            "yarn_beta_fast": "YaRN: lower dimension of correction.",
+            "yarn_beta_slow": "YaRN: upper dimension of correction.",
+        }.items()
+    ),
+    Option(
+        "--yarn-orig-ctx",
+        type=whole(0),
+        show_default=_FILE,
+        help="YaRN: the context that the target was trained on.",
+    ),
+    Option(
+        "-dev",
+        "--device",
+        type=names,
+        metavar="NAME,...",
+        show_default="all GPUs",
+        help="The GPUs to use, as --list-devices names them; none for the CPU alone.",
+    ),
+    Option(
+        "--list-devices",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_list_devices,
+        help="List the devices of this machine.",
+    ),
+    Option(
+        "-sm",
         "--split-mode",
         type=click.Choice(SPLIT_MODES),
         default="layer",
         help="How several GPUs share the target.",
     ),
     Option(
+        "-mg",
         "--main-gpu",
         type=whole(0, 255),
         default=0,
         help="The GPU to use with --split-mode none.",
     ),
     Option(
+        "-ts",
         "--tensor-split",
         type=shares,
         metavar="X,X,...",
@@ -308,6 +435,7 @@ SAMPLING = (
         help="Leave out tokens that are less likely than this share of the most likely one.",
     ),
     Option(
+        "-s",
         "--seed",
         type=whole(0, 2**32 - 2),
         show_default="random",
@@ -408,6 +536,8 @@ def max_tokens(**default: Any) -> Option:
     return Option(
         "-n",
         "--max-tokens",
+        "--predict",
+        "--n-predict",
         type=whole(1),
         help="End after this many tokens.",
         **default,

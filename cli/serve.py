@@ -49,7 +49,11 @@ if TYPE_CHECKING:
     from dflash_local.server.models.recorder import Recorder
     from dflash_local.server.models.source import ModelSource
 
-_LOADING_PER_MODEL = ("n_ctx", "n_gpu_layers", "kv_type", "draft_window", "draft_shape")
+_LOADING_PER_MODEL = (
+    *("n_ctx", "n_gpu_layers", "n_cpu_moe", "override_tensor", "kv_type"),
+    *("cache_type_k", "cache_type_v"),
+    *("draft_window", "draft_shape"),
+)
 
 SEVERAL = (
     Option(
@@ -145,6 +149,7 @@ ACCESS = (
 )
 
 PARALLEL = Option(
+    "-np",
     "--parallel",
     "n_seq",
     type=whole(1, 64),
@@ -188,6 +193,7 @@ SERVING = (
         help="Requests that wait longer are answered 503.",
     ),
     Option(
+        "-a",
         "--alias",
         type=WholeText(),
         metavar="NAME[,NAME...]",
@@ -219,6 +225,8 @@ USUAL_SAMPLING = (
     Option(
         "-n",
         "--max-tokens",
+        "--predict",
+        "--n-predict",
         type=whole(1),
         show_default="what fits the context",
         help="The most tokens of an answer, whatever a request asks for.",

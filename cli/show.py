@@ -109,7 +109,8 @@ def _drafter_bytes(address: Address, files: Files) -> int:
 
 def _model(files: Files, name: str, drafter: int) -> dict[str, Any]:
     """The memory that a model takes beside a drafter of so many bytes, and its quantisations: their
-    bytes, and whether they are here and fit. A file alone goes by `name`."""
+    bytes, whether they are here and fit, and how many bytes of experts would lie in RAM. A file
+    alone goes by `name`."""
     from dflash_local.fit.options import LoadOptions
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama import runtime
@@ -135,6 +136,7 @@ def _model(files: Files, name: str, drafter: int) -> dict[str, Any]:
                 "n_bytes": size,
                 "here": not files.of(name).missing(),
                 "fits": name in fitting,
+                "experts_in_ram": fitting[name].experts_bytes if name in fitting else 0,
             }
             for name, size in sorted(sizes.items(), key=lambda item: item[1])
         ],
@@ -161,12 +163,18 @@ def _text(told: Mapping[str, Any]) -> str:
                 each["name"],
                 gigabytes(each["n_bytes"]),
                 "here" if each["here"] else "",
-                "fits" if each["fits"] else "does not fit",
+                _fits(each),
             )
             for each in told["quantisations"]
         ]
         lines += ["", table(files)]
     return "\n".join(lines) + "\n"
+
+
+def _fits(quantisation: Mapping[str, Any]) -> str:
+    if experts := quantisation["experts_in_ram"]:
+        return f"fits with experts in RAM, {gigabytes(experts)}"
+    return "fits" if quantisation["fits"] else "does not fit"
 
 
 def _value(value: Any) -> str | None:

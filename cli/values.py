@@ -121,6 +121,47 @@ def shares(value: Any) -> list[float]:
     return parts
 
 
+def overrides(value: Any) -> dict[str, str]:
+    """Reads `REGEX=DEVICE,REGEX=DEVICE`; a pattern may have commas and signs of equality."""
+    from dflash_local.fit.overrides import check_overrides
+
+    parts = re.fullmatch(r"(?:.+?=[^=,]+(?:,|$))+", str(value))
+    if not parts:
+        raise click.BadParameter(f"{value!s} is not REGEX=DEVICE, such as ffn_.*_exps=CPU.")
+    given = dict(re.findall(r"(.+?)=([^=,]+)(?:,|$)", str(value)))
+    try:
+        check_overrides(given)
+    except InputError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return given
+
+
+def file_keys(value: Any) -> dict[str, int | float | bool | str]:
+    """Reads `KEY=TYPE:VALUE,KEY=TYPE:VALUE`."""
+    read: dict[str, Callable[[str], Any]] = {
+        "int": int,
+        "float": float,
+        "bool": {"true": True, "false": False}.__getitem__,
+        "str": str,
+    }
+    found = {}
+    for part in str(value).split(","):
+        key, _, typed = part.partition("=")
+        kind, _, text = typed.partition(":")
+        try:
+            found[key] = read[kind](text)
+        except (KeyError, ValueError):
+            raise click.BadParameter(
+                f"{part} is not KEY=TYPE:VALUE, such as qwen3.context_length=int:8192."
+            ) from None
+    return found
+
+
+def names(value: Any) -> list[str]:
+    """Reads `CUDA0,CUDA1`."""
+    return [part.strip() for part in str(value).split(",")]
+
+
 def places(value: Any) -> list[str]:
     """Reads `HOST:PORT,HOST:PORT`: where workers are."""
     from dflash_local.llama.workers import place

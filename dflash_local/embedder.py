@@ -17,7 +17,7 @@ from dflash_local.chat.quoting import quoted, tokenized
 from dflash_local.errors import BackendError, ClosedError, FileError, InputError, PromptTooLongError
 from dflash_local.fit.architectures import EMBEDDING_ARCHITECTURES
 from dflash_local.fit.embedding import POOLINGS, Pooling, check_embedder, pooling_of
-from dflash_local.fit.footprint import UBATCH_ROWS, size_text
+from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import NONE, LoadOptions
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.file import GgufFile
@@ -420,7 +420,7 @@ def _context_params(
         f"{file.architecture}.attention.causal", True
     )
     in_parts = causal and pooling in ("last", "rank")
-    params.n_ubatch = min(plan.n_batch, UBATCH_ROWS) if in_parts else plan.n_batch
+    params.n_ubatch = min(plan.n_batch, _PASS_ROWS) if in_parts else plan.n_batch
     params.n_seq_max = n_texts
     params.n_outputs_max = params.n_outputs_max_per_seq = plan.n_batch
     params.kv_unified = True

@@ -16,6 +16,7 @@ from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.errors import DflashError, FileError, InputError
 from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings
+from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
@@ -74,11 +75,20 @@ def load(
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
     snapshots (see below). `draft_from` is a file of further text to copy from.
 
-    `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. The plan
-    is printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
+    `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. Of a
+    mixture that does not fit, the experts of the first `n_cpu_moe` layers are in RAM; None takes as
+    many as needed, `cpu_moe` all. `override_tensor` has patterns of tensors' names, and a device
+    for each, such as `{r"blk\\.[0-3]\\.ffn_.*_exps": "CPU"}`; the first pattern counts. The plan is
+    printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
+    `cache_type_k` and `cache_type_v` those of its keys and its values alone,
     `n_batch` the rows of one prompt batch. `split_mode` ("layer", "none"; "row" and "tensor" are
     "layer" where llama.cpp cannot do them), `main_gpu` and `tensor_split` spread a model over GPUs
-    as in llama.cpp. `rpc` are further machines as "HOST:PORT", each with a `dflash-local worker`;
+    as in llama.cpp; `device` names the GPUs to use. `load_mode` is llama.cpp's: "none" reads the
+    file into memory, "mlock" keeps it there. `rope_scaling` ("none", "linear", "yarn"),
+    `rope_scale`, `rope_freq_base`, `rope_freq_scale` and the `yarn_` numbers stretch the target's
+    positions, for a context beyond its training; the drafter's stay as they are. `override_kv` has
+    keys of the target's file, and other values for them.
+    `rpc` are further machines as "HOST:PORT", each with a `dflash-local worker`;
     their devices come first. `lora` are adapters, and `control_vectors` control vectors, as GGUF
     files: "FILE", or "FILE:SCALE" for one that shall act more or less. `n_seq` sequences can be
     decoded at once. They share one context.
@@ -125,7 +135,7 @@ def load(
     percent = say is None or progress is None
     say = say or (_silent if quiet else to_stderr)
     files = find_pair(target, draft, say=say, options=options)
-    pair = open_pair(files.target, files.draft)
+    pair = open_pair(files.target, files.draft).with_keys(options.override_kv)
     engine, plan, measure = _open(
         pair, options, say=say, progress=progress, percent=say if percent else _silent
     )
@@ -194,7 +204,8 @@ def _open(
         say(told)
         options = replace(options, split_mode="layer")
     setup = Setup(pair, options, devices)
-    if options.n_gpu_layers != 0 and not any(d.type in ("gpu", "igpu") for d in setup.devices):
+    is_cpu_meant = options.n_gpu_layers == 0 or options.device
+    if not is_cpu_meant and not any(d.type in ("gpu", "igpu") for d in setup.devices):
         _tell_unused_gpu(say)
     setup.check_width()
     if setup.may_copy:
@@ -260,6 +271,7 @@ def _tried(setup: Setup, say: Say) -> Setup:
         layers=setup.target_options.tapped_layers,
         n_gpu_layers=0 if setup.options.rpc else setup.plan.n_gpu_layers,
         way_back=way_back,
+        how=setup.how_loaded,
         say=say,
     )
     return setup if found == way_back else _tried(setup.with_snapshots(found.rows), say)
@@ -267,7 +279,7 @@ def _tried(setup: Setup, say: Say) -> Setup:
 
 def machine_devices(options: LoadOptions) -> list[Device]:
     """What a load with these options may use. Raises WorkerLostError."""
-    return [*remote_devices(options.rpc), *runtime.devices()]
+    return named_devices([*remote_devices(options.rpc), *runtime.devices()], options.device)
 
 
 _gpus_are_told = False
@@ -442,7 +454,7 @@ def _few_rows(setup: Setup, say: Say) -> FewRows | None:
     return open_few_rows(
         files,
         say,
-        kv_type=setup.plan.kv_type,
+        kv_types=options.kv_types,
         exact=options.exact,
         again=options.recalibrate,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dflash_local.draft.shape import DraftShape, checked_shape
@@ -32,6 +32,16 @@ class Pair:
     def without_drafts(self) -> Pair:
         """The target by itself."""
         return replace(self, draft=None, spec=None, copies=False)
+
+    def with_keys(self, keys: Mapping[str, int | float | bool | str]) -> Pair:
+        """The same with other values for keys of the target's file. Raises what `open_pair` does
+        where the files do not go with them."""
+        if not keys:
+            return self
+        target = replace(self.target, metadata={**self.target.metadata, **keys})
+        check_target(target)
+        spec = check_pair(target, self.draft) if self.draft else None
+        return replace(self, target=target, spec=spec)
 
 
 def usual_shape(devices: Sequence[Device], options: LoadOptions) -> DraftShape:

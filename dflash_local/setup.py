@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
@@ -16,6 +17,7 @@ from dflash_local.fit.options import (
     ContextOptions,
     LoadOptions,
 )
+from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.llama import runtime
@@ -124,12 +126,27 @@ class Setup:
             "n_ctx": plan.n_ctx,
             "n_batch": plan.n_batch,
             "n_gpu_layers": plan.n_gpu_layers,
+            "n_cpu_moe": plan.n_cpu_moe,
             "tensor_split": plan.tensor_split,
             "tapped_layers": pair.spec.target_layers if pair.spec else (),
             "n_branches": self._n_branches(plan.n_batch),
             "way_back": plan.way_back,
         }
         return TargetOptions(**shared | planned)
+
+    @property
+    def how_loaded(self) -> dict[str, Any]:
+        """What a trial must do as the load does, for JSON: other devices, tensors elsewhere than
+        their layers, other values of keys."""
+        options, plan = self.options, self.plan
+        overrides = dict(options.override_tensor)
+        if plan.n_cpu_moe:
+            overrides.setdefault(experts_of(plan.n_cpu_moe), plan.host.name)
+        found: dict[str, Any] = {"override_kv": dict(options.override_kv)}
+        if plan.n_gpu_layers and not options.rpc:
+            found |= {"device": list(options.device), "overrides": overrides}
+            found["tensor_split"] = plan.tensor_split if overrides else None
+        return {name: value for name, value in found.items() if value}
 
     def lines(self) -> list[str]:
         """The setup in words."""
@@ -148,7 +165,8 @@ class Setup:
 
     def without_replay(self) -> Setup:
         """The next setup of a loaded target, which cannot replay rows here."""
-        options = replace(self.options, n_gpu_layers=self.plan.n_gpu_layers)
+        plan = self.plan
+        options = replace(self.options, n_gpu_layers=plan.n_gpu_layers, n_cpu_moe=plan.n_cpu_moe)
         return replace(self, options=options, may_replay=False, finding=_NO_REPLAY)
 
     def with_snapshots(self, n: int) -> Setup:
@@ -158,7 +176,12 @@ class Setup:
     def without_drafts(self) -> Setup:
         """The next setup of a loaded target with snapshots, for which drafting could not pay."""
         plan, named = self.plan, self.named.without_drafts()
-        options = replace(self.options, n_ctx=plan.n_ctx, n_gpu_layers=plan.n_gpu_layers)
+        options = replace(
+            self.options,
+            n_ctx=plan.n_ctx,
+            n_gpu_layers=plan.n_gpu_layers,
+            n_cpu_moe=plan.n_cpu_moe,
+        )
         return replace(self, named=named, options=options, finding=_NO_GAIN)
 
     @cached_property

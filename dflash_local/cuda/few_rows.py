@@ -115,12 +115,12 @@ def open_few_rows(
     files: Sequence[GgufFile],
     say: Callable[[str], None],
     *,
-    kv_type: str = "f16",
+    kv_types: tuple[str, str] = ("f16", "f16"),
     exact: bool = False,
     again: bool = False,
 ) -> FewRows | None:
     """Kernels for the matrices of these files on the GPUs of this process, and for the attention of
-    the first, the target, over a cache of `kv_type`, where they are right and faster than
+    the first, the target, over a cache of `kv_types`, where they are right and faster than
     llama.cpp's; if answers are to be `exact`, also where they are not faster; `again` measures that
     anew. None, and one line, where there can be
     none; without a line where no NVIDIA GPU is used."""
@@ -143,7 +143,7 @@ def open_few_rows(
         told = True
 
     try:
-        heads = kernels.heads_of(files[0], kv_type)
+        heads = kernels.heads_of(files[0], *kv_types)
         experts = kernels.experts_of(files[0])
         needed: list[kernels.Compiled] = [
             *kernels.pairs_of(shapes),

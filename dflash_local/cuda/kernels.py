@@ -133,8 +133,9 @@ def shapes_of(file: GgufFile) -> dict[str, Shape]:
     return found
 
 
-def heads_of(file: GgufFile, kv_type: str) -> set[Heads]:
-    """The kinds of attention of a target over a cache of `kv_type` for which there are kernels."""
+def heads_of(file: GgufFile, key_type: str, value_type: str) -> set[Heads]:
+    """The kinds of attention of a target over a cache of these types for which there are
+    kernels."""
     arch = file.metadata["general.architecture"]
 
     def largest(name: str) -> int:
@@ -144,12 +145,13 @@ def heads_of(file: GgufFile, kv_type: str) -> set[Heads]:
     n_heads = largest("attention.head_count")
     n_kv_heads = largest("attention.head_count_kv") or n_heads
     usual = largest("embedding_length") // n_heads if n_heads else 0
-    kind = GGMLQuantizationType[kv_type.upper()].value
+    kinds = (GGMLQuantizationType[name.upper()].value for name in (key_type, value_type))
+    of_keys, of_values = kinds
     found = set()
     for end in ("", "_swa"):
         keys = largest(f"attention.key_length{end}") or usual
         values = largest(f"attention.value_length{end}") or usual
-        heads = Heads(kind, kind, keys, n_heads, n_kv_heads)
+        heads = Heads(of_keys, of_values, keys, n_heads, n_kv_heads)
         if keys == values and n_kv_heads and n_heads % n_kv_heads == 0 and heads.operand:
             found.add(heads)
     return found

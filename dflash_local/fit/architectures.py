@@ -56,6 +56,12 @@ EMBEDDING_ARCHITECTURES = frozenset({
     "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe",
 })  # fmt: skip
 
+# All their models are mixtures of experts, among those that have a name here.
+MIXTURES = frozenset({
+    "deepseek2", "glm-dsa", "gpt-oss", "lfm2moe", "mimo2", "minimax-m2", "qwen35moe", "qwen3moe",
+    "qwen3next",
+})  # fmt: skip
+
 # These do not write text one token after the other.
 NOT_GENERATIVE_ARCHITECTURES = EMBEDDING_ARCHITECTURES | frozenset({
     "clip", "eagle3", "gemma4-assistant", "pockettts", "qwen3tts", "t5", "t5encoder",

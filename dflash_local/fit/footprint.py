@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,18 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.options import CHECKPOINTS, MAX_OUTPUT_ROWS, SPARE_IDS, LoadOptions
+from dflash_local.fit.overrides import EXPERTS, device_of
 from dflash_local.gguf.adapter import open_adapter, scaled_files
 from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dflash_local.gguf.drafter_spec import DrafterSpec
     from dflash_local.gguf.file import GgufFile
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _HOST_MARGIN, _GPU_LEAST, _GPU_MOST = 256 * _MIB, 512 * _MIB, 1024 * _MIB
-UBATCH_ROWS = 512  # what Target asks llama.cpp for, at most
 _CELLS = 256  # llama.cpp rounds a context up to this, and the draft graph its KV length
 _OUTPUT_BYTES = 16  # llama.cpp's buffer per token and row: two kinds of logits, chances, ids
 _MEASURED_ROWS = 16  # of the widest pass that measures how exact a machine is
@@ -29,6 +32,7 @@ _KEPT_GRAPHS = 8  # of a drafter, each with inputs and results of its own
 _RESULT_ROW = 8 << 10  # bytes that the host reads for a position of a block, at most
 _SPARE_ROWS = 64  # rows that the draft graph's cache keeps before a window
 _BLOCK_TENSOR = re.compile(r"^blk\.(\d+)\.")
+_EXPERTS = re.compile(EXPERTS)
 _INPUT_TENSORS = ("token_", "position_embd", "per_layer_token_embd")  # never put on a GPU
 _MAPPED_TYPES = ("F32", "F16", "BF16")  # used directly in the mapped file; the CPU re-packs others
 
@@ -120,8 +124,10 @@ class Footprint:
         width = MAX_OUTPUT_ROWS if n_branches > 1 else spec.block_size if spec else 1
         self._n_verified = min(self._n_batch, max(self._n_seq * width, _MEASURED_ROWS))
         self._masks = 2 if self._key("attention.sliding_window") else 1
-        self._read_weights()
-        self._kv_type = GGMLQuantizationType[options.kv_type.upper()]
+        self._read_weights(options.override_tensor)
+        self._key_type, self._value_type = (
+            GGMLQuantizationType[name.upper()] for name in options.kv_types
+        )
         rows = [self._cache_row(i) for i in range(self.n_blocks)]
         self._row, self._state = (
             _sums([row for row, _ in rows]),
@@ -136,22 +142,38 @@ class Footprint:
         self.taps = len(spec.target_layers) if spec else 0
         self._read_drafter(drafter, spec)
 
-    def _read_weights(self) -> None:
-        blocks, packed = [0] * self.n_blocks, [0] * self.n_blocks
+    def _read_weights(self, overrides: Mapping[str, str]) -> None:
+        blocks, packed, experts, packed_experts = ([0] * self.n_blocks for _ in range(4))
         self.largest_block_tensor = self.input_weights = self.head_weights = 0
+        self.elsewhere: Counter[str] = Counter()
+        """Bytes of the tensors for which the user names a device, by device."""
+        self.packed_elsewhere: Counter[str] = Counter()
+        """How many of these have types that the CPU packs."""
         for tensor in chain.from_iterable(file.tensors.values() for file in self._files):
             match = _BLOCK_TENSOR.match(tensor.name)
-            if match and int(match[1]) < self.n_blocks:
-                blocks[int(match[1])] += tensor.n_bytes
-                if tensor.type_name not in _MAPPED_TYPES:
-                    packed[int(match[1])] += tensor.n_bytes
-                self.largest_block_tensor = max(self.largest_block_tensor, tensor.n_bytes)
+            n, n_packed = tensor.n_bytes, tensor.n_bytes * (tensor.type_name not in _MAPPED_TYPES)
+            if (device := device_of(tensor.name, overrides)) is not None:
+                self.elsewhere[device] += n
+                self.packed_elsewhere[device] += n_packed
+                self.largest_block_tensor = max(self.largest_block_tensor, n)
+            elif match and int(match[1]) < self.n_blocks:
+                i = int(match[1])
+                blocks[i] += n
+                packed[i] += n_packed
+                if _EXPERTS.search(tensor.name):
+                    experts[i] += n
+                    packed_experts[i] += n_packed
+                self.largest_block_tensor = max(self.largest_block_tensor, n)
             elif tensor.name.startswith(_INPUT_TENSORS):
-                self.input_weights += tensor.n_bytes
+                self.input_weights += n
             else:
-                self.head_weights += tensor.n_bytes
+                self.head_weights += n
         self._weights, self._packed = _sums(blocks), _sums(packed)
+        self._experts_of, self._packed_experts = _sums(experts), _sums(packed_experts)
         self.weights = sum(blocks) + self.input_weights + self.head_weights
+        self.weights += self.elsewhere.total()
+        self.head_device = device_of("output.weight", overrides)
+        """The device that the user names for the output head."""
         # llama.cpp copies the embeddings when a tied head goes to a GPU.
         tied = "output.weight" not in self._target.tensors
         embeddings = self._target.tensors.get("token_embd.weight")
@@ -205,7 +227,7 @@ class Footprint:
             return 0, state
         if self._key("attention.key_length_mla"):
             rank, rope = self._key("attention.kv_lora_rank"), self._key("rope.dimension_count")
-            return self._stored((rank or 0) + (rope or 0)), state
+            return _stored((rank or 0) + (rope or 0), self._key_type), state
         key = self._width(layer, "attn_k")
         value = self._width(layer, "attn_v") or key
         if not key and f"{prefix}attn_qkv.weight" in names and not recurrent:
@@ -214,7 +236,7 @@ class Footprint:
             kv_heads = _at(self._key("attention.head_count_kv"), layer) or heads
             key = kv_heads * (self._key("attention.key_length") or head)
             value = kv_heads * (self._key("attention.value_length") or head)
-        return self._stored(key) + self._stored(value), state
+        return _stored(key, self._key_type) + _stored(value, self._value_type), state
 
     @property
     def _kda_width(self) -> int:
@@ -235,10 +257,6 @@ class Footprint:
         groups, n_heads = self._key("ssm.group_count") or 0, self._key("ssm.time_step_rank") or 0
         return 4 * (2 * (inner + 2 * groups * size) + groups * size + 2 * n_heads)
 
-    def _stored(self, n: int) -> int:
-        block, size = GGML_QUANT_SIZES[self._kv_type]
-        return -(-n // block) * size
-
     def _read_shape(self) -> None:
         blocks = range(self.n_blocks)
         self._heads = max(_largest(self._key("attention.head_count")), 1)
@@ -258,6 +276,14 @@ class Footprint:
     def packed_weights(self, layers: range) -> int:
         """Weights of blocks on the CPU that are held a second time, in the CPU's own layout."""
         return self._packed[layers.stop] - self._packed[layers.start]
+
+    def expert_weights(self, layers: range) -> int:
+        """The part of `block_weights` that are experts."""
+        return self._experts_of[layers.stop] - self._experts_of[layers.start]
+
+    def packed_expert_weights(self, layers: range) -> int:
+        """The part of `packed_weights` that are experts."""
+        return self._packed_experts[layers.stop] - self._packed_experts[layers.start]
 
     def kv(self, n_ctx: int, layers: range) -> int:
         """The target's cache and its states. Layers with a sliding window keep the whole context,
@@ -342,7 +368,12 @@ class Footprint:
         return inputs + taps + checkpoints + ids + outputs + drafter
 
     def _rows(self, n_ctx: int) -> int:
-        return min(self._n_batch, UBATCH_ROWS, cells(n_ctx))
+        return min(self._n_batch, cells(n_ctx))
+
+
+def _stored(n: int, kind: GGMLQuantizationType) -> int:
+    block, size = GGML_QUANT_SIZES[kind]
+    return -(-n // block) * size
 
 
 def _sums(values: list[int]) -> list[int]:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from dflash_local.errors import InputError
+from dflash_local.fit.overrides import check_overrides
 from dflash_local.gguf.adapter import Scaled, scaled_files
 
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("layer", "row", "tensor", "none")
+LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
+"""llama.cpp's; `auto` maps the file where the devices allow it."""
+ROPE_SCALINGS = ("none", "linear", "yarn")
+ROPE_NUMBERS = (
+    *("rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor"),
+    *("yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"),
+)
+"""Fields of `llama_context_params`."""
 SHAPES = ("chain", "tree", "auto")
 COPIES = "copies"
 """In place of a drafter's file: only what a text has already is drafted."""
@@ -50,10 +59,27 @@ class LoadSettings(TypedDict, total=False):
 
     n_ctx: int | None
     n_gpu_layers: int | None
+    cpu_moe: bool
+    n_cpu_moe: int | None
+    override_tensor: Mapping[str, str]
     n_threads: int | None
     n_batch: int
     flash_attn: bool
     kv_type: str
+    cache_type_k: str | None
+    cache_type_v: str | None
+    override_kv: Mapping[str, int | float | bool | str]
+    load_mode: str
+    device: Sequence[str]
+    rope_scaling: str | None
+    rope_scale: float | None
+    rope_freq_base: float | None
+    rope_freq_scale: float | None
+    yarn_ext_factor: float | None
+    yarn_attn_factor: float | None
+    yarn_beta_fast: float | None
+    yarn_beta_slow: float | None
+    yarn_orig_ctx: int | None
     split_mode: str
     main_gpu: int
     tensor_split: Sequence[float] | None
@@ -79,12 +105,27 @@ class ContextOptions:
     n_batch: int = 512
     flash_attn: bool = True
     kv_type: str = "f16"
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
+    load_mode: str = "auto"
+    device: Sequence[str] = ()
+    rope_scaling: str | None = None
+    rope_scale: float | None = None
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_fast: float | None = None
+    yarn_beta_slow: float | None = None
+    yarn_orig_ctx: int | None = None
     split_mode: str = "layer"
     main_gpu: int = 0
     tensor_split: Sequence[float] | None = None
     n_seq: int = 1
     exact: bool = False
     rpc: Sequence[str] = ()
+    override_tensor: Mapping[str, str] = field(default_factory=dict)
+    override_kv: Mapping[str, int | float | bool | str] = field(default_factory=dict)
     lora: Sequence[Scaled] = ()
     control_vectors: Sequence[Scaled] = ()
 
@@ -93,11 +134,37 @@ class ContextOptions:
             object.__setattr__(self, name, scaled_files(name, getattr(self, name)))
         check_whole("n_threads", self.n_threads, 1, 512)
         check_one_of("kv_type", self.kv_type, KV_TYPES)
+        check_one_of("cache_type_k", self.kv_types[0], KV_TYPES)
+        check_one_of("cache_type_v", self.kv_types[1], KV_TYPES)
         check_one_of("split_mode", self.split_mode, SPLIT_MODES)
         if isinstance(self.rpc, str):
             raise InputError(f"rpc is {self.rpc!r}, expected a list of HOST:PORT")
         if self.rpc and self.split_mode == "none":
             raise InputError("split_mode is 'none', with rpc: nothing would go to a worker")
+        check_overrides(self.override_tensor)
+        for key, value in self.override_kv.items():
+            text = str(value)
+            if type(value) not in (int, float, bool, str) or max(len(key), len(text)) > 120:
+                raise InputError(
+                    f"override_kv has {key}={text[:60]!r}: llama.cpp takes no such value"
+                )
+        check_one_of("load_mode", self.load_mode, LOAD_MODES)
+        check_one_of("rope_scaling", self.rope_scaling or "none", ROPE_SCALINGS)
+        for name in ("rope_scale", *ROPE_NUMBERS):
+            _check_number(name, getattr(self, name))
+        if self.rope_scale == 0 or None not in (self.rope_scale, self.rope_freq_scale):
+            raise InputError("rope_scale is 1 / rope_freq_scale; give one of them, above 0")
+
+    @property
+    def bends_rope(self) -> bool:
+        """Whether positions are to be read another way than the target's file says."""
+        names = ("rope_scaling", "rope_scale", *ROPE_NUMBERS)
+        return any(getattr(self, name) is not None for name in names)
+
+    @property
+    def kv_types(self) -> tuple[str, str]:
+        """Those of keys and of values."""
+        return self.cache_type_k or self.kv_type, self.cache_type_v or self.kv_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +173,8 @@ class LoadOptions(ContextOptions):
 
     n_ctx: int | None = None
     n_gpu_layers: int | None = None
+    cpu_moe: bool = False
+    n_cpu_moe: int | None = None
     draft_window: int | None = None
     draft_shape: str | None = None
     draft_width: int | Literal["auto"] | None = None
@@ -118,6 +187,7 @@ class LoadOptions(ContextOptions):
         super().__post_init__()
         check_whole("n_ctx", self.n_ctx, 16, MAX_CONTEXT)
         check_whole("n_gpu_layers", self.n_gpu_layers, -1, None)
+        check_whole("n_cpu_moe", self.n_cpu_moe, 0, None)
         check_whole("n_seq", self.n_seq, 1, MAX_IDS)
         check_whole("n_batch", self.n_batch, 1, 65536)
         check_whole("draft_window", self.draft_window, 0, MAX_CONTEXT)
@@ -155,6 +225,13 @@ def check_whole(name: str, value: Any, least: int, most: int | None) -> None:
     if value < least or (most is not None and value > most):
         upper = "" if most is None else f" and at most {most}"
         raise InputError(f"{name} is {value}, expected at least {least}{upper}")
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Raises InputError unless `value` is a number of moderate size, 0 or more or -1, or None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and (value == -1 or 0 <= value <= 1e9)):
+        raise InputError(f"{name} is {value!r}, expected a number from 0 to 1e9")
 
 
 def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:

@@ -42,35 +42,55 @@ class Devices:
         # llama.cpp treats a GPU that reports no memory as one that uses the host's.
         self._shares_host = [gpu.shares_host or not gpu.total for gpu in gpus]
         self.gpus = tuple(
-            gpu_use(gpu.name, own.free, own.total)
+            replace(gpu_use(gpu.name, own.free, own.total), weights=model.elsewhere[gpu.name])
             for gpu in gpus
             for own in [gpu if gpu.total else cpu]
         )
+        known = [cpu.name, *(gpu.name for gpu in gpus if options.n_gpu_layers != 0)]
+        for name in options.override_tensor.values():
+            if name not in known:
+                raise InputError(
+                    f"override_tensor names the device {name!r}; expected one of {', '.join(known)}"
+                )
         remote = [gpu.is_remote for gpu in gpus]
-        self._head_on_host = bool(remote) and remote[-1]
+        self._head_on_host = (bool(remote) and remote[-1]) or model.head_device == cpu.name
         self._head_on_last = any(remote) and not self._head_on_host
+        # Whole layers here cost no waits for the network; experts do, once for each layer.
+        self._may_move_experts = not any(remote) and not all(self._shares_host)
+        self._is_mapped = options.load_mode in ("auto", "mmap")
         self._copies = _PIPELINE_COPIES if len(self.gpus) > 1 and not any(remote) else 1
 
     def choose(
-        self, contexts: list[int], layers: list[int], fixed: bool
-    ) -> tuple[int, int, Use, tuple[Use, ...]]:
-        """The first choice that fits: context, layers on GPUs, host, GPUs. Raises InputError.
+        self, contexts: list[int], layers: list[int], n_cpu_moe: int | None, fixed: bool
+    ) -> tuple[int, int, int, Use, tuple[Use, ...]]:
+        """The first choice that fits: context, layers on GPUs, layers whose experts are in RAM,
+        host, GPUs. Raises InputError.
 
         Layers on the CPU slow down every token, and a long context is not worth that. So only small
-        contexts are tried with fewer than all layers on GPUs.
+        contexts are tried with fewer than all layers on GPUs. Before that, of a mixture just so
+        many layers' experts go to RAM as are needed. There each token reads few of them, and a long
+        context takes little beside them.
         """
         small = contexts if fixed else [c for c in contexts if c <= SMALL_CONTEXT] or contexts
-        tries = [(context, layers[0]) for context in contexts if context >= small[0]]
-        tries += [(context, count) for context in small for count in layers]
-        for context, count in tries:
-            host, gpus = self.place(context, count)
-            if not self._too_small(host, gpus, count):
-                return context, count, host, gpus
+        if self._model.elsewhere.keys() - {self._host.name}:  # llama.cpp has that GPU with layers
+            layers = [count for count in layers if count]
+        moved, n_blocks = n_cpu_moe or 0, self._model.n_blocks
+        tries = [(context, layers[0], moved) for context in contexts if context >= small[0]]
+        is_mixture = self._model.expert_weights(range(n_blocks)) > 0
+        if is_mixture and n_cpu_moe is None and self.gpus and self._may_move_experts and layers[0]:
+            tries += [(c, layers[0], n) for c in contexts for n in range(1, n_blocks + 1)]
+            moved = n_blocks
+        tries += [(context, count, moved) for context in small for count in layers]
+        for context, count, moved in tries:
+            host, gpus = self.place(context, count, moved)
+            if not self._too_small(host, gpus, count, moved):
+                return context, count, moved, host, gpus
         raise InputError(self._refusal(*tries[-1]))
 
-    def place(self, n_ctx: int, count: int) -> tuple[Use, tuple[Use, ...]]:
-        """Host and GPUs with `count` layers on the GPUs, whether these fit or not."""
-        host = self._host_use(n_ctx, count)
+    def place(self, n_ctx: int, count: int, n_cpu_moe: int = 0) -> tuple[Use, tuple[Use, ...]]:
+        """Host and GPUs with `count` layers on the GPUs, and the experts of the first `n_cpu_moe`
+        of all layers in RAM, whether these fit or not."""
+        host = self._host_use(n_ctx, count, n_cpu_moe)
         if not self.gpus or not count:
             return host, self.gpus
         room = tuple(
@@ -82,18 +102,30 @@ class Devices:
         if self._shares or len(room) == 1:
             counts = _by_shares(self._shares or [1.0], count)
         else:
-            counts = self._fill(room, n_ctx, count)
+            counts = self._fill(room, n_ctx, count, n_cpu_moe)
         first = self._model.n_blocks + 1 - count
         starts = accumulate(counts, initial=first)
         return host, tuple(
-            self._gpu_use(gpu, n_ctx, range(start, start + n), first > 0)
+            self._gpu_use(gpu, n_ctx, range(start, start + n), first, n_cpu_moe)
             for gpu, start, n in zip(room, starts, counts, strict=False)
         )
 
-    def mapped(self, count: int) -> int:
+    def experts(self, count: int, n_cpu_moe: int) -> range:
+        """The layers on GPUs whose experts are in RAM."""
+        first = self._host_blocks(count).stop
+        return range(first, max(first, min(n_cpu_moe, self._model.n_blocks)))
+
+    def mapped(self, count: int, n_cpu_moe: int = 0) -> int:
         """Weights that the host uses in the mapped file. The system can free that memory."""
+        return self._unpacked(count, n_cpu_moe) if self._is_mapped else 0
+
+    def _unpacked(self, count: int, n_cpu_moe: int) -> int:
+        """Weights on the host that the CPU does not pack."""
         model, blocks = self._model, self._host_blocks(count)
+        experts = self.experts(count, n_cpu_moe)
         weights = model.block_weights(blocks) - model.packed_weights(blocks)
+        weights += model.expert_weights(experts) - model.packed_expert_weights(experts)
+        weights += model.elsewhere[self._host.name] - model.packed_elsewhere[self._host.name]
         return weights + model.input_weights + (model.head_weights if self._has_head(count) else 0)
 
     def _has_head(self, count: int) -> bool:
@@ -103,22 +135,28 @@ class Devices:
     def _host_blocks(self, count: int) -> range:
         return range(min(self._model.n_blocks, self._model.n_blocks + 1 - count))
 
-    def _host_use(self, n_ctx: int, count: int) -> Use:
+    def _host_use(self, n_ctx: int, count: int, n_cpu_moe: int) -> Use:
         model, blocks = self._model, self._host_blocks(count)
-        compute = model.compute_blocks(n_ctx) if blocks else 0
+        experts = self.experts(count, n_cpu_moe)
+        named = model.packed_elsewhere[self._host.name]
+        compute = model.compute_blocks(n_ctx) if blocks or experts or named else 0
         has_head = self._has_head(count)
         if has_head:
             compute = max(compute, model.compute_head(n_ctx))
         return replace(
             self._host,
-            weights=model.packed_weights(blocks),
+            weights=model.packed_weights(blocks)
+            + model.packed_expert_weights(experts)
+            + named
+            + (0 if self._is_mapped else self._unpacked(count, n_cpu_moe)),
             kv=model.kv(n_ctx, blocks) + (0 if count else model.spare_states),
             drafter=model.drafter(n_ctx) if has_head else 0,
             compute=compute + model.replayed(blocks) + model.host_buffers(n_ctx, self._copies),
         )
 
-    def _gpu_use(self, gpu: Use, n_ctx: int, layers: range, partial: bool) -> Use:
-        """`gpu` with these layers. Number `n_blocks` is the output layer, beside the drafter."""
+    def _gpu_use(self, gpu: Use, n_ctx: int, layers: range, first: int, n_cpu_moe: int) -> Use:
+        """`gpu` with these layers, of those from `first` on. Number `n_blocks` is the output layer,
+        beside the drafter."""
         if not layers:
             return gpu
         model = self._model
@@ -127,33 +165,39 @@ class Devices:
         compute = model.compute_blocks(n_ctx, self._copies)
         if head:
             compute = max(compute, model.compute_head(n_ctx))
-        if partial:  # long batches are computed on the GPU, with weights copied there one by one
+        if (
+            first or n_cpu_moe or model.elsewhere
+        ):  # long batches are computed on the GPU, with weights copied there one by one
             compute += model.largest_block_tensor
         return replace(
             gpu,
             layers=len(layers),
-            weights=model.block_weights(blocks)
+            weights=gpu.weights
+            + model.block_weights(blocks)
+            - model.expert_weights(
+                range(blocks.start, min(blocks.stop, max(blocks.start, n_cpu_moe)))
+            )
             + (model.head_weights + model.head_copy if head else 0),
             kv=model.kv(n_ctx, blocks),
             drafter=model.drafter(n_ctx) if head else 0,
             compute=compute + model.replayed(blocks),
         )
 
-    def _fill(self, room: tuple[Use, ...], n_ctx: int, count: int) -> list[int]:
+    def _fill(self, room: tuple[Use, ...], n_ctx: int, count: int, n_cpu_moe: int) -> list[int]:
         """Layers for each of several GPUs, so that all are filled to about the same share."""
-        best = self._packed(room, n_ctx, count, 1.0)
+        best = self._packed(room, n_ctx, count, n_cpu_moe, 1.0)
         if best is None:
             return _by_shares([gpu.usable + 1.0 for gpu in room], count)
         low, high = 0.0, 1.0
         for _ in range(8):
             middle = (low + high) / 2
-            even = self._packed(room, n_ctx, count, middle)
+            even = self._packed(room, n_ctx, count, n_cpu_moe, middle)
             low, high = (middle, high) if even is None else (low, middle)
             best = even or best
         return best
 
     def _packed(
-        self, room: tuple[Use, ...], n_ctx: int, count: int, share: float
+        self, room: tuple[Use, ...], n_ctx: int, count: int, n_cpu_moe: int, share: float
     ) -> list[int] | None:
         """Layers for the GPUs in order, each filled up to `share`; None if layers remain."""
         end = self._model.n_blocks + 1
@@ -163,7 +207,7 @@ class Devices:
             n = 0
             most = end - 1 if self._head_on_last and gpu is not room[-1] else end
             while start + n < most:
-                use = self._gpu_use(gpu, n_ctx, range(start, start + n + 1), first > 0)
+                use = self._gpu_use(gpu, n_ctx, range(start, start + n + 1), first, n_cpu_moe)
                 if use.needed > gpu.usable * share:
                     break
                 n += 1
@@ -171,25 +215,39 @@ class Devices:
             start += n
         return counts if start == end else None
 
-    def _too_small(self, host: Use, gpus: tuple[Use, ...], count: int) -> list[str]:
+    def _too_small(self, host: Use, gpus: tuple[Use, ...], count: int, n_cpu_moe: int) -> list[str]:
         """What does not fit, in words."""
-        faults = [str(use) for use in gpus if use.layers and use.needed > use.usable]
-        mapped, total = size_text(self.mapped(count)), size_text(host.total)
+        faults = [str(use) for use in gpus if use.needed > use.usable]
+        n_mapped = self.mapped(count, n_cpu_moe)
+        mapped, total = size_text(n_mapped), size_text(host.total)
         if host.needed > host.usable:
             faults.append(str(host))
-        elif host.total and host.needed + self.mapped(count) > host.total:
+        elif host.total and host.needed + n_mapped > host.total:
             faults.append(f"{host} and maps weights of {mapped}, more than the machine's {total}")
         return faults
 
-    def _refusal(self, n_ctx: int, count: int) -> str:
-        host, gpus = self.place(n_ctx, count)
-        faults = "; ".join(self._too_small(host, gpus, count))
+    def _refusal(self, n_ctx: int, count: int, n_cpu_moe: int) -> str:
+        host, gpus = self.place(n_ctx, count, n_cpu_moe)
+        faults = "; ".join(self._too_small(host, gpus, count, n_cpu_moe))
         where = f" and n_gpu_layers {count}" if self.gpus else ""
         lower = "n_ctx or n_gpu_layers" if count else "n_ctx"
         return (
             f"the models do not fit with n_ctx {n_ctx}{where}: {faults}; lower {lower}, take a "
             "smaller kv_type or quantisation, or free memory"
         )
+
+
+def named_devices(devices: Sequence[Device], names: Sequence[str]) -> list[Device]:
+    """The workers, the GPUs that are named, in the order of the names, and what is no GPU; without
+    names all. "none" names no GPU. Raises InputError."""
+    own = {each.name: each for each in devices if "gpu" in each.type and not each.is_remote}
+    if isinstance(names, str) or any(name not in {*own, "none"} for name in names):
+        listed = ", ".join((*own, "none"))
+        raise InputError(f"device is {names!r}; expected names of a list, of {listed}")
+    if not names:
+        return list(devices)
+    others = [each for each in devices if each not in own.values()]
+    return [*others, *(own[name] for name in dict.fromkeys(names) if name in own)]
 
 
 def usable_gpus(devices: Sequence[Device]) -> list[Device]:

@@ -7,6 +7,7 @@ kernels, fragmentation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ class Plan:
     """The most tokens of a batch."""
     n_seq: int
     kv_type: str
+    """Of keys and values, in words."""
     tensor_split: tuple[float, ...] | None
     """With several GPUs: makes llama.cpp place the layers as counted here."""
     gpus: tuple[Use, ...]
@@ -63,6 +65,10 @@ class Plan:
     state_bytes: int = 0
     """The part of `kv_bytes` that recurrent states take, with their snapshots."""
     way_back: WayBack = CELLS
+    n_cpu_moe: int = 0
+    """The experts of so many layers, the first ones, are in RAM, wherever the layers are."""
+    experts_bytes: int = 0
+    """The experts in RAM of layers that are on GPUs."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -82,6 +88,8 @@ class Plan:
         """The plan in words, for stderr."""
         used = [use.name for use in self.gpus if use.layers]
         layers = f"{self.n_gpu_layers} of {self.n_layers} layers on {', '.join(used)}"
+        if self.experts_bytes:
+            layers += f", experts of {size_text(self.experts_bytes)} in RAM"
         target, kv = size_text(self.target_bytes), size_text(self.kv_bytes)
         drafter, drafter_kv = size_text(self.drafter_bytes), size_text(self.drafter_kv_bytes)
         head = next((use.name for use in self.gpus if use.drafter), self.host.name)
@@ -119,11 +127,13 @@ def make_plan(
 
     First, all layers go to GPUs, with the context that the target was trained on, at most 32768. It
     is halved until it fits, down to 4096. If it still does not fit, as many layers as possible go
-    to GPUs, with a context of 4096, then 2048. `n_branches` are the branches of each sequence, more
+    to GPUs, with a context of 4096, then 2048. Before that, the experts of as many layers as needed
+    go to RAM, with the longest context. `n_branches` are the branches of each sequence, more
     than one for trees. Of the rows of a `way_back` by snapshots there are fewer if they would cost
     context, or layers on GPUs. Raises InputError if nothing fits.
     """
-    _check_kv_type(target, options.kv_type, options.flash_attn)
+    for name, kv_type in zip(("key_length", "value_length"), options.kv_types, strict=True):
+        _check_kv_type(target, kv_type, name, options.flash_attn)
     check_whole("main_gpu", options.main_gpu, 0, max(0, len(usable_gpus(devices)) - 1))
 
     def arranged(way: WayBack) -> _Arrangement:
@@ -135,19 +145,33 @@ def make_plan(
     for way in more:
         with suppress(InputError):
             richer = arranged(way)
-            if (richer.n_ctx, richer.count) == (found.n_ctx, found.count):
+            if richer.choice == found.choice:
                 found, kept = richer, way
     model, places = found.model, found.places
-    context, count, most = found.n_ctx, found.count, found.most
+    (context, count, n_cpu_moe), most = found.choice, found.most
     n_gpu_layers = options.n_gpu_layers
+    experts = places.experts(count, n_cpu_moe)
 
-    notes = []
+    notes = [
+        f"override_tensor: no tensor of the target has a name like {pattern}"
+        for pattern in options.override_tensor
+        if not any(re.search(pattern, name) for name in target.tensors)
+    ]
     if n_gpu_layers and not places.gpus:
         notes.append(f"n_gpu_layers is {n_gpu_layers}, but llama.cpp found no GPU")
     if context > model.trained:
-        notes.append(f"the target was trained on {model.trained} tokens, fewer than {context}")
+        beyond = f"the target was trained on {model.trained} tokens, fewer than {context}"
+        notes.append(
+            f"{beyond}: what it writes beyond may get poor, with drafts first"
+            if options.bends_rope
+            else f"{beyond}; rope_scaling 'yarn' may stretch it"
+        )
     if count < most and n_gpu_layers is None:
         notes.append(f"{most - count} layers stay on the CPU: the free GPU memory holds no more")
+    if experts and not options.cpu_moe and options.n_cpu_moe is None:
+        notes.append(
+            f"the experts of {len(experts)} layers stay in RAM: the free GPU memory holds no more"
+        )
     if kept != way_back:
         notes.append(
             f"at most {kept.rows} tokens are drafted at once, not {way_back.rows}: the memory "
@@ -160,7 +184,7 @@ def make_plan(
         n_layers=model.n_blocks + 1,
         n_batch=min(options.n_batch, cells(context)),
         n_seq=options.n_seq,
-        kv_type=options.kv_type,
+        kv_type=" and ".join(dict.fromkeys(options.kv_types)),
         tensor_split=tensor_split_of([use.layers for use in found.gpus]),
         gpus=found.gpus,
         host=found.host,
@@ -173,7 +197,9 @@ def make_plan(
         way_back=kept,
         drafter_kv_bytes=model.drafter_kv(context),
         draft_window=options.draft_window or 0,
-        mapped_bytes=places.mapped(count),
+        mapped_bytes=places.mapped(count, n_cpu_moe),
+        n_cpu_moe=n_cpu_moe,
+        experts_bytes=model.expert_weights(experts),
     )
     if plan.reads_disk:
         notes.append("the weights exceed the free memory of the host: decoding may read the disk")
@@ -191,8 +217,13 @@ class _Arrangement:
     n_ctx: int
     count: int
     """Layers on GPUs."""
+    n_cpu_moe: int
     host: Use
     gpus: tuple[Use, ...]
+
+    @property
+    def choice(self) -> tuple[int, int, int]:
+        return self.n_ctx, self.count, self.n_cpu_moe
 
 
 def _arrange(model: Footprint, devices: Sequence[Device], options: LoadOptions) -> _Arrangement:
@@ -204,7 +235,8 @@ def _arrange(model: Footprint, devices: Sequence[Device], options: LoadOptions) 
     else:
         layers = [most if n_gpu_layers < 0 else min(n_gpu_layers, most)]
     contexts = [n_ctx] if n_ctx else _contexts(model.trained, on_gpu=layers[0] > 0)
-    choice = places.choose(contexts, layers, fixed=n_ctx is not None)
+    n_cpu_moe = model.n_blocks if options.cpu_moe else options.n_cpu_moe
+    choice = places.choose(contexts, layers, n_cpu_moe, fixed=n_ctx is not None)
     return _Arrangement(model, places, most, *choice)
 
 
@@ -223,14 +255,13 @@ def _contexts(trained: int, on_gpu: bool) -> list[int]:
     return contexts
 
 
-def _check_kv_type(target: GgufFile, kv_type: str, flash_attn: bool) -> None:
+def _check_kv_type(target: GgufFile, kv_type: str, name: str, flash_attn: bool) -> None:
     block = GGML_QUANT_SIZES[GGMLQuantizationType[kv_type.upper()]][0]
     if block > 1 and not flash_attn:
         raise InputError(f"kv_type {kv_type} needs flash attention; leave it on, or use f16")
-    for name in ("key_length", "value_length"):
-        length = target.get(f"{target.architecture}.attention.{name}") or block
-        if length % block:
-            raise InputError(
-                f"kv_type {kv_type} needs an attention.{name} that is a multiple of {block}, and "
-                f"the target's is {length}; use f16"
-            )
+    length = target.get(f"{target.architecture}.attention.{name}") or block
+    if length % block:
+        raise InputError(
+            f"kv_type {kv_type} needs an attention.{name} that is a multiple of {block}, and "
+            f"the target's is {length}; use f16"
+        )

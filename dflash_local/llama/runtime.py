@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +121,12 @@ class _Props(ctypes.Structure):
     )
 
 
+class _Override(ctypes.Structure):
+    """`llama_model_tensor_buft_override` of llama.h."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
 def check_same_library(native_address: int) -> None:
     """Refuse an extension that is linked to a different copy of libllama than `llama_cpp`.
 
@@ -213,11 +219,45 @@ def devices() -> list[Device]:
     return found
 
 
+def cpu() -> str:
+    """The name of the CPU as a device."""
+    return next(device.name for device in devices() if device.type == "cpu")
+
+
 def device_pointer(name: str) -> int:
     """ggml's handle of a device of `devices()`."""
     find = function("ggml_backend_dev_by_name", ctypes.c_void_p, ctypes.c_char_p)
     pointer: int = find(name.encode())
     return pointer
+
+
+def use_devices(params: Any, handles: Iterable[int]) -> None:
+    """Let llama.cpp use these devices, in this order. `params` are `llama_model_params`, and keep
+    what llama.cpp reads."""
+    listed = [*handles, None]
+    params.kept_devices = (ctypes.c_void_p * len(listed))(*listed)
+    params.devices = ctypes.addressof(params.kept_devices)
+
+
+def override_keys(params: Any, keys: Mapping[str, int | float | bool | str]) -> None:
+    """Let llama.cpp read other values for keys of a file. `params` are `llama_model_params`."""
+    listed = (_api.llama_model_kv_override * (len(keys) + 1))()
+    for each, (key, value) in zip(listed, keys.items(), strict=False):
+        each.tag = (int, float, bool, str).index(type(value))
+        name = ("val_i64", "val_f64", "val_bool", "val_str")[each.tag]
+        setattr(each.value, name, value.encode() if isinstance(value, str) else value)
+        each.key = key.encode()
+    params.kv_overrides = params.kept_keys = listed
+
+
+def override_buffers(params: Any, overrides: Sequence[tuple[str, int]]) -> None:
+    """Let llama.cpp put the tensors whose names match a pattern on a device, given by its handle.
+    The first pattern counts. `params` are `llama_model_params`, and keep what llama.cpp reads."""
+    pointer = ctypes.c_void_p
+    buffer_type = function("ggml_backend_dev_buffer_type", pointer, pointer)
+    listed = [_Override(pattern.encode(), buffer_type(device)) for pattern, device in overrides]
+    params.kept_overrides = (_Override * (len(listed) + 1))(*listed)
+    params.tensor_buft_overrides = ctypes.addressof(params.kept_overrides)
 
 
 def can_split_rows(name: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from dflash_local.errors import InputError
+from dflash_local.fit.architectures import MIXTURES
 from dflash_local.gguf.drafter_spec import Family
 from dflash_local.sampling.params import SamplingParams
 
@@ -37,6 +39,11 @@ class Entry:
     def names(self) -> tuple[str, ...]:
         """All names that it goes by."""
         return (self.name, *self.aliases)
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the target is a mixture of experts, as its name or its architecture says."""
+        return bool(re.search(r"-A\d+B", self.target)) or self.architecture in MIXTURES
 
     def sampling_for(self, thinking: bool | None) -> Mapping[str, float]:
         """What the makers advise where chats ask for thinking, for none, or (None) for nothing."""

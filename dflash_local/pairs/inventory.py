@@ -19,12 +19,15 @@ from dflash_local.pairs.stores import store_of
 if TYPE_CHECKING:
     from dflash_local.llama.runtime import Device
 
-Place = Literal["gpu", "cpu", "no"]
+Place = Literal["gpu", "experts", "cpu", "no"]
+"""Where a model fits: "experts" is on the GPU, but for experts in RAM."""
 
 _BYTES_PER_WEIGHT = 0.61
 """Of Q4_K_M, with the tensors that have more bits."""
 _BESIDE = 1.25
 """Memory in all for each byte of the target: its drafter, caches at 8k tokens, buffers."""
+_BESIDE_EXPERTS = 0.2
+"""More than what gpt-oss, Qwen3 and GLM mixtures have besides their experts, with caches."""
 _BILLIONS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[Bb]\b")
 
 
@@ -58,16 +61,20 @@ class Stock:
     def place(self, devices: Sequence[Device]) -> Place | None:
         """Where it would fit on this machine, roughly: `show` plans it. None if its size is not
         known."""
-        return None if self.n_bytes is None else place(self.n_bytes, devices)
+        if self.n_bytes is None:
+            return None
+        return place(self.n_bytes, devices, is_mixture=self.entry.is_mixture)
 
 
-def place(n_bytes: int, devices: Sequence[Device]) -> Place:
+def place(n_bytes: int, devices: Sequence[Device], *, is_mixture: bool = False) -> Place:
     """Where a target of so many bytes would fit, roughly."""
     needed = n_bytes * _BESIDE
     gpus = sum(each.free for each in devices if each.type == "gpu")
     host = max(each.free for each in devices if each.type == "cpu")
     if needed <= gpus:
         return "gpu"
+    if is_mixture and needed * _BESIDE_EXPERTS <= gpus and needed <= host + gpus:
+        return "experts"
     return "cpu" if needed <= host + gpus else "no"
 
 

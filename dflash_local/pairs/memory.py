@@ -11,7 +11,7 @@ from dflash_local.fit.embedding import pooling_of
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.pairing import check_target
-from dflash_local.fit.plan import make_plan
+from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.file import GgufFile
 
 if TYPE_CHECKING:
@@ -29,12 +29,15 @@ def check_memory(
     quantisations among `others` (their bytes) that can. Raises FileError for what is no target."""
     if pooling_of(model) is None:
         check_target(model)
-    fault = why_too_large(model, drafter_bytes, options, devices)
-    if fault is not None:
+    try:
+        plan_beside(model, drafter_bytes, options, devices)
+    except FileError:
+        raise
+    except InputError as fault:
         fitting = which_fit(model, drafter_bytes, options, devices, others)
         told = ", ".join(f"{name} ({size_text(others[name])})" for name in fitting)
         advice = f"this would fit: {told}" if fitting else "no other quantisation of it would fit"
-        raise InputError(f"{model.path.name} was not fetched: {fault}; {advice}")
+        raise InputError(f"{model.path.name} was not fetched: {fault}; {advice}") from None
 
 
 def which_fit(
@@ -43,28 +46,27 @@ def which_fit(
     options: LoadOptions,
     devices: Sequence[Device],
     others: Mapping[str, int],
-) -> list[str]:
-    """Those of `others`, quantisations of the same model, that fit, the largest first."""
-    return [
-        name
-        for name, size in sorted(others.items(), key=lambda item: -item[1])
-        if why_too_large(_scaled(model, size), drafter_bytes, options, devices) is None
-    ]
+) -> dict[str, Plan]:
+    """The plans of those of `others`, quantisations of the same model, that fit, the largest
+    first."""
+    found = {}
+    for name, size in sorted(others.items(), key=lambda item: -item[1]):
+        try:
+            found[name] = plan_beside(_scaled(model, size), drafter_bytes, options, devices)
+        except FileError:
+            raise
+        except InputError:
+            continue
+    return found
 
 
-def why_too_large(
+def plan_beside(
     model: GgufFile, drafter_bytes: int, options: LoadOptions, devices: Sequence[Device]
-) -> str | None:
-    """What does not fit, in words, or None. The drafter counts with the size of its file, wherever
-    it will lie."""
+) -> Plan:
+    """The plan of a model. Its drafter counts with the size of its file, wherever it will lie.
+    Raises InputError if it does not fit."""
     left = [replace(each, free=max(0, each.free - drafter_bytes)) for each in devices]
-    try:
-        make_plan(model, None, None, options, left)
-    except FileError:
-        raise
-    except InputError as error:
-        return str(error)
-    return None
+    return make_plan(model, None, None, options, left)
 
 
 def planned_bytes(model: GgufFile, options: LoadOptions, devices: Sequence[Device]) -> int | None:

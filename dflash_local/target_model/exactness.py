@@ -105,7 +105,7 @@ def told_of_others(found: Exactness, target: Target, *, exact: bool) -> Exactnes
     """With what holds of other requests in this target's mode. `exact`: requests run one after the
     other, and use nothing of earlier ones but whole batches."""
     # Whether a row is computed from its own sequence alone.
-    own = target.rounds_alone and (exact or target.options.kv_type == "q8_0")
+    own = target.rounds_alone and (exact or target.options.kv_types == ("q8_0", "q8_0"))
     others = "other requests, before it and beside it, may change the last bits of an answer"
     if own and found.noise() == 0.0:  # at any width it is the same
         others = "other requests, before it and beside it, change nothing of an answer"

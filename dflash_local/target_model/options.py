@@ -11,8 +11,17 @@ from gguf import GGMLQuantizationType
 
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
-from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SNAPSHOT_ROWS, ContextOptions
-from dflash_local.fit.placement import usable_gpus
+from dflash_local.fit.options import (
+    LOAD_MODES,
+    MAX_IDS,
+    MAX_OUTPUT_ROWS,
+    ROPE_NUMBERS,
+    ROPE_SCALINGS,
+    SNAPSHOT_ROWS,
+    ContextOptions,
+)
+from dflash_local.fit.overrides import experts_of
+from dflash_local.fit.placement import named_devices, usable_gpus
 from dflash_local.llama import runtime, workers
 
 # isort: split
@@ -34,23 +43,26 @@ class TargetOptions(ContextOptions):
 
     `n_ctx` are cells of KV cache, shared by all `n_seq` sequences. `n_batch` is the most rows of
     one decode. A sequence may fork into `n_branches` while a draft tree is verified. Each branch
-    takes one of llama.cpp's sequence ids. `tapped_layers` are the layers whose inputs are kept as
+    takes one of llama.cpp's sequence ids. The experts of the first `n_cpu_moe` layers are in RAM.
+    `tapped_layers` are the layers whose inputs are kept as
     hidden states; they cannot be changed later. `way_back`: how a recurrent sequence takes rows
     back. `exact`: results do not depend on how busy the CPUs are, not even in their last bits.
     """
 
     n_ctx: int
     n_gpu_layers: int = 0
+    n_cpu_moe: int = 0
     tapped_layers: tuple[int, ...] = ()
     n_branches: int = 1
     way_back: WayBack = CELLS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.flash_attn and "q" in self.kv_type:
-            raise InputError(
-                f"kv_type {self.kv_type} needs flash attention; leave flash_attn on or take f16"
-            )
+        for kv_type in self.kv_types:
+            if not self.flash_attn and "q" in kv_type:
+                raise InputError(
+                    f"kv_type {kv_type} needs flash attention; leave flash_attn on or take f16"
+                )
         n_ids = self.n_seq * self.n_branches
         if not 1 <= n_ids <= MAX_IDS:
             raise InputError(
@@ -75,11 +87,23 @@ class TargetOptions(ContextOptions):
         llama.cpp can take."""
         params = api.llama_model_default_params()
         params.n_gpu_layers = _ALL_LAYERS if self.n_gpu_layers < 0 else self.n_gpu_layers
+        if self.override_kv:
+            runtime.override_keys(params, self.override_kv)
+        params.load_mode = LOAD_MODES.index(self.load_mode) - 1
+        overrides: list[tuple[str, int]] = []
         if self.n_gpu_layers == 0:
             # otherwise llama.cpp still puts the KV cache and large products on a GPU
             params.devices = ctypes.addressof(_NO_DEVICES)
         elif self.rpc:
-            _use_workers(params, self.rpc)
+            overrides += _use_workers(params, self.rpc, self.device)
+        elif self.device:
+            runtime.use_devices(params, map(runtime.device_pointer, self.device))
+        for pattern, device in self.override_tensor.items():
+            overrides.append((pattern, _device_pointer(device, self.rpc)))
+        if self.n_cpu_moe:
+            overrides.append((experts_of(self.n_cpu_moe), runtime.device_pointer(runtime.cpu())))
+        if overrides:
+            runtime.override_buffers(params, overrides)
         params.split_mode = _SPLIT_MODES[self.split_mode]
         params.main_gpu = self.main_gpu
         if self.tensor_split is not None:
@@ -109,7 +133,16 @@ class TargetOptions(ContextOptions):
             if self.flash_attn
             else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
-        params.type_k = params.type_v = int(GGMLQuantizationType[self.kv_type.upper()])
+        params.type_k, params.type_v = (
+            int(GGMLQuantizationType[name.upper()]) for name in self.kv_types
+        )
+        for name in ROPE_NUMBERS:
+            if (value := getattr(self, name)) is not None:
+                setattr(params, name, value)
+        if self.rope_scale is not None:
+            params.rope_freq_scale = 1 / self.rope_scale
+        if self.rope_scaling is not None:
+            params.rope_scaling_type = ROPE_SCALINGS.index(self.rope_scaling)
         params.kv_unified = True
         # A window that only keeps its last cells cannot be rolled back past them.
         params.swa_full = True
@@ -117,26 +150,27 @@ class TargetOptions(ContextOptions):
         return params
 
 
-class _Override(ctypes.Structure):
-    """`llama_model_tensor_buft_override` of llama.h."""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
-
-
-def _use_workers(params: Any, rpc: Sequence[str]) -> None:
-    """Let llama.cpp use the workers' devices before our own. The output head stays here, where the
-    logits are read and the drafter lives: with an override, llama.cpp makes no pipeline either,
-    which would take four times the memory to compute in."""
-    own = usable_gpus(runtime.devices())
+def _use_workers(params: Any, rpc: Sequence[str], names: Sequence[str]) -> list[tuple[str, int]]:
+    """Let llama.cpp use the workers' devices before our own. The overrides that are returned keep
+    the output head here, where the logits are read and the drafter lives: with an override,
+    llama.cpp makes no pipeline either, which would take four times the memory to compute in."""
+    own = usable_gpus(named_devices(runtime.devices(), names))
     handles = [*workers.remote_pointers(rpc), *(runtime.device_pointer(gpu.name) for gpu in own)]
-    home = own[-1].name if own else next(d.name for d in runtime.devices() if d.type == "cpu")
-    buffer_type = runtime.function(
-        "ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p
-    )(runtime.device_pointer(home))
+    home = own[-1].name if own else runtime.cpu()
     # A tied model's head is a second copy of its embedding, which is on the host in any case.
-    names = [b"^output"] if own else [b"^output", b"^token_embd"]
-    overrides = (_Override * (len(names) + 1))(*[_Override(name, buffer_type) for name in names])
-    devices = (ctypes.c_void_p * (len(handles) + 1))(*handles)
-    params.devices = ctypes.addressof(devices)
-    params.tensor_buft_overrides = ctypes.addressof(overrides)
-    params.kept = devices, overrides
+    names = ["^output"] if own else ["^output", "^token_embd"]
+    runtime.use_devices(params, handles)
+    return [(name, runtime.device_pointer(home)) for name in names]
+
+
+def _device_pointer(name: str, rpc: Sequence[str]) -> int:
+    """ggml's handle of a device of this machine or of a worker. Raises InputError."""
+    known = {device.name: runtime.device_pointer(device.name) for device in runtime.devices()}
+    if rpc:
+        remote = (device.name for device in workers.remote_devices(rpc))
+        known |= dict(zip(remote, workers.remote_pointers(rpc), strict=True))
+    if name not in known:
+        raise InputError(
+            f"override_tensor names the device {name!r}; expected one of {', '.join(known)}"
+        )
+    return known[name]

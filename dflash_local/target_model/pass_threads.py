@@ -61,7 +61,8 @@ def _whole_until(options: TargetOptions, n_ctx: int) -> float:
     Beyond, ggml splits the context of such a row among the threads, and its parts round by their
     number; it does from 512 cells on, which llama.cpp counts by 256. That matters only for exact
     results: in these caches a row rounds by the rows beside it, too."""
-    splits = options.flash_attn and options.kv_type in _SPLIT_TYPES and n_ctx > _FEW_CELLS
+    whole = any(kv_type in _SPLIT_TYPES for kv_type in options.kv_types)
+    splits = options.flash_attn and whole and n_ctx > _FEW_CELLS
     if not options.exact or not splits:
         return math.inf
     in_order = options.n_seq == options.n_branches == 1

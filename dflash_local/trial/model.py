@@ -11,9 +11,10 @@ import hashlib
 import importlib.util
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dflash_local import disk_cache
@@ -27,6 +28,8 @@ REINSTALL = (
     'CMAKE_ARGS="-DGGML_NATIVE=OFF" pip install --force-reinstall --no-cache-dir '
     "llama-cpp-python==0.3.36"
 )
+
+AS_USUAL: Mapping[str, Any] = MappingProxyType({})
 
 _FORMAT = 4
 _LIMIT_S = 300.0
@@ -55,6 +58,7 @@ def ensure_loadable(
     layers: tuple[int, ...],
     n_gpu_layers: int = 0,
     way_back: WayBack = CELLS,
+    how: Mapping[str, Any] = AS_USUAL,
     pooling: int | None = None,
     limit_s: float = _LIMIT_S,
     say: Callable[[str], None] = to_stderr,
@@ -65,19 +69,20 @@ def ensure_loadable(
     graph can have, which ends the process. Then half as many are tried.
 
     If there is a `draft`, llama.cpp must be able to read its header. With `pooling`, one of
-    `LLAMA_POOLING_TYPE_*`, the model is to make vectors of texts, and is tried at that. All this is
-    tried in a child process, unless a verdict is kept from before. The child gets `limit_s`
-    seconds, and more for large files; `say` gets a line where it takes long. Raises FileError if a
-    file is at fault, and BackendError if the build of llama.cpp is, or if memory or time did not
-    suffice.
+    `LLAMA_POOLING_TYPE_*`, the model is to make vectors of texts, and is tried at that. `how` is
+    `Setup.how_loaded`. All this is tried in a child process, unless a verdict is kept from before.
+    The child gets `limit_s` seconds, and more for large files; `say` gets a line where it takes
+    long. Raises FileError if a file is at fault, and BackendError if the build of llama.cpp is, or
+    if memory or time did not suffice.
     """
     while True:
-        wanted = {
+        wanted: dict[str, Any] = {
             "layers": list(layers),
             "n_gpu_layers": n_gpu_layers,
             "way_back": asdict(way_back),
             **({} if pooling is None else {"pooling": pooling}),
         }
+        wanted |= how
         verdict = _verdict(target, draft, wanted, limit_s, say)
         n_snapshots = way_back.by("snapshots")
         if not (n_snapshots and verdict.lasting and verdict.stage in _AFTER_LOAD):

@@ -15,7 +15,7 @@ _N_CTX = 128
 
 def main(request: dict[str, Any]) -> None:
     """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, way_back (kind
-    and rows), and for a model of vectors `pooling`."""
+    and rows), for a model of vectors `pooling`, and what else `Setup.how_loaded` says."""
     die_quietly()
     try:
         _stages(request)
@@ -84,6 +84,15 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     params.n_gpu_layers = n_gpu_layers
     # rearranged weights would be a copy in memory; `wrong_product` has tried the products
     params.use_extra_bufts = False
+    if keys := request.get("override_kv"):
+        runtime.override_keys(params, keys)
+    if names := [name for name in request.get("device", ()) if name != "none"]:
+        runtime.use_devices(params, map(runtime.device_pointer, names))
+    if overrides := request.get("overrides"):
+        handles = [(p, runtime.device_pointer(name)) for p, name in overrides.items()]
+        runtime.override_buffers(params, handles)
+    if split := request.get("tensor_split"):
+        params.tensor_split = (ctypes.c_float * llama_cpp.llama_max_devices())(*split)
     model = loaded(path, params)
     say(stage="context")
     runtime.clear_log()

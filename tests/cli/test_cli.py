@@ -29,6 +29,7 @@ LARGE = {
     *("ssl", "starlette", "tabulate", "torch", "urllib.request", "uvicorn", "wcwidth", "yaml"),
 }
 PROMPT = "def fib(n):"
+LONG = "\n\n".join(f"def add_{n}(a, b):\n    return a + b + {n}" for n in range(20))
 TARGET, DRAFTER = map(str, demo.pair())
 
 
@@ -230,7 +231,7 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
         (("run", "nosuchmodel", "Hello"), "`dflash-local list` has the names"),
         (("run", "qwen3-8b"), "standard input is empty, so there is no prompt"),
         (("run", "qwen3-8b"), "`dflash-local pull qwen3-8b` only fetches"),
-        (("chat", "--n-cpu-moe", "3", "Hello"), "Did you mean --gpu-layers?"),
+        (("chat", "--draft-max", "8", "Hello"), "Did you mean --draft-width?"),
         (("serve", "--host", "nota.host.invalid"), "is no address of this machine"),
         (("config", "--edit"), "needs a terminal"),
     ],
@@ -269,6 +270,65 @@ def test_plain_decoding_without_a_drafter(greedy: dict[str, Any]) -> None:
     assert "without a drafter" in done.stderr
     assert answer["tokens"] == greedy["tokens"][:16]
     assert answer["stats"]["drafted"] == 0 and answer["exactness"] is None
+
+
+def test_llama_server_s_names_of_options_are_known(greedy: dict[str, Any]) -> None:
+    files = ("-m", TARGET, "-md", DRAFTER, "-c", "1024", "-ngl", "0", "-t", "1")
+    cache = ("-ctk", "q8_0", "-ctv", "f16", "-b", "256", "-ub", "128", "-s", "3")
+    done = run_here("complete", *files, *cache, "--n-predict", "8", "--json", PROMPT)
+    assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
+    assert "1024 tokens, q8_0 and f16 KV cache" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["none", "mlock", "mmap+mlock"])
+def test_the_file_may_be_read_into_memory(mode: str, greedy: dict[str, Any]) -> None:
+    done = run_here("complete", "--load-mode", mode, "-dev", "none", "-n", "8", "--json", PROMPT)
+    assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
+
+
+def test_positions_may_be_stretched(greedy: dict[str, Any]) -> None:
+    """As llama.cpp does by the keys of the file; the drafts stay the answer's own."""
+    keys = {"rope.scaling.type": "str:linear", "rope.scaling.factor": "float:16"}
+    by_keys = ",".join(f"qwen3.{key}={value}" for key, value in keys.items())
+    linear = ("--rope-scaling", "linear", "--rope-scale", "16", "--ctx", "8192")
+    yarn = ("--rope-scaling", "yarn", "--rope-scale", "16", "--yarn-orig-ctx", "64")
+    tokens = {}
+    for name, options in (
+        *(
+            ("plain", ()),
+            ("options", linear),
+            ("yarn", yarn),
+            ("keys", ("--override-kv", by_keys, "--ctx", "8192")),
+        ),
+        *(("drafted", (*linear, "--draft-width", "8")), ("base", ("--rope-freq-base", "500"))),
+    ):
+        done = run_here("complete", "--kv-type", "q8_0", *options, "-n", "24", "--json", LONG)
+        tokens[name] = json.loads(done.stdout)["tokens"]
+        assert ("trained on 4096 tokens, fewer than 8192" in done.stderr) == ("8192" in options)
+    assert tokens["options"] == tokens["keys"] == tokens["drafted"]
+    assert len(set(map(tuple, tokens.values()))) == 4
+
+
+def test_devices_are_listed_without_a_model() -> None:
+    done = run_here("chat", "--list-devices")
+    assert done.returncode == 0 and done.stdout.startswith("CPU: ")
+
+
+def test_other_keys_of_a_file_are_planned_with() -> None:
+    done = run_here("complete", "--override-kv", "qwen3.context_length=int:512", "-n", "1", PROMPT)
+    assert "context: 512 tokens" in done.stderr
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    done = run_here("complete", "-ot", "exps=TPU", PROMPT)
+    told = "error: --override-tensor names the device 'TPU'; expected one of CPU\n"
+    assert told in done.stderr and done.returncode == 2
+
+
+def test_a_pattern_of_tensors_may_have_commas(greedy: dict[str, Any]) -> None:
+    moved = ("-cmoe", "-ncmoe", "3", "--override-tensor", r"blk\.\d{1,2}\.attn=CPU,ffn=CPU")
+    done = run_here("complete", *moved, "--json", "-n", "8", PROMPT)
+    assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
 
 
 @pytest.mark.parametrize("more", [(), ("--draft", "copies")])
@@ -392,6 +452,14 @@ def test_closed_streams_mix_nothing_up(closed: str, greedy: dict[str, Any]) -> N
         (["--threads", "0", PROMPT], "--threads"),
         (["--threads", "100000000", PROMPT], "--threads"),
         (["--kv-type", "q3", PROMPT], "q8_0"),
+        (["-ncmoe", "-1", PROMPT], "--n-cpu-moe"),
+        (["--rope-scaling", "ntk", PROMPT], "yarn"),
+        (["--rope-scale", "0", PROMPT], "--rope-scale"),
+        (["--yarn-ext-factor", "nan", PROMPT], "--yarn-ext-factor"),
+        (["--override-kv", "qwen3.context_length=8", PROMPT], "KEY=TYPE:VALUE"),
+        (["--override-kv", "a=bool:maybe", PROMPT], "KEY=TYPE:VALUE"),
+        (["-ot", "exps", PROMPT], "exps is not REGEX=DEVICE"),
+        (["-ot", "exps=CPU,(=CPU", PROMPT], "'('"),
         (["--tensor-split", "1,-1", PROMPT], "1,-1"),
         (["--logit-bias", "seven", PROMPT], "seven"),
         (["--logit-bias", "7=nan", PROMPT], "7=nan"),

@@ -99,7 +99,7 @@ def test_graphs_are_recorded_once_and_played(target: Target) -> None:
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_a_row_has_the_same_bits_beside_any_others(kv_type: str) -> None:
     path = demo.pair()[0]
-    few_rows = open_few_rows([GgufFile.open(path)], print, kv_type=kv_type, exact=True)
+    few_rows = open_few_rows([GgufFile.open(path)], print, kv_types=(kv_type, kv_type), exact=True)
     options = TargetOptions(n_ctx=512, n_gpu_layers=-1, kv_type=kv_type)
     with Target(path, options, few_rows=few_rows) as loaded:
         assert few_rows is not None and few_rows.native.reason == ""

@@ -116,8 +116,8 @@ def test_experts_of_a_mixture(tmp_path: Path) -> None:
 
 def test_heads_of_the_shipped_target() -> None:
     file = GgufFile.open(demo.pair()[0])
-    assert kernels.heads_of(file, "f16") == {kernels.Heads(1, 1, 64, 8, 2)}
-    assert kernels.heads_of(file, "q4_0") == set()
+    assert kernels.heads_of(file, "f16", "f16") == {kernels.Heads(1, 1, 64, 8, 2)}
+    assert kernels.heads_of(file, "q4_0", "q4_0") == set()
 
 
 def test_two_types_in_one_kernel(compiler: Compiler) -> None:

@@ -18,6 +18,7 @@ from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint
 from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
@@ -316,6 +317,8 @@ def test_what_cannot_fit_is_refused_with_the_numbers(devices, wanted, words):
         {"n_seq": 0},
         {"n_batch": 0},
         {"kv_type": "q3_k"},
+        {"cache_type_k": "q3_k"},
+        {"cache_type_v": "k"},
         {"kv_type": "q8_0", "flash_attn": False},
         {"split_mode": "both"},
         {"main_gpu": 1},
@@ -379,16 +382,24 @@ def logged_mib(pattern: str) -> float:
     return sum(float(match[1]) for match in found if match)
 
 
-@pytest.mark.parametrize(("n_ctx", "kv_type"), [(1000, "f16"), (4096, "q8_0")])
-def test_the_shipped_pair_takes_what_was_planned(n_ctx, kv_type):
+@pytest.mark.parametrize(
+    ("n_ctx", "n_batch", "kv"),
+    [
+        (1000, 512, {}),
+        (4096, 512, {"kv_type": "q8_0"}),
+        (4096, 2048, {"cache_type_k": "q8_0"}),
+        (4096, 512, {"kv_type": "q5_0", "cache_type_v": "f32"}),
+    ],
+)
+def test_the_shipped_pair_takes_what_was_planned(n_ctx, n_batch, kv):
     file, drafter, spec = shipped()
-    options = LoadOptions(n_ctx=n_ctx, kv_type=kv_type, n_seq=2)
+    options = LoadOptions(n_ctx=n_ctx, n_seq=2, n_batch=n_batch, **kv)
     found = make_plan(file, drafter, spec, options, [host(8, 16)])
     taken = Footprint(file, None, None, options)
     expected = max(taken.compute_blocks(n_ctx), taken.compute_head(n_ctx))
     runtime.init()
     runtime.clear_log()
-    options = TargetOptions(n_ctx=found.n_ctx, kv_type=kv_type, n_seq=2, n_threads=1)
+    options = TargetOptions(n_ctx=found.n_ctx, n_seq=2, n_threads=1, n_batch=n_batch, **kv)
     opened = Target(file.path, options)
     try:
         assert logged_mib("KV buffer size") == pytest.approx(found.kv_bytes / MIB, abs=0.01)
@@ -500,3 +511,125 @@ def test_layers_go_to_workers_and_the_head_stays_here():
     beside = plan(remote(24, 1), gpu(6, 0), host())
     assert beside.gpus[0].drafter == 0 < beside.gpus[-1].drafter
     assert beside.gpus[-1].layers >= 1
+
+
+def mixture() -> GgufFile:
+    """The tensors of gpt-oss-120b, as it is published."""
+    shapes = blocks(36, 2880, 2880, 4096, 512, "BF16")
+    for i in range(36):
+        for part in ("gate", "up", "down"):
+            del shapes[f"blk.{i}.ffn_{part}.weight"]
+            shapes[f"blk.{i}.ffn_{part}_exps.weight"] = ("MXFP4", (2880, 2880, 128))
+    embeddings = {name: ("BF16", (2880, 201088)) for name in ("token_embd.weight", "output.weight")}
+    keys = {"expert_count": 128, "expert_used_count": 4, "expert_feed_forward_length": 2880}
+    shape = SHAPE | {"embedding_length": 2880, "context_length": 131072, "block_count": 36} | keys
+    return model("gpt-oss-120b.gguf", "gpt-oss", {**embeddings, **shapes}, **shape)
+
+
+MIXTURE = mixture()
+EXPERTS_OF_A_LAYER = 3 * 2880 * 2880 * 128 // 32 * 17
+
+
+def mixture_plan(*devices: Device, **wanted: Any) -> Plan:
+    return make_plan(MIXTURE, None, None, LoadOptions(**wanted), devices)
+
+
+@pytest.mark.parametrize("size", [8, 12, 24, 48])
+def test_just_so_many_layers_experts_are_in_ram_as_are_needed(size):
+    found = mixture_plan(gpu(size), host(80, 96))
+    assert (found.n_gpu_layers, found.n_ctx) == (37, 32768) and fits(found)
+    assert 0 < found.n_cpu_moe <= 36
+    assert found.experts_bytes == found.n_cpu_moe * EXPERTS_OF_A_LAYER
+    told = f"experts of {found.experts_bytes / GIB:.1f} GiB in RAM"
+    assert told in found.lines()[0] and "stay in RAM" in found.notes[0]
+    with pytest.raises(InputError, match="CUDA0 needs"):
+        mixture_plan(
+            *(gpu(size), host(80, 96)), n_ctx=32768, n_gpu_layers=37, n_cpu_moe=found.n_cpu_moe - 1
+        )
+
+
+def test_a_mixture_that_fits_keeps_its_experts_on_the_gpu():
+    found = mixture_plan(gpu(80), host(80, 96))
+    assert (found.n_cpu_moe, found.experts_bytes, found.notes) == (0, 0, ())
+
+
+def test_a_gpu_too_small_for_all_but_the_experts_gets_fewer_layers():
+    found = mixture_plan(gpu(4), host(80, 96))
+    assert 0 < found.n_gpu_layers < 37 and found.n_cpu_moe == 36 and fits(found)
+
+
+def test_what_experts_take_leaves_the_gpu_for_the_host():
+    gpu_only, moved, all_moved = (
+        mixture_plan(gpu(80), host(80, 96), n_ctx=4096, **how)
+        for how in ({"n_cpu_moe": 0}, {"n_cpu_moe": 18}, {"cpu_moe": True})
+    )
+    for found, n in ((moved, 18), (all_moved, 36)):
+        bytes_moved = n * EXPERTS_OF_A_LAYER
+        assert gpu_only.gpus[0].weights - found.gpus[0].weights == bytes_moved
+        assert found.host.weights - gpu_only.host.weights == bytes_moved
+        assert not found.notes
+
+
+def test_overrides_count_where_they_lie_and_come_before_the_experts():
+    by_name = mixture_plan(
+        *(gpu(80), host(80, 96)),
+        n_ctx=4096,
+        override_tensor={r"blk\.(0|1)\.ffn_up_exps": "CPU", r"nothing": "CPU"},
+    )
+    assert by_name.host.weights == 2 * EXPERTS_OF_A_LAYER // 3
+    assert "no tensor of the target has a name like nothing" in by_name.notes[0]
+    back = mixture_plan(
+        *(gpu(80), host(80, 96)), n_ctx=4096, cpu_moe=True, override_tensor={"blk": "CUDA0"}
+    )
+    assert back.host.weights == 0 and back.experts_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"override_tensor": {"ffn": "CUDA7"}}, "'CUDA7'; expected one of CPU, CUDA0"),
+        ({"override_tensor": {"ffn": "CUDA0"}, "n_gpu_layers": 0}, "expected one of CPU$"),
+        ({"override_tensor": {"(": "CPU"}}, "unterminated"),
+        ({"override_tensor": {"(?<=a)b": "CPU"}}, "knows no group"),
+        ({"override_tensor": "ffn=CPU"}, "expected patterns"),
+        ({"n_cpu_moe": -1}, "n_cpu_moe is -1"),
+    ],
+)
+def test_a_bad_override_is_one_line(wanted, words):
+    with pytest.raises(InputError, match=words):
+        mixture_plan(gpu(80), host(80, 96), **wanted)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(3, 40), min_size=1, max_size=3), st.floats(0, 20))
+def test_more_gpu_memory_never_moves_more_experts(sizes, more):
+    small, large = (
+        mixture_plan(*(gpu(size + n, i) for i, size in enumerate(sizes)), host(80, 96), n_ctx=8192)
+        for n in (0, more)
+    )
+    assert fits(small) and fits(large)
+    assert (large.n_gpu_layers, -large.n_cpu_moe) >= (small.n_gpu_layers, -small.n_cpu_moe)
+
+
+def test_over_workers_whole_layers_stay_here():
+    """The network would be waited for at each layer whose experts are elsewhere."""
+    found = mixture_plan(remote(24, 1), host(80, 96))
+    assert found.n_cpu_moe == 0 < found.n_gpu_layers < 37
+    assert mixture_plan(remote(80, 1), host(80, 96), n_cpu_moe=10).experts_bytes > 0
+
+
+def test_what_is_not_mapped_is_held():
+    mapped, read = (plan(host(), n_ctx=4096, load_mode=mode) for mode in ("mmap", "none"))
+    assert mapped.mapped_bytes > 0 == read.mapped_bytes
+    assert read.host.needed - mapped.host.needed == mapped.mapped_bytes
+
+
+def test_gpus_are_used_as_they_are_named():
+    two = [gpu(24, 0), gpu(8, 1), remote(8, 2), host()]
+    found = [d.name for d in named_devices(two, ["CUDA1", "CUDA0"])]
+    assert found == ["RPC 192.168.1.2:50052", "CPU", "CUDA1", "CUDA0"]
+    assert [d.name for d in named_devices([gpu(24), host()], ["none"])] == ["CPU"]
+    assert named_devices(two, ()) == two
+    for wrong in (["CUDA7"], ["CPU"], "CUDA0"):
+        with pytest.raises(InputError, match="expected names of a list, of CUDA0, CUDA1, none"):
+            named_devices(two, wrong)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dflash_local import demo
@@ -9,7 +11,10 @@ from dflash_local.errors import FileError, InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
-from dflash_local.pairs.memory import check_memory, planned_bytes, why_too_large
+from dflash_local.pairs.listing import rows
+from dflash_local.pairs.memory import check_memory, planned_bytes, which_fit
+from lab.shapes.writer import write_pair
+from mini_shapes import EXPERTS
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -28,7 +33,7 @@ def test_the_quantisations_that_fit_are_named(target: GgufFile) -> None:
     options = LoadOptions(n_ctx=2048)
     assert planned_bytes(target, options, machine(32 * GIB))
     scarce = next(
-        mib for mib in range(1024, 0, -2) if why_too_large(target, 0, options, machine(mib * MIB))
+        mib for mib in range(1024, 0, -2) if not planned_bytes(target, options, machine(mib * MIB))
     )
     others = {"BF16": 2 * target.n_bytes, "Q4_K_M": target.n_bytes // 2, "Q2_K": 8 * MIB}
     check_memory(target, 0, options, machine(32 * GIB), others)
@@ -50,3 +55,23 @@ def test_what_is_no_target_is_refused() -> None:
     with pytest.raises(FileError, match="drafter"):
         drafter = GgufFile.open(demo.pair()[1])
         check_memory(drafter, 0, LoadOptions(), machine(GIB), {})
+
+
+def test_the_list_says_which_mixtures_fit_with_experts_in_ram() -> None:
+    devices = [*machine(64 * GIB), Device("CUDA0", "", "gpu", 16 * GIB, 16 * GIB)]
+    found = {row.stock.entry.name: row.place for row in rows(devices)}
+    assert found["qwen3-coder-30b-a3b"] == "experts" and found["qwen3-8b"] == "gpu"
+    assert {row.place for row in rows(machine(64 * GIB))} <= {"cpu", "no", None}
+
+
+def test_a_plan_tells_the_experts_in_ram(tmp_path: Path) -> None:
+    path, _ = write_pair(EXPERTS, "Q8_0", tmp_path)
+    file, options = GgufFile.open(path), LoadOptions(n_ctx=2048)
+
+    def in_ram(mib: int) -> int:
+        gpu = Device("CUDA0", "", "gpu", mib * MIB, 8 * GIB)
+        fitting = which_fit(file, 0, options, [*machine(4 * GIB), gpu], {"Q8_0": file.n_bytes})
+        return fitting["Q8_0"].experts_bytes
+
+    found = [in_ram(mib) for mib in range(700, 520, -4)]
+    assert found[0] == 0 < max(found) < file.n_bytes

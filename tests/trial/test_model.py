@@ -56,6 +56,13 @@ def test_the_shipped_pair_loads_and_the_verdict_is_kept(
         ensure_loadable(TARGET, DRAFTER, layers=(1,))
 
 
+def test_a_trial_puts_tensors_where_the_load_will(own_cache: Path) -> None:
+    moved = {"overrides": {"ffn_up": "CPU"}, "tensor_split": (3.0, 1.0)}
+    ensure_loadable(TARGET, None, layers=TAPS, n_gpu_layers=1, how=moved)
+    ensure_loadable(TARGET, None, layers=TAPS, n_gpu_layers=1)
+    assert len(verdicts(own_cache)) == 2
+
+
 # each passes our own reader; the first three end in an assertion of llama.cpp
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class Environment:
             target=model.target.path.name,
             drafter=model.plan.drafter_name if model.plan else None,
             n_ctx=model.n_ctx,
-            kv_type=options.kv_type,
+            kv_type=" and ".join(dict.fromkeys(options.kv_types)),
             n_gpu_layers=options.n_gpu_layers,
             block_size=drafter.block_size if drafter else 0,
         )

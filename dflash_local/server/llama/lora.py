@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 
 from dflash_local.gguf.adapter import scaled_files
+from dflash_local.model import Model
 from dflash_local.options import lora_of
 from dflash_local.server.answering.api_answer import pool_of
 from dflash_local.server.answering.bounds import LoraScales, lora_scales
@@ -38,7 +39,7 @@ async def set_lora_adapters(
     scales = lora_of({"lora": lora_scales(body)}, [scale for _, scale in adapters])
     lora = [(path, scale) for (path, _), scale in zip(adapters, scales, strict=True)]
     served.source = replace(served.source, options={**served.source.options, "lora": lora})
-    if served.model is not None:
+    if isinstance(served.model, Model):
         served.model.lora = scales
     return {"success": True}
 

@@ -37,8 +37,8 @@ def first_to_evict(loaded: Iterable[ServedModel]) -> ServedModel:
     return min(loaded, key=lambda served: (bool(served.running), served.last_used))
 
 
-def _value(plan: Plan) -> tuple[int, int, bool]:
-    return plan.n_gpu_layers, plan.n_ctx, not plan.reads_disk
+def _value(plan: Plan) -> tuple[int, int, int, bool]:
+    return plan.n_gpu_layers, -plan.n_cpu_moe, plan.n_ctx, not plan.reads_disk
 
 
 def without(devices: Sequence[Device], loaded: Sequence[Plan]) -> list[Device]:

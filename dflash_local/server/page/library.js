@@ -3,8 +3,13 @@
 import { ServerError, get, lines, send } from "./chat_stream.js";
 import { button, make } from "./elements.js";
 
-const FITS = { gpu: "fits the GPU", cpu: "fits the memory, on the CPU", no: "too large" };
-const ORDER = { gpu: 0, cpu: 1 };
+const FITS = {
+  gpu: "fits the GPU",
+  experts: "fits with experts in RAM",
+  cpu: "fits the memory, on the CPU",
+  no: "too large",
+};
+const ORDER = { gpu: 0, experts: 1, cpu: 2 };
 
 export class Library {
   /** `parts` are the page's elements. `served` gives the names of the models that are served, `use`
@@ -40,7 +45,7 @@ export class Library {
     const isHere = (model) => model.store || Object.keys(model.here).length > 0;
     const rank = (model) => {
       if (isHere(model)) return -2;
-      return model.name === best?.name ? -1 : (ORDER[model.fits] ?? 2);
+      return model.name === best?.name ? -1 : (ORDER[model.fits] ?? 3);
     };
     const shown = [...others, ...models]
       .filter((model) => words.length || !model.is_further)

@@ -1,0 +1,171 @@
+"""Mixtures whose experts lie elsewhere than their layers: drafted answers are the plain ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dflash_local
+from dflash_local import Model, Result
+from dflash_local.draft.fused_drafter import FusedDrafter
+from dflash_local.engine.engine import Engine
+from dflash_local.errors import InputError
+from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.plan import make_plan
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile
+from dflash_local.llama import runtime
+from dflash_local.llama.runtime import Device
+from dflash_local.llama.workers import remote_devices
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
+from gap_rule import equal_by_gap_rule, noise_of_row
+from lab.shapes.writer import write_pair
+from mini_shapes import EXPERTS, GPT_OSS
+from pair_engine import answer
+from rpc_workers import WorkerProcess, worker_processes
+
+EXACT = {"n_ctx": 1024, "kv_type": "q8_0", "n_threads": 1, "draft_shape": "chain", "quiet": True}
+MIB = 1 << 20
+HALF = EXPERTS.n_layer // 2
+WIDTH = 8
+PROMPTS = ("a b a b", "def add(a, b):", "1 2 3 4 5 6 7 8")
+
+
+@pytest.fixture(scope="module", params=[EXPERTS, GPT_OSS], ids=lambda shape: shape.name)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A random mixture and its drafter, in Q8_0: equal to the bit on CPUs."""
+    return list(write_pair(request.param, "Q8_0", tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[WorkerProcess]:
+    with worker_processes(1) as found:
+        yield found[0]
+
+
+def answers(model: Model, width: int) -> list[Result]:
+    """Greedy and seeded."""
+    return [
+        model.generate(prompt, max_tokens=24, temperature=0.8 * (i % 2), seed=i, draft_width=width)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+
+
+def plain(pair: list[Path]) -> list[list[int]]:
+    """What the mixture says with nothing moved and nothing drafted."""
+    with dflash_local.load(*pair, n_gpu_layers=0, **EXACT) as model:  # type: ignore[arg-type]
+        return [each.tokens for each in answers(model, 0)]
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [{"n_cpu_moe": HALF}, {"cpu_moe": True}, {"override_tensor": {"ffn_down_exps": "CPU"}}],
+    ids=str,
+)
+def test_half_of_the_experts_in_ram_and_drafts_equal_plain_decoding(
+    pair: list[Path], moved: dict[str, object]
+) -> None:
+    with dflash_local.load(*pair, n_gpu_layers=0, **EXACT, **moved) as model:  # type: ignore[arg-type]
+        found = answers(model, WIDTH)
+    assert [each.tokens for each in found] == plain(pair)
+    assert sum(each.stats.drafted for each in found) > 50
+
+
+def assert_drafted_as_plain(pair: list[Path], worker: WorkerProcess, **moved: Any) -> str:
+    """Fail unless drafts over a worker change nothing, by the gap rule: routers on it are products
+    in F32. Returns what llama.cpp logged of the load."""
+    spec = read_drafter(GgufFile.open(pair[1]))
+    taps = {"tapped_layers": spec.target_layers, "n_gpu_layers": EXPERTS.n_layer + 1}
+    options = TargetOptions(
+        n_ctx=512, kv_type="q8_0", n_threads=1, rpc=[worker.name], **taps, **moved
+    )
+    remote_devices([worker.name])
+    with Target(pair[0], options) as target:
+        log = "\n".join(runtime._log.lines())
+        engine = Engine(target, FusedDrafter(pair[1], target, spec, n_seq=1, n_ctx=512))
+        n_drafted = 0
+        for seed in range(3):
+            prompt = np.random.default_rng(seed).integers(0, EXPERTS.n_vocab, 40).tolist()
+            plain = answer(engine, prompt, 0, 24, logprobs=2)
+            engine.slots.forget_all()
+            drafted = answer(engine, prompt, WIDTH, 24)
+            engine.slots.forget_all()
+            n_drafted += drafted.stats.drafted
+            equal_by_gap_rule(
+                plain.tokens,
+                plain.logprobs,
+                drafted.tokens,
+                0.0,
+                lambda at, p=prompt, t=plain.tokens: noise_of_row(target, p, t, at, (WIDTH, 3, 16)),
+            )
+    assert n_drafted > 50
+    return log
+
+
+def held_mib(log: str) -> float:
+    """What a worker has of the weights, as llama.cpp says."""
+    return float(re.findall(r"RPC.* model buffer size = +([\d.]+) MiB", log)[-1])
+
+
+@pytest.fixture
+def whole_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "clear_log", lambda: None)
+
+
+@pytest.mark.usefixtures("whole_log")
+@pytest.mark.parametrize("n", [HALF, EXPERTS.n_layer])
+def test_layers_on_a_worker_with_experts_here(
+    pair: list[Path], worker: WorkerProcess, n: int
+) -> None:
+    """It also takes what was planned, to the byte."""
+    said: list[str] = []
+    options = {**EXACT, "rpc": [worker.name], "n_cpu_moe": n, "say": said.append}
+    with dflash_local.load(*pair, **options) as model:  # type: ignore[arg-type]
+        plan = model.plan
+        assert model.generate("a b", max_tokens=8, draft_width=WIDTH).tokens
+    assert plan is not None and plan.gpus[0].layers == EXPERTS.n_layer + 1
+    assert plan.experts_bytes and any("in RAM" in line for line in said)
+    log = assert_drafted_as_plain(pair, worker, n_cpu_moe=n)
+    assert held_mib(log) == pytest.approx(plan.gpus[0].weights / MIB, abs=0.01)
+
+
+@pytest.mark.usefixtures("whole_log")
+def test_the_plan_s_own_choice_is_loaded_as_counted(
+    pair: list[Path], worker: WorkerProcess
+) -> None:
+    """A worker stands in for a GPU that is too small: all layers on it, some experts here."""
+    files = GgufFile.open(pair[0]), None, None
+    options = LoadOptions(n_ctx=512, kv_type="q8_0")
+    whole = make_plan(*files, options, [small_gpu(8000), *runtime.devices()])
+    assert whole.n_cpu_moe == 0
+    wanted = whole.gpus[0].needed - 4 * MIB
+    margin = 512 * MIB
+    chosen = make_plan(*files, options, [small_gpu((wanted + margin) / MIB), *runtime.devices()])
+    assert 0 < chosen.n_cpu_moe < EXPERTS.n_layer == chosen.n_gpu_layers - 1
+    held = held_mib(assert_drafted_as_plain(pair, worker, n_cpu_moe=chosen.n_cpu_moe))
+    head = GgufFile.open(pair[0]).tensors
+    at_home = sum(t.n_bytes for name, t in head.items() if name.startswith("output"))
+    assert held * MIB + at_home + chosen.gpus[0].kv + chosen.gpus[0].compute <= wanted + MIB / 10
+
+
+def small_gpu(mib: float) -> Device:
+    return Device("GPU0", "", "gpu", int(mib * MIB), 8000 * MIB)
+
+
+def test_patterns_may_name_a_worker_and_the_head_stays_here(
+    pair: list[Path], worker: WorkerProcess
+) -> None:
+    named = f"RPC {worker.name}"
+    overrides = {"ffn_(up|gate)_exps": "CPU", "ffn_down_exps|output": named}
+    assert_drafted_as_plain(pair, worker, override_tensor=overrides)
+
+
+def test_a_device_that_is_not_there_is_one_line(pair: list[Path]) -> None:
+    with pytest.raises(InputError, match="names the device 'GPU7'; expected one of CPU"):
+        dflash_local.load(*pair, override_tensor={"exps": "GPU7"}, **EXACT)  # type: ignore[arg-type]
