@@ -347,11 +347,9 @@ def _at_once(
 ) -> list[ModelSource]:
     """The model of --target, and those of --embedding-model, which have the --pooling then."""
     given = values["embedding_models"]
-    first = _single({**values, "pooling": None} if given else values, say, recorder)
-    # --ctx and --alias are those of the target.
+    # --ctx and --draft-width are the target's.
     theirs = {**values, "n_ctx": None, "draft_width": None}
     models = [NamedModel(_usual_name(each), each, NONE) for each in given]
-    check_names([NamedModel(first.name, first.target), *models])
     sources = [_source(model, theirs, say, recorder) for model in models]
     for source in sources:
         if source.use == "chat":
@@ -359,6 +357,8 @@ def _at_once(
                 f"--embedding-model {source.name} writes text: give an embedding model, or add "
                 "--pooling last"
             )
+    first = _single({**values, "pooling": None} if given else values, say, recorder)
+    check_names([NamedModel(first.name, first.target), *models])
     return [first, *sources]
 
 

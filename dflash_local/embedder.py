@@ -210,20 +210,16 @@ class Embedder:
     def tokens(self, text: Text, *, truncate: bool = False) -> list[int]:
         """Token ids of a text, with those that the model wants around it. Raises as `embed`."""
         pieces = [text] if isinstance(text, str) else list(text)
-        found: list[int] = []
-        start, end = self.vocabulary.edges()
-        if pieces and isinstance(pieces[0], str):
-            found += start
+        begins = bool(pieces) and isinstance(pieces[0], str)
+        start, end = self.vocabulary.edges() if begins else ([], [])
+        found = [*start]
         for piece in pieces:
             if isinstance(piece, str):
                 found += self._text_tokens(piece, truncate)
             else:
                 self.vocabulary.piece(piece)  # refuses what is no token
                 found.append(piece)
-        if pieces and isinstance(pieces[0], str):
-            found += end
-        else:
-            end = []
+        found += end
         if truncate and len(found) > self.n_ctx:
             found = found[: self.n_ctx - len(end)] + end
         return self._checked(found)

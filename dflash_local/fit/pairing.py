@@ -9,6 +9,7 @@ from typing import Any
 
 from dflash_local.errors import InputError, PairError
 from dflash_local.fit.architectures import (
+    EMBEDDING_ARCHITECTURES,
     NOT_GENERATIVE_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
     way_back,
@@ -85,9 +86,10 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
             "draft model, and the model that it was trained for as the target"
         )
     if architecture in NOT_GENERATIVE_ARCHITECTURES and architecture not in takes:
+        known = architecture in EMBEDDING_ARCHITECTURES
         file.fail(
             f"general.architecture is {architecture!r}, expected a language model that writes text "
-            "from left to right"
+            "from left to right" + "; `dflash-local serve` serves embedding models" * known
         )
     kind = file.optional("general.type", str, "model")
     if kind != "model":

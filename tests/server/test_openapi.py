@@ -15,6 +15,7 @@ import pytest
 from dflash_local.server.app import create_app
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.pool import ModelPool
+from embedding_models import write_bert
 from server_process import EXACT, ServerProcess, serving
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
@@ -31,9 +32,15 @@ SHORT = 4  # tokens
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[ServerProcess]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("embedders")
+    files = (
+        write_bert(folder / "bert.gguf"),
+        write_bert(folder / "ranker.gguf", pooling=4, classifier=True),
+    )
+    both = [word for file in files for word in ("--embedding-model", str(file))]
     # The context is what bounds answers that ask for no end.
-    with serving(*EXACT, "--parallel", "2", "--ctx", "256") as running:
+    with serving(*EXACT, "--parallel", "2", "--ctx", "256", *both) as running:
         yield running
 
 
@@ -128,6 +135,9 @@ def test_every_route_is_described(client: httpx.Client) -> None:
         "/v1/responses",
         "/v1/messages",
         "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/api/embed",
         "/api/chat",
         "/api/generate",
         "/api/show",
