@@ -35,6 +35,7 @@ from .values import (
     host_name,
     idle_time,
     number,
+    url_prefix,
     web_origin,
     whole,
 )
@@ -87,7 +88,8 @@ LISTENING = (
         type=host_name,
         metavar="ADDRESS",
         default="127.0.0.1",
-        help="Address to listen on. One that other machines can reach needs a key.",
+        help="Address to listen on; a path that ends with .sock is a UNIX socket. An address that "
+        "other machines can reach needs a key.",
     ),
     Option(
         "--port",
@@ -95,6 +97,14 @@ LISTENING = (
         default=8080,
         help="Port to listen on, llama-server's by default; 0 takes a free one.",
     ),
+    Option(
+        "--api-prefix",
+        type=url_prefix,
+        metavar="/PREFIX",
+        help="What all paths begin with, for a proxy that serves more than this.",
+    ),
+    Option("--ssl-key-file", type=READABLE, help="A PEM file with the private key for HTTPS."),
+    Option("--ssl-cert-file", type=READABLE, help="A PEM file with the certificate for HTTPS."),
 )
 
 ACCESS = (
