@@ -165,6 +165,8 @@ TARGET_HELP = (
 TARGET = Option(
     "-m",
     "--target",
+    "-hf",
+    "--hf-repo",
     type=WholeText(),
     metavar="MODEL",
     help=f"{TARGET_HELP} Without it, a tiny shipped pair is used.",

@@ -163,6 +163,13 @@ SHOWN = (
     Option("--metrics/--no-metrics", default=True, help="Give figures for Prometheus at /metrics."),
     Option("--page/--no-page", default=True, help="Serve the page to chat."),
     Option(
+        "--reasoning-format",
+        type=click.Choice(["auto", "none", "deepseek"]),
+        default="auto",
+        help="Where OpenAI's chats have thoughts: none leaves them in the content, with their "
+        "marks; the others put them into reasoning_content.",
+    ),
+    Option(
         "--verbose",
         is_flag=True,
         help="Tell in the answers of chats the prompt that the chat template has written.",
