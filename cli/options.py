@@ -176,6 +176,7 @@ DRAFT = Option(
     "-md",
     "--draft",
     "--model-draft",
+    "--spec-draft-model",
     type=WholeText(),
     metavar="DRAFTER",
     show_default="the name's own, or a dflash-*.gguf beside the model",
