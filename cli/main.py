@@ -50,6 +50,18 @@ FAILED = 1
 BAD_INPUT = 2
 
 _LLAMA_CPP = {
+    "--cache-ram": "--cache-mb",
+    "--cors-origins": "--cors-origin",
+    "--mlock": "--load-mode mlock",
+    "--models-preset": "--models",
+    "--no-mmap": "--load-mode none",
+    "--no-ui": "--no-page",
+    "--no-webui": "--no-page",
+    "--reasoning": "--thinking or --no-thinking",
+    "--reasoning-budget": "--no-thinking",
+    "--sleep-idle-seconds": "--keep-alive",
+    "--slot-save-path": "--cache-dir",
+    "--spec-draft-n-max": "--draft-width",
     "--draft-max": "--draft-width",
     "--host-name": "--host",
 }

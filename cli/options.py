@@ -167,6 +167,8 @@ TARGET_HELP = (
 TARGET = Option(
     "-m",
     "--target",
+    "-hf",
+    "--hf-repo",
     type=WholeText(),
     metavar="MODEL",
     help=f"{TARGET_HELP} Without it, a tiny shipped pair is used.",
@@ -176,6 +178,7 @@ DRAFT = Option(
     "-md",
     "--draft",
     "--model-draft",
+    "--spec-draft-model",
     type=WholeText(),
     metavar="DRAFTER",
     show_default="the name's own, or a dflash-*.gguf beside the model",

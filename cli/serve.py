@@ -38,6 +38,7 @@ from .values import (
     host_name,
     idle_time,
     number,
+    url_prefix,
     web_origin,
     whole,
 )
@@ -103,7 +104,8 @@ LISTENING = (
         type=host_name,
         metavar="ADDRESS",
         default="127.0.0.1",
-        help="Address to listen on. One that other machines can reach needs a key.",
+        help="Address to listen on; a path that ends with .sock is a UNIX socket. An address that "
+        "other machines can reach needs a key.",
     ),
     Option(
         "--port",
@@ -111,6 +113,14 @@ LISTENING = (
         default=8080,
         help="Port to listen on, llama-server's by default; 0 takes a free one.",
     ),
+    Option(
+        "--api-prefix",
+        type=url_prefix,
+        metavar="/PREFIX",
+        help="What all paths begin with, for a proxy that serves more than this.",
+    ),
+    Option("--ssl-key-file", type=READABLE, help="A PEM file with the private key for HTTPS."),
+    Option("--ssl-cert-file", type=READABLE, help="A PEM file with the certificate for HTTPS."),
 )
 
 ACCESS = (
@@ -168,6 +178,13 @@ SHOWN = (
     Option("--slots/--no-slots", default=True, help="Tell at /slots which slots are busy."),
     Option("--metrics/--no-metrics", default=True, help="Give figures for Prometheus at /metrics."),
     Option("--page/--no-page", default=True, help="Serve the page to chat."),
+    Option(
+        "--reasoning-format",
+        type=click.Choice(["auto", "none", "deepseek"]),
+        default="auto",
+        help="Where OpenAI's chats have thoughts: none leaves them in the content, with their "
+        "marks; the others put them into reasoning_content.",
+    ),
     Option(
         "--verbose",
         is_flag=True,

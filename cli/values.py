@@ -225,7 +225,9 @@ def web_origin(value: Any) -> str:
 
 
 def host_name(value: Any) -> str:
-    """Reads the name or the address of a host, without a port."""
+    """Reads the name or the address of a host, without a port, or the path of a UNIX socket."""
+    if str(value).endswith(".sock"):
+        return str(value)
     name = str(value).lower().removeprefix("[").removesuffix("]")
     if not re.fullmatch("[a-z0-9_.-]+", name):
         try:
@@ -235,6 +237,13 @@ def host_name(value: Any) -> str:
                 f"{value!s} is not a host: give a name or an address, without scheme and port."
             ) from None
     return name
+
+
+def url_prefix(value: Any) -> str:
+    """Reads `/llm`: the beginning of paths."""
+    if not re.fullmatch(r"(/[\w.~-]+)+", str(value)):
+        raise click.BadParameter(f"{value!s} is no beginning of paths, such as /llm.")
+    return str(value)
 
 
 def utf8_text(value: Any) -> str:

@@ -415,9 +415,9 @@ class Model:
             tokens = token_ids(prompt)
         # Compiled here: on the model's thread all other requests would wait for it.
         constraint = self.engine.grammars.constraint(sampling)
-        if options.get("ignore_eos"):
-            never = dict.fromkeys(self._vocabulary.ends, -math.inf)
-            sampling = replace(sampling, logit_bias={**sampling.logit_bias, **never})
+        if never := self._never(options):
+            biases = {**sampling.logit_bias, **dict.fromkeys(never, -math.inf)}
+            sampling = replace(sampling, logit_bias=biases)
         width, shape = options.get("draft_width"), options.get("draft_shape")
         special = bool(options.get("special"))
         piece = partial(self._vocabulary.piece, special=special)
@@ -452,6 +452,27 @@ class Model:
         sampling = self._with_token_ids(sampling_of({**self.sampling, **options}))
         sampling.validate(self.target.n_vocab)
         return sampling
+
+    def _never(self, options: Options) -> set[int]:
+        """The tokens that no answer to a request may have. Raises InputError."""
+        never = set(self._vocabulary.ends) if options.get("ignore_eos") else set()
+        if allowed := set(token_ids(options.get("allowed_token_ids") or (), "allowed_token_ids")):
+            every = set(range(self.target.n_vocab))
+            if wrong := allowed - every:
+                raise InputError(f"allowed_token_ids has {min(wrong)}, which is no token")
+            never |= every - allowed
+        for word in options.get("bad_words") or ():
+            alone, spaced = (
+                self._vocabulary.tokenize(text, special=True, add_special=False)
+                for text in (word, f" {word}")
+            )
+            never |= {tokens[0] for tokens in (alone, spaced) if len(tokens) == 1}
+            if never.isdisjoint(alone) or never.isdisjoint(spaced):
+                raise InputError(
+                    f"bad_words has {word[:40]!r}, which this model writes in several tokens: only "
+                    "words of one token can be forbidden"
+                )
+        return never
 
     def _with_token_ids(self, sampling: SamplingParams) -> SamplingParams:
         """With the tokens of texts in `logit_bias` in their place."""

@@ -33,7 +33,8 @@ class Options(TypedDict, total=False):
     `cancel`: an event that, once set, ends the answer within one round. `queue_timeout`: seconds to
     wait for a slot before QueueTimeoutError is raised. `deadline_s`: seconds after the first token
     at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
-    prompt again. `ignore_eos` forbids the end-of-text tokens. `special` writes the names of control
+    prompt again. `ignore_eos` forbids the end-of-text tokens, `bad_words` those of words that are
+    one token, `allowed_token_ids` all but these. `special` writes the names of control
     tokens into the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
     `prompt_logprobs` reports log-probabilities of the prompt's tokens, with so many alternatives to
     each; nothing of the prompt then comes from the caches. `prompt_progress` has the first chunks
@@ -55,6 +56,8 @@ class Options(TypedDict, total=False):
     deadline_s: float | None
     cache_prompt: bool
     ignore_eos: bool
+    bad_words: Sequence[str]
+    allowed_token_ids: Sequence[int]
     special: bool
     owner: str | None
     temperature: float
@@ -176,13 +179,14 @@ def seconds_of(name: str, options: Mapping[str, Any]) -> float | None:
     return value
 
 
-def token_ids(prompt: Iterable[int]) -> list[int]:
-    """A prompt of token ids as a list. Raises InputError for anything else."""
+def token_ids(prompt: Iterable[int], name: str = "the prompt") -> list[int]:
+    """A prompt of token ids, or what else `name` is, as a list. Raises InputError for anything
+    else."""
     try:
         if isinstance(prompt, (bytes, bytearray)):
             raise TypeError("text without its encoding")
         return [operator.index(token) for token in prompt]
     except TypeError:
         raise InputError(
-            f"the prompt is {reprlib.repr(prompt)}; give a text, or token ids in a list"
+            f"{name} is {reprlib.repr(prompt)}; give a text, or token ids in a list"
         ) from None

@@ -248,6 +248,9 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, r"temperature is -0\.1"),
     ({"seed": 10**30}, "seed is 1000"),
     ({"logit_bias": {8192: 1.0}}, "a token of logit_bias is 8192"),
+    ({"allowed_token_ids": [8192]}, "allowed_token_ids has 8192, which is no token"),
+    ({"allowed_token_ids": "yes"}, "allowed_token_ids is 'yes'; give"),
+    ({"bad_words": ["fib"]}, "bad_words has 'fib', which this model writes in several tokens"),
 ]
 
 
@@ -343,6 +346,26 @@ def test_settings_that_do_not_load(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named) as found:
         load(*demo.pair(), quiet=True, **options)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 1, "seed": 3}, {"top_k": 0}])
+@pytest.mark.parametrize("width", [0, 8])
+def test_an_answer_has_allowed_tokens_alone(model: Model, how: dict[str, Any], width: int) -> None:
+    yes_or_no = [model.tokenize(text)[0] for text in ("Yes", "No")]
+    allowed = {"allowed_token_ids": yes_or_no, "max_tokens": 5, "draft_width": width}
+    assert set(model.generate("def f(", **how, **allowed).tokens) <= set(yes_or_no)
+
+
+def test_an_answer_has_no_bad_word(model: Model) -> None:
+    prompt = "def fib(n):"
+    usual = {"max_tokens": 24, "temperature": 0}
+    text = model.generate(prompt, **usual).text
+    assert "return" in text
+    found = model.generate(prompt, bad_words=["return"], **usual)
+    assert "return" not in found.text
+    assert (
+        found.tokens == model.generate(prompt, bad_words=["return"], draft_width=0, **usual).tokens
+    )
 
 
 def test_a_grammar_goes_with_texts_in_the_bias(model: Model) -> None:

@@ -53,6 +53,10 @@ class Dialect(ABC):
         """The marks around reasoning, where it has such."""
         return None
 
+    def without_reasoning(self) -> Dialect:
+        """The same, but what stands between the marks of reasoning is content, with the marks."""
+        return self
+
     def is_thinking(self, prompt: str) -> bool:
         """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
         marks = self.reasoning_marks

@@ -26,6 +26,7 @@ from dflash_local.server.http.security import (
     HostCheck,
     KeyCheck,
     OriginCheck,
+    Prefix,
     SafeHeaders,
     is_loopback,
 )
@@ -78,9 +79,12 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        servers=[{"url": settings.api_prefix}] if settings.api_prefix else None,
     )
     app.state.pool = pool
-    app.state.library = Library(pool, pool.further if is_loopback(settings.host) else None)
+    app.state.library = Library(
+        pool, pool.further if settings.is_local or is_loopback(settings.host) else None
+    )
     app.state.drain = Drain()
     app.state.metrics = Metrics(pool)
     app.state.request_check = RequestCheck(settings.strict)
@@ -121,6 +125,8 @@ def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
     )
     app.add_middleware(OriginCheck, settings=settings, linked_paths=page.PATHS)
     app.add_middleware(HostCheck, settings=settings)
+    if settings.api_prefix:
+        app.add_middleware(Prefix, prefix=settings.api_prefix)
     app.add_middleware(ErrorHandling)
     app.add_middleware(SafeHeaders)
     app.add_middleware(AccessLog, on_end=app.state.metrics.count_request)

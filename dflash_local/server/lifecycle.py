@@ -12,9 +12,11 @@ import gc
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -46,6 +48,9 @@ def bind(settings: ServerSettings) -> socket.socket:
     Raises InputError where that address is not available.
     """
     host, port = settings.host, settings.port
+    _check_certificate(settings)
+    if settings.is_local:
+        return _bind_path(host)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -64,6 +69,37 @@ def bind(settings: ServerSettings) -> socket.socket:
         bound.close()
         raise InputError(_bind_fault(host, port, error)) from None
     return bound
+
+
+def _bind_path(path: str) -> socket.socket:
+    """A UNIX socket that only this user may use, in place of one that nobody listens at."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise InputError(f"--host {path}: this system has no UNIX sockets")
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).is_socket() and bound.connect_ex(path) != 0:
+            Path(path).unlink()
+        bound.bind(path)
+        os.chmod(path, 0o600)
+    except OSError as error:
+        bound.close()
+        raise InputError(f"cannot listen on --host {path}: {error.strerror or error}") from None
+    return bound
+
+
+def _check_certificate(settings: ServerSettings) -> None:
+    """Refuse half a certificate, or a bad one, before a model is loaded. Raises InputError."""
+    key, certificate = settings.ssl_key_file, settings.ssl_cert_file
+    if (key is None) != (certificate is None):
+        raise InputError("--ssl-key-file and --ssl-cert-file belong together; give both")
+    if key is not None and certificate is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        except (ssl.SSLError, OSError) as error:
+            told = getattr(error, "reason", None) or error.strerror
+            raise InputError(
+                f"--ssl-cert-file {certificate} and --ssl-key-file {key} are no pair in PEM: {told}"
+            ) from None
 
 
 def _bind_fault(host: str, port: int, error: OSError) -> str:
@@ -97,6 +133,8 @@ def serve(
         server.run(sockets=[bound])
     finally:
         closed = pool.close()
+        if settings.is_local:
+            Path(settings.host).unlink(missing_ok=True)
     if not closed:  # a load is inside of llama.cpp or waits for a trial: Python would wait for it
         say("a model was still being loaded; the load is abandoned")
         os._exit(server.exit_code)
@@ -136,6 +174,8 @@ class Server(uvicorn.Server):
             timeout_keep_alive=int(settings.keep_alive_s),
             timeout_graceful_shutdown=_FLUSH_S,
             h11_max_incomplete_event_size=_MAX_HEAD,
+            ssl_keyfile=settings.ssl_key_file,
+            ssl_certfile=settings.ssl_cert_file,
         )
         super().__init__(config)
         self.exit_code = 0
@@ -197,8 +237,11 @@ def greeting(
 ) -> list[str]:
     """What is served, where, and what to tell an editor, which wants one of the `writers`."""
     shown = ", ".join(names)
+    if settings.is_local:
+        return [f"serving {shown} at {settings.host}, a UNIX socket"]
     host, port = bound.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "https" if settings.ssl_key_file else "http"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.api_prefix}"
     key = "one of yours" if settings.api_keys else "any"
     lines = [f"serving {shown} at {url}"]
     if writers:

@@ -232,6 +232,7 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
         (("run", "qwen3-8b"), "standard input is empty, so there is no prompt"),
         (("run", "qwen3-8b"), "`dflash-local pull qwen3-8b` only fetches"),
         (("chat", "--draft-max", "8", "Hello"), "Did you mean --draft-width?"),
+        (("serve", "--no-mmap"), "Did you mean --load-mode none?"),
         (("serve", "--host", "nota.host.invalid"), "is no address of this machine"),
         (("config", "--edit"), "needs a terminal"),
     ],

@@ -60,3 +60,15 @@ def test_each_command_of_a_page_is_understood(page: Path, monkeypatch: pytest.Mo
             command.make_context(name, values, parent=context)
         except click.ClickException as error:
             raise AssertionError(f"{page.name}: {NAME} {shlex.join(given)}: {error}") from None
+
+
+def test_options_that_are_said_to_be_llama_server_s_are_here() -> None:
+    """Of each row of the table that begins with "the same", all names."""
+    serve = group.commands["serve"]
+    known = {name for option in serve.params for name in (*option.opts, *option.secondary_opts)}
+    known |= {"-h", "--version"}
+    rows = (ROOT / "docs/llama-server-options.md").read_text(encoding="utf-8").splitlines()
+    same = [row.split(" | ")[0] for row in rows if " | the same" in row]
+    names = [name for row in same for name in re.findall(r"`(-[\w-]+)", row)]
+    assert len(names) > 80
+    assert not set(names) - known

@@ -52,7 +52,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Wait until it serves."""
-        self.url = self.wait_for(r"^serving .* at (http://\S+)$")[1]
+        self.url = self.wait_for(r"^serving .* at (https?://\S+|\S+\.sock)")[1]
         self.port = urlsplit(self.url).port or 0
 
     def client(self, **more: object) -> httpx.Client:

@@ -6,7 +6,7 @@ Without a form it is the way of models that call no tools.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_local.chat.call_grammar import call_rules
@@ -47,6 +47,9 @@ class Marked(Dialect):
     @property
     def reasoning_marks(self) -> Marks | None:
         return self.thinking
+
+    def without_reasoning(self) -> Marked:
+        return replace(self, thinking=None)
 
     @property
     def marks(self) -> str:

@@ -12,10 +12,19 @@ from dflash_local.server.answering.token_logprobs import LogprobStream, TokenSpa
 
 class ChatAnswer(ChatReader):
     """Reads one answer to a chat. Where the chat does not allow parallel calls, calls after the
-    first are left out. `logprobs` tells those of its tokens, where they were asked for."""
+    first are left out. `logprobs` tells those of its tokens, where they were asked for.
+    `raw_thoughts` leaves reasoning in the content."""
 
-    def __init__(self, model: Model, chat: PreparedChat, *, logprobs: bool = False) -> None:
-        parser = chat.dialect.parser(chat.tools.allowed, thinking_open=chat.thinking_open)
+    def __init__(
+        self,
+        model: Model,
+        chat: PreparedChat,
+        *,
+        logprobs: bool = False,
+        raw_thoughts: bool = False,
+    ) -> None:
+        dialect = chat.dialect.without_reasoning() if raw_thoughts else chat.dialect
+        parser = dialect.parser(chat.tools.allowed, thinking_open=chat.thinking_open)
         super().__init__(parser, None if chat.tools.parallel else 1)
         self._vocabulary = model.target.vocabulary
         self._special = chat.dialect.special

@@ -28,8 +28,6 @@ LACKING: dict[str, tuple[Any, ...]] = {
     "return_progress": (False,),
     "tfs_z": (1,),
     # vLLM's
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "chat_template": ("",),
     "prompt_logprobs": (0,),
     "truncate_prompt_tokens": (),
@@ -71,11 +69,11 @@ class SamplingFields(BaseModel):
     """Which token to take and where to end: OpenAI's fields, and llama-server's that editors send.
 
     `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`;
-    `min_tokens` and `stop_token_ids` are vLLM's. This project's own `draft_width` is the verify
-    width: the tokens that a verify pass checks, 0 for plain decoding, "auto" for what pays best; by
-    default the server's. Unknown fields are told in the log and ignored, or refused with --strict;
-    what other servers know and this one lacks is refused where it is switched on, so that nobody
-    waits for the effect of a setting that has none.
+    `min_tokens`, `stop_token_ids`, `allowed_token_ids` and `bad_words` are vLLM's. This project's
+    own `draft_width` is the verify width: the tokens that a verify pass checks, 0 for plain
+    decoding, "auto" for what pays best; by default the server's. Unknown fields are told in the log
+    and ignored, or refused with --strict; what other servers know and this one lacks is refused
+    where it is switched on, so that nobody waits for the effect of a setting that has none.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -108,6 +106,8 @@ class SamplingFields(BaseModel):
     ignore_eos: bounds.Flag | None = None
     min_tokens: bounds.Count | None = None
     stop_token_ids: Annotated[bounds.TokenIds, Field(max_length=bounds.MAX_STOPS)] | None = None
+    allowed_token_ids: Annotated[bounds.TokenIds, Field(max_length=1 << 18)] | None = None
+    bad_words: bounds.StopTexts | None = None
     cache_prompt: bounds.Flag | None = None
     t_max_predict_ms: bounds.Milliseconds | None = None
     grammar: _Grammar | None = None

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Set
 from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_local.errors import InputError
@@ -36,6 +37,8 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(:\d{1,5})?")
 
 def check_exposure(settings: ServerSettings) -> None:
     """Refuse to serve other machines, or all websites, without a key. Raises InputError."""
+    if settings.is_local:  # its file says who may use it
+        return
     if not _resolves(settings.host):
         raise InputError(
             f"--host {settings.host} is no address of this machine: take 127.0.0.1 for this "
@@ -73,7 +76,7 @@ class HostCheck:
             for name in (*_LOOPBACK, settings.host, *settings.allowed_hosts)
         )
         # A website's name is never an address: where other machines may call, any address will do.
-        self._any_address = not is_loopback(settings.host)
+        self._any_address = not (settings.is_local or is_loopback(settings.host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._is_ours(Headers(scope=scope).getlist("host")):
@@ -91,6 +94,23 @@ class HostCheck:
             return False
         name = match[1].strip("[]")
         return name in self._names or (self._any_address and _is_address(name))
+
+
+class Prefix:
+    """Middleware that takes `prefix` from the paths of requests, and knows no other paths."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path == self._prefix:  # the page's own addresses are relative to a folder
+            await RedirectResponse(f"{self._prefix}/")(scope, receive, send)
+        elif path.startswith(f"{self._prefix}/"):
+            await self._app({**scope, "path": path[len(self._prefix) :]}, receive, send)
+        else:
+            raise ApiError(404, f"all paths begin with {self._prefix}", code="not_found")
 
 
 class OriginCheck:

@@ -20,7 +20,10 @@ class ServerSettings:
     read what is written to it, and `keep_alive_s` to send another request. `strict` refuses
     requests with fields that are not known, or with a model that is not served. `slots`, `metrics`
     and `page` tell whether `/slots`, `/metrics` and the page are there. `verbose` has the answers
-    of chats tell their prompt, unless a request says otherwise.
+    of chats tell their prompt, unless a request says otherwise. With a `reasoning_format` of
+    "none" thoughts stay in the content of OpenAI's chats. A `host` that ends with .sock is
+    the path of a UNIX socket. All paths begin with `api_prefix`. With the two `ssl` files, PEM, it
+    speaks HTTPS.
     """
 
     host: str = "127.0.0.1"
@@ -41,3 +44,12 @@ class ServerSettings:
     metrics: bool = True
     page: bool = True
     verbose: bool = False
+    reasoning_format: str = "auto"
+    api_prefix: str = ""
+    ssl_key_file: str | None = None
+    ssl_cert_file: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it listens at a UNIX socket."""
+        return self.host.endswith(".sock")

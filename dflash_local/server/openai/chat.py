@@ -81,7 +81,12 @@ def _answer(
     choices = [
         _ChatChoice(
             index,
-            ChatAnswer(loaded.model, chat, logprobs=n_logprobs is not None),
+            ChatAnswer(
+                loaded.model,
+                chat,
+                logprobs=n_logprobs is not None,
+                raw_thoughts=(body.reasoning_format or usual.reasoning_format) == "none",
+            ),
             DraftDetail() if body.draft_detail else None,
         )
         for index in range(len(tasks))

@@ -128,6 +128,7 @@ class ChatRequest(ChoicesRequest):
     were accepted drafts, what each verify pass emitted, and why the controller drafts or does not.
     A last message of the assistant begins the answer, as with llama-server, unless
     `continue_final_message` is false. Without `add_generation_prompt` the prompt ends with it.
+    With a `reasoning_format` of "none", llama-server's, thoughts stay in the content.
     `verbose` adds the prompt that the chat template has written, as llama-server has it.
     """
 
@@ -143,6 +144,7 @@ class ChatRequest(ChoicesRequest):
     chat_template_kwargs: bounds.JsonObject | None = None
     add_generation_prompt: bounds.Flag | None = None
     continue_final_message: bounds.Flag | None = None
+    reasoning_format: Literal["auto", "none", "deepseek"] | None = None
     verbose: bounds.Flag | None = None
     modalities: bounds.ListOf[bounds.Label] | None = None
 

@@ -157,6 +157,16 @@ def test_reasoning_is_told_apart(tool_client: httpx.Client, model: Model) -> Non
     assert "".join(d.get("content", "") for d in deltas) == "1 + 1"
 
 
+def test_reasoning_may_stay_in_the_content(tool_client: httpx.Client) -> None:
+    written = "<think>\nhm, two\n</think>\n\n1 + 1"
+    body = {"messages": user(QUESTION), **wrote(written), "reasoning_format": "none"}
+    assert post(tool_client, CHAT, **body)["choices"][0]["message"]["content"] == written
+    deltas = [c["choices"][0]["delta"] for c in streamed(tool_client, CHAT, **body)]
+    assert "".join(d.get("content", "") for d in deltas) == written
+    error = refused(tool_client, CHAT, **{**body, "reasoning_format": "deepseek-legacy"})
+    assert error["param"] == "reasoning_format"
+
+
 def test_a_schema_binds_what_comes_after_the_reasoning(tool_client: httpx.Client) -> None:
     body = {
         "messages": user(QUESTION),
