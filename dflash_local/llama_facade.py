@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from dflash_local.errors import InputError
+from dflash_local.fit.options import ROPE_NUMBERS
 from dflash_local.loading import load
 from dflash_local.model import Model
 from dflash_local.options import Options
@@ -47,7 +48,6 @@ _WITHOUT_EFFECT = {
     "offload_kqv",
     "op_offload",
     "swa_full",
-    "type_v",
     "use_mlock",
     "use_mmap",
 }
@@ -114,10 +114,10 @@ class Llama:
 
     `model_path` and `draft_model` are what `dflash_local.load` takes: the paths of a target and a
     DFlash drafter, or a name. `n_ctx` 0 or None, and `n_gpu_layers` None, take what fits the
-    memory; both are None by default. `type_k` is the type of the whole KV cache. `flash_attn` None
-    is off, as with llama-cpp-python, except for a quantised cache, which needs it. Arguments that
-    change no text, such as `use_mmap`, are taken and do nothing. Raises InputError for others, and
-    what `dflash_local.load` raises.
+    memory; both are None by default. `type_k` is the type of the whole KV cache, unless `type_v` is
+    given. `flash_attn` None is off, as with llama-cpp-python, except for a quantised cache, which
+    needs it. Arguments that change no text, such as `use_mmap`, are taken and do nothing. Raises
+    InputError for others, and what `dflash_local.load` raises.
     """
 
     def __init__(
@@ -135,21 +135,27 @@ class Llama:
         n_threads: int | None = None,
         flash_attn: bool | None = None,
         type_k: int | None = None,
+        type_v: int | None = None,
+        kv_overrides: Mapping[str, int | float | bool | str] | None = None,
         lora_path: str | os.PathLike[str] | None = None,
         lora_scale: float = 1.0,
         verbose: bool = True,
         **others: Any,
     ) -> None:
+        rope = {name: others.pop(name) for name in ROPE_NUMBERS if name in others}
         for name, value in others.items():
             if name not in _WITHOUT_EFFECT and value is not None:
                 raise InputError(f"Llama takes no {name} here; leave it out")
-        if type_k is not None and type_k not in _KV_TYPES:
-            raise InputError(f"type_k is {type_k}; give one of {sorted(_KV_TYPES)}")
+        for name, kind in (("type_k", type_k), ("type_v", type_v)):
+            if kind is not None and kind not in _KV_TYPES:
+                raise InputError(f"{name} is {kind}; give one of {sorted(_KV_TYPES)}")
         if split_mode not in range(len(_SPLIT_MODES)):
             raise InputError(
                 f"split_mode is {split_mode}; give 0 (none), 1 (layer), 2 (row) or 3 (tensor)"
             )
         kv_type = "f16" if type_k is None else _KV_TYPES[type_k]
+        value_type = kv_type if type_v is None else _KV_TYPES[type_v]
+        is_whole = kv_type in _WHOLE and value_type in _WHOLE
         self.model_path = os.fspath(model_path)
         self.model: Model = load(
             model_path,
@@ -158,8 +164,11 @@ class Llama:
             n_gpu_layers=n_gpu_layers,
             n_threads=n_threads,
             n_batch=n_batch,
-            flash_attn=kv_type not in _WHOLE if flash_attn is None else flash_attn,
+            flash_attn=not is_whole if flash_attn is None else flash_attn,
             kv_type=kv_type,
+            cache_type_v=value_type,
+            override_kv=kv_overrides or {},
+            **rope,
             split_mode=_SPLIT_MODES[split_mode],
             main_gpu=main_gpu,
             tensor_split=tensor_split,

@@ -16,8 +16,9 @@ namespace {
 
 using private_abi::graph;
 
-// A recording of an 8B target takes some MiB on host and GPU together; a session has some ten.
-constexpr size_t most_recordings = 64;
+// A recording of an 8B target takes some MiB on host and GPU together; a session has some ten. With
+// experts in RAM a pass is two small graphs a layer, and all of a few widths are to be kept.
+constexpr size_t enough_recordings = 64, most_recorded_nodes = 16384;
 // Graphs that came once: a long prompt has many that never come again.
 constexpr size_t most_seen = 512;
 constexpr size_t most_ids = 1024;
@@ -90,6 +91,7 @@ class graph_runner {
     struct kept {
         graph_content content;
         std::unique_ptr<few_rows_executor::recording> recording;
+        size_t n_nodes;
     };
 
     ggml_status run_graph(const graph & g) {
@@ -151,11 +153,12 @@ class graph_runner {
             shared_->counts().direct++;
             return run_plan(g, plan);
         }
-        while (kept_.size() >= most_recordings) {
+        while (kept_.size() >= enough_recordings && n_kept_nodes_ > most_recorded_nodes) {
             drop(std::prev(kept_.end()));
         }
         const uint64_t hash = content.hash();
-        kept_.push_front({std::move(content), std::move(made)});
+        n_kept_nodes_ += g.n_nodes;
+        kept_.push_front({std::move(content), std::move(made), static_cast<size_t>(g.n_nodes)});
         by_hash_.emplace(hash, kept_.begin());
         remember_id(g.uid, kept_.begin());
         executor_->play(*kept_.front().recording);
@@ -182,12 +185,14 @@ class graph_runner {
             }
         }
         by_id_.clear();
+        n_kept_nodes_ -= at->n_nodes;
         kept_.erase(at);
     }
 
     void forget() {
         by_id_.clear();
         by_hash_.clear();
+        n_kept_nodes_ = 0;
         kept_.clear();
     }
 
@@ -298,6 +303,7 @@ class graph_runner {
     bool is_aside_ = false;
     long version_ = 0;
     std::list<kept> kept_;  // the last played ones first
+    size_t n_kept_nodes_ = 0;
     std::unordered_multimap<uint64_t, place> by_hash_;
     std::unordered_map<uint64_t, place> by_id_;
     std::unordered_set<uint64_t> seen_;

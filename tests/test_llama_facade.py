@@ -61,6 +61,18 @@ def test_its_defaults_give_the_text_of_theirs(pair: tuple[Path, Path]) -> None:
     llm.close()
 
 
+def test_positions_caches_and_keys_are_bent_as_theirs(pair: tuple[Path, Path]) -> None:
+    given: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, "flash_attn": True}
+    given |= {"rope_freq_base": 5000.0, "rope_freq_scale": 0.5, "type_k": 8, "type_v": 1}
+    given |= {"kv_overrides": {"qwen3.attention.layer_norm_rms_epsilon": 0.01}}
+    texts = []
+    for kind, more in ((Llama, given), (llama_cpp.Llama, given), (Llama, {"verbose": False})):
+        llm: Any = kind(str(pair[0]), **more)
+        texts.append(llm(PROMPT, max_tokens=24, temperature=0.0)["choices"][0]["text"])
+        llm.close()
+    assert texts[0] == texts[1] != texts[2]
+
+
 def test_a_method_that_is_missing_says_what_to_take(ours: Llama) -> None:
     methods: Any = ours
     for name in sorted(set(dir(llama_cpp.Llama)) - set(dir(ours))):
@@ -174,7 +186,14 @@ def test_what_is_not_known_is_refused_by_name(ours: Llama, more: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "more", [{"lora_base": "x"}, {"chat_format": "chatml"}, {"type_k": 5}, {"split_mode": 9}]
+    "more",
+    [
+        {"lora_base": "x"},
+        {"chat_format": "chatml"},
+        {"type_k": 5},
+        {"type_v": 5},
+        {"split_mode": 9},
+    ],
 )
 def test_bad_settings_are_refused_by_name(pair: tuple[Path, Path], more: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(more))):

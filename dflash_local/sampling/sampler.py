@@ -32,6 +32,7 @@ _MOST_CANDIDATES = 256  # with more, finding them costs as much as fetching all 
 _ABOVE_MIN_P = 64  # usually more than min-p leaves without top-k; if not, all logits are fetched
 _NUCLEUS = 128  # the same for top-p
 _MAY_FALL = 64  # candidates that penalties may push out: `repeat_last_n` by default
+_BIAS = np.dtype([("token", np.int32), ("bias", np.float32)])  # llama_logit_bias
 _NOT_FINITE = -1
 """What is drawn instead of a token. Other negative numbers: none is left."""
 
@@ -121,10 +122,12 @@ class Sampler:
     def _biases(self, n_ctx: int, vocabulary: Vocabulary | None) -> Iterator[Any]:
         params = self.params
         if params.logit_bias:
-            biases = (api.llama_logit_bias * len(params.logit_bias))(
-                *(api.llama_logit_bias(int(t), float(b)) for t, b in params.logit_bias.items())
-            )
-            yield api.llama_sampler_init_logit_bias(self._n_vocab, len(biases), biases)
+            # All but a few tokens may be forbidden: objects of ctypes would take seconds.
+            biases = np.empty(len(params.logit_bias), _BIAS)
+            biases["token"] = np.fromiter(params.logit_bias.keys(), np.int32)
+            biases["bias"] = np.fromiter(params.logit_bias.values(), np.float32)
+            pointer = biases.ctypes.data_as(ctypes.POINTER(api.llama_logit_bias))
+            yield api.llama_sampler_init_logit_bias(self._n_vocab, len(biases), pointer)
         if params.penalises:
             # llama.cpp reserves the memory for the whole window at once.
             window = n_ctx if params.repeat_last_n < 0 else min(int(params.repeat_last_n), n_ctx)
