@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dflash_local import demo
@@ -10,6 +12,7 @@ from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
 from dflash_local.pairs.memory import check_memory, planned_bytes, why_too_large
+from embedding_models import write_bert
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -50,3 +53,10 @@ def test_what_is_no_target_is_refused() -> None:
     with pytest.raises(FileError, match="drafter"):
         drafter = GgufFile.open(demo.pair()[1])
         check_memory(drafter, 0, LoadOptions(), machine(GIB), {})
+
+
+def test_an_embedding_model_may_be_fetched(tmp_path: Path) -> None:
+    encoder = GgufFile.open(write_bert(tmp_path / "bert.gguf"))
+    check_memory(encoder, 0, LoadOptions(), machine(GIB), {})
+    with pytest.raises(InputError, match="was not fetched"):
+        check_memory(encoder, 0, LoadOptions(), machine(MIB), {})
