@@ -12,8 +12,7 @@ from typing import Any
 
 import click
 
-from dflash_local.fit.embedding import POOLINGS
-from dflash_local.fit.options import KV_TYPES, SHAPES, SPLIT_MODES
+from dflash_local.fit.options import KV_TYPES, POOLINGS, SHAPES, SPLIT_MODES
 from dflash_local.text_file import read_text
 
 from .values import (
