@@ -12,8 +12,14 @@ from typing import Any
 
 import click
 
-from dflash_local.fit.embedding import POOLINGS
-from dflash_local.fit.options import KV_TYPES, LOAD_MODES, ROPE_SCALINGS, SHAPES, SPLIT_MODES
+from dflash_local.fit.options import (
+    KV_TYPES,
+    LOAD_MODES,
+    POOLINGS,
+    ROPE_SCALINGS,
+    SHAPES,
+    SPLIT_MODES,
+)
 from dflash_local.text_file import read_text
 
 from .values import (

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from dflash_local.chat.quoting import quoted, tokenized
 from dflash_local.errors import BackendError, ClosedError, FileError, InputError, PromptTooLongError
 from dflash_local.fit.architectures import EMBEDDING_ARCHITECTURES
-from dflash_local.fit.embedding import POOLINGS, Pooling, check_embedder, pooling_of
+from dflash_local.fit.embedding import check_embedder, pooling_of
 from dflash_local.fit.footprint import size_text
-from dflash_local.fit.options import NONE, LoadOptions
+from dflash_local.fit.options import NONE, POOLINGS, LoadOptions, Pooling
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime
@@ -86,7 +86,7 @@ def load_embedder(
     pooling = pooling or pooling_of(file)
     if pooling is None:
         raise InputError(
-            f"{file.name} writes text and says of no embeddings; give an embedding model, or "
+            f"{file.name} writes text, and its file names no pooling; give an embedding model, or "
             "pooling='last' to take the vector of a text's last token"
         )
     plan = plan_embedder(file, pooling, options, runtime.devices())

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import EMBEDDING_ARCHITECTURES, RECURRENT_ARCHITECTURES
+from dflash_local.fit.options import POOLINGS, Pooling
 from dflash_local.fit.pairing import check_model
 from dflash_local.gguf.file import GgufFile
-
-Pooling = Literal["none", "mean", "cls", "last", "rank"]
-"""How the vectors of a text's tokens become one: not at all, their mean, that of the first or of
-the last token, or a score of how well two texts fit, as rerankers have it."""
-
-POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
-"""In the order of llama.cpp's `LLAMA_POOLING_TYPE_*`."""
 
 
 def pooling_of(file: GgufFile) -> Pooling | None:

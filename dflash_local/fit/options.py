@@ -26,6 +26,13 @@ COPIES = "copies"
 """In place of a drafter's file: only what a text has already is drafted."""
 NONE = "none"
 """In place of a drafter's file: none, also where one lies beside the target."""
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+"""How the vectors of a text's tokens become one: not at all, their mean, that of the first or of
+the last token, or a score of how well two texts fit, as rerankers have it."""
+
+POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
+"""In the order of llama.cpp's `LLAMA_POOLING_TYPE_*`."""
+
 MAX_CONTEXT = 1 << 24
 MAX_IDS = 256
 """Sequence ids of a context: llama.cpp's limit (LLAMA_MAX_SEQ)."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from embedding_models import write_bert
 from server_process import ServerProcess, serving
 from visit import Visit, visiting
 
@@ -19,12 +20,15 @@ LOADING = "this model is loaded with the first message to it"
 def several(
     server: ServerProcess, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """Three models, one of them broken. It waits for the other server, as all do."""
+    """Three models that write text, one of them broken, and one that does not. It waits for the
+    other server, as all do."""
     target, drafter = pair
-    broken = tmp_path_factory.mktemp("broken") / "broken.gguf"
+    folder = tmp_path_factory.mktemp("several")
+    broken = folder / "broken.gguf"
     broken.write_bytes(b"GGUF")
     named = (f"tiny-coder={target},{drafter}", f"plain:q8={target}", f"broken={broken}")
-    arguments = [word for model in named for word in ("--model", model)]
+    vectors = f"vectors={write_bert(folder / 'bert.gguf')}"
+    arguments = [word for model in (*named, vectors) for word in ("--model", model)]
     with serving(*arguments, "--gpu-layers", "0", "--threads", "1") as running:
         yield running
 

@@ -1,10 +1,12 @@
-"""LangChain, by its settings for OpenAI: chats, streams, tools and schemas."""
+"""LangChain, by its settings for OpenAI: chats, streams, tools, schemas and embeddings."""
 
 from __future__ import annotations
 
-from langchain_openai import ChatOpenAI
+import numpy as np
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 from chat_models import WEATHER
+from dflash_local import Embedder
 from server_process import ServerProcess
 
 QUESTION = "Implement `add` in Python: Return the sum of two numbers."
@@ -42,3 +44,16 @@ def test_an_answer_follows_a_schema(server: ServerProcess) -> None:
     }
     structured = client(server).with_structured_output(schema, method="json_schema")
     assert structured.invoke(QUESTION)["ok"] in (True, False)
+
+
+def test_texts_become_vectors(embedding_server: ServerProcess, embedder: Embedder) -> None:
+    """Else it would send the tokens of a model of OpenAI's."""
+    client = OpenAIEmbeddings(
+        base_url=f"{embedding_server.url}/v1",
+        api_key="any",
+        model="local",
+        check_embedding_ctx_length=False,
+    )
+    texts = ["hello world", "the cat sat on the mat"]
+    assert np.allclose(client.embed_documents(texts), embedder.embed(texts), atol=1e-6)
+    assert np.allclose(client.embed_query(texts[0]), embedder.embed(texts[0]), atol=1e-6)

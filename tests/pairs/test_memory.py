@@ -13,6 +13,7 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
 from dflash_local.pairs.listing import rows
 from dflash_local.pairs.memory import check_memory, planned_bytes, which_fit
+from embedding_models import write_bert
 from lab.shapes.writer import write_pair
 from mini_shapes import EXPERTS
 
@@ -75,3 +76,10 @@ def test_a_plan_tells_the_experts_in_ram(tmp_path: Path) -> None:
 
     found = [in_ram(mib) for mib in range(700, 520, -4)]
     assert found[0] == 0 < max(found) < file.n_bytes
+
+
+def test_an_embedding_model_may_be_fetched(tmp_path: Path) -> None:
+    encoder = GgufFile.open(write_bert(tmp_path / "bert.gguf"))
+    check_memory(encoder, 0, LoadOptions(), machine(GIB), {})
+    with pytest.raises(InputError, match="was not fetched"):
+        check_memory(encoder, 0, LoadOptions(), machine(MIB), {})

@@ -288,7 +288,8 @@ def test_a_server_of_one_embedding_model(files: tuple[Path, Path]) -> None:
 
 
 def test_a_model_of_text_as_one_of_vectors(pair: tuple[Path, Path]) -> None:
-    arguments = ("--target", str(pair[0]), "--pooling", "last", "--gpu-layers", "0")
+    """Of which one request may run, and none wait."""
+    arguments = ("--target", str(pair[0]), "--pooling", "last", "--gpu-layers", "0", "--queue", "0")
     with (
         load_embedder(pair[0], pooling="last", n_threads=1, quiet=True) as embedder,
         serving(*arguments) as server,
@@ -296,6 +297,12 @@ def test_a_model_of_text_as_one_of_vectors(pair: tuple[Path, Path]) -> None:
     ):
         found = api.post(EMBEDDINGS, json={"input": TEXTS}).json()["data"]
         ours = embedder.embed(TEXTS)
+        with server.client() as other, ThreadPoolExecutor(1) as thread:
+            work = thread.submit(other.post, EMBEDDINGS, json={"input": ["hello " * 400] * 6})
+            until(lambda: "llamacpp:requests_processing 1.0" in api.get("/metrics").text)
+            refused = api.post(EMBEDDINGS, json={"input": "a"})
+            assert "requests wait" in error(refused, 429) and refused.headers["Retry-After"]
+            assert len(work.result().json()["data"]) == 6
     assert np.allclose([each["embedding"] for each in found], ours, atol=1e-6)
 
 

@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from dflash_local.embedder import Embedder, load_embedder, plan_embedder
 from dflash_local.errors import InputError
-from dflash_local.fit.embedding import Pooling
 from dflash_local.fit.footprint import size_text
-from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.options import LoadOptions, Pooling
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
