@@ -16,6 +16,7 @@ from typing import Any, Literal
 import click
 
 from dflash_local.errors import InputError
+from dflash_local.fit.options import scaled_files
 from dflash_local.server.models.keep_alive import keep_alive_s
 
 MAX_INT = 2**31 - 1
@@ -177,8 +178,6 @@ def places(value: Any) -> list[str]:
 
 def scaled(value: Any) -> list[tuple[str, float]]:
     """Reads `FILE,FILE:SCALE`: adapters and how strongly they act."""
-    from dflash_local.gguf.adapter import scaled_files
-
     try:
         return list(scaled_files("the adapter", [part.strip() for part in str(value).split(",")]))
     except InputError as error:

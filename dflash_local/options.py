@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 from dflash_local.chat.tool import Tool
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
-from dflash_local.gguf.adapter import checked_scale
+from dflash_local.fit.options import checked_scale
 from dflash_local.sampling.params import SamplingParams
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from dflash_local.fit.architectures import CELLS, WayBack
-from dflash_local.fit.options import CHECKPOINTS, MAX_OUTPUT_ROWS, SPARE_IDS, LoadOptions
+from dflash_local.fit.options import (
+    CHECKPOINTS,
+    MAX_OUTPUT_ROWS,
+    SPARE_IDS,
+    LoadOptions,
+    scaled_files,
+)
 from dflash_local.fit.overrides import EXPERTS, device_of
-from dflash_local.gguf.adapter import open_adapter, scaled_files
+from dflash_local.gguf.adapter import open_adapter
 from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
 if TYPE_CHECKING:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from dflash_local.errors import InputError
 from dflash_local.fit.overrides import check_overrides
-from dflash_local.gguf.adapter import Scaled, scaled_files
 
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("layer", "row", "tensor", "none")
@@ -58,6 +58,12 @@ cells taken, so that each slot's are in order, and one stays empty. Each id take
 CHECKPOINTS = 2
 """Of each recurrent state, on the host: at the ends of a slot's last two prompts. With only one, a
 changed last turn would read the whole conversation again."""
+
+
+Scaled = str | os.PathLike[str] | tuple[str | os.PathLike[str], float]
+"""A file and how strongly it acts: "FILE", "FILE:SCALE", or both in a tuple."""
+
+_MAX_SCALE = 1e4
 
 
 class LoadSettings(TypedDict, total=False):
@@ -245,3 +251,30 @@ def check_one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """Raises InputError unless `value` is one of these."""
     if value not in known:
         raise InputError(f"{name} is {value!r}; expected one of {', '.join(known)}")
+
+
+def scaled_files(name: str, given: Iterable[Scaled]) -> tuple[tuple[str, float], ...]:
+    """Files and their scales, 1 where none is given. Raises InputError, which calls them `name`."""
+    if isinstance(given, (str, os.PathLike)):
+        raise InputError(f"{name} is {given!r}, expected a list of files")
+    return tuple(_scaled(name, each) for each in given)
+
+
+def _scaled(name: str, given: Scaled) -> tuple[str, float]:
+    path, scale = given if isinstance(given, tuple) else (given, None)
+    path = os.fspath(path)
+    if scale is None:
+        head, colon, tail = path.rpartition(":")
+        try:
+            path, scale = (head, float(tail)) if colon and head else (path, 1.0)
+        except ValueError:
+            scale = 1.0
+    return path, checked_scale(f"the scale of {name} {path}", scale)
+
+
+def checked_scale(name: str, scale: float) -> float:
+    """How strongly an adapter acts. Raises InputError for what is no number up to 10,000."""
+    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if not number or not math.isfinite(scale) or abs(scale) > _MAX_SCALE:
+        raise InputError(f"{name} is {scale!r}, expected a number up to {_MAX_SCALE:.0f}")
+    return float(scale)

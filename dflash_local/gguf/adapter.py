@@ -3,52 +3,18 @@ them: of some faults it makes an abort."""
 
 from __future__ import annotations
 
-import math
-import os
 import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.gguf.header import TensorInfo
-
-Scaled = str | os.PathLike[str] | tuple[str | os.PathLike[str], float]
-"""A file and how strongly it acts: "FILE", "FILE:SCALE", or both in a tuple."""
 
 _PARTS = ".lora_a", ".lora_b"
 _TYPES = ("F32", "F16", "BF16", "Q8_0")
 _DIRECTION = re.compile(r"direction\.([1-9]\d{0,3})")
-_MAX_SCALE = 1e4
-
-
-def scaled_files(name: str, given: Iterable[Scaled]) -> tuple[tuple[str, float], ...]:
-    """Files and their scales, 1 where none is given. Raises InputError, which calls them `name`."""
-    if isinstance(given, (str, os.PathLike)):
-        raise InputError(f"{name} is {given!r}, expected a list of files")
-    return tuple(_scaled(name, each) for each in given)
-
-
-def _scaled(name: str, given: Scaled) -> tuple[str, float]:
-    path, scale = given if isinstance(given, tuple) else (given, None)
-    path = os.fspath(path)
-    if scale is None:
-        head, colon, tail = path.rpartition(":")
-        try:
-            path, scale = (head, float(tail)) if colon and head else (path, 1.0)
-        except ValueError:
-            scale = 1.0
-    return path, checked_scale(f"the scale of {name} {path}", scale)
-
-
-def checked_scale(name: str, scale: float) -> float:
-    """How strongly an adapter acts. Raises InputError for what is no number up to 10,000."""
-    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
-    if not number or not math.isfinite(scale) or abs(scale) > _MAX_SCALE:
-        raise InputError(f"{name} is {scale!r}, expected a number up to {_MAX_SCALE:.0f}")
-    return float(scale)
 
 
 def open_adapter(path: str, target: GgufFile) -> GgufFile:

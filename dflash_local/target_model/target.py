@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from dflash_local.cuda.few_rows import FewRows
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
-from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SPARE_IDS
+from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SPARE_IDS, scaled_files
 from dflash_local.fit.pairing import check_taps, check_target
-from dflash_local.gguf.adapter import control_vector, open_adapter, scaled_files
+from dflash_local.gguf.adapter import control_vector, open_adapter
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.llama import native, runtime, workers
 from dflash_local.llama.host import default_threads, give_back_memory

@@ -24,8 +24,7 @@ from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 from dflash_local.draft.drafter import Drafter
 from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.footprint import size_text
-from dflash_local.fit.options import LoadOptions
-from dflash_local.gguf.adapter import Scaled
+from dflash_local.fit.options import LoadOptions, Scaled
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.loading import open_drafter, open_engine
 from dflash_local.model import Model

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 
-from dflash_local.gguf.adapter import scaled_files
+from dflash_local.fit.options import scaled_files
 from dflash_local.model import Model
 from dflash_local.options import lora_of
 from dflash_local.server.answering.api_answer import pool_of
