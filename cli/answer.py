@@ -134,7 +134,7 @@ def write_report(text: str) -> None:
 
 
 def stdout_columns() -> int | None:
-    """How wide stdout is, if it is a terminal."""
+    """The width of stdout, if it is a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -51,7 +51,7 @@ class AnswerView:
         self._thought_kinds: list[Origin] = []
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """What the model wrote next, in a chat with the marks of its format."""
+        """The text that the model wrote next, in a chat with the marks of its format."""
         self._origins.add(pieces)
 
     def write(self, text: str, *, is_thought: bool = False) -> None:
@@ -90,7 +90,7 @@ class AnswerView:
             self._thought, self._thought_kinds = self._thought[end:], self._thought_kinds[end:]
 
     def _open_mark(self, end: int) -> int:
-        """Where a mark of Markdown stands that is not closed before `end`, or else `end`."""
+        """The place of a mark of Markdown that is not closed before `end`, or else `end`."""
         for mark in () if self._fence else ("**", "`"):
             if self._text.count(mark, 0, end) % 2:
                 return self._text.rfind(mark, 0, end)

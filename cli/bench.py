@@ -268,7 +268,7 @@ def prompts_of(values: Mapping[str, Any]) -> list[BenchPrompt] | None:
 def _paper(
     dataset: str, target: str, temperatures: Sequence[float]
 ) -> dict[tuple[str, float], PaperValue]:
-    """What the paper reports for this dataset and target, by dataset and temperature."""
+    """The paper's figures for this dataset and target, by dataset and temperature."""
     values = {(dataset, t): paper_value(dataset, target, t) for t in temperatures}
     return {key: value for key, value in values.items() if value is not None}
 

@@ -57,7 +57,8 @@ def _again(model: Model, ask: Ask, first: Result, **options: Any) -> Result:
 
 
 def _comparison(result: Result, other: Result) -> dict[str, Any]:
-    """How fast `result` was beside `other`, in tokens/s, and whether their tokens are equal."""
+    """The speed of `result` beside that of `other`, in tokens/s, and whether their tokens are
+    equal."""
     speed = other.stats.tokens_per_second
     return {
         "tokens_per_second": speed,

@@ -159,8 +159,8 @@ def _summary(result: ConvertResult, dry_run: bool) -> str:
 
 
 def _next_step(result: ConvertResult, given: str | None, target: str | None) -> str:
-    """How to use the file: the command, with the target in it as it was given, where the file
-    `target` is here."""
+    """Advice on the use of the file: the command, with the target in it as it was given, where the
+    file `target` is here."""
     draft = shlex.quote(str(result.path))
     if given is not None and target is not None and Path(target).is_file():
         return f"next: dflash-local chat --target {shlex.quote(given)} --draft {draft}"

@@ -1,4 +1,4 @@
-"""What Ctrl-C does: it ends an answer, or the whole process where nothing else can end it."""
+"""The meaning of Ctrl-C: it ends an answer, or the whole process where nothing else can end it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class LineEditor:
 
 
 def is_complete(document: Document) -> bool:
-    """Whether Enter sends the message at this place."""
+    """True if Enter sends the message at this place."""
     text = document.text.strip()
     if text.startswith(QUOTES):
         return len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES)

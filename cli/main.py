@@ -193,7 +193,7 @@ def _told(error: OSError) -> str:
 
 
 def _origin(error: click.ClickException) -> str:
-    """Where a value comes from that is in the settings file."""
+    """The source of a value that is in the settings file."""
     param, ctx = getattr(error, "param", None), getattr(error, "ctx", None)
     if param is None or ctx is None:
         return ""

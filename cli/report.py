@@ -52,7 +52,7 @@ def table(rows: Sequence[Sequence[Any]], heads: Sequence[str] = ()) -> str:
 
 
 def drafts_text(stats: Stats) -> str:
-    """What was drafted and accepted on average, in the rounds that drafted."""
+    """The drafted and accepted tokens on average, in the rounds that drafted."""
     from dflash_local.bench.measure.acceptance import Acceptance
 
     found = Acceptance.of([stats])
@@ -69,7 +69,7 @@ def drafts_text(stats: Stats) -> str:
 
 
 def json_object(result: Result) -> dict[str, Any]:
-    """What `--json` prints of a result."""
+    """The object that `--json` prints of a result."""
     of_chat = {"content": result.content, "reasoning": result.reasoning}
     return {
         "text": result.text,

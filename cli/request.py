@@ -55,7 +55,8 @@ def answer_limit(model: Model, arguments: Mapping[str, Any]) -> int:
 
 
 def _piped() -> str:
-    """What is on standard input if that is a pipe or a file: a socket or a device may never end."""
+    """The text on standard input if that is a pipe or a file: a socket or a device may never
+    end."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # closed, or not a file

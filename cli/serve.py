@@ -395,7 +395,7 @@ def _models(values: Mapping[str, Any]) -> list[NamedModel]:
 
 
 def _recorder(path: Path | None, say: Speaker) -> Recorder | None:
-    """What keeps the prompts of requests, if that was asked for; the user is told."""
+    """The store for the prompts of requests, if that was asked for; the user is told."""
     if path is None:
         return None
     from dflash_local.server.models.recorder import Recorder
@@ -434,7 +434,7 @@ def _source(
     recorder: Recorder | None,
     devices: Sequence[Device] | None = None,
 ) -> ModelSource:
-    """How to load it. What is missing of its files is fetched, if it fits `devices`."""
+    """The way to load it. What is missing of its files is fetched, if it fits `devices`."""
     from dflash_local.controller import calibration
     from dflash_local.fit.embedding import pooling_of
     from dflash_local.gguf.file import GgufFile

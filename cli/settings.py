@@ -39,7 +39,7 @@ compared with, and --host opens a port without a password. Only the command's ow
 """
 
 FROM_ELSEWHERE = (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
-"""Where values come from that were not given for this call alone."""
+"""The sources of values that were not given for this call alone."""
 
 
 def default_map(group: click.Group) -> dict[str, dict[str, Any]]:

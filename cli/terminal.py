@@ -1,5 +1,5 @@
-"""What the user reads beside the answers: lines on stderr, dim on a terminal, and never inside an
-answer."""
+"""All that the user reads beside the answers: lines on stderr, dim on a terminal, and never inside
+an answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GAP = re.compile(r" {2,}")
 
 
 def is_rich(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that can do more than show lines."""
+    """True if `stream` is a terminal that can do more than show lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -72,7 +72,7 @@ class Speaker:
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
         self.in_line = False
-        """Whether the answer so far does not end with a line break."""
+        """True if the answer so far does not end with a line break."""
         self._lock = threading.RLock()
         self._held: list[str] | None = None
 

@@ -204,7 +204,7 @@ def _tune(values: dict[str, Any], say: Speaker) -> int:
 
 
 def is_busy(url: str) -> bool:
-    """Whether a server of this program answers requests there. One that asks for a key does not
+    """True if a server of this program answers requests there. One that asks for a key does not
     say, and counts as idle."""
     try:
         return any(slot["is_processing"] for slot in fetched(url, "/slots"))

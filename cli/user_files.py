@@ -1,4 +1,5 @@
-"""Where the user's own files of this program lie: settings, and what was typed in conversations."""
+"""The places of the user's own files of this program: settings, and what was typed in
+conversations."""
 
 from __future__ import annotations
 
