@@ -44,7 +44,7 @@ def planned_file(path: Path, keys: Sequence[Key], tensors: Tensors) -> GgufFile:
 
 
 def check_fit(target: GgufFile | Source, drafter: GgufFile) -> CheckResult:
-    """Whether the two belong together, by their headers.
+    """Check that the two belong together, by their headers.
 
     Raises FileError or PairError when they do not. When the target cannot be drafted for here,
     as llama.cpp offers no taps of it or it cannot be rolled back, a note says so.
@@ -82,7 +82,7 @@ def check_written(part: Path, planned: GgufFile, target: GgufFile | Source) -> C
 
 
 def _difference(planned: GgufFile, written: GgufFile) -> str:
-    """What differs first, in words; empty when `written` is what was planned."""
+    """The first difference, in words; empty when `written` is what was planned."""
     for what, ours, theirs in (
         ("type of key", planned.value_types, written.value_types),
         ("key", planned.metadata, written.metadata),

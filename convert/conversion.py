@@ -43,7 +43,7 @@ _CONFIG_LIMIT = 1 << 24  # bytes
 
 @dataclass(frozen=True)
 class ConvertResult:
-    """What was written; after a dry run, what would be."""
+    """The file that was written; after a dry run, the one that would be."""
 
     path: Path
     source: str
@@ -64,9 +64,9 @@ class ConvertResult:
     left_out: dict[str, str]
     """Tensors of the checkpoint that the file does not hold, and why."""
     checks: list[str]
-    """What was checked and is right, in words."""
+    """The points that were checked and are right, in words."""
     notes: list[str] = field(default_factory=list)
-    """What could not be checked, or may surprise, in words."""
+    """The points that could not be checked, or may surprise, in words."""
 
     def as_dict(self) -> dict[str, Any]:
         """The result for JSON."""

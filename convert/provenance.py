@@ -25,7 +25,7 @@ def model_name(source: Source) -> str:
 
 
 def provenance_keys(drafter: Source, target: GgufFile | Source, sha256: str) -> list[Key]:
-    """Where the drafter comes from, its target, the `sha256` of its weights, our own version.
+    """The drafter's origin, its target, the `sha256` of its weights, our own version.
 
     Of a local folder only the name is kept, of a GGUF target the name inside the file.
     """

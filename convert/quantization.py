@@ -1,4 +1,4 @@
-"""Which type a tensor is stored as, and rows of floats as bytes of that type.
+"""The type that a tensor is stored as, and rows of floats as bytes of that type.
 
 The mixtures are those of llama.cpp's quantizer (`src/llama-quant.cpp`), but the tensors that every
 draft passes through keep at least 8 bits. ggml itself, as it is loaded, does the rounding.

@@ -90,7 +90,7 @@ def write_gguf(
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Whether the file is now this process's, until it is closed. A process that ends in any way
+    """True if the file is now this process's, until it is closed. A process that ends in any way
     closes its files."""
     if sys.platform == "win32":
         return False

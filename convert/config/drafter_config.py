@@ -55,7 +55,8 @@ class DraftConfig:
     architecture: str  # the name in config.json
     keys: tuple[Key, ...]
     spec: DrafterSpec
-    """What `keys` say. The rank of a Markov head is 0 where only its tensors tell it."""
+    """The configuration that `keys` describe. The rank of a Markov head is 0 where only its tensors
+    tell it."""
     rope: Rope
     own_embeddings: bool  # token embeddings in the checkpoint are the drafter's own
     trained_embeddings: bool | None
@@ -65,12 +66,12 @@ class DraftConfig:
 
     @property
     def reduces_vocabulary(self) -> bool:
-        """Whether the output head knows fewer tokens than the target."""
+        """True if the output head knows fewer tokens than the target."""
         return self.spec.n_vocab_draft < self.spec.n_vocab
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about the GGUF file, in lines."""
+        """Remarks for the user about the GGUF file, in lines."""
         notes = []
         if self.spec.attention_bias:
             notes.append(

@@ -1,4 +1,4 @@
-"""Which drafter a `config.json` describes: its family, and the layout of its fields and tensors.
+"""The drafter that a `config.json` describes: its family, and the layout of its fields and tensors.
 
 A drafter of a known layout is added by a line in `_ARCHITECTURES`. A layout with other names is a
 `Layout`; what its layers compute beside that is in `drafter_config` (keys) and `tensors.names`.
@@ -18,7 +18,7 @@ from .fields import Fields, shown
 
 @dataclass(frozen=True)
 class Layout:
-    """How a maker publishes drafters. The defaults are z-lab's."""
+    """The form in which a maker publishes drafters. The defaults are z-lab's."""
 
     layer_fields: str = ""
     """The object in config.json that has the fields of the layers; empty: they are at the top."""
@@ -136,7 +136,7 @@ class ConfigFields:
 
 
 def identify(raw: object) -> ConfigFields:
-    """Which drafter `raw`, a parsed config.json, describes.
+    """The drafter that `raw`, a parsed config.json, describes.
 
     Raises FileError for anything else: the message says what it is, or names the field.
     """

@@ -1,4 +1,5 @@
-"""What two families add to DFlash: DFlash 2 convolutions and a selector, DSpark a Markov head."""
+"""The additions of two families to DFlash: DFlash 2 convolutions and a selector, DSpark a Markov
+head."""
 
 from __future__ import annotations
 

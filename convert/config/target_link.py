@@ -1,4 +1,4 @@
-"""What a drafter has in common with its target: vocabulary, mask token, taps, hidden size."""
+"""All that a drafter has in common with its target: vocabulary, mask token, taps, hidden size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def target_facts(file: GgufFile) -> dict[str, Any]:
 
 
 def uses_mrope(target: Fields) -> bool:
-    """Whether a position of the target has several parts (time, height, width)."""
+    """True if a position of the target has several parts (time, height, width)."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = target.raw(name)
         if isinstance(rope, Mapping) and rope:

@@ -34,7 +34,7 @@ BITS = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor lies. `shape` is in the checkpoint's order, the extent of a row last."""
+    """The place of a tensor. `shape` is in the checkpoint's order, the extent of a row last."""
 
     name: str
     dtype: str

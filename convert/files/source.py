@@ -1,4 +1,4 @@
-"""Where the files to convert come from: a local folder, or a hub repository at one commit."""
+"""The source of the files to convert: a local folder, or a hub repository at one commit."""
 
 from __future__ import annotations
 

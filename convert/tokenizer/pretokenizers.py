@@ -1,4 +1,4 @@
-"""Which tokenizer a target has, by the model family that its config names.
+"""The tokenizer of a target, by the model family that its config names.
 
 A text is split by a pattern before its parts are merged to tokens. GGUF stores a name of the
 pattern (`tokenizer.ggml.pre`), HF files the pattern itself. Names and patterns are those of
@@ -37,7 +37,7 @@ _GPT_4O = (
 
 @dataclass(frozen=True)
 class TokenizerFamily:
-    """How the tokenizers of a family of models are stored."""
+    """The form in which the tokenizers of a family of models are stored."""
 
     layout: Literal["bpe", "ranks", "gemma4"]
     """tokenizer.json over bytes; tiktoken.model; tokenizer.json over characters."""
