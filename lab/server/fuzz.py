@@ -209,7 +209,7 @@ class Clients:
         except httpx.HTTPError as error:
             return "none", f"{type(error).__name__}: {error}"
         status = str(answer.status_code)
-        if answer.status_code >= 500:
+        if answer.status_code >= 500 and answer.status_code != 501:  # not had, in words
             return status, f"{status} {answer.text[:300]}"
         return status, "a traceback" if "Traceback" in answer.text else ""
 

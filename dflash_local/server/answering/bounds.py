@@ -101,7 +101,7 @@ class LoraScale(BaseModel):
     scale: Annotated[float, Field(ge=-10000, le=10000, allow_inf_nan=False)]
 
 
-LoraScales = Annotated[list[LoraScale], Few]
+LoraScales = Annotated[ListOf[LoraScale], Few]
 
 
 def lora_scales(given: Sequence[LoraScale]) -> dict[int, float]:
