@@ -445,10 +445,11 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
 
 
 def _few_rows(setup: Setup, say: Say) -> FewRows | None:
-    """Our own kernels for what lies on GPUs, each matrix whole on one of them, without adapters:
-    these change the graph from one request to the next."""
+    """Our own kernels for what lies on GPUs, each matrix whole on one of them. None with adapters
+    and control vectors, whose graphs they were not measured in."""
     options = setup.options
-    if setup.plan.n_gpu_layers == 0 or options.split_mode == "row" or options.rpc or options.lora:
+    adapted = options.lora or options.control_vectors
+    if setup.plan.n_gpu_layers == 0 or options.split_mode == "row" or options.rpc or adapted:
         return None
     files = [file for file in (setup.pair.target, setup.pair.draft) if file]
     return open_few_rows(
