@@ -145,8 +145,7 @@ def heads_of(file: GgufFile, key_type: str, value_type: str) -> set[Heads]:
     n_heads = largest("attention.head_count")
     n_kv_heads = largest("attention.head_count_kv") or n_heads
     usual = largest("embedding_length") // n_heads if n_heads else 0
-    kinds = (GGMLQuantizationType[name.upper()].value for name in (key_type, value_type))
-    of_keys, of_values = kinds
+    of_keys, of_values = (GGMLQuantizationType[t.upper()].value for t in (key_type, value_type))
     found = set()
     for end in ("", "_swa"):
         keys = largest(f"attention.key_length{end}") or usual
