@@ -44,6 +44,7 @@ from damage import damaged_bytes, damaged_value
 from dflash_local import demo
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.errors import InputError
+from embedding_models import write_bert
 from lab.server.resources import PATIENCE_S, Health
 from server_process import EXACT, ServerProcess, serving
 
@@ -147,13 +148,17 @@ class Found(Health):
 
 def requests(found: Found, seed: int, until: float) -> None:
     """Clients send a server damaged requests, all at once."""
-    files = ("--target", str(demo.pair()[0]), "--draft", str(demo.pair()[1]))
-    with serving(
-        *(*files, *EXACT, "--ctx", "256", "--parallel", "2", "--queue", "64"),
-        command=stall_server.COMMAND,
-        environment={"STALL_S": str(STALL_S)},
-    ) as server:
-        Clients(found, seed, until).run(server)
+    files = ["--target", str(demo.pair()[0]), "--draft", str(demo.pair()[1])]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, pooling in (("embedder", 1), ("reranker", 4)):
+            path = Path(folder, f"{name}.gguf")
+            files += ["--embedding-model", str(write_bert(path, pooling=pooling, classifier=True))]
+        with serving(
+            *(*files, *EXACT, "--ctx", "256", "--parallel", "2", "--queue", "64"),
+            command=stall_server.COMMAND,
+            environment={"STALL_S": str(STALL_S)},
+        ) as server:
+            Clients(found, seed, until).run(server)
 
 
 class Clients:
@@ -209,7 +214,7 @@ class Clients:
         except httpx.HTTPError as error:
             return "none", f"{type(error).__name__}: {error}"
         status = str(answer.status_code)
-        if answer.status_code >= 500 and answer.status_code != 501:  # not had, in words
+        if answer.status_code >= 500:
             return status, f"{status} {answer.text[:300]}"
         return status, "a traceback" if "Traceback" in answer.text else ""
 

@@ -201,7 +201,13 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     shown = json.loads(empty.done("show", NAME, "--json").stdout)
     assert shown["drafter"] == CHECKPOINT and shown["thinking"] is False
     assert shown["quantisations"] == [
-        {"name": "Q8_0", "n_bytes": TARGET.stat().st_size, "here": True, "fits": True}
+        {
+            "name": "Q8_0",
+            "n_bytes": TARGET.stat().st_size,
+            "here": True,
+            "fits": True,
+            "experts_in_ram": 0,
+        }
     ]
     assert shown["drafter_bytes"] > 1e6
     assert shown["memory"] > TARGET.stat().st_size + shown["drafter_bytes"]
