@@ -57,6 +57,7 @@ def server_like(
             synthetic_rates=rates,
             flash_attn=options.flash_attn,
             kv_type=options.kv_type,
+            overrides=options.override_tensor,
         )
 
     return server

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +56,9 @@ class LlamaServer:
 
     `n_ctx` are the tokens of each of `n_slots` slots. `n_gpu_layers`: -1 for all, 0 for none on any
     GPU. `drafts_by` is its name for the drafter's kind. `synthetic_rates`: the chance of each of
-    `n_draft_max` drafts to be accepted, as `RecordedDrafts.rates` gives them. All else is the
-    server's default, except its prompt cache in host memory, which is off.
+    `n_draft_max` drafts to be accepted, as `RecordedDrafts.rates` gives them. `overrides`
+    are patterns of tensors with their devices. All else is the server's default, except its prompt
+    cache in host memory, which is off.
 
     Raises InputError where `binary` cannot be run; BackendError, with its last words, where the
     server does not start.
@@ -78,6 +79,7 @@ class LlamaServer:
         synthetic_rates: Sequence[float] | None = None,
         flash_attn: bool = True,
         kv_type: str = "f16",
+        overrides: Mapping[str, str] | None = None,
     ) -> None:
         self._binary = binary.absolute()
         layers = "all" if n_gpu_layers < 0 else str(n_gpu_layers)
@@ -90,6 +92,9 @@ class LlamaServer:
         ]
         if n_gpu_layers == 0:
             self._arguments += ["--device", "none"]
+        if overrides:
+            shown = ",".join(f"{pattern}={name}" for pattern, name in overrides.items())
+            self._arguments += ["-ot", shown]
         if draft is not None:
             self._arguments += ["-md", str(draft), "--spec-type", drafts_by]
             self._arguments += ["--spec-draft-n-max", str(n_draft_max), "--spec-draft-ngl", layers]

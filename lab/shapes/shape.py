@@ -228,6 +228,9 @@ _GPT_OSS_20B = PairShape(
     experts=Experts(32, 4, 2880),
     pre_tokenizer="gpt-4o",
 )
+_GPT_OSS_120B = replace(
+    _GPT_OSS_20B, name="gpt-oss-120b", n_layer=36, experts=Experts(128, 4, 2880)
+)
 _QWEN3_6_27B = PairShape(
     name="qwen3.6-27b",
     architecture="qwen35",
@@ -294,6 +297,7 @@ PAIR_SHAPES: dict[str, PairShape] = {
         _QWEN3_CODER_30B_A3B,
         _LLAMA_3_1_8B,
         _GPT_OSS_20B,
+        _GPT_OSS_120B,
         _QWEN3_6_27B,
         _QWEN3_6_35B_A3B,
         _QWEN3_CODER_NEXT,

@@ -72,6 +72,7 @@ def test_arguments_are_those_of_the_run(tmp_path: Path) -> None:
         n_draft_max=7,
         synthetic_rates=chances,
         kv_type="q8_0",
+        overrides={"^blk\\.0\\.": "CPU", "exps": "CPU"},
     )
     with running:
         pass
@@ -85,6 +86,7 @@ def test_arguments_are_those_of_the_run(tmp_path: Path) -> None:
     assert option(arguments, "-t") == "3"
     assert option(arguments, "-fa") == "on"
     assert (option(arguments, "-ctk"), option(arguments, "-ctv")) == ("q8_0", "q8_0")
+    assert option(arguments, "-ot") == "^blk\\.0\\.=CPU,exps=CPU"
     said = option(arguments, "--spec-synth-rates")
     assert [float(rate) for rate in said.split(",")] == chances
 

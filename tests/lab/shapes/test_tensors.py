@@ -18,6 +18,7 @@ from lab.shapes.tensors import find_quant, target_tensors
         ("qwen3-30b-a3b", "Q4_K_M", 18.6),
         ("llama-3.1-8b", "Q4_K_M", 4.92),
         ("gpt-oss-20b", "MXFP4", 12.1),
+        ("gpt-oss-120b", "MXFP4", 63.4),
         ("qwen3-coder-next", "Q4_K_M", 48.5),
         ("lfm2.5-24b-a2b", "Q4_K_M", 14.4),
     ],
