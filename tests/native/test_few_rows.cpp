@@ -22,13 +22,13 @@ using few_rows::product;
 
 // A matrix of random weights in blocks of a type, and what they are as floats.
 struct weights {
-    weights(ggml_type block_type, int n_rows, int k, int seed)
+    weights(ggml_type block_type, int n_rows, int k, int seed, float size = 0.05f)
         : type(block_type), rows(n_rows), k(k), row_bytes(ggml_row_size(block_type, k)) {
         std::mt19937 random(seed);
         std::normal_distribution<float> normal;
         std::vector<float> x(static_cast<size_t>(rows) * k);
         for (float & v : x) {
-            v = normal(random) * 0.05f;
+            v = normal(random) * size;
         }
         bytes.resize(rows * row_bytes + 16);
         at = bytes.data() + (16 - reinterpret_cast<uintptr_t>(bytes.data()) % 16) % 16;
@@ -69,8 +69,8 @@ void run_kernel(const product & p, int row_blocks, int n_tiles) {
     const emulated::dim grid = {row_blocks, (units + p.units_per_part - 1) / p.units_per_part,
                                 (n_tiles + 3) / 4};
     const int tiles = std::min(n_tiles, 4);
-    const size_t shared = few_rows::product_shared_memory(few_rows::weight_bytes(A::PITCH),
-                                                          few_rows::weight_bytes(B::PITCH), tiles);
+    const size_t shared = few_rows::product_shared_memory(few_rows::WARPS * A::RING,
+                                                          few_rows::WARPS * B::RING, tiles);
     std::vector<float> partials(few_rows::product_scratch(row_blocks * grid.z, grid.y, tiles) + 4,
                                 NAN);
     std::vector<unsigned> counters(row_blocks * grid.z, 0);
@@ -174,8 +174,8 @@ double error_of(const std::vector<float> & found, const std::vector<double> & ex
 constexpr double CLOSE = 4e-4;
 
 template <typename T>
-void product_of(ggml_type type, int rows, int k) {
-    const weights w(type, rows, k, 1);
+void product_of(ggml_type type, int rows, int k, float size = 0.05f) {
+    const weights w(type, rows, k, 1, size);
     const std::string name =
         ggml_type_name(type) + (" " + std::to_string(rows)) + " x " + std::to_string(k);
     const std::vector<float> all = inputs(k, 64, 2);
@@ -240,6 +240,12 @@ void products_are_right_and_the_same_beside_any_columns() {
     product_of<Q5_1_U>(GGML_TYPE_Q5_1, 20, 320);
     product_of<IQ4_NL>(GGML_TYPE_IQ4_NL, 20, 512);
     product_of<MXFP4_U>(GGML_TYPE_MXFP4, 20, 288);
+    product_of<F16>(GGML_TYPE_F16, 150, 768);
+    product_of<F16>(GGML_TYPE_F16, 20, 288);
+    product_of<BF16>(GGML_TYPE_BF16, 150, 768);
+    product_of<BF16>(GGML_TYPE_BF16, 20, 288);
+    product_of<BF16>(GGML_TYPE_BF16, 20, 512, 1e20f);  // far beyond any half
+    product_of<BF16>(GGML_TYPE_BF16, 20, 512, 1e-20f);
     fill_grids();
     product_of<IQ3_XXS_U>(GGML_TYPE_IQ3_XXS, 20, 512);
     product_of<IQ3_S_U>(GGML_TYPE_IQ3_S, 20, 512);
@@ -254,6 +260,10 @@ void three_matrices_in_one_launch() {
     check::that(error_of(y[1], reference(k, x, 5)) < CLOSE, "k");
     check::that(error_of(y[2], reference(v, x, 5)) < CLOSE, "v");
     check::equal(y[0], multiplied<few_rows::Q4_K>({&q}, x, 5)[0], "q alone has other bits");
+    const weights floats(GGML_TYPE_BF16, 40, 512, 3);
+    const auto z = multiplied<few_rows::Q4_K, few_rows::BF16>({&q, &floats}, x, 5);
+    check::equal(z[0], y[0], "q beside floats has other bits");
+    check::that(error_of(z[1], reference(floats, x, 5)) < CLOSE, "floats beside blocks");
 }
 
 void gate_and_up_with_their_activation() {
@@ -430,8 +440,7 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
         std::vector<unsigned> counters(row_blocks * items, 0);
         p.partials = reinterpret_cast<float *>(partials.data());
         p.counters = counters.data();
-        const size_t shared =
-            few_rows::product_shared_memory(few_rows::weight_bytes(T::PITCH), 0, 1);
+        const size_t shared = few_rows::product_shared_memory(few_rows::WARPS * T::RING, 0, 1);
         emulated::launch({row_blocks, units, items}, few_rows::BLOCK_THREADS, shared,
                          [&] { few_rows::multiply_experts<T>(e); });
         for (int pair = 0; pair < n * n_used; pair++) {
@@ -464,6 +473,7 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
 void rows_are_multiplied_by_the_experts_that_they_chose() {
     experts_of<few_rows::Q4_K>(GGML_TYPE_Q4_K, 130, 512, 12, 3, true);
     experts_of<few_rows::Q6_K_U>(GGML_TYPE_Q6_K, 20, 256, 5, 2, false);
+    experts_of<few_rows::BF16>(GGML_TYPE_BF16, 20, 288, 5, 2, true);
     experts_of<few_rows::MXFP4_U>(GGML_TYPE_MXFP4, 20, 320, 7, 4, true);
 }
 

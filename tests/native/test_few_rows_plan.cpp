@@ -141,12 +141,32 @@ void a_third_type_or_a_fourth_matrix_takes_another_launch() {
     expect(four, "cM3 M1 ");
 }
 
+// Floats have no blocks that could end in a row's midst, so any length will do.
+void floats_of_16_bits_are_multiplied() {
+    drawn d(5);
+    ggml_tensor * x = d.input(288);
+    d.product(d.weights(200, GGML_TYPE_BF16, 288), x);
+    d.product(d.weights(64, GGML_TYPE_F16, 288), x);
+    expect(d, "cM2 ");
+    const few_rows_plan plan = d.plan();
+    check::equal(plan.launches[0].kernel.name(), std::string("product_F16_BF16_1"), "kernel");
+    check::equal(plan.launches[0].kernel.shared_bytes(),
+                 few_rows::INPUT_STAGES * few_rows::TILE_BYTES, "no ring of weights");
+    drawn off(5);
+    ggml_tensor * w = off.weights(64, GGML_TYPE_BF16, 288);
+    w->data = static_cast<char *>(w->data) + 8;
+    off.product(w, off.input(288));
+    few_rows_rules rules = off.rules();
+    rules.has = [](const few_rows_kernel & kernel) { return kernel.a.aligned && kernel.b.aligned; };
+    check::that(plan_few_rows(off.layout(), rules).launches.empty(), "floats off 16 bytes");
+}
+
 void what_is_not_ours_stays_with_ggml() {
     drawn many(65);
     many.product(many.weights(64));
     expect(many, "s1 ");
     drawn other(2);
-    other.product(other.weights(64, GGML_TYPE_F16));
+    other.product(other.weights(64, GGML_TYPE_TQ1_0));
     ggml_tensor * view = ggml_view_2d(other.ctx(), other.weights(64), k, 32, 288, 0);
     other.node(view);
     other.product(view);
@@ -449,6 +469,7 @@ const check::tests plan_tests = {
     {"one input is converted and multiplied once", one_input_is_converted_and_multiplied_once},
     {"a third type or a fourth matrix takes another launch",
      a_third_type_or_a_fourth_matrix_takes_another_launch},
+    {"floats of 16 bits are multiplied", floats_of_16_bits_are_multiplied},
     {"what is not ours stays with ggml", what_is_not_ours_stays_with_ggml},
     {"gate and up are fused with their activation", gate_and_up_are_fused_with_their_activation},
     {"halves of one matrix are gate and up", halves_of_one_matrix_are_gate_and_up},
