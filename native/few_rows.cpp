@@ -105,7 +105,7 @@ class graph_runner {
         {
             const stopwatch watch(shared_->counts().order_ns);
             // Always, as graphs in another order would not fit the places of the first one.
-            order_few_rows(private_abi::of(whole), rules_);
+            orders_.order(private_abi::of(whole), rules_);
         }
         if (optimize_ != nullptr) {
             optimize_(backend_, whole, parameters);
@@ -133,9 +133,9 @@ class graph_runner {
             return play(same->second);
         }
         std::optional<stopwatch> watch(shared_->counts().find_ns);
-        graph_content content(g);
-        const uint64_t hash = content.hash();
-        const place known = find(content);
+        content_.read(g);
+        const uint64_t hash = content_.hash();
+        const place known = find(content_);
         watch.reset();
         if (known != kept_.end()) {
             remember_id(g.uid, known);
@@ -151,7 +151,7 @@ class graph_runner {
             }
             return run_directly(g);
         }
-        return record(g, std::move(content));
+        return record(g, std::move(content_));
     }
 
     using place = std::list<kept>::iterator;
@@ -337,6 +337,8 @@ class graph_runner {
     std::shared_ptr<few_rows_engine> shared_;
     std::unique_ptr<few_rows_executor> executor_;
     few_rows_rules rules_;
+    known_orders orders_;
+    graph_content content_;  // of the last graph
     bool is_aside_ = false;
     long version_ = 0;
     std::list<kept> kept_;  // the last played ones first

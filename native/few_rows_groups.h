@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -92,5 +94,16 @@ inline int blocks_of(int64_t rows, int block_rows) {
 // Moves products that may share a launch next to each other, before ggml gives tensors their
 // memory: else it often gives one the place of another. True if any was moved.
 bool order_few_rows(const private_abi::graph & graph, const few_rows_rules & rules);
+
+// The same, and what it comes to is kept: llama.cpp builds the graph of a model at the same
+// addresses again, whatever its rows, and an order knows nothing of rows.
+class known_orders {
+  public:
+    void order(const private_abi::graph & graph, const few_rows_rules & rules);
+
+  private:
+    std::map<std::vector<uintptr_t>, std::vector<int>> known_;  // by nodes and their sources
+    std::vector<uintptr_t> key_;
+};
 
 }  // namespace dflash
