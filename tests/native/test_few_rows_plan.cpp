@@ -357,6 +357,24 @@ void products_of_one_input_are_put_side_by_side() {
     check::that(!order_few_rows(changed.layout(), changed.rules()), "the input changes between");
 }
 
+void the_order_of_a_graph_that_is_built_again_is_known() {
+    drawn d(2);
+    ggml_tensor * first = d.product(d.weights(64));
+    ggml_tensor * norm = other_work(d, first);
+    ggml_tensor * second = d.product(d.weights(64));
+    const std::vector<ggml_tensor *> built = {first, norm, second}, moved = {first, second, norm};
+    known_orders known;
+    for (int i = 0; i < 2; i++) {
+        std::copy(built.begin(), built.end(), d.layout().nodes);
+        known.order(d.layout(), d.rules());
+        check::that(std::equal(moved.begin(), moved.end(), d.layout().nodes), "order");
+    }
+    second->src[1] = norm;  // another graph at the same addresses
+    std::copy(built.begin(), built.end(), d.layout().nodes);
+    known.order(d.layout(), d.rules());
+    check::that(std::equal(built.begin(), built.end(), d.layout().nodes), "an old order");
+}
+
 void parts_depend_on_shapes_alone() {
     std::map<int, int> tiles;
     int units = 0;
@@ -482,6 +500,8 @@ const check::tests plan_tests = {
      the_norm_before_a_product_is_fused_with_the_conversion},
     {"nothing moves over what is in use", nothing_moves_over_what_is_in_use},
     {"products of one input are put side by side", products_of_one_input_are_put_side_by_side},
+    {"the order of a graph that is built again is known",
+     the_order_of_a_graph_that_is_built_again_is_known},
     {"parts depend on shapes alone", parts_depend_on_shapes_alone},
     {"kernels that do not fit give way to smaller ones",
      kernels_that_do_not_fit_give_way_to_smaller_ones},
