@@ -199,7 +199,7 @@ class planner {
             n_tiles *= 2;
         }
         // Fewer tiles a block give the same bits, from more blocks.
-        l.kernel.tiles = std::min(n_tiles, 4);
+        l.kernel.tiles = n_tiles;
         while (l.kernel.tiles > 1 && !rules_.has(l.kernel)) {
             l.kernel.tiles /= 2;
         }
