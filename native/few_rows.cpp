@@ -250,7 +250,10 @@ class graph_runner {
         counts.products += static_cast<long>(plan.plains.size());
         counts.launches += static_cast<long>(plan.plains.size());
         counts.attentions += static_cast<long>(plan.attentions.size());
-        counts.experts += static_cast<long>(plan.of_experts.size());
+        for (const few_rows_plan::experts & made : plan.of_experts) {
+            counts.experts += made.before.empty() ? 1 : 2;
+            counts.fused += made.before.empty() ? 0 : static_cast<long>(made.before.size()) - 1;
+        }
         return plan;
     }
 

@@ -43,6 +43,11 @@ class few_rows_graph {
     int size() const { return g_.n_nodes; }
     ggml_tensor & operator[](int node) const { return *g_.nodes[node]; }
     int index_of(const ggml_tensor * node) const { return index_.at(node); }
+    // -1: it is no node, or users are not known, as nothing is ours.
+    int find(const ggml_tensor * node) const {
+        const auto found = index_.find(node);
+        return found == index_.end() ? -1 : found->second;
+    }
 
     // The only node that reads this one's result, if nobody else can see it; -1: none.
     int only_user(int node) const;

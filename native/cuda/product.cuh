@@ -317,6 +317,42 @@ INLINE float activate(int kind, float alpha, float limit, float gate, float up) 
     return x / (1.f + exp_of(alpha * -x)) * (1.f + y);
 }
 
+template <int TILES> INLINE void add_bias(const matrix & m, int upper, float total[TILES][4]) {
+    if (m.bias) {
+        for (int i = 0; i < 2; i++) {
+            const int row = upper + i * 8 < m.rows ? upper + i * 8 : m.rows - 1;
+            for (int n = 0; n < TILES; n++) {
+                total[n][2 * i] += m.bias[row];
+                total[n][2 * i + 1] += m.bias[row];
+            }
+        }
+    }
+}
+
+// The warps with `up` hand it to those with the gate, and are done: false.
+template <int TILES> INLINE bool activated(const product & p, float total[TILES][4]) {
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
+    floats4 * ups = (floats4 *) shared_memory() + (warp % (WARPS / 2) * 32 + lane) * TILES;
+    sync_threads();
+    if (warp >= WARPS / 2) {
+        for (int n = 0; n < TILES; n++) {
+            ups[n] = {total[n][0], total[n][1], total[n][2], total[n][3]};
+        }
+    }
+    sync_threads();
+    if (warp >= WARPS / 2) {
+        return false;
+    }
+    for (int n = 0; n < TILES; n++) {
+        const floats4 up = ups[n];
+        total[n][0] = activate(p.activation, p.alpha, p.limit, total[n][0], up.x);
+        total[n][1] = activate(p.activation, p.alpha, p.limit, total[n][1], up.y);
+        total[n][2] = activate(p.activation, p.alpha, p.limit, total[n][2], up.z);
+        total[n][3] = activate(p.activation, p.alpha, p.limit, total[n][3], up.w);
+    }
+    return true;
+}
+
 template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     int index = 0, block = block_x(), row0;
@@ -349,34 +385,9 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
         return;
     }
     const int upper = row0 + lane / 4;
-    if (m.bias) {
-        for (int i = 0; i < 2; i++) {
-            const int row = upper + i * 8 < m.rows ? upper + i * 8 : m.rows - 1;
-            for (int n = 0; n < TILES; n++) {
-                total[n][2 * i] += m.bias[row];
-                total[n][2 * i + 1] += m.bias[row];
-            }
-        }
-    }
-    if (p.activation) {  // the warps with `up` hand it to those with the gate
-        floats4 * ups = (floats4 *) shared_memory() + (warp % (WARPS / 2) * 32 + lane) * TILES;
-        sync_threads();
-        if (warp >= WARPS / 2) {
-            for (int n = 0; n < TILES; n++) {
-                ups[n] = {total[n][0], total[n][1], total[n][2], total[n][3]};
-            }
-        }
-        sync_threads();
-        if (warp >= WARPS / 2) {
-            return;
-        }
-        for (int n = 0; n < TILES; n++) {
-            const floats4 up = ups[n];
-            total[n][0] = activate(p.activation, p.alpha, p.limit, total[n][0], up.x);
-            total[n][1] = activate(p.activation, p.alpha, p.limit, total[n][1], up.y);
-            total[n][2] = activate(p.activation, p.alpha, p.limit, total[n][2], up.z);
-            total[n][3] = activate(p.activation, p.alpha, p.limit, total[n][3], up.w);
-        }
+    add_bias<TILES>(m, upper, total);
+    if (p.activation && !activated<TILES>(p, total)) {
+        return;
     }
     for (int n = 0; n < TILES; n++) {
         for (int i = 0; i < 4; i++) {
@@ -440,14 +451,23 @@ template <class A> INLINE void multiply_experts(const expert_product & e) {
     const int * const item = e.items + 1 + 3 * block_z();
     const int * const pairs = e.pairs + item[1];
     const int n = item[2];
-    matrix m = p.matrices[0];
+    int index = 0, row0 = block_x() * BLOCK_ROWS + warp * WARP_ROWS;
+    if (p.activation) {
+        index = warp / (WARPS / 2);
+        row0 = block_x() * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
+    }
+    matrix m = p.matrices[index];
     m.weights += item[0] * e.expert_bytes;
-    const int row0 = block_x() * BLOCK_ROWS + warp * WARP_ROWS;
+    m.bias += m.bias ? item[0] * e.expert_bias : 0;
     const int units = (p.k + UNIT - 1) / UNIT, first = block_y() * p.units_per_part;
     const int last = first + p.units_per_part < units ? first + p.units_per_part : units;
     float total[1][4] = {};
     multiply_part<A, 1>(gathered_inputs(e, pairs, n), m, A::RING, row0, first, last, total);
     if (grid_y() > 1 && !add_parts<1>(p, total)) {
+        return;
+    }
+    add_bias<1>(m, row0 + lane / 4, total);
+    if (p.activation && !activated<1>(p, total)) {
         return;
     }
     for (int i = 0; i < 4; i++) {

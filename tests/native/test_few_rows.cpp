@@ -270,6 +270,18 @@ void three_matrices_in_one_launch() {
     check::that(error_of(z[1], reference(floats, x, 5)) < CLOSE, "floats beside blocks");
 }
 
+double activated(int kind, double gate, double up) {
+    if (kind == few_rows::SWIGLU) {
+        return gate / (1 + std::exp(-gate)) * up;
+    }
+    if (kind == few_rows::GEGLU) {
+        return 0.5 * gate *
+               (1 + std::tanh(0.7978845608028654 * gate * (1 + 0.044715 * gate * gate))) * up;
+    }
+    const double u = std::clamp(up, -7.0, 7.0), g = std::min(gate, 7.0);
+    return g / (1 + std::exp(-1.702 * g)) * (1 + u);
+}
+
 void gate_and_up_with_their_activation() {
     const weights gate(GGML_TYPE_Q4_K, 100, 512, 1), up(GGML_TYPE_Q6_K, 100, 512, 2);
     const std::vector<float> x = inputs(512, 9, 4);
@@ -279,14 +291,7 @@ void gate_and_up_with_their_activation() {
         o.activation = kind;
         std::vector<double> expected(a.size());
         for (size_t i = 0; i < a.size(); i++) {
-            const double u = std::clamp(b[i], -7.0, 7.0), g = std::min(a[i], 7.0);
-            expected[i] = kind == few_rows::SWIGLU ? a[i] / (1 + std::exp(-a[i])) * b[i]
-                          : kind == few_rows::GEGLU
-                              ? 0.5 * a[i] *
-                                    (1 + std::tanh(0.7978845608028654 * a[i] *
-                                                   (1 + 0.044715 * a[i] * a[i]))) *
-                                    b[i]
-                              : g / (1 + std::exp(-1.702 * g)) * (1 + u);
+            expected[i] = activated(kind, a[i], b[i]);
         }
         const auto y = multiplied<few_rows::Q4_K, few_rows::Q6_K_U>({&gate, &up}, x, 9, o);
         check::that(error_of(y[0], expected) < 2 * CLOSE, "activation " + std::to_string(kind));
@@ -381,8 +386,11 @@ void inputs_of_any_size_are_multiplied() {
 // Each row chose some experts; a row has the same bits beside any others, also where many chose the
 // same expert.
 template <typename T>
-void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool one_input) {
-    const weights all(type, rows * n_experts, k, 1);
+void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool one_input,
+                int activation = few_rows::NONE) {
+    const weights all(type, rows * n_experts, k, 1), ups(type, rows * n_experts, k, 4);
+    const std::vector<float> bias = inputs(rows, n_experts, 5),
+                             up_bias = inputs(rows, n_experts, 6);
     const int most = 40, n_inputs = one_input ? 1 : n_used;
     const std::vector<float> x = inputs(k, most * n_inputs, 2);
     std::vector<few_rows::floats4> aligned(x.size() / 4 + 1);
@@ -431,6 +439,17 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
         p.k = k;
         p.n_matrices = 1;
         p.units_per_part = 1;
+        if (activation != few_rows::NONE) {
+            p.activation = activation;
+            p.alpha = 1.702f;
+            p.limit = 7.0f;
+            p.n_matrices = 2;
+            p.matrices[0].bias = bias.data();
+            p.matrices[1] = p.matrices[0];
+            p.matrices[1].weights = ups.at;
+            p.matrices[1].bias = up_bias.data();
+            e.expert_bias = rows;
+        }
         e.items = order.data();
         e.pairs = pairs.data();
         e.expert_bytes = all.row_bytes * rows;
@@ -438,7 +457,9 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
         e.n_used = n_used;
         e.n_inputs = n_inputs;
         e.n_tiles = c.n_tiles;
-        const int row_blocks = (rows + few_rows::BLOCK_ROWS - 1) / few_rows::BLOCK_ROWS;
+        const int of_block =
+            activation != few_rows::NONE ? few_rows::BLOCK_ROWS / 2 : few_rows::BLOCK_ROWS;
+        const int row_blocks = (rows + of_block - 1) / of_block;
         std::vector<few_rows::floats4> partials(
             few_rows::product_scratch(row_blocks * items, units, 1) / 4 + 1);
         std::vector<unsigned> counters(row_blocks * items, 0);
@@ -450,13 +471,19 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
         for (int pair = 0; pair < n * n_used; pair++) {
             const float * input =
                 x.data() + static_cast<size_t>(one_input ? pair / n_used : pair) * k;
-            double off = 0.0, size = 0.0;
-            for (int r = 0; r < rows; r++) {
+            const auto product = [&](const weights & w, int r) {
                 double sum = 0.0;
                 for (int i = 0; i < k; i++) {
-                    sum += static_cast<double>(
-                               all.values[(static_cast<size_t>(ids[pair]) * rows + r) * k + i]) *
-                           input[i];
+                    sum += static_cast<double>(w.values[static_cast<size_t>(r) * k + i]) * input[i];
+                }
+                return sum;
+            };
+            double off = 0.0, size = 0.0;
+            for (int r = 0; r < rows; r++) {
+                const int row = ids[pair] * rows + r;
+                double sum = product(all, row);
+                if (activation != few_rows::NONE) {
+                    sum = activated(activation, sum + bias[row], product(ups, row) + up_bias[row]);
                 }
                 off += std::pow(out[static_cast<size_t>(pair) * rows + r] - sum, 2);
                 size += sum * sum;
@@ -479,6 +506,11 @@ void rows_are_multiplied_by_the_experts_that_they_chose() {
     experts_of<few_rows::Q6_K_U>(GGML_TYPE_Q6_K, 20, 256, 5, 2, false);
     experts_of<few_rows::BF16>(GGML_TYPE_BF16, 20, 288, 5, 2, true);
     experts_of<few_rows::MXFP4_U>(GGML_TYPE_MXFP4, 20, 320, 7, 4, true);
+}
+
+void gate_and_up_of_experts_with_their_biases_and_activation() {
+    experts_of<few_rows::Q4_K>(GGML_TYPE_Q4_K, 70, 512, 6, 3, true, few_rows::SWIGLU);
+    experts_of<few_rows::MXFP4_U>(GGML_TYPE_MXFP4, 70, 320, 5, 4, true, few_rows::SWIGLU_OAI);
 }
 
 void routers_are_multiplied_as_floats() {
@@ -528,6 +560,8 @@ const check::tests few_rows_tests = {
     {"inputs of any size are multiplied", inputs_of_any_size_are_multiplied},
     {"rows are multiplied by the experts that they chose",
      rows_are_multiplied_by_the_experts_that_they_chose},
+    {"gate and up of experts with their biases and activation",
+     gate_and_up_of_experts_with_their_biases_and_activation},
     {"routers are multiplied as floats", routers_are_multiplied_as_floats},
 };
 

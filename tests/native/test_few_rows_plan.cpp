@@ -409,6 +409,68 @@ void kernels_that_do_not_fit_give_way_to_smaller_ones() {
     check::equal(plan.n_counters, size_t{4}, "a counter for each block of rows and layer");
 }
 
+// Gate and up of experts, with biases or without, and their activation.
+struct mixture {
+    explicit mixture(drawn & d, bool has_bias = false) {
+        ggml_context * ctx = d.ctx();
+        d.product(d.weights(64));  // an input of its own for all others
+        x = d.placed(ggml_new_tensor_3d(ctx, GGML_TYPE_F32, k, 1, d.columns));
+        ids = d.placed(ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 4, d.columns));
+        ggml_tensor * of[2];
+        for (auto & out : of) {
+            ggml_tensor * w = d.placed(ggml_new_tensor_3d(ctx, GGML_TYPE_Q4_K, k, 128, 16));
+            out = d.node(ggml_mul_mat_id(ctx, w, x, ids));
+            if (has_bias) {
+                ggml_tensor * bias = d.placed(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 128, 16));
+                out = d.node(ggml_add_id(ctx, out, bias, ids));
+            }
+        }
+        up = of[0];
+        out = d.node(has_bias ? ggml_swiglu_oai(ctx, of[1], of[0], 1.702f, 7.0f)
+                              : ggml_swiglu_split(ctx, of[1], of[0]));
+    }
+    static few_rows_plan plan(const drawn & d) {
+        few_rows_rules rules = d.rules();
+        rules.takes_experts = [](ggml_type, int64_t, int64_t, int64_t) { return true; };
+        return plan_few_rows(d.layout(), rules);
+    }
+    ggml_tensor *x, *ids, *up, *out;
+};
+
+void gate_and_up_of_experts_are_fused_with_their_activation() {
+    for (const bool has_bias : {false, true}) {
+        drawn d(5);
+        const mixture m(d, has_bias);
+        const few_rows_plan plan = mixture::plan(d);
+        check::equal(plan.of_experts.size(), size_t{1}, "one launch");
+        const few_rows_plan::experts & made = plan.of_experts[0];
+        check::that(made.node == m.out, "its result");
+        check::equal(made.before.size(), has_bias ? size_t{4} : size_t{2}, "what it is made of");
+        check::equal(made.row_blocks, 2, "blocks of 64 rows");
+        const few_rows::product & p = made.arguments.base;
+        check::that(p.matrices[0].out == m.out->data, "where it goes");
+        check::that(p.matrices[1].weights == (has_bias ? m.up->src[0] : m.up)->src[0]->data, "up");
+        check::that((p.matrices[1].bias != nullptr) == has_bias, "a bias");
+        check::that(made.orders && made.converts, "before it");
+        drawn other(1);
+        const mixture one(other, has_bias);
+        check::equal(mixture::plan(other).of_experts[0].arguments.base.units_per_part,
+                     p.units_per_part, "parts depend on shapes alone");
+    }
+    drawn seen(5);
+    const mixture m(seen);
+    seen.node(ggml_scale(seen.ctx(), m.up, 2.0f));
+    check::equal(mixture::plan(seen).of_experts.size(), size_t{2}, "others see what goes in");
+    drawn changed(5);
+    const mixture late(changed);
+    auto & nodes = changed.layout().nodes;
+    ggml_tensor * over = ggml_rms_norm(changed.ctx(), changed.x, 1e-6f);
+    changed.node(over, late.x);
+    std::rotate(&nodes[changed.layout().n_nodes - 2], &nodes[changed.layout().n_nodes - 1],
+                &nodes[changed.layout().n_nodes]);
+    check::equal(mixture::plan(changed).of_experts.size(), size_t{2}, "the input is gone");
+}
+
 void graphs_of_equal_content_are_equal() {
     const auto made = [](int n, bool other_address = false, float eps = 1e-6f) {
         drawn d(n);
@@ -505,6 +567,8 @@ const check::tests plan_tests = {
     {"parts depend on shapes alone", parts_depend_on_shapes_alone},
     {"kernels that do not fit give way to smaller ones",
      kernels_that_do_not_fit_give_way_to_smaller_ones},
+    {"gate and up of experts are fused with their activation",
+     gate_and_up_of_experts_are_fused_with_their_activation},
     {"graphs of equal content are equal", graphs_of_equal_content_are_equal},
     {"ggml is laid out as expected", ggml_is_laid_out_as_expected},
     {"attention makes the input of the product behind it",
