@@ -97,7 +97,7 @@ def test_attention_compiles_and_hardly_spills(
 ) -> None:
     compiled = compiler.compile(kernels.source_of(heads), architecture)
     assert f"attention_{heads.operand}_4".encode() in compiled.cubin
-    assert max(compiled.spilled) <= 12, str(compiled)  # heads of 112 on sm_120; elsewhere up to 4
+    assert max(compiled.spilled) <= 4, str(compiled)  # heads of 128 on sm_80
 
 
 @pytest.mark.parametrize("name", TYPES)
