@@ -161,13 +161,14 @@ ggml_tensor * draft_graph::project(ggml_tensor * x, ggml_tensor * weight, ggml_t
 
 // The input of a product, in the type of its weights where that makes it faster: with inputs of f32
 // and few columns CUDA does not use cuBLAS. The layers of an 8B drafter in bf16 take an H200 577
-// microseconds with it, 695 without.
+// microseconds with it, 695 without. Our own kernels take floats as they are.
 ggml_tensor * draft_graph::as_weights(ggml_tensor * x, const ggml_tensor * weight) const {
     constexpr int64_t fewest = 8;
     constexpr int64_t most = 16;
     const int64_t n = x->ne[1];
     const bool is_faster = is_cuda(parts_.backend) && weight->type == GGML_TYPE_BF16 &&
-                           n >= fewest && n <= most && x->ne[2] * x->ne[3] == 1;
+                           n >= fewest && n <= most && x->ne[2] * x->ne[3] == 1 &&
+                           !takes_few_rows(parts_.backend, weight);
     return is_faster ? ggml_cast(nodes_.get(), x, GGML_TYPE_BF16) : x;
 }
 

@@ -1,7 +1,10 @@
 #include "few_rows.h"
 
+#include <algorithm>
+#include <chrono>
 #include <deque>
 #include <list>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -28,6 +31,24 @@ std::mutex & recording_mutex() {
     static std::mutex mutex;
     return mutex;
 }
+
+long now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<long>(std::chrono::nanoseconds(now).count());
+}
+
+// Adds the time that it lives.
+class stopwatch {
+  public:
+    explicit stopwatch(std::atomic<long> & ns) : ns_(ns), begin_(now_ns()) {}
+    ~stopwatch() { ns_ += now_ns() - begin_; }
+    stopwatch(const stopwatch &) = delete;
+    stopwatch & operator=(const stopwatch &) = delete;
+
+  private:
+    std::atomic<long> & ns_;
+    long begin_;
+};
 
 class graph_runner {
   public:
@@ -80,8 +101,12 @@ class graph_runner {
 
     // Called when a graph is made, before it gets its memory.
     void optimize(ggml_cgraph * whole, void * parameters) {
-        // Always, as graphs in another order would not fit the places of the first one.
-        order_few_rows(private_abi::of(whole), rules_);
+        shared_->counts().ordered_at_ns = now_ns();
+        {
+            const stopwatch watch(shared_->counts().order_ns);
+            // Always, as graphs in another order would not fit the places of the first one.
+            orders_.order(private_abi::of(whole), rules_);
+        }
         if (optimize_ != nullptr) {
             optimize_(backend_, whole, parameters);
         }
@@ -95,6 +120,7 @@ class graph_runner {
     };
 
     ggml_status run_graph(const graph & g) {
+        shared_->counts().run_at_ns = now_ns();
         executor_->begin();
         if (version_ != shared_->version()) {
             forget();
@@ -103,17 +129,17 @@ class graph_runner {
         if (!executor_->records(g)) {
             return run_directly(g);
         }
-        if (const auto known = by_id_.find(g.uid); g.uid != 0 && known != by_id_.end()) {
-            return play(known->second);
+        if (const auto same = by_id_.find(g.uid); g.uid != 0 && same != by_id_.end()) {
+            return play(same->second);
         }
-        graph_content content(g);
-        const uint64_t hash = content.hash();
-        const auto [first, last] = by_hash_.equal_range(hash);
-        for (auto at = first; at != last; ++at) {
-            if (at->second->content == content) {
-                remember_id(g.uid, at->second);
-                return play(at->second);
-            }
+        std::optional<stopwatch> watch(shared_->counts().find_ns);
+        content_.read(g);
+        const uint64_t hash = content_.hash();
+        const place known = find(content_);
+        watch.reset();
+        if (known != kept_.end()) {
+            remember_id(g.uid, known);
+            return play(known);
         }
         // What a graph needs besides memory, ggml makes when it first runs: that cannot be
         // recorded.
@@ -125,12 +151,21 @@ class graph_runner {
             }
             return run_directly(g);
         }
-        return record(g, std::move(content));
+        return record(g, std::move(content_));
     }
 
     using place = std::list<kept>::iterator;
 
+    // The end of those kept, if it is none of them.
+    place find(const graph_content & content) {
+        const auto [first, last] = by_hash_.equal_range(content.hash());
+        const auto found = std::find_if(
+            first, last, [&](const auto & known) { return known.second->content == content; });
+        return found == last ? kept_.end() : found->second;
+    }
+
     ggml_status play(place at) {
+        const stopwatch watch(shared_->counts().launch_ns);
         kept_.splice(kept_.begin(), kept_, at);
         executor_->play(*at->recording);
         shared_->counts().played++;
@@ -202,6 +237,7 @@ class graph_runner {
     }
 
     few_rows_plan make_plan(const graph & g) const {
+        const stopwatch watch(shared_->counts().plan_ns);
         few_rows_plan plan = shared_->is_on() ? plan_few_rows(g, rules_) : few_rows_plan{};
         few_rows_counts & counts = shared_->counts();
         for (const few_rows_plan::launch & l : plan.launches) {
@@ -214,7 +250,10 @@ class graph_runner {
         counts.products += static_cast<long>(plan.plains.size());
         counts.launches += static_cast<long>(plan.plains.size());
         counts.attentions += static_cast<long>(plan.attentions.size());
-        counts.experts += static_cast<long>(plan.of_experts.size());
+        for (const few_rows_plan::experts & made : plan.of_experts) {
+            counts.experts += made.before.empty() ? 1 : 2;
+            counts.fused += made.before.empty() ? 0 : static_cast<long>(made.before.size()) - 1;
+        }
         return plan;
     }
 
@@ -224,6 +263,7 @@ class graph_runner {
     }
 
     ggml_status run_plan(const graph & g, const few_rows_plan & plan) const {
+        const stopwatch watch(shared_->counts().launch_ns);
         if (plan.steps.size() == plan.segments.size()) {
             return compute(g, g.nodes, g.n_nodes);
         }
@@ -300,6 +340,8 @@ class graph_runner {
     std::shared_ptr<few_rows_engine> shared_;
     std::unique_ptr<few_rows_executor> executor_;
     few_rows_rules rules_;
+    known_orders orders_;
+    graph_content content_;  // of the last graph
     bool is_aside_ = false;
     long version_ = 0;
     std::list<kept> kept_;  // the last played ones first

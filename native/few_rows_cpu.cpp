@@ -119,6 +119,9 @@ class cpu_executor : public few_rows_executor {
     void order(const few_rows::choice &) override {}
     void multiply(const few_rows_plan::experts & planned,
                   const few_rows::expert_product &) override {
+        for (const ggml_tensor * node : planned.before) {
+            compute(*node);
+        }
         compute(*planned.node);
     }
 

@@ -1,5 +1,7 @@
 #include "few_rows_experts.h"
 
+#include <cstring>
+
 #include "few_rows_groups.h"
 
 namespace dflash {
@@ -15,6 +17,16 @@ few_rows_kernel kernel_of(const ggml_tensor & weights) {
 constexpr int usual_rows = 8;
 
 size_t floats(size_t bytes) { return bytes / sizeof(float); }
+
+bool is_readable_bias(const expert_chain & c, const few_rows_rules & rules) {
+    if (c.bias == nullptr) {
+        return true;
+    }
+    const ggml_tensor &w = *c.product->src[0], &bias = *c.bias->src[1];
+    return bias.type == GGML_TYPE_F32 && bias.op == GGML_OP_NONE && bias.view_src == nullptr &&
+           bias.ne[0] == w.ne[1] && bias.ne[1] == w.ne[2] && ggml_is_contiguous(&bias) &&
+           c.bias->src[2] == c.product->src[2] && rules.reads(bias);
+}
 
 }  // namespace
 
@@ -105,6 +117,46 @@ few_rows_plan::experts plan_experts(const ggml_tensor & t, const few_rows_rules 
         few_rows_units_per_part(made.row_blocks * c.n_used * usual_rows, units, rules.n_processors);
     made.parts = blocks_of(units, p.units_per_part);
     made.items = few_rows::most_items(c.n_rows * c.n_used, c.n_experts);
+    return made;
+}
+
+bool may_share(const expert_chain & gate, const expert_chain & up, const ggml_tensor & activation,
+               const few_rows_rules & rules) {
+    const ggml_tensor &a = *gate.product, &b = *up.product, &t = activation;
+    return a.src[1] == b.src[1] && a.src[2] == b.src[2] && a.src[0]->type == b.src[0]->type &&
+           ggml_are_same_shape(a.src[0], b.src[0]) &&
+           (gate.bias == nullptr) == (up.bias == nullptr) && is_readable_bias(gate, rules) &&
+           is_readable_bias(up, rules) && takes_experts(a, rules) && takes_experts(b, rules) &&
+           is_computed(t) && t.type == GGML_TYPE_F32 && ggml_are_same_shape(&t, &a) &&
+           ggml_is_contiguous(&t) && is_aligned(t.data, t.nb[1], sizeof(float));
+}
+
+// Parts are those of the products alone, so that a row has the same bits where memory forbids this.
+few_rows_plan::experts plan_experts(const expert_chain & gate, const expert_chain & up,
+                                    const ggml_tensor & activation, const few_rows_rules & rules) {
+    few_rows_plan::experts made = plan_experts(*gate.product, rules);
+    few_rows::product & p = made.arguments.base;
+    p.n_matrices = 2;
+    p.activation = activation_of(activation);
+    std::memcpy(&p.alpha, activation.op_params + 2, sizeof(float));
+    std::memcpy(&p.limit, activation.op_params + 3, sizeof(float));
+    p.matrices[0].out = static_cast<float *>(activation.data);
+    p.matrices[0].out_stride = floats(activation.nb[1]);
+    p.matrices[1] = p.matrices[0];
+    p.matrices[1].weights = static_cast<const unsigned char *>(up.product->src[0]->data);
+    made.arguments.out_row = floats(activation.nb[2]);
+    const expert_chain * chains[] = {&gate, &up};
+    for (int i = 0; i < 2; i++) {
+        made.before.push_back(chains[i]->product);
+        if (chains[i]->bias != nullptr) {
+            made.before.push_back(chains[i]->bias);
+            const ggml_tensor & bias = *chains[i]->bias->src[1];
+            p.matrices[i].bias = static_cast<const float *>(bias.data);
+            made.arguments.expert_bias = floats(bias.nb[1]);
+        }
+    }
+    made.row_blocks = blocks_of(p.matrices[0].rows, few_rows::BLOCK_ROWS / 2);
+    made.node = &activation;
     return made;
 }
 

@@ -11,6 +11,18 @@ bool takes_experts(const ggml_tensor & node, const few_rows_rules & rules);
 // How it is launched.
 few_rows_plan::experts plan_experts(const ggml_tensor & node, const few_rows_rules & rules);
 
+// A product with experts and its bias, or null: what an activation takes as gate or as `up`.
+struct expert_chain {
+    const ggml_tensor * product = nullptr;
+    const ggml_tensor * bias = nullptr;  // a node
+};
+
+// Whether gate and `up` may share a launch with their activation.
+bool may_share(const expert_chain & gate, const expert_chain & up, const ggml_tensor & activation,
+               const few_rows_rules & rules);
+few_rows_plan::experts plan_experts(const expert_chain & gate, const expert_chain & up,
+                                    const ggml_tensor & activation, const few_rows_rules & rules);
+
 // The same for a product with an F32 matrix, such as a router.
 bool takes_plain(const ggml_tensor & node, const few_rows_rules & rules);
 few_rows_plan::plain plan_plain(const ggml_tensor & node);

@@ -326,9 +326,8 @@ bool gather(const few_rows_graph & graph, const few_rows_group & made,
     return true;
 }
 
-}  // namespace
-
-bool order_few_rows(const private_abi::graph & g, const few_rows_rules & rules) {
+// The nodes in their new order; empty if it is theirs.
+std::vector<int> order_of(const private_abi::graph & g, const few_rows_rules & rules) {
     few_rows_graph graph(g, rules, /*any_shape=*/true);
     const int n = graph.size();
     std::vector<std::vector<int>> before(n);  // nodes that are moved before others
@@ -337,19 +336,51 @@ bool order_few_rows(const private_abi::graph & g, const few_rows_rules & rules) 
     for (const few_rows_group & made : graph.groups()) {
         any = gather(graph, made, before, moves) || any;
     }
-    if (any) {
-        std::vector<ggml_tensor *> ordered;
-        for (int i = 0; i < n; i++) {
-            for (const int node : before[i]) {
-                ordered.push_back(&graph[node]);
-            }
-            if (!moves[i]) {
-                ordered.push_back(&graph[i]);
-            }
+    std::vector<int> order;
+    for (int i = 0; any && i < n; i++) {
+        order.insert(order.end(), before[i].begin(), before[i].end());
+        if (!moves[i]) {
+            order.push_back(i);
         }
-        std::copy(ordered.begin(), ordered.end(), g.nodes);
     }
-    return any;
+    return order;
+}
+
+void put_in_order(const private_abi::graph & g, const std::vector<int> & order) {
+    const std::vector<ggml_tensor *> nodes(g.nodes, g.nodes + g.n_nodes);
+    std::transform(order.begin(), order.end(), g.nodes, [&](int node) { return nodes[node]; });
+}
+
+// With experts in RAM a pass is two small graphs a layer.
+constexpr size_t most_orders = 512;
+
+}  // namespace
+
+bool order_few_rows(const private_abi::graph & g, const few_rows_rules & rules) {
+    const std::vector<int> order = order_of(g, rules);
+    put_in_order(g, order);
+    return !order.empty();
+}
+
+void known_orders::order(const private_abi::graph & g, const few_rows_rules & rules) {
+    key_.clear();
+    for (int i = 0; i < g.n_nodes; i++) {
+        const ggml_tensor & t = *g.nodes[i];
+        key_.push_back(reinterpret_cast<uintptr_t>(&t));
+        key_.push_back(static_cast<uintptr_t>(t.op) << 16 | static_cast<uintptr_t>(t.type));
+        key_.push_back(reinterpret_cast<uintptr_t>(t.view_src));
+        for (int s = 0; s < GGML_MAX_SRC && t.src[s] != nullptr; s++) {
+            key_.push_back(reinterpret_cast<uintptr_t>(t.src[s]));
+        }
+    }
+    auto known = known_.find(key_);
+    if (known == known_.end()) {
+        if (known_.size() >= most_orders) {
+            known_.clear();
+        }
+        known = known_.emplace(key_, order_of(g, rules)).first;
+    }
+    put_in_order(g, known->second);
 }
 
 }  // namespace dflash

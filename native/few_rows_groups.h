@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -41,6 +43,11 @@ class few_rows_graph {
     int size() const { return g_.n_nodes; }
     ggml_tensor & operator[](int node) const { return *g_.nodes[node]; }
     int index_of(const ggml_tensor * node) const { return index_.at(node); }
+    // -1: it is no node, or users are not known, as nothing is ours.
+    int find(const ggml_tensor * node) const {
+        const auto found = index_.find(node);
+        return found == index_.end() ? -1 : found->second;
+    }
 
     // The only node that reads this one's result, if nobody else can see it; -1: none.
     int only_user(int node) const;
@@ -92,5 +99,16 @@ inline int blocks_of(int64_t rows, int block_rows) {
 // Moves products that may share a launch next to each other, before ggml gives tensors their
 // memory: else it often gives one the place of another. True if any was moved.
 bool order_few_rows(const private_abi::graph & graph, const few_rows_rules & rules);
+
+// The same, and what it comes to is kept: llama.cpp builds the graph of a model at the same
+// addresses again, whatever its rows, and an order knows nothing of rows.
+class known_orders {
+  public:
+    void order(const private_abi::graph & graph, const few_rows_rules & rules);
+
+  private:
+    std::map<std::vector<uintptr_t>, std::vector<int>> known_;  // by nodes and their sources
+    std::vector<uintptr_t> key_;
+};
 
 }  // namespace dflash

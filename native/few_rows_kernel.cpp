@@ -11,7 +11,7 @@ namespace {
 struct block_type {
     ggml_type type;
     const char * name;  // as in native/cuda/product.cuh
-    int unit_bytes;
+    int unit_bytes;     // in shared memory; 0: the kernels read such floats without it
 };
 
 constexpr block_type block_types[] = {
@@ -22,7 +22,8 @@ constexpr block_type block_types[] = {
     {GGML_TYPE_Q5_0, "Q5_0", 176},     {GGML_TYPE_Q5_1, "Q5_1", 192},
     {GGML_TYPE_IQ4_NL, "IQ4_NL", 144}, {GGML_TYPE_IQ4_XS, "IQ4_XS", 136},
     {GGML_TYPE_MXFP4, "MXFP4", 136},   {GGML_TYPE_IQ3_XXS, "IQ3_XXS", 98},
-    {GGML_TYPE_IQ3_S, "IQ3_S", 110},
+    {GGML_TYPE_IQ3_S, "IQ3_S", 110},   {GGML_TYPE_F16, "F16", 0},
+    {GGML_TYPE_BF16, "BF16", 0},
 };
 
 const block_type * find_type(ggml_type type) {
@@ -39,13 +40,15 @@ std::string operand_name(const few_rows_kernel::operand & o) {
 }
 
 int ring_bytes(const few_rows_kernel::operand & o) {
-    return few_rows::weight_bytes(few_rows::row_pitch(find_type(o.type)->unit_bytes, o.aligned));
+    const int unit_bytes = find_type(o.type)->unit_bytes;
+    return unit_bytes == 0 ? 0 : few_rows::weight_bytes(few_rows::row_pitch(unit_bytes, o.aligned));
 }
 
 // Whether all units of all rows of a matrix, of k elements, are whole and lie at multiples of 16
-// bytes.
+// bytes; of floats, whether all groups do.
 bool has_aligned_units(const block_type & type, const void * at, int64_t k, size_t row_bytes) {
-    return k % few_rows::UNIT == 0 && type.unit_bytes % 16 == 0 && is_aligned(at, row_bytes, 16);
+    return (type.unit_bytes == 0 || k % few_rows::UNIT == 0) && type.unit_bytes % 16 == 0 &&
+           is_aligned(at, row_bytes, 16);
 }
 
 }  // namespace

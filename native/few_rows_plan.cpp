@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "few_rows_attention.h"
 #include "few_rows_experts.h"
@@ -32,6 +33,7 @@ class planner {
         for (const few_rows_group & made : g_.groups()) {
             place(made);
         }
+        join_experts();
         emit();
         return std::move(plan_);
     }
@@ -199,7 +201,7 @@ class planner {
             n_tiles *= 2;
         }
         // Fewer tiles a block give the same bits, from more blocks.
-        l.kernel.tiles = std::min(n_tiles, 4);
+        l.kernel.tiles = n_tiles;
         while (l.kernel.tiles > 1 && !rules_.has(l.kernel)) {
             l.kernel.tiles /= 2;
         }
@@ -283,6 +285,64 @@ class planner {
         return true;
     }
 
+    // What an activation, node `user`, takes of experts; without a product: it is nothing else.
+    expert_chain chain_behind(const ggml_tensor * source, int user) const {
+        const int last = g_.find(source);
+        if (last < 0 || g_.only_user(last) != user) {
+            return {};
+        }
+        expert_chain c;
+        c.product = source;
+        if (source->op == GGML_OP_ADD_ID) {
+            c.product = source->src[0];
+            c.bias = source;
+            const int product = g_.find(c.product);
+            if (product < 0 || g_.only_user(product) != last) {
+                return {};
+            }
+        }
+        return c.product->op == GGML_OP_MUL_MAT_ID ? c : expert_chain{};
+    }
+
+    // Gate and `up` of experts are multiplied where their activation stands, if what they are made
+    // of is still there.
+    void join_experts() {
+        for (int i = 0; i < g_.size(); i++) {
+            const ggml_tensor & t = g_[i];
+            if (activation_of(t) == few_rows::NONE || t.src[1] == nullptr) {
+                continue;
+            }
+            const expert_chain gate = chain_behind(t.src[0], i), up = chain_behind(t.src[1], i);
+            if (gate.product == nullptr || up.product == nullptr ||
+                !may_share(gate, up, t, rules_)) {
+                continue;
+            }
+            std::vector<int> own;
+            for (const ggml_tensor * node : {gate.product, gate.bias, up.product, up.bias}) {
+                if (node != nullptr) {
+                    own.push_back(g_.index_of(node));
+                }
+            }
+            const range x(*gate.product->src[1]), ids(*gate.product->src[2]);
+            const int first = *std::min_element(own.begin(), own.end());
+            bool is_there = true;
+            for (int between = first; between < i; between++) {
+                const ggml_tensor & other = g_[between];
+                if (!is_idle(other) && std::find(own.begin(), own.end(), between) == own.end()) {
+                    const range written(other);
+                    is_there = is_there && !written.overlaps(x) && !written.overlaps(ids);
+                }
+            }
+            if (!is_there) {
+                continue;
+            }
+            for (const int node : own) {
+                is_fused_[node] = true;
+            }
+            activated_experts_[i] = {gate, up};
+        }
+    }
+
     void reserve(const few_rows_plan::experts & made) {
         const few_rows::choice & c = made.choice;
         const size_t tile = few_rows::TILE_BYTES;
@@ -362,13 +422,18 @@ class planner {
                 write(t);
                 continue;
             }
-            if (takes_experts(t, rules_)) {
+            const auto activated = activated_experts_.find(i);
+            if (activated != activated_experts_.end() || takes_experts(t, rules_)) {
                 flush();
-                few_rows_plan::experts made = plan_experts(t, rules_);
-                made.converts = converted != t.src[1];
-                made.orders = chosen != t.src[2];
-                converted = t.src[1];
-                chosen = t.src[2];
+                few_rows_plan::experts made =
+                    activated != activated_experts_.end()
+                        ? plan_experts(activated->second.first, activated->second.second, t, rules_)
+                        : plan_experts(t, rules_);
+                const ggml_tensor & product = made.before.empty() ? t : *made.before[0];
+                made.converts = converted != product.src[1];
+                made.orders = chosen != product.src[2];
+                converted = product.src[1];
+                chosen = product.src[2];
                 reserve(made);
                 plan_.steps.push_back(
                     {few_rows_plan::step::EXPERTS, static_cast<int>(plan_.of_experts.size())});
@@ -390,6 +455,7 @@ class planner {
     few_rows_plan plan_;
     std::vector<bool> is_fused_;  // nodes whose work launches do
     std::unordered_map<int, std::vector<int>> launches_at_;
+    std::unordered_map<int, std::pair<expert_chain, expert_chain>> activated_experts_;
 };
 
 }  // namespace

@@ -63,13 +63,15 @@ constexpr int most_items(int n_pairs, int n_experts) {
     return n_pairs / TILE_COLUMNS + (n_pairs < n_experts ? n_pairs : n_experts);
 }
 
-// A product with the experts that rows chose. Of `base`, which has one matrix, `out` is that of the
-// first row's first expert, out_stride leads to its next expert, and x is the converted input.
+// A product with the experts that rows chose. Of `base`, which has one matrix, or gate and up of an
+// activation, `out` is that of the first row's first expert, out_stride leads to its next expert,
+// bias is the first expert's, and x is the converted input.
 struct expert_product {
     product base;
     const int * items;
     const int * pairs;
     unsigned long long expert_bytes;  // from one expert's matrix to the next
+    unsigned long long expert_bias;   // floats from one expert's bias to the next
     unsigned long long out_row;       // floats from one row's results to the next
     int n_used;
     int n_inputs;  // of a row: one for all its experts, or n_used

@@ -312,12 +312,18 @@ DEVICE void combine(const attention & a) {
     }
 }
 
+// That share a multiprocessor. Three of 64 queries with the longest heads in registers would spill, and desktop GPUs have
+// memory for two.
+constexpr int attention_blocks(int head_dim, int groups) {
+    return head_dim > 128 ? 1 : head_dim == LONG_HEAD && groups == 4 ? 2 : 3;
+}
+
 }  // namespace few_rows
 
 KERNEL(combine_chunks, few_rows::attention, few_rows::BLOCK_THREADS, 4) { few_rows::combine(arguments); }
 
 #define FEW_ROWS_ATTENTION_OF(K, V, D, GROUPS) \
-    KERNEL(attention_##K##_##V##_##D##_##GROUPS, few_rows::attention, few_rows::ATTENTION_THREADS, D > 128 ? 1 : 3) { \
+    KERNEL(attention_##K##_##V##_##D##_##GROUPS, few_rows::attention, few_rows::ATTENTION_THREADS, few_rows::attention_blocks(D, GROUPS)) { \
         few_rows::attend<few_rows::K##_cells, few_rows::V##_cells, D, GROUPS>(arguments); \
     }
 // The kernels for blocks of 16, 32 and 64 queries.

@@ -392,4 +392,42 @@ template <class Unit> struct mxfp4 : block_of_32<Unit, 17> {
     }
 };
 
+// Floats of 16 bits, which have no blocks: a lane's eight elements of a group are 16 bytes as they lie. What tensor
+// cores take of them and of those of the row eight below is made once for all columns.
+struct f16 {
+    struct operand { u32 a[2][4]; };
+
+    INLINE static operand unpack(words4 upper, words4 lower) {
+        return {{{pick_bytes(upper.x, upper.y, 0x5410), pick_bytes(lower.x, lower.y, 0x5410),
+                  pick_bytes(upper.x, upper.y, 0x7632), pick_bytes(lower.x, lower.y, 0x7632)},
+                 {pick_bytes(upper.z, upper.w, 0x5410), pick_bytes(lower.z, lower.w, 0x5410),
+                  pick_bytes(upper.z, upper.w, 0x7632), pick_bytes(lower.z, lower.w, 0x7632)}}};
+    }
+    INLINE static void multiply(float c[4], const operand & w, words4 x) {
+        multiply_tile(c, w.a[0][0], w.a[0][1], w.a[0][2], w.a[0][3], x.x, x.y);
+        multiply_tile(c, w.a[1][0], w.a[1][1], w.a[1][2], w.a[1][3], x.z, x.w);
+    }
+};
+
+// No half has the range of these, but what tensor cores take of an f32 holds both them and the halves of an input.
+struct bf16 {
+    struct operand { float a[4][4]; };
+
+    INLINE static float low(u32 two) { return float_of_bits(two << 16); }
+    INLINE static float high(u32 two) { return float_of_bits(two & 0xffff0000); }
+    INLINE static operand unpack(words4 upper, words4 lower) {
+        return {{{low(upper.x), low(lower.x), low(upper.y), low(lower.y)},
+                 {high(upper.x), high(lower.x), high(upper.y), high(lower.y)},
+                 {low(upper.z), low(lower.z), low(upper.w), low(lower.w)},
+                 {high(upper.z), high(lower.z), high(upper.w), high(lower.w)}}};
+    }
+    INLINE static void multiply(float c[4], const operand & w, words4 x) {
+        const u32 of[4] = {x.x, x.y, x.z, x.w};
+        for (int i = 0; i < 4; i++) {
+            multiply_short_tile(c, w.a[i][0], w.a[i][1], w.a[i][2], w.a[i][3], float_of_half(of[i] & 0xffff),
+                                float_of_half(of[i] >> 16));
+        }
+    }
+};
+
 }  // namespace few_rows

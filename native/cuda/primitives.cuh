@@ -107,6 +107,15 @@ DEVICE void multiply_tile(float c[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The same with a [16, 8] and b [8, 8] floats of 8 bits of exponent and 11 of the number. a: (g, t), (g + 8, t),
+// (g, t + 4), (g + 8, t + 4);  b: (t, g), (t + 4, g).
+DEVICE void multiply_short_tile(float c[4], float a0, float a1, float a2, float a3, float b0, float b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(bits_of_float(a0)), "r"(bits_of_float(a1)), "r"(bits_of_float(a2)), "r"(bits_of_float(a3)),
+          "r"(bits_of_float(b0)), "r"(bits_of_float(b1)));
+}
+
 // Four tiles of [8, 8] halves in shared memory, transposed; lane i has the address of row i % 8 of tile i / 8. Of tile n
 // a lane gets rows 2t and 2t + 1 of column g in r[n].
 DEVICE void load_transposed(u32 r[4], const void * row) {
@@ -139,6 +148,15 @@ DEVICE void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Weights that are read once, here and now: the compiler may not put it off to where they are used.
+DEVICE words4 load_weights(const u8 * at) {
+    words4 w;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                 : "l"(at));
+    return w;
 }
 
 DEVICE floats4 load_input(const float * at) {

@@ -21,6 +21,12 @@ template <template <class> class Row, class Unit> struct block_type {
     static constexpr int RING = STAGES * WARP_ROWS * PITCH;  // bytes of a warp's ring
 };
 
+// Floats that a lane reads from global memory into its registers.
+template <class Row> struct float_type {
+    using row = Row;
+    static constexpr int RING = 0, GROUP_BYTES = 64;
+};
+
 template <class A, class B> constexpr bool SAME = false;
 template <class A> constexpr bool SAME<A, A> = true;
 
@@ -46,9 +52,10 @@ template <int TILES> struct inputs_beside {
     }
 };
 
-// With `ring` bytes of shared memory for each warp: the sums of a warp's 16 rows and TILES * 8 columns over units [first, last) -> total, in a lane's share of each tile.
+// With `ring` bytes of shared memory for each warp: the sums of a warp's 16 rows and TILES * 8 columns over units
+// [first, last) -> total, in a lane's share of each tile.
 template <class T, int TILES, class Inputs>
-INLINE void multiply_part(
+INLINE void multiply_blocks(
     const Inputs & from_inputs, const matrix & m, int ring, int row0, int first, int last, float total[TILES][4]) {
     const int lane = thread_index() % 32, warp = thread_index() / 32, t = lane % 4;
     u8 * inputs = shared_memory();
@@ -189,6 +196,76 @@ INLINE void multiply_part(
     }
 }
 
+// The same for floats, whose groups come into registers, some ahead of the one that is multiplied.
+template <class T, int TILES, class Inputs>
+INLINE void multiply_floats(const Inputs & from_inputs, const matrix & m, int row0, int first, int last,
+                            float total[TILES][4]) {
+    constexpr int AHEAD = TILES >= 4 ? 2 : 4, BYTES = T::GROUP_BYTES;  // there is no room for more registers
+    const int lane = thread_index() % 32, t = lane % 4, n_in_row = (int) (m.row_bytes / BYTES);
+    int n_left = (last * 8 < n_in_row ? last * 8 : n_in_row) - first * 8;
+    const u8 * rows[2];
+    for (int i = 0; i < 2; i++) {
+        const int row = row0 + lane / 4 + 8 * i;
+        rows[i] = m.weights + (u64) (row < m.rows ? row : m.rows - 1) * m.row_bytes + (u64) first * 8 * BYTES + t * 16;
+    }
+    u8 * const inputs = shared_memory();
+    words4 ahead[AHEAD][2];
+    auto load = [&](int group) {  // zeros behind the end of a row
+        for (int i = 0; i < 2; i++) {
+            ahead[group % AHEAD][i] = group < n_left ? load_weights(rows[i] + group * BYTES) : words4{};
+        }
+    };
+#pragma unroll
+    for (int g = 0; g < AHEAD; g++) {
+        load(g);
+    }
+    wait_for_previous();
+    from_inputs.copy(first, inputs);
+    copy_commit();
+#pragma unroll 1
+    for (int unit = first; unit < last; unit++) {
+        copy_wait<0>();
+        sync_threads();  // the unit's inputs have come, and all have left those whose place is filled now
+        const int stage = (unit - first) % INPUT_STAGES;
+        if (unit + 1 < last) {
+            from_inputs.copy(unit + 1, inputs + (1 - stage) * (TILES * TILE_BYTES));
+        }
+        copy_commit();
+        const u8 * const x = inputs + stage * (TILES * TILE_BYTES);
+        float chains[TILES][4] = {};
+#pragma unroll(TILES >= 4 ? 4 : 8)
+        for (int g = 0; g < 8; g++) {
+            const auto w = T::row::unpack(ahead[g % AHEAD][0], ahead[g % AHEAD][1]);
+            load(g + AHEAD);
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                T::row::multiply(chains[n], w, *(const words4 *) (x + n * TILE_BYTES + (g * 32 + lane) * 16));
+            }
+        }
+        for (int i = 0; i < 2; i++) {
+            rows[i] += 8 * BYTES;
+        }
+        n_left -= 8;
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            const floats2 scale = *(const floats2 *) (x + n * TILE_BYTES + SCALES_AT + t * 8);
+            for (int i = 0; i < 4; i++) {
+                total[n][i] = multiply_add(chains[n][i], i % 2 ? scale.y : scale.x, total[n][i]);
+            }
+        }
+    }
+}
+
+template <class T, int TILES, class Inputs>
+INLINE void multiply_part(
+    const Inputs & from_inputs, const matrix & m, int ring, int row0, int first, int last, float total[TILES][4]) {
+    if constexpr (T::RING == 0) {
+        multiply_floats<T, TILES>(from_inputs, m, row0, first, last, total);
+    } else {
+        multiply_blocks<T, TILES>(from_inputs, m, ring, row0, first, last, total);
+    }
+}
+
 // True in the block that came last of those with a part of these rows: it has the sum of all parts in `total`.
 template <int TILES> INLINE bool add_parts(const product & p, float total[TILES][4]) {
     const int parts = grid_y();
@@ -240,6 +317,42 @@ INLINE float activate(int kind, float alpha, float limit, float gate, float up) 
     return x / (1.f + exp_of(alpha * -x)) * (1.f + y);
 }
 
+template <int TILES> INLINE void add_bias(const matrix & m, int upper, float total[TILES][4]) {
+    if (m.bias) {
+        for (int i = 0; i < 2; i++) {
+            const int row = upper + i * 8 < m.rows ? upper + i * 8 : m.rows - 1;
+            for (int n = 0; n < TILES; n++) {
+                total[n][2 * i] += m.bias[row];
+                total[n][2 * i + 1] += m.bias[row];
+            }
+        }
+    }
+}
+
+// The warps with `up` hand it to those with the gate, and are done: false.
+template <int TILES> INLINE bool activated(const product & p, float total[TILES][4]) {
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
+    floats4 * ups = (floats4 *) shared_memory() + (warp % (WARPS / 2) * 32 + lane) * TILES;
+    sync_threads();
+    if (warp >= WARPS / 2) {
+        for (int n = 0; n < TILES; n++) {
+            ups[n] = {total[n][0], total[n][1], total[n][2], total[n][3]};
+        }
+    }
+    sync_threads();
+    if (warp >= WARPS / 2) {
+        return false;
+    }
+    for (int n = 0; n < TILES; n++) {
+        const floats4 up = ups[n];
+        total[n][0] = activate(p.activation, p.alpha, p.limit, total[n][0], up.x);
+        total[n][1] = activate(p.activation, p.alpha, p.limit, total[n][1], up.y);
+        total[n][2] = activate(p.activation, p.alpha, p.limit, total[n][2], up.z);
+        total[n][3] = activate(p.activation, p.alpha, p.limit, total[n][3], up.w);
+    }
+    return true;
+}
+
 template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     int index = 0, block = block_x(), row0;
@@ -272,34 +385,9 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
         return;
     }
     const int upper = row0 + lane / 4;
-    if (m.bias) {
-        for (int i = 0; i < 2; i++) {
-            const int row = upper + i * 8 < m.rows ? upper + i * 8 : m.rows - 1;
-            for (int n = 0; n < TILES; n++) {
-                total[n][2 * i] += m.bias[row];
-                total[n][2 * i + 1] += m.bias[row];
-            }
-        }
-    }
-    if (p.activation) {  // the warps with `up` hand it to those with the gate
-        floats4 * ups = (floats4 *) shared_memory() + (warp % (WARPS / 2) * 32 + lane) * TILES;
-        sync_threads();
-        if (warp >= WARPS / 2) {
-            for (int n = 0; n < TILES; n++) {
-                ups[n] = {total[n][0], total[n][1], total[n][2], total[n][3]};
-            }
-        }
-        sync_threads();
-        if (warp >= WARPS / 2) {
-            return;
-        }
-        for (int n = 0; n < TILES; n++) {
-            const floats4 up = ups[n];
-            total[n][0] = activate(p.activation, p.alpha, p.limit, total[n][0], up.x);
-            total[n][1] = activate(p.activation, p.alpha, p.limit, total[n][1], up.y);
-            total[n][2] = activate(p.activation, p.alpha, p.limit, total[n][2], up.z);
-            total[n][3] = activate(p.activation, p.alpha, p.limit, total[n][3], up.w);
-        }
+    add_bias<TILES>(m, upper, total);
+    if (p.activation && !activated<TILES>(p, total)) {
+        return;
     }
     for (int n = 0; n < TILES; n++) {
         for (int i = 0; i < 4; i++) {
@@ -363,14 +451,23 @@ template <class A> INLINE void multiply_experts(const expert_product & e) {
     const int * const item = e.items + 1 + 3 * block_z();
     const int * const pairs = e.pairs + item[1];
     const int n = item[2];
-    matrix m = p.matrices[0];
+    int index = 0, row0 = block_x() * BLOCK_ROWS + warp * WARP_ROWS;
+    if (p.activation) {
+        index = warp / (WARPS / 2);
+        row0 = block_x() * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
+    }
+    matrix m = p.matrices[index];
     m.weights += item[0] * e.expert_bytes;
-    const int row0 = block_x() * BLOCK_ROWS + warp * WARP_ROWS;
+    m.bias += m.bias ? item[0] * e.expert_bias : 0;
     const int units = (p.k + UNIT - 1) / UNIT, first = block_y() * p.units_per_part;
     const int last = first + p.units_per_part < units ? first + p.units_per_part : units;
     float total[1][4] = {};
     multiply_part<A, 1>(gathered_inputs(e, pairs, n), m, A::RING, row0, first, last, total);
     if (grid_y() > 1 && !add_parts<1>(p, total)) {
+        return;
+    }
+    add_bias<1>(m, row0 + lane / 4, total);
+    if (p.activation && !activated<1>(p, total)) {
         return;
     }
     for (int i = 0; i < 4; i++) {
@@ -492,6 +589,8 @@ FEW_ROWS_TYPE(Q5_1, q5_1)
 FEW_ROWS_TYPE(IQ4_NL, iq4_nl)
 FEW_ROWS_TYPE(IQ4_XS, iq4_xs)
 FEW_ROWS_TYPE(MXFP4, mxfp4)
+using F16 = float_type<f16>;
+using BF16 = float_type<bf16>;
 #ifdef FEW_ROWS_GRIDS
 FEW_ROWS_TYPE(IQ3_XXS, iq3_xxs)
 FEW_ROWS_TYPE(IQ3_S, iq3_s)
@@ -510,6 +609,6 @@ KERNEL(plain_product, few_rows::plain_product, few_rows::BLOCK_THREADS, 2) { few
 
 // The kernel for matrices of the block types A and B, and TILES * 8 columns: one such line for each that is needed.
 #define FEW_ROWS_PRODUCT(A, B, TILES) \
-    KERNEL(product_##A##_##B##_##TILES, few_rows::product, few_rows::BLOCK_THREADS, 2) { \
+    KERNEL(product_##A##_##B##_##TILES, few_rows::product, few_rows::BLOCK_THREADS, TILES > 4 ? 1 : 2) { \
         few_rows::multiply<few_rows::A, few_rows::B, TILES>(arguments); \
     }

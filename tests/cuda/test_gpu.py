@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 import hybrid
@@ -108,6 +109,22 @@ def test_a_row_has_the_same_bits_beside_any_others(kv_type: str) -> None:
             np.testing.assert_array_equal(logits(loaded, n), widest[:n])
 
 
+@pytest.mark.parametrize("floats", ["F16", "BF16"])
+def test_a_row_of_floats_has_the_same_bits_beside_any_others(folder: Path, floats: str) -> None:
+    kind = GGMLQuantizationType[floats]
+    path = dequantised(demo.pair()[0], folder / f"{floats}.gguf", kind)
+    few_rows = opened(path)
+    options = TargetOptions(n_ctx=256, n_gpu_layers=-1)
+    with Target(path, options, few_rows=few_rows) as loaded:
+        assert few_rows.native.reason == ""
+        widest = logits(loaded, 64)
+        for n in (1, 2, 8, 16, 33):
+            np.testing.assert_array_equal(logits(loaded, n), widest[:n])
+        assert few_rows.counts["launches"] > 0
+        few_rows.native.turn(False)
+        assert np.abs(logits(loaded, 1) - widest[:1]).max() <= _SAME * widest[0].std()
+
+
 @pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "qwen3next", "lfm2moe", "nemotron_h_moe"])
 def test_a_row_of_a_hybrid_has_the_same_bits_beside_any_others(folder: Path, name: str) -> None:
     """Also with experts: a router never sees other sums."""
@@ -124,7 +141,13 @@ def test_products_with_experts_are_right_and_the_same_beside_any_rows() -> None:
     for device, architecture, _ in native.few_rows_gpus()[0]:
         compiler = opened(demo.pair()[0]).compiler
         assert compiler is not None
-        for kind, k, rows in ((12, 2048, 512), (14, 768, 200), (39, 2880, 320), (8, 288, 48)):
+        for kind, k, rows in (
+            (12, 2048, 512),
+            (14, 768, 200),
+            (39, 2880, 320),
+            (8, 288, 48),
+            (30, 288, 48),
+        ):
             experts = kernels.Experts(kind, k, rows, 32, 4)
             code = kernels.cubins([experts], architecture, compiler, lambda: None)
             found = native.try_few_rows_experts(device, code, *astuple(experts))
@@ -165,7 +188,7 @@ def test_products_are_right_and_the_same_beside_any_columns() -> None:
     for device, architecture, _ in native.few_rows_gpus()[0]:
         compiler = opened(demo.pair()[0]).compiler
         assert compiler is not None
-        for kind in (2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 18, 20, 21, 23, 39):
+        for kind in (1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 18, 20, 21, 23, 30, 39):
             for k, rows in ((4096, 1024), (512, 48), (768, 1000), (288, 200)):
                 operand = native.few_rows_operand(kind, k)
                 if not operand:

@@ -312,6 +312,27 @@ inline void multiply_tile(float c[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
     }
 }
 
+inline void multiply_short_tile(float c[4], float a0, float a1, float a2, float a3, float b0,
+                                float b1) {
+    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+    const emulated::exchange & e = emulated::exchanged([&](emulated::exchange & of, int at) {
+        const float a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+        std::memcpy(of.a[at], a, sizeof(a));
+        std::memcpy(of.b[at], b, sizeof(b));
+    });
+    // The last 13 bits of an f32 are not read.
+    const auto read = [](u32 bits) { return float_of_bits(bits & ~0x1fffu); };
+    for (int i = 0; i < 4; i++) {
+        const int row = g + i / 2 * 8, column = 2 * t + i % 2;
+        float sum = 0.0f;
+        for (int k = 0; k < 8; k++) {
+            sum += read(e.a[row % 8 * 4 + k % 4][k / 4 * 2 + row / 8]) *
+                   read(e.b[column * 4 + k % 4][k / 4]);
+        }
+        c[i] += sum;
+    }
+}
+
 inline void load_transposed(u32 r[4], const void * row) {
     const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
     const emulated::exchange & e = emulated::exchanged([&](emulated::exchange & of, int at) {
@@ -333,6 +354,7 @@ void copy_wait() {}
 inline void let_next_begin() {}
 inline void wait_for_previous() {}
 
+inline words4 load_weights(const u8 * at) { return *reinterpret_cast<const words4 *>(at); }
 inline floats4 load_input(const float * at) { return *reinterpret_cast<const floats4 *>(at); }
 inline void store_output(float * at, floats4 x) { *reinterpret_cast<floats4 *>(at) = x; }
 inline void store_shared_sum(floats4 * at, floats4 x) { *at = x; }

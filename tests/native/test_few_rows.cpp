@@ -22,13 +22,13 @@ using few_rows::product;
 
 // A matrix of random weights in blocks of a type, and what they are as floats.
 struct weights {
-    weights(ggml_type block_type, int n_rows, int k, int seed)
+    weights(ggml_type block_type, int n_rows, int k, int seed, float size = 0.05f)
         : type(block_type), rows(n_rows), k(k), row_bytes(ggml_row_size(block_type, k)) {
         std::mt19937 random(seed);
         std::normal_distribution<float> normal;
         std::vector<float> x(static_cast<size_t>(rows) * k);
         for (float & v : x) {
-            v = normal(random) * 0.05f;
+            v = normal(random) * size;
         }
         bytes.resize(rows * row_bytes + 16);
         at = bytes.data() + (16 - reinterpret_cast<uintptr_t>(bytes.data()) % 16) % 16;
@@ -58,19 +58,19 @@ std::vector<float> inputs(int k, int n, int seed) {
 
 struct options {
     int units_per_part = 2;
+    int most_tiles = 8;  // of a block
     int activation = few_rows::NONE;
     const float * bias = nullptr;
     const float * residual = nullptr;
 };
 
 template <typename A, typename B>
-void run_kernel(const product & p, int row_blocks, int n_tiles) {
+void run_kernel(const product & p, int row_blocks, int n_tiles, int tiles) {
     const int units = (p.k + few_rows::UNIT - 1) / few_rows::UNIT;
     const emulated::dim grid = {row_blocks, (units + p.units_per_part - 1) / p.units_per_part,
-                                (n_tiles + 3) / 4};
-    const int tiles = std::min(n_tiles, 4);
-    const size_t shared = few_rows::product_shared_memory(few_rows::weight_bytes(A::PITCH),
-                                                          few_rows::weight_bytes(B::PITCH), tiles);
+                                n_tiles / tiles};
+    const size_t shared = few_rows::product_shared_memory(few_rows::WARPS * A::RING,
+                                                          few_rows::WARPS * B::RING, tiles);
     std::vector<float> partials(few_rows::product_scratch(row_blocks * grid.z, grid.y, tiles) + 4,
                                 NAN);
     std::vector<unsigned> counters(row_blocks * grid.z, 0);
@@ -83,8 +83,10 @@ void run_kernel(const product & p, int row_blocks, int n_tiles) {
             few_rows::multiply<A, B, 1>(q);
         } else if (tiles == 2) {
             few_rows::multiply<A, B, 2>(q);
-        } else {
+        } else if (tiles == 4) {
             few_rows::multiply<A, B, 4>(q);
+        } else {
+            few_rows::multiply<A, B, 8>(q);
         }
     });
     for (const unsigned c : counters) {
@@ -141,7 +143,7 @@ std::vector<std::vector<float>> multiplied(const std::vector<const weights *> & 
     p.activation = o.activation;
     p.alpha = 1.702f;
     p.limit = 7.0f;
-    run_kernel<A, B>(p, row_blocks, n_tiles);
+    run_kernel<A, B>(p, row_blocks, n_tiles, std::min(n_tiles, o.most_tiles));
     return out;
 }
 
@@ -174,8 +176,8 @@ double error_of(const std::vector<float> & found, const std::vector<double> & ex
 constexpr double CLOSE = 4e-4;
 
 template <typename T>
-void product_of(ggml_type type, int rows, int k) {
-    const weights w(type, rows, k, 1);
+void product_of(ggml_type type, int rows, int k, float size = 0.05f) {
+    const weights w(type, rows, k, 1, size);
     const std::string name =
         ggml_type_name(type) + (" " + std::to_string(rows)) + " x " + std::to_string(k);
     const std::vector<float> all = inputs(k, 64, 2);
@@ -183,7 +185,9 @@ void product_of(ggml_type type, int rows, int k) {
     std::vector<float> widest;
     for (const int n : {64, 33, 17, 16, 9, 8, 1}) {
         const std::vector<float> x(all.begin(), all.begin() + static_cast<ptrdiff_t>(k) * n);
-        const std::vector<float> y = multiplied<T>({&w}, x, n)[0];
+        options o;
+        o.most_tiles = n == 64 ? 4 : 8;  // desktop GPUs have no room for more
+        const std::vector<float> y = multiplied<T>({&w}, x, n, o)[0];
         const double off = error_of(y, {expected.begin(), expected.begin() + y.size()});
         check::that(off < CLOSE,
                     name + ", " + std::to_string(n) + " columns: off by " + std::to_string(off));
@@ -240,6 +244,12 @@ void products_are_right_and_the_same_beside_any_columns() {
     product_of<Q5_1_U>(GGML_TYPE_Q5_1, 20, 320);
     product_of<IQ4_NL>(GGML_TYPE_IQ4_NL, 20, 512);
     product_of<MXFP4_U>(GGML_TYPE_MXFP4, 20, 288);
+    product_of<F16>(GGML_TYPE_F16, 150, 768);
+    product_of<F16>(GGML_TYPE_F16, 20, 288);
+    product_of<BF16>(GGML_TYPE_BF16, 150, 768);
+    product_of<BF16>(GGML_TYPE_BF16, 20, 288);
+    product_of<BF16>(GGML_TYPE_BF16, 20, 512, 1e20f);  // far beyond any half
+    product_of<BF16>(GGML_TYPE_BF16, 20, 512, 1e-20f);
     fill_grids();
     product_of<IQ3_XXS_U>(GGML_TYPE_IQ3_XXS, 20, 512);
     product_of<IQ3_S_U>(GGML_TYPE_IQ3_S, 20, 512);
@@ -254,6 +264,22 @@ void three_matrices_in_one_launch() {
     check::that(error_of(y[1], reference(k, x, 5)) < CLOSE, "k");
     check::that(error_of(y[2], reference(v, x, 5)) < CLOSE, "v");
     check::equal(y[0], multiplied<few_rows::Q4_K>({&q}, x, 5)[0], "q alone has other bits");
+    const weights floats(GGML_TYPE_BF16, 40, 512, 3);
+    const auto z = multiplied<few_rows::Q4_K, few_rows::BF16>({&q, &floats}, x, 5);
+    check::equal(z[0], y[0], "q beside floats has other bits");
+    check::that(error_of(z[1], reference(floats, x, 5)) < CLOSE, "floats beside blocks");
+}
+
+double activated(int kind, double gate, double up) {
+    if (kind == few_rows::SWIGLU) {
+        return gate / (1 + std::exp(-gate)) * up;
+    }
+    if (kind == few_rows::GEGLU) {
+        return 0.5 * gate *
+               (1 + std::tanh(0.7978845608028654 * gate * (1 + 0.044715 * gate * gate))) * up;
+    }
+    const double u = std::clamp(up, -7.0, 7.0), g = std::min(gate, 7.0);
+    return g / (1 + std::exp(-1.702 * g)) * (1 + u);
 }
 
 void gate_and_up_with_their_activation() {
@@ -265,14 +291,7 @@ void gate_and_up_with_their_activation() {
         o.activation = kind;
         std::vector<double> expected(a.size());
         for (size_t i = 0; i < a.size(); i++) {
-            const double u = std::clamp(b[i], -7.0, 7.0), g = std::min(a[i], 7.0);
-            expected[i] = kind == few_rows::SWIGLU ? a[i] / (1 + std::exp(-a[i])) * b[i]
-                          : kind == few_rows::GEGLU
-                              ? 0.5 * a[i] *
-                                    (1 + std::tanh(0.7978845608028654 * a[i] *
-                                                   (1 + 0.044715 * a[i] * a[i]))) *
-                                    b[i]
-                              : g / (1 + std::exp(-1.702 * g)) * (1 + u);
+            expected[i] = activated(kind, a[i], b[i]);
         }
         const auto y = multiplied<few_rows::Q4_K, few_rows::Q6_K_U>({&gate, &up}, x, 9, o);
         check::that(error_of(y[0], expected) < 2 * CLOSE, "activation " + std::to_string(kind));
@@ -367,8 +386,11 @@ void inputs_of_any_size_are_multiplied() {
 // Each row chose some experts; a row has the same bits beside any others, also where many chose the
 // same expert.
 template <typename T>
-void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool one_input) {
-    const weights all(type, rows * n_experts, k, 1);
+void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool one_input,
+                int activation = few_rows::NONE) {
+    const weights all(type, rows * n_experts, k, 1), ups(type, rows * n_experts, k, 4);
+    const std::vector<float> bias = inputs(rows, n_experts, 5),
+                             up_bias = inputs(rows, n_experts, 6);
     const int most = 40, n_inputs = one_input ? 1 : n_used;
     const std::vector<float> x = inputs(k, most * n_inputs, 2);
     std::vector<few_rows::floats4> aligned(x.size() / 4 + 1);
@@ -417,6 +439,17 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
         p.k = k;
         p.n_matrices = 1;
         p.units_per_part = 1;
+        if (activation != few_rows::NONE) {
+            p.activation = activation;
+            p.alpha = 1.702f;
+            p.limit = 7.0f;
+            p.n_matrices = 2;
+            p.matrices[0].bias = bias.data();
+            p.matrices[1] = p.matrices[0];
+            p.matrices[1].weights = ups.at;
+            p.matrices[1].bias = up_bias.data();
+            e.expert_bias = rows;
+        }
         e.items = order.data();
         e.pairs = pairs.data();
         e.expert_bytes = all.row_bytes * rows;
@@ -424,26 +457,33 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
         e.n_used = n_used;
         e.n_inputs = n_inputs;
         e.n_tiles = c.n_tiles;
-        const int row_blocks = (rows + few_rows::BLOCK_ROWS - 1) / few_rows::BLOCK_ROWS;
+        const int of_block =
+            activation != few_rows::NONE ? few_rows::BLOCK_ROWS / 2 : few_rows::BLOCK_ROWS;
+        const int row_blocks = (rows + of_block - 1) / of_block;
         std::vector<few_rows::floats4> partials(
             few_rows::product_scratch(row_blocks * items, units, 1) / 4 + 1);
         std::vector<unsigned> counters(row_blocks * items, 0);
         p.partials = reinterpret_cast<float *>(partials.data());
         p.counters = counters.data();
-        const size_t shared =
-            few_rows::product_shared_memory(few_rows::weight_bytes(T::PITCH), 0, 1);
+        const size_t shared = few_rows::product_shared_memory(few_rows::WARPS * T::RING, 0, 1);
         emulated::launch({row_blocks, units, items}, few_rows::BLOCK_THREADS, shared,
                          [&] { few_rows::multiply_experts<T>(e); });
         for (int pair = 0; pair < n * n_used; pair++) {
             const float * input =
                 x.data() + static_cast<size_t>(one_input ? pair / n_used : pair) * k;
-            double off = 0.0, size = 0.0;
-            for (int r = 0; r < rows; r++) {
+            const auto product = [&](const weights & w, int r) {
                 double sum = 0.0;
                 for (int i = 0; i < k; i++) {
-                    sum += static_cast<double>(
-                               all.values[(static_cast<size_t>(ids[pair]) * rows + r) * k + i]) *
-                           input[i];
+                    sum += static_cast<double>(w.values[static_cast<size_t>(r) * k + i]) * input[i];
+                }
+                return sum;
+            };
+            double off = 0.0, size = 0.0;
+            for (int r = 0; r < rows; r++) {
+                const int row = ids[pair] * rows + r;
+                double sum = product(all, row);
+                if (activation != few_rows::NONE) {
+                    sum = activated(activation, sum + bias[row], product(ups, row) + up_bias[row]);
                 }
                 off += std::pow(out[static_cast<size_t>(pair) * rows + r] - sum, 2);
                 size += sum * sum;
@@ -464,7 +504,13 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
 void rows_are_multiplied_by_the_experts_that_they_chose() {
     experts_of<few_rows::Q4_K>(GGML_TYPE_Q4_K, 130, 512, 12, 3, true);
     experts_of<few_rows::Q6_K_U>(GGML_TYPE_Q6_K, 20, 256, 5, 2, false);
+    experts_of<few_rows::BF16>(GGML_TYPE_BF16, 20, 288, 5, 2, true);
     experts_of<few_rows::MXFP4_U>(GGML_TYPE_MXFP4, 20, 320, 7, 4, true);
+}
+
+void gate_and_up_of_experts_with_their_biases_and_activation() {
+    experts_of<few_rows::Q4_K>(GGML_TYPE_Q4_K, 70, 512, 6, 3, true, few_rows::SWIGLU);
+    experts_of<few_rows::MXFP4_U>(GGML_TYPE_MXFP4, 70, 320, 5, 4, true, few_rows::SWIGLU_OAI);
 }
 
 void routers_are_multiplied_as_floats() {
@@ -514,6 +560,8 @@ const check::tests few_rows_tests = {
     {"inputs of any size are multiplied", inputs_of_any_size_are_multiplied},
     {"rows are multiplied by the experts that they chose",
      rows_are_multiplied_by_the_experts_that_they_chose},
+    {"gate and up of experts with their biases and activation",
+     gate_and_up_of_experts_with_their_biases_and_activation},
     {"routers are multiplied as floats", routers_are_multiplied_as_floats},
 };
 

@@ -141,12 +141,32 @@ void a_third_type_or_a_fourth_matrix_takes_another_launch() {
     expect(four, "cM3 M1 ");
 }
 
+// Floats have no blocks that could end in a row's midst, so any length will do.
+void floats_of_16_bits_are_multiplied() {
+    drawn d(5);
+    ggml_tensor * x = d.input(288);
+    d.product(d.weights(200, GGML_TYPE_BF16, 288), x);
+    d.product(d.weights(64, GGML_TYPE_F16, 288), x);
+    expect(d, "cM2 ");
+    const few_rows_plan plan = d.plan();
+    check::equal(plan.launches[0].kernel.name(), std::string("product_F16_BF16_1"), "kernel");
+    check::equal(plan.launches[0].kernel.shared_bytes(),
+                 few_rows::INPUT_STAGES * few_rows::TILE_BYTES, "no ring of weights");
+    drawn off(5);
+    ggml_tensor * w = off.weights(64, GGML_TYPE_BF16, 288);
+    w->data = static_cast<char *>(w->data) + 8;
+    off.product(w, off.input(288));
+    few_rows_rules rules = off.rules();
+    rules.has = [](const few_rows_kernel & kernel) { return kernel.a.aligned && kernel.b.aligned; };
+    check::that(plan_few_rows(off.layout(), rules).launches.empty(), "floats off 16 bytes");
+}
+
 void what_is_not_ours_stays_with_ggml() {
     drawn many(65);
     many.product(many.weights(64));
     expect(many, "s1 ");
     drawn other(2);
-    other.product(other.weights(64, GGML_TYPE_F16));
+    other.product(other.weights(64, GGML_TYPE_TQ1_0));
     ggml_tensor * view = ggml_view_2d(other.ctx(), other.weights(64), k, 32, 288, 0);
     other.node(view);
     other.product(view);
@@ -337,6 +357,24 @@ void products_of_one_input_are_put_side_by_side() {
     check::that(!order_few_rows(changed.layout(), changed.rules()), "the input changes between");
 }
 
+void the_order_of_a_graph_that_is_built_again_is_known() {
+    drawn d(2);
+    ggml_tensor * first = d.product(d.weights(64));
+    ggml_tensor * norm = other_work(d, first);
+    ggml_tensor * second = d.product(d.weights(64));
+    const std::vector<ggml_tensor *> built = {first, norm, second}, moved = {first, second, norm};
+    known_orders known;
+    for (int i = 0; i < 2; i++) {
+        std::copy(built.begin(), built.end(), d.layout().nodes);
+        known.order(d.layout(), d.rules());
+        check::that(std::equal(moved.begin(), moved.end(), d.layout().nodes), "order");
+    }
+    second->src[1] = norm;  // another graph at the same addresses
+    std::copy(built.begin(), built.end(), d.layout().nodes);
+    known.order(d.layout(), d.rules());
+    check::that(std::equal(built.begin(), built.end(), d.layout().nodes), "an old order");
+}
+
 void parts_depend_on_shapes_alone() {
     std::map<int, int> tiles;
     int units = 0;
@@ -350,7 +388,7 @@ void parts_depend_on_shapes_alone() {
         tiles[n] = l.kernel.tiles * 10 + l.layers;
     }
     const std::map<int, int> expected = {{1, 11},  {8, 11},  {9, 21},  {16, 21},
-                                         {17, 41}, {32, 41}, {33, 42}, {64, 42}};
+                                         {17, 41}, {32, 41}, {33, 81}, {64, 81}};
     check::that(tiles == expected, "tiles and layers");
     for (const int row_blocks : {1, 8, 32, 96, 1187}) {
         for (const int n : {1, 2, 16, 48, 107}) {
@@ -369,6 +407,68 @@ void kernels_that_do_not_fit_give_way_to_smaller_ones() {
     check::equal(plan.launches[0].kernel.tiles, 2, "tiles");
     check::equal(plan.launches[0].layers, 4, "layers");
     check::equal(plan.n_counters, size_t{4}, "a counter for each block of rows and layer");
+}
+
+// Gate and up of experts, with biases or without, and their activation.
+struct mixture {
+    explicit mixture(drawn & d, bool has_bias = false) {
+        ggml_context * ctx = d.ctx();
+        d.product(d.weights(64));  // an input of its own for all others
+        x = d.placed(ggml_new_tensor_3d(ctx, GGML_TYPE_F32, k, 1, d.columns));
+        ids = d.placed(ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 4, d.columns));
+        ggml_tensor * of[2];
+        for (auto & out : of) {
+            ggml_tensor * w = d.placed(ggml_new_tensor_3d(ctx, GGML_TYPE_Q4_K, k, 128, 16));
+            out = d.node(ggml_mul_mat_id(ctx, w, x, ids));
+            if (has_bias) {
+                ggml_tensor * bias = d.placed(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 128, 16));
+                out = d.node(ggml_add_id(ctx, out, bias, ids));
+            }
+        }
+        up = of[0];
+        out = d.node(has_bias ? ggml_swiglu_oai(ctx, of[1], of[0], 1.702f, 7.0f)
+                              : ggml_swiglu_split(ctx, of[1], of[0]));
+    }
+    static few_rows_plan plan(const drawn & d) {
+        few_rows_rules rules = d.rules();
+        rules.takes_experts = [](ggml_type, int64_t, int64_t, int64_t) { return true; };
+        return plan_few_rows(d.layout(), rules);
+    }
+    ggml_tensor *x, *ids, *up, *out;
+};
+
+void gate_and_up_of_experts_are_fused_with_their_activation() {
+    for (const bool has_bias : {false, true}) {
+        drawn d(5);
+        const mixture m(d, has_bias);
+        const few_rows_plan plan = mixture::plan(d);
+        check::equal(plan.of_experts.size(), size_t{1}, "one launch");
+        const few_rows_plan::experts & made = plan.of_experts[0];
+        check::that(made.node == m.out, "its result");
+        check::equal(made.before.size(), has_bias ? size_t{4} : size_t{2}, "what it is made of");
+        check::equal(made.row_blocks, 2, "blocks of 64 rows");
+        const few_rows::product & p = made.arguments.base;
+        check::that(p.matrices[0].out == m.out->data, "where it goes");
+        check::that(p.matrices[1].weights == (has_bias ? m.up->src[0] : m.up)->src[0]->data, "up");
+        check::that((p.matrices[1].bias != nullptr) == has_bias, "a bias");
+        check::that(made.orders && made.converts, "before it");
+        drawn other(1);
+        const mixture one(other, has_bias);
+        check::equal(mixture::plan(other).of_experts[0].arguments.base.units_per_part,
+                     p.units_per_part, "parts depend on shapes alone");
+    }
+    drawn seen(5);
+    const mixture m(seen);
+    seen.node(ggml_scale(seen.ctx(), m.up, 2.0f));
+    check::equal(mixture::plan(seen).of_experts.size(), size_t{2}, "others see what goes in");
+    drawn changed(5);
+    const mixture late(changed);
+    auto & nodes = changed.layout().nodes;
+    ggml_tensor * over = ggml_rms_norm(changed.ctx(), changed.x, 1e-6f);
+    changed.node(over, late.x);
+    std::rotate(&nodes[changed.layout().n_nodes - 2], &nodes[changed.layout().n_nodes - 1],
+                &nodes[changed.layout().n_nodes]);
+    check::equal(mixture::plan(changed).of_experts.size(), size_t{2}, "the input is gone");
 }
 
 void graphs_of_equal_content_are_equal() {
@@ -449,6 +549,7 @@ const check::tests plan_tests = {
     {"one input is converted and multiplied once", one_input_is_converted_and_multiplied_once},
     {"a third type or a fourth matrix takes another launch",
      a_third_type_or_a_fourth_matrix_takes_another_launch},
+    {"floats of 16 bits are multiplied", floats_of_16_bits_are_multiplied},
     {"what is not ours stays with ggml", what_is_not_ours_stays_with_ggml},
     {"gate and up are fused with their activation", gate_and_up_are_fused_with_their_activation},
     {"halves of one matrix are gate and up", halves_of_one_matrix_are_gate_and_up},
@@ -461,9 +562,13 @@ const check::tests plan_tests = {
      the_norm_before_a_product_is_fused_with_the_conversion},
     {"nothing moves over what is in use", nothing_moves_over_what_is_in_use},
     {"products of one input are put side by side", products_of_one_input_are_put_side_by_side},
+    {"the order of a graph that is built again is known",
+     the_order_of_a_graph_that_is_built_again_is_known},
     {"parts depend on shapes alone", parts_depend_on_shapes_alone},
     {"kernels that do not fit give way to smaller ones",
      kernels_that_do_not_fit_give_way_to_smaller_ones},
+    {"gate and up of experts are fused with their activation",
+     gate_and_up_of_experts_are_fused_with_their_activation},
     {"graphs of equal content are equal", graphs_of_equal_content_are_equal},
     {"ggml is laid out as expected", ggml_is_laid_out_as_expected},
     {"attention makes the input of the product behind it",

@@ -127,15 +127,18 @@ def info(name: str, kind: str, shape: tuple[int, ...]) -> TensorInfo:
     return TensorInfo(name, shape, int(number), kind, 0, math.prod(shape) // block * size)
 
 
-def dequantised(source: Path, path: Path) -> Path:
-    """A copy of `source` at `path` with all its weights in F32."""
+def dequantised(
+    source: Path, path: Path, floats: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32
+) -> Path:
+    """A copy of `source` at `path` with all its matrices in `floats`, and the rest in F32."""
 
-    def to_f32(tensors: dict[str, Tensor]) -> None:
-        f32 = gguf.GGMLQuantizationType.F32
+    def to_floats(tensors: dict[str, Tensor]) -> None:
         for name, (data, kind) in tensors.items():
-            tensors[name] = gguf.quants.dequantize(data, kind).astype(np.float32), f32
+            values = gguf.quants.dequantize(data, kind).astype(np.float32)
+            wanted = floats if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+            tensors[name] = gguf.quants.quantize(values, wanted), wanted
 
-    return changed(source, path, tensors=to_f32)
+    return changed(source, path, tensors=to_floats)
 
 
 def small(path: Path) -> Path:
