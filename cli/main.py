@@ -58,7 +58,6 @@ _LLAMA_CPP = {
     "--no-ui": "--no-page",
     "--no-webui": "--no-page",
     "--reasoning": "--thinking or --no-thinking",
-    "--reasoning-budget": "--no-thinking",
     "--sleep-idle-seconds": "--keep-alive",
     "--slot-save-path": "--cache-dir",
     "--spec-draft-n-max": "--draft-width",

@@ -25,6 +25,7 @@ from .options import (
     LOADING,
     POOLING,
     READABLE,
+    REASONING_BUDGET,
     SAMPLING,
     THINKING,
     Option,
@@ -225,6 +226,7 @@ SERVING = (
     ),
     DRAFT_WIDTH,
     THINKING,
+    *REASONING_BUDGET,
     Option(
         "--chat-template",
         type=click.Choice(["chatml", "llama3"]),
@@ -478,6 +480,7 @@ def _source(
 def _chat_template(values: Mapping[str, Any]) -> str | None:
     """The Jinja text in place of the model's own."""
     from dflash_local.llama.runtime import named_template
+        **values_of(REASONING_BUDGET, values),
 
     if file := values["chat_template_file"]:
         return read_text(file)

@@ -45,6 +45,7 @@ from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus, last_res
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.stats import Stats
 from dflash_local.target_model.exactness import Exactness, measure_exactness, told_of_others
+from dflash_local.sampling.thinking import ThinkingBudget
 from dflash_local.worker.async_chunks import AsyncChunks
 from dflash_local.worker.job import TextRequest
 from dflash_local.worker.text import TextStream
@@ -88,6 +89,10 @@ class Model:
         leaves it to the template."""
         self.answer_length: int | None = None
         """`max_tokens` of chats that do not give it; None: the default of all requests, 256."""
+        self.reasoning_budget: int | None = None
+        """After how many tokens the thoughts of chats are ended that do not say; None: never."""
+        self.reasoning_budget_message = ""
+        """What is written before such an end."""
         self._vocabulary = target.vocabulary
         self._say = say
         self._said: set[str] = set()
@@ -187,6 +192,36 @@ class Model:
 
     def prepare_chat(self) -> ChatTemplate:
         """Start what renders chats now, so that the first need not wait for it. Raises InputError
+    def thinking_budget(
+        self,
+        n_tokens: int | None = None,
+        message: str | None = None,
+        *,
+        thinking_open: bool,
+        begun: Sequence[int] = (),
+    ) -> ThinkingBudget | None:
+        """The budget for the thoughts of an answer, in tokens; None where there is no limit, or
+        where the model has no thoughts.
+
+        `message` is written before the forced end; None is the model's own, as it is for
+        `n_tokens`. -1 is no limit. `begun`: tokens of the answer that are in the prompt. Raises
+        InputError.
+        """
+        n_tokens = self.reasoning_budget if n_tokens is None else n_tokens
+        message = self.reasoning_budget_message if message is None else message
+        if n_tokens is not None and not (type(n_tokens) is int and n_tokens >= -1):
+            raise InputError(
+                f"reasoning_budget is {n_tokens!r}; give a whole number, 0 or more, or -1"
+            )
+        marks = self.dialect.reasoning_marks
+        if n_tokens in (None, -1) or marks is None:
+            return None
+        opening, closing = (mark.strip() for mark in marks)
+        end = self._vocabulary.tokenize(message, special=False, add_special=False)
+        end += self._vocabulary.tokenize(closing, special=True, add_special=False)
+        texts = opening.encode(), closing.encode()
+        return ThinkingBudget(n_tokens, texts, tuple(end), thinking_open, tuple(begun))
+
         where the model file has no chat template, or a bad one."""
         if self._template is None:
             self._template = ChatTemplate(
@@ -317,6 +352,7 @@ class Model:
         begun = given.pop("begun", None)
         options = cast(Options, given)
         asked = () if choice == "none" else offered or ()
+        budget = given.pop("reasoning_budget", None), given.pop("reasoning_budget_message", None)
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in asked]
         prompt = self.chat_prompt(messages, tools or None, template)
         thinking = self.thinking_open(prompt)
@@ -333,6 +369,10 @@ class Model:
         reader = ChatReader(self.dialect.parser(tools, thinking_open=thinking))
         if begun is not None:
             text, tokens = begun
+        text, tokens = begun or ("", ())
+        limit = self.thinking_budget(*budget, thinking_open=thinking, begun=tokens)
+        if limit is not None:
+            options["thinking_budget"] = limit
             reader.take(Chunk(text, []))
             prompt += tokens
         return prompt, reader, options

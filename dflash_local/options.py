@@ -15,6 +15,7 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
 from dflash_local.fit.options import checked_scale
 from dflash_local.sampling.params import SamplingParams
+from dflash_local.sampling.thinking import ThinkingBudget
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
 _GRAMMARS = {"grammar", "json_schema", "lark"}
@@ -90,6 +91,7 @@ class Options(TypedDict, total=False):
     min_tokens: int
     stop_token_ids: Sequence[int]
     lora: Mapping[int, float] | None
+    thinking_budget: ThinkingBudget | None
 
 
 class ChatOptions(Options, total=False):
@@ -97,14 +99,18 @@ class ChatOptions(Options, total=False):
 
     `tools`: what the model may call, in OpenAI's shape. `tool_choice`: "auto", "none", "required",
     or the name of the one that it must call. `chat_template_kwargs` go to the template, as in
-    `{"enable_thinking": False}`. `begun` is the text and the tokens of an answer that was cut,
-    which goes on: the chunks have what is new, the result's `content` and `reasoning` all of it.
+    `{"enable_thinking": False}`. `reasoning_budget`: after so many tokens the thoughts are ended,
+    with `reasoning_budget_message` before their end; None is the model's own. `begun` is the text
+    and the tokens of an answer that was cut, which goes on: the chunks have what is new, the
+    result's `content` and `reasoning` all of it.
     """
 
     tools: Sequence[Mapping[str, Any] | Tool] | None
     tool_choice: str
     chat_template_kwargs: Mapping[str, Any] | None
     begun: tuple[str, Sequence[int]] | None
+    reasoning_budget: int | None
+    reasoning_budget_message: str | None
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:

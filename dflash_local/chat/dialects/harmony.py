@@ -40,6 +40,10 @@ class Harmony(Dialect):
         is_it = all(part in template for part in (_START, _CHANNEL, _MESSAGE))
         return cls() if is_it else None
 
+    @property
+    def reasoning_marks(self) -> tuple[str, str]:
+        return f"{_CHANNEL}analysis{_MESSAGE}", _END
+
     def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:
         return ChannelParser({tool.name for tool in tools})
 

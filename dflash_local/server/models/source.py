@@ -61,6 +61,9 @@ class ModelSource:
     """All names that requests may give, if there are several."""
     tags: tuple[str, ...] = ()
     """What `/v1/models` tells of it beside."""
+    reasoning_budget: int | None = None
+    reasoning_budget_message: str = ""
+    """Of chats that do not say, as `Model` has them."""
     pooling: Pooling | None = None
     """How it makes vectors or scores of texts; None: it writes texts."""
 
@@ -92,6 +95,8 @@ class ModelSource:
         )
         try:
             model.max_queue = self.max_queue
+            model.reasoning_budget = self.reasoning_budget
+            model.reasoning_budget_message = self.reasoning_budget_message
             with contextlib.suppress(InputError):  # chats will be told
                 model.prepare_chat()
             # It holds up every running request, half a second for a large vocabulary. Where some

@@ -58,6 +58,8 @@ def prepare_request(model: Model, body: ChatRequest, *, bound: bool = True) -> P
         schema=body.schema_of_answer if bound else None,
         reasoning_effort=body.reasoning_effort,
         template_kwargs=body.chat_template_kwargs,
+        reasoning_budget=body.budget,
+        reasoning_budget_message=body.reasoning_budget_message,
         begun=begun,
         begin_answer=body.begins_answer,
     )
