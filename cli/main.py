@@ -59,7 +59,6 @@ _LLAMA_CPP = {
     "--no-webui": "--no-page",
     "--reasoning": "--thinking or --no-thinking",
     "--sleep-idle-seconds": "--keep-alive",
-    "--slot-save-path": "--cache-dir",
     "--spec-draft-n-max": "--draft-width",
     "--draft-max": "--draft-width",
     "--host-name": "--host",

@@ -267,6 +267,12 @@ CACHE = (
         help="A folder that keeps as many MiB again, also after the server has ended. Whoever can "
         "read the folder can read the texts in it.",
     ),
+    Option(
+        "--slot-save-path",
+        type=click.Path(file_okay=False, exists=True),
+        metavar="DIR",
+        help="A folder for what POST /slots/N?action=save keeps of a slot.",
+    ),
 )
 
 RECORD = Option(
@@ -474,13 +480,13 @@ def _source(
         _chat_template(values),
         recorder,
         pooling=pooling,
+        **values_of(REASONING_BUDGET, values),
     )
 
 
 def _chat_template(values: Mapping[str, Any]) -> str | None:
     """The Jinja text in place of the model's own."""
     from dflash_local.llama.runtime import named_template
-        **values_of(REASONING_BUDGET, values),
 
     if file := values["chat_template_file"]:
         return read_text(file)

@@ -40,7 +40,8 @@ class Options(TypedDict, total=False):
     `prompt_logprobs` reports log-probabilities of the prompt's tokens, with so many alternatives to
     each; nothing of the prompt then comes from the caches. `prompt_progress` has the first chunks
     tell how much of the prompt is read. `lora` says how strongly adapters act, by their number in
-    the load's `lora`, from 0; those that it leaves out do not.
+    the load's `lora`, from 0; those that it leaves out do not. `id_slot` is the slot, from 0, that
+    the request takes if that is free.
 
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
     too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
@@ -90,8 +91,9 @@ class Options(TypedDict, total=False):
     prompt_progress: bool
     min_tokens: int
     stop_token_ids: Sequence[int]
-    lora: Mapping[int, float] | None
     thinking_budget: ThinkingBudget | None
+    id_slot: int | None
+    lora: Mapping[int, float] | None
 
 
 class ChatOptions(Options, total=False):
@@ -108,9 +110,9 @@ class ChatOptions(Options, total=False):
     tools: Sequence[Mapping[str, Any] | Tool] | None
     tool_choice: str
     chat_template_kwargs: Mapping[str, Any] | None
-    begun: tuple[str, Sequence[int]] | None
     reasoning_budget: int | None
     reasoning_budget_message: str | None
+    begun: tuple[str, Sequence[int]] | None
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:

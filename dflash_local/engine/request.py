@@ -31,6 +31,7 @@ class Request:
     owner, whose later requests may copy from it; None: it copies from its own text alone.
     `prompt_logprobs`: how many alternatives to report with each token of the prompt; None: nothing
     is reported of it. `lora`: how strongly each of the target's adapters acts; None: as loaded.
+    `id_slot`: the slot that it takes if that is free.
     """
 
     prompt: list[int]
@@ -44,6 +45,7 @@ class Request:
     owner: str | None = None
     prompt_logprobs: int | None = None
     lora: tuple[float, ...] | None = None
+    id_slot: int | None = None
 
     @property
     def drafts(self) -> bool:

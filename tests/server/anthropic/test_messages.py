@@ -280,7 +280,7 @@ def test_thoughts_are_shown_only_where_asked_for(tool_sdk: anthropic.Anthropic) 
 
 
 def test_thoughts_end_after_their_budget(tool_sdk: anthropic.Anthropic) -> None:
-    thought = {"grammar": r'root ::= "<think>" [a-z ]+ "</think>" [a-z ]+'}
+    thought = {"grammar": r'root ::= "<think>" [a-z]+ "</think>" [a-z]+'}
     told = ask(
         tool_sdk,
         max_tokens=40,
