@@ -193,6 +193,23 @@ SHOWN = (
     ),
 )
 
+SHIFTING = (
+    Option(
+        "--context-shift/--no-context-shift",
+        default=False,
+        help="Go on with an answer where the context is full: leave out the older half of the text "
+        "and decode the rest again.",
+    ),
+    Option(
+        "--keep",
+        "n_keep",
+        type=whole(-1),
+        default=0,
+        metavar="N",
+        help="Tokens at the beginning of a text that are not left out then; -1 is the prompt.",
+    ),
+)
+
 SERVING = (
     PARALLEL,
     Option(
@@ -227,6 +244,7 @@ SERVING = (
     DRAFT_WIDTH,
     THINKING,
     *REASONING_BUDGET,
+    *SHIFTING,
     Option(
         "--chat-template",
         type=click.Choice(["chatml", "llama3"]),
@@ -480,7 +498,7 @@ def _source(
         _chat_template(values),
         recorder,
         pooling=pooling,
-        **values_of(REASONING_BUDGET, values),
+        **values_of((*REASONING_BUDGET, *SHIFTING), values),
     )
 
 

@@ -93,6 +93,10 @@ class Model:
         """After how many tokens the thoughts of chats are ended that do not say; None: never."""
         self.reasoning_budget_message = ""
         """What is written before such an end."""
+        self.context_shift = False
+        """Whether answers go on where the context is full, for requests that do not say."""
+        self.n_keep = 0
+        """How many tokens of their text stay then."""
         self.slot_files: SlotFiles | None = None
         """Where `save_slot` saves."""
         self.answer_length: int | None = None
@@ -501,6 +505,7 @@ class Model:
             sampling = replace(sampling, logit_bias=biases)
         width, shape = options.get("draft_width"), options.get("draft_shape")
         special = bool(options.get("special"))
+        shifts = options.get("context_shift", self.context_shift)
         piece = partial(self._vocabulary.piece, special=special)
         text = TextStream(piece, stops_of(options), stops_of(options, "stop_kept"))
         request = Request(
@@ -516,6 +521,8 @@ class Model:
             options.get("prompt_logprobs"),
             lora_of(options, self.lora),
             options.get("id_slot"),
+            options.get("n_keep", self.n_keep) if shifts else None,
+            options.get("n_discard", 0),
         )
         self.engine.check(request)
         return TextRequest(

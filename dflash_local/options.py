@@ -41,7 +41,9 @@ class Options(TypedDict, total=False):
     each; nothing of the prompt then comes from the caches. `prompt_progress` has the first chunks
     tell how much of the prompt is read. `lora` says how strongly adapters act, by their number in
     the load's `lora`, from 0; those that it leaves out do not. `id_slot` is the slot, from 0, that
-    the request takes if that is free.
+    the request takes if that is free. With `context_shift` an answer goes on where the context is
+    full: the first `n_keep` tokens stay (-1: the whole prompt), and of the rest the older half is
+    left out, or `n_discard` tokens.
 
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
     too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
@@ -93,6 +95,9 @@ class Options(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     thinking_budget: ThinkingBudget | None
     id_slot: int | None
+    context_shift: bool
+    n_keep: int
+    n_discard: int
     lora: Mapping[int, float] | None
 
 

@@ -25,7 +25,7 @@ _FOR_OTHERS = frozenset(
         *("include", "truncation", "background", "text", "conversation", "prompt_cache_options"),
         *("web_search_options", "client_metadata", "context_management", "betas", "mcp_servers"),
         *("container", "output_config", "thinking", "inference_geo", "options"),
-        *("samplers", "cache_reuse", "slot_id", "n_keep", "n_discard", "n_indent", "image_data"),
+        *("samplers", "cache_reuse", "slot_id", "n_indent", "image_data"),
         *("return_tokens", "parse_tool_calls", "thinking_forced_open"),
         *("t_max_prompt_ms", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     )

@@ -69,7 +69,8 @@ class SamplingFields(BaseModel):
     """Which token to take and where to end: OpenAI's fields, and llama-server's that editors send.
 
     `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`;
-    `id_slot` is the slot that is taken if it is free; -1 is any.
+    `id_slot` is the slot that is taken if it is free; -1 is any. With --context-shift, `n_keep` and
+    `n_discard` say what stays of a text that has filled the context.
     `min_tokens`, `stop_token_ids`, `allowed_token_ids` and `bad_words` are vLLM's. This project's
     own `draft_width` is the verify width: the tokens that a verify pass checks, 0 for plain
     decoding, "auto" for what pays best; by default the server's. Unknown fields are told in the log
@@ -114,6 +115,8 @@ class SamplingFields(BaseModel):
     grammar: _Grammar | None = None
     lora: bounds.LoraScales | None = None
     id_slot: bounds.Predict | None = None
+    n_keep: bounds.Predict | None = None
+    n_discard: bounds.Count | None = None
     draft_width: DraftWidth | None = None
 
     @model_validator(mode="before")
