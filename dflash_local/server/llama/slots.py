@@ -56,7 +56,6 @@ async def change_slot(
 ) -> dict[str, Any]:
     """Save what a slot has in a file, restore it from one, or erase it, once no request is running.
     Needs `--slot-save-path`."""
-    check_switch(request.app.state.settings.slots, "--no-slots")
     source = pool_of(request).find(model).source
     if source.options.get("slot_save_path") is None:
         raise ApiError(501, "slots are not saved here; start the server with --slot-save-path")
