@@ -58,7 +58,8 @@ async def change_slot(
     Needs `--slot-save-path`."""
     source = pool_of(request).find(model).source
     if source.options.get("slot_save_path") is None:
-        raise ApiError(501, "slots are not saved here; start the server with --slot-save-path")
+        message = "slots are not saved here; start the server with --slot-save-path DIR"
+        raise ApiError(501, message, type="not_supported_error")
     name = body.filename if body else None
     if name is None and action != "erase":
         raise ApiError(400, f"{action} needs the name of a file", param="filename")
