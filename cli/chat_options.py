@@ -10,12 +10,21 @@ import click
 
 from dflash_local.errors import InputError
 
-from .options import ENDING, SAMPLING, THINKING, Option, generation_arguments, max_tokens
+from .options import (
+    ENDING,
+    REASONING_BUDGET,
+    SAMPLING,
+    THINKING,
+    Option,
+    generation_arguments,
+    max_tokens,
+    values_of,
+)
 
 if TYPE_CHECKING:
     from dflash_local import Model
 
-_OPTIONS = (max_tokens(), *SAMPLING, *ENDING, THINKING)
+_OPTIONS = (max_tokens(), *SAMPLING, *ENDING, THINKING, *REASONING_BUDGET)
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 _USUAL = "default"
 
@@ -28,7 +37,7 @@ class ChatOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `Model.stream_chat`."""
-        return generation_arguments(self.values)
+        return generation_arguments(self.values) | values_of(REASONING_BUDGET, self.values)
 
     def lines(self, model: Model, answer_length: int) -> list[str]:
         """Each option and its value; those that were not set have what holds then."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -58,9 +59,7 @@ _LLAMA_CPP = {
     "--no-ui": "--no-page",
     "--no-webui": "--no-page",
     "--reasoning": "--thinking or --no-thinking",
-    "--reasoning-budget": "--no-thinking",
     "--sleep-idle-seconds": "--keep-alive",
-    "--slot-save-path": "--cache-dir",
     "--spec-draft-n-max": "--draft-width",
     "--draft-max": "--draft-width",
     "--host-name": "--host",
@@ -164,7 +163,7 @@ def run(
         context = getattr(error, "ctx", None)
         asked = f" (see {context.command_path} -h)" if context is not None else ""
         text = _unknown(error) if isinstance(error, click.NoSuchOption) else error.format_message()
-        return _fail(text + _origin(error) + asked, BAD_INPUT)
+        return _fail(text + _target_hint(error) + _origin(error) + asked, BAD_INPUT)
     except BrokenPipeError:
         # The reader has gone. Python flushes once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -184,6 +183,14 @@ def _unknown(error: click.NoSuchOption) -> str:
     known = [_LLAMA_CPP[name]] if name in _LLAMA_CPP else near
     hint = f" Did you mean {' or '.join(known)}?" if known else ""
     return f"No such option {name}.{hint}"
+
+
+def _target_hint(error: click.ClickException) -> str:
+    """How to name a model to a command that was given it as an argument."""
+    extra = re.fullmatch(r"Got unexpected extra argument \((\S+)\)", error.message)
+    ctx = getattr(error, "ctx", None)
+    takes = ctx is not None and any(param.name == "target" for param in ctx.command.params)
+    return f": a model is named by --target {extra[1]}" if extra and takes else ""
 
 
 def _told(error: OSError) -> str:

@@ -528,9 +528,27 @@ THINKING = Option(
     help="Ask the chat template for answers with a reasoning part, or without.",
 )
 
+REASONING_BUDGET = (
+    Option(
+        "--reasoning-budget",
+        type=whole(-1),
+        metavar="N",
+        show_default="no limit",
+        help="End an answer's reasoning after N tokens, so that the rest of them are left for the "
+        "answer.",
+    ),
+    Option(
+        "--reasoning-budget-message",
+        type=WholeText(),
+        metavar="TEXT",
+        help="What is written before such an end.",
+    ),
+)
+
 CHAT = (
     Option("--system", type=WholeText(), help="System message."),
     THINKING,
+    *REASONING_BUDGET,
     Option(
         "--chat-template-kwargs",
         type=json_object,

@@ -25,6 +25,7 @@ from .options import (
     LOADING,
     POOLING,
     READABLE,
+    REASONING_BUDGET,
     SAMPLING,
     THINKING,
     Option,
@@ -192,6 +193,23 @@ SHOWN = (
     ),
 )
 
+SHIFTING = (
+    Option(
+        "--context-shift/--no-context-shift",
+        default=False,
+        help="Go on with an answer where the context is full: leave out the older half of the text "
+        "and decode the rest again.",
+    ),
+    Option(
+        "--keep",
+        "n_keep",
+        type=whole(-1),
+        default=0,
+        metavar="N",
+        help="Tokens at the beginning of a text that are not left out then; -1 is the prompt.",
+    ),
+)
+
 SERVING = (
     PARALLEL,
     Option(
@@ -225,6 +243,8 @@ SERVING = (
     ),
     DRAFT_WIDTH,
     THINKING,
+    *REASONING_BUDGET,
+    *SHIFTING,
     Option(
         "--chat-template",
         type=click.Choice(["chatml", "llama3"]),
@@ -264,6 +284,12 @@ CACHE = (
         metavar="DIR",
         help="A folder that keeps as many MiB again, also after the server has ended. Whoever can "
         "read the folder can read the texts in it.",
+    ),
+    Option(
+        "--slot-save-path",
+        type=click.Path(file_okay=False, exists=True),
+        metavar="DIR",
+        help="A folder for what POST /slots/N?action=save keeps of a slot.",
     ),
 )
 
@@ -472,6 +498,7 @@ def _source(
         _chat_template(values),
         recorder,
         pooling=pooling,
+        **values_of((*REASONING_BUDGET, *SHIFTING), values),
     )
 
 

@@ -51,7 +51,7 @@ def fitted(text: str, columns: int) -> str:
         if len(line) <= columns or len(cells) > 2:
             lines.append(line)
             continue
-        indent = len(line) - len(cells[1]) if len(cells) == 2 else 0
+        indent = len(line.rstrip()) - len(cells[-1])
         lines += textwrap.wrap(
             line,
             columns,

@@ -29,7 +29,7 @@ from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.defaults import defaults_of
 from dflash_local.pairs.find import find_pair
-from dflash_local.prefixes.files import PrefixFiles
+from dflash_local.prefixes.files import PrefixFiles, SlotFiles
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import to_stderr
 from dflash_local.setup import Setup, split_by_layers_because
@@ -112,7 +112,8 @@ def load(
     plainly, and their `stats.drafting` says why.
 
     Prompts and answers that leave their slot are kept in `cache_mb` MiB of host memory and, with
-    `cache_dir`, in as many MiB of files in that folder. `exact` makes answers depend on their own
+    `cache_dir`, in as many MiB of files in that folder. `Model.save_slot` has files of its own in
+    the folder `slot_save_path`. `exact` makes answers depend on their own
     request alone, in any `kv_type`, plain ones to the bit on a CPU, and on an NVIDIA GPU with our
     kernels drafted ones, too (see docs/exactness.md): requests run one after the other, drafts are
     chains, and of earlier prompts only whole batches of `n_batch` tokens are used again.
@@ -147,6 +148,9 @@ def load(
     model.thinking = defaults.thinking
     model.answer_length = defaults.answer_length
     try:
+        if options.slot_save_path is not None:
+            key = _store_key(model.target, model.drafter, options)
+            model.slot_files = SlotFiles(options.slot_save_path, key)
         if chat_template is not None:
             model.target.chat_template = chat_template
             model.prepare_chat()
@@ -412,9 +416,13 @@ def _open_store(
     max_bytes = options.cache_mb << 20
     files = None
     if options.cache_dir is not None:
-        key = state_key(target, drafter) | ({"exact": True} if options.exact else {})
+        key = _store_key(target, drafter, options)
         files = PrefixFiles(options.cache_dir, key, max_bytes, say)
     return PrefixStore(max_bytes, files)
+
+
+def _store_key(target: Target, drafter: Drafter | None, options: LoadOptions) -> dict[str, Any]:
+    return state_key(target, drafter) | ({"exact": True} if options.exact else {})
 
 
 def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:

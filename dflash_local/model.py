@@ -25,6 +25,7 @@ from dflash_local.controller import calibration
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
+from dflash_local.engine.slots import Slot
 from dflash_local.errors import InputError
 from dflash_local.fit.plan import Plan
 from dflash_local.options import (
@@ -41,8 +42,10 @@ from dflash_local.options import (
     token_ids,
 )
 from dflash_local.pairs.defaults import CHAT_SAMPLING
+from dflash_local.prefixes.files import SlotFiles
 from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus, last_result
 from dflash_local.sampling.params import SamplingParams
+from dflash_local.sampling.thinking import ThinkingBudget
 from dflash_local.stats import Stats
 from dflash_local.target_model.exactness import Exactness, measure_exactness, told_of_others
 from dflash_local.worker.async_chunks import AsyncChunks
@@ -86,6 +89,16 @@ class Model:
         self.thinking: bool | None = None
         """What chats ask the template for, unless they say `enable_thinking` or an effort. None
         leaves it to the template."""
+        self.reasoning_budget: int | None = None
+        """After how many tokens the thoughts of chats are ended that do not say; None: never."""
+        self.reasoning_budget_message = ""
+        """What is written before such an end."""
+        self.context_shift = False
+        """Whether answers go on where the context is full, for requests that do not say."""
+        self.n_keep = 0
+        """How many tokens of their text stay then."""
+        self.slot_files: SlotFiles | None = None
+        """Where `save_slot` saves."""
         self.answer_length: int | None = None
         """`max_tokens` of chats that do not give it; None: the default of all requests, 256."""
         self._vocabulary = target.vocabulary
@@ -184,6 +197,36 @@ class Model:
     def thinking_open(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt of `chat_prompt` ends inside a reasoning part."""
         return self.dialect.is_thinking("".join(map(self._vocabulary.name, prompt[-16:])))
+
+    def thinking_budget(
+        self,
+        n_tokens: int | None = None,
+        message: str | None = None,
+        *,
+        thinking_open: bool,
+        begun: Sequence[int] = (),
+    ) -> ThinkingBudget | None:
+        """The budget for the thoughts of an answer, in tokens; None where there is no limit, or
+        where the model has no thoughts.
+
+        `message` is written before the forced end; None is the model's own, as it is for
+        `n_tokens`. -1 is no limit. `begun`: tokens of the answer that are in the prompt. Raises
+        InputError.
+        """
+        n_tokens = self.reasoning_budget if n_tokens is None else n_tokens
+        message = self.reasoning_budget_message if message is None else message
+        if n_tokens is not None and not (type(n_tokens) is int and n_tokens >= -1):
+            raise InputError(
+                f"reasoning_budget is {n_tokens!r}; give a whole number, 0 or more, or -1"
+            )
+        marks = self.dialect.reasoning_marks
+        if n_tokens in (None, -1) or marks is None:
+            return None
+        opening, closing = (mark.strip() for mark in marks)
+        end = self._vocabulary.tokenize(message, special=False, add_special=False)
+        end += self._vocabulary.tokenize(closing, special=True, add_special=False)
+        texts = opening.encode(), closing.encode()
+        return ThinkingBudget(n_tokens, texts, tuple(end), thinking_open, tuple(begun))
 
     def prepare_chat(self) -> ChatTemplate:
         """Start what renders chats now, so that the first need not wait for it. Raises InputError
@@ -315,6 +358,7 @@ class Model:
         offered, choice = given.pop("tools", None), given.pop("tool_choice", "auto")
         template = given.pop("chat_template_kwargs", None)
         begun = given.pop("begun", None)
+        budget = given.pop("reasoning_budget", None), given.pop("reasoning_budget_message", None)
         options = cast(Options, given)
         asked = () if choice == "none" else offered or ()
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in asked]
@@ -331,8 +375,11 @@ class Model:
         if self.dialect.special:
             options["special"] = True
         reader = ChatReader(self.dialect.parser(tools, thinking_open=thinking))
+        text, tokens = begun or ("", ())
+        limit = self.thinking_budget(*budget, thinking_open=thinking, begun=tokens)
+        if limit is not None:
+            options["thinking_budget"] = limit
         if begun is not None:
-            text, tokens = begun
             reader.take(Chunk(text, []))
             prompt += tokens
         return prompt, reader, options
@@ -364,6 +411,44 @@ class Model:
     def forget(self) -> None:
         """Empty the caches, so that the next request begins cold. Waits for running requests."""
         self._worker.run(self.engine.forget)
+
+    def save_slot(self, index: int, name: str) -> tuple[int, int]:
+        """Save what slot `index` has, in a file of that name in the folder `slot_save_path`; how
+        many tokens and bytes that is. Waits for running requests. Raises InputError, also for a
+        slot that has nothing."""
+        files, slot = self._slot_files(), self._slot(index)
+        entry = self._worker.run(lambda: self.engine.prefix_cache.saved(slot))
+        return len(entry), files.write(name, entry)
+
+    def restore_slot(self, index: int, name: str) -> tuple[int, int]:
+        """Give slot `index` what `save_slot` has saved under that name; as `save_slot`."""
+        slot = self._slot(index)
+        entry, n_bytes = self._slot_files().read(name)
+        self._worker.run(lambda: self.engine.prefix_cache.put_back(slot, entry))
+        return len(entry), n_bytes
+
+    def erase_slot(self, index: int) -> int:
+        """Empty slot `index`; how many tokens it had. Waits for running requests. Raises
+        InputError."""
+        slot = self._slot(index)
+
+        def erase() -> int:
+            n = len(slot.cached)
+            self.engine.slots.forget(slot)
+            return n
+
+        return self._worker.run(erase)
+
+    def _slot(self, index: int) -> Slot:
+        slots = self.engine.slots
+        if not 0 <= index < len(slots):
+            raise InputError(f"there is no slot {index}; there are 0 to {len(slots) - 1}")
+        return slots[index]
+
+    def _slot_files(self) -> SlotFiles:
+        if self.slot_files is None:
+            raise InputError("no folder was given for saved slots; load with slot_save_path")
+        return self.slot_files
 
     def close(self) -> None:
         """End all requests and free everything. Safe to call again."""
@@ -420,6 +505,7 @@ class Model:
             sampling = replace(sampling, logit_bias=biases)
         width, shape = options.get("draft_width"), options.get("draft_shape")
         special = bool(options.get("special"))
+        shifts = options.get("context_shift", self.context_shift)
         piece = partial(self._vocabulary.piece, special=special)
         text = TextStream(piece, stops_of(options), stops_of(options, "stop_kept"))
         request = Request(
@@ -434,6 +520,9 @@ class Model:
             owner_of(options),
             options.get("prompt_logprobs"),
             lora_of(options, self.lora),
+            options.get("id_slot"),
+            options.get("n_keep", self.n_keep) if shifts else None,
+            options.get("n_discard", 0),
         )
         self.engine.check(request)
         return TextRequest(

@@ -15,6 +15,7 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
 from dflash_local.fit.options import checked_scale
 from dflash_local.sampling.params import SamplingParams
+from dflash_local.sampling.thinking import ThinkingBudget
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
 _GRAMMARS = {"grammar", "json_schema", "lark"}
@@ -39,7 +40,10 @@ class Options(TypedDict, total=False):
     `prompt_logprobs` reports log-probabilities of the prompt's tokens, with so many alternatives to
     each; nothing of the prompt then comes from the caches. `prompt_progress` has the first chunks
     tell how much of the prompt is read. `lora` says how strongly adapters act, by their number in
-    the load's `lora`, from 0; those that it leaves out do not.
+    the load's `lora`, from 0; those that it leaves out do not. `id_slot` is the slot, from 0, that
+    the request takes if that is free. With `context_shift` an answer goes on where the context is
+    full: the first `n_keep` tokens stay (-1: the whole prompt), and of the rest the older half is
+    left out, or `n_discard` tokens.
 
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
     too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
@@ -89,6 +93,11 @@ class Options(TypedDict, total=False):
     prompt_progress: bool
     min_tokens: int
     stop_token_ids: Sequence[int]
+    thinking_budget: ThinkingBudget | None
+    id_slot: int | None
+    context_shift: bool
+    n_keep: int
+    n_discard: int
     lora: Mapping[int, float] | None
 
 
@@ -97,13 +106,17 @@ class ChatOptions(Options, total=False):
 
     `tools`: what the model may call, in OpenAI's shape. `tool_choice`: "auto", "none", "required",
     or the name of the one that it must call. `chat_template_kwargs` go to the template, as in
-    `{"enable_thinking": False}`. `begun` is the text and the tokens of an answer that was cut,
-    which goes on: the chunks have what is new, the result's `content` and `reasoning` all of it.
+    `{"enable_thinking": False}`. `reasoning_budget`: after so many tokens the thoughts are ended,
+    with `reasoning_budget_message` before their end; None is the model's own. `begun` is the text
+    and the tokens of an answer that was cut, which goes on: the chunks have what is new, the
+    result's `content` and `reasoning` all of it.
     """
 
     tools: Sequence[Mapping[str, Any] | Tool] | None
     tool_choice: str
     chat_template_kwargs: Mapping[str, Any] | None
+    reasoning_budget: int | None
+    reasoning_budget_message: str | None
     begun: tuple[str, Sequence[int]] | None
 
 

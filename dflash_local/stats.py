@@ -18,7 +18,7 @@ class Stats:
     by (longest branch, tokens emitted), which is the same for chains. `tree_rounds` are rounds that
     verified a draft tree, `leaves` the branches in them, and `side_rounds` those whose answer left
     the chain of the drafter's best tokens. `graph_rebuilds` are passes for which llama.cpp built
-    its graph again.
+    its graph again. `shifts` is how often a part of the text was left out to make room.
 
     `copied` are the drafted tokens that no drafter proposed, as the text had them already, and
     `copied_accepted` those of them that were accepted.
@@ -46,6 +46,7 @@ class Stats:
     sample_s: float = 0.0
     ttft_s: float = 0.0
     graph_rebuilds: int = 0
+    shifts: int = 0
     drafting: str | None = None
     warning: str | None = None
     tree_rounds: int = 0

@@ -27,9 +27,7 @@ def call_rules(
     def text(*parts: str) -> str:
         return text_rule("".join(parts), is_token)
 
-    more = f" ({text(form.between)} call)*" if parallel and form.between.strip() else ""
-    if parallel and form.between and not more:
-        more = f" ({literal(form.between)} call)*"
+    more = f" ({text(form.between)} call)*" if parallel and form.between else ""
     rules = [
         f"calls: {text(form.head.lstrip())} call{more} {text(form.tail.rstrip())}",
         f"call: {any_of([f'call{i}' for i in range(len(tools))])}",

@@ -112,13 +112,9 @@ def forced_call(
     *,
     is_token: IsToken,
     thinking_open: bool,
-) -> str | None:
-    """A Lark grammar for a `choice` of "required" or the name of a tool; None for "auto".
-
-    Raises InputError for another choice, and where the model has no tool calls.
-    """
-    if choice == "auto":
-        return None
+) -> str:
+    """A Lark grammar for a `choice` of "required" or the name of a tool. Raises InputError for
+    another choice, and where the model has no tool calls."""
     names = [tool.name for tool in tools]
     if choice not in ("required", *names) or not names:
         raise InputError(

@@ -89,13 +89,17 @@ class ReasoningParser:
 def reasoning_rules(is_token: IsToken, marks: Marks = THINK, *, is_open: bool) -> str:
     """Lark rules `reasoning` and what it needs: an optional reasoning part, or the rest of one."""
     opening, closing = marks
+    begun = "thought GAP" if is_open else f"({text_rule(opening, is_token)} thought GAP)?"
+    rules = [f"reasoning: {begun}", thought_rules(closing, is_token), r"GAP: /\n{0,2}/"]
+    return "\n".join(rules)
+
+
+def thought_rules(closing: str, is_token: IsToken) -> str:
+    """Lark rules `thought` and what it needs: any text up to a mark, and that mark."""
     if is_token(closing):
         # No token can match within a terminal, so it ends before the mark by itself.
-        rules = [f"thought: THOUGHT {closing}", r"THOUGHT: /(.|\n)*/"]
-    else:
-        rules = [rf"thought[lazy]: /(.|\n)*{pattern(closing)}/"]
-    begun = "thought GAP" if is_open else f"({text_rule(opening, is_token)} thought GAP)?"
-    return "\n".join([f"reasoning: {begun}", *rules, r"GAP: /\n{0,2}/"])
+        return f"thought: THOUGHT {closing}\n" + r"THOUGHT: /(.|\n)*/"
+    return rf"thought[lazy]: /(.|\n)*{pattern(closing)}/"
 
 
 def json_after_reasoning(

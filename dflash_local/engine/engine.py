@@ -194,6 +194,7 @@ class Engine:
             for_drafts=request.drafts and may_draft,
             unless_gave_up=policy is not None,
             owner=self._cache_owner(request),
+            preferred=request.id_slot,
         )
         drafter = self.slots.drafter
         if policy is not None and drafter is not None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from dflash_local.draft.drafter import Drafter
 from dflash_local.engine.slots import Slot, Slots
 from dflash_local.errors import InputError
 from dflash_local.prefixes.checkpoints import Checkpoints
@@ -56,6 +57,7 @@ class PrefixCache:
         for_drafts: bool,
         unless_gave_up: bool = False,
         owner: str = "",
+        preferred: int | None = None,
     ) -> tuple[Slot, int]:
         """A free slot, busy from now on, and how many tokens of the prompt its caches have.
 
@@ -63,8 +65,8 @@ class PrefixCache:
         store: see `reuse.choose`; never from texts of another `owner`. A handful of a longer prompt
         is not worth it. At most `len(prompt) - 1` are kept, as the logits of the last row give the
         first token. `for_drafts` keeps only what the drafter has, too. `unless_gave_up` makes an
-        exception for slots in which drafting was given up: they keep what the target has. Raises
-        InputError if no slot is free.
+        exception for slots in which drafting was given up: they keep what the target has. The slot
+        `preferred` is taken if it is free. Raises InputError if no slot is free.
         """
         if all(slot.busy for slot in self._slots):
             raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
@@ -73,11 +75,12 @@ class PrefixCache:
         wanted = Wanted(list(prompt), for_drafts, unless_gave_up, owner)
         holders = [self._holder(slot, wanted) for slot in self._slots]
         found = self._find(wanted)
-        choice = choose(holders, (found.n_usable, len(found.prefix)) if found else None)
+        stored = (found.n_usable, len(found.prefix)) if found else None
+        choice = choose(holders, stored, preferred)
         entry = None
         if choice.source is None and found:
             entry = self.store.fetch(found)
-            choice = choice if entry else choose(holders)
+            choice = choice if entry else choose(holders, preferred=preferred)
         slot, length = self._slots[choice.slot], choice.length
         if length < LEAST_GAIN and length < len(prompt) - 1:
             length = 0  # saves no time, and rows of another pass may round differently
@@ -144,6 +147,22 @@ class PrefixCache:
                 return
             self._save(slot)
             self._slots.forget(slot)
+
+    def saved(self, slot: Slot) -> SavedSequence:
+        """All that a free slot has. Raises InputError if that is nothing, or cannot be saved."""
+        entry = self._saved(slot, self._prefix(slot)) if slot.cached else None
+        if entry is None:
+            raise InputError(f"slot {slot.seq} has nothing that can be saved")
+        return entry
+
+    def put_back(self, slot: Slot, entry: SavedSequence) -> None:
+        """Replace what a free slot has by a saved sequence. Raises InputError if that fails, which
+        leaves the slot empty."""
+        self._save(slot)
+        self._restore(slot, entry)
+        if not slot.cached:
+            raise InputError(f"what was saved does not fit slot {slot.seq}")
+        slot.owner = entry.owner
 
     def clear(self) -> None:
         """Empty all free slots, and the store with its files."""
@@ -221,38 +240,55 @@ class PrefixCache:
         cannot be cut anywhere is saved as it was at its last checkpoint, with the ones before."""
         store, n = self.store, len(slot.cached)
         is_whole = self._slots.can_cut(slot, 1)
-        checkpoints = [] if is_whole else slot.checkpoints.all
         if not is_whole:
-            n = checkpoints.pop().length if checkpoints else 0
+            n = max((checkpoint.length for checkpoint in slot.checkpoints.all), default=0)
         n_kept = max(n_kept, self._n_elsewhere(slot))
         if not store.max_bytes or not worth_keeping(n - n_kept, n):
             return
-        drafter = self._slots.drafter
-        drafter = drafter if drafter and drafter.saves_rows else None
-        prefix = Prefix(
-            slot.cached[:n],
-            (n - 1 if 0 < self._target.n_swa < n else 0) if is_whole else n,
-            min(drafter.length(slot.seq), n) if drafter else 0,
-            slot.gave_up,
-            tuple(checkpoint.length for checkpoint in checkpoints),
-            slot.owner,
-        )
+        prefix = self._prefix(slot, n)
         if store.has(prefix):
             return
         if not is_whole:
             self._slots.roll_back(slot, n, for_drafts=False)
         if len(slot.cached) != n or self._target.sequence_bytes(slot.seq) > store.max_bytes:
             return
+        entry = self._saved(slot, prefix)
+        if entry is None:
+            return
+        slot.checkpoints.cut(n_kept)
+        self._lend()
+        if not store.put(entry):  # then without them
+            store.put(replace(entry, checkpoints=(), states=()))
+
+    def _prefix(self, slot: Slot, n: int | None = None) -> Prefix:
+        """The first n tokens of a slot, or all, as they would be saved."""
+        n = len(slot.cached) if n is None else n
+        is_whole = self._slots.can_cut(slot, 1)
+        drafter = self._saving_drafter
+        return Prefix(
+            slot.cached[:n],
+            (n - 1 if 0 < self._target.n_swa < n else 0) if is_whole else n,
+            min(drafter.length(slot.seq), n) if drafter else 0,
+            slot.gave_up,
+            () if is_whole else tuple(c.length for c in slot.checkpoints.all if c.length < n),
+            slot.owner,
+        )
+
+    def _saved(self, slot: Slot, prefix: Prefix) -> SavedSequence | None:
+        """A slot, which has the tokens of `prefix`, as it is saved. None where that fails."""
+        drafter = self._saving_drafter
+        kept = {c.length: c.state for c in slot.checkpoints.all}
+        states = tuple(kept[length] for length in prefix.checkpoints)
         try:
             state = self._target.save(slot.seq)
             rows = drafter.save(slot.seq) if drafter else np.empty(0, np.uint8)
         except MemoryError:
-            return
+            return None
         if not len(state):
-            return
-        slot.checkpoints.cut(n_kept)
-        self._lend()
-        states = tuple(checkpoint.state for checkpoint in checkpoints)
-        entry = SavedSequence(**vars(prefix), target=state, drafter=rows, states=states)
-        if not store.put(entry):  # then without them
-            store.put(replace(entry, checkpoints=(), states=()))
+            return None
+        return SavedSequence(**vars(prefix), target=state, drafter=rows, states=states)
+
+    @property
+    def _saving_drafter(self) -> Drafter | None:
+        drafter = self._slots.drafter
+        return drafter if drafter and drafter.saves_rows else None

@@ -31,6 +31,8 @@ class Request:
     owner, whose later requests may copy from it; None: it copies from its own text alone.
     `prompt_logprobs`: how many alternatives to report with each token of the prompt; None: nothing
     is reported of it. `lora`: how strongly each of the target's adapters acts; None: as loaded.
+    `id_slot`: the slot that it takes if that is free. With `n_keep`, an answer goes on where the
+    context is full: see `Sequence.shift`.
     """
 
     prompt: list[int]
@@ -44,6 +46,9 @@ class Request:
     owner: str | None = None
     prompt_logprobs: int | None = None
     lora: tuple[float, ...] | None = None
+    id_slot: int | None = None
+    n_keep: int | None = None
+    n_discard: int = 0
 
     @property
     def drafts(self) -> bool:
@@ -74,6 +79,9 @@ class Request:
         least, most = self.sampling.min_tokens, self.max_tokens
         if most is not None and least > most:
             raise InputError(f"min_tokens is {least}, but max_tokens {most}; give at most as many")
+        for name, value, low in (("n_keep", self.n_keep, -1), ("n_discard", self.n_discard, 0)):
+            if value is not None and not _is_count(value, low):
+                raise InputError(f"{name} is {value!r}; expected a whole number, {low} or more")
         told = self.prompt_logprobs
         if told is not None and not (_is_count(told, 0) and told <= n_vocab):
             raise InputError(f"prompt_logprobs is {told!r}; expected 0 to {n_vocab}, or None")

@@ -73,7 +73,7 @@ class Round:
 
     def _with_cells(self, sequences: list[Sequence]) -> list[Sequence]:
         """Make room in the caches, and return the sequences whose anchor has a cell. The others
-        end here: the context is full.
+        end here, unless their text may be shifted: the context is full.
 
         Room is made for the widest drafts, not only for the anchors. Otherwise idle slots would
         keep rounds narrow.
@@ -81,7 +81,13 @@ class Round:
         self._cache.make_room(sum(1 + self._widths.most_nodes(s) for s in sequences))
         room = max(self._slots.free_cells, 0)
         for sequence in sequences[room:]:
-            sequence.finish_reason = "length"
+            if sequence.shift(self._target.n_ctx):
+                # What is left is decoded again, like a prompt.
+                self._slots.inject(sequence.slot)
+                for_drafts = sequence.wants_features
+                self._slots.roll_back(sequence.slot, sequence.n_kept, for_drafts=for_drafts)
+            else:
+                sequence.finish_reason = "length"
         return sequences[:room]
 
     def _inject(self, choices: list[Choice], lap: Lap) -> None:

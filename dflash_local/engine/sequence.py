@@ -20,6 +20,9 @@ from dflash_local.sampling.sampler import Sampler
 from dflash_local.stats import Stats
 from dflash_local.target_model.target import Target
 
+_LEAST_SHIFTED = 4
+"""Of a context, so many tokens at least are not kept by a shift."""
+
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -53,6 +56,9 @@ class Sequence:
     """False after its end and while it is suspended. Another sequence may then have `slot`."""
     behind: bool = False
     """The drafter has failed and lost the text, so the rest of the answer is decoded plainly."""
+    n_kept: int = 0
+    n_left_out: int = 0
+    """So many tokens of the text are left out, behind the first `n_kept`: see `shift`."""
     turn: int = 0
     """The engine's step that last decoded rows of its prompt."""
     begun_at: float = 0.0
@@ -87,14 +93,35 @@ class Sequence:
 
     @property
     def text(self) -> list[int]:
-        """The prompt and what has been emitted."""
-        return self.request.prompt + self.tokens if self.tokens else self.request.prompt
+        """The prompt and what has been emitted, without what was left out."""
+        text = self.request.prompt + self.tokens if self.tokens else self.request.prompt
+        if self.n_left_out:
+            return text[: self.n_kept] + text[self.n_kept + self.n_left_out :]
+        return text
+
+    def shift(self, n_ctx: int) -> bool:
+        """Leave out a part of the text, if it has filled the context and its request says so.
+
+        As llama-server has it, the first `n_keep` tokens stay (-1: the prompt), and behind them
+        `n_discard` are left out (0: half of the rest). llama.cpp moves the keys and values of what
+        follows, which have seen what was left out; here it is to be decoded again.
+        """
+        n_keep = self.request.n_keep
+        if n_keep is None or len(self.text) <= n_ctx:
+            return False
+        n_keep = len(self.request.prompt) if n_keep < 0 else n_keep
+        self.n_kept = min(n_keep, n_ctx - _LEAST_SHIFTED)
+        rest = n_ctx - self.n_kept
+        self.n_left_out += min(self.request.n_discard or rest // 2, rest - 1)
+        self.stats.shifts += 1
+        return True
 
     @property
     def n_left(self) -> int:
         """Rows to decode before its next round: the rest of the prompt and, if the caches have
         lost some of the answer, the answer up to the anchor."""
-        return len(self.request.prompt) + max(len(self.tokens) - 1, 0) - len(self.slot.cached)
+        n = len(self.request.prompt) + max(len(self.tokens) - 1, 0)
+        return n - self.n_left_out - len(self.slot.cached)
 
     @property
     def in_prompt(self) -> bool:

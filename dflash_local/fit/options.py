@@ -102,6 +102,7 @@ class LoadSettings(TypedDict, total=False):
     draft_width: int | Literal["auto"] | None
     cache_mb: int
     cache_dir: str | os.PathLike[str] | None
+    slot_save_path: str | os.PathLike[str] | None
     exact: bool
     recalibrate: bool
     draft_from: str | os.PathLike[str] | None
@@ -193,6 +194,7 @@ class LoadOptions(ContextOptions):
     draft_width: int | Literal["auto"] | None = None
     cache_mb: int = 0
     cache_dir: str | os.PathLike[str] | None = None
+    slot_save_path: str | os.PathLike[str] | None = None
     recalibrate: bool = False
     draft_from: str | os.PathLike[str] | None = None
 

@@ -72,17 +72,16 @@ def control_vector(
 ) -> NDArray[np.float32] | None:
     """The sum of control vectors, [n_layer, n_embd]; row i is added after layer i. None without
     files. Raises FileError."""
-    total = None
+    total: NDArray[np.float32] | None = None
     n_layer = target.require(f"{target.architecture}.block_count", int)
     n_embd = target.require(f"{target.architecture}.embedding_length", int)
     for path, scale in files:
         file = GgufFile.open(path)
-        for layer, values in _directions(file, n_layer, n_embd):
-            if total is None:
-                total = np.zeros((n_layer, n_embd), np.float32)
-            total[layer] += np.float32(scale) * values
-        if total is None:
+        if not file.tensors:
             file.fail("no control vector: it has no tensor 'direction.1' or of another layer")
+        total = np.zeros((n_layer, n_embd), np.float32) if total is None else total
+        for layer, values in _directions(file, n_layer, n_embd):
+            total[layer] += np.float32(scale) * values
     return total
 
 

@@ -37,6 +37,8 @@ _SHORT = 16
 _LENGTH = 4
 _MOST_HEADER = 1 << 16
 _OURS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.prefix(\.\d+\.tmp)?")
+_NAME = re.compile(r"\w(?:[\w .-]{0,126}[\w-])?")
+"""Of a file that a user names. It leads to no other folder, on any system."""
 _OLD_S = 3600.0
 """Age at which a half-written file is taken as abandoned."""
 _COUNTS = ("n_tokens", "n_target", "n_rows", "n_least", "n_drafter")
@@ -75,7 +77,7 @@ class PrefixFiles:
         self.folder = Path(folder).expanduser()
         self.max_bytes = max_bytes
         self._say = say or _silent
-        self._key = hashlib.blake2b(_json(key)).hexdigest()
+        self._key = _digest(key)
         self._prefixes: dict[Path, StoredPrefix] = {}
         self._lock = threading.Lock()
         try:
@@ -119,16 +121,11 @@ class PrefixFiles:
         named = entry.owner.encode() + _raw(entry.tokens)
         name = hashlib.blake2b(named, digest_size=8).hexdigest()
         path = self.folder / f"{self._key[:_SHORT]}-{name}.prefix"
-        temporary = path.with_name(f"{path.name}.{secrets.randbits(64)}.tmp")
         try:
             self._trim(n_bytes)
-            _write(temporary, content)
-            temporary.replace(path)
-            _sync_folder(self.folder)
+            _write_whole(path, content)
         except (OSError, MemoryError) as error:
             self._say(f"{path}: cannot be written: {error}; this prefix is not kept")
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             return False
         use = {field.name: getattr(entry, field.name) for field in fields(Prefix)}
         stored = StoredPrefix(**use, path=path, n_bytes=n_bytes)
@@ -191,6 +188,49 @@ class PrefixFiles:
         return total
 
 
+class SlotFiles:
+    """What users save of slots under names of their own: files of one folder, as many as they
+    like."""
+
+    def __init__(self, folder: str | os.PathLike[str], key: Mapping[str, Any]) -> None:
+        """`key` as for `PrefixFiles`. Raises InputError for a folder that is not there."""
+        self._folder = Path(folder).expanduser()
+        self._key = _digest(key)
+        if not self._folder.is_dir():
+            raise InputError(f"slot_save_path {self._folder} is no folder; make it, or name one")
+
+    def write(self, name: str, entry: SavedSequence) -> int:
+        """Save a sequence, in place of what has the name; the bytes of its file. Raises
+        InputError."""
+        content = _content(entry, self._key)
+        try:
+            _write_whole(self._path(name), content)
+        except OSError as error:
+            raise InputError(f"{name} cannot be written: {error.strerror or error}") from None
+        return sum(len(part) for part in content)
+
+    def read(self, name: str) -> tuple[SavedSequence, int]:
+        """A saved sequence and the bytes of its file. Raises InputError."""
+        path = self._path(name)
+        try:
+            return _read(path, self._key), path.stat().st_size
+        except (OSError, _Unusable) as error:
+            why = getattr(error, "strerror", None) or error
+            raise InputError(f"{name} cannot be restored: {why}") from None
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"{name[:40]!r} is no name of a saved slot; take letters, digits, spaces and . _ - "
+                "(no folders), at most 128"
+            )
+        return self._folder / name
+
+
+def _digest(key: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(_json(key)).hexdigest()
+
+
 def _content(entry: SavedSequence, key: str) -> list[bytes | memoryview]:
     """The parts of a file, to be written one after the other."""
     header = _json(
@@ -221,6 +261,19 @@ def _content(entry: SavedSequence, key: str) -> list[bytes | memoryview]:
     for part in parts:
         digest.update(part)
     return [_MAGIC + digest.digest(), *parts]
+
+
+def _write_whole(path: Path, content: list[bytes | memoryview]) -> None:
+    """Write a file, completely or not at all. Raises OSError, MemoryError."""
+    temporary = path.with_name(f"{path.name}.{secrets.randbits(64)}.tmp")
+    try:
+        _write(temporary, content)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except (OSError, MemoryError):
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _write(path: Path, content: list[bytes | memoryview]) -> None:

@@ -56,12 +56,18 @@ def worth_restoring(n_usable: int, n_more: int, n_stored: int) -> bool:
     return n_more >= LEAST_KEPT and 16 * n_usable >= n_stored
 
 
-def choose(holders: Sequence[Holder], stored: tuple[int, int] | None = None) -> Reuse:
+def choose(
+    holders: Sequence[Holder],
+    stored: tuple[int, int] | None = None,
+    preferred: int | None = None,
+) -> Reuse:
     """Which slot to use, and what to copy into it. At least one slot must not be busy.
 
-    `stored`: how many tokens of the best stored sequence are usable, and how many it has.
+    `stored`: how many tokens of the best stored sequence are usable, and how many it has. The slot
+    `preferred` is taken if it is not busy.
     """
     free = [i for i, holder in enumerate(holders) if not holder.busy]
+    free = [preferred] if preferred in free else free
     source = max(range(len(holders)), key=lambda i: (holders[i].n_usable, i in free))
     best = holders[source].n_usable
     from_store = stored is not None and worth_restoring(stored[0], stored[0] - best, stored[1])

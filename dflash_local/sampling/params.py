@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dflash_local.errors import GrammarError, InputError
+from dflash_local.sampling.thinking import ThinkingBudget
 
 _MAX_INT = 2**31 - 1
 RANDOM_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: makes llama.cpp draw a seed of its own
@@ -34,7 +35,7 @@ class SamplingParams:
     `seed` None draws one. `logit_bias` is added to the logits of its token ids; -inf forbids a
     token. `logprobs` is how many alternatives to report with each token; None reports no
     log-probabilities at all. No end of text is drawn before `min_tokens` tokens. `stop_token_ids`
-    end the answer as an end of text does.
+    end the answer as an end of text does. `thinking_budget` limits thoughts.
 
     At most one of three grammars may bind the answer: `grammar` is GBNF text with a rule `root`;
     `json_schema` is a JSON schema, or True for any JSON object; `lark` is a grammar in the Lark
@@ -68,6 +69,7 @@ class SamplingParams:
     logprobs: int | None = None
     min_tokens: int = 0
     stop_token_ids: Sequence[int] = ()
+    thinking_budget: ThinkingBudget | None = None
 
     @property
     def bound(self) -> bool:

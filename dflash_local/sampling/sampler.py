@@ -12,6 +12,7 @@ import ctypes
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dflash_local.llama import native  # the check of the installed llama_cpp co
 from dflash_local.llama.native import TokenDraw
 from dflash_local.sampling.grammar import Constraint
 from dflash_local.sampling.params import RANDOM_SEED, SamplingParams, TokenLogprob
+from dflash_local.sampling.thinking import Rule, ThoughtLimit
 from dflash_local.target_model.readout import Readout
 from dflash_local.target_model.vocabulary import Vocabulary
 
@@ -84,12 +86,16 @@ class Sampler:
         self.params = params
         self.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else int(params.seed)
         self._n_vocab = n_vocab
-        if (params.is_dry or params.min_tokens) and vocabulary is None:
-            raise InputError("dry_multiplier and min_tokens need the vocabulary; give it")
-        self._constraint: Constraint | _NoEnd | None = constraint
+        budget = params.thinking_budget
+        if (params.is_dry or params.min_tokens or budget) and vocabulary is None:
+            raise InputError("dry_multiplier, min_tokens and budgets need the vocabulary; give it")
+        self._constraint: Rule | None = constraint
         if params.min_tokens and vocabulary is not None:
             ends = {*vocabulary.ends, *params.stop_token_ids}
             self._constraint = _NoEnd(params.min_tokens, ends)
+        if budget and vocabulary is not None:
+            piece = partial(vocabulary.piece, special=True)
+            self._constraint = ThoughtLimit(budget, piece, self._constraint)
         by_chain = not params.greedy and not params.draws_from_all
         biases = list(self._biases(n_ctx, vocabulary))
         self.n_candidates = self._count_candidates(is_biased=bool(biases))

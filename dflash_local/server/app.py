@@ -31,7 +31,7 @@ from dflash_local.server.http.security import (
     is_loopback,
 )
 from dflash_local.server.http.settings import ServerSettings
-from dflash_local.server.llama import completion, lora, props, tokenize
+from dflash_local.server.llama import completion, lora, props, slots, tokenize
 from dflash_local.server.llama import embeddings as llama_embeddings
 from dflash_local.server.metrics import Metrics
 from dflash_local.server.models.library import Library
@@ -49,6 +49,7 @@ ROUTERS = (
     drain.router,
     model_list.router,
     props.router,
+    slots.router,
     lora.router,
     metrics.router,
     chat.router,

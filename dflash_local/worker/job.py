@@ -133,7 +133,8 @@ class Generation(Job):
     def cells(self, n_ctx: int) -> int:
         """Cells to promise the request."""
         request = self.wanted.request
-        n_emitted = len(self.sequence.tokens) if self.sequence else 0
+        s = self.sequence
+        n_emitted = len(s.tokens) - s.n_left_out if s else 0
         return cells_for(len(request.prompt), n_emitted, request.max_tokens, n_ctx)
 
     def begin(self, sequence: Sequence) -> None:

@@ -155,6 +155,7 @@ def requests(found: Found, seed: int, until: float) -> None:
             files += ["--embedding-model", str(write_bert(path, pooling=pooling, classifier=True))]
         with serving(
             *(*files, *EXACT, "--ctx", "256", "--parallel", "2", "--queue", "64"),
+            *("--slot-save-path", folder),
             command=stall_server.COMMAND,
             environment={"STALL_S": str(STALL_S)},
         ) as server:

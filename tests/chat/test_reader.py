@@ -89,3 +89,36 @@ def test_a_choice_that_is_none_of_the_tools_is_refused(model: Model, choice: str
 def test_a_model_without_calls_cannot_be_made_to_call(model: Model) -> None:
     with pytest.raises(InputError, match="no tool calls"):
         model.chat(HELLO, tools=[Tool("now")], tool_choice="required")
+
+
+@pytest.mark.one_in(2)
+def test_thoughts_end_after_their_budget(speaker: Model) -> None:
+    """Then the answer begins, drafted or not, and with a message before it where one is given."""
+    marks = speaker.dialect.reasoning_marks
+    assert marks is not None
+    asked: dict[str, Any] = {
+        "max_tokens": 48,
+        "temperature": 0.9,
+        "seed": 3,
+        "lark": rf"start: {json.dumps(marks[0])} /(.|\n){{200}}(.|\n)*/",
+    }
+    unlimited = speaker.chat(HELLO, draft_width=0, **asked)
+    assert unlimited.reasoning and not unlimited.content
+    told: list[Result] = []
+    for message in ("", "Enough."):
+        asked |= {"reasoning_budget": 8, "reasoning_budget_message": message}
+        plain, drafted = (speaker.chat(HELLO, draft_width=n, **asked) for n in (0, 4))
+        assert plain.tokens == drafted.tokens and same_shape(plain) == same_shape(drafted)
+        told.append(plain)
+    short, stopped = told
+    assert unlimited.reasoning.startswith(short.reasoning or "-") and short.content
+    assert stopped.reasoning == f"{short.reasoning}Enough."
+    speaker.reasoning_budget = 8
+    try:
+        usual = speaker.chat(HELLO, **{**asked, "reasoning_budget": None})
+        assert same_shape(usual) == same_shape(stopped)
+        assert speaker.chat(HELLO, **{**asked, "reasoning_budget": -1}).text == unlimited.text
+    finally:
+        speaker.reasoning_budget = None
+    with pytest.raises(InputError, match="reasoning_budget is -2"):
+        speaker.chat(HELLO, reasoning_budget=-2)

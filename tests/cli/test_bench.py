@@ -89,6 +89,7 @@ def test_a_target_alone_is_decoded_plainly() -> None:
     [
         (("--draft", DRAFTER), "without its target"),
         (("--target", "no.gguf"), "no such file"),
+        (("qwen3-8b",), "a model is named by --target qwen3-8b"),
         (("--widths", "1"), "not a list of whole numbers"),
         (("--draft-shape", "chain,bush"), "not a list of some of chain, tree, auto"),
         (("--depths", "1x"), "not a list of whole numbers"),

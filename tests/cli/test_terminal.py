@@ -139,6 +139,7 @@ def test_facts_keep_within_the_terminal() -> None:
         *("a  b  c  d  e  f  g  h", "", " x"),
     ]
     assert fitted(facts, 80) == facts
+    assert fitted("  one two three four\n", 14) == "  one two\n  three four\n"
 
 
 def test_lines_wait_for_the_end_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import GrammarError, InputError
+from dflash_local.sampling.thinking import ThinkingBudget
 from dflash_local.target_model.target import Target
 from pair_engine import fused_drafter
 from pair_engine import request as asked
@@ -24,6 +25,8 @@ from plain_answer import PlainAnswer
 from shapes import assert_equal, exact_target
 
 N = 32
+THOUGHTS = ThinkingBudget(5, (b"<thoughts>", b"</thoughts>"), (300, 301, 302), is_open=True)
+"""Their end is any three tokens: it is forced, whatever they say."""
 RECORD = {
     "type": "object",
     "properties": {
@@ -40,6 +43,9 @@ BOUND: dict[str, dict[str, Any]] = {
     "lark": {
         "lark": 'start: line+\nline: /[a-z_ ]{1,30}/ ("=" | "(") /[a-z0-9_. ]{0,20}/ ")"? "\\n"'
     },
+    "thoughts": {"thinking_budget": THOUGHTS},
+    "thoughts and a least length": {"thinking_budget": THOUGHTS, "min_tokens": 20},
+    "thoughts within a grammar": {"thinking_budget": THOUGHTS, "lark": r"start: /(.|\n){40,90}/"},
     "gbnf": {"grammar": 'root ::= line+\nline ::= [a-z_ ]+ ("=" | "(") [a-z0-9_. ]* ")"? "\\n"'},
 }
 DRAWN: dict[str, dict[str, Any]] = {

@@ -40,7 +40,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     )
     both = [word for file in files for word in ("--embedding-model", str(file))]
     # The context is what bounds answers that ask for no end.
-    with serving(*EXACT, "--parallel", "2", "--ctx", "256", *both) as running:
+    options = ("--parallel", "2", "--ctx", "256", "--slot-save-path", str(folder))
+    with serving(*EXACT, *options, *both) as running:
         yield running
 
 

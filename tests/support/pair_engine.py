@@ -91,10 +91,13 @@ def request(
     *,
     shape: DraftShape = "chain",
     owner: str | None = None,
+    n_keep: int | None = None,
     **params: Any,
 ) -> Request:
     sampling = SamplingParams(**params)
-    return Request(list(prompt), sampling, max_tokens, width, draft_shape=shape, owner=owner)
+    return Request(
+        list(prompt), sampling, max_tokens, width, draft_shape=shape, owner=owner, n_keep=n_keep
+    )
 
 
 def answer(

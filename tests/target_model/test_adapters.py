@@ -163,6 +163,10 @@ def test_a_control_vector_that_does_not_fit_is_refused(
     file = write_control_vector(tmp_path / "v.gguf", {layer: np.ones(shape, np.float32)})
     with pytest.raises(FileError, match=said):
         opened(path, control_vectors=[file])
+    whole = write_control_vector(tmp_path / "w.gguf", {1: np.ones(64, np.float32)})
+    empty = write_control_vector(tmp_path / "e.gguf", {})
+    with pytest.raises(FileError, match=r"e\.gguf: no control vector"):
+        opened(path, control_vectors=[whole, empty])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from dflash_local.chat.events import Content, Event, EventQueue, Reasoning
 from dflash_local.chat.lark import any_of, json_rule, literal, text_rule
 from dflash_local.chat.parsing.json_reader import JsonReader, State
 from dflash_local.chat.parsing.marks import find, held
+from dflash_local.chat.reasoning import thought_rules
 from dflash_local.chat.tool import Tool
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -40,6 +41,10 @@ class Harmony(Dialect):
         is_it = all(part in template for part in (_START, _CHANNEL, _MESSAGE))
         return cls() if is_it else None
 
+    @property
+    def reasoning_marks(self) -> tuple[str, str]:
+        return f"{_CHANNEL}analysis{_MESSAGE}", _END
+
     def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:
         return ChannelParser({tool.name for tool in tools})
 
@@ -51,7 +56,7 @@ class Harmony(Dialect):
         constrain = text_rule(_CONSTRAIN, is_token)
         rules = [
             f"start: reasoning? ({any_of([f'call{i}' for i in range(len(tools))])})",
-            *_reasoning_rules(is_token),
+            _reasoning_rules(is_token),
         ]
         for i, tool in enumerate(tools):
             to = literal(f"commentary to=functions.{tool.name} ")
@@ -65,21 +70,17 @@ class Harmony(Dialect):
         channel, message = text_rule(_CHANNEL, is_token), text_rule(_MESSAGE, is_token)
         rules = [
             f'start: reasoning? {channel} "final" {message} answer',
-            *_reasoning_rules(is_token),
+            _reasoning_rules(is_token),
             json_rule("answer", schema, lenient=False),
         ]
         return "\n".join(rules)
 
 
-def _reasoning_rules(is_token: IsToken) -> list[str]:
+def _reasoning_rules(is_token: IsToken) -> str:
     """Lark rules `reasoning`, with the beginning of the next message, and what it needs."""
-    start, channel, message, end = (
-        text_rule(name, is_token) for name in (_START, _CHANNEL, _MESSAGE, _END)
-    )
+    start, channel, message = (text_rule(name, is_token) for name in (_START, _CHANNEL, _MESSAGE))
     rule = f'reasoning: {channel} "analysis" {message} thought {start} "assistant"'
-    if is_token(_END):
-        return [rule, f"thought: THOUGHT {end}", r"THOUGHT: /(.|\n)*/"]
-    return [rule, r"thought[lazy]: /(.|\n)*<\|end\|>/"]
+    return f"{rule}\n{thought_rules(_END, is_token)}"
 
 
 class _ChannelState(Enum):

@@ -7,14 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, marks_of, shared_start
-from dflash_local.chat.parsing.json_reader import (
-    BLANKS,
-    JsonReader,
-    Steps,
-    Unexpected,
-    string,
-    value,
-)
+from dflash_local.chat.parsing.json_reader import MAX_DEPTH, JsonReader, Steps, Unexpected
 from dflash_local.chat.parsing.marks import held
 from dflash_local.chat.parsing.values import ALL_TYPES, json_types, python_arguments, typed
 from dflash_local.chat.tool import Tool
@@ -25,8 +18,6 @@ _BUILT_IN = ".call("
 # Of a call in Python: its compiler could take long over more.
 _MOST_CHARACTERS = 20_000
 _LONGEST_KEY = 1000
-# As in JSON, see `json_reader`.
-_MAX_DEPTH = 200
 _ESCAPED = frozenset("\n\\'\"abfnrtvxuUN01234567")
 _KNOWN_KEYS = ("type", "id")
 
@@ -42,10 +33,10 @@ class CallReader(JsonReader):
         self._form = form
         self._tools = tools
         self._lead = lead
-        self._back = ""
-        """A character that was read, and belongs to what comes next."""
         self._name: str | None = None
         self._is_certain = False
+        self._is_json = False
+        """Its characters are arguments, as they are written."""
         self._arguments: list[str] = []
         super().__init__()
 
@@ -60,42 +51,29 @@ class CallReader(JsonReader):
         self._arguments.clear()
         return text
 
-    def _read(self) -> Steps[str | None]:
+    def _has_read(self, char: str) -> None:
+        if self._is_json:
+            self._arguments.append(char)
+
+    def _read(self) -> Steps[None]:
         form = self._form
         yield from self._literal(self._lead)
         self._back = char = yield from self._mark()
         if form.keys and (char == "{" or not form.is_bare):
             yield from self._object(form.keys)
-            return None
+            return
         self._name = yield from self._one_of(self._tools, longest=True)
-        if form.keys:
-            yield from self._literal(_BUILT_IN)
-            yield from self._python()
-        elif form.tags:
-            yield from self._literal(form.middle)
+        yield from self._literal(_BUILT_IN if form.keys else form.middle)
+        if form.tags:
             yield from self._elements(form.tags)
-        elif form.quote == PYTHON:
-            yield from self._literal(form.middle)
+        elif form.keys or form.quote == PYTHON:
             yield from self._python()
+        elif form.quote:
+            yield from self._expect("{")
+            self._back = "{"
+            yield from self._loose(form.quote)
         else:
-            yield from self._literal(form.middle)
-            self._back = yield from self._mark()
-            if self._back != "{":
-                raise Unexpected
-            yield from self._loose(form.quote) if form.quote else self._json()
-        return self._back or None
-
-    # Characters
-
-    def _next(self) -> Steps[str]:
-        char, self._back = self._back, ""
-        return char or (yield)
-
-    def _mark(self) -> Steps[str]:
-        """The next character that is not blank."""
-        while (char := (yield from self._next())) in BLANKS:
-            pass
-        return char
+            yield from self._json()
 
     def _literal(self, text: str) -> Steps[None]:
         """Reads a text of the form."""
@@ -136,18 +114,12 @@ class CallReader(JsonReader):
 
     def _json(self) -> Steps[None]:
         """Reads arguments in JSON, as they are written."""
-        char = yield from self._next()
-        self._begin(char)
-        steps = value(char)
-        next(steps)
-        while True:
-            char = yield
-            try:
-                steps.send(char)
-            except StopIteration:
-                self._arguments.append(char)
-                return
-            self._arguments.append(char)
+        yield from self._expect("{")
+        self._begin()
+        self._is_json = True
+        yield from self._value("{")
+        self._is_json = False
+        self._arguments.append("}")
 
     def _object(self, keys: tuple[str, str]) -> Steps[None]:
         """Reads a JSON object with the keys of a name and of arguments, in any order."""
@@ -156,26 +128,21 @@ class CallReader(JsonReader):
         seen: set[str] = set()
         char = yield from self._mark()
         while char in "{," and (char == "{") == (not seen):
-            if (yield from self._mark()) != '"':
-                raise Unexpected
-            key = yield from string(known if self.name is None else None)
+            yield from self._expect('"')
+            key = yield from self._string(known if self.name is None else None)
             is_arguments = key == keys[1] or (form.is_bare and key == "arguments")
             key = keys[1] if is_arguments else key
-            if key in seen or (yield from self._mark()) != ":":
+            if key in seen:
                 raise Unexpected
             seen.add(key)
-            char = yield from self._mark()
+            yield from self._expect(":")
             if key == keys[0]:
-                if char != '"':
-                    raise Unexpected
-                self._name = yield from string(self._tools)
+                yield from self._expect('"')
+                self._name = yield from self._string(self._tools)
             elif is_arguments:
-                if char != "{":
-                    raise Unexpected
-                self._back = char
                 yield from self._json()
             else:
-                self._back = (yield from value(char)) or ""
+                yield from self._value((yield from self._mark()))
             char = yield from self._mark()
         if char != "}" or self._name is None or (form.is_bare and keys[1] not in seen):
             raise Unexpected
@@ -210,7 +177,7 @@ class CallReader(JsonReader):
     def _loose(self, quote: str, depth: int = 0) -> Steps[None]:
         """Reads a value like JSON, in which texts have another quote and keys have none."""
         char = yield from self._mark()
-        if depth == _MAX_DEPTH:
+        if depth == MAX_DEPTH:
             raise Unexpected
         if char in "{[":
             self._begin(char)

@@ -25,7 +25,7 @@ _SCALAR_BEGUN = re.compile(
 )
 # Python's own parser refuses numbers of thousands of digits and very deep nesting.
 _MAX_NUMBER = 400
-_MAX_DEPTH = 200
+MAX_DEPTH = 200
 
 
 class State(Enum):
@@ -43,6 +43,8 @@ class JsonReader:
 
     def __init__(self) -> None:
         self.state = State.READING
+        self._back = ""
+        """A character that was read, and belongs to what comes next."""
         self._steps = self._read()
         next(self._steps)
 
@@ -54,116 +56,106 @@ class JsonReader:
         """
         while at < len(text) and self.state is State.READING:
             try:
-                self._take(text[at])
-            except StopIteration as end:
+                self._steps.send(text[at])
+            except StopIteration:
                 self.state = State.DONE
-                return at if end.value else at + 1
+                return at if self._back else at + 1
             except Unexpected:
                 self.state = State.BROKEN
                 return at
+            self._has_read(text[at])
             at += 1
         return at
 
-    def _take(self, char: str) -> None:
-        self._steps.send(char)
+    def _has_read(self, char: str) -> None:
+        """A character is allowed where it stands, and more are to come."""
 
-    def _read(self) -> Steps[str | None]:
-        return (yield from value((yield from mark())))
+    def _read(self) -> Steps[None]:
+        yield from self._value((yield from self._mark()))
 
+    def _next(self) -> Steps[str]:
+        char, self._back = self._back, ""
+        return char or (yield)
 
-def expect(char: str, expected: str) -> None:
-    """Raises Unexpected for another character."""
-    if char != expected:
-        raise Unexpected
-
-
-def mark() -> Steps[str]:
-    """The next character that is not blank."""
-    char = yield
-    while char in BLANKS:
-        char = yield
-    return char
-
-
-def value(char: str, depth: int = 0) -> Steps[str | None]:
-    """Reads a value that begins with `char`.
-
-    Returns None, or the character behind the value: numbers and words only end there.
-    """
-    if char == '"':
-        yield from string()
-        return None
-    if char not in "{[":
-        return (yield from _scalar(char))
-    if depth == _MAX_DEPTH:
-        raise Unexpected
-    close = "}" if char == "{" else "]"
-    char = yield from mark()
-    if char == close:
-        return None
-    while True:
-        if close == "}":
-            expect(char, '"')
-            yield from string()
-            expect((yield from mark()), ":")
-            char = yield from mark()
-        char = yield from behind((yield from value(char, depth + 1)))
-        if char == close:
-            return None
-        expect(char, ",")
-        char = yield from mark()
-
-
-def behind(char: str | None) -> Steps[str]:
-    """The mark behind a value, for which `value` has returned `char`."""
-    return (yield from mark()) if char is None or char in BLANKS else char
-
-
-def string(allowed: Collection[str] | None = None) -> Steps[str]:
-    """Reads a string behind its opening quote, and returns what it says.
-
-    Raises Unexpected as soon as it can be none of `allowed`.
-    """
-    read: list[str] = []
-    is_plain = True
-    while (char := (yield)) != '"':
-        if char < " ":
-            raise Unexpected
-        read.append(char)
-        if char == "\\":
-            read.append((yield from _escaped()))
-            is_plain = False
-        if allowed is not None and is_plain:
-            begun = "".join(read)
-            if not any(name.startswith(begun) for name in allowed):
-                raise Unexpected
-    text = str(json.loads(f'"{"".join(read)}"'))
-    if allowed is not None and text not in allowed:
-        raise Unexpected
-    return text
-
-
-def _escaped() -> Steps[str]:
-    """Reads what follows a backslash."""
-    char = yield
-    if char != "u":
-        if char not in _ESCAPES:
-            raise Unexpected
+    def _mark(self) -> Steps[str]:
+        """The next character that is not blank."""
+        while (char := (yield from self._next())) in BLANKS:
+            pass
         return char
-    for _ in range(4):
-        digit = yield
-        if digit not in _HEX:
+
+    def _expect(self, expected: str) -> Steps[None]:
+        """Raises Unexpected unless this is the next mark."""
+        if (yield from self._mark()) != expected:
             raise Unexpected
-        char += digit
-    return char
 
+    def _value(self, char: str, depth: int = 0) -> Steps[None]:
+        """Reads a value that begins with `char`."""
+        if char == '"':
+            yield from self._string()
+            return
+        if char not in "{[":
+            yield from self._scalar(char)
+            return
+        if depth == MAX_DEPTH:
+            raise Unexpected
+        close = "}" if char == "{" else "]"
+        char = yield from self._mark()
+        if char == close:
+            return
+        self._back = char
+        while char != close:
+            if close == "}":
+                yield from self._expect('"')
+                yield from self._string()
+                yield from self._expect(":")
+            yield from self._value((yield from self._mark()), depth + 1)
+            char = yield from self._mark()
+            if char not in (close, ","):
+                raise Unexpected
 
-def _scalar(char: str) -> Steps[str]:
-    """Reads a number or a word from its first character, and returns the one behind it."""
-    text = ""
-    while len(text) < _MAX_NUMBER and _SCALAR_BEGUN.fullmatch(text + char):
-        text += char
+    def _string(self, allowed: Collection[str] | None = None) -> Steps[str]:
+        """Reads a string behind its opening quote, and returns what it says.
+
+        Raises Unexpected as soon as it can be none of `allowed`.
+        """
+        read: list[str] = []
+        is_plain = True
+        while (char := (yield)) != '"':
+            if char < " ":
+                raise Unexpected
+            read.append(char)
+            if char == "\\":
+                read.append((yield from self._escaped()))
+                is_plain = False
+            if allowed is not None and is_plain:
+                begun = "".join(read)
+                if not any(name.startswith(begun) for name in allowed):
+                    raise Unexpected
+        text = str(json.loads(f'"{"".join(read)}"'))
+        if allowed is not None and text not in allowed:
+            raise Unexpected
+        return text
+
+    def _escaped(self) -> Steps[str]:
+        """Reads what follows a backslash."""
         char = yield
-    if not _SCALAR.fullmatch(text):
-        raise Unexpected
-    return char
+        if char != "u":
+            if char not in _ESCAPES:
+                raise Unexpected
+            return char
+        for _ in range(4):
+            digit = yield
+            if digit not in _HEX:
+                raise Unexpected
+            char += digit
+        return char
+
+    def _scalar(self, char: str) -> Steps[None]:
+        """Reads a number or a word from its first character. It ends before the one behind it."""
+        text = ""
+        while len(text) < _MAX_NUMBER and _SCALAR_BEGUN.fullmatch(text + char):
+            text += char
+            char = yield
+        if not _SCALAR.fullmatch(text):
+            raise Unexpected
+        self._back = char

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from dflash_local.sampling.json_schema import referenced
@@ -13,6 +14,8 @@ from dflash_local.sampling.json_schema import referenced
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _WORDS = {"true": True, "false": False, "null": None}
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+# Of texts that are no value in Python, or none that JSON has.
+_FAULTS = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 # Schemas may refer to themselves. Deeper than this, every type is allowed.
 _DEEPEST_SCHEMA = 16
 
@@ -25,7 +28,7 @@ def python_arguments(text: str) -> str | None:
             return None
         values = {word.arg: _python_value(word.value) for word in call.keywords}
         return None if None in values else json.dumps(values, ensure_ascii=False, allow_nan=False)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+    except _FAULTS:
         return None
 
 
@@ -42,23 +45,18 @@ def _python_value(written: str | ast.expr) -> Any:
     return ast.literal_eval(_WithWords().visit(tree))
 
 
-def python_or(text: str, other: Any) -> Any:
-    """What a value in Python means, else `other`."""
-    try:
-        found = _python_value(text)
-        json.dumps(found, allow_nan=False)
-        return found
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return other
-
-
 def typed(text: str, types: frozenset[str]) -> str:
     """JSON text of a value: of one of `types` where it can be read so, else as it was written."""
     word = text.strip()
     try:
         value = json.loads(_PYTHON.get(word, word), parse_constant=_no_number)
     except (ValueError, RecursionError):
-        value = python_or(word, text) if word[:1] in ("[", "{") else text
+        value = text
+        if word[:1] in ("[", "{"):
+            with suppress(*_FAULTS):
+                found = _python_value(word)
+                json.dumps(found, allow_nan=False)
+                value = found
     # A text is written as it is, not in JSON.
     if "string" in types and (isinstance(value, str) or not _admits(types, value)):
         value = text

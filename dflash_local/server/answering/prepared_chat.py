@@ -94,6 +94,8 @@ def prepare_chat(
     schema: Mapping[str, Any] | bool | None = None,
     reasoning_effort: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    reasoning_budget: int | None = None,
+    reasoning_budget_message: str | None = None,
     begun: str = "",
     begin_answer: bool = True,
 ) -> PreparedChat:
@@ -101,7 +103,8 @@ def prepare_chat(
 
     `schema` binds the answer's content: a JSON schema, or True for any object. `reasoning_effort`
     is for templates that know it; "none" also tells templates like Qwen3's not to think. `begun` is
-    the beginning of the answer, which the model goes on from. Without `begin_answer` the prompt
+    the beginning of the answer, which the model goes on from. The budget and its message are as
+    `Model.thinking_budget` has them. Without `begin_answer` the prompt
     ends with the last message. Raises ApiError for what this model cannot do, InputError for what
     its template refuses.
     """
@@ -134,6 +137,10 @@ def prepare_chat(
                 param="messages",
             )
         prompt += vocabulary.tokenize(begun, special=False, add_special=False, n_ctx=model.n_ctx)
+    elif limit := model.thinking_budget(
+        reasoning_budget, reasoning_budget_message, thinking_open=thinking_open
+    ):
+        bindings["thinking_budget"] = limit
     if dialect.special:
         bindings["special"] = True
     sampling = model.chat_sampling(variables)

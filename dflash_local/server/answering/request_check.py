@@ -24,8 +24,8 @@ _FOR_OTHERS = frozenset(
         *("prompt_cache_retention", "modalities", "prediction", "audio", "verbosity", "caption"),
         *("include", "truncation", "background", "text", "conversation", "prompt_cache_options"),
         *("web_search_options", "client_metadata", "context_management", "betas", "mcp_servers"),
-        *("container", "output_config", "thinking", "inference_geo", "options", "id_slot"),
-        *("samplers", "cache_reuse", "slot_id", "n_keep", "n_discard", "n_indent", "image_data"),
+        *("container", "output_config", "thinking", "inference_geo", "options"),
+        *("samplers", "cache_reuse", "slot_id", "n_indent", "image_data"),
         *("return_tokens", "parse_tool_calls", "thinking_forced_open"),
         *("t_max_prompt_ms", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     )

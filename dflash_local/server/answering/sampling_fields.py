@@ -69,6 +69,8 @@ class SamplingFields(BaseModel):
     """Which token to take and where to end: OpenAI's fields, and llama-server's that editors send.
 
     `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`;
+    `id_slot` is the slot that is taken if it is free; -1 is any. With --context-shift, `n_keep` and
+    `n_discard` say what stays of a text that has filled the context.
     `min_tokens`, `stop_token_ids`, `allowed_token_ids` and `bad_words` are vLLM's. This project's
     own `draft_width` is the verify width: the tokens that a verify pass checks, 0 for plain
     decoding, "auto" for what pays best; by default the server's. Unknown fields are told in the log
@@ -112,6 +114,9 @@ class SamplingFields(BaseModel):
     t_max_predict_ms: bounds.Milliseconds | None = None
     grammar: _Grammar | None = None
     lora: bounds.LoraScales | None = None
+    id_slot: bounds.Predict | None = None
+    n_keep: bounds.Predict | None = None
+    n_discard: bounds.Count | None = None
     draft_width: DraftWidth | None = None
 
     @model_validator(mode="before")
@@ -148,6 +153,7 @@ _AS_THEY_ARE = SamplingFields.model_fields.keys() - {
     "t_max_predict_ms",
     "grammar",
     "lora",
+    "id_slot",
 }
 """Fields that the model takes under the same name, whatever their value."""
 
@@ -172,6 +178,8 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
         options["deadline_s"] = fields.t_max_predict_ms / 1000
     if fields.grammar:
         options["grammar"] = fields.grammar
+    if fields.id_slot is not None and fields.id_slot >= 0:
+        options["id_slot"] = fields.id_slot
     if fields.lora is not None:
         options["lora"] = bounds.lora_scales(fields.lora)
     return options

@@ -54,6 +54,7 @@ def _prepare(model: Model, body: CountRequest) -> PreparedChat:
         schema=body.schema_of_answer,
         reasoning_effort=body.effort,
         template_kwargs={"enable_thinking": body.thinks},
+        reasoning_budget=body.thinking.budget_tokens if body.thinking else None,
         begun=begun,
     )
 

@@ -146,9 +146,10 @@ class AnthropicToolChoice(BaseModel):
 
 
 class ThinkingSettings(BaseModel):
-    """`budget_tokens` is ignored: reasoning counts among the `max_tokens`."""
+    """After `budget_tokens` thoughts are ended. They count among the `max_tokens`."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: bounds.Count | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 

@@ -260,7 +260,8 @@ class _LlamaAnswer:
             "generation_settings": self._settings(result),
             "prompt": self._model.target.vocabulary.detokenize(self.task.prompt, special=True),
             "has_new_line": "\n" in text,
-            "truncated": result.finish_reason == "length" and n != max(self._n_predict, 0),
+            "truncated": result.stats.shifts > 0
+            or (result.finish_reason == "length" and n != max(self._n_predict, 0)),
             "stop_type": stop_type,
             "stopping_word": stopping_word,
             "timings": timings([result]),

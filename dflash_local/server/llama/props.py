@@ -1,6 +1,6 @@
-"""`/props` and `/slots`: what is served and how, in llama-server's form.
+"""`/props`: what is served and how, in llama-server's form.
 
-They tell no path of this machine and nothing of a prompt.
+It tells no path of this machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dflash_local.model import Model
 from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.server.answering.api_answer import pool_of
 from dflash_local.server.answering.sampling_fields import usual_sampling
-from dflash_local.server.http.errors import check_switch
 from dflash_local.server.models.source import ModelSource
 
 router = APIRouter()
@@ -47,27 +46,6 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
 async def version(request: Request) -> dict[str, str]:
     """Of this server, in vLLM's form."""
     return {"version": request.app.version}
-
-
-@router.get("/slots")
-async def slots(request: Request, model: str | None = None) -> list[dict[str, Any]]:
-    """For each slot of a model whether it is busy, and how many tokens its caches hold; nothing
-    where the model is not loaded."""
-    check_switch(request.app.state.settings.slots, "--no-slots")
-    loaded = pool_of(request).find(model).writer
-    if loaded is None:
-        return []
-    status = loaded.status()
-    return [
-        {
-            "id": slot.id,
-            "n_ctx": status.n_ctx,
-            "speculative": loaded.drafter is not None,
-            "is_processing": slot.busy,
-            "n_cached_tokens": slot.n_cached_tokens,
-        }
-        for slot in status.slots
-    ]
 
 
 def _params(source: ModelSource) -> Mapping[str, float]:

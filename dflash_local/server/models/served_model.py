@@ -170,6 +170,8 @@ class ServedModel:
         """A line on how far it is, for requests that wait."""
         if self.load is None:
             return f"waiting to load {self.name}"
+        if self.load.part == 1:  # of the weights; what comes then takes seconds
+            return f"loading {self.name} and measuring what drafts cost, if that is not known"
         return f"loading {self.name} {self.source.size}{100 * self.load.part:.0f} %"
 
 

@@ -61,6 +61,11 @@ class ModelSource:
     """All names that requests may give, if there are several."""
     tags: tuple[str, ...] = ()
     """What `/v1/models` tells of it beside."""
+    context_shift: bool = False
+    n_keep: int = 0
+    reasoning_budget: int | None = None
+    reasoning_budget_message: str = ""
+    """For requests that do not say, as `Model` has them."""
     pooling: Pooling | None = None
     """How it makes vectors or scores of texts; None: it writes texts."""
 
@@ -92,6 +97,9 @@ class ModelSource:
         )
         try:
             model.max_queue = self.max_queue
+            model.context_shift, model.n_keep = self.context_shift, self.n_keep
+            model.reasoning_budget = self.reasoning_budget
+            model.reasoning_budget_message = self.reasoning_budget_message
             with contextlib.suppress(InputError):  # chats will be told
                 model.prepare_chat()
             # It holds up every running request, half a second for a large vocabulary. Where some

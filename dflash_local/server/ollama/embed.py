@@ -15,11 +15,10 @@ from dflash_local.embedder import Embedder, normalized
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.api_answer import pool_of
 from dflash_local.server.answering.embedding import MAX_TEXTS, Embedded, respond_embedded
-from dflash_local.server.http.errors import ApiError
 from dflash_local.server.ollama.errors import RESPONSES
 from dflash_local.server.ollama.model_list import untagged
 from dflash_local.server.ollama.schema import KeepAlive
-from dflash_local.server.openai.embeddings import check_dimensions
+from dflash_local.server.openai.embeddings import check_dimensions, check_pooled
 
 router = APIRouter(responses=RESPONSES)
 
@@ -82,12 +81,7 @@ async def _respond(
     dimensions: int | None = None,
 ) -> Response:
     def prompts(embedder: Embedder) -> list[list[int]]:
-        if embedder.pooling == "none":
-            raise ApiError(
-                400,
-                "this model is used with pooling none, which gives a vector for each token: start "
-                "the server with another --pooling",
-            )
+        check_pooled(embedder)
         check_dimensions(embedder, dimensions)
         return [embedder.tokens(text, truncate=body.truncate is not False) for text in texts]
 

@@ -58,6 +58,8 @@ def prepare_request(model: Model, body: ChatRequest, *, bound: bool = True) -> P
         schema=body.schema_of_answer if bound else None,
         reasoning_effort=body.reasoning_effort,
         template_kwargs=body.chat_template_kwargs,
+        reasoning_budget=body.budget,
+        reasoning_budget_message=body.reasoning_budget_message,
         begun=begun,
         begin_answer=body.begins_answer,
     )
@@ -138,7 +140,7 @@ class _ChatChoice:
         deltas = self.take(chunk)
         if (deltas or chunk.result) and not self._begun:
             self._begun = True
-            yield self._piece({"role": "assistant", "content": "", "refusal": None}, None)
+            yield self._piece({"role": "assistant", "content": None, "refusal": None}, None)
         for delta in deltas:
             yield self._piece(delta, self._answer.logprobs.take()) | self._detail(delta)
         if chunk.result is not None:

@@ -129,7 +129,9 @@ class ChatRequest(ChoicesRequest):
     A last message of the assistant begins the answer, as with llama-server, unless
     `continue_final_message` is false. Without `add_generation_prompt` the prompt ends with it.
     With a `reasoning_format` of "none", llama-server's, thoughts stay in the content.
-    `verbose` adds the prompt that the chat template has written, as llama-server has it.
+    After `reasoning_budget_tokens`, also called `thinking_budget_tokens` and `reasoning_budget`,
+    thoughts are ended; -1 is no limit. `verbose` adds the prompt that the chat template has
+    written, as llama-server has it.
     """
 
     messages: bounds.SomeMessagesOf[AnyMessage]
@@ -141,6 +143,10 @@ class ChatRequest(ChoicesRequest):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bounds.Flag | None = None
     reasoning_effort: bounds.Label | None = None
+    reasoning_budget_tokens: bounds.Predict | None = None
+    thinking_budget_tokens: bounds.Predict | None = None
+    reasoning_budget: bounds.Predict | None = None
+    reasoning_budget_message: bounds.Label | None = None
     chat_template_kwargs: bounds.JsonObject | None = None
     add_generation_prompt: bounds.Flag | None = None
     continue_final_message: bounds.Flag | None = None
@@ -155,6 +161,12 @@ class ChatRequest(ChoicesRequest):
         if self.max_completion_tokens is not None:
             return token_limit("max_completion_tokens", self.max_completion_tokens)
         return super().limit
+
+    @property
+    def budget(self) -> int | None:
+        """How many tokens of thoughts there may be."""
+        given = self.reasoning_budget_tokens, self.thinking_budget_tokens, self.reasoning_budget
+        return next((n for n in given if n is not None), None)
 
     @property
     def n_alternatives(self) -> int | None:

@@ -21,12 +21,7 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     """A vector for each text, by an embedding model."""
 
     def prompts(embedder: Embedder) -> list[list[int]]:
-        if embedder.pooling == "none":
-            raise ApiError(
-                400,
-                "this model is used with pooling none, which gives a vector for each token: ask "
-                "/embeddings, or start the server with another --pooling",
-            )
+        check_pooled(embedder)
         return input_tokens(embedder, body)
 
     def answer(found: Embedded) -> dict[str, Any]:
@@ -44,6 +39,16 @@ def input_tokens(embedder: Embedder, body: EmbeddingsRequest) -> list[list[int]]
     """The prompts of a request. Raises ApiError, InputError."""
     check_dimensions(embedder, body.dimensions)
     return [embedder.tokens(text) for text in body.texts]
+
+
+def check_pooled(embedder: Embedder) -> None:
+    """Raises ApiError for a model that gives a text several vectors."""
+    if embedder.pooling == "none":
+        raise ApiError(
+            400,
+            "this model is used with pooling none, which gives a vector for each token: ask "
+            "/embeddings, or start the server with another --pooling",
+        )
 
 
 def check_dimensions(embedder: Embedder, wanted: int | None) -> None:

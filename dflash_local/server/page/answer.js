@@ -103,6 +103,7 @@ export class Answer {
     this.element.classList.toggle("waiting", Boolean(this.waiting));
     const part = /(\d+) %$/.exec(this.waiting ?? "");
     if (!this.waiting) this.bar?.remove();
+    else if (this.bar && !part) this.bar.removeAttribute("value"); // how long it takes is not known
     else if (part) {
       this.bar ??= make("progress", "loading");
       this.bar.max = 100;

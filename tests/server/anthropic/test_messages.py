@@ -279,6 +279,19 @@ def test_thoughts_are_shown_only_where_asked_for(tool_sdk: anthropic.Anthropic) 
         assert text(told) == "Two"
 
 
+def test_thoughts_end_after_their_budget(tool_sdk: anthropic.Anthropic) -> None:
+    thought = {"grammar": r'root ::= "<think>" [a-z]+ "</think>" [a-z]+'}
+    told = ask(
+        tool_sdk,
+        max_tokens=40,
+        thinking={"type": "enabled", "budget_tokens": 6},
+        extra_body=thought,
+    )
+    assert [block.type for block in told.content] == ["thinking", "text"]
+    details = told.usage.output_tokens_details
+    assert details is not None and details.thinking_tokens < 20
+
+
 def test_a_model_is_told_whether_to_think(tool_sdk: anthropic.Anthropic) -> None:
     """The template of Qwen3 writes an empty reasoning part for one that shall not."""
     count = partial(n_prompt, tool_sdk, messages=user("Hi"))

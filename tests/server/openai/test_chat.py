@@ -93,7 +93,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     first, *chunks, last = streamed(
         client, CHAT, messages=user(QUESTION), max_tokens=24, temperature=0
     )
-    delta = {"role": "assistant", "content": "", "refusal": None}
+    delta = {"role": "assistant", "content": None, "refusal": None}
     assert first["choices"] == [
         {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
     ]
@@ -461,3 +461,22 @@ def test_verbose_tells_the_prompt(client: httpx.Client) -> None:
 def test_a_fingerprint_begins_with_the_version_of_llama_cpp(client: httpx.Client) -> None:
     found = ask(client, max_tokens=1)["system_fingerprint"]
     assert re.fullmatch(rf"b{re.escape(runtime.llama_version())}-[0-9a-f]{{12}}", found)
+
+
+def test_thoughts_end_after_their_budget(tool_client: httpx.Client) -> None:
+    """By any of its names; -1 is no limit."""
+    thought = {"grammar": r'root ::= "<think>" [a-z]+ "</think>" [a-z]+', "temperature": 0}
+
+    def said(**fields: Any) -> tuple[str, str | None]:
+        told = ask(tool_client, max_tokens=40, **thought, **fields)["choices"][0]["message"]
+        return told.get("reasoning_content", ""), told["content"]
+
+    thoughts, answer = said(reasoning_budget_tokens=1)
+    assert thoughts and answer
+    for name in ("thinking_budget_tokens", "reasoning_budget"):
+        assert said(**{name: 1}) == (thoughts, answer)
+    longer, _ = said(reasoning_budget_tokens=-1)
+    assert longer == said()[0] and longer.startswith(thoughts) and len(longer) > len(thoughts)
+    message, after = said(reasoning_budget_tokens=1, reasoning_budget_message="enough")
+    assert message == f"{thoughts}enough" and after
+    refused(tool_client, CHAT, messages=user("a"), reasoning_budget_tokens=-2)
