@@ -13,6 +13,7 @@ from dflash_local.bench.measure.settings import PLAIN, RunSettings, Say, Variant
 from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import Spread
 from dflash_local.bench.prompts.case import Case
+from dflash_local.fit.overrides import experts_of
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from lab.bench.llama_server import LlamaServer, ServerAnswer
@@ -39,6 +40,9 @@ def server_like(
     target, options, n_ctx = model.target.path, model.target.options, model.n_ctx
     family = read_drafter(GgufFile.open(draft)).family if draft is not None else ""
     n_threads = model.target.n_threads
+    overrides = dict(options.override_tensor)
+    if options.n_cpu_moe:
+        overrides[experts_of(options.n_cpu_moe)] = "CPU"
 
     def server(n_drafts: int, n_slots: int) -> LlamaServer:
         rates = None
@@ -57,7 +61,7 @@ def server_like(
             synthetic_rates=rates,
             flash_attn=options.flash_attn,
             kv_type=options.kv_type,
-            overrides=options.override_tensor,
+            overrides=overrides,
         )
 
     return server

@@ -12,6 +12,7 @@ from bench_report import VARIANTS, made_report, server_row
 from dflash_local import Model
 from dflash_local.bench.measure.settings import PLAIN, RunSettings
 from dflash_local.bench.prompts.case import Case
+from dflash_local.fit.overrides import experts_of
 from lab.bench.comparison import beside_ours, measure_server, server_like
 from lab.bench.llama_server import LlamaServer
 from llama_server_stand_in import program, requests, runs
@@ -32,6 +33,13 @@ def test_it_gets_the_models_files_and_settings(model: Model, pair: tuple[Path, P
     given = drafted[drafted.index("--spec-synth-rates") + 1].split(",")
     assert 1 + sum(map(float, given)) == pytest.approx(4.0) and len(given) == 15
     assert "--spec-synth-rates" not in plain
+
+
+def test_it_keeps_the_same_experts_in_ram(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = replace(model.target.options, override_tensor={"attn": "CUDA0"}, n_cpu_moe=2)
+    monkeypatch.setattr(model.target, "options", options)
+    plain = server_like(model, Path(sys.executable), None, synthetic_length=None)(0, 1).command
+    assert plain[plain.index("-ot") + 1] == f"attn=CUDA0,{experts_of(2)}=CPU"
 
 
 @pytest.mark.parametrize(
