@@ -1,0 +1,256 @@
+"""A drafter from nothing: a run as `tune` makes it, which begins with random weights and lets the
+target write all that it learns from, the prompts included."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+from dflash_local.bench.prompts.prompt import BenchPrompt
+from dflash_local.fit.footprint import size_text
+from dflash_local.llama.host import host_memory
+from dflash_local.tune.answers import Ring
+from dflash_local.tune.beginning import write_beginning
+from dflash_local.tune.card import Card
+from dflash_local.tune.fitting import Run, TuneOptions, tune
+from dflash_local.tune.plan import free_bytes
+from dflash_local.tune.saving import save_checkpoint
+from dflash_local.tune.texts import Form, Texts, drawn
+from dflash_local.tune.training import Trainer, is_trained
+from dflash_local.tune.writer import Asked, Text, Writer
+
+TEMPERATURES = (0.0, 0.8)
+_SAVE_S = 120.0
+_GIVEN = 0.3
+"""Part of the answers that are to given prompts: questions, or the user's own. The others are to
+prompts that the target wrote."""
+_PROMPT_TOKENS, _BASE_TOKENS = 96, 48
+"""The most tokens of a prompt that the target writes: a user's turn, or the begin of a text."""
+_LEAST_PROMPT = 12
+"""Characters."""
+_MEASURED, _MOST_MEASURED_S = 0.15, 90.0
+"""Part of the time, and seconds at most, for the measurement in the end."""
+_TURN_MARK = "PLACE OF THE TURN"
+_SYSTEMS = (
+    (None, 2),
+    ("You help people who program, in many languages. The user asks for code.", 1),
+    ("You teach mathematics. The user gives a problem with numbers, to be solved step by step.", 1),
+)
+"""What stands before a user's turn that the target writes, and how often."""
+_SEEDS = (
+    "The", "In", "A", "When", "How", "What", "If", "For", "This", "I", "We", "It", "There", "To",
+    "def ", "import ", "class ", "#include <", "function ", "public ", "SELECT ", "# ", "<html>",
+    "Question:", "Problem:", "Let ", "Suppose", "Dear", "Once", "1.", "Abstract", "Chapter",
+)  # fmt: skip
+"""What a text begins with, for a target without a chat template."""
+
+
+@dataclass(frozen=True)
+class TrainOptions(TuneOptions):
+    """What to train. `draft` and `checkpoint` are where the run puts the weights it begins with.
+    `begin`: the folder of a checkpoint to begin with instead. `minutes` limits all of the run.
+    `n_written`: texts that the target writes at once."""
+
+    begin: Path | None = None
+    block_size: int = 16
+    n_layer: int | None = None
+    n_written: int | None = None
+    rate: float = 0.35
+    """The largest learning rate, times the width of the drafter."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.target,)
+
+
+def options_for(target: Path, output: Path, **more: Any) -> TrainOptions:
+    """The options of a run that writes to `output`."""
+    folder = output.with_name(f"{output.name}.partial") / "begin"
+    given = {"data": None, "source": "trained from nothing", "n_ctx": 768} | more
+    return TrainOptions(target, folder / "drafter.gguf", output=output, checkpoint=folder, **given)
+
+
+def train(options: TrainOptions, **more: Any) -> Card:
+    """Train a drafter into the folder `options.output`; everything else as for `tune`."""
+    return tune(options, kind=NewRun, **more)
+
+
+class NewRun(Run):
+    """A run that begins with random weights."""
+
+    _options: TrainOptions
+    _answerer: Writer  # type: ignore[assignment]
+
+    def __init__(self, options: TrainOptions, *rest: Any) -> None:
+        self._begun = time.monotonic()
+        folder = options.draft.parent
+        if not options.draft.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            write_beginning(
+                folder,
+                options.target,
+                begin=options.begin,
+                block_size=options.block_size,
+                n_layer=options.n_layer,
+                seed=options.seed,
+            )
+        super().__init__(options, *rest)
+        on_gpu = self._device == "cuda"
+        self._before = None
+        self._n_seq = options.n_seq or (16 if on_gpu else 4)
+        self._n_batch = max(4096 if on_gpu else 512, options.n_ctx)
+        self._n_written = options.n_written or (192 if on_gpu else 8)
+        self._n_anchors = 64 if on_gpu else 16
+        self._rate = options.rate
+        self._ahead = 64 if on_gpu else 8
+        self._save_s = _SAVE_S
+        self._n_compared = 8 if on_gpu else 12
+        self._queue: deque[tuple[list[int], float]] = deque()
+        self._known: set[str] = set()
+        self._openings: list[tuple[list[int], str, str]] = []
+        self._limit_s = 60 * options.minutes
+
+    # The target's texts
+
+    def _open_answerer(self) -> Writer:  # type: ignore[override]
+        options = self._options
+        writer = Writer(
+            self._target,
+            self._n_written,
+            options.n_ctx,
+            max(options.max_tokens, _PROMPT_TOKENS),
+            self._dtype,
+            self._device,
+            self._on_prompt,
+            seed=options.seed + self._n_asked,
+        )
+        self._loaded.callback(writer.close)
+        return writer
+
+    def _read_texts(self, forms: Sequence[Form]) -> Texts:
+        """Where the target chats, the prompts are chats, except for a user's own."""
+        texts = super()._read_texts(forms)
+        if "chat" not in forms or self._options.data is not None:
+            return texts
+
+        def draw(rng: random.Random) -> BenchPrompt:
+            while not (found := texts.draw(rng)).messages:
+                pass
+            return found
+
+        parts = ([p for p in part if p.messages] for part in (texts.tune, texts.watch, texts.test))
+        kept, watch, test = parts
+        return Texts(kept, draw, watch, test)
+
+    def _prompts(self) -> tuple[Texts, dict[str, list[list[int]]]]:
+        texts, cases = super()._prompts()
+        held = [*texts.watch, *texts.test]
+        self._known |= {_plain(p.messages[-1]["content"]) for p in held if p.messages}
+        if not self._openings:
+            self._openings = self._all_openings()
+        return texts, cases
+
+    def _all_openings(self) -> list[tuple[list[int], str, str]]:
+        """Tokens after which the target writes a prompt; and the text around one that it wrote,
+        when it is to be answered."""
+        tokenize = self._target.vocabulary.tokenize
+        if self._target.chat_template is None:
+            return [(tokenize(seed, add_special=True), seed, "") for seed in _SEEDS]
+        render = self._model.prepare_chat().render
+        turn = {"role": "user", "content": _TURN_MARK}
+        before, after = render([turn], enable_thinking=False).split(_TURN_MARK)
+        found = []
+        for system, n in _SYSTEMS:
+            first = [{"role": "system", "content": system}] if system else []
+            opening = render([*first, turn], False).partition(_TURN_MARK)[0]
+            tokens = tokenize(opening, special=True, add_special=False)
+            found += [(tokens, before, after)] * n
+        return found
+
+    def _asked(self, texts: Texts) -> Iterator[Asked]:  # type: ignore[override]
+        """Without an end: given prompts, those that the target wrote, and new ones to write."""
+        while True:
+            i = self._n_asked
+            self._n_asked += 1
+            rng = random.Random(f"{self._options.seed} {i}")
+            if rng.random() < _GIVEN:
+                for tokens in self._tokens([drawn(texts, self._general, rng)]):
+                    yield self._ask(tokens, i)
+            elif self._queue:
+                prompt, temperature = self._queue.popleft()
+                yield Asked(prompt, temperature, self._options.max_tokens)
+            else:
+                opening = rng.choice(self._openings)[0]
+                n = _BASE_TOKENS if self._target.chat_template is None else _PROMPT_TOKENS
+                yield Asked(opening, 1.0, n, is_prompt=True)
+
+    def _ask(self, prompt: list[int], i: int, *, fixed: bool = False) -> Asked:
+        return Asked(prompt, TEMPERATURES[i % 2], self._options.max_tokens)
+
+    def _on_prompt(self, text: Text) -> None:
+        """A prompt that the target wrote: answered at each temperature, if it is a new one."""
+        vocabulary, opening = self._target.vocabulary, text.asked.prompt
+        chats = self._target.chat_template is not None
+        if chats and not text.has_ended:
+            return
+        written = text.tokens[len(opening) : -1 if text.has_ended else None]
+        words = vocabulary.detokenize(written).strip()
+        plain = _plain(words)
+        if len(words) < _LEAST_PROMPT or plain in self._known:
+            return
+        self._known.add(plain)
+        _, before, after = next(each for each in self._openings if each[0] == opening)
+        if chats:
+            prompt = vocabulary.tokenize(before + words + after, special=True, add_special=False)
+        else:
+            prompt = [*opening, *written]
+        if len(prompt) <= self._options.n_ctx // 2:
+            self._queue.extend((prompt, temperature) for temperature in TEMPERATURES)
+
+    # The training
+
+    def _make_plan(self, state: Mapping[str, Any]) -> None:
+        super()._make_plan(state or {"low_rank": False})  # nothing is there to add to
+
+    def _time_told(self) -> str:
+        return f"{self._options.minutes:g} minutes in all, the measurement in the end included"
+
+    def _open_ring(self) -> Ring:
+        """On the GPU where it has the room: else each step waits for a copy. Without an end to its
+        answers, a run of some hours keeps the latest ones."""
+        room = (free_bytes(self._device) or 0) - self._plan.bytes
+        if room // 2 > 2 << 30 and not self._plan.by_turns:
+            self._answerer.keep_on, most = self._device, room // 2
+        else:
+            most = max(1 << 30, host_memory()[0] // 4)
+        self._say(f"the latest answers: up to {size_text(most)} on {self._answerer.keep_on}")
+        measured = min(_MOST_MEASURED_S, _MEASURED * 60 * self._options.minutes)
+        left = 60 * self._options.minutes - (time.monotonic() - self._begun) - measured
+        self._limit_s = self._spent_s + max(1.0, left)
+        return Ring(most)
+
+    def _done(self, trainer: Trainer) -> float:
+        return max(trainer.step_number / self._options.steps, self._spent_s / self._limit_s)
+
+    def _keep(self, trainer: Trainer) -> None:
+        """The state, and the best weights as a checkpoint that another machine can go on from."""
+        super()._keep(trainer)
+        weights, folder = trainer.best_weights(), self._options.draft.parent
+        names = set(filter(is_trained, weights))
+        save_checkpoint(self._part, folder, weights, names, self._options.target)
+
+    def _finish(self, card: Card) -> None:
+        shutil.rmtree(self._options.draft.parent)
+        super()._finish(card)
+
+
+def _plain(text: str) -> str:
+    """By what two prompts are the same one."""
+    return " ".join(text.lower().split())[:80]

@@ -1,0 +1,306 @@
+"""Many texts of a target at once, without a drafter, and then their hidden states in wide passes.
+
+A drafter that knows nothing cannot speed its teacher up. So texts are written in a context of their
+own, in which each has its own stream of cells, by one row each in a pass. The pass that reads whole
+texts afterwards costs little beside that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dflash_local.errors import BackendError
+from dflash_local.llama import runtime
+from dflash_local.tune.answers import LEAST_ANSWER, N_LABELS, Answer
+from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.target import Target
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+_ALIKE = 8
+"""Prompts whose common length is decoded in one pass. Their rest goes with the steps of others."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A text to write: what it begins with, its temperature (0: greedy), and the most tokens.
+    `is_prompt`: it becomes the prompt of another text, and its own answer teaches nothing."""
+
+    prompt: list[int]
+    temperature: float = 0.0
+    max_tokens: int = 256
+    is_prompt: bool = False
+
+
+@dataclass
+class Text:
+    """A text that is written, `tokens` from the prompt on. `n_fed`: so many are in the cache."""
+
+    asked: Asked
+    seq: int
+    tokens: list[int] = field(default_factory=list)
+    n_fed: int = 0
+    has_ended: bool = False
+    """The target ended it itself."""
+    label_ids: Tensor | None = None
+    label_probs: Tensor | None = None
+
+    @property
+    def n_written(self) -> int:
+        return len(self.tokens) - len(self.asked.prompt)
+
+
+class Writer:
+    """Writes `n_seq` texts at once, each of at most `n_ctx` tokens, `max_tokens` of them its own.
+
+    It has a context of its own on the target's model. `on_prompt` gets the texts that are prompts.
+    Hidden states are kept in `dtype` on `keep_on`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        n_seq: int,
+        n_ctx: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: str,
+        on_prompt: Callable[[Text], None],
+        seed: int = 0,
+    ) -> None:
+        self._target = target
+        self._n_seq = n_seq
+        self._n_ctx = n_ctx
+        self._dtype = dtype
+        self.keep_on = "cpu"
+        self._device = device
+        self._on_prompt = on_prompt
+        self.n_tokens = 0
+        """Tokens that were written, those of prompts included."""
+        self.seconds = 0.0
+        """Spent on writing and reading."""
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._ids = torch.zeros(n_seq, max_tokens, N_LABELS, dtype=torch.int32, device=device)
+        self._probs = torch.zeros(n_seq, max_tokens, N_LABELS, device=device)
+        self._open()
+
+    def _open(self) -> None:
+        target = self._target
+        params = target.options.context_params(target.n_threads)
+        params.n_ctx = self._n_seq * self._n_ctx
+        self._n_batch = max(self._n_seq, min(_ALIKE * self._n_ctx, 2048))
+        params.n_batch = params.n_ubatch = self._n_batch
+        params.n_seq_max = params.n_outputs_max = self._n_seq
+        params.n_outputs_max_per_seq = 1
+        params.kv_unified = False
+        runtime.clear_log()
+        self._context = api.llama_init_from_model(target._model, params)
+        if not self._context:
+            raise BackendError(
+                f"llama.cpp has no room to write {self._n_seq} texts of {self._n_ctx} tokens: "
+                f"{runtime.reason()}; give a smaller --ctx"
+            )
+        self._rows = _Rows(self._n_batch)
+        self._memory = api.llama_get_memory(self._context)
+
+    def close(self) -> None:
+        """Free the context. Safe to call again."""
+        context, self._context = self._context, None
+        if context:
+            api.llama_free(context)
+
+    # Answers
+
+    def answers(self, asked: Iterator[Asked]) -> Iterator[Answer]:
+        """The answers as they end, not in the order of their prompts."""
+        done: list[Text] = []
+        most = self._target.n_batch
+        for text in self.texts(asked):
+            if text.asked.is_prompt:
+                self._on_prompt(text)
+            elif text.n_written >= LEAST_ANSWER:
+                done.append(text)
+            if sum(len(each.tokens) for each in done) > most - self._n_ctx:
+                yield from self.read(done)
+                done = []
+        yield from self.read(done)
+
+    def pause(self) -> None:
+        """Nothing is kept between two calls; another answerer has to empty caches."""
+
+    def read(self, texts: Sequence[Text]) -> Iterator[Answer]:
+        """The answers of whole texts, with the hidden states of their tokens."""
+        target, waiting = self._target, deque(texts)
+        n_seq = 1 if target.is_recurrent else target.options.n_seq
+        while waiting:
+            begun = time.monotonic()
+            batch, taken = Batch(), []
+            while waiting and len(taken) < n_seq:
+                n = len(waiting[0].tokens) - 1
+                if taken and len(batch) + n > target.n_batch:
+                    break
+                taken.append(waiting.popleft())
+                batch.add(len(taken) - 1, 0, taken[-1].tokens[:-1], outputs="none")
+            target.decode(batch.tokens, batch.positions, batch.seq_ids, batch.output)
+            rows = torch.from_numpy(target.stored(target.numbers)).to(self.keep_on, self._dtype)
+            found = [
+                self._answer(text, rows[part.first_row : part.first_row + part.n_rows])
+                for part, text in zip(batch.parts, taken, strict=True)
+            ]
+            for part in batch.parts:
+                target.clear(part.seq)
+            self.seconds += time.monotonic() - begun
+            yield from found
+
+    @staticmethod
+    def _answer(text: Text, features: Tensor) -> Answer:
+        assert text.label_ids is not None and text.label_probs is not None
+        return Answer(
+            torch.tensor(text.tokens),
+            len(text.asked.prompt),
+            features.clone(),  # else one answer would keep the rows of all
+            text.label_ids,
+            text.label_probs,
+        )
+
+    # Writing
+
+    def texts(self, asked: Iterator[Asked]) -> Iterator[Text]:
+        """Texts as they end, without hidden states. New ones begin when an eighth of the places is
+        free, so that their prompts are decoded together."""
+        free = list(range(self._n_seq))
+        running: list[Text] = []
+        more = True
+        try:
+            while more or running:
+                begun = time.monotonic()
+                if more and (not running or len(free) >= max(1, self._n_seq // 8)):
+                    new = []
+                    while free and (found := next(asked, None)) is not None:
+                        new.append(Text(found, free.pop(), list(found.prompt)))
+                    more = not free
+                    self._begin(new)
+                    running = sorted(running + new, key=lambda text: text.seq)
+                if running:
+                    self._step(running)
+                ended = [text for text in running if self._is_over(text)]
+                running = [text for text in running if not self._is_over(text)]
+                for text in ended:
+                    self._end(text)
+                    free.append(text.seq)
+                self.seconds += time.monotonic() - begun
+                yield from ended
+        finally:
+            api.llama_memory_clear(self._memory, False)
+
+    def _begin(self, new: list[Text]) -> None:
+        """Decode what the prompts of some texts have in common in length, many at once."""
+        new = sorted(new, key=lambda text: len(text.tokens))
+        for begin in range(0, len(new), _ALIKE):
+            alike = new[begin : begin + _ALIKE]
+            n = min(len(alike[0].tokens) - 1, self._n_batch // len(alike))
+            if n < 1:
+                continue
+            tokens = np.array([text.tokens[:n] for text in alike]).ravel()
+            places = np.tile(np.arange(n), len(alike))
+            seqs = np.repeat([text.seq for text in alike], n)
+            self._decode(tokens, places, seqs, np.zeros(len(tokens), np.int8))
+            for text in alike:
+                text.n_fed = n
+
+    def _step(self, running: list[Text]) -> None:
+        """One row of each text; those that are through their prompt get a token."""
+        fed = [text.n_fed for text in running]
+        drawing = [text.n_fed + 1 == len(text.tokens) for text in running]
+        self._decode(
+            np.array([text.tokens[at] for text, at in zip(running, fed, strict=True)]),
+            np.array(fed),
+            np.array([text.seq for text in running]),
+            np.array(drawing, np.int8),
+        )
+        for text in running:
+            text.n_fed += 1
+        texts = [text for text, draws in zip(running, drawing, strict=True) if draws]
+        if not texts:
+            return
+        ends = self._target.vocabulary.ends_text
+        for text, token in zip(texts, self._draw(texts), strict=True):
+            text.tokens.append(token)
+            text.has_ended = ends(token)
+        self.n_tokens += len(texts)
+
+    def _draw(self, texts: list[Text]) -> list[int]:
+        """A token for each text from the last pass, and the labels of its place."""
+        n, device = len(texts), self._device
+        pointer = api.llama_get_logits(self._context)
+        values = np.ctypeslib.as_array(pointer, (n * self._target.n_vocab,)).reshape(n, -1)
+        logits = torch.from_numpy(values).to(device)
+        hot = torch.tensor([text.asked.temperature for text in texts], device=device)[:, None]
+        top, ids = logits.topk(N_LABELS)
+        # A greedy answer's labels are the target's own distribution.
+        scale = torch.where(hot > 0, hot, 1.0)
+        places = [text.n_written for text in texts], [text.seq for text in texts]
+        at, seqs = (torch.tensor(each, device=device) for each in places)
+        self._ids[seqs, at] = ids.to(torch.int32)
+        self._probs[seqs, at] = (top / scale).softmax(dim=-1)
+        noise = torch.empty_like(logits).exponential_(generator=self._generator).log_()
+        drawn = (logits / scale - noise * (hot > 0)).argmax(dim=-1)
+        drawn = torch.where(top[:, 0].isfinite(), drawn, -1)
+        tokens: list[int] = drawn.tolist()
+        if min(tokens) < 0:
+            raise BackendError("the target's logits are not finite numbers; its file is damaged")
+        return tokens
+
+    def _is_over(self, text: Text) -> bool:
+        is_full = text.n_written >= text.asked.max_tokens or len(text.tokens) >= self._n_ctx
+        return text.has_ended or is_full
+
+    def _end(self, text: Text) -> None:
+        api.llama_memory_seq_rm(self._memory, text.seq, -1, -1)
+        if not text.asked.is_prompt:
+            text.label_ids = self._ids[text.seq, : text.n_written].cpu().long()
+            text.label_probs = self._probs[text.seq, : text.n_written].cpu()
+
+    def _decode(self, *rows: np.ndarray) -> None:
+        runtime.clear_log()
+        status = api.llama_decode(self._context, self._rows.batch(*rows))
+        if status:
+            n = len(rows[0])
+            raise BackendError(f"llama_decode failed on {n} rows with {status}: {runtime.reason()}")
+
+
+class _Rows:
+    """The memory of a `llama_batch` of at most `n` rows, one sequence each."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._tokens, self._places, self._seqs, self._counts = np.ones((4, n), np.int32)
+        self._output = np.zeros(n, np.int8)
+        step = self._seqs.itemsize * np.arange(n, dtype=np.uint64)
+        self._pointers = np.uint64(self._seqs.ctypes.data) + step
+
+    def batch(
+        self, tokens: np.ndarray, places: np.ndarray, seqs: np.ndarray, output: np.ndarray
+    ) -> api.llama_batch:
+        n = len(tokens)
+        self._tokens[:n], self._places[:n], self._seqs[:n] = tokens, places, seqs
+        self._output[:n] = output
+        int32, int8 = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int8)
+        return api.llama_batch(
+            n,
+            self._tokens.ctypes.data_as(int32),
+            None,
+            self._places.ctypes.data_as(int32),
+            self._counts.ctypes.data_as(int32),
+            self._pointers.ctypes.data_as(ctypes.POINTER(int32)),
+            self._output.ctypes.data_as(int8),
+        )
