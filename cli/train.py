@@ -141,7 +141,9 @@ def train(target: str, **values: Any) -> int:
     if values["as_json"]:
         write_stdout(json.dumps(card.as_dict()) + "\n")
     else:
-        write_report(f"{table(cells(card.rows), stdout_columns())}\n\n{card.reason}\n{card.after}\n")
+        write_report(
+            f"{table(cells(card.rows), stdout_columns())}\n\n{card.reason}\n{card.after}\n"
+        )
     if card.is_default:
         say(f"it is now the default; `dflash-local tune {target} --undo` goes back")
     return 0

@@ -53,7 +53,8 @@ def compare(
 ) -> list[Row]:
     """Measure both drafters on prompts by their kind, whole blocks in each round, also as trees
     where the target was loaded for them: what makes chains longer may make trees shorter. The
-    caches of the target are empty before and after. Without `before` it is plain decoding. Raises what the engine raises."""
+    caches of the target are empty before and after. Without `before` it is plain decoding. Raises
+    what the engine raises."""
     engines = Engine(target, before), Engine(target, after)
     shapes: list[ShapeName] = ["chain", "tree"] if target.options.n_branches > 1 else ["chain"]
     rows = []

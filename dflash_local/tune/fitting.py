@@ -403,9 +403,7 @@ class Run:
         """Answers to watch the training by: the same ones in every run."""
         n, many = self._part_of(_WATCHED), len(prompts)
         self._say(f"{n} answers to held-out prompts")
-        asked = iter(
-            [self._ask(prompts[i % many], i + i // many, fixed=True) for i in range(n)]
-        )
+        asked = iter([self._ask(prompts[i % many], i + i // many, fixed=True) for i in range(n)])
         held = []
         for answer in self._answerer.answers(asked):
             self._check_stopped()

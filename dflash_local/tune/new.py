@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
 from dflash_local.bench.prompts.prompt import BenchPrompt
 from dflash_local.fit.footprint import size_text
 from dflash_local.llama.host import host_memory
@@ -72,7 +71,7 @@ class TrainOptions(TuneOptions):
 
 def options_for(target: Path, output: Path, **more: Any) -> TrainOptions:
     """The options of a run that writes to `output`."""
-    folder = output.with_name(f"{output.name}.partial") / "begin"
+    folder = output.with_name(f"{output.name}.partial") / output.name  # the drafter's name, too
     given = {"data": None, "source": "trained from nothing", "n_ctx": 768} | more
     return TrainOptions(target, folder / "drafter.gguf", output=output, checkpoint=folder, **given)
 

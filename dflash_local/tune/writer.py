@@ -11,23 +11,25 @@ import ctypes
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash_local.errors import BackendError
-from dflash_local.llama import runtime
-from dflash_local.tune.answers import LEAST_ANSWER, N_LABELS, Answer
+from dflash_local.llama import native, runtime
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
+from dflash_local.tune.answers import LEAST_ANSWER, N_LABELS, Answer
 
 # isort: split
 import llama_cpp.llama_cpp as api
 
-_ALIKE = 8
-"""Prompts whose common length is decoded in one pass. Their rest goes with the steps of others."""
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Writer:
         """Tokens that were written, those of prompts included."""
         self.seconds = 0.0
         """Spent on writing and reading."""
+        self._stream = torch.cuda.Stream() if device == "cuda" else None
         self._generator = torch.Generator(device).manual_seed(seed)
         self._ids = torch.zeros(n_seq, max_tokens, N_LABELS, dtype=torch.int32, device=device)
         self._probs = torch.zeros(n_seq, max_tokens, N_LABELS, device=device)
@@ -97,7 +100,7 @@ class Writer:
         target = self._target
         params = target.options.context_params(target.n_threads)
         params.n_ctx = self._n_seq * self._n_ctx
-        self._n_batch = max(self._n_seq, min(_ALIKE * self._n_ctx, 2048))
+        self._n_batch = max(self._n_seq, min(self._n_ctx, 2048))
         params.n_batch = params.n_ubatch = self._n_batch
         params.n_seq_max = params.n_outputs_max = self._n_seq
         params.n_outputs_max_per_seq = 1
@@ -111,6 +114,7 @@ class Writer:
             )
         self._rows = _Rows(self._n_batch)
         self._memory = api.llama_get_memory(self._context)
+        target.threads.attach(native.address(self._context))
 
     def close(self) -> None:
         """Free the context. Safe to call again."""
@@ -175,21 +179,22 @@ class Writer:
     # Writing
 
     def texts(self, asked: Iterator[Asked]) -> Iterator[Text]:
-        """Texts as they end, without hidden states. New ones begin when an eighth of the places is
-        free, so that their prompts are decoded together."""
+        """Texts as they end, without hidden states. A new one takes the place of each at once: a
+        pass of the same rows as the last one needs no new graph, and one without gaps between the
+        numbers of its sequences is not split."""
         free = list(range(self._n_seq))
         running: list[Text] = []
         more = True
         try:
             while more or running:
                 begun = time.monotonic()
-                if more and (not running or len(free) >= max(1, self._n_seq // 8)):
-                    new = []
-                    while free and (found := next(asked, None)) is not None:
-                        new.append(Text(found, free.pop(), list(found.prompt)))
-                    more = not free
-                    self._begin(new)
-                    running = sorted(running + new, key=lambda text: text.seq)
+                while more and free:
+                    found = next(asked, None)
+                    more = found is not None
+                    if found is not None:
+                        running.append(Text(found, free.pop(), list(found.prompt)))
+                        self._begin(running[-1])
+                running.sort(key=lambda text: text.seq)
                 if running:
                     self._step(running)
                 ended = [text for text in running if self._is_over(text)]
@@ -200,50 +205,51 @@ class Writer:
                 self.seconds += time.monotonic() - begun
                 yield from ended
         finally:
-            api.llama_memory_clear(self._memory, False)
+            if self._context:
+                api.llama_memory_clear(self._memory, False)
 
-    def _begin(self, new: list[Text]) -> None:
-        """Decode what the prompts of some texts have in common in length, many at once."""
-        new = sorted(new, key=lambda text: len(text.tokens))
-        for begin in range(0, len(new), _ALIKE):
-            alike = new[begin : begin + _ALIKE]
-            n = min(len(alike[0].tokens) - 1, self._n_batch // len(alike))
-            if n < 1:
-                continue
-            tokens = np.array([text.tokens[:n] for text in alike]).ravel()
-            places = np.tile(np.arange(n), len(alike))
-            seqs = np.repeat([text.seq for text in alike], n)
-            self._decode(tokens, places, seqs, np.zeros(len(tokens), np.int8))
-            for text in alike:
-                text.n_fed = n
+    def _begin(self, text: Text) -> None:
+        """Decode a long prompt by itself. A shorter one costs less in the rows of the steps."""
+        n = len(text.tokens) - 1
+        if n <= self._n_seq:
+            return
+        for begin in range(0, n, self._n_batch):
+            tokens = np.array(text.tokens[begin : min(n, begin + self._n_batch)])
+            places = np.arange(begin, begin + len(tokens))
+            self._decode(tokens, places, np.full(len(tokens), text.seq), 0)
+        text.n_fed = n
 
     def _step(self, running: list[Text]) -> None:
         """One row of each text; those that are through their prompt get a token."""
-        fed = [text.n_fed for text in running]
-        drawing = [text.n_fed + 1 == len(text.tokens) for text in running]
         self._decode(
-            np.array([text.tokens[at] for text, at in zip(running, fed, strict=True)]),
-            np.array(fed),
+            np.array([text.tokens[text.n_fed] for text in running]),
+            np.array([text.n_fed for text in running]),
             np.array([text.seq for text in running]),
-            np.array(drawing, np.int8),
+            1,
         )
         for text in running:
             text.n_fed += 1
-        texts = [text for text, draws in zip(running, drawing, strict=True) if draws]
-        if not texts:
+        rows = [row for row, text in enumerate(running) if text.n_fed == len(text.tokens)]
+        if not rows:
             return
+        texts = [running[row] for row in rows]
         ends = self._target.vocabulary.ends_text
-        for text, token in zip(texts, self._draw(texts), strict=True):
+        with self._apart():
+            drawn = self._draw(texts, rows, len(running))
+        for text, token in zip(texts, drawn, strict=True):
             text.tokens.append(token)
             text.has_ended = ends(token)
         self.n_tokens += len(texts)
 
-    def _draw(self, texts: list[Text]) -> list[int]:
-        """A token for each text from the last pass, and the labels of its place."""
-        n, device = len(texts), self._device
+    def _draw(self, texts: list[Text], rows: list[int], n: int) -> list[int]:
+        """A token for each text from its row of the last pass, which had `n`, and the labels of its
+        place."""
+        device = self._device
         pointer = api.llama_get_logits(self._context)
         values = np.ctypeslib.as_array(pointer, (n * self._target.n_vocab,)).reshape(n, -1)
         logits = torch.from_numpy(values).to(device)
+        if len(rows) < n:
+            logits = logits[torch.tensor(rows, device=device)]
         hot = torch.tensor([text.asked.temperature for text in texts], device=device)[:, None]
         top, ids = logits.topk(N_LABELS)
         # A greedy answer's labels are the target's own distribution.
@@ -267,14 +273,19 @@ class Writer:
     def _end(self, text: Text) -> None:
         api.llama_memory_seq_rm(self._memory, text.seq, -1, -1)
         if not text.asked.is_prompt:
-            text.label_ids = self._ids[text.seq, : text.n_written].cpu().long()
-            text.label_probs = self._probs[text.seq, : text.n_written].cpu()
+            with self._apart():
+                text.label_ids = self._ids[text.seq, : text.n_written].cpu().long()
+                text.label_probs = self._probs[text.seq, : text.n_written].cpu()
 
-    def _decode(self, *rows: np.ndarray) -> None:
+    def _apart(self) -> AbstractContextManager[Any]:
+        """Work on the GPU that does not wait for the steps of a trainer there."""
+        return torch.cuda.stream(self._stream) if self._stream else nullcontext()
+
+    def _decode(self, tokens: Ints, places: Ints, seqs: Ints, output: int) -> None:
         runtime.clear_log()
-        status = api.llama_decode(self._context, self._rows.batch(*rows))
+        status = api.llama_decode(self._context, self._rows.batch(tokens, places, seqs, output))
         if status:
-            n = len(rows[0])
+            n = len(tokens)
             raise BackendError(f"llama_decode failed on {n} rows with {status}: {runtime.reason()}")
 
 
@@ -288,9 +299,7 @@ class _Rows:
         step = self._seqs.itemsize * np.arange(n, dtype=np.uint64)
         self._pointers = np.uint64(self._seqs.ctypes.data) + step
 
-    def batch(
-        self, tokens: np.ndarray, places: np.ndarray, seqs: np.ndarray, output: np.ndarray
-    ) -> api.llama_batch:
+    def batch(self, tokens: Ints, places: Ints, seqs: Ints, output: int) -> api.llama_batch:
         n = len(tokens)
         self._tokens[:n], self._places[:n], self._seqs[:n] = tokens, places, seqs
         self._output[:n] = output
