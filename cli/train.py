@@ -118,7 +118,7 @@ def train(target: str, **values: Any) -> int:
     say = Speaker(values["quiet"])
     check_torch("train")
     from dflash_local.pairs.address import read_address
-    from dflash_local.pairs.find import find_pair
+    from dflash_local.pairs.find import drafter_name, find_pair
     from dflash_local.tune.fitting import Interrupted
     from dflash_local.tune.new import options_for, train
 
@@ -127,7 +127,10 @@ def train(target: str, **values: Any) -> int:
     names = ("data", "n_ctx", "max_tokens", "begin", "block_size", "n_layer", "minutes", "steps")
     names += ("rate", "n_written", *_MACHINE)
     given = {name: values[name] for name in names}
-    options = options_for(path, output, name=str(read_address(target)), **given)
+    address = read_address(target)
+    if known := drafter_name(address):  # where that one drafts, the new one will
+        given["source"] = known
+    options = options_for(path, output, name=str(address), **given)
     stop = threading.Event()
     with interrupt.setting(stop):
         try:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -23,7 +25,6 @@ from dflash_local.convert.files.source import CONFIG
 from dflash_local.errors import InputError
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.file import GgufFile
-from dflash_local.tune.weights import dequantize
 
 MOST_TAPS = 5
 _FEW_LAYERS, _MANY_LAYERS = 4, 5
@@ -34,6 +35,7 @@ _STD = 0.02
 _EPSILON = 1e-6
 _UNUSED, _CONTROL = 5, 3
 """Kinds of tokens, as `tokenizer.ggml.token_type` has them."""
+_MOST_LOOKED_AT = 64
 
 
 def write_beginning(
@@ -146,12 +148,8 @@ def mask_token(target: GgufFile) -> int:
     spare = padding if isinstance(padding, int) else (target.n_vocab or 1) - 1
     if not found:
         return spare
-    rows = _tensor(target, "token_embd.weight")
-    for token in reversed(found[-64:]):
-        values = gguf.quants.dequantize(rows.data[token : token + 1], rows.tensor_type)
-        if abs(values).max() > 0:
-            return token
-    return spare
+    last = reversed(found[-_MOST_LOOKED_AT:])
+    return next((each for each in last if _row(target, "token_embd.weight", each).any()), spare)
 
 
 def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[str, Tensor]:
@@ -195,15 +193,16 @@ def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[
 def _last_norm(target: GgufFile, n_embd: int) -> Tensor:
     if "output_norm.weight" not in target.tensors:
         return torch.ones(n_embd)
-    return dequantize(_tensor(target, "output_norm.weight"), torch.float32, "cpu")
+    return torch.from_numpy(_row(target, "output_norm.weight", 0))
 
 
-def _tensor(target: GgufFile, name: str) -> gguf.ReaderTensor:
-    for shard in target.shards:
-        for tensor in gguf.GGUFReader(shard).tensors:
-            if tensor.name == name:
-                return tensor
-    raise InputError(f"{target.path}: has no tensor {name}")
+def _row(target: GgufFile, name: str, row: int) -> NDArray[np.float32]:
+    """One row of a tensor, from the few bytes that it takes."""
+    tensor = target.tensors[name]
+    size = tensor.n_bytes * tensor.shape[0] // math.prod(tensor.shape)
+    data = np.frombuffer(target.data(tensor, row * size, (row + 1) * size), np.uint8)
+    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(tensor.type))
+    return np.array(values, np.float32)
 
 
 def _largest(value: Any) -> int:

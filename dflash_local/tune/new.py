@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.bench.prompts.prompt import BenchPrompt
-from dflash_local.fit.footprint import size_text
+from dflash_local.fit.footprint import Footprint, size_text
+from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.host import host_memory
 from dflash_local.tune.answers import Ring
 from dflash_local.tune.beginning import write_beginning
@@ -26,12 +27,16 @@ from dflash_local.tune.training import Trainer, is_trained
 from dflash_local.tune.writer import Asked, Text, Writer
 
 TEMPERATURES = (0.0, 0.8)
+_WRITTEN, _CPU_WRITTEN = 192, 8
+"""Texts that the target writes at once."""
 _SAVE_S = 120.0
 _GIVEN = 0.3
 """Part of the answers that are to given prompts: questions, or the user's own. The others are to
 prompts that the target wrote."""
 _PROMPT_TOKENS, _BASE_TOKENS = 96, 48
 """The most tokens of a prompt that the target writes: a user's turn, or the begin of a text."""
+_PROMPT_TEMPERATURE = 0.85
+"""At 1 a small quantised model's prompts are half nonsense; much lower they are all alike."""
 _LEAST_PROMPT = 12
 """Characters."""
 _MEASURED, _MOST_MEASURED_S = 0.15, 90.0
@@ -103,9 +108,8 @@ class NewRun(Run):
         super().__init__(options, *rest)
         on_gpu = self._device == "cuda"
         self._before = None
-        self._n_seq = options.n_seq or (16 if on_gpu else 4)
-        self._n_batch = max(4096 if on_gpu else 512, options.n_ctx)
-        self._n_written = options.n_written or (192 if on_gpu else 8)
+        self._n_seq = options.n_seq or (8 if on_gpu else 4)
+        self._n_batch = max(2048 if on_gpu else 512, options.n_ctx)
         self._n_anchors = 64 if on_gpu else 16
         self._rate = options.rate
         self._ahead = 64 if on_gpu else 8
@@ -120,9 +124,11 @@ class NewRun(Run):
 
     def _open_answerer(self) -> Writer:  # type: ignore[override]
         options = self._options
+        n = options.n_written or self._most_written()
+        self._say(f"the target writes {n} texts at once")
         writer = Writer(
             self._target,
-            self._n_written,
+            n,
             options.n_ctx,
             max(options.max_tokens, _PROMPT_TOKENS),
             self._dtype,
@@ -132,6 +138,15 @@ class NewRun(Run):
         )
         self._loaded.callback(writer.close)
         return writer
+
+    def _most_written(self) -> int:
+        """As many texts at once as a quarter of the memory beside the target has cells for."""
+        free = free_bytes(self._device)
+        if free is None:
+            return _CPU_WRITTEN
+        files = Footprint(self._target_file, None, None, LoadOptions())
+        each = files.kv(self._options.n_ctx, range(files.n_blocks))
+        return max(1, min(_WRITTEN, free // 4 // each))
 
     def _read_texts(self, forms: Sequence[Form]) -> Texts:
         """Where the target chats, the prompts are chats, except for a user's own."""
@@ -188,7 +203,7 @@ class NewRun(Run):
             else:
                 opening = rng.choice(self._openings)[0]
                 n = _BASE_TOKENS if self._target.chat_template is None else _PROMPT_TOKENS
-                yield Asked(opening, 1.0, n, is_prompt=True)
+                yield Asked(opening, _PROMPT_TEMPERATURE, n, is_prompt=True)
 
     def _ask(self, prompt: list[int], i: int, *, fixed: bool = False) -> Asked:
         return Asked(prompt, TEMPERATURES[i % 2], self._options.max_tokens)
