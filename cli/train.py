@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from dflash_local.tune.fitting import Progress
 
 _MACHINE = ("n_gpu_layers", "n_threads")
+_TRAINING = (
+    *("data", "n_ctx", "max_tokens", "begin", "block_size", "n_layer", "minutes", "steps"),
+    *("rate", "n_written"),
+)
 _TELL_S = 15.0
 
 SECTIONS = {
@@ -124,9 +128,7 @@ def train(target: str, **values: Any) -> int:
 
     path = find_pair(target, None, say=say, bars=not values["quiet"]).target
     output = values["output"] or Path(f"{path.stem}-dflash")
-    names = ("data", "n_ctx", "max_tokens", "begin", "block_size", "n_layer", "minutes", "steps")
-    names += ("rate", "n_written", *_MACHINE)
-    given = {name: values[name] for name in names}
+    given = {name: values[name] for name in (*_TRAINING, *_MACHINE)}
     address = read_address(target)
     if known := drafter_name(address):  # where that one drafts, the new one will
         given["source"] = known
@@ -154,19 +156,21 @@ def train(target: str, **values: Any) -> int:
 
 def _teller(say: Speaker) -> Callable[[Progress], None]:
     """Tells how far the training is, each quarter of a minute."""
-    at, steps, tokens = time.monotonic(), 0, 0
+    at, steps, tokens, answers_s = time.monotonic(), 0, 0, 0.0
 
     def tell(now: Progress) -> None:
-        nonlocal at, steps, tokens
+        nonlocal at, steps, tokens, answers_s
         spent = max(1e-9, time.monotonic() - at)
         if spent < _TELL_S and now.done < 1:
             return
+        answering = now.answers_s - answers_s
         say(
             f"step {now.step}, {now.done:.0%}, {duration(now.seconds_left)} left; "
             f"{(now.step - steps) / spent:.1f} steps/s, "
-            f"{(now.n_tokens - tokens) / spent:,.0f} tokens/s of answers; loss {now.loss:.2f}; "
+            f"{(now.n_tokens - tokens) / max(1e-9, answering):,.0f} tokens/s of answers in "
+            f"{answering / spent:.0%} of the time; loss {now.loss:.2f}; "
             f"held-out tokens per round: {now.length:.2f}"
         )
-        at, steps, tokens = time.monotonic(), now.step, now.n_tokens
+        at, steps, tokens, answers_s = time.monotonic(), now.step, now.n_tokens, now.answers_s
 
     return tell

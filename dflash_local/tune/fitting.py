@@ -96,8 +96,8 @@ class TuneOptions:
 @dataclass(frozen=True)
 class Progress:
     """How far the training is: `done`, 0 to 1, and the tokens per round on held-out answers
-    before and now. `n_tokens`: what the target has answered so far. `loss`, []: of the last step,
-    on the trainer's device."""
+    before and now. `n_tokens`: what the target has answered so far, in `answers_s` seconds, since
+    the run began or went on. `loss`, []: of the last step, on the trainer's device."""
 
     step: int
     done: float
@@ -105,6 +105,7 @@ class Progress:
     length_before: float
     length: float
     n_tokens: int
+    answers_s: float
     loss: torch.Tensor
 
 
@@ -222,6 +223,7 @@ class Run:
         self._n_tokens = 0
         self._spent_s = 0.0
         self._waited_s = 0.0
+        self._answers_s = 0.0
 
     def run(self) -> Card:
         place = self._part / _STATE
@@ -428,7 +430,9 @@ class Run:
         saved = begun
         while self._done(trainer) < 1 and not trainer.is_flat(self._done(trainer)):
             for _ in range(1 if len(ring) >= self._ahead else self._ahead):
+                asked_at = time.monotonic()
                 answer = next(answers)
+                self._answers_s += time.monotonic() - asked_at
                 self._n_tokens += len(answer.tokens) - answer.n_prompt
                 ring.add(answer)
             loss = trainer.step(self._batch(ring, rng), self._done(trainer))
@@ -512,8 +516,16 @@ class Run:
     def _state_of(self, trainer: Trainer, before: float, loss: torch.Tensor) -> Progress:
         done = min(1.0, self._done(trainer))
         left = self._spent_s * (1 - done) / done if done else 0.0
-        now = trainer.history[-1].length
-        return Progress(trainer.step_number, done, left, before, now, self._n_tokens, loss)
+        return Progress(
+            trainer.step_number,
+            done,
+            left,
+            before,
+            trainer.history[-1].length,
+            self._n_tokens,
+            self._answers_s,
+            loss,
+        )
 
     def _say_unless_stopped(self, line: str) -> None:
         self._check_stopped()

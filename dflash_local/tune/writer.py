@@ -8,7 +8,6 @@ texts afterwards costs little beside that.
 from __future__ import annotations
 
 import ctypes
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -86,11 +85,9 @@ class Writer:
         self.keep_on = "cpu"
         self._device = device
         self._on_prompt = on_prompt
-        self.n_tokens = 0
-        """Tokens that were written, those of prompts included."""
-        self.seconds = 0.0
-        """Spent on writing and reading."""
-        self._stream = torch.cuda.Stream() if device == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+        if device == "cuda":
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator(device).manual_seed(seed)
         self._ids = torch.zeros(n_seq, max_tokens, N_LABELS, dtype=torch.int32, device=device)
         self._probs = torch.zeros(n_seq, max_tokens, N_LABELS, device=device)
@@ -127,15 +124,16 @@ class Writer:
     def answers(self, asked: Iterator[Asked]) -> Iterator[Answer]:
         """The answers as they end, not in the order of their prompts."""
         done: list[Text] = []
-        most = self._target.n_batch
+        n_rows = 0
         for text in self.texts(asked):
             if text.asked.is_prompt:
                 self._on_prompt(text)
             elif text.n_written >= LEAST_ANSWER:
+                if n_rows + len(text.tokens) > self._target.n_batch:
+                    yield from self.read(done)
+                    done, n_rows = [], 0
                 done.append(text)
-            if sum(len(each.tokens) for each in done) > most - self._n_ctx:
-                yield from self.read(done)
-                done = []
+                n_rows += len(text.tokens)
         yield from self.read(done)
 
     def pause(self) -> None:
@@ -146,8 +144,8 @@ class Writer:
         target, waiting = self._target, deque(texts)
         n_seq = 1 if target.is_recurrent else target.options.n_seq
         while waiting:
-            begun = time.monotonic()
-            batch, taken = Batch(), []
+            batch = Batch()
+            taken: list[Text] = []
             while waiting and len(taken) < n_seq:
                 n = len(waiting[0].tokens) - 1
                 if taken and len(batch) + n > target.n_batch:
@@ -162,7 +160,6 @@ class Writer:
             ]
             for part in batch.parts:
                 target.clear(part.seq)
-            self.seconds += time.monotonic() - begun
             yield from found
 
     @staticmethod
@@ -187,7 +184,6 @@ class Writer:
         more = True
         try:
             while more or running:
-                begun = time.monotonic()
                 while more and free:
                     found = next(asked, None)
                     more = found is not None
@@ -202,7 +198,6 @@ class Writer:
                 for text in ended:
                     self._end(text)
                     free.append(text.seq)
-                self.seconds += time.monotonic() - begun
                 yield from ended
         finally:
             if self._context:
@@ -239,7 +234,6 @@ class Writer:
         for text, token in zip(texts, drawn, strict=True):
             text.tokens.append(token)
             text.has_ended = ends(token)
-        self.n_tokens += len(texts)
 
     def _draw(self, texts: list[Text], rows: list[int], n: int) -> list[int]:
         """A token for each text from its row of the last pass, which had `n`, and the labels of its
