@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MACHINE = ("n_gpu_layers", "n_threads")
 _TRAINING = (
     *("data", "n_ctx", "max_tokens", "begin", "block_size", "n_layer", "minutes", "steps"),
-    *("rate", "n_written"),
+    *("rate", "n_anchors", "n_written"),
 )
 _TELL_S = 15.0
 
@@ -84,6 +84,13 @@ SECTIONS = {
             type=number(0, 100, above=True),
             default=0.35,
             help="The largest learning rate, times the model's hidden size.",
+        ),
+        Option(
+            "--anchors",
+            "n_anchors",
+            type=whole(1, 1024),
+            show_default="64 on a GPU, 16 on a CPU",
+            help="Blocks of one answer that a step learns.",
         ),
         Option(
             "--written",

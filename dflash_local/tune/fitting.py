@@ -8,8 +8,8 @@ import random
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +215,7 @@ class Run:
         self._rate = RATE
         self._ahead = _AHEAD
         self._save_s = _SAVE_S
+        self._measured_every = 50
         self._n_compared = _COMPARED
         self._before: Path | None = options.draft
         """What the new drafter is compared with; None: plain decoding."""
@@ -418,14 +419,28 @@ class Run:
     # The training
 
     def _train(self, trainer: Trainer, held: list[Answer], texts: Texts) -> None:
-        options, ring = self._options, self._open_ring()
+        options = self._options
         if not trainer.history:
             trainer.measure(held)
         before = trainer.history[0].length
         self._say(f"held-out answers: {before:.2f} tokens per round before")
-        every = max(5, min(50, options.steps // 10))
-        rng = random.Random(f"{options.seed} {trainer.step_number}")
-        answers = self._answers(trainer, self._asked(texts))
+        every = max(5, min(self._measured_every, options.steps // 10))
+        with closing(self._answers(trainer, self._asked(texts))) as answers:
+            self._steps(trainer, held, answers, every)
+        if trainer.step_number % every:
+            trainer.measure(held)
+        self._keep(trainer)  # what follows may fail, or be interrupted
+        found = trainer.best
+        self._say(
+            f"held-out answers: {before:.2f} tokens per round before, {found.length:.2f} after "
+            f"{found.step} of {trainer.step_number} steps"
+        )
+
+    def _steps(
+        self, trainer: Trainer, held: list[Answer], answers: Iterator[Answer], every: int
+    ) -> None:
+        """Steps to the end of the training, with a measurement after so many."""
+        ring, rng = self._open_ring(), random.Random(f"{self._options.seed} {trainer.step_number}")
         begun, spent = time.monotonic(), self._spent_s + self._waited_s
         saved = begun
         while self._done(trainer) < 1 and not trainer.is_flat(self._done(trainer)):
@@ -441,19 +456,11 @@ class Run:
             self._wait_for_others()
             if trainer.step_number % every == 0:
                 trainer.measure(held)
-            self._progress(self._state_of(trainer, before, loss))
+            self._progress(self._state_of(trainer, loss))
             if self._stopped() or now - saved > self._save_s:
                 self._keep(trainer)
                 saved = now
             self._check_stopped()
-        if trainer.step_number % every:
-            trainer.measure(held)
-        self._keep(trainer)  # what follows may fail, or be interrupted
-        found = trainer.best
-        self._say(
-            f"held-out answers: {before:.2f} tokens per round before, {found.length:.2f} after "
-            f"{found.step} of {trainer.step_number} steps"
-        )
 
     def _open_ring(self) -> Ring:
         return Ring(_RING_BYTES)
@@ -466,7 +473,7 @@ class Run:
 
     def _answers(
         self, trainer: Trainer, asked: Iterator[tuple[list[int], SamplingParams]]
-    ) -> Iterator[Answer]:
+    ) -> Generator[Answer]:
         """Answers without an end, from a target beside the trainer, or by turns with it."""
         while not self._plan.by_turns:
             yield from self._answerer.answers(asked)
@@ -513,14 +520,14 @@ class Run:
             time.sleep(_PAUSE_S)
         self._waited_s += time.monotonic() - begun
 
-    def _state_of(self, trainer: Trainer, before: float, loss: torch.Tensor) -> Progress:
+    def _state_of(self, trainer: Trainer, loss: torch.Tensor) -> Progress:
         done = min(1.0, self._done(trainer))
         left = self._spent_s * (1 - done) / done if done else 0.0
         return Progress(
             trainer.step_number,
             done,
             left,
-            before,
+            trainer.history[0].length,
             trainer.history[-1].length,
             self._n_tokens,
             self._answers_s,

@@ -3,20 +3,23 @@ target write all that it learns from, the prompts included."""
 
 from __future__ import annotations
 
+import queue
 import random
 import shutil
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dflash_local.bench.prompts.prompt import BenchPrompt
 from dflash_local.fit.footprint import Footprint, size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.host import host_memory
-from dflash_local.tune.answers import Ring
+from dflash_local.tune.answers import Answer, Ring
 from dflash_local.tune.beginning import write_beginning
 from dflash_local.tune.card import Card
 from dflash_local.tune.fitting import Run, TuneOptions, tune
@@ -26,7 +29,11 @@ from dflash_local.tune.texts import Form, Texts, drawn
 from dflash_local.tune.training import Trainer, is_trained
 from dflash_local.tune.writer import Asked, Text, Writer
 
+T = TypeVar("T")
+
 TEMPERATURES = (0.0, 0.8)
+_MOST_AHEAD = 64
+"""Answers that wait for their first step."""
 _WRITTEN, _CPU_WRITTEN = 192, 8
 """Texts that the target writes at once."""
 _SAVE_S = 120.0
@@ -66,6 +73,8 @@ class TrainOptions(TuneOptions):
     block_size: int = 16
     n_layer: int | None = None
     n_written: int | None = None
+    n_anchors: int | None = None
+    """Blocks of one answer in a step."""
     rate: float = 0.35
     """The largest learning rate, times the width of the drafter."""
 
@@ -110,10 +119,11 @@ class NewRun(Run):
         self._before = None
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_batch = max(2048 if on_gpu else 512, options.n_ctx)
-        self._n_anchors = 64 if on_gpu else 16
+        self._n_anchors = options.n_anchors or (64 if on_gpu else 16)
         self._rate = options.rate
         self._ahead = 64 if on_gpu else 8
         self._save_s = _SAVE_S
+        self._measured_every = 150
         self._n_compared = 8 if on_gpu else 12
         self._queue: deque[tuple[list[int], float]] = deque()
         self._known: set[str] = set()
@@ -205,6 +215,13 @@ class NewRun(Run):
                 n = _BASE_TOKENS if self._target.chat_template is None else _PROMPT_TOKENS
                 yield Asked(opening, _PROMPT_TEMPERATURE, n, is_prompt=True)
 
+    def _answers(self, trainer: Trainer, asked: Iterator[Any]) -> Generator[Answer]:
+        """Beside a trainer on a GPU a thread writes: both keep a core busy that tells the GPU what
+        to do."""
+        answers = super()._answers(trainer, asked)
+        beside = self._device == "cuda" and not self._plan.by_turns
+        return ahead(answers, _MOST_AHEAD) if beside else answers
+
     def _ask(self, prompt: list[int], i: int, *, fixed: bool = False) -> Asked:
         return Asked(prompt, TEMPERATURES[i % 2], self._options.max_tokens)
 
@@ -263,6 +280,40 @@ class NewRun(Run):
     def _finish(self, card: Card) -> None:
         shutil.rmtree(self._options.draft.parent)
         super()._finish(card)
+
+
+def ahead(items: Generator[T], n: int) -> Generator[T]:
+    """The same items, up to `n` of them made ahead by a thread, which ends when this is closed.
+    What it raises is raised here."""
+    made: queue.Queue[T | BaseException | None] = queue.Queue(n)
+    is_closed = threading.Event()
+
+    def put(item: T | BaseException | None) -> None:
+        while not is_closed.is_set():
+            with suppress(queue.Full):
+                return made.put(item, timeout=0.1)
+
+    def work() -> None:
+        try:
+            for item in items:
+                put(item)
+                if is_closed.is_set():
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=work, name="answers")
+    thread.start()
+    try:
+        while (item := made.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        is_closed.set()
+        thread.join()
+        items.close()
 
 
 def _plain(text: str) -> str:

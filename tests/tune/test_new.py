@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from dflash_local.errors import InputError
 from dflash_local.loading import load
 from dflash_local.pairs.find import find_pair
 from dflash_local.tune.fitting import Interrupted, Progress
-from dflash_local.tune.new import TrainOptions, options_for, train
+from dflash_local.tune.new import TrainOptions, ahead, options_for, train
 
 torch.set_num_threads(1)  # those of other tests want the cores as well
 
@@ -90,6 +92,28 @@ def test_a_drafter_from_nothing_learns_and_goes_on_after_a_stop(options: TrainOp
             prompt = demo.prompts()["code"][0]
             answers.append(m.generate(prompt, max_tokens=24, draft_width=width).tokens)
     assert answers[0] == answers[1]
+
+
+def test_what_a_thread_makes_ahead_is_the_same_and_ends_with_its_reader() -> None:
+    ended = threading.Event()
+
+    def numbers(n: int) -> Generator[int]:
+        try:
+            yield from range(n)
+            if n == 7:
+                raise InputError("in the thread")
+        finally:
+            ended.set()
+
+    assert list(ahead(numbers(50), 3)) == list(range(50))
+    with pytest.raises(InputError, match="in the thread"):
+        list(ahead(numbers(7), 3))
+    ended.clear()
+    endless = ahead(numbers(10**9), 3)
+    assert [next(endless) for _ in range(20)] == list(range(20))
+    assert not ended.is_set()
+    endless.close()
+    assert ended.is_set()
 
 
 def test_a_run_that_fails_leaves_everything_as_it_was(
