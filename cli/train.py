@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _MACHINE = ("n_gpu_layers", "n_threads")
 _TRAINING = (
-    *("data", "n_ctx", "max_tokens", "begin", "block_size", "n_layer", "minutes", "steps"),
-    *("rate", "n_anchors", "n_written"),
+    *("data", "teacher_text", "n_ctx", "max_tokens", "begin", "block_size", "n_layer"),
+    *("minutes", "steps", "rate", "n_anchors", "n_written"),
 )
 _TELL_S = 15.0
 
@@ -36,6 +36,13 @@ SECTIONS = {
             type=click.Path(exists=True, path_type=Path),
             help="Texts or prompts of your own, as for `tune`. Without them the model writes its "
             "own prompts.",
+        ),
+        Option(
+            "--teacher-text",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="Answers that are written already: a JSON object on each line with prompt or "
+            "messages, and answer. Half of the training learns them.",
         ),
         Option(
             "--ctx",

@@ -214,6 +214,8 @@ class Run:
         self._n_anchors = N_ANCHORS if on_gpu else CPU_ANCHORS
         self._rate = RATE
         self._ahead = _AHEAD
+        self._n_new = 1
+        """Answers that come before each further step."""
         self._save_s = _SAVE_S
         self._measured_every = 50
         self._n_compared = _COMPARED
@@ -444,7 +446,7 @@ class Run:
         begun, spent = time.monotonic(), self._spent_s + self._waited_s
         saved = begun
         while self._done(trainer) < 1 and not trainer.is_flat(self._done(trainer)):
-            for _ in range(1 if len(ring) >= self._ahead else self._ahead):
+            for _ in range(self._n_new if len(ring) >= self._ahead else self._ahead):
                 asked_at = time.monotonic()
                 answer = next(answers)
                 self._answers_s += time.monotonic() - asked_at
@@ -466,10 +468,11 @@ class Run:
         return Ring(_RING_BYTES)
 
     def _batch(self, ring: Ring, rng: random.Random) -> list[Answer]:
-        """The newest answer, and some older ones."""
-        newest = len(ring) - 1
-        n = min(newest, max(_BATCH, self._plan.n_packed) - 1)
-        return [ring[newest], *(ring[i] for i in rng.sample(range(newest), n))]
+        """The newest answers, and some older ones."""
+        n_old = len(ring) - self._n_new
+        n = min(n_old, max(_BATCH, self._plan.n_packed) - self._n_new)
+        chosen = [*range(n_old, len(ring)), *rng.sample(range(n_old), n)]
+        return [ring[i] for i in chosen]
 
     def _answers(
         self, trainer: Trainer, asked: Iterator[tuple[list[int], SamplingParams]]

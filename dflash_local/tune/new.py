@@ -11,15 +11,17 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dflash_local.bench.prompts.prompt import BenchPrompt
+from dflash_local.bench.prompts.case import tokenized
+from dflash_local.bench.prompts.prompt import BenchPrompt, prompt_of, read_lines, text_of
+from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Footprint, size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.host import host_memory
-from dflash_local.tune.answers import Answer, Ring
+from dflash_local.tune.answers import LEAST_ANSWER, Answer, Ring
 from dflash_local.tune.beginning import write_beginning
 from dflash_local.tune.card import Card
 from dflash_local.tune.fitting import Run, TuneOptions, tune
@@ -40,6 +42,8 @@ _SAVE_S = 120.0
 _GIVEN = 0.3
 """Part of the answers that are to given prompts: questions, or the user's own. The others are to
 prompts that the target wrote."""
+_TAUGHT = 0.5
+"""Part of the answers that are a teacher's, where there is one."""
 _PROMPT_TOKENS, _BASE_TOKENS = 96, 48
 """The most tokens of a prompt that the target writes: a user's turn, or the begin of a text."""
 _PROMPT_TEMPERATURE = 0.85
@@ -67,9 +71,11 @@ _SEEDS = (
 class TrainOptions(TuneOptions):
     """What to train. `draft` and `checkpoint` are where the run puts the weights it begins with.
     `begin`: the folder of a checkpoint to begin with instead. `minutes` limits all of the run.
+    `teacher_text`: a JSON Lines file of prompts with answers, which half of the training learns.
     `n_written`: texts that the target writes at once."""
 
     begin: Path | None = None
+    teacher_text: Path | None = None
     block_size: int = 16
     n_layer: int | None = None
     n_written: int | None = None
@@ -103,6 +109,8 @@ class NewRun(Run):
 
     def __init__(self, options: TrainOptions, *rest: Any) -> None:
         self._begun = time.monotonic()
+        self._taught = _answered(options.teacher_text) if options.teacher_text else []
+        self._teacher: list[Asked] = []
         folder = options.draft.parent
         if not options.draft.exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -122,6 +130,7 @@ class NewRun(Run):
         self._n_anchors = options.n_anchors or (64 if on_gpu else 16)
         self._rate = options.rate
         self._ahead = 64 if on_gpu else 8
+        self._n_new = 2 if on_gpu else 1
         self._save_s = _SAVE_S
         self._measured_every = 150
         self._n_compared = 8 if on_gpu else 12
@@ -179,7 +188,19 @@ class NewRun(Run):
         self._known |= {_plain(p.messages[-1]["content"]) for p in held if p.messages}
         if not self._openings:
             self._openings = self._all_openings()
+            self._teacher = self._given_answers()
         return texts, cases
+
+    def _given_answers(self) -> list[Asked]:
+        room = self._model.n_ctx - self._options.n_ctx + LEAST_ANSWER
+        cases, _ = tokenized(self._model, self._taught, room=room)
+        found = [Asked(each.tokens, answer=each.answer) for each in cases if each.answer]
+        if self._taught and not found:
+            raise InputError(
+                f"{self._options.teacher_text}: no answer fits {self._options.n_ctx} tokens with "
+                "its prompt; set --ctx higher"
+            )
+        return found
 
     def _all_openings(self) -> list[tuple[list[int], str, str]]:
         """Tokens after which the target writes a prompt; and the text around one that it wrote,
@@ -204,7 +225,9 @@ class NewRun(Run):
             i = self._n_asked
             self._n_asked += 1
             rng = random.Random(f"{self._options.seed} {i}")
-            if rng.random() < _GIVEN:
+            if self._teacher and rng.random() < _TAUGHT:
+                yield rng.choice(self._teacher)
+            elif rng.random() < _GIVEN:
                 for tokens in self._tokens([drawn(texts, self._general, rng)]):
                     yield self._ask(tokens, i)
             elif self._queue:
@@ -314,6 +337,15 @@ def ahead(items: Generator[T], n: int) -> Generator[T]:
         is_closed.set()
         thread.join()
         items.close()
+
+
+def _answered(path: Path) -> list[BenchPrompt]:
+    """Prompts and their answers. Raises InputError."""
+
+    def parse(raw: Any, _: int) -> list[BenchPrompt]:
+        return [replace(prompt_of(raw), answer=text_of(raw, "answer"))]
+
+    return [prompt for line in read_lines(path, parse) for prompt in line]
 
 
 def _plain(text: str) -> str:

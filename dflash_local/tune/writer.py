@@ -34,12 +34,14 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True)
 class Asked:
     """A text to write: what it begins with, its temperature (0: greedy), and the most tokens.
-    `is_prompt`: it becomes the prompt of another text, and its own answer teaches nothing."""
+    `is_prompt`: it becomes the prompt of another text, and its own answer teaches nothing.
+    `answer`: it is written already."""
 
     prompt: list[int]
     temperature: float = 0.0
     max_tokens: int = 256
     is_prompt: bool = False
+    answer: list[int] | None = None
 
 
 @dataclass
@@ -187,7 +189,9 @@ class Writer:
                 while more and free:
                     found = next(asked, None)
                     more = found is not None
-                    if found is not None:
+                    if found is not None and found.answer is not None:
+                        yield _given(found, found.answer[: self._n_ctx - len(found.prompt)])
+                    elif found is not None:
                         running.append(Text(found, free.pop(), list(found.prompt)))
                         self._begin(running[-1])
                 running.sort(key=lambda text: text.seq)
@@ -281,6 +285,14 @@ class Writer:
         if status:
             n = len(tokens)
             raise BackendError(f"llama_decode failed on {n} rows with {status}: {runtime.reason()}")
+
+
+def _given(asked: Asked, answer: list[int]) -> Text:
+    """An answer from elsewhere: its labels are its tokens."""
+    ids = torch.zeros(len(answer), N_LABELS, dtype=torch.int64)
+    probs = torch.zeros(len(answer), N_LABELS)
+    ids[:, 0], probs[:, 0] = torch.tensor(answer), 1.0
+    return Text(asked, -1, asked.prompt + answer, label_ids=ids, label_probs=probs)
 
 
 class _Rows:

@@ -22,6 +22,7 @@ TARGET, DRAFT = map(str, demo.pair())
         ((TARGET, "--data", "{folder}"), "expected at least 3"),
         ((TARGET, "--from", "{folder}"), "no checkpoint to begin with"),
         ((TARGET, "-o", "{folder}"), "exists already"),
+        ((TARGET, "--teacher-text", __file__), "line 1:"),
     ],
 )
 def test_what_cannot_be_trained_is_told_in_one_line(

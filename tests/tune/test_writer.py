@@ -62,3 +62,14 @@ def test_prompts_go_elsewhere_and_at_a_temperature_texts_differ(target: Target) 
     texts = {tuple(each.tokens) for each in prompts} | {tuple(a.tokens.tolist()) for a in answers}
     assert len(texts) > 4
     assert all(text.n_written <= N for text in prompts)
+
+
+def test_an_answer_from_elsewhere_is_read_as_it_is(target: Target) -> None:
+    writer, _ = writer_of(target)
+    prompt, answer = target.vocabulary.tokenize("def "), list(range(40, 55))
+    (found,) = writer.answers(iter([Asked(prompt, answer=answer)]))
+    writer.close()
+    assert found.tokens.tolist() == prompt + answer
+    assert found.label_ids[:, 0].tolist() == answer
+    assert found.label_probs[:, 0].tolist() == [1.0] * len(answer)
+    assert len(found.features) == len(prompt) + len(answer) - 1
