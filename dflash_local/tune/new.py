@@ -287,7 +287,7 @@ class NewRun(Run):
         self._say(f"the latest answers: up to {size_text(most)} on {self._answerer.keep_on}")
         measured = min(_MOST_MEASURED_S, _MEASURED * 60 * self._options.minutes)
         left = 60 * self._options.minutes - (time.monotonic() - self._begun) - measured
-        self._limit_s = self._spent_s + max(1.0, left)
+        self._limit_s = max(1.0, left)
         return Ring(most)
 
     def _done(self, trainer: Trainer) -> float:

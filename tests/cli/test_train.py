@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from command_line import run_here
+from command_line import COMMAND, run_here
 from dflash_local import demo
 
 TARGET, DRAFT = map(str, demo.pair())
@@ -39,3 +41,20 @@ def test_what_cannot_be_trained_is_told_in_one_line(
     assert expected in found.stderr.splitlines()[-1]
     assert "Traceback" not in found.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell that limits files")
+def test_a_disk_without_room_is_told_in_one_line_and_left_as_it_was(tmp_path: Path) -> None:
+    limited = "trap '' XFSZ; ulimit -f 1000; exec \"$@\""
+    arguments = ["train", TARGET, "-o", str(tmp_path / "out"), "--gpu-layers", "0"]
+    found = subprocess.run(
+        ["bash", "-c", limited, "bash", str(COMMAND), *arguments],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 2, found.stderr
+    assert "File too large" in found.stderr.splitlines()[-1]
+    assert "Traceback" not in found.stderr
+    assert not list(tmp_path.iterdir())
