@@ -89,7 +89,7 @@ SECTIONS = {
         Option(
             "--rate",
             type=number(0, 100, above=True),
-            default=0.35,
+            show_default="0.35, or 0.15 with --from",
             help="The largest learning rate, times the model's hidden size.",
         ),
         Option(
@@ -103,7 +103,7 @@ SECTIONS = {
             "--written",
             "n_written",
             type=whole(1, 256),
-            show_default="192 on a GPU, 8 on a CPU",
+            show_default="256 on a GPU, 8 on a CPU",
             help="Texts that the model writes at once.",
         ),
     ),

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,14 @@ from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
 from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf, save_plain
 from dflash_local.tune.state import first_line, read_state, state_told, write_state
 from dflash_local.tune.texts import Form, Texts, drawn, general, read_texts
-from dflash_local.tune.training import CPU_ANCHORS, N_ANCHORS, RATE, Trainer, is_trained
+from dflash_local.tune.training import (
+    CPU_ANCHORS,
+    N_ANCHORS,
+    RATE,
+    WARM_UP,
+    Trainer,
+    is_trained,
+)
 from dflash_local.tune.weights import dequantize, read_torch_drafter
 
 Say = Callable[[str], None]
@@ -217,6 +225,9 @@ class Run:
         self._n_new = 1
         """Answers that come before each further step."""
         self._save_s = _SAVE_S
+        self._ends_early = True
+        """Where held-out answers gain nothing more."""
+        self._warm_up = WARM_UP
         self._measured_every = 50
         self._n_compared = _COMPARED
         self._before: Path | None = options.draft
@@ -401,6 +412,7 @@ class Run:
             n_packed=self._plan.n_packed,
             rate=self._rate,
             n_anchors=self._n_anchors,
+            warm_up=self._warm_up,
             seed=options.seed,
         )
 
@@ -445,14 +457,16 @@ class Run:
         ring, rng = self._open_ring(), random.Random(f"{self._options.seed} {trainer.step_number}")
         begun, spent = time.monotonic(), self._spent_s + self._waited_s
         saved = begun
-        while self._done(trainer) < 1 and not trainer.is_flat(self._done(trainer)):
-            for _ in range(self._n_new if len(ring) >= self._ahead else self._ahead):
-                asked_at = time.monotonic()
-                answer = next(answers)
-                self._answers_s += time.monotonic() - asked_at
+        while (done := self._done(trainer)) < 1:
+            if self._ends_early and trainer.is_flat(done):
+                break
+            asked_at, n_new = time.monotonic(), 0
+            for answer in self._new(answers, len(ring)):
                 self._n_tokens += len(answer.tokens) - answer.n_prompt
                 ring.add(answer)
-            loss = trainer.step(self._batch(ring, rng), self._done(trainer))
+                n_new += 1
+            self._answers_s += time.monotonic() - asked_at
+            loss = trainer.step(self._batch(ring, n_new, rng), self._done(trainer))
             now = time.monotonic()
             self._spent_s = spent + now - begun - self._waited_s
             self._wait_for_others()
@@ -467,10 +481,15 @@ class Run:
     def _open_ring(self) -> Ring:
         return Ring(_RING_BYTES)
 
-    def _batch(self, ring: Ring, rng: random.Random) -> list[Answer]:
+    def _new(self, answers: Iterator[Answer], n_known: int) -> Iterator[Answer]:
+        """Those that come before the next step."""
+        return islice(answers, self._n_new if n_known >= self._ahead else self._ahead)
+
+    def _batch(self, ring: Ring, n_new: int, rng: random.Random) -> list[Answer]:
         """The newest answers, and some older ones."""
-        n_old = len(ring) - self._n_new
-        n = min(n_old, max(_BATCH, self._plan.n_packed) - self._n_new)
+        most = max(_BATCH, self._plan.n_packed)
+        n_old = len(ring) - min(n_new, most)
+        n = min(n_old, most - min(n_new, most))
         chosen = [*range(n_old, len(ring)), *rng.sample(range(n_old), n)]
         return [ring[i] for i in chosen]
 

@@ -10,8 +10,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +24,9 @@ from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.host import host_memory
 from dflash_local.tune.answers import LEAST_ANSWER, Answer, Ring
 from dflash_local.tune.beginning import write_beginning
+from dflash_local.tune.beside import Beside
 from dflash_local.tune.card import Card
-from dflash_local.tune.fitting import Run, TuneOptions, tune
+from dflash_local.tune.fitting import Run, TuneOptions, errors_told, tune
 from dflash_local.tune.plan import free_bytes
 from dflash_local.tune.saving import save_checkpoint
 from dflash_local.tune.texts import Form, Texts, drawn
@@ -36,8 +38,18 @@ T = TypeVar("T")
 TEMPERATURES = (0.0, 0.8)
 _MOST_AHEAD = 64
 """Answers that wait for their first step."""
-_WRITTEN, _CPU_WRITTEN = 192, 8
+_WRITTEN, _CPU_WRITTEN = 256, 8
 """Texts that the target writes at once."""
+_HELD_AT_ONCE = 24
+"""Texts that the trainer's own process writes, where another one writes the others."""
+_BESIDE_BYTES = 3 << 30
+"""GPU memory that such a process takes besides the target and its cells."""
+_RATE, _RATE_ON = 0.35, 0.15
+"""The largest learning rates, of random weights and of those that a run goes on from: with 0.25
+the latter forgot more than they learnt."""
+_WARM_UP_ON, _AHEAD_ON = 200, 256
+"""Steps and answers with which a run goes on from known weights. Those that the first steps see
+again and again would be learnt by heart."""
 _SAVE_S = 120.0
 _GIVEN = 0.3
 """Part of the answers that are to given prompts: questions, or the user's own. The others are to
@@ -52,6 +64,12 @@ _LEAST_PROMPT = 12
 """Characters."""
 _MEASURED, _MOST_MEASURED_S = 0.15, 90.0
 """Part of the time, and seconds at most, for the measurement in the end."""
+_SENT = 8
+"""Answers that such a process sends at once."""
+_FORECAST = (
+    "to expect: a target of 135 million numbers came to 2.4 tokens a round in 8 minutes on an H200, "
+    "no faster than plain decoding; larger targets and smaller GPUs take hours"
+)
 _TURN_MARK = "PLACE OF THE TURN"
 _SYSTEMS = (
     (None, 2),
@@ -81,8 +99,8 @@ class TrainOptions(TuneOptions):
     n_written: int | None = None
     n_anchors: int | None = None
     """Blocks of one answer in a step."""
-    rate: float = 0.35
-    """The largest learning rate, times the width of the drafter."""
+    rate: float | None = None
+    """The largest learning rate, times the width of the drafter, if not the usual one."""
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -128,22 +146,28 @@ class NewRun(Run):
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_batch = max(2048 if on_gpu else 512, options.n_ctx)
         self._n_anchors = options.n_anchors or (64 if on_gpu else 16)
-        self._rate = options.rate
+        self._rate = options.rate or (_RATE_ON if options.begin else _RATE)
         self._ahead = 64 if on_gpu else 8
+        if options.begin:
+            self._warm_up = _WARM_UP_ON
+            self._ahead = _AHEAD_ON if on_gpu else 8
+        self._ends_early = False  # the last part, with a small rate, gains most
+        self._beside: Beside | None = None
         self._n_new = 2 if on_gpu else 1
         self._save_s = _SAVE_S
-        self._measured_every = 150
+        self._measured_every = 300 if on_gpu else 150
         self._n_compared = 8 if on_gpu else 12
         self._queue: deque[tuple[list[int], float]] = deque()
         self._known: set[str] = set()
         self._openings: list[tuple[list[int], str, str]] = []
         self._limit_s = 60 * options.minutes
+        self._keep_on = "cpu"
 
     # The target's texts
 
-    def _open_answerer(self) -> Writer:  # type: ignore[override]
+    def _open_answerer(self, n: int | None = None) -> Writer:  # type: ignore[override]
         options = self._options
-        n = options.n_written or self._most_written()
+        n = n or options.n_written or self._most_written()
         self._say(f"the target writes {n} texts at once")
         writer = Writer(
             self._target,
@@ -163,9 +187,12 @@ class NewRun(Run):
         free = free_bytes(self._device)
         if free is None:
             return _CPU_WRITTEN
+        return max(1, min(_WRITTEN, free // 4 // self._cells_bytes()))
+
+    def _cells_bytes(self) -> int:
+        """What the cells of one text take."""
         files = Footprint(self._target_file, None, None, LoadOptions())
-        each = files.kv(self._options.n_ctx, range(files.n_blocks))
-        return max(1, min(_WRITTEN, free // 4 // each))
+        return files.kv(self._options.n_ctx, range(files.n_blocks))
 
     def _read_texts(self, forms: Sequence[Form]) -> Texts:
         """Where the target chats, the prompts are chats, except for a user's own."""
@@ -239,11 +266,18 @@ class NewRun(Run):
                 yield Asked(opening, _PROMPT_TEMPERATURE, n, is_prompt=True)
 
     def _answers(self, trainer: Trainer, asked: Iterator[Any]) -> Generator[Answer]:
-        """Beside a trainer on a GPU a thread writes: both keep a core busy that tells the GPU what
-        to do."""
+        """Beside a trainer on a GPU that has no room for a second process, a thread writes."""
         answers = super()._answers(trainer, asked)
         beside = self._device == "cuda" and not self._plan.by_turns
-        return ahead(answers, _MOST_AHEAD) if beside else answers
+        return ahead(answers, _MOST_AHEAD) if beside and not self._beside else answers
+
+    def _new(self, answers: Iterator[Answer], n_known: int) -> Iterator[Answer]:
+        if self._beside is None:
+            return super()._new(answers, n_known)
+        self._check_stopped()
+        n_asked, found = self._beside.take(max(0, self._ahead - n_known), self._keep_on)
+        self._n_asked = max(self._n_asked, n_asked)
+        return iter(found)
 
     def _ask(self, prompt: list[int], i: int, *, fixed: bool = False) -> Asked:
         return Asked(prompt, TEMPERATURES[i % 2], self._options.max_tokens)
@@ -272,6 +306,24 @@ class NewRun(Run):
 
     def _make_plan(self, state: Mapping[str, Any]) -> None:
         super()._make_plan(state or {"low_rank": False})  # nothing is there to add to
+        self._say(_FORECAST)
+        free = free_bytes(self._device)
+        if free is not None and not self._plan.by_turns:
+            self._write_beside(free, state.get("n_asked", 0))
+
+    def _write_beside(self, free: int, n_asked: int) -> None:
+        """Begin the process that writes, if the GPU has room for it beside the trainer."""
+        options, each = self._options, self._cells_bytes()
+        left = free - self._plan.bytes - _BESIDE_BYTES - options.target.stat().st_size
+        n = options.n_written or min(_WRITTEN, left // 2 // each)
+        if n < _HELD_AT_ONCE or n * each > left:
+            return
+        self._answerer.close()
+        self._answerer = self._open_answerer(_HELD_AT_ONCE)
+        self._say(f"a process beside the trainer writes {n} texts at once")
+        given = replace(options, n_written=n), self._part, n_asked
+        self._beside = Beside(self._part / "answers", written, *given)
+        self._loaded.callback(self._beside.close)
 
     def _time_told(self) -> str:
         return f"{self._options.minutes:g} minutes in all, the measurement in the end included"
@@ -281,10 +333,11 @@ class NewRun(Run):
         answers, a run of some hours keeps the latest ones."""
         room = (free_bytes(self._device) or 0) - self._plan.bytes
         if room // 2 > 2 << 30 and not self._plan.by_turns:
-            self._answerer.keep_on, most = self._device, room // 2
+            self._keep_on = self._answerer.keep_on = self._device
+            most = room // 2
         else:
             most = max(1 << 30, host_memory()[0] // 4)
-        self._say(f"the latest answers: up to {size_text(most)} on {self._answerer.keep_on}")
+        self._say(f"the latest answers: up to {size_text(most)} on {self._keep_on}")
         measured = min(_MOST_MEASURED_S, _MEASURED * 60 * self._options.minutes)
         left = 60 * self._options.minutes - (time.monotonic() - self._begun) - measured
         self._limit_s = max(1.0, left)
@@ -303,6 +356,18 @@ class NewRun(Run):
     def _finish(self, card: Card) -> None:
         shutil.rmtree(self._options.draft.parent)
         super()._finish(card)
+
+
+def written(options: TrainOptions, part: Path, n_asked: int) -> Iterator[tuple[int, list[Answer]]]:
+    """What a process beside the trainer writes, from a number of prompts on."""
+    with errors_told(options), ExitStack() as stack:
+        run = NewRun(options, part, lambda _: None, None, None, None, stack)
+        run._n_asked = n_asked
+        run._load()
+        texts, _ = run._prompts()
+        answers = run._answerer.answers(run._asked(texts))
+        while found := list(islice(answers, _SENT)):
+            yield run._n_asked, found
 
 
 def ahead(items: Generator[T], n: int) -> Generator[T]:

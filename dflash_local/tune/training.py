@@ -28,7 +28,8 @@ RATE, _LOW_RANK_RATE = 0.05, 3e-4
 (arXiv 2203.03466); five times as much cost general prompts 6 %. Additions begin at zero and need
 more."""
 _RANK = 64
-_WARM_UP = 20
+WARM_UP = 20
+"""Steps in which the learning rate rises."""
 _LAST_RATE = 0.1
 _CLIP = 1.0
 _MEMORY = 0.995
@@ -52,7 +53,8 @@ class Measured:
 class Trainer:
     """Trains a drafter in place. `n_packed`: answers of one pass, as many as the memory has room
     for. `rate`: the largest learning rate of all weights, times the drafter's width. `n_anchors`:
-    blocks of one answer in a step, if not the usual number."""
+    blocks of one answer in a step, if not the usual number. `warm_up`: steps in which the rate
+    rises."""
 
     def __init__(
         self,
@@ -62,11 +64,13 @@ class Trainer:
         n_packed: int = 1,
         rate: float = RATE,
         n_anchors: int | None = None,
+        warm_up: int = WARM_UP,
         seed: int = 0,
     ) -> None:
         self.drafter = drafter
         self.low_rank = low_rank
         self._n_packed = n_packed
+        self._warm_up = warm_up
         self.step_number = 0
         self.history: list[Measured] = []
         self._device = drafter.head.device
@@ -102,7 +106,7 @@ class Trainer:
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(self._trained.values(), _CLIP)
         fall = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-        rise = min(1.0, (self.step_number + 1) / _WARM_UP)
+        rise = min(1.0, (self.step_number + 1) / self._warm_up)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * fall * rise
         self._optimizer.step()
