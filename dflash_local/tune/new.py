@@ -67,7 +67,7 @@ _MEASURED, _MOST_MEASURED_S = 0.15, 90.0
 _SENT = 8
 """Answers that such a process sends at once."""
 _FORECAST = (
-    "to expect: a target of 135 million numbers came to 2.4 tokens a round in 8 minutes on an H200, "
+    "to expect: a target of 135M weights came to 2.4 tokens a round in 8 minutes on an H200, "
     "no faster than plain decoding; larger targets and smaller GPUs take hours"
 )
 _TURN_MARK = "PLACE OF THE TURN"
