@@ -35,7 +35,7 @@ from dflash_local.pairs.defaults import defaults_of
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.tune.answers import Answer, Answerer, Ring
 from dflash_local.tune.card import Card
-from dflash_local.tune.comparison import BUILT_IN, OWN, compare, wins
+from dflash_local.tune.comparison import BUILT_IN, OWN, beats_plain, compare, wins
 from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
 from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf, save_plain
 from dflash_local.tune.state import first_line, read_state, state_told, write_state
@@ -264,7 +264,7 @@ class Run:
             self._unload()
         self._load(draft_shape=None)
         rows = self._compare(path, {OWN: cases["test"], BUILT_IN: cases["built-in"]})
-        won, reason = wins(rows)
+        won, reason = wins(rows) if self._before else beats_plain(rows)
         options = self._options
         card = Card(
             target=options.target,

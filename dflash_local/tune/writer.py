@@ -46,12 +46,11 @@ class Asked:
 
 @dataclass
 class Text:
-    """A text that is written, `tokens` from the prompt on. `n_fed`: so many are in the cache."""
+    """A text that was written, `tokens` from the prompt on."""
 
     asked: Asked
     seq: int
     tokens: list[int] = field(default_factory=list)
-    n_fed: int = 0
     has_ended: bool = False
     """The target ended it itself."""
     label_ids: Tensor | None = None
@@ -93,6 +92,12 @@ class Writer:
         self._generator = torch.Generator(device).manual_seed(seed)
         self._ids = torch.zeros(n_seq, max_tokens, N_LABELS, dtype=torch.int32, device=device)
         self._probs = torch.zeros(n_seq, max_tokens, N_LABELS, device=device)
+        # Of each sequence, in arrays: a pass has hundreds of them.
+        self._tokens = np.zeros((n_seq, n_ctx), np.int64)
+        self._n_tokens, self._n_fed, self._n_prompt, self._end_at = np.zeros((4, n_seq), np.int64)
+        self._hot = np.zeros(n_seq, np.float32)
+        self._is_last = np.zeros(target.n_vocab, bool)
+        self._is_last[target.vocabulary.ends] = True
         self._open()
 
     def _open(self) -> None:
@@ -182,7 +187,7 @@ class Writer:
         pass of the same rows as the last one needs no new graph, and one without gaps between the
         numbers of its sequences is not split."""
         free = list(range(self._n_seq))
-        running: list[Text] = []
+        running: dict[int, Text] = {}
         more = True
         try:
             while more or running:
@@ -192,88 +197,81 @@ class Writer:
                     if found is not None and found.answer is not None:
                         yield _given(found, found.answer[: self._n_ctx - len(found.prompt)])
                     elif found is not None:
-                        running.append(Text(found, free.pop(), list(found.prompt)))
-                        self._begin(running[-1])
-                running.sort(key=lambda text: text.seq)
-                if running:
-                    self._step(running)
-                ended = [text for text in running if self._is_over(text)]
-                running = [text for text in running if not self._is_over(text)]
-                for text in ended:
-                    self._end(text)
-                    free.append(text.seq)
-                yield from ended
+                        text = Text(found, free.pop())
+                        running[text.seq] = text
+                        self._begin(text)
+                for seq in self._step(np.array(sorted(running))) if running else ():
+                    free.append(seq)
+                    yield self._end(running.pop(seq))
         finally:
             if self._context:
                 api.llama_memory_clear(self._memory, False)
 
     def _begin(self, text: Text) -> None:
         """Decode a long prompt by itself. A shorter one costs less in the rows of the steps."""
-        n = len(text.tokens) - 1
-        if n <= self._n_seq:
-            return
-        for begin in range(0, n, self._n_batch):
-            tokens = np.array(text.tokens[begin : min(n, begin + self._n_batch)])
-            places = np.arange(begin, begin + len(tokens))
-            self._decode(tokens, places, np.full(len(tokens), text.seq), 0)
-        text.n_fed = n
+        seq, prompt = text.seq, text.asked.prompt
+        self._tokens[seq, : len(prompt)] = prompt
+        self._n_tokens[seq] = self._n_prompt[seq] = len(prompt)
+        self._end_at[seq] = min(len(prompt) + text.asked.max_tokens, self._n_ctx)
+        self._hot[seq] = text.asked.temperature
+        n = len(prompt) - 1
+        self._n_fed[seq] = n if n > self._n_seq else 0
+        for begin in range(0, self._n_fed[seq], self._n_batch):
+            places = np.arange(begin, min(n, begin + self._n_batch))
+            self._decode(self._tokens[seq, places], places, np.full(len(places), seq), 0)
 
-    def _step(self, running: list[Text]) -> None:
-        """One row of each text; those that are through their prompt get a token."""
-        self._decode(
-            np.array([text.tokens[text.n_fed] for text in running]),
-            np.array([text.n_fed for text in running]),
-            np.array([text.seq for text in running]),
-            1,
-        )
-        for text in running:
-            text.n_fed += 1
-        rows = [row for row, text in enumerate(running) if text.n_fed == len(text.tokens)]
-        if not rows:
-            return
-        texts = [running[row] for row in rows]
-        ends = self._target.vocabulary.ends_text
+    def _step(self, seqs: Ints) -> list[int]:
+        """One row of each sequence; those that are through their prompt get a token. Those that
+        have ended then."""
+        places = self._n_fed[seqs]
+        self._decode(self._tokens[seqs, places], places, seqs, 1)
+        self._n_fed[seqs] += 1
+        rows = np.flatnonzero(self._n_fed[seqs] == self._n_tokens[seqs])
+        if not len(rows):
+            return []
         with self._apart():
-            drawn = self._draw(texts, rows, len(running))
-        for text, token in zip(texts, drawn, strict=True):
-            text.tokens.append(token)
-            text.has_ended = ends(token)
+            drawn = self._draw(seqs[rows], rows, len(seqs))
+        seqs = seqs[rows]
+        self._tokens[seqs, self._n_tokens[seqs]] = drawn
+        self._n_tokens[seqs] += 1
+        is_over = self._is_last[drawn] | (self._n_tokens[seqs] >= self._end_at[seqs])
+        ended: list[int] = seqs[is_over].tolist()
+        return ended
 
-    def _draw(self, texts: list[Text], rows: list[int], n: int) -> list[int]:
-        """A token for each text from its row of the last pass, which had `n`, and the labels of its
-        place."""
+    def _draw(self, seqs: Ints, rows: Ints, n: int) -> Ints:
+        """A token for each sequence from its row of the last pass, which had `n`, and the labels of
+        its place."""
         device = self._device
         pointer = api.llama_get_logits(self._context)
         values = np.ctypeslib.as_array(pointer, (n * self._target.n_vocab,)).reshape(n, -1)
         logits = torch.from_numpy(values).to(device)
+        numbers = np.stack([rows, seqs, self._n_tokens[seqs] - self._n_prompt[seqs]])
+        at_rows, at_seqs, at = torch.from_numpy(numbers).to(device)
         if len(rows) < n:
-            logits = logits[torch.tensor(rows, device=device)]
-        hot = torch.tensor([text.asked.temperature for text in texts], device=device)[:, None]
+            logits = logits[at_rows]
+        hot = torch.from_numpy(self._hot[seqs]).to(device)[:, None]
         top, ids = logits.topk(N_LABELS)
         # A greedy answer's labels are the target's own distribution.
         scale = torch.where(hot > 0, hot, 1.0)
-        places = [text.n_written for text in texts], [text.seq for text in texts]
-        at, seqs = (torch.tensor(each, device=device) for each in places)
-        self._ids[seqs, at] = ids.to(torch.int32)
-        self._probs[seqs, at] = (top / scale).softmax(dim=-1)
+        self._ids[at_seqs, at] = ids.to(torch.int32)
+        self._probs[at_seqs, at] = (top / scale).softmax(dim=-1)
         noise = torch.empty_like(logits).exponential_(generator=self._generator).log_()
         drawn = (logits / scale - noise * (hot > 0)).argmax(dim=-1)
-        drawn = torch.where(top[:, 0].isfinite(), drawn, -1)
-        tokens: list[int] = drawn.tolist()
-        if min(tokens) < 0:
+        found: Ints = torch.where(top[:, 0].isfinite(), drawn, -1).cpu().numpy()
+        if found.min() < 0:
             raise BackendError("the target's logits are not finite numbers; its file is damaged")
-        return tokens
+        return found
 
-    def _is_over(self, text: Text) -> bool:
-        is_full = text.n_written >= text.asked.max_tokens or len(text.tokens) >= self._n_ctx
-        return text.has_ended or is_full
-
-    def _end(self, text: Text) -> None:
-        api.llama_memory_seq_rm(self._memory, text.seq, -1, -1)
+    def _end(self, text: Text) -> Text:
+        seq = text.seq
+        api.llama_memory_seq_rm(self._memory, seq, -1, -1)
+        text.tokens = self._tokens[seq, : self._n_tokens[seq]].tolist()
+        text.has_ended = bool(self._is_last[text.tokens[-1]])
         if not text.asked.is_prompt:
             with self._apart():
-                text.label_ids = self._ids[text.seq, : text.n_written].cpu().long()
-                text.label_probs = self._probs[text.seq, : text.n_written].cpu()
+                text.label_ids = self._ids[seq, : text.n_written].cpu().long()
+                text.label_probs = self._probs[seq, : text.n_written].cpu()
+        return text
 
     def _apart(self) -> AbstractContextManager[Any]:
         """Work on the GPU that does not wait for the steps of a trainer there."""
