@@ -13,6 +13,7 @@ import queue
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -92,12 +93,20 @@ def _work(sent: Any, folder: Path, write: Write, arguments: Sequence[Any]) -> No
                 return
         os._exit(1)  # nobody reads what is in the queue
 
+    def deliver(path: Path, n_asked: int, answers: Sequence[Answer]) -> None:
+        _write(path, answers)
+        send((n_asked, path))
+
     try:
-        for i, (n_asked, answers) in enumerate(write(*arguments)):
-            if answers:
-                path = folder / f"{i}.pt"
-                _write(path, answers)
-                send((n_asked, path))
+        # A thread saves what is written while the next texts are.
+        with ThreadPoolExecutor(1) as pool:
+            saved: Future[None] | None = None
+            for i, (n_asked, answers) in enumerate(write(*arguments)):
+                if saved:
+                    saved.result()
+                saved = pool.submit(deliver, folder / f"{i}.pt", n_asked, answers)
+            if saved:
+                saved.result()
     except DflashError as error:
         send(type(error)(str(error)))
     except Exception as error:

@@ -62,7 +62,7 @@ _PROMPT_TEMPERATURE = 0.85
 """At 1 a small quantised model's prompts are half nonsense; much lower they are all alike."""
 _LEAST_PROMPT = 12
 """Characters."""
-_MEASURED, _MOST_MEASURED_S = 0.15, 90.0
+_MEASURED, _MOST_MEASURED_S = 0.09, 90.0
 """Part of the time, and seconds at most, for the measurement in the end."""
 _SENT = 8
 """Answers that such a process sends at once."""
