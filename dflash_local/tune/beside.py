@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dflash_local.errors import BackendError, DflashError
-from dflash_local.tune.answers import Answer
+from dflash_local.tune.answers import Answer, moved
 
 Write = Callable[..., Iterator[tuple[int, list[Answer]]]]
 
@@ -133,9 +133,9 @@ def _read(path: Path, device: str) -> list[Answer]:
         for tokens, n, *rest in zip(
             torch.split(parts["tokens"], n_tokens),
             n_prompt,
-            torch.split(parts["features"].to(device), n_rows),
-            torch.split(parts["label_ids"].to(device), n_labels),
-            torch.split(parts["label_probs"].to(device), n_labels),
+            torch.split(moved(parts["features"], torch.device(device)), n_rows),
+            torch.split(moved(parts["label_ids"], torch.device(device)), n_labels),
+            torch.split(moved(parts["label_probs"], torch.device(device)), n_labels),
             strict=True,
         )
     ]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from dflash_local.tune.answers import Answer
+from dflash_local.tune.answers import Answer, moved
 from dflash_local.tune.drafter import TorchDrafter
 
 _SMOOTHING = 0.5
@@ -97,7 +97,7 @@ def blocks_at(
     tokens = torch.cat([each.tokens for each in answers])
     label_ids = torch.cat([each.label_ids for each in answers])
     label_probs = torch.cat([each.label_probs for each in answers])
-    rows = _moved(rows.flatten(0, 1), label_ids.device)
+    rows = moved(rows.flatten(0, 1), label_ids.device)
     found = Blocks(
         anchors=tokens[at + begin[..., 0]].flatten(),
         starts=at.flatten(),
@@ -107,14 +107,7 @@ def blocks_at(
         label_probs=label_probs[rows],
         valid=valid.flatten(0, 1),
     )
-    return Blocks(**{name: _moved(value, device) for name, value in vars(found).items()})
-
-
-def _moved(value: Tensor, device: torch.device) -> Tensor:
-    """On a device; from the host by a copy that does not wait for the work before it."""
-    if device.type == "cuda" and value.device.type == "cpu":
-        return value.pin_memory().to(device, non_blocking=True)
-    return value.to(device)
+    return Blocks(**{name: moved(value, device) for name, value in vars(found).items()})
 
 
 def outcome(drafter: TorchDrafter, answers: Sequence[Answer], starts: Sequence[Tensor]) -> Outcome:
