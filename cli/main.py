@@ -38,6 +38,7 @@ from .serve import serve
 from .settings import VARIABLES, default_map, unknown_variables
 from .show import show
 from .terminal import fitted
+from .train import train
 from .tune import tune
 from .user_files import settings_file, tilde
 from .worker import worker
@@ -114,7 +115,7 @@ class _Group(click.Group):
     cls=_Group,
     commands=[
         *(bench, calibrate, chat, complete, config, convert, deploy, doctor, inspect),
-        *(list_models, ps, pull, rm, run_model, serve, show, tune, worker),
+        *(list_models, ps, pull, rm, run_model, serve, show, train, tune, worker),
     ],
     invoke_without_command=True,
     context_settings={

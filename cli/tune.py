@@ -144,7 +144,7 @@ def _undo(target: str, say: Speaker) -> None:
 
 
 def _tune(values: dict[str, Any], say: Speaker) -> int:
-    _check_torch()
+    check_torch("tune")
     from dflash_local.pairs import tuned
     from dflash_local.pairs.address import read_address
     from dflash_local.pairs.find import drafter_name, find_pair
@@ -212,7 +212,7 @@ def is_busy(url: str) -> bool:
         return False
 
 
-def _check_torch() -> None:
+def check_torch(command: str) -> None:
     """Raises InputError unless PyTorch and safetensors can be loaded."""
     for name in ("torch", "safetensors.torch"):
         try:
@@ -220,10 +220,10 @@ def _check_torch() -> None:
         except Exception as error:  # a library that it needs: ImportError, OSError, RuntimeError
             package = name.partition(".")[0]
             if isinstance(error, ModuleNotFoundError) and error.name == package:
-                raise InputError(f"tune needs {package}: {_INSTALL}") from None
+                raise InputError(f"{command} needs {package}: {_INSTALL}") from None
             told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InputError(
-                f"tune needs {package}, which is installed here but cannot be loaded: {told}; "
+                f"{command} needs {package}, which is installed here but cannot be loaded: {told}; "
                 f"install it again: {_INSTALL} --force-reinstall {package}"
             ) from None
 
@@ -250,7 +250,7 @@ def _teller(say: Speaker) -> Callable[[Progress], None]:
     def tell(now: Progress) -> None:
         nonlocal told
         line = (
-            f"step {now.step}, {now.done:.0%}, {_duration(now.seconds_left)} left; held-out "
+            f"step {now.step}, {now.done:.0%}, {duration(now.seconds_left)} left; held-out "
             f"tokens per round: {now.length_before:.2f} before, {now.length:.2f} now"
         )
         part = int(20 * now.done)
@@ -261,7 +261,7 @@ def _teller(say: Speaker) -> Callable[[Progress], None]:
     return tell
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

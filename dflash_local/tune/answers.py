@@ -75,6 +75,13 @@ def drawing(logprobs: Tensor, sampling: SamplingParams, n_vocab: int) -> Tensor:
     return torch.from_numpy(chances).to(logprobs.dtype)
 
 
+def moved(value: Tensor, device: torch.device) -> Tensor:
+    """On a device; from the host by a copy that does not wait for the work before it."""
+    if device.type == "cuda" and value.device.type == "cpu":
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
+
+
 class Ring:
     """The latest answers, within `max_bytes`. A new one drops the oldest ones."""
 

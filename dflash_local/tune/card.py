@@ -15,11 +15,12 @@ from dflash_local.version import version
 @dataclass(frozen=True)
 class Card:
     """What happened in a run. `lengths`: steps, and the tokens per round on held-out answers.
-    `data` is None where the texts were general ones. `won`: the drafter is better than the
-    old one. `is_default`: it is the target's from now on."""
+    `before` is None where the drafter was trained from nothing, `data` where the texts were
+    general ones. `won`: the drafter is better than the old one, or than none. `is_default`: it is
+    the target's from now on."""
 
     target: Path
-    before: Path
+    before: Path | None
     after: Path
     data: Path | None
     n_prompts: int
@@ -44,7 +45,11 @@ class Card:
 
     def markdown(self) -> str:
         """The card as a README. Of the texts it tells nothing but how many there were."""
-        verdict = "it did not win, so the old drafter stays the target's default"
+        verdict = "it did not win, so nothing changes for the target"
+        made = "trained from nothing"
+        if self.before:
+            verdict = "it did not win, so the old drafter stays the target's default"
+            made = f"tuned from `{self.before.name}`"
         if self.won:
             verdict = "it won; give it where the target has the same adapters"
         if self.is_default:
@@ -55,9 +60,8 @@ class Card:
         return f"""\
 # {self.after.stem}
 
-A DFlash drafter for `{self.target.name}`, tuned by dflash-local {version()} from
-`{self.before.name}`. Answers are the target's own with any drafter; this one changes how fast they
-come.
+A DFlash drafter for `{self.target.name}`, {made} by dflash-local {version()}. Answers are the
+target's own with any drafter; this one changes how fast they come.
 
 | | |
 |---|---|

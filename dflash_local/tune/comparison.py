@@ -42,10 +42,15 @@ class Row:
     def ratio(self) -> float:
         return self.length_after / self.length_before if self.length_before else 0.0
 
+    @property
+    def gain(self) -> float:
+        """The ratio of the tokens/s."""
+        return self.speed_after / self.speed_before if self.speed_before else 0.0
+
 
 def compare(
     target: Target,
-    before: Drafter,
+    before: Drafter | None,
     after: Drafter,
     prompts: Mapping[str, Sequence[list[int]]],
     max_tokens: int,
@@ -53,7 +58,8 @@ def compare(
 ) -> list[Row]:
     """Measure both drafters on prompts by their kind, whole blocks in each round, also as trees
     where the target was loaded for them: what makes chains longer may make trees shorter. The
-    caches of the target are empty before and after. Raises what the engine raises."""
+    caches of the target are empty before and after. Without `before` it is plain decoding. Raises
+    what the engine raises."""
     engines = Engine(target, before), Engine(target, after)
     shapes: list[ShapeName] = ["chain", "tree"] if target.options.n_branches > 1 else ["chain"]
     rows = []
@@ -109,6 +115,25 @@ def wins(rows: Sequence[Row]) -> tuple[bool, str]:
     if rest < MOST_LOSS:
         return False, f"{told}: built-in prompts may lose at most down to {MOST_LOSS:.2f}"
     return True, told
+
+
+def beats_plain(rows: Sequence[Row]) -> tuple[bool, str]:
+    """Whether drafts are faster than plain decoding, which `rows` have as what was before, and by
+    how much, in words. The shape that does best on held-out prompts counts."""
+
+    def gain(kind: str, shape: ShapeName) -> float:
+        found = [row.gain for row in rows if (row.prompts, row.shape) == (kind, shape)]
+        return statistics.fmean(found) if found else 1.0
+
+    shape = max(dict.fromkeys(row.shape for row in rows), key=lambda each: gain(OWN, each))
+    own, rest = gain(OWN, shape), gain(BUILT_IN, shape)
+    told = (
+        f"drafts as {shape}s make {own:.2f} times the tokens/s of plain decoding on held-out "
+        f"prompts, {rest:.2f} on built-in ones"
+    )
+    if own >= LEAST_GAIN and rest >= MOST_LOSS:
+        return True, told
+    return False, f"{told}: not faster in general, so plain decoding stays the default"
 
 
 def _answer(engine: Engine, request: Request) -> Stats:

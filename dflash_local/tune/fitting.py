@@ -8,9 +8,10 @@ import random
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,19 @@ from dflash_local.pairs.defaults import defaults_of
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.tune.answers import Answer, Answerer, Ring
 from dflash_local.tune.card import Card
-from dflash_local.tune.comparison import BUILT_IN, OWN, compare, wins
+from dflash_local.tune.comparison import BUILT_IN, OWN, beats_plain, compare, wins
 from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
 from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf, save_plain
 from dflash_local.tune.state import first_line, read_state, state_told, write_state
 from dflash_local.tune.texts import Form, Texts, drawn, general, read_texts
-from dflash_local.tune.training import Trainer, is_trained
+from dflash_local.tune.training import (
+    CPU_ANCHORS,
+    N_ANCHORS,
+    RATE,
+    WARM_UP,
+    Trainer,
+    is_trained,
+)
 from dflash_local.tune.weights import dequantize, read_torch_drafter
 
 Say = Callable[[str], None]
@@ -87,17 +95,26 @@ class TuneOptions:
     control_vectors: Sequence[Scaled] = ()
     seed: int = 0
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What a run that goes on must find unchanged."""
+        return self.target, self.draft
+
 
 @dataclass(frozen=True)
 class Progress:
     """How far the training is: `done`, 0 to 1, and the tokens per round on held-out answers
-    before and now."""
+    before and now. `n_tokens`: what the target has answered so far, in `answers_s` seconds, since
+    the run began or went on. `loss`, []: of the last step, on the trainer's device."""
 
     step: int
     done: float
     seconds_left: float
     length_before: float
     length: float
+    n_tokens: int
+    answers_s: float
+    loss: torch.Tensor
 
 
 class Interrupted(Exception):
@@ -111,13 +128,15 @@ def tune(
     progress: Callable[[Progress], None] | None = None,
     stopped: Callable[[], bool] | None = None,
     busy: Callable[[], bool] | None = None,
+    kind: type[Run] | None = None,
 ) -> Card:
     """Tune a drafter into the folder `options.output`, which appears at the end, whole.
 
     `stopped` is asked often; when it says so, the state is kept beside the output, and the same
     call goes on from there: Interrupted is raised. While `busy` says so, the machine is left to
     others. Raises InputError for what cannot be read,
-    written or does not fit, and what `load` raises; then everything is as it was.
+    written or does not fit, and what `load` raises; then everything is as it was. `kind`: another
+    kind of run than one that begins with a drafter.
     """
     if options.output.exists():
         raise InputError(f"{options.output}: exists already; choose another folder with -o")
@@ -127,7 +146,7 @@ def tune(
     resumed = _claim(part, options)
     try:
         with errors_told(options), ExitStack() as stack:
-            return _Run(options, part, say, progress, stopped, busy, stack).run()
+            return (kind or Run)(options, part, say, progress, stopped, busy, stack).run()
     except Interrupted:
         raise
     except BaseException:
@@ -170,10 +189,10 @@ def _settings(options: TuneOptions) -> dict[str, Any]:
     values = {name: str(value) for name, value in asdict(options).items()}
     for name in ("minutes", "steps", "n_threads", "output"):
         del values[name]
-    return values | {"files": [file_key(options.target), file_key(options.draft)]}
+    return values | {"files": [file_key(path) for path in options.files]}
 
 
-class _Run:
+class Run:
     """The parts of a run that share the loaded target."""
 
     def __init__(
@@ -199,11 +218,26 @@ class _Run:
         self._device = "cuda" if on_gpu else "cpu"
         self._dtype = torch.bfloat16 if on_gpu else torch.float32
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
+        self._n_batch = LoadOptions.n_batch
+        self._n_anchors = N_ANCHORS if on_gpu else CPU_ANCHORS
+        self._rate = RATE
+        self._ahead = _AHEAD
+        self._n_new = 1
+        """Answers that come before each further step."""
+        self._save_s = _SAVE_S
+        self._ends_early = True
+        """Where held-out answers gain nothing more."""
+        self._warm_up = WARM_UP
+        self._measured_every = 50
+        self._n_compared = _COMPARED
+        self._before: Path | None = options.draft
+        """What the new drafter is compared with; None: plain decoding."""
         self._general: Texts | None = None
         self._n_asked = 0
         self._n_tokens = 0
         self._spent_s = 0.0
         self._waited_s = 0.0
+        self._answers_s = 0.0
 
     def run(self) -> Card:
         place = self._part / _STATE
@@ -230,11 +264,11 @@ class _Run:
             self._unload()
         self._load(draft_shape=None)
         rows = self._compare(path, {OWN: cases["test"], BUILT_IN: cases["built-in"]})
-        won, reason = wins(rows)
+        won, reason = wins(rows) if self._before else beats_plain(rows)
         options = self._options
         card = Card(
             target=options.target,
-            before=options.draft,
+            before=self._before,
             after=options.output / path.name,
             data=options.data,
             n_prompts=len(texts.tune),
@@ -268,6 +302,7 @@ class _Run:
             control_vectors=options.control_vectors,
             draft_shape=draft_shape,
             draft_width=2,
+            n_batch=self._n_batch,
         )
         engine, plan = open_engine(pair, loading, say=say)
         self._model = self._loaded.enter_context(Model(engine, plan))
@@ -279,9 +314,11 @@ class _Run:
         self._samplings = [SamplingParams(), SamplingParams(temperature=0.8)]
         if known:
             self._samplings = [SamplingParams(**dict(known))]  # type: ignore[arg-type]
-        self._answerer = Answerer(
-            self._target, self._drafter, self._n_seq, options.max_tokens, self._dtype
-        )
+        self._answerer = self._open_answerer()
+
+    def _open_answerer(self) -> Answerer:
+        n = self._options.max_tokens
+        return Answerer(self._target, self._drafter, self._n_seq, n, self._dtype)
 
     def _prompts(self) -> tuple[Texts, dict[str, list[list[int]]]]:
         """The texts, and all prompts as the model reads them, by their use."""
@@ -290,16 +327,18 @@ class _Run:
             forms.append("infill")
         if self._target.chat_template is not None:
             forms.append("chat")
-        texts = _texts(self._options, forms)
+        texts = self._read_texts(forms)
         if self._options.data is not None:
             self._general = general(forms, seed=self._options.seed)
         shipped = self._options.target.resolve() == demo.pair()[0].resolve()
         parts = {
             "tune": texts.tune,
             "watch": texts.watch[:_WATCHED],
-            "test": texts.test[: self._part_of(_COMPARED)],
+            "test": texts.test[: self._part_of(self._n_compared)],
             "built-in": built_in(
-                ("chat", "code", "fim"), limit=self._part_of(_COMPARED) // 3, shipped=shipped
+                ("chat", "code", "fim"),
+                limit=self._part_of(self._n_compared) // 3,
+                shipped=shipped,
             ),
         }
         cases = {name: self._tokens(prompts) for name, prompts in parts.items()}
@@ -317,6 +356,9 @@ class _Run:
         )
         return texts, cases
 
+    def _read_texts(self, forms: Sequence[Form]) -> Texts:
+        return _texts(self._options, forms)
+
     def _part_of(self, n: int) -> int:
         return n if self._device == "cuda" else n // 3
 
@@ -333,21 +375,22 @@ class _Run:
     def _make_plan(self, state: Mapping[str, Any]) -> None:
         options = self._options
         free = free_bytes(self._device)
-        each = answer_bytes(self._spec, options.n_ctx)
+        each = answer_bytes(self._spec, options.n_ctx, self._n_anchors)
         self._plan = plan = TunePlan.of(self._draft_file, state, free, each)
         for line in plan.lines(free):
             self._say(line)
         needed, stay = plan.disk_bytes, 3 * plan.n_weights
         room = shutil.disk_usage(self._part).free
         self._say(f"disk: {size_text(needed)} during the run, {size_text(stay)} of it stay")
-        self._say(
-            f"time: at most {options.minutes:g} minutes of training, or {options.steps} steps"
-        )
+        self._say(f"time: at most {self._time_told()}, or {options.steps} steps")
         if room < needed:
             raise InputError(
                 f"{self._part}: {size_text(needed)} are needed there, and {size_text(room)} are "
                 "free; choose another folder with -o"
             )
+
+    def _time_told(self) -> str:
+        return f"{self._options.minutes:g} minutes of training"
 
     def _open_trainer(self) -> Trainer:
         options, low_rank = self._options, self._plan.low_rank
@@ -363,16 +406,21 @@ class _Run:
                 if is_trained(name):
                     old = drafter.weights[name]
                     drafter.weights[name] = value.to(old.device, old.dtype)
-        n_packed = self._plan.n_packed
-        return Trainer(drafter, low_rank=low_rank, n_packed=n_packed, seed=options.seed)
+        return Trainer(
+            drafter,
+            low_rank=low_rank,
+            n_packed=self._plan.n_packed,
+            rate=self._rate,
+            n_anchors=self._n_anchors,
+            warm_up=self._warm_up,
+            seed=options.seed,
+        )
 
     def _held_answers(self, prompts: Sequence[list[int]]) -> list[Answer]:
         """Answers to watch the training by: the same ones in every run."""
         n, many = self._part_of(_WATCHED), len(prompts)
         self._say(f"{n} answers to held-out prompts")
-        asked = iter(
-            [(prompts[i % many], self._sampling(i + i // many, fixed=True)) for i in range(n)]
-        )
+        asked = iter([self._ask(prompts[i % many], i + i // many, fixed=True) for i in range(n)])
         held = []
         for answer in self._answerer.answers(asked):
             self._check_stopped()
@@ -385,32 +433,14 @@ class _Run:
     # The training
 
     def _train(self, trainer: Trainer, held: list[Answer], texts: Texts) -> None:
-        options, ring = self._options, Ring(_RING_BYTES)
+        options = self._options
         if not trainer.history:
             trainer.measure(held)
         before = trainer.history[0].length
         self._say(f"held-out answers: {before:.2f} tokens per round before")
-        every = max(5, min(50, options.steps // 10))
-        rng = random.Random(f"{options.seed} {trainer.step_number}")
-        answers = self._answers(trainer, self._asked(texts))
-        begun, spent = time.monotonic(), self._spent_s + self._waited_s
-        saved = begun
-        while self._done(trainer) < 1 and not trainer.is_flat(self._done(trainer)):
-            for _ in range(1 if len(ring) >= _AHEAD else _AHEAD):
-                answer = next(answers)
-                self._n_tokens += len(answer.tokens) - answer.n_prompt
-                ring.add(answer)
-            trainer.step(self._batch(ring, rng), self._done(trainer))
-            now = time.monotonic()
-            self._spent_s = spent + now - begun - self._waited_s
-            self._wait_for_others()
-            if trainer.step_number % every == 0:
-                trainer.measure(held)
-            self._progress(self._state_of(trainer, before))
-            if self._stopped() or now - saved > _SAVE_S:
-                self._keep(trainer)
-                saved = now
-            self._check_stopped()
+        every = max(5, min(self._measured_every, options.steps // 10))
+        with closing(self._answers(trainer, self._asked(texts))) as answers:
+            self._steps(trainer, held, answers, every)
         if trainer.step_number % every:
             trainer.measure(held)
         self._keep(trainer)  # what follows may fail, or be interrupted
@@ -420,15 +450,52 @@ class _Run:
             f"{found.step} of {trainer.step_number} steps"
         )
 
-    def _batch(self, ring: Ring, rng: random.Random) -> list[Answer]:
-        """The newest answer, and some older ones."""
-        newest = len(ring) - 1
-        n = min(newest, max(_BATCH, self._plan.n_packed) - 1)
-        return [ring[newest], *(ring[i] for i in rng.sample(range(newest), n))]
+    def _steps(
+        self, trainer: Trainer, held: list[Answer], answers: Iterator[Answer], every: int
+    ) -> None:
+        """Steps to the end of the training, with a measurement after so many."""
+        ring, rng = self._open_ring(), random.Random(f"{self._options.seed} {trainer.step_number}")
+        begun, spent = time.monotonic(), self._spent_s + self._waited_s
+        saved = begun
+        while (done := self._done(trainer)) < 1:
+            if self._ends_early and trainer.is_flat(done):
+                break
+            asked_at, n_new = time.monotonic(), 0
+            for answer in self._new(answers, len(ring)):
+                self._n_tokens += len(answer.tokens) - answer.n_prompt
+                ring.add(answer)
+                n_new += 1
+            self._answers_s += time.monotonic() - asked_at
+            loss = trainer.step(self._batch(ring, n_new, rng), self._done(trainer))
+            now = time.monotonic()
+            self._spent_s = spent + now - begun - self._waited_s
+            self._wait_for_others()
+            if trainer.step_number % every == 0:
+                trainer.measure(held)
+            self._progress(self._state_of(trainer, loss))
+            if self._stopped() or now - saved > self._save_s:
+                self._keep(trainer)
+                saved = now
+            self._check_stopped()
+
+    def _open_ring(self) -> Ring:
+        return Ring(_RING_BYTES)
+
+    def _new(self, answers: Iterator[Answer], n_known: int) -> Iterator[Answer]:
+        """Those that come before the next step."""
+        return islice(answers, self._n_new if n_known >= self._ahead else self._ahead)
+
+    def _batch(self, ring: Ring, n_new: int, rng: random.Random) -> list[Answer]:
+        """The newest answers, and some older ones."""
+        most = max(_BATCH, self._plan.n_packed)
+        n_old = len(ring) - min(n_new, most)
+        n = min(n_old, most - min(n_new, most))
+        chosen = [*range(n_old, len(ring)), *rng.sample(range(n_old), n)]
+        return [ring[i] for i in chosen]
 
     def _answers(
         self, trainer: Trainer, asked: Iterator[tuple[list[int], SamplingParams]]
-    ) -> Iterator[Answer]:
+    ) -> Generator[Answer]:
         """Answers without an end, from a target beside the trainer, or by turns with it."""
         while not self._plan.by_turns:
             yield from self._answerer.answers(asked)
@@ -456,12 +523,13 @@ class _Run:
             self._n_asked += 1
             rng = random.Random(f"{self._options.seed} {i}")
             for tokens in self._tokens([drawn(texts, self._general, rng)]):  # none if too long
-                yield tokens, self._sampling(i)
+                yield self._ask(tokens, i)
 
-    def _sampling(self, i: int, *, fixed: bool = False) -> SamplingParams:
-        """As people use the pair; where nothing is known, greedy and at 0.8 by turns."""
+    def _ask(self, prompt: list[int], i: int, *, fixed: bool = False) -> Any:
+        """A prompt with its sampling, as the answerer takes it: as people use the pair; where
+        nothing is known, greedy and at 0.8 by turns."""
         seed = (1 << 30) + i if fixed else i
-        return replace(self._samplings[i % len(self._samplings)], seed=seed)
+        return prompt, replace(self._samplings[i % len(self._samplings)], seed=seed)
 
     def _done(self, trainer: Trainer) -> float:
         by_time = self._spent_s / (60 * self._options.minutes)
@@ -474,10 +542,19 @@ class _Run:
             time.sleep(_PAUSE_S)
         self._waited_s += time.monotonic() - begun
 
-    def _state_of(self, trainer: Trainer, before: float) -> Progress:
+    def _state_of(self, trainer: Trainer, loss: torch.Tensor) -> Progress:
         done = min(1.0, self._done(trainer))
         left = self._spent_s * (1 - done) / done if done else 0.0
-        return Progress(trainer.step_number, done, left, before, trainer.history[-1].length)
+        return Progress(
+            trainer.step_number,
+            done,
+            left,
+            trainer.history[0].length,
+            trainer.history[-1].length,
+            self._n_tokens,
+            self._answers_s,
+            loss,
+        )
 
     def _say_unless_stopped(self, line: str) -> None:
         self._check_stopped()
@@ -530,7 +607,8 @@ class _Run:
         self._model.forget()
         after = self._opened_as_before(path)
         n = min(self._options.max_tokens, 128)
-        rows = compare(self._target, self._drafter, after, prompts, n, self._say_unless_stopped)
+        before = self._drafter if self._before else None
+        rows = compare(self._target, before, after, prompts, n, self._say_unless_stopped)
         after.close()
         return rows
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from dflash_local.tune.answers import Answer
+from dflash_local.tune.answers import Answer, moved
 from dflash_local.tune.drafter import TorchDrafter
 
 _SMOOTHING = 0.5
@@ -56,6 +56,8 @@ def random_anchors(answer: Answer, n: int, generator: torch.Generator) -> Tensor
     but the last; up to half of them are those of the engine's rounds, which begin where drafts
     failed and so are harder than others."""
     first, end = answer.n_prompt, len(answer.tokens) - 1
+    if not len(answer.rounds):
+        return first + torch.randperm(end - first, generator=generator)[:n]
     began = answer.rounds[torch.randperm(len(answer.rounds), generator=generator)[: n // 2]]
     others = first + torch.randperm(end - first, generator=generator)
     return torch.cat([began, others[~torch.isin(others, began)]])[:n]
@@ -75,30 +77,44 @@ def n_rounds(accepted: Sequence[int]) -> int:
     return n
 
 
-def blocks_at(answer: Answer, starts: Tensor, n_draft: int) -> Blocks:
-    """The blocks of an answer whose anchors are at these positions."""
-    last = len(answer.tokens) - 1
-    places = starts[:, None] + 1 + torch.arange(n_draft)
-    valid = places <= last
+def blocks_at(
+    answers: Sequence[Answer], starts: Sequence[Tensor], n_draft: int, device: torch.device
+) -> Blocks:
+    """The blocks of answers whose anchors are at these positions of each, on a device. Of each
+    answer equally many: the fewer ones are filled up with blocks of which nothing is valid."""
+    at = pad_sequence(list(starts), batch_first=True)
+    is_real = torch.arange(at.shape[1]) < torch.tensor([len(each) for each in starts])[:, None]
+    n_tokens = torch.tensor([len(each.tokens) for each in answers])
+    n_labels = torch.tensor([len(each.label_ids) for each in answers])
+    n_prompt = torch.tensor([each.n_prompt for each in answers])[:, None, None]
+    # Tokens and labels of all answers lie one behind the other.
+    begin, label_begin = ((n.cumsum(0) - n)[:, None, None] for n in (n_tokens, n_labels))
+    last = n_tokens[:, None, None] - 1
+    places = at[..., None] + 1 + torch.arange(n_draft)
+    valid = (places <= last) & is_real[..., None]
     places = places.clamp(max=last)
-    rows = places - answer.n_prompt
-    return Blocks(
-        anchors=answer.tokens[starts],
-        starts=starts,
-        before=answer.tokens[places - 1],
-        tokens=answer.tokens[places],
-        label_ids=answer.label_ids[rows],
-        label_probs=answer.label_probs[rows],
-        valid=valid,
+    rows = (places - n_prompt).clamp(min=0) + label_begin
+    tokens = torch.cat([each.tokens for each in answers])
+    label_ids = torch.cat([each.label_ids for each in answers])
+    label_probs = torch.cat([each.label_probs for each in answers])
+    rows = moved(rows.flatten(0, 1), label_ids.device)
+    found = Blocks(
+        anchors=tokens[at + begin[..., 0]].flatten(),
+        starts=at.flatten(),
+        before=tokens[places + begin - 1].flatten(0, 1),
+        tokens=tokens[places + begin].flatten(0, 1),
+        label_ids=label_ids[rows],
+        label_probs=label_probs[rows],
+        valid=valid.flatten(0, 1),
     )
+    return Blocks(**{name: moved(value, device) for name, value in vars(found).items()})
 
 
 def outcome(drafter: TorchDrafter, answers: Sequence[Answer], starts: Sequence[Tensor]) -> Outcome:
     """What the drafter makes of the blocks at these anchors of each answer, in one pass."""
     device = drafter.head.device
     n_draft = drafter.block_size - drafter.first_draft
-    pairs = list(zip(answers, starts, strict=True))
-    blocks = _packed([blocks_at(answer, at, n_draft) for answer, at in pairs], device)
+    blocks = blocks_at(answers, starts, n_draft, device)
     n_rows = max(int(at.max()) for at in starts)
     features = [answer.features[:n_rows] for answer in answers]
     context = drafter.inject(pad_sequence(features, batch_first=True).to(device))
@@ -165,13 +181,3 @@ def _means(errors: Tensor, weights: Tensor, n: int) -> Tensor:
     """The weighted mean of each of `n` answers, [n], over its blocks."""
     sums = (weights * errors).reshape(n, -1).sum(dim=-1)
     return sums / weights.reshape(n, -1).sum(dim=-1)
-
-
-def _packed(parts: Sequence[Blocks], device: torch.device) -> Blocks:
-    """The blocks of all parts on a device, equally many of each part: the shorter ones are filled
-    up with blocks of which nothing is valid."""
-    packed = {
-        name: pad_sequence([vars(part)[name] for part in parts], batch_first=True)
-        for name in vars(parts[0])
-    }
-    return Blocks(**{name: value.flatten(0, 1).to(device) for name, value in packed.items()})

@@ -88,9 +88,9 @@ class TunePlan:
         return [what, f"memory: up to {needed} of the {left} that are free beside the target"]
 
 
-def answer_bytes(spec: DrafterSpec, n_ctx: int) -> int:
+def answer_bytes(spec: DrafterSpec, n_ctx: int, n_anchors: int = N_ANCHORS) -> int:
     """What one answer of `n_ctx` tokens takes of a pass of the trainer on a GPU."""
-    n_rows = N_ANCHORS * spec.block_size
+    n_rows = n_anchors * spec.block_size
     # Bytes of a row, as PyTorch's autocast keeps them for the way back, and gradients of logits.
     logits = 24 * spec.n_vocab
     scores = 8 * spec.n_head * (n_ctx + spec.block_size)

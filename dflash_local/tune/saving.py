@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -75,7 +76,9 @@ def save_checkpoint(
         if plan.name in trained and plan.source in tensors:
             like = tensors[plan.source]
             tensors[plan.source] = _as_stored(plan, weights[plan.name], like)
-    save_file(tensors, folder / SINGLE_NAME, metadata={"format": "pt"})
+    part = folder / f"{SINGLE_NAME}.new"
+    save_file(tensors, part, metadata={"format": "pt"})
+    os.replace(part, folder / SINGLE_NAME)
     for path in sorted(old.glob("*.json")):
         if not path.name.endswith(".index.json"):
             (folder / path.name).write_bytes(path.read_bytes())

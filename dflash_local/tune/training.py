@@ -20,15 +20,16 @@ from dflash_local.tune.answers import Answer
 from dflash_local.tune.drafter import TorchDrafter
 from dflash_local.tune.objective import all_anchors, n_rounds, outcome, random_anchors
 
-N_ANCHORS, _CPU_ANCHORS = 32, 8
+N_ANCHORS, CPU_ANCHORS = 32, 8
 """Blocks of one answer in a step. More cost a GPU time and taught nothing more; a CPU has the time
 for few."""
-_RATE, _LOW_RANK_RATE = 0.05, 3e-4
+RATE, _LOW_RANK_RATE = 0.05, 3e-4
 """The largest learning rates. The first one is for a width of 1, as Adam's best rate falls with it
 (arXiv 2203.03466); five times as much cost general prompts 6 %. Additions begin at zero and need
 more."""
 _RANK = 64
-_WARM_UP = 20
+WARM_UP = 20
+"""Steps in which the learning rate rises."""
 _LAST_RATE = 0.1
 _CLIP = 1.0
 _MEMORY = 0.995
@@ -51,18 +52,29 @@ class Measured:
 
 class Trainer:
     """Trains a drafter in place. `n_packed`: answers of one pass, as many as the memory has room
-    for."""
+    for. `rate`: the largest learning rate of all weights, times the drafter's width. `n_anchors`:
+    blocks of one answer in a step, if not the usual number. `warm_up`: steps in which the rate
+    rises."""
 
     def __init__(
-        self, drafter: TorchDrafter, *, low_rank: bool, n_packed: int = 1, seed: int = 0
+        self,
+        drafter: TorchDrafter,
+        *,
+        low_rank: bool,
+        n_packed: int = 1,
+        rate: float = RATE,
+        n_anchors: int | None = None,
+        warm_up: int = WARM_UP,
+        seed: int = 0,
     ) -> None:
         self.drafter = drafter
         self.low_rank = low_rank
         self._n_packed = n_packed
+        self._warm_up = warm_up
         self.step_number = 0
         self.history: list[Measured] = []
         self._device = drafter.head.device
-        self._n_anchors = _CPU_ANCHORS if self._device.type == "cpu" else N_ANCHORS
+        self._n_anchors = n_anchors or (CPU_ANCHORS if self._device.type == "cpu" else N_ANCHORS)
         self._generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         self._trained = _trainable(drafter, low_rank)
@@ -71,7 +83,7 @@ class Trainer:
         noise of single steps."""
         self._best: dict[str, Tensor] = self._copy()
         width = int(drafter.keys["embedding_length"])
-        self._rate = _LOW_RANK_RATE if low_rank else _RATE / width
+        self._rate = _LOW_RANK_RATE if low_rank else rate / width
         self._optimizer = torch.optim.AdamW(
             self._trained.values(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0
         )
@@ -81,19 +93,20 @@ class Trainer:
         """Numbers that are trained."""
         return sum(each.numel() for each in self._trained.values())
 
-    def step(self, answers: Sequence[Answer], progress: float) -> float:
-        """One step over blocks of these answers; their mean loss. `progress`, 0 to 1, is how much
-        of the training is over: the learning rate falls with it."""
-        total = 0.0
+    def step(self, answers: Sequence[Answer], progress: float) -> Tensor:
+        """One step over blocks of these answers; their mean loss, [], which nothing waits for.
+        `progress`, 0 to 1, is how much of the training is over: the learning rate falls with
+        it."""
+        total = torch.zeros((), device=self._device)
         for pack in self._packs(answers):
             starts = [random_anchors(each, self._n_anchors, self._generator) for each in pack]
             with self._precision():
                 loss = outcome(self.drafter, pack, starts).loss.sum() / len(answers)
             torch.autograd.backward(loss)
-            total += float(loss.detach())
+            total += loss.detach()
         torch.nn.utils.clip_grad_norm_(self._trained.values(), _CLIP)
         fall = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-        rise = min(1.0, (self.step_number + 1) / _WARM_UP)
+        rise = min(1.0, (self.step_number + 1) / self._warm_up)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * fall * rise
         self._optimizer.step()
@@ -132,9 +145,10 @@ class Trainer:
     def _accepted(self, pack: Sequence[Answer], anchors: Sequence[Tensor]) -> list[list[int]]:
         """What greedy rounds would emit at these anchors of each answer."""
         found: list[list[int]] = [[] for _ in pack]
-        for begin in range(0, max(map(len, anchors)), N_ANCHORS):
+        step = max(N_ANCHORS, self._n_anchors)
+        for begin in range(0, max(map(len, anchors)), step):
             rest = [i for i, each in enumerate(anchors) if len(each) > begin]
-            starts = [anchors[i][begin : begin + N_ANCHORS] for i in rest]
+            starts = [anchors[i][begin : begin + step] for i in rest]
             with self._precision():
                 accepted = outcome(self.drafter, [pack[i] for i in rest], starts).accepted.tolist()
             for i, at, each in zip(rest, starts, accepted, strict=True):
@@ -176,6 +190,10 @@ class Trainer:
         more. `progress` as for `step`."""
         since = (self.history[-1].step - self.best.step) / max(1, self.step_number)
         return since * progress > _PATIENCE
+
+    def best_weights(self) -> dict[str, Tensor]:
+        """The weights that measured best, by name, of a drafter without low-rank additions."""
+        return self.weights() | {name: value.float() for name, value in self._best.items()}
 
     def use_best(self) -> None:
         """Go back to the weights that measured best."""

@@ -4,6 +4,7 @@ of; embeddings and output head from the target's file where the drafter has none
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.drafter import TorchDrafter
 
 _ENDS = ("token_embd.weight", "output.weight")
+_FEW_EMBEDDINGS = 1 << 27
 _PIECE = 1 << 25
 """Values that are dequantised at once: whole tensors in float32 take gigabytes of host memory."""
 
@@ -86,7 +89,10 @@ def _values(rows: NDArray[Any], tensor: gguf.ReaderTensor) -> NDArray[np.float32
 def _embed(
     tensor: gguf.ReaderTensor, dtype: torch.dtype, device: str
 ) -> Callable[[Tensor], Tensor]:
-    """Looks rows up in the file: a block needs two, and all of them take gigabytes."""
+    """Looks rows up in the file: a block needs two, and all of them take gigabytes. Where they do
+    not, a GPU has them all and need not wait."""
+    if device != "cpu" and tensor.n_elements <= _FEW_EMBEDDINGS:
+        return partial(functional.embedding, weight=dequantize(tensor, dtype, device))
 
     def embed(tokens: Tensor) -> Tensor:
         ids, places = torch.unique(tokens, return_inverse=True)

@@ -14,7 +14,7 @@ import pytest
 
 from command_line import run_here
 from dflash_local import demo
-from dflash_local.cli.tune import _check_torch, is_busy
+from dflash_local.cli.tune import check_torch, is_busy
 from dflash_local.errors import InputError
 from server_process import ServerProcess, until
 
@@ -100,7 +100,7 @@ def test_a_python_without_pytorch_is_told_what_to_install(
         (tmp_path / f"{module}.py").write_text(f"{line}\n")
         monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError) as found:
-        _check_torch()
+        check_torch("tune")
     assert expected in str(found.value)
     assert "\n" not in str(found.value)
 

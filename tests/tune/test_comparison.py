@@ -8,7 +8,7 @@ import dflash_local
 from dflash_local import demo
 from dflash_local.draft.shape import ShapeName
 from dflash_local.loading import open_drafter
-from dflash_local.tune.comparison import OWN, TEMPERATURES, compare
+from dflash_local.tune.comparison import BUILT_IN, OWN, TEMPERATURES, Row, beats_plain, compare
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,28 @@ def test_drafters_are_compared_in_all_shapes_that_the_target_checks(
     greedy = [row.length_before for row in rows if row.temperature == 0]
     assert greedy == sorted(greedy)
     assert all(row.ratio == 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("chains", "trees", "rest", "expected"),
+    [
+        (0.86, 1.12, 1.0, True),
+        (1.2, 1.1, 0.99, True),
+        (0.9, 1.01, 1.2, False),
+        (1.2, 1, 0.9, False),
+    ],
+)
+def test_only_drafts_that_are_faster_beat_plain_decoding(
+    chains: float, trees: float, rest: float, expected: bool
+) -> None:
+    gains: dict[ShapeName, float] = {"chain": chains, "tree": trees}
+    rows = [
+        Row(kind, shape, temperature, 8, 1.0, 3.0, 100.0, 100.0 * (gain if kind == OWN else rest))
+        for kind in (OWN, BUILT_IN)
+        for shape, gain in gains.items()
+        for temperature in TEMPERATURES
+    ]
+    won, told = beats_plain(rows)
+    assert won == expected
+    assert f"{max(chains, trees):.2f} times the tokens/s" in told
+    assert ("plain decoding stays" in told) != expected

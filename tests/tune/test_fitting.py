@@ -223,7 +223,7 @@ def test_the_tuned_drafter_is_opened_as_the_old_one_was(
 ) -> None:
     monkeypatch.setattr(setup, "draft_window_of", lambda draft: 96)  # as the registry may know it
     with ExitStack() as stack:
-        run = fitting._Run(options, options.output, print, None, None, None, stack)
+        run = fitting.Run(options, options.output, print, None, None, None, stack)
         run._load(print, draft_shape=shape)
         before, after = run._drafter, run._opened_as_before(options.draft)
         assert isinstance(before, FusedDrafter) and isinstance(after, FusedDrafter)

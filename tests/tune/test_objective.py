@@ -14,6 +14,7 @@ from dflash_local.tune import objective
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.drafter import TorchDrafter
 from dflash_local.tune.objective import (
+    Blocks,
     all_anchors,
     blocks_at,
     n_rounds,
@@ -69,12 +70,19 @@ def drafter(request: pytest.FixtureRequest, tmp_path: Path) -> TorchDrafter:
 
 def test_blocks_are_what_the_answer_goes_on_with() -> None:
     answer = some_answer(4)
-    found = blocks_at(answer, torch.tensor([N_PROMPT, 20, N_TOKENS - 2]), 3)
+    other = some_answer(4, n_prompt=3, n_tokens=12)
+    starts = [torch.tensor([5, 10]), torch.tensor([N_PROMPT, 20, N_TOKENS - 2])]
+    both = blocks_at([other, answer], starts, 3, torch.device("cpu"))
+    found = Blocks(**{name: value[3:] for name, value in vars(both).items()})
     assert found.anchors.tolist() == answer.tokens[[N_PROMPT, 20, N_TOKENS - 2]].tolist()
     assert found.tokens[1].tolist() == answer.tokens[21:24].tolist()
     assert found.before[1].tolist() == answer.tokens[20:23].tolist()
     assert found.label_ids[1, 0].tolist() == answer.label_ids[21 - N_PROMPT].tolist()
     assert found.valid.tolist() == [[True] * 3, [True] * 3, [True, False, False]]
+    assert both.starts.tolist()[:2] == [5, 10]
+    assert both.tokens[0].tolist() == other.tokens[6:9].tolist()
+    assert torch.equal(both.label_probs[0], other.label_probs[3:6])
+    assert both.valid[:3].tolist() == [[True] * 3, [True, False, False], [False] * 3]
 
 
 def test_anchors_are_different_tokens_of_the_answer_that_something_follows() -> None:

@@ -1,0 +1,141 @@
+"""Answers that a process of its own writes beside the trainer.
+
+In one process both would hold Python's lock in turns, and the GPU would wait for either. The
+answers come as files, some megabytes each: one read takes a whole one, and memory shared by other
+means is scarce in a container.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash_local.errors import BackendError, DflashError
+from dflash_local.tune.answers import Answer, moved
+
+Write = Callable[..., Iterator[tuple[int, list[Answer]]]]
+
+_MOST_FILES = 64
+"""Files that wait for the trainer."""
+_ASKED_S = 1.0
+"""Between two looks at whether the other process is still there."""
+
+
+class Beside:
+    """A process that calls `write`, a function of a module, with these arguments, and sends what it
+    yields: answers, and how many prompts were asked for so far. Its files lie in `folder`, which
+    `close` removes; the process ends with this one, however that ends."""
+
+    def __init__(self, folder: Path, write: Write, *arguments: Any) -> None:
+        self._folder = folder
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+        folder.mkdir()
+        spawning = multiprocessing.get_context("spawn")  # a fork could not use the GPU
+        self._queue: Any = spawning.Queue(_MOST_FILES)
+        arguments = self._queue, folder, write, arguments
+        self._process = spawning.Process(target=_work, args=arguments, name="writer", daemon=True)
+        self._process.start()
+
+    def take(self, least: int, device: str) -> tuple[int, list[Answer]]:
+        """All answers that are ready, with hidden states on `device`; it waits for `least`. The
+        number of prompts asked for, too, 0 without an answer. Raises what the process raised."""
+        n_asked = 0
+        found: list[Answer] = []
+        while (sent := self._next(len(found) < least)) is not None:
+            n_asked, path = sent
+            found += _read(path, device)
+            path.unlink()
+        return n_asked, found
+
+    def _next(self, wait: bool) -> tuple[int, Path] | None:
+        while True:
+            with suppress(queue.Empty):
+                sent = self._queue.get(timeout=_ASKED_S) if wait else self._queue.get_nowait()
+                if isinstance(sent, BaseException):
+                    raise sent
+                return sent  # type: ignore[no-any-return]
+            if not self._process.is_alive() and self._queue.empty():
+                raise BackendError(
+                    "the process that writes answers ended with code "
+                    f"{self._process.exitcode}; see whether the machine has memory left for it"
+                )
+            if not wait:
+                return None
+
+    def close(self) -> None:
+        """End the process, and remove its files. Safe to call again."""
+        self._process.kill()  # it has nothing to save
+        self._process.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _work(sent: Any, folder: Path, write: Write, arguments: Sequence[Any]) -> None:
+    """What the process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the trainer decides
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+
+    def send(item: Any) -> None:
+        while trainer.is_alive():
+            with suppress(queue.Full):
+                sent.put(item, timeout=_ASKED_S)
+                return
+        os._exit(1)  # nobody reads what is in the queue
+
+    def deliver(path: Path, n_asked: int, answers: Sequence[Answer]) -> None:
+        _write(path, answers)
+        send((n_asked, path))
+
+    try:
+        # A thread saves what is written while the next texts are.
+        with ThreadPoolExecutor(1) as pool:
+            saved: Future[None] | None = None
+            for i, (n_asked, answers) in enumerate(write(*arguments)):
+                if saved:
+                    saved.result()
+                saved = pool.submit(deliver, folder / f"{i}.pt", n_asked, answers)
+            if saved:
+                saved.result()
+    except DflashError as error:
+        send(type(error)(str(error)))
+    except Exception as error:
+        send(BackendError(f"the process that writes answers failed: {error!r}"))
+    sent.close()
+    sent.join_thread()
+
+
+def _write(path: Path, answers: Sequence[Answer]) -> None:
+    """The parts of all answers one behind the other: few large tensors are read fast."""
+    parts = {
+        name: torch.cat([getattr(each, name).cpu() for each in answers])
+        for name in ("tokens", "features", "label_ids", "label_probs")
+    }
+    sizes = [(len(a.tokens), a.n_prompt, len(a.features), len(a.label_ids)) for a in answers]
+    torch.save(parts | {"sizes": torch.tensor(sizes)}, path)
+
+
+def _read(path: Path, device: str) -> list[Answer]:
+    parts: dict[str, Tensor] = torch.load(path, weights_only=True)
+    n_tokens, n_prompt, n_rows, n_labels = parts["sizes"].T.tolist()
+    return [
+        Answer(tokens, n, *rest)
+        for tokens, n, *rest in zip(
+            torch.split(parts["tokens"], n_tokens),
+            n_prompt,
+            torch.split(moved(parts["features"], torch.device(device)), n_rows),
+            torch.split(moved(parts["label_ids"], torch.device(device)), n_labels),
+            torch.split(moved(parts["label_probs"], torch.device(device)), n_labels),
+            strict=True,
+        )
+    ]

@@ -1,0 +1,418 @@
+"""A drafter from nothing: a run as `tune` makes it, which begins with random weights and lets the
+target write all that it learns from, the prompts included."""
+
+from __future__ import annotations
+
+import queue
+import random
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dflash_local.bench.prompts.case import tokenized
+from dflash_local.bench.prompts.prompt import BenchPrompt, prompt_of, read_lines, text_of
+from dflash_local.errors import InputError
+from dflash_local.fit.footprint import Footprint, size_text
+from dflash_local.fit.options import LoadOptions
+from dflash_local.llama.host import host_memory
+from dflash_local.tune.answers import LEAST_ANSWER, Answer, Ring
+from dflash_local.tune.beginning import write_beginning
+from dflash_local.tune.beside import Beside
+from dflash_local.tune.card import Card
+from dflash_local.tune.fitting import Run, TuneOptions, errors_told, tune
+from dflash_local.tune.plan import free_bytes
+from dflash_local.tune.saving import save_checkpoint
+from dflash_local.tune.texts import Form, Texts, drawn
+from dflash_local.tune.training import Trainer, is_trained
+from dflash_local.tune.writer import Asked, Text, Writer
+
+T = TypeVar("T")
+
+TEMPERATURES = (0.0, 0.8)
+_MOST_AHEAD = 64
+"""Answers that wait for their first step."""
+_WRITTEN, _CPU_WRITTEN = 256, 8
+"""Texts that the target writes at once."""
+_HELD_AT_ONCE = 24
+"""Texts that the trainer's own process writes, where another one writes the others."""
+_BESIDE_BYTES = 3 << 30
+"""GPU memory that such a process takes besides the target and its cells."""
+_RATE, _RATE_ON = 0.35, 0.15
+"""The largest learning rates, of random weights and of those that a run goes on from: with 0.25
+the latter forgot more than they learnt."""
+_WARM_UP_ON, _AHEAD_ON = 200, 256
+"""Steps and answers with which a run goes on from known weights. Those that the first steps see
+again and again would be learnt by heart."""
+_SAVE_S = 120.0
+_GIVEN = 0.3
+"""Part of the answers that are to given prompts: questions, or the user's own. The others are to
+prompts that the target wrote."""
+_TAUGHT = 0.5
+"""Part of the answers that are a teacher's, where there is one."""
+_PROMPT_TOKENS, _BASE_TOKENS = 96, 48
+"""The most tokens of a prompt that the target writes: a user's turn, or the begin of a text."""
+_PROMPT_TEMPERATURE = 0.85
+"""At 1 a small quantised model's prompts are half nonsense; much lower they are all alike."""
+_LEAST_PROMPT = 12
+"""Characters."""
+_MEASURED, _MOST_MEASURED_S = 0.09, 90.0
+"""Part of the time, and seconds at most, for the measurement in the end."""
+_SENT = 8
+"""Answers that such a process sends at once."""
+_FORECAST = (
+    "to expect: a target of 135M weights came to 2.4 tokens a round in 8 minutes on an H200, "
+    "no faster than plain decoding; larger targets and smaller GPUs take hours"
+)
+_TURN_MARK = "PLACE OF THE TURN"
+_SYSTEMS = (
+    (None, 2),
+    ("You help people who program, in many languages. The user asks for code.", 1),
+    ("You teach mathematics. The user gives a problem with numbers, to be solved step by step.", 1),
+)
+"""What stands before a user's turn that the target writes, and how often."""
+_SEEDS = (
+    "The", "In", "A", "When", "How", "What", "If", "For", "This", "I", "We", "It", "There", "To",
+    "def ", "import ", "class ", "#include <", "function ", "public ", "SELECT ", "# ", "<html>",
+    "Question:", "Problem:", "Let ", "Suppose", "Dear", "Once", "1.", "Abstract", "Chapter",
+)  # fmt: skip
+"""What a text begins with, for a target without a chat template."""
+
+
+@dataclass(frozen=True)
+class TrainOptions(TuneOptions):
+    """What to train. `draft` and `checkpoint` are where the run puts the weights it begins with.
+    `begin`: the folder of a checkpoint to begin with instead. `minutes` limits all of the run.
+    `teacher_text`: a JSON Lines file of prompts with answers, which half of the training learns.
+    `n_written`: texts that the target writes at once."""
+
+    begin: Path | None = None
+    teacher_text: Path | None = None
+    block_size: int = 16
+    n_layer: int | None = None
+    n_written: int | None = None
+    n_anchors: int | None = None
+    """Blocks of one answer in a step."""
+    rate: float | None = None
+    """The largest learning rate, times the width of the drafter, if not the usual one."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.target,)
+
+
+def options_for(target: Path, output: Path, **more: Any) -> TrainOptions:
+    """The options of a run that writes to `output`."""
+    folder = output.with_name(f"{output.name}.partial") / output.name  # the drafter's name, too
+    given = {"data": None, "source": "trained from nothing", "n_ctx": 768} | more
+    return TrainOptions(target, folder / "drafter.gguf", output=output, checkpoint=folder, **given)
+
+
+def train(options: TrainOptions, **more: Any) -> Card:
+    """Train a drafter into the folder `options.output`; everything else as for `tune`."""
+    return tune(options, kind=NewRun, **more)
+
+
+class NewRun(Run):
+    """A run that begins with random weights."""
+
+    _options: TrainOptions
+    _answerer: Writer  # type: ignore[assignment]
+
+    def __init__(self, options: TrainOptions, *rest: Any) -> None:
+        self._begun = time.monotonic()
+        self._taught = _answered(options.teacher_text) if options.teacher_text else []
+        self._teacher: list[Asked] = []
+        folder = options.draft.parent
+        if not options.draft.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            write_beginning(
+                folder,
+                options.target,
+                begin=options.begin,
+                block_size=options.block_size,
+                n_layer=options.n_layer,
+                seed=options.seed,
+            )
+        super().__init__(options, *rest)
+        on_gpu = self._device == "cuda"
+        self._before = None
+        self._n_seq = options.n_seq or (8 if on_gpu else 4)
+        self._n_batch = max(2048 if on_gpu else 512, options.n_ctx)
+        self._n_anchors = options.n_anchors or (64 if on_gpu else 16)
+        self._rate = options.rate or (_RATE_ON if options.begin else _RATE)
+        self._ahead = 64 if on_gpu else 8
+        if options.begin:
+            self._warm_up = _WARM_UP_ON
+            self._ahead = _AHEAD_ON if on_gpu else 8
+        self._ends_early = False  # the last part, with a small rate, gains most
+        self._beside: Beside | None = None
+        self._n_new = 2 if on_gpu else 1
+        self._save_s = _SAVE_S
+        self._measured_every = 300 if on_gpu else 150
+        self._n_compared = 8 if on_gpu else 12
+        self._queue: deque[tuple[list[int], float]] = deque()
+        self._known: set[str] = set()
+        self._openings: list[tuple[list[int], str, str]] = []
+        self._limit_s = 60 * options.minutes
+        self._keep_on = "cpu"
+
+    # The target's texts
+
+    def _open_answerer(self, n: int | None = None) -> Writer:  # type: ignore[override]
+        options = self._options
+        n = n or options.n_written or self._most_written()
+        self._say(f"the target writes {n} texts at once")
+        writer = Writer(
+            self._target,
+            n,
+            options.n_ctx,
+            max(options.max_tokens, _PROMPT_TOKENS),
+            self._dtype,
+            self._device,
+            self._on_prompt,
+            seed=options.seed + self._n_asked,
+        )
+        self._loaded.callback(writer.close)
+        return writer
+
+    def _most_written(self) -> int:
+        """As many texts at once as a quarter of the memory beside the target has cells for."""
+        free = free_bytes(self._device)
+        if free is None:
+            return _CPU_WRITTEN
+        return max(1, min(_WRITTEN, free // 4 // self._cells_bytes()))
+
+    def _cells_bytes(self) -> int:
+        """What the cells of one text take."""
+        files = Footprint(self._target_file, None, None, LoadOptions())
+        return files.kv(self._options.n_ctx, range(files.n_blocks))
+
+    def _read_texts(self, forms: Sequence[Form]) -> Texts:
+        """Where the target chats, the prompts are chats, except for a user's own."""
+        texts = super()._read_texts(forms)
+        if "chat" not in forms or self._options.data is not None:
+            return texts
+
+        def draw(rng: random.Random) -> BenchPrompt:
+            while not (found := texts.draw(rng)).messages:
+                pass
+            return found
+
+        parts = ([p for p in part if p.messages] for part in (texts.tune, texts.watch, texts.test))
+        kept, watch, test = parts
+        return Texts(kept, draw, watch, test)
+
+    def _prompts(self) -> tuple[Texts, dict[str, list[list[int]]]]:
+        texts, cases = super()._prompts()
+        held = [*texts.watch, *texts.test]
+        self._known |= {_plain(p.messages[-1]["content"]) for p in held if p.messages}
+        if not self._openings:
+            self._openings = self._all_openings()
+            self._teacher = self._given_answers()
+        return texts, cases
+
+    def _given_answers(self) -> list[Asked]:
+        room = self._model.n_ctx - self._options.n_ctx + LEAST_ANSWER
+        cases, _ = tokenized(self._model, self._taught, room=room)
+        found = [Asked(each.tokens, answer=each.answer) for each in cases if each.answer]
+        if self._taught and not found:
+            raise InputError(
+                f"{self._options.teacher_text}: no answer fits {self._options.n_ctx} tokens with "
+                "its prompt; set --ctx higher"
+            )
+        return found
+
+    def _all_openings(self) -> list[tuple[list[int], str, str]]:
+        """Tokens after which the target writes a prompt; and the text around one that it wrote,
+        when it is to be answered."""
+        tokenize = self._target.vocabulary.tokenize
+        if self._target.chat_template is None:
+            return [(tokenize(seed, add_special=True), seed, "") for seed in _SEEDS]
+        render = self._model.prepare_chat().render
+        turn = {"role": "user", "content": _TURN_MARK}
+        before, after = render([turn], enable_thinking=False).split(_TURN_MARK)
+        found = []
+        for system, n in _SYSTEMS:
+            first = [{"role": "system", "content": system}] if system else []
+            opening = render([*first, turn], False).partition(_TURN_MARK)[0]
+            tokens = tokenize(opening, special=True, add_special=False)
+            found += [(tokens, before, after)] * n
+        return found
+
+    def _asked(self, texts: Texts) -> Iterator[Asked]:  # type: ignore[override]
+        """Without an end: given prompts, those that the target wrote, and new ones to write."""
+        while True:
+            i = self._n_asked
+            self._n_asked += 1
+            rng = random.Random(f"{self._options.seed} {i}")
+            if self._teacher and rng.random() < _TAUGHT:
+                yield rng.choice(self._teacher)
+            elif rng.random() < _GIVEN:
+                for tokens in self._tokens([drawn(texts, self._general, rng)]):
+                    yield self._ask(tokens, i)
+            elif self._queue:
+                prompt, temperature = self._queue.popleft()
+                yield Asked(prompt, temperature, self._options.max_tokens)
+            else:
+                opening = rng.choice(self._openings)[0]
+                n = _BASE_TOKENS if self._target.chat_template is None else _PROMPT_TOKENS
+                yield Asked(opening, _PROMPT_TEMPERATURE, n, is_prompt=True)
+
+    def _answers(self, trainer: Trainer, asked: Iterator[Any]) -> Generator[Answer]:
+        """Beside a trainer on a GPU that has no room for a second process, a thread writes."""
+        answers = super()._answers(trainer, asked)
+        beside = self._device == "cuda" and not self._plan.by_turns
+        return ahead(answers, _MOST_AHEAD) if beside and not self._beside else answers
+
+    def _new(self, answers: Iterator[Answer], n_known: int) -> Iterator[Answer]:
+        if self._beside is None:
+            return super()._new(answers, n_known)
+        self._check_stopped()
+        n_asked, found = self._beside.take(max(0, self._ahead - n_known), self._keep_on)
+        self._n_asked = max(self._n_asked, n_asked)
+        return iter(found)
+
+    def _ask(self, prompt: list[int], i: int, *, fixed: bool = False) -> Asked:
+        return Asked(prompt, TEMPERATURES[i % 2], self._options.max_tokens)
+
+    def _on_prompt(self, text: Text) -> None:
+        """A prompt that the target wrote: answered at each temperature, if it is a new one."""
+        vocabulary, opening = self._target.vocabulary, text.asked.prompt
+        chats = self._target.chat_template is not None
+        if chats and not text.has_ended:
+            return
+        written = text.tokens[len(opening) : -1 if text.has_ended else None]
+        words = vocabulary.detokenize(written).strip()
+        plain = _plain(words)
+        if len(words) < _LEAST_PROMPT or plain in self._known:
+            return
+        self._known.add(plain)
+        _, before, after = next(each for each in self._openings if each[0] == opening)
+        if chats:
+            prompt = vocabulary.tokenize(before + words + after, special=True, add_special=False)
+        else:
+            prompt = [*opening, *written]
+        if len(prompt) <= self._options.n_ctx // 2:
+            self._queue.extend((prompt, temperature) for temperature in TEMPERATURES)
+
+    # The training
+
+    def _make_plan(self, state: Mapping[str, Any]) -> None:
+        super()._make_plan(state or {"low_rank": False})  # nothing is there to add to
+        self._say(_FORECAST)
+        free = free_bytes(self._device)
+        if free is not None and not self._plan.by_turns:
+            self._write_beside(free, state.get("n_asked", 0))
+
+    def _write_beside(self, free: int, n_asked: int) -> None:
+        """Begin the process that writes, if the GPU has room for it beside the trainer."""
+        options, each = self._options, self._cells_bytes()
+        left = free - self._plan.bytes - _BESIDE_BYTES - options.target.stat().st_size
+        n = options.n_written or min(_WRITTEN, left // 2 // each)
+        if n < _HELD_AT_ONCE or n * each > left:
+            return
+        self._answerer.close()
+        self._answerer = self._open_answerer(_HELD_AT_ONCE)
+        self._say(f"a process beside the trainer writes {n} texts at once")
+        given = replace(options, n_written=n), self._part, n_asked
+        self._beside = Beside(self._part / "answers", written, *given)
+        self._loaded.callback(self._beside.close)
+
+    def _time_told(self) -> str:
+        return f"{self._options.minutes:g} minutes in all, the measurement in the end included"
+
+    def _open_ring(self) -> Ring:
+        """On the GPU where it has the room: else each step waits for a copy. Without an end to its
+        answers, a run of some hours keeps the latest ones."""
+        room = (free_bytes(self._device) or 0) - self._plan.bytes
+        if room // 2 > 2 << 30 and not self._plan.by_turns:
+            self._keep_on = self._answerer.keep_on = self._device
+            most = room // 2
+        else:
+            most = max(1 << 30, host_memory()[0] // 4)
+        self._say(f"the latest answers: up to {size_text(most)} on {self._keep_on}")
+        measured = min(_MOST_MEASURED_S, _MEASURED * 60 * self._options.minutes)
+        left = 60 * self._options.minutes - (time.monotonic() - self._begun) - measured
+        self._limit_s = max(1.0, left)
+        return Ring(most)
+
+    def _done(self, trainer: Trainer) -> float:
+        return max(trainer.step_number / self._options.steps, self._spent_s / self._limit_s)
+
+    def _keep(self, trainer: Trainer) -> None:
+        """The state, and the best weights as a checkpoint that another machine can go on from."""
+        super()._keep(trainer)
+        weights, folder = trainer.best_weights(), self._options.draft.parent
+        names = set(filter(is_trained, weights))
+        save_checkpoint(self._part, folder, weights, names, self._options.target)
+
+    def _finish(self, card: Card) -> None:
+        shutil.rmtree(self._options.draft.parent)
+        super()._finish(card)
+
+
+def written(options: TrainOptions, part: Path, n_asked: int) -> Iterator[tuple[int, list[Answer]]]:
+    """What a process beside the trainer writes, from a number of prompts on."""
+    with errors_told(options), ExitStack() as stack:
+        run = NewRun(options, part, lambda _: None, None, None, None, stack)
+        run._n_asked = n_asked
+        run._load()
+        texts, _ = run._prompts()
+        answers = run._answerer.answers(run._asked(texts))
+        while found := list(islice(answers, _SENT)):
+            yield run._n_asked, found
+
+
+def ahead(items: Generator[T], n: int) -> Generator[T]:
+    """The same items, up to `n` of them made ahead by a thread, which ends when this is closed.
+    What it raises is raised here."""
+    made: queue.Queue[T | BaseException | None] = queue.Queue(n)
+    is_closed = threading.Event()
+
+    def put(item: T | BaseException | None) -> None:
+        while not is_closed.is_set():
+            with suppress(queue.Full):
+                return made.put(item, timeout=0.1)
+
+    def work() -> None:
+        try:
+            for item in items:
+                put(item)
+                if is_closed.is_set():
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=work, name="answers")
+    thread.start()
+    try:
+        while (item := made.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        is_closed.set()
+        thread.join()
+        items.close()
+
+
+def _answered(path: Path) -> list[BenchPrompt]:
+    """Prompts and their answers. Raises InputError."""
+
+    def parse(raw: Any, _: int) -> list[BenchPrompt]:
+        return [replace(prompt_of(raw), answer=text_of(raw, "answer"))]
+
+    return [prompt for line in read_lines(path, parse) for prompt in line]
+
+
+def _plain(text: str) -> str:
+    """By what two prompts are the same one."""
+    return " ".join(text.lower().split())[:80]

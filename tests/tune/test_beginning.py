@@ -1,0 +1,65 @@
+"""A drafter before its training fits its target, and says so in files that others can read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_local import demo
+from dflash_local.errors import InputError
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile
+from dflash_local.loading import load
+from dflash_local.tune.beginning import mask_token, tapped, write_beginning
+from synthetic import write_target
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "expected"),
+    [(30, [1, 7, 14, 21, 27]), (8, [1, 2, 3, 4, 5]), (4, [1, 2]), (2, [0])],
+)
+def test_taps_are_spread_over_the_depth(n_layer: int, expected: list[int]) -> None:
+    assert tapped(n_layer) == expected
+
+
+def test_answers_with_an_untrained_drafter_are_the_plain_ones(tmp_path: Path) -> None:
+    target = demo.pair()[0]
+    place = write_beginning(tmp_path / "begin", target, block_size=8, n_layer=1)
+    spec = read_drafter(GgufFile.open(place))
+    assert (spec.block_size, spec.n_layer, spec.n_embd) == (8, 1, 512)
+    answers = []
+    for draft, width in ((None, 0), (place, 8)):
+        with load(target, draft, n_ctx=256, n_gpu_layers=0, n_threads=1, quiet=True) as model:
+            prompt = demo.prompts()["code"][0]
+            answers.append(model.generate(prompt, max_tokens=12, draft_width=width).tokens)
+    assert answers[0] == answers[1]
+
+
+def test_a_run_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "t.gguf")
+    first = write_beginning(tmp_path / "one", target, seed=1)
+    second = write_beginning(tmp_path / "two", target, begin=first.parent, seed=2)
+    weights = "model.safetensors"
+    assert (second.parent / weights).read_bytes() == (first.parent / weights).read_bytes()
+    with pytest.raises(InputError, match="no checkpoint to begin with"):
+        write_beginning(tmp_path / "three", target, begin=tmp_path)
+
+
+def test_the_mask_token_is_one_that_no_chat_has() -> None:
+    target = GgufFile.open(demo.pair()[0])
+    token = mask_token(target)
+    name = target.metadata["tokenizer.ggml.tokens"][token]
+    assert name not in target.metadata["tokenizer.chat_template"]
+    assert token != target.metadata["tokenizer.ggml.eos_token_id"]
+    assert target.metadata["tokenizer.ggml.token_type"][token] in (3, 5)
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "t.gguf")
+    folders = [write_beginning(tmp_path / name, target).parent for name in ("one", "two")]
+    weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    assert weights[0] == weights[1]
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
+    assert config["architectures"] == ["DFlashDraftModel"]

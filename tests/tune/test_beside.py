@@ -1,0 +1,87 @@
+"""A process that writes beside the trainer: its answers are the same, and its errors are told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_local import demo
+from dflash_local.errors import BackendError, InputError
+from dflash_local.tune.answers import Answer
+from dflash_local.tune.beside import Beside
+from dflash_local.tune.new import options_for, written
+
+
+def answer(i: int) -> Answer:
+    n, ids = 10 + i, torch.arange(12 * 16).reshape(12, 16)
+    features = torch.full((n - 1, 3), i + 0.5, dtype=torch.bfloat16)
+    return Answer(torch.arange(n), i, features, ids, ids.float())
+
+
+def some(n: int) -> Iterator[tuple[int, list[Answer]]]:
+    """Answers, and then none for long, an error, or the end of the process."""
+    for i in range(n):
+        yield i, [answer(i), answer(i + 1)]
+    if n == 2:
+        raise InputError("in the process")
+    if n == 1:
+        os._exit(3)
+    time.sleep(1000)
+
+
+def same(a: Answer, b: Answer) -> bool:
+    names = "tokens", "features", "label_ids", "label_probs"
+    equal = (torch.equal(getattr(a, name), getattr(b, name)) for name in names)
+    return a.n_prompt == b.n_prompt and all(equal)
+
+
+def test_answers_arrive_as_they_were(tmp_path: Path) -> None:
+    beside = Beside(tmp_path / "answers", some, 3)
+    n_asked, found = beside.take(6, "cpu")
+    expected = [answer(i + j) for i in range(3) for j in range(2)]
+    assert n_asked == 2
+    assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+    assert beside.take(0, "cpu") == (0, [])
+    beside.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_process_raises_is_raised_here(tmp_path: Path) -> None:
+    beside = Beside(tmp_path / "answers", some, 2)
+    with pytest.raises(InputError, match="in the process"):
+        beside.take(100, "cpu")
+    beside.close()
+
+
+def test_a_process_that_is_gone_is_told(tmp_path: Path) -> None:
+    beside = Beside(tmp_path / "answers", some, 1)
+    with pytest.raises(BackendError, match="ended with code 3"):
+        beside.take(100, "cpu")
+    beside.close()
+
+
+@pytest.mark.slow
+def test_a_target_writes_in_a_process_of_its_own(tmp_path: Path) -> None:
+    options = options_for(
+        demo.pair()[0],
+        tmp_path / "out",
+        n_ctx=256,
+        max_tokens=16,
+        n_layer=1,
+        n_seq=2,
+        n_written=4,
+        n_gpu_layers=0,
+        n_threads=1,
+    )
+    part = tmp_path / "out.partial"
+    part.mkdir()
+    beside = Beside(part / "answers", written, options, part, 5)
+    n_asked, found = beside.take(12, "cpu")
+    beside.close()
+    assert n_asked >= 5 + len(found) >= 5 + 12
+    assert all(len(each.features) == len(each.tokens) - 1 for each in found)

@@ -1,0 +1,133 @@
+"""A drafter from nothing: what a run leaves, that it learns, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_local import demo
+from dflash_local.errors import InputError
+from dflash_local.loading import load
+from dflash_local.pairs.find import find_pair
+from dflash_local.tune.fitting import Interrupted, Progress
+from dflash_local.tune.new import TrainOptions, ahead, options_for, train
+
+torch.set_num_threads(1)  # those of other tests want the cores as well
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
+    """A run of some steps for a copy of the shipped target, for a drafter of one layer."""
+    monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
+    target = Path(shutil.copy(demo.pair()[0], tmp_path))
+    return options_for(
+        target,
+        tmp_path / "out",
+        steps=40,
+        n_ctx=512,
+        max_tokens=24,
+        block_size=4,
+        n_layer=1,
+        n_seq=2,
+        n_written=4,
+        n_gpu_layers=0,
+        n_threads=1,
+    )
+
+
+def snapshot(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.slow
+def test_a_drafter_from_nothing_learns_and_goes_on_after_a_stop(options: TrainOptions) -> None:
+    seen: list[Progress] = []
+    with pytest.raises(Interrupted):
+        train(options, say=print, progress=seen.append, stopped=lambda: len(seen) == 25)
+    part = options.output.with_name("out.partial")
+    assert {"config.json", "model.safetensors", "state.pt"} <= {p.name for p in part.iterdir()}
+
+    # What is left at any time is what another run can begin with.
+    other = options_for(
+        options.target,
+        options.output.with_name("other"),
+        **{name: getattr(options, name) for name in ("n_ctx", "max_tokens", "n_gpu_layers")},
+        n_threads=1,
+        begin=part,
+        steps=1,
+        n_written=4,
+        n_seq=2,
+    )
+    begun: list[Progress] = []
+    with pytest.raises(Interrupted):
+        train(other, say=print, progress=begun.append, stopped=lambda: bool(begun))
+    assert float(begun[0].loss) < 0.5 * float(seen[0].loss)
+
+    lines: list[str] = []
+    card = train(options, say=lines.append, progress=seen.append)
+    assert any("going on after step 25" in line for line in lines)
+    assert seen[-1].step == 40
+    assert float(seen[-1].loss) < 0.5 * float(seen[0].loss)
+    greedy = [row for row in card.rows if row.temperature == 0]
+    assert all(row.length_before == 1 for row in card.rows)
+    assert max(row.length_after for row in greedy) > 1.1  # an untrained one: 1.0
+
+    assert snapshot(options.output) == {
+        *("README.md", "config.json", "model.safetensors", "out.gguf", "tune.json")
+    }
+    assert "trained from nothing" in (options.output / "README.md").read_text()
+    assert json.loads((options.output / "tune.json").read_text())["before"] is None
+    if card.is_default:
+        assert find_pair(options.target, say=print).draft == card.after
+    answers = []
+    for draft, width in ((None, 0), (card.after, 4)):
+        with load(options.target, draft, n_ctx=512, n_gpu_layers=0, n_threads=1, quiet=True) as m:
+            prompt = demo.prompts()["code"][0]
+            answers.append(m.generate(prompt, max_tokens=24, draft_width=width).tokens)
+    assert answers[0] == answers[1]
+
+
+def test_what_a_thread_makes_ahead_is_the_same_and_ends_with_its_reader() -> None:
+    ended = threading.Event()
+
+    def numbers(n: int) -> Generator[int]:
+        try:
+            yield from range(n)
+            if n == 7:
+                raise InputError("in the thread")
+        finally:
+            ended.set()
+
+    assert list(ahead(numbers(50), 3)) == list(range(50))
+    with pytest.raises(InputError, match="in the thread"):
+        list(ahead(numbers(7), 3))
+    ended.clear()
+    endless = ahead(numbers(10**9), 3)
+    assert [next(endless) for _ in range(20)] == list(range(20))
+    assert not ended.is_set()
+    endless.close()
+    assert ended.is_set()
+
+
+def test_a_run_that_fails_leaves_everything_as_it_was(
+    options: TrainOptions, tmp_path: Path
+) -> None:
+    before = snapshot(tmp_path)
+    with pytest.raises(InputError, match="no checkpoint to begin with"):
+        train(replace(options, begin=tmp_path), say=print)
+    assert snapshot(tmp_path) == before
+
+    def fail(line: str) -> None:
+        if line.startswith("to train"):
+            raise RuntimeError("in the middle of it")
+
+    with pytest.raises(RuntimeError):
+        train(options, say=fail)
+    assert snapshot(tmp_path) == before
