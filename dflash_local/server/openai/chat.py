@@ -140,7 +140,7 @@ class _ChatChoice:
         deltas = self.take(chunk)
         if (deltas or chunk.result) and not self._begun:
             self._begun = True
-            yield self._piece({"role": "assistant", "content": None, "refusal": None}, None)
+            yield self._piece({"role": "assistant", "content": "", "refusal": None}, None)
         for delta in deltas:
             yield self._piece(delta, self._answer.logprobs.take()) | self._detail(delta)
         if chunk.result is not None:

@@ -93,7 +93,7 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     first, *chunks, last = streamed(
         client, CHAT, messages=user(QUESTION), max_tokens=24, temperature=0
     )
-    delta = {"role": "assistant", "content": None, "refusal": None}
+    delta = {"role": "assistant", "content": "", "refusal": None}
     assert first["choices"] == [
         {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
     ]
