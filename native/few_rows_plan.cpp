@@ -201,7 +201,7 @@ class planner {
             n_tiles *= 2;
         }
         // Fewer tiles a block give the same bits, from more blocks.
-        l.kernel.tiles = n_tiles;
+        l.kernel.tiles = std::min(n_tiles, 4);
         while (l.kernel.tiles > 1 && !rules_.has(l.kernel)) {
             l.kernel.tiles /= 2;
         }

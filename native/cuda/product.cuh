@@ -200,7 +200,7 @@ INLINE void multiply_blocks(
 template <class T, int TILES, class Inputs>
 INLINE void multiply_floats(const Inputs & from_inputs, const matrix & m, int row0, int first, int last,
                             float total[TILES][4]) {
-    constexpr int AHEAD = TILES >= 4 ? 2 : 4, BYTES = T::GROUP_BYTES;  // there is no room for more registers
+    constexpr int AHEAD = TILES == 4 ? 2 : 4, BYTES = T::GROUP_BYTES;  // there is no room for more registers
     const int lane = thread_index() % 32, t = lane % 4, n_in_row = (int) (m.row_bytes / BYTES);
     int n_left = (last * 8 < n_in_row ? last * 8 : n_in_row) - first * 8;
     const u8 * rows[2];
@@ -233,7 +233,7 @@ INLINE void multiply_floats(const Inputs & from_inputs, const matrix & m, int ro
         copy_commit();
         const u8 * const x = inputs + stage * (TILES * TILE_BYTES);
         float chains[TILES][4] = {};
-#pragma unroll(TILES >= 4 ? 4 : 8)
+#pragma unroll(TILES == 4 ? 4 : 8)
         for (int g = 0; g < 8; g++) {
             const auto w = T::row::unpack(ahead[g % AHEAD][0], ahead[g % AHEAD][1]);
             load(g + AHEAD);
@@ -609,6 +609,6 @@ KERNEL(plain_product, few_rows::plain_product, few_rows::BLOCK_THREADS, 2) { few
 
 // The kernel for matrices of the block types A and B, and TILES * 8 columns: one such line for each that is needed.
 #define FEW_ROWS_PRODUCT(A, B, TILES) \
-    KERNEL(product_##A##_##B##_##TILES, few_rows::product, few_rows::BLOCK_THREADS, TILES > 4 ? 1 : 2) { \
+    KERNEL(product_##A##_##B##_##TILES, few_rows::product, few_rows::BLOCK_THREADS, 2) { \
         few_rows::multiply<few_rows::A, few_rows::B, TILES>(arguments); \
     }

@@ -58,17 +58,17 @@ std::vector<float> inputs(int k, int n, int seed) {
 
 struct options {
     int units_per_part = 2;
-    int most_tiles = 8;  // of a block
     int activation = few_rows::NONE;
     const float * bias = nullptr;
     const float * residual = nullptr;
 };
 
 template <typename A, typename B>
-void run_kernel(const product & p, int row_blocks, int n_tiles, int tiles) {
+void run_kernel(const product & p, int row_blocks, int n_tiles) {
     const int units = (p.k + few_rows::UNIT - 1) / few_rows::UNIT;
     const emulated::dim grid = {row_blocks, (units + p.units_per_part - 1) / p.units_per_part,
-                                n_tiles / tiles};
+                                (n_tiles + 3) / 4};
+    const int tiles = std::min(n_tiles, 4);
     const size_t shared = few_rows::product_shared_memory(few_rows::WARPS * A::RING,
                                                           few_rows::WARPS * B::RING, tiles);
     std::vector<float> partials(few_rows::product_scratch(row_blocks * grid.z, grid.y, tiles) + 4,
@@ -83,10 +83,8 @@ void run_kernel(const product & p, int row_blocks, int n_tiles, int tiles) {
             few_rows::multiply<A, B, 1>(q);
         } else if (tiles == 2) {
             few_rows::multiply<A, B, 2>(q);
-        } else if (tiles == 4) {
-            few_rows::multiply<A, B, 4>(q);
         } else {
-            few_rows::multiply<A, B, 8>(q);
+            few_rows::multiply<A, B, 4>(q);
         }
     });
     for (const unsigned c : counters) {
@@ -143,7 +141,7 @@ std::vector<std::vector<float>> multiplied(const std::vector<const weights *> & 
     p.activation = o.activation;
     p.alpha = 1.702f;
     p.limit = 7.0f;
-    run_kernel<A, B>(p, row_blocks, n_tiles, std::min(n_tiles, o.most_tiles));
+    run_kernel<A, B>(p, row_blocks, n_tiles);
     return out;
 }
 
@@ -185,9 +183,7 @@ void product_of(ggml_type type, int rows, int k, float size = 0.05f) {
     std::vector<float> widest;
     for (const int n : {64, 33, 17, 16, 9, 8, 1}) {
         const std::vector<float> x(all.begin(), all.begin() + static_cast<ptrdiff_t>(k) * n);
-        options o;
-        o.most_tiles = n == 64 ? 4 : 8;  // desktop GPUs have no room for more
-        const std::vector<float> y = multiplied<T>({&w}, x, n, o)[0];
+        const std::vector<float> y = multiplied<T>({&w}, x, n)[0];
         const double off = error_of(y, {expected.begin(), expected.begin() + y.size()});
         check::that(off < CLOSE,
                     name + ", " + std::to_string(n) + " columns: off by " + std::to_string(off));
