@@ -1,9 +1,10 @@
 """What drafts gain over a network: the tiny pair over two workers on loopback, with delays.
 
-python3 lab/rpc.py [--floats] [DELAY_MS ...]
+python3 lab/rpc.py [--floats] [--gpu] [DELAY_MS ...]
 
 --floats: the same pair with weights in F32 and F16. A pass of one row then waits for its weights to
 come from memory, as that of a large model does, and one of eight takes little longer.
+--gpu: both workers compute on CUDA0, and a third of the layers is there without a worker.
 """
 
 from __future__ import annotations
@@ -75,13 +76,14 @@ def in_floats(folder: Path) -> list[Path]:
     ]
 
 
-def main(pair: Sequence[Path], delays_ms: list[float]) -> None:
-    with worker_processes(2) as processes, Networks() as host:
+def main(pair: Sequence[Path], delays_ms: list[float], *, gpu: bool) -> None:
+    device = "CUDA0" if gpu else "CPU"
+    with worker_processes(2, device) as processes, Networks() as host:
         networks = [host.SlowNetwork(worker.port) for worker in processes]
         with dflash_local.load(
             *pair,
             rpc=[net.name() for net in networks],
-            tensor_split=[1, 1],
+            tensor_split=[1, 1, 1] if gpu else [1, 1],
             draft_shape="chain",
             kv_type="q8_0",
             n_ctx=2048,
@@ -99,4 +101,4 @@ if __name__ == "__main__":
     delays = [float(each) for each in sys.argv[1:] if not each.startswith("-")]
     with tempfile.TemporaryDirectory() as folder:
         pair = in_floats(Path(folder)) if "--floats" in sys.argv else demo.pair()
-        main(pair, delays or [0, 0.2, 1])
+        main(pair, delays or [0, 0.2, 1], gpu="--gpu" in sys.argv)

@@ -24,11 +24,11 @@ def free_port() -> int:
 
 
 class WorkerProcess:
-    """A worker on loopback that computes on one thread of the CPU. It may be killed, and begin
-    again at the same port."""
+    """A worker on loopback that computes on one thread of the CPU, or on another `device`. It may
+    be killed, and begin again at the same port."""
 
-    def __init__(self, *options: str) -> None:
-        self._options = "--device", "CPU", "--threads", "1", *options
+    def __init__(self, *options: str, device: str = "CPU") -> None:
+        self._options = "--device", device, "--threads", "1", *options
         self.port = free_port()
         self.name = f"127.0.0.1:{self.port}"
         self.begin()
@@ -63,12 +63,12 @@ class WorkerProcess:
 
 
 @contextlib.contextmanager
-def worker_processes(n: int) -> Iterator[list[WorkerProcess]]:
+def worker_processes(n: int, device: str = "CPU") -> Iterator[list[WorkerProcess]]:
     """So many workers, which do not outlive the block."""
     found: list[WorkerProcess] = []
     try:
         for _ in range(n):
-            found.append(WorkerProcess())
+            found.append(WorkerProcess(device=device))
         yield found
     finally:
         for worker in found:
