@@ -209,6 +209,11 @@ class Engine:
         scales = self._lora(request)
         return f"{request.owner or ''}\0{scales}" if scales else request.owner or ""
 
+    @staticmethod
+    def owner_of(slot: Slot) -> str:
+        """Whose text a slot has, with whatever adapters; "" for nobody's in particular."""
+        return slot.owner.partition("\0")[0]
+
     def end(self, sequence: Sequence) -> None:
         """Give the slot back, with both caches at the same token. Safe to call again."""
         sequence.sampler.close()
