@@ -248,6 +248,7 @@ class Engine:
         if self.exact:
             # Rows of answers are computed in passes of other widths than those of a prompt.
             n = len(sequence.request.prompt)
+            n = min(n, sequence.n_kept) if sequence.n_left_out else n
             self.slots.roll_back(sequence.slot, n, for_drafts=False)
 
     def resume(self, sequence: Sequence) -> None:
