@@ -43,6 +43,7 @@ from dflash_local.options import (
 )
 from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.prefixes.files import SlotFiles
+from dflash_local.prefixes.prefix import SavedSequence
 from dflash_local.result import Chunk, ModelStatus, Result, SlotStatus, last_result
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.thinking import ThinkingBudget
@@ -412,29 +413,36 @@ class Model:
         """Empty the caches, so that the next request begins cold. Waits for running requests."""
         self._worker.run(self.engine.forget)
 
-    def save_slot(self, index: int, name: str) -> tuple[int, int]:
+    def save_slot(self, index: int, name: str, *, owner: str = "") -> tuple[int, int]:
         """Save what slot `index` has, in a file of that name in the folder `slot_save_path`; how
         many tokens and bytes that is. Waits for running requests. Raises InputError, also for a
-        slot that has nothing."""
+        slot that has nothing of the `owner`, as requests name one, whose files these are."""
         files, slot = self._slot_files(), self._slot(index)
-        entry = self._worker.run(lambda: self.engine.prefix_cache.saved(slot))
-        return len(entry), files.write(name, entry)
 
-    def restore_slot(self, index: int, name: str) -> tuple[int, int]:
+        def saved() -> SavedSequence:
+            if self.engine.owner_of(slot) != owner:
+                raise InputError(f"slot {index} has nothing that can be saved")
+            return self.engine.prefix_cache.saved(slot)
+
+        entry = self._worker.run(saved)
+        return len(entry), files.write(name, entry, owner)
+
+    def restore_slot(self, index: int, name: str, *, owner: str = "") -> tuple[int, int]:
         """Give slot `index` what `save_slot` has saved under that name; as `save_slot`."""
         slot = self._slot(index)
-        entry, n_bytes = self._slot_files().read(name)
+        entry, n_bytes = self._slot_files().read(name, owner)
         self._worker.run(lambda: self.engine.prefix_cache.put_back(slot, entry))
         return len(entry), n_bytes
 
-    def erase_slot(self, index: int) -> int:
-        """Empty slot `index`; how many tokens it had. Waits for running requests. Raises
-        InputError."""
+    def erase_slot(self, index: int, *, owner: str = "") -> int:
+        """Empty slot `index` if it has a text of the `owner`; how many tokens it had. Waits for
+        running requests. Raises InputError."""
         slot = self._slot(index)
 
         def erase() -> int:
-            n = len(slot.cached)
-            self.engine.slots.forget(slot)
+            n = len(slot.cached) if self.engine.owner_of(slot) == owner else 0
+            if n:
+                self.engine.slots.forget(slot)
             return n
 
         return self._worker.run(erase)

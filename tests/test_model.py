@@ -245,6 +245,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a", None]}, "stop is None"),
     ({"cancel": 5}, "cancel is 5; give a threading.Event"),
     ({"owner": 5}, "owner is 5; give a text, or None"),
+    ({"id_slot": "a"}, "id_slot is 'a'; expected a whole number, 0 or more"),
+    ({"thinking_budget": 5}, "thinking_budget is 5; give what Model.thinking_budget makes"),
     ({"temperature": -0.1}, r"temperature is -0\.1"),
     ({"seed": 10**30}, "seed is 1000"),
     ({"logit_bias": {8192: 1.0}}, "a token of logit_bias is 8192"),

@@ -209,6 +209,11 @@ class Engine:
         scales = self._lora(request)
         return f"{request.owner or ''}\0{scales}" if scales else request.owner or ""
 
+    @staticmethod
+    def owner_of(slot: Slot) -> str:
+        """Whose text a slot has, with whatever adapters; "" for nobody's in particular."""
+        return slot.owner.partition("\0")[0]
+
     def end(self, sequence: Sequence) -> None:
         """Give the slot back, with both caches at the same token. Safe to call again."""
         sequence.sampler.close()
@@ -243,6 +248,7 @@ class Engine:
         if self.exact:
             # Rows of answers are computed in passes of other widths than those of a prompt.
             n = len(sequence.request.prompt)
+            n = min(n, sequence.n_kept) if sequence.n_left_out else n
             self.slots.roll_back(sequence.slot, n, for_drafts=False)
 
     def resume(self, sequence: Sequence) -> None:

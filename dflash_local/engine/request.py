@@ -79,7 +79,11 @@ class Request:
         least, most = self.sampling.min_tokens, self.max_tokens
         if most is not None and least > most:
             raise InputError(f"min_tokens is {least}, but max_tokens {most}; give at most as many")
-        for name, value, low in (("n_keep", self.n_keep, -1), ("n_discard", self.n_discard, 0)):
+        for name, value, low in (
+            ("id_slot", self.id_slot, 0),
+            ("n_keep", self.n_keep, -1),
+            ("n_discard", self.n_discard, 0),
+        ):
             if value is not None and not _is_count(value, low):
                 raise InputError(f"{name} is {value!r}; expected a whole number, {low} or more")
         told = self.prompt_logprobs

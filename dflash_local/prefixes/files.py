@@ -190,7 +190,7 @@ class PrefixFiles:
 
 class SlotFiles:
     """What users save of slots under names of their own: files of one folder, as many as they
-    like."""
+    like. An owner's are in a folder of their own, so that nobody else's names lead there."""
 
     def __init__(self, folder: str | os.PathLike[str], key: Mapping[str, Any]) -> None:
         """`key` as for `PrefixFiles`. Raises InputError for a folder that is not there."""
@@ -199,32 +199,34 @@ class SlotFiles:
         if not self._folder.is_dir():
             raise InputError(f"slot_save_path {self._folder} is no folder; make it, or name one")
 
-    def write(self, name: str, entry: SavedSequence) -> int:
+    def write(self, name: str, entry: SavedSequence, owner: str = "") -> int:
         """Save a sequence, in place of what has the name; the bytes of its file. Raises
         InputError."""
-        content = _content(entry, self._key)
+        path, content = self._path(name, owner), _content(entry, self._key)
         try:
-            _write_whole(self._path(name), content)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            _write_whole(path, content)
         except OSError as error:
             raise InputError(f"{name} cannot be written: {error.strerror or error}") from None
         return sum(len(part) for part in content)
 
-    def read(self, name: str) -> tuple[SavedSequence, int]:
+    def read(self, name: str, owner: str = "") -> tuple[SavedSequence, int]:
         """A saved sequence and the bytes of its file. Raises InputError."""
-        path = self._path(name)
+        path = self._path(name, owner)
         try:
             return _read(path, self._key), path.stat().st_size
         except (OSError, _Unusable) as error:
             why = getattr(error, "strerror", None) or error
             raise InputError(f"{name} cannot be restored: {why}") from None
 
-    def _path(self, name: str) -> Path:
+    def _path(self, name: str, owner: str) -> Path:
         if not _NAME.fullmatch(name):
             raise InputError(
                 f"{name[:40]!r} is no name of a saved slot; take letters, digits, spaces and . _ - "
                 "(no folders), at most 128"
             )
-        return self._folder / name
+        own = hashlib.blake2b(owner.encode(), digest_size=8).hexdigest() if owner else ""
+        return self._folder / own / name
 
 
 def _digest(key: Mapping[str, Any]) -> str:

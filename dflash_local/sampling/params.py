@@ -149,6 +149,12 @@ class SamplingParams:
             raise InputError(f"stop_token_ids are {reprlib.repr(ids)}; give token ids in a list")
         for token in ids:
             _integer("one of stop_token_ids", token, 0, n_vocab - 1, "the ids of the vocabulary")
+        budget: object = self.thinking_budget
+        if not (budget is None or isinstance(budget, ThinkingBudget)):
+            raise InputError(
+                f"thinking_budget is {reprlib.repr(budget)}; give what Model.thinking_budget makes "
+                "of a number of tokens, or None"
+            )
         if self.min_tokens and self.bound:
             raise InputError("min_tokens and a grammar both say where to end; give one of them")
         self._validate_grammar()

@@ -47,19 +47,24 @@ class Beside:
         self._process = spawning.Process(target=_work, args=arguments, name="writer", daemon=True)
         self._process.start()
 
-    def take(self, least: int, device: str) -> tuple[int, list[Answer]]:
-        """All answers that are ready, with hidden states on `device`; it waits for `least`. The
-        number of prompts asked for, too, 0 without an answer. Raises what the process raised."""
+    def take(
+        self, least: int, device: str, check: Callable[[], None] = lambda: None
+    ) -> tuple[int, list[Answer]]:
+        """All answers that are ready, with hidden states on `device`; it waits for `least`, and
+        calls `check`, which may raise, while it does. The number of prompts asked for, too, 0
+        without an answer. Raises what the process raised."""
         n_asked = 0
         found: list[Answer] = []
-        while (sent := self._next(len(found) < least)) is not None:
+        while (sent := self._next(len(found) < least, check)) is not None:
             n_asked, path = sent
             found += _read(path, device)
             path.unlink()
         return n_asked, found
 
-    def _next(self, wait: bool) -> tuple[int, Path] | None:
+    def _next(self, wait: bool, check: Callable[[], None]) -> tuple[int, Path] | None:
         while True:
+            if wait:
+                check()
             with suppress(queue.Empty):
                 sent = self._queue.get(timeout=_ASKED_S) if wait else self._queue.get_nowait()
                 if isinstance(sent, BaseException):

@@ -109,7 +109,8 @@ class TrainOptions(TuneOptions):
 
 def options_for(target: Path, output: Path, **more: Any) -> TrainOptions:
     """The options of a run that writes to `output`."""
-    folder = output.with_name(f"{output.name}.partial") / output.name  # the drafter's name, too
+    # The drafter's name, too. Nothing is to be written to a folder that has none, such as ".".
+    folder = output.parent / f"{output.name}.partial" / output.name
     given = {"data": None, "source": "trained from nothing", "n_ctx": 768} | more
     return TrainOptions(target, folder / "drafter.gguf", output=output, checkpoint=folder, **given)
 
@@ -275,7 +276,8 @@ class NewRun(Run):
         if self._beside is None:
             return super()._new(answers, n_known)
         self._check_stopped()
-        n_asked, found = self._beside.take(max(0, self._ahead - n_known), self._keep_on)
+        least = max(0, self._ahead - n_known)
+        n_asked, found = self._beside.take(least, self._keep_on, self._check_stopped)
         self._n_asked = max(self._n_asked, n_asked)
         return iter(found)
 
@@ -410,7 +412,10 @@ def _answered(path: Path) -> list[BenchPrompt]:
     def parse(raw: Any, _: int) -> list[BenchPrompt]:
         return [replace(prompt_of(raw), answer=text_of(raw, "answer"))]
 
-    return [prompt for line in read_lines(path, parse) for prompt in line]
+    found = [prompt for line in read_lines(path, parse) for prompt in line]
+    if not found:
+        raise InputError(f"{path}: no answers; expected lines with prompt or messages, and answer")
+    return found
 
 
 def _plain(text: str) -> str:

@@ -24,6 +24,7 @@ TARGET, DRAFT = map(str, demo.pair())
         ((TARGET, "--data", "{folder}"), "expected at least 3"),
         ((TARGET, "--from", "{folder}"), "no checkpoint to begin with"),
         ((TARGET, "-o", "{folder}"), "exists already"),
+        ((TARGET, "-o", "."), "exists already"),
         ((TARGET, "--teacher-text", __file__), "line 1:"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from adversarial import ScriptedDrafter
-from dflash_local import InputError, Model
+from dflash_local import InputError, Model, demo, load
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -115,6 +115,25 @@ def test_several_at_once_all_come_to_their_end(shape: DraftShape, either_file: P
             told = list(pool.map(lambda p: model.generate(p, **options), prompts))
         assert [len(result.tokens) for result in told] == [300] * 3
         assert any(result.stats.shifts for result in told)
+
+
+def test_an_exact_model_keeps_no_row_of_a_shifted_answer() -> None:
+    """Passes of answers are not those of a prompt, which may begin with the same text."""
+    with load(
+        *(demo.pair()[0], None),
+        exact=True,
+        n_ctx=N_CTX,
+        n_batch=32,
+        n_gpu_layers=0,
+        n_threads=1,
+        quiet=True,
+    ) as model:
+        prompt = model.tokenize(PYTHON_SOURCE)[:200]
+        for n_keep, n_cached in ((0, 0), (100, 96), (-1, 192)):
+            options: dict[str, Any] = {"max_tokens": 120, "ignore_eos": True, "n_keep": n_keep}
+            told = model.generate(prompt, context_shift=True, **options)
+            assert told.stats.shifts
+            assert model.engine.slots[0].cached == prompt[:n_cached]
 
 
 def test_what_cannot_be_is_refused(small: Model, prompt: list[int]) -> None:

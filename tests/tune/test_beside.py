@@ -65,6 +65,17 @@ def test_a_process_that_is_gone_is_told(tmp_path: Path) -> None:
     beside.close()
 
 
+def test_who_waits_for_answers_can_be_stopped(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    beside = Beside(tmp_path / "answers", some, 3)
+    with pytest.raises(InterruptedError):
+        beside.take(100, "cpu", stop)
+    beside.close()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_a_target_writes_in_a_process_of_its_own(tmp_path: Path) -> None:
     options = options_for(

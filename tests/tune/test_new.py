@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Generator
@@ -122,6 +123,9 @@ def test_a_run_that_fails_leaves_everything_as_it_was(
     before = snapshot(tmp_path)
     with pytest.raises(InputError, match="no checkpoint to begin with"):
         train(replace(options, begin=tmp_path), say=print)
+    assert snapshot(tmp_path) == before
+    with pytest.raises(InputError, match="no answers; expected lines with"):
+        train(replace(options, teacher_text=Path(os.devnull)), say=print)
     assert snapshot(tmp_path) == before
 
     def fail(line: str) -> None:

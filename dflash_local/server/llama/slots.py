@@ -15,6 +15,7 @@ from dflash_local.model import Model
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.api_answer import on_model, pool_of
 from dflash_local.server.http.errors import ApiError, check_switch
+from dflash_local.server.http.security import client
 
 router = APIRouter()
 
@@ -55,7 +56,7 @@ async def change_slot(
     model: str | None = None,
 ) -> dict[str, Any]:
     """Save what a slot has in a file, restore it from one, or erase it, once no request is running.
-    Needs `--slot-save-path`."""
+    Needs `--slot-save-path`. Of other API keys neither texts nor files are reached."""
     source = pool_of(request).find(model).source
     if source.options.get("slot_save_path") is None:
         message = "slots are not saved here; start the server with --slot-save-path DIR"
@@ -64,11 +65,14 @@ async def change_slot(
     if name is None and action != "erase":
         raise ApiError(400, f"{action} needs the name of a file", param="filename")
 
+    owner = client.get()  # the model's thread does not have it
+
     def change(loaded: Model, name: str) -> dict[str, Any]:
         begun_at = time.perf_counter()
         if action == "erase":
-            return {"id_slot": id_slot, "n_erased": loaded.erase_slot(id_slot)}
-        n, n_bytes = (loaded.save_slot if action == "save" else loaded.restore_slot)(id_slot, name)
+            return {"id_slot": id_slot, "n_erased": loaded.erase_slot(id_slot, owner=owner)}
+        work = loaded.save_slot if action == "save" else loaded.restore_slot
+        n, n_bytes = work(id_slot, name, owner=owner)
         counts = (
             {"n_saved": n, "n_written": n_bytes}
             if action == "save"

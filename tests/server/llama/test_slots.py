@@ -153,3 +153,23 @@ def test_what_cannot_be_is_refused(client: httpx.Client, folder: Path) -> None:
         answer = change(client, slot, action, name)
         assert answer.status_code == 400
         assert re.search(message, answer.json()["error"]["message"]), answer.text
+
+
+def test_keys_do_not_reach_each_others_slots_and_files(folder: Path, cache_folder: Path) -> None:
+    def by(client: httpx.Client, key: str) -> httpx.Client:
+        client.headers["Authorization"] = f"Bearer {key}"
+        return client
+
+    for client in opened(folder, "--api-key", "one", "--api-key", "two"):
+        n = completed(by(client, "one"), id_slot=0)["timings"]["prompt_n"]
+        saved = change(client, 0, "save", "mine").raise_for_status().json()
+        for action in ("save", "restore"):
+            refused = change(by(client, "two"), 0, action, "mine")
+            assert refused.status_code == 400, action
+        assert change(client, 0, "erase").raise_for_status().json()["n_erased"] == 0
+        completed(client, OTHER, id_slot=1)
+        change(client, 1, "save", "mine").raise_for_status()  # in place of nobody else's
+        change(by(client, "one"), 0, "erase").raise_for_status()
+        again = change(client, 0, "restore", "mine").raise_for_status().json()
+        assert again["n_restored"] == saved["n_saved"] > n
+        assert completed(client, id_slot=0)["timings"]["prompt_n"] == 1
