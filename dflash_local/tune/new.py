@@ -238,7 +238,14 @@ class NewRun(Run):
             return [(tokenize(seed, add_special=True), seed, "") for seed in _SEEDS]
         render = self._model.prepare_chat().render
         turn = {"role": "user", "content": _TURN_MARK}
-        before, after = render([turn], enable_thinking=False).split(_TURN_MARK)
+        parts = render([turn], enable_thinking=False).split(_TURN_MARK)
+        if len(parts) != 2 or not parts[0]:
+            raise InputError(
+                f"{self._options.target}: its chat template must write something before the text "
+                "of a user, and that text once: else the model cannot write one; take a file with "
+                "another template"
+            )
+        before, after = parts
         found = []
         for system, n in _SYSTEMS:
             first = [{"role": "system", "content": system}] if system else []

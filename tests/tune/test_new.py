@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import gguf_files
 from dflash_local import demo
 from dflash_local.errors import InputError
 from dflash_local.loading import load
@@ -134,4 +135,18 @@ def test_a_run_that_fails_leaves_everything_as_it_was(
 
     with pytest.raises(RuntimeError):
         train(options, say=fail)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", ["{{ m.content }}", "<{{ m.content }}{{ m.content }}"])
+def test_a_template_without_an_opening_is_told(
+    options: TrainOptions, tmp_path: Path, content: str
+) -> None:
+    template = f"{{% for m in messages %}}{content}{{% endfor %}}"
+    key = (template, gguf_files.STRING, None)
+    target = tmp_path / "changed.gguf"
+    gguf_files.changed(options.target, target, keys={"tokenizer.chat_template": key})
+    before = snapshot(tmp_path)
+    with pytest.raises(InputError, match=r"changed\.gguf: its chat template must write"):
+        train(replace(options, target=target), say=print)
     assert snapshot(tmp_path) == before
