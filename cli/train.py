@@ -16,7 +16,7 @@ from .answer import stdout_columns, write_report, write_stdout
 from .options import LOADING, QUIET, Option, SectionedCommand
 from .request import INTERRUPTED
 from .terminal import Speaker
-from .tune import check_torch, duration
+from .tune import ANSWER_TOKENS, check_torch, duration
 from .values import WholeText, number, whole
 
 if TYPE_CHECKING:
@@ -51,13 +51,7 @@ SECTIONS = {
             default=768,
             help="Tokens of a prompt and its answer together; longer prompts are left out.",
         ),
-        Option(
-            "-n",
-            "--max-tokens",
-            type=whole(16),
-            default=256,
-            help="Tokens of each answer of the target.",
-        ),
+        ANSWER_TOKENS,
     ),
     "Drafter": (
         Option(
@@ -129,9 +123,10 @@ def train(target: str, **values: Any) -> int:
     """Make a drafter for a model that has none.
 
     TARGET is a model's GGUF file, folder or name. It writes prompts and answers them, and a new
-    drafter learns to draft these answers. In the end it is measured on prompts that were held out,
-    and becomes the target's default on this machine. After Ctrl-C the same command goes on. Where
-    somebody has published a drafter for the model, take that: it was trained for days.
+    drafter learns to draft these answers. In the end it is measured on prompts that were held out.
+    Where it is faster than plain decoding, it becomes the target's default on this machine. After
+    Ctrl-C the same command goes on. Where somebody has published a drafter for the model, take
+    that: it was trained for days.
     """
     say = Speaker(values["quiet"])
     check_torch("train")

@@ -30,6 +30,14 @@ _MACHINE = ("n_gpu_layers", "n_threads", "lora", "control_vectors")
 _PATIENCE_S = 1
 _INSTALL = "pip install 'dflash-local[tune]'"
 
+ANSWER_TOKENS = Option(
+    "-n",
+    "--max-tokens",
+    type=whole(16),
+    default=256,
+    help="Tokens of each answer of the target.",
+)
+
 SECTIONS = {
     "Model": (Option("--target", type=WholeText(), metavar="MODEL", help=TARGET_HELP), DRAFT),
     "Texts": (
@@ -63,13 +71,7 @@ SECTIONS = {
             help="Train at most so many steps. It ends earlier where held-out answers gain nothing "
             "more.",
         ),
-        Option(
-            "-n",
-            "--max-tokens",
-            type=whole(16),
-            default=256,
-            help="Tokens of each answer of the target.",
-        ),
+        ANSWER_TOKENS,
     ),
     "Machine": (
         Option(
