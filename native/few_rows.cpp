@@ -1,10 +1,8 @@
 #include "few_rows.h"
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <list>
-#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -31,24 +29,6 @@ std::mutex & recording_mutex() {
     static std::mutex mutex;
     return mutex;
 }
-
-long now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<long>(std::chrono::nanoseconds(now).count());
-}
-
-// Adds the time that it lives.
-class stopwatch {
-  public:
-    explicit stopwatch(std::atomic<long> & ns) : ns_(ns), begin_(now_ns()) {}
-    ~stopwatch() { ns_ += now_ns() - begin_; }
-    stopwatch(const stopwatch &) = delete;
-    stopwatch & operator=(const stopwatch &) = delete;
-
-  private:
-    std::atomic<long> & ns_;
-    long begin_;
-};
 
 class graph_runner {
   public:
@@ -101,12 +81,8 @@ class graph_runner {
 
     // Called when a graph is made, before it gets its memory.
     void optimize(ggml_cgraph * whole, void * parameters) {
-        shared_->counts().ordered_at_ns = now_ns();
-        {
-            const stopwatch watch(shared_->counts().order_ns);
-            // Always, as graphs in another order would not fit the places of the first one.
-            orders_.order(private_abi::of(whole), rules_);
-        }
+        // Always, as graphs in another order would not fit the places of the first one.
+        orders_.order(private_abi::of(whole), rules_);
         if (optimize_ != nullptr) {
             optimize_(backend_, whole, parameters);
         }
@@ -120,7 +96,6 @@ class graph_runner {
     };
 
     ggml_status run_graph(const graph & g) {
-        shared_->counts().run_at_ns = now_ns();
         executor_->begin();
         if (version_ != shared_->version()) {
             forget();
@@ -132,11 +107,9 @@ class graph_runner {
         if (const auto same = by_id_.find(g.uid); g.uid != 0 && same != by_id_.end()) {
             return play(same->second);
         }
-        std::optional<stopwatch> watch(shared_->counts().find_ns);
         content_.read(g);
         const uint64_t hash = content_.hash();
         const place known = find(content_);
-        watch.reset();
         if (known != kept_.end()) {
             remember_id(g.uid, known);
             return play(known);
@@ -165,7 +138,6 @@ class graph_runner {
     }
 
     ggml_status play(place at) {
-        const stopwatch watch(shared_->counts().launch_ns);
         kept_.splice(kept_.begin(), kept_, at);
         executor_->play(*at->recording);
         shared_->counts().played++;
@@ -237,7 +209,6 @@ class graph_runner {
     }
 
     few_rows_plan make_plan(const graph & g) const {
-        const stopwatch watch(shared_->counts().plan_ns);
         few_rows_plan plan = shared_->is_on() ? plan_few_rows(g, rules_) : few_rows_plan{};
         few_rows_counts & counts = shared_->counts();
         for (const few_rows_plan::launch & l : plan.launches) {
@@ -263,7 +234,6 @@ class graph_runner {
     }
 
     ggml_status run_plan(const graph & g, const few_rows_plan & plan) const {
-        const stopwatch watch(shared_->counts().launch_ns);
         if (plan.steps.size() == plan.segments.size()) {
             return compute(g, g.nodes, g.n_nodes);
         }

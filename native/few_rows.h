@@ -77,13 +77,6 @@ struct few_rows_counts {
     std::atomic<long> conversions{0};  // of inputs, before these
     std::atomic<long> attentions{0};   // in the plans made so far: those that are ours
     std::atomic<long> experts{0};      // likewise, products with experts
-    // Nanoseconds of the host.
-    std::atomic<long> order_ns{0};   // to order nodes of new graphs
-    std::atomic<long> find_ns{0};    // to find recordings
-    std::atomic<long> plan_ns{0};    // to make plans
-    std::atomic<long> launch_ns{0};  // to launch: node by node, into a recording, or a recording
-    // By the steady clock, when the last graph came to be ordered, and to be run.
-    std::atomic<long> ordered_at_ns{0}, run_at_ns{0};
 };
 
 // What the backends of one model share: kernels, choices, counts. Changed by the thread that owns

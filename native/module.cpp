@@ -458,12 +458,6 @@ nb::dict count_few_rows(few_rows_engine & self) {
     all["conversions"] = counts.conversions.load();
     all["attentions"] = counts.attentions.load();
     all["experts"] = counts.experts.load();
-    all["order_ns"] = counts.order_ns.load();
-    all["find_ns"] = counts.find_ns.load();
-    all["plan_ns"] = counts.plan_ns.load();
-    all["launch_ns"] = counts.launch_ns.load();
-    all["ordered_at_ns"] = counts.ordered_at_ns.load();
-    all["run_at_ns"] = counts.run_at_ns.load();
     return all;
 }
 
