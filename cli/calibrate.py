@@ -17,7 +17,7 @@ from .terminal import Speaker
 
 if TYPE_CHECKING:
     from dflash_local.controller.costs import Costs
-    from dflash_local.cuda.trial import Finding
+    from dflash_local.cuda.trial import EVERY_PASS, Finding
 
 SECTIONS = {
     "Model": FILES,
@@ -97,10 +97,12 @@ def product_table(products: Sequence[Finding]) -> str:
 
 
 def _taken(finding: Finding) -> str:
-    left = finding.left_up_to
+    left = finding.left
     if not left:
         return "ours"
-    return f"ours beyond {left}" if left < max(finding.ours_us) else "llama.cpp's"
+    if left == EVERY_PASS:
+        return "llama.cpp's"
+    return f"ours beyond {left[-1]}" if left[0] == 1 else f"ours below {left[0]}"
 
 
 def _product(finding: Finding) -> dict[str, Any]:

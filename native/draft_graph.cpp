@@ -168,7 +168,7 @@ ggml_tensor * draft_graph::as_weights(ggml_tensor * x, const ggml_tensor * weigh
     const int64_t n = x->ne[1];
     const bool is_faster = is_cuda(parts_.backend) && weight->type == GGML_TYPE_BF16 &&
                            n >= fewest && n <= most && x->ne[2] * x->ne[3] == 1 &&
-                           !takes_few_rows(parts_.backend, weight);
+                           !takes_few_rows(parts_.backend, weight, n);
     return is_faster ? ggml_cast(nodes_.get(), x, GGML_TYPE_BF16) : x;
 }
 

@@ -42,8 +42,8 @@ class graph_runner {
           executor_(std::move(executor)) {
         rules_.reads = [this](const ggml_tensor & t) { return executor_->reads(t); };
         rules_.has = [this](const few_rows_kernel & k) { return executor_->has(k); };
-        rules_.is_faster = [this](ggml_type type, int64_t k, int64_t rows) {
-            return shared_->takes(type, k, rows);
+        rules_.is_faster = [this](ggml_type type, int64_t k, int64_t rows, int64_t n_rows) {
+            return shared_->takes(type, k, rows, n_rows);
         };
         rules_.attends = [this](const few_rows_attention_kernel & k) {
             return shared_->takes_attention(k) && executor_->has(k);
@@ -60,8 +60,8 @@ class graph_runner {
         forget();
     }
 
-    bool takes(const ggml_tensor & weight) const {
-        return !is_aside_ && shared_->is_on() && takes_matrix(weight, rules_);
+    bool takes(const ggml_tensor & weight, int64_t n_columns) const {
+        return !is_aside_ && shared_->is_on() && takes_matrix(weight, n_columns, rules_);
     }
 
     auto original_free() const { return free_; }
@@ -379,13 +379,19 @@ const few_rows_engine::cubins * few_rows_engine::kernels(const std::string & dev
     return found != kernels_.end() ? &found->second : nullptr;
 }
 
-void few_rows_engine::leave(ggml_type type, int64_t k, int64_t rows) {
-    left_.insert({type, k, rows});
+void few_rows_engine::leave(ggml_type type, int64_t k, int64_t rows, pass_rows left) {
+    left_[{type, k, rows}] = left;
     version_++;
 }
 
-bool few_rows_engine::takes(ggml_type type, int64_t k, int64_t rows) const {
-    return left_.count({type, k, rows}) == 0;
+bool few_rows_engine::takes(ggml_type type, int64_t k, int64_t rows, int64_t n_rows) const {
+    return !has(left_, type, k, rows, n_rows);
+}
+
+bool few_rows_engine::has(const shapes & left, ggml_type type, int64_t k, int64_t rows,
+                          int64_t n_rows) {
+    const auto found = left.find({type, k, rows});
+    return found != left.end() && n_rows >= found->second.first && n_rows <= found->second.last;
 }
 
 void few_rows_engine::leave_attention(ggml_type keys, ggml_type values, int head_dim) {
@@ -397,14 +403,13 @@ bool few_rows_engine::takes_attention(const few_rows_attention_kernel & k) const
     return left_attention_.count({k.keys, k.values, k.head_dim}) == 0;
 }
 
-void few_rows_engine::leave_experts(ggml_type type, int64_t k, int64_t rows, int64_t up_to) {
-    left_experts_[{type, k, rows}] = up_to;
+void few_rows_engine::leave_experts(ggml_type type, int64_t k, int64_t rows, pass_rows left) {
+    left_experts_[{type, k, rows}] = left;
     version_++;
 }
 
 bool few_rows_engine::takes_experts(ggml_type type, int64_t k, int64_t rows, int64_t n_rows) const {
-    const auto left = left_experts_.find({type, k, rows});
-    return left == left_experts_.end() || n_rows > left->second;
+    return !has(left_experts_, type, k, rows, n_rows);
 }
 
 void few_rows_engine::turn(bool on) {
@@ -424,9 +429,9 @@ void few_rows_engine::stand_aside(const std::string & why) {
     }
 }
 
-bool takes_few_rows(ggml_backend_t backend, const ggml_tensor * weight) {
+bool takes_few_rows(ggml_backend_t backend, const ggml_tensor * weight, int64_t n_columns) {
     const graph_runner * runner = known_runners().find(backend);
-    return runner != nullptr && runner->takes(*weight);
+    return runner != nullptr && runner->takes(*weight, n_columns);
 }
 
 void run_graphs_of(ggml_backend_t backend, std::shared_ptr<few_rows_engine> shared,

@@ -89,14 +89,19 @@ class few_rows_engine {
     void add(const std::string & device, cubins kernels) { kernels_[device] = std::move(kernels); }
     const cubins * kernels(const std::string & device) const;
 
-    // Leaves products with matrices of this type and shape to ggml.
-    void leave(ggml_type type, int64_t k, int64_t rows);
-    bool takes(ggml_type type, int64_t k, int64_t rows) const;
+    // Passes of so many rows, both included.
+    struct pass_rows {
+        int64_t first;
+        int64_t last;
+    };
+    // Leaves products with matrices of this type and shape to ggml, in such passes.
+    void leave(ggml_type type, int64_t k, int64_t rows, pass_rows left);
+    bool takes(ggml_type type, int64_t k, int64_t rows, int64_t n_rows) const;
     // Leaves attention with such caches and heads to ggml.
     void leave_attention(ggml_type keys, ggml_type values, int head_dim);
     bool takes_attention(const few_rows_attention_kernel & k) const;
-    // Leaves products with such experts to ggml, in passes of up to so many rows.
-    void leave_experts(ggml_type type, int64_t k, int64_t rows, int64_t up_to);
+    // Leaves products with such experts to ggml, in such passes.
+    void leave_experts(ggml_type type, int64_t k, int64_t rows, pass_rows left);
     bool takes_experts(ggml_type type, int64_t k, int64_t rows, int64_t n_rows) const;
     // Off: ggml multiplies everything.
     void turn(bool on);
@@ -110,9 +115,12 @@ class few_rows_engine {
     void stand_aside(const std::string & why);
 
   private:
+    using shapes = std::map<std::tuple<int, int64_t, int64_t>, pass_rows>;
+    static bool has(const shapes & left, ggml_type type, int64_t k, int64_t rows, int64_t n_rows);
+
     std::unordered_map<std::string, cubins> kernels_;
-    std::set<std::tuple<int, int64_t, int64_t>> left_;
-    std::map<std::tuple<int, int64_t, int64_t>, int64_t> left_experts_;  // up to so many rows
+    shapes left_;
+    shapes left_experts_;
     std::set<std::tuple<int, int, int>> left_attention_;
     bool is_on_ = true;
     long version_ = 0;
@@ -121,8 +129,8 @@ class few_rows_engine {
     std::string reason_;
 };
 
-// Whether products of this matrix with few columns are ours on this backend.
-bool takes_few_rows(ggml_backend_t backend, const ggml_tensor * weight);
+// Whether products of this matrix with so many columns are ours on this backend.
+bool takes_few_rows(ggml_backend_t backend, const ggml_tensor * weight, int64_t n_columns);
 
 // The graphs of this backend run by `shared` from now on, until it is freed.
 void run_graphs_of(ggml_backend_t backend, std::shared_ptr<few_rows_engine> shared,

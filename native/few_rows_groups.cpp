@@ -61,7 +61,7 @@ bool few_rows_graph::is_ours(const ggml_tensor & t) const {
         x.ne[1] > few_rows::MAX_COLUMNS || !is_aligned(x.data, x.ne[1] > 1 ? x.nb[1] : 0, 16)) {
         return false;
     }
-    return rules_.is_faster(w.type, w.ne[0], w.ne[1]);
+    return rules_.is_faster(w.type, w.ne[0], w.ne[1], x.ne[1]);
 }
 
 void few_rows_graph::find_users() {

@@ -133,12 +133,13 @@ int few_rows_units_per_part(int row_blocks, int units, int n_processors) {
     return best;
 }
 
-bool takes_matrix(const ggml_tensor & weight, const few_rows_rules & rules) {
+bool takes_matrix(const ggml_tensor & weight, int64_t n_columns, const few_rows_rules & rules) {
     if (!is_readable(weight, rules)) {
         return false;
     }
     const auto o = operand_of(weight);
-    return rules.has({o, o, 1}) && rules.is_faster(weight.type, weight.ne[0], weight.ne[1]);
+    return rules.has({o, o, 1}) &&
+           rules.is_faster(weight.type, weight.ne[0], weight.ne[1], n_columns);
 }
 
 }  // namespace dflash

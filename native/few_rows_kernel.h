@@ -51,10 +51,9 @@ struct few_rows_rules {
     // Whether the kernels can read a tensor's memory.
     std::function<bool(const ggml_tensor &)> reads;
     std::function<bool(const few_rows_kernel &)> has;
-    // Whether ours is the faster for matrices of this type, this length of a row and so many rows.
-    // A column must have the same bits whatever comes beside it, so it is for all numbers of
-    // columns.
-    std::function<bool(ggml_type, int64_t k, int64_t rows)> is_faster;
+    // Whether ours is the faster for matrices of this type, this length of a row and so many rows,
+    // in passes of `n_rows`.
+    std::function<bool(ggml_type, int64_t k, int64_t rows, int64_t n_rows)> is_faster;
     // Whether there is this kernel of attention, and it is not left to ggml.
     std::function<bool(const few_rows_attention_kernel &)> attends;
     // For experts' matrices, and passes of `n_rows`.
@@ -62,8 +61,8 @@ struct few_rows_rules {
     int n_processors = 0;
 };
 
-// Whether a plan by these rules takes products of this matrix.
-bool takes_matrix(const ggml_tensor & weight, const few_rows_rules & rules);
+// Whether a plan by these rules takes products of this matrix with so many columns.
+bool takes_matrix(const ggml_tensor & weight, int64_t n_columns, const few_rows_rules & rules);
 
 // The block type and the alignment of a matrix for which there are kernels.
 few_rows_kernel::operand operand_of(const ggml_tensor & weight);

@@ -665,10 +665,11 @@ NB_MODULE(_native, m) {
             nb::arg("device"), nb::arg("cubins"))
         .def(
             "leave",
-            [](few_rows_engine & self, int type, int64_t k, int64_t rows) {
-                self.leave(static_cast<ggml_type>(type), k, rows);
+            [](few_rows_engine & self, int type, int64_t k, int64_t rows, int64_t first,
+               int64_t last) {
+                self.leave(static_cast<ggml_type>(type), k, rows, {first, last});
             },
-            nb::arg("type"), nb::arg("k"), nb::arg("rows"))
+            nb::arg("type"), nb::arg("k"), nb::arg("rows"), nb::arg("first"), nb::arg("last"))
         .def(
             "leave_attention",
             [](few_rows_engine & self, int keys, int values, int head_dim) {
@@ -678,10 +679,11 @@ NB_MODULE(_native, m) {
             nb::arg("keys"), nb::arg("values"), nb::arg("head_dim"))
         .def(
             "leave_experts",
-            [](few_rows_engine & self, int type, int64_t k, int64_t rows, int64_t up_to) {
-                self.leave_experts(static_cast<ggml_type>(type), k, rows, up_to);
+            [](few_rows_engine & self, int type, int64_t k, int64_t rows, int64_t first,
+               int64_t last) {
+                self.leave_experts(static_cast<ggml_type>(type), k, rows, {first, last});
             },
-            nb::arg("type"), nb::arg("k"), nb::arg("rows"), nb::arg("up_to"))
+            nb::arg("type"), nb::arg("k"), nb::arg("rows"), nb::arg("first"), nb::arg("last"))
         .def("turn", &few_rows_engine::turn, nb::arg("on"))
         .def_prop_ro("reason", &few_rows_engine::reason)
         .def_prop_ro("counts", &count_few_rows);

@@ -28,7 +28,7 @@ inline ggml_tensor * widened(ggml_context * c, ggml_backend_t backend, const ggm
     constexpr int64_t faster = 9;
     const int64_t n = x->ne[1];
     const bool is_slow = ggml_is_quantized(weight->type) && n >= slowest && n < faster;
-    return is_slow && is_cuda(backend) && !takes_few_rows(backend, weight)
+    return is_slow && is_cuda(backend) && !takes_few_rows(backend, weight, n)
                ? ggml_pad(c, x, 0, static_cast<int>(faster - n), 0, 0)
                : x;
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.cuda import kernels, trial
 from dflash_local.cuda.compiler import INSTALL, Compiler, compiler_for, find_compilers
 from dflash_local.cuda.kernels import Experts, Heads
-from dflash_local.cuda.trial import MOST_ROWS, Finding
+from dflash_local.cuda.trial import EVERY_PASS, Finding
 from dflash_local.errors import BackendError
 from dflash_local.llama import native, runtime
 
@@ -58,18 +58,19 @@ class FewRows:
         wrong = {finding.shape.type_name for finding in findings if finding.fault}
         for finding in findings:
             shape = finding.shape
-            left = 0 if exact else finding.left_up_to
+            left = range(0) if exact else finding.left
             if shape.type_name in wrong:
-                left = MOST_ROWS
+                left = EVERY_PASS
             if not left:
                 continue
-            self._left.add(str(shape) if left == MOST_ROWS else f"{shape} up to {left} rows")
+            rows = "" if left == EVERY_PASS else f" in passes of {left[0]} to {left[-1]} rows"
+            self._left.add(f"{shape}{rows}")
             if isinstance(shape, Heads):
                 self.native.leave_attention(shape.keys, shape.values, shape.head_dim)
             elif isinstance(shape, Experts):
-                self.native.leave_experts(shape.type, shape.k, shape.rows, left)
+                self.native.leave_experts(shape.type, shape.k, shape.rows, left[0], left[-1])
             else:
-                self.native.leave(shape.type, shape.k, shape.rows)
+                self.native.leave(shape.type, shape.k, shape.rows, left[0], left[-1])
 
     @property
     def faults(self) -> list[str]:

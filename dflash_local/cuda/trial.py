@@ -2,9 +2,9 @@
 whether they are faster than llama.cpp's. Both is kept.
 
 A kernel that is wrong, dies or hangs is put aside for good on this GPU with this driver, compiler
-and text. A column must have the same bits whatever comes beside it, so a matrix is multiplied by
-ours for all numbers of columns or for none. What decides is the sum of the times for `DECISIVE`
-columns, each with equal weight: a plain step, and verify passes of the usual widths.
+and text. A column should have the same bits whatever comes beside it, so a matrix is multiplied by
+ours for all usual numbers of columns or for none. What decides is the sum of the times for
+`DECISIVE` columns, each with equal weight: a plain step, and verify passes of the usual widths.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dflash_local.trial import child
 DECISIVE = (1, 4, 8, 16)
 """Columns."""
 
-MOST_ROWS = 64
-"""Of a pass that has kernels of ours."""
+EVERY_PASS = range(1, 65)
+"""The rows of passes for which there are kernels of ours."""
 
 _PLAIN = 2
 """Rows up to which llama.cpp may multiply by experts while ours has more. In whole passes of a
@@ -60,17 +60,23 @@ class Finding:
     passes: bool = False
 
     @property
-    def left_up_to(self) -> int:
-        """Rows of the widest passes that are llama.cpp's; 0: none are. With experts, and with no
-        others, llama.cpp's kernel for few rows and ours for more are better than either alone."""
-        if self.is_ours:
-            return 0
-        if self.fault or not isinstance(self.shape, Experts):
-            return MOST_ROWS
-        theirs = [n for n, us in self.ours_us.items() if us > self.ggml_us[n]]
-        if len(theirs) == len(self.ours_us):
-            return MOST_ROWS
-        return max((n for n in theirs if n <= _PLAIN), default=0)
+    def left(self) -> range:
+        """The rows of passes that are llama.cpp's; a part of them with experts, where its kernel
+        for the fewest rows and ours for more are better than either alone, and with matrices of
+        which it has a faster one for more columns than the usual."""
+        if self.fault:
+            return EVERY_PASS
+        if isinstance(self.shape, Experts):
+            theirs = [n for n, us in self.ours_us.items() if us > self.ggml_us[n]]
+            if len(theirs) == len(self.ours_us):
+                return EVERY_PASS
+            return range(1, max((n for n in theirs if n <= _PLAIN), default=0) + 1)
+        if not self.is_ours:
+            return EVERY_PASS
+        if isinstance(self.shape, Heads):
+            return range(0)
+        ours = {n for n, us in self.ours_us.items() if n in DECISIVE or us <= self.ggml_us[n]}
+        return range(min(self.ours_us.keys() - range(max(ours) + 1), default=65), 65)
 
     @property
     def is_ours(self) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from dflash_local import disk_cache
 from dflash_local.cuda.few_rows import FewRows
 from dflash_local.cuda.kernels import Experts, Heads, Shape
-from dflash_local.cuda.trial import Finding, findings, tried_rows
+from dflash_local.cuda.trial import EVERY_PASS, Finding, findings, tried_rows
 
 SHAPE, OTHER = Shape(8, 256, 48), Shape(8, 288, 48)  # Q8_0
 HEADS = Heads(1, 1, 64, 8, 2)  # F16
@@ -117,14 +117,26 @@ def test_experts_of_plain_steps_are_llama_cpps_where_it_is_faster() -> None:
     """Ours have wider passes all the same, unless they are never the faster ones."""
     ours = times(2) | dict.fromkeys((1, 2, 4, 8), 5.0)
     found = Finding(EXPERTS, ours, times(4))
-    assert found.left_up_to == 2 and not found.is_ours
-    assert Finding(EXPERTS, times(2) | {8: 5.0}, times(4)).left_up_to == 0
-    assert Finding(EXPERTS, times(2), times(4)).left_up_to == 0
-    assert Finding(EXPERTS, times(4), times(2)).left_up_to == 64
-    assert Finding(SHAPE, times(4), times(2)).left_up_to == 64
+    assert found.left == range(1, 3) and not found.is_ours
+    assert not Finding(EXPERTS, times(2) | {8: 5.0}, times(4)).left
+    assert not Finding(EXPERTS, times(2), times(4)).left
+    assert Finding(EXPERTS, times(4), times(2)).left == EVERY_PASS
+    assert Finding(SHAPE, times(4), times(2)).left == EVERY_PASS
     few_rows = FewRows()
     few_rows.take([found])
-    assert few_rows.key[1:] == [f"{EXPERTS} up to 2 rows"]
+    assert few_rows.key[1:] == [f"{EXPERTS} in passes of 1 to 2 rows"]
+
+
+def test_the_widest_passes_are_llama_cpps_where_it_is_faster() -> None:
+    """Of the usual ones all are ours or none, and no narrower one is left than the widest."""
+    assert Finding(SHAPE, times(2) | {32: 5.0, 64: 5.0}, times(4)).left == range(32, 65)
+    assert Finding(SHAPE, times(2) | {64: 5.0}, times(4)).left == range(64, 65)
+    assert not Finding(SHAPE, times(2) | {32: 5.0}, times(4)).left
+    assert not Finding(SHAPE, times(2) | {16: 5.0}, times(4)).left
+    assert not Finding(HEADS, times(2) | {64: 5.0}, times(4)).left
+    few_rows = FewRows()
+    few_rows.take([Finding(SHAPE, times(2) | {64: 5.0}, times(4))])
+    assert few_rows.key[1:] == [f"{SHAPE} in passes of 64 to 64 rows"]
 
 
 def test_exact_answers_take_what_is_right_even_where_it_is_slower() -> None:

@@ -58,7 +58,7 @@ class drawn {
                    std::find(inputs_.begin(), inputs_.end(), &t) == inputs_.end();
         };
         rules.has = [](const few_rows_kernel &) { return true; };
-        rules.is_faster = [](ggml_type, int64_t, int64_t) { return true; };
+        rules.is_faster = [](ggml_type, int64_t, int64_t, int64_t) { return true; };
         rules.attends = [](const few_rows_attention_kernel &) { return true; };
         rules.n_processors = 132;
         return rules;
@@ -177,7 +177,7 @@ void what_is_not_ours_stays_with_ggml() {
     drawn slower(2);
     slower.product(slower.weights(64));
     few_rows_rules rules = slower.rules();
-    rules.is_faster = [](ggml_type, int64_t, int64_t) { return false; };
+    rules.is_faster = [](ggml_type, int64_t, int64_t, int64_t) { return false; };
     check::that(plan_few_rows(slower.layout(), rules).launches.empty(), "ggml's is the faster");
 }
 

@@ -144,14 +144,17 @@ void another_choice_makes_other_recordings() {
     m.run(4);
     check::equal(m.seen.freed, 1, "those with our kernels are gone");
     check::equal(m.seen.multiplied, before, "ggml multiplies");
-    check::that(!takes_few_rows(m.backend.get(), m.weight), "off");
+    check::that(!takes_few_rows(m.backend.get(), m.weight, 8), "off");
     m.engine->turn(true);
     m.run(4);
     check::equal(m.seen.multiplied, before + 1, "we do again");
-    check::that(takes_few_rows(m.backend.get(), m.weight), "on");
-    m.engine->leave(GGML_TYPE_Q8_0, k, rows);
+    check::that(takes_few_rows(m.backend.get(), m.weight, 8), "on");
+    m.engine->leave(GGML_TYPE_Q8_0, k, rows, {5, 64});
     m.run(4);
-    check::equal(m.seen.multiplied, before + 1, "this matrix is left to ggml");
+    check::equal(m.seen.multiplied, before + 2, "left to ggml in wider passes only");
+    m.engine->leave(GGML_TYPE_Q8_0, k, rows, {1, 64});
+    m.run(4);
+    check::equal(m.seen.multiplied, before + 2, "this matrix is left to ggml");
 }
 
 void after_an_error_ggml_computes_alone() {
