@@ -63,7 +63,13 @@ SECTIONS = {
             help="Begin with what an earlier run left: its folder, or one with its config.json and "
             "model.safetensors.",
         ),
-        Option("--block", "block_size", type=whole(2, 64), default=16, help="Tokens of a block."),
+        Option(
+            "--block",
+            "block_size",
+            type=whole(2, 64),
+            show_default="8, or 16 from a hidden size of 1024 on; with --from that of the drafter",
+            help="Tokens of a block.",
+        ),
         Option(
             "--layers",
             "n_layer",
@@ -90,7 +96,7 @@ SECTIONS = {
             "--anchors",
             "n_anchors",
             type=whole(1, 1024),
-            show_default="64 on a GPU, 16 on a CPU",
+            show_default="as many as have 1024 tokens on a GPU, 256 on a CPU",
             help="Blocks of one answer that a step learns.",
         ),
         Option(

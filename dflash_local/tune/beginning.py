@@ -28,9 +28,11 @@ from dflash_local.gguf.file import GgufFile
 
 MOST_TAPS = 5
 _FEW_LAYERS, _MANY_LAYERS = 4, 5
+_SHORT_BLOCK, _LONG_BLOCK = 8, 16
 _WIDE = 1024
-"""From this hidden size on a drafter gets a layer more; a smaller target is so fast itself that a
-layer costs more than it gains."""
+"""From this hidden size on a drafter gets a layer more and longer blocks; a smaller target is so
+fast itself that a layer costs more than it gains, and of the last positions of a long block next to
+nothing is accepted."""
 _STD = 0.02
 _EPSILON = 1e-6
 _UNUSED, _CONTROL = 5, 3
@@ -43,12 +45,13 @@ def write_beginning(
     target: Path,
     *,
     begin: Path | None = None,
-    block_size: int = 16,
+    block_size: int | None = None,
     n_layer: int | None = None,
     seed: int = 0,
 ) -> Path:
     """Write a checkpoint and its GGUF file, which is returned, into a new folder. `begin`: the
-    folder of a checkpoint to begin with in place of random weights. Raises InputError."""
+    folder of a checkpoint to begin with in place of random weights; its blocks may get another
+    size, as no weight depends on it. Raises InputError."""
     file = GgufFile.open(target)
     check_target(file)
     folder.mkdir()
@@ -66,12 +69,16 @@ def write_beginning(
                     f"{begin}: no checkpoint to begin with: {name}: {error.strerror}; give a "
                     "folder that this command has written"
                 ) from None
+        if block_size is not None:
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            config["block_size"] = block_size
+            (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     place = folder / "drafter.gguf"
     convert(folder, target=target, output=place)
     return place
 
 
-def config_for(target: GgufFile, *, block_size: int, n_layer: int | None) -> dict[str, Any]:
+def config_for(target: GgufFile, *, block_size: int | None, n_layer: int | None) -> dict[str, Any]:
     """The config.json of a drafter for a target, of the target's width and with heads like its
     own."""
     name = target.architecture
@@ -89,7 +96,7 @@ def config_for(target: GgufFile, *, block_size: int, n_layer: int | None) -> dic
     return {
         "architectures": ["DFlashDraftModel"],
         "attention_bias": False,
-        "block_size": block_size,
+        "block_size": block_size or (_LONG_BLOCK if n_embd >= _WIDE else _SHORT_BLOCK),
         "dflash_config": {
             "mask_token_id": mask_token(target),
             "target_layer_ids": tapped(n_target),

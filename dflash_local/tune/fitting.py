@@ -413,6 +413,7 @@ class Run:
             rate=self._rate,
             n_anchors=self._n_anchors,
             warm_up=self._warm_up,
+            n_ctx=options.n_ctx,
             seed=options.seed,
         )
 

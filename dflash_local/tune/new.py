@@ -21,6 +21,7 @@ from dflash_local.bench.prompts.prompt import BenchPrompt, prompt_of, read_lines
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Footprint, size_text
 from dflash_local.fit.options import LoadOptions
+from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.host import host_memory
 from dflash_local.tune.answers import LEAST_ANSWER, Answer, Ring
 from dflash_local.tune.beginning import write_beginning
@@ -50,6 +51,8 @@ the latter forgot more than they learnt."""
 _WARM_UP_ON, _AHEAD_ON = 200, 256
 """Steps and answers with which a run goes on from known weights. Those that the first steps see
 again and again would be learnt by heart."""
+_POSITIONS, _CPU_POSITIONS = 1024, 256
+"""Of one answer's blocks in a step."""
 _SAVE_S = 120.0
 _GIVEN = 0.3
 """Part of the answers that are to given prompts: questions, or the user's own. The others are to
@@ -94,7 +97,7 @@ class TrainOptions(TuneOptions):
 
     begin: Path | None = None
     teacher_text: Path | None = None
-    block_size: int = 16
+    block_size: int | None = None
     n_layer: int | None = None
     n_written: int | None = None
     n_anchors: int | None = None
@@ -146,7 +149,9 @@ class NewRun(Run):
         self._before = None
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_batch = max(2048 if on_gpu else 512, options.n_ctx)
-        self._n_anchors = options.n_anchors or (64 if on_gpu else 16)
+        positions = _POSITIONS if on_gpu else _CPU_POSITIONS
+        n_block = GgufFile.open(options.draft).require("dflash.block_size", int)
+        self._n_anchors = options.n_anchors or max(1, positions // n_block)
         self._rate = options.rate or (_RATE_ON if options.begin else _RATE)
         self._ahead = 64 if on_gpu else 8
         if options.begin:

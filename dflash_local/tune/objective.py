@@ -9,7 +9,7 @@ before each position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,11 +78,17 @@ def n_rounds(accepted: Sequence[int]) -> int:
 
 
 def blocks_at(
-    answers: Sequence[Answer], starts: Sequence[Tensor], n_draft: int, device: torch.device
+    answers: Sequence[Answer],
+    starts: Sequence[Tensor],
+    n_draft: int,
+    device: torch.device,
+    n_anchors: int = 0,
 ) -> Blocks:
     """The blocks of answers whose anchors are at these positions of each, on a device. Of each
-    answer equally many: the fewer ones are filled up with blocks of which nothing is valid."""
+    answer equally many, `n_anchors` at least: the fewer ones are filled up with blocks of which
+    nothing is valid."""
     at = pad_sequence(list(starts), batch_first=True)
+    at = functional.pad(at, (0, max(0, n_anchors - at.shape[1])))
     is_real = torch.arange(at.shape[1]) < torch.tensor([len(each) for each in starts])[:, None]
     n_tokens = torch.tensor([len(each.tokens) for each in answers])
     n_labels = torch.tensor([len(each.label_ids) for each in answers])
@@ -110,14 +116,33 @@ def blocks_at(
     return Blocks(**{name: moved(value, device) for name, value in vars(found).items()})
 
 
-def outcome(drafter: TorchDrafter, answers: Sequence[Answer], starts: Sequence[Tensor]) -> Outcome:
-    """What the drafter makes of the blocks at these anchors of each answer, in one pass."""
+def outcome(
+    drafter: TorchDrafter,
+    answers: Sequence[Answer],
+    starts: Sequence[Tensor],
+    *,
+    n_rows: int = 0,
+    n_anchors: int = 0,
+    of: Callable[[TorchDrafter, Tensor, Blocks, int], tuple[Tensor, Tensor]] | None = None,
+) -> Outcome:
+    """What the drafter makes of the blocks at these anchors of each answer, in one pass. For steps
+    of equal shapes there are `n_rows` context rows and `n_anchors` blocks of each answer at least.
+    `of`: `losses`, compiled."""
     device = drafter.head.device
     n_draft = drafter.block_size - drafter.first_draft
-    blocks = blocks_at(answers, starts, n_draft, device)
-    n_rows = max(int(at.max()) for at in starts)
-    features = [answer.features[:n_rows] for answer in answers]
-    context = drafter.inject(pad_sequence(features, batch_first=True).to(device))
+    blocks = blocks_at(answers, starts, n_draft, device, n_anchors)
+    n_read = max(int(at.max()) for at in starts)
+    features = pad_sequence([each.features[:n_read] for each in answers], batch_first=True)
+    features = functional.pad(features, (0, 0, 0, max(0, n_rows - features.shape[1])))
+    return Outcome(*(of or losses)(drafter, features.to(device), blocks, len(answers)))
+
+
+def losses(
+    drafter: TorchDrafter, features: Tensor, blocks: Blocks, n: int
+) -> tuple[Tensor, Tensor]:
+    """The fields of an `Outcome` for the blocks of `n` answers with these features, [n, T,
+    n_features]."""
+    context = drafter.inject(features)
     hidden = drafter.hidden(context, blocks.anchors, blocks.starts)[:, drafter.first_draft :]
     logits = drafter.logits(hidden)
     if drafter.family == "dspark":
@@ -134,12 +159,12 @@ def outcome(drafter: TorchDrafter, answers: Sequence[Answer], starts: Sequence[T
         errors = errors + _selector_errors(ids, scores, blocks)
     true = logprobs.gather(-1, blocks.tokens[..., None])[..., 0]
     weights = position_weights(true.detach().exp(), blocks.valid)
-    loss = _means(errors, weights, len(answers))
+    loss = _means(errors, weights, n)
     if drafter.family == "dspark":
-        loss = loss + _confidence_loss(drafter, hidden, blocks, best, len(answers))
+        loss = loss + _confidence_loss(drafter, hidden, blocks, best, n)
     hits = (best == blocks.tokens) & blocks.valid
     accepted = 1 + hits.long().cumprod(dim=-1).sum(dim=-1)
-    return Outcome(loss, accepted.reshape(len(answers), -1))
+    return loss, accepted.reshape(n, -1)
 
 
 def position_weights(chances: Tensor, valid: Tensor) -> Tensor:
