@@ -13,13 +13,14 @@ from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
+from dflash_local.draft.model_drafter import ModelDrafter
 from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.errors import DflashError, FileError, InputError
 from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_spec import DrafterSpec, ModelSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
@@ -278,6 +279,9 @@ def _tried(setup: Setup, say: Say) -> Setup:
         how=setup.how_loaded,
         say=say,
     )
+    if pair.draft is not None and isinstance(pair.spec, ModelSpec):
+        n_gpu_layers = setup.model_drafter_options.n_gpu_layers
+        ensure_loadable(pair.draft.path, None, layers=(), n_gpu_layers=n_gpu_layers, say=say)
     return setup if found == way_back else _tried(setup.with_snapshots(found.rows), say)
 
 
@@ -357,12 +361,15 @@ def open_drafter(
 
 def _drafter_of(setup: Setup, target: Target) -> Drafter | None:
     """The drafter of a setup for its loaded target."""
-    if setup.pair.draft is None:
+    draft, spec = setup.pair.draft, setup.pair.spec
+    if draft is None:
         return None
+    if isinstance(spec, ModelSpec):
+        return ModelDrafter(draft.path, target, spec, setup.model_drafter_options)
     return open_drafter(
-        setup.pair.draft.path,
+        draft.path,
         target,
-        setup.pair.spec,
+        spec,
         n_seq=setup.plan.n_seq,
         n_ctx=target.n_ctx,
         draft_window=setup.plan.draft_window,

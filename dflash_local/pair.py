@@ -10,7 +10,7 @@ from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES
 from dflash_local.fit.options import COPIES, LoadOptions
 from dflash_local.fit.pairing import check_pair, check_target
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_spec import AnySpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
 
@@ -22,7 +22,7 @@ class Pair:
 
     target: GgufFile
     draft: GgufFile | None
-    spec: DrafterSpec | None
+    spec: AnySpec | None
     copies: bool = False
 
     @property

@@ -135,6 +135,26 @@ class Setup:
         return TargetOptions(**shared | planned)
 
     @property
+    def model_drafter_options(self) -> TargetOptions:
+        """How a drafter that is a language model is opened: whole, where the target's logits are,
+        with a block of cells more for each sequence."""
+        pair, plan, options = self.pair, self.plan, self.target_options.for_drafter()
+        used = [i for i, gpu in enumerate(plan.gpus) if gpu.drafter]
+        return replace(
+            options,
+            n_ctx=plan.n_ctx + plan.n_seq * (pair.spec.block_size if pair.spec else 0),
+            n_gpu_layers=-1 if used else 0,
+            n_cpu_moe=0,
+            tensor_split=None,
+            split_mode="none",
+            main_gpu=used[0] if used else 0,
+            rpc=(),
+            tapped_layers=(),
+            n_branches=1,
+            way_back=CELLS,
+        )
+
+    @property
     def how_loaded(self) -> dict[str, Any]:
         """What a trial must do as the load does, for JSON: other devices, tensors elsewhere than
         their layers, other values of keys."""

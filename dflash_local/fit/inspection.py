@@ -161,7 +161,7 @@ class TargetReport:
 
     @property
     def takes_drafters(self) -> bool:
-        """Whether any drafter can work with it here."""
+        """Whether a DFlash drafter can work with it here. An ordinary model needs no taps."""
         return self.offers_taps and self.rolls_back
 
     def as_dict(self) -> dict[str, Any]:

@@ -11,15 +11,22 @@ from dflash_local.errors import InputError, PairError
 from dflash_local.fit.architectures import (
     EMBEDDING_ARCHITECTURES,
     NOT_GENERATIVE_ARCHITECTURES,
+    RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
     way_back,
 )
-from dflash_local.gguf.drafter_keys import MAX_LAYERS, read_drafter, refuse_old
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_keys import (
+    MAX_LAYERS,
+    OLD_ARCHITECTURES,
+    read_drafter,
+    refuse_old,
+)
+from dflash_local.gguf.drafter_spec import AnySpec, DrafterSpec, ModelSpec
 from dflash_local.gguf.file import GgufFile
 
 _TOKENS = "tokenizer.ggml.tokens"
 _WAYS = {"cells": "yes", "replay": "by replay", "snapshots": "by snapshots"}
+_MOST_UNUSED = 128  # as llama.cpp has it for speculative decoding
 _PLAIN = "or leave the drafter out for plain decoding"
 
 
@@ -115,20 +122,42 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
         )
 
 
-def check_pair(target: GgufFile, drafter: GgufFile) -> DrafterSpec:
+def check_pair(target: GgufFile, drafter: GgufFile) -> AnySpec:
     """The spec of `drafter`, if it fits `target`.
 
     Raises FileError if `target` is not a target or `drafter` not a drafter, PairError if they do
     not fit each other: the message names the field, both values and what to do.
     """
     check_target(target)
-    if fault := _roll_back(target).fault or _taps(target).fault:
+    needed = [_roll_back(target)] if is_model(drafter) else [_roll_back(target), _taps(target)]
+    if fault := next((field.fault for field in needed if field.fault), None):
         raise PairError(fault)
-    spec = read_drafter(drafter, n_vocab=target.n_vocab)
+    spec = read_spec(drafter, n_vocab=target.n_vocab)
     for field in _fields(target, drafter, spec):
         if field.fault:
             raise PairError(field.fault)
     return spec
+
+
+def is_model(drafter: GgufFile) -> bool:
+    """Whether a file given as a drafter is an ordinary language model."""
+    known = {"dflash", *OLD_ARCHITECTURES}
+    return drafter.architecture not in known | NOT_GENERATIVE_ARCHITECTURES
+
+
+def read_spec(file: GgufFile, *, n_vocab: int | None = None) -> AnySpec:
+    """The spec of a drafter. `n_vocab` is used if a DFlash drafter's file has no vocabulary. Raises
+    FileError if it is no drafter, and none that is a language model either."""
+    if not is_model(file):
+        return read_drafter(file, n_vocab=n_vocab)
+    check_target(file)
+    if file.architecture in RECURRENT_ARCHITECTURES:
+        file.fail(
+            f"general.architecture is {file.architecture!r}, which has recurrent layers: it cannot "
+            "take back what it has drafted; give a drafter without, or one that was made for the "
+            "target"
+        )
+    return ModelSpec(file.architecture, file.n_vocab or 0)
 
 
 def compare_pair(target: GgufFile, drafter: GgufFile) -> Fit:
@@ -137,7 +166,7 @@ def compare_pair(target: GgufFile, drafter: GgufFile) -> Fit:
     Raises FileError if `target` is not a target or `drafter` not a drafter.
     """
     check_target(target)
-    spec = read_drafter(drafter, n_vocab=target.n_vocab)
+    spec = read_spec(drafter, n_vocab=target.n_vocab)
     return Fit(target.path, drafter.path, tuple(_fields(target, drafter, spec)))
 
 
@@ -155,13 +184,14 @@ def check_taps(target: GgufFile, layers: Sequence[int]) -> None:
             )
 
 
-def _fields(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> Iterator[FieldFit]:
+def _fields(target: GgufFile, drafter: GgufFile, spec: AnySpec) -> Iterator[FieldFit]:
     yield _roll_back(target)
-    yield _taps(target)
-    n_embd = target.require(f"{target.architecture}.embedding_length", int)
-    yield _equal(target, drafter, "hidden size", "embedding_length", n_embd, spec.n_embd)
-    yield _tapped_layers(target, drafter, spec)
-    yield _equal(target, drafter, "vocabulary size", "", target.n_vocab, spec.n_vocab)
+    if isinstance(spec, DrafterSpec):
+        yield _taps(target)
+        n_embd = target.require(f"{target.architecture}.embedding_length", int)
+        yield _equal(target, drafter, "hidden size", "embedding_length", n_embd, spec.n_embd)
+        yield _tapped_layers(target, drafter, spec)
+    yield _sizes(target, drafter, spec)
     if _TOKENS not in drafter.metadata:
         return
     for name, key in (
@@ -175,6 +205,14 @@ def _fields(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> Iterator[
         else:
             yield _equal(target, drafter, name, key, ours, theirs)
     yield _tokens(target, drafter)
+
+
+def _sizes(target: GgufFile, drafter: GgufFile, spec: AnySpec) -> FieldFit:
+    """The larger models of a family may have some unused tokens more than its small ones."""
+    name, ours, theirs = "vocabulary size", target.n_vocab or 0, spec.n_vocab
+    if isinstance(spec, ModelSpec) and abs(ours - theirs) <= _MOST_UNUSED:
+        return FieldFit(name, ours, theirs)
+    return _equal(target, drafter, name, "", ours, theirs)
 
 
 def _roll_back(target: GgufFile) -> FieldFit:
@@ -227,8 +265,8 @@ def _tokens(target: GgufFile, drafter: GgufFile) -> FieldFit:
         return FieldFit("tokens", len(ours), len(theirs))
     pairs = enumerate(zip(ours, theirs, strict=False))
     index = next((i for i, pair in pairs if pair[0] != pair[1]), None)
-    if index is None:  # the field "vocabulary size" has the details
-        return FieldFit("tokens", len(ours), len(theirs), "numbers of tokens differ")
+    if index is None:  # whether the numbers may differ, the field "vocabulary size" says
+        return FieldFit("tokens", len(ours), len(theirs))
     fault = _mismatch(target, drafter, f"token {index}", ours[index], theirs[index])
     return FieldFit("tokens", f"{ours[index]!r} is {index}", f"{theirs[index]!r} is {index}", fault)
 

@@ -22,7 +22,7 @@ from dflash_local.fit.options import LoadOptions, check_whole
 from dflash_local.fit.placement import Devices, tensor_split_of, usable_gpus
 
 if TYPE_CHECKING:
-    from dflash_local.gguf.drafter_spec import DrafterSpec
+    from dflash_local.gguf.drafter_spec import AnySpec
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama.runtime import Device
 
@@ -117,7 +117,7 @@ class Plan:
 def make_plan(
     target: GgufFile,
     drafter: GgufFile | None,
-    spec: DrafterSpec | None,
+    spec: AnySpec | None,
     options: LoadOptions,
     devices: Sequence[Device],
     n_branches: int = 1,

@@ -1,4 +1,5 @@
-"""The sizes and constants of a DFlash drafter, from its GGUF file (architecture `dflash`)."""
+"""What a drafter's GGUF file says: the sizes and constants of a DFlash drafter (architecture
+`dflash`), or that it is an ordinary language model."""
 
 from __future__ import annotations
 
@@ -107,3 +108,22 @@ class DrafterSpec:
     def n_draft(self) -> int:
         """The most tokens that a block drafts."""
         return self.block_size - (0 if self.sample_from_anchor else 1)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """An ordinary language model as a drafter. It reads tokens only, so it needs no taps."""
+
+    architecture: str
+    n_vocab: int
+    n_draft: int = 8
+    """The most tokens that it drafts at once. Each takes a pass, so more of them rarely pay."""
+    target_layers: tuple[int, ...] = ()
+
+    @property
+    def block_size(self) -> int:
+        """Anchor and drafts."""
+        return 1 + self.n_draft
+
+
+AnySpec = DrafterSpec | ModelSpec

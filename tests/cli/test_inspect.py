@@ -153,9 +153,19 @@ def test_a_target_without_taps(tmp_path: Path) -> None:
     }
     changed(Path(TARGET), made, keys={**keys, "general.architecture": ("gemma3n", STRING, None)})
     text = told(made)
-    assert row(text, "taps").startswith("no") and row(text, "drafting") == "plain decoding only"
+    assert row(text, "taps").startswith("no") and "a small model" in row(text, "drafting")
     done = inspect(DRAFTER, "--target", made)
     assert done.returncode == 2 and "gemma3n" in done.stderr
+
+
+def test_an_ordinary_model_as_a_drafter(tmp_path: Path) -> None:
+    text = told(TARGET, "--target", TARGET)
+    assert "a target" in text and "they fit" in text
+    assert "taps" not in text.partition("they fit")[2]
+    other = write_target(tmp_path / "other.gguf")
+    done = inspect(other, "--target", TARGET)
+    assert done.returncode == 2 and "vocabulary size is 320 in the drafter" in done.stderr
+    assert "they do not fit" in done.stdout
 
 
 def test_a_target_in_the_environment_is_for_drafters() -> None:
@@ -181,7 +191,6 @@ def test_bad_files(tmp_path: Path) -> None:
     assert "no-such.gguf" in refused("no-such.gguf")
     assert "no-such.gguf" in refused(DRAFTER, "--target", "no-such.gguf")
     assert tmp_path.name in refused(tmp_path)
-    assert "drafter" in refused(TARGET, "--target", TARGET)
     assert "drafter" in refused(DRAFTER, "--target", DRAFTER)
     assert "FILE" in refused()
 
