@@ -20,6 +20,7 @@ from dflash_local.fit.options import (
 from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
+from dflash_local.gguf.drafter_spec import ModelSpec
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import Pair, usual_shape
@@ -178,7 +179,7 @@ class Setup:
         """Refuse what no load of these files can verify in one pass. Raises InputError."""
         width, spec = self.options.draft_width, self.named.spec
         most, limit = MAX_OUTPUT_ROWS, "a verify pass"
-        if spec and (self.shape == "chain" or self.named.is_recurrent):
+        if spec and not self._takes_trees:
             most, limit = min(spec.n_draft + 1, most), "this drafter's block"
         if isinstance(width, int) and width > most:
             raise InputError(f"draft_width is {width}; {limit} allows at most {most}")
@@ -239,10 +240,14 @@ class Setup:
         return make_plan(*files, options, self.devices, n_branches, way_back)
 
     def _n_branches(self, n_batch: int) -> int:
-        """Branches of each sequence. It is 1 if drafts are chains, as they are for a target with a
-        recurrent state, which follows one path."""
-        trees = self.shape != "chain" and not self.named.is_recurrent
-        return branches_of_each(self.options.n_seq, n_batch) if trees else 1
+        """Branches of each sequence. It is 1 if drafts are chains."""
+        return branches_of_each(self.options.n_seq, n_batch) if self._takes_trees else 1
+
+    @property
+    def _takes_trees(self) -> bool:
+        """A target with a recurrent state follows one path, and a language model drafts one."""
+        one_path = self.named.is_recurrent or isinstance(self.named.spec, ModelSpec)
+        return self.shape != "chain" and not one_path
 
     def _may_copy(self, pair: Pair) -> bool:
         if pair.draft is not None or pair.copies:

@@ -22,6 +22,8 @@ from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 from elsewhere import controller
 from gguf_files import ARRAY, STRING, edited, of_architecture
+from hybrid import write_hybrid
+from hybrid_engine import hybrid_target
 from long_text import PYTHON_SOURCE
 from pair_engine import consistent, open_target, request
 from plain_answer import PlainAnswer
@@ -224,6 +226,33 @@ def test_answers_equal_after_a_load(small: Path) -> None:
 
 def text_of(model: Model, prompt: str, width: int | str, way: dict[str, float]) -> str:
     return model.generate(prompt, max_tokens=N, draft_width=width, **way).text
+
+
+def test_a_recurrent_target(small: Path, tmp_path: Path) -> None:
+    path = write_hybrid(tmp_path / "hybrid.gguf", "qwen35", demo.pair()[0])
+    with hybrid_target(path, n_seq=2, tapped_layers=()) as target:
+        texts = demo.prompts()["code"][:2]
+        known = [PlainAnswer(target, text, N, **SEEDED) for text in texts]
+        drafter = model_drafter(target, small)
+        engine = Engine(target, drafter, 2)
+        answers = [
+            engine.begin(request(plain.prompt, width, N, **SEEDED))
+            for plain, width in zip(known, (9, 4), strict=True)
+        ]
+        engine.run(answers)
+        for found, plain in zip(answers, known, strict=True):
+            assert found.tokens == plain.tokens
+            assert found.stats.drafted > 0
+
+
+def test_drafts_are_chains_whatever_is_asked_for(small: Path) -> None:
+    options = {"draft_shape": "tree", "n_ctx": 256, "n_threads": 1, "quiet": True}
+    with load(demo.pair()[0], small, **options) as model:
+        result = model.generate("def add(a, b):", max_tokens=8, draft_width=9)
+        assert result.stats.drafting == (
+            "drafts are chains: this drafter gives only one token for each position"
+        )
+        assert result.stats.drafted > 0 == result.stats.tree_rounds
 
 
 def test_its_vocabulary_must_be_the_target_s() -> None:
