@@ -128,6 +128,7 @@ class TargetPass:
         seqs: Sequence[int],
         output: Sequence[bool],
         ids: Sequence[Sequence[int]] = (),
+        states: NDArray[np.float32] | None = None,
     ) -> int: ...
     def decode_ahead(
         self,

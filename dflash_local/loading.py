@@ -13,6 +13,7 @@ from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
+from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.draft.model_drafter import ModelDrafter
 from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.errors import DflashError, FileError, InputError
@@ -20,7 +21,7 @@ from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import DrafterSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
@@ -366,6 +367,8 @@ def _drafter_of(setup: Setup, target: Target) -> Drafter | None:
         return None
     if isinstance(spec, ModelSpec):
         return ModelDrafter(draft.path, target, spec, setup.model_drafter_options)
+    if isinstance(spec, HeadsSpec):
+        return HeadsDrafter(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx)
     return open_drafter(
         draft.path,
         target,

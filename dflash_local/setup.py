@@ -20,7 +20,7 @@ from dflash_local.fit.options import (
 from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
-from dflash_local.gguf.drafter_spec import ModelSpec
+from dflash_local.gguf.drafter_spec import HeadsSpec, ModelSpec
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import Pair, usual_shape
@@ -132,6 +132,7 @@ class Setup:
             "tapped_layers": pair.spec.target_layers if pair.spec else (),
             "n_branches": self._n_branches(plan.n_batch),
             "way_back": plan.way_back,
+            "heads": isinstance(pair.spec, HeadsSpec),
         }
         return TargetOptions(**shared | planned)
 
@@ -150,6 +151,7 @@ class Setup:
             split_mode="none",
             main_gpu=used[0] if used else 0,
             rpc=(),
+            heads=False,
             tapped_layers=(),
             n_branches=1,
             way_back=CELLS,
@@ -164,6 +166,7 @@ class Setup:
         if plan.n_cpu_moe:
             overrides.setdefault(experts_of(plan.n_cpu_moe), plan.host.name)
         found: dict[str, Any] = {"override_kv": dict(options.override_kv)}
+        found["heads"] = isinstance(self.pair.spec, HeadsSpec)
         if plan.n_gpu_layers and not options.rpc:
             found |= {"device": list(options.device), "overrides": overrides}
             found["tensor_split"] = plan.tensor_split if overrides else None
@@ -245,8 +248,9 @@ class Setup:
 
     @property
     def _takes_trees(self) -> bool:
-        """A target with a recurrent state follows one path, and a language model drafts one."""
-        one_path = self.named.is_recurrent or isinstance(self.named.spec, ModelSpec)
+        """A recurrent state follows one path. A language model and heads draft one."""
+        drafts_one = isinstance(self.named.spec, (ModelSpec, HeadsSpec))
+        one_path = self.named.is_recurrent or drafts_one
         return self.shape != "chain" and not one_path
 
     def _may_copy(self, pair: Pair) -> bool:

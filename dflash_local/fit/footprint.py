@@ -20,7 +20,7 @@ from dflash_local.fit.options import (
 )
 from dflash_local.fit.overrides import EXPERTS, device_of
 from dflash_local.gguf.adapter import open_adapter
-from dflash_local.gguf.drafter_spec import AnySpec, ModelSpec
+from dflash_local.gguf.drafter_spec import AnySpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ class Footprint:
         self.taps = len(spec.target_layers) if spec else 0
         self._own: Footprint | None = None
         """Of a drafter that is a language model, in a context of its own."""
+        self._has_heads = isinstance(spec, HeadsSpec)
         if drafter is not None and isinstance(spec, ModelSpec):
             self._own = Footprint(drafter, None, None, options.for_drafter())
         self._read_drafter(drafter, spec)
@@ -197,7 +198,7 @@ class Footprint:
         self._drafter_block = spec.block_size
         if self._own:
             self.drafter_weights = self._own.weights + self._own.head_copy
-        if isinstance(spec, ModelSpec):
+        if isinstance(spec, (ModelSpec, HeadsSpec)):
             return
         width = spec.n_head_kv * spec.head_dim
         self.drafter_weights = sum(tensor.n_bytes for tensor in drafter.tensors.values())
@@ -340,13 +341,15 @@ class Footprint:
             own, n_own = self._own, self._own_ctx(n_ctx)
             compute = max(own.compute_blocks(n_own), own.compute_head(n_own))
             return self.drafter_weights + self.drafter_kv(n_ctx) + compute
+        if self._has_heads:  # their weights and cells are counted as those of the target's layers
+            return max(self.compute_blocks(n_ctx), self.compute_head(n_ctx))
         compute = self._drafter_compute + self.kept_graphs(n_ctx)
         return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute
 
     def kept_graphs(self, n_ctx: int) -> int:
         """Masks and results of all draft graphs that are kept: on the drafter's device, and as much
         on the host."""
-        if self._own:
+        if self._own or self._has_heads:
             return 0
         masks = 2 * self._drafter_masks * self._drafter_cells(n_ctx)
         return _KEPT_GRAPHS * self._drafter_block * (masks + _RESULT_ROW * self._n_seq)

@@ -27,6 +27,8 @@ ROPE_NUMBERS = (
 SHAPES = ("chain", "tree", "auto")
 COPIES = "copies"
 """In place of a drafter's file: only what a text has already is drafted."""
+HEADS = "mtp"
+"""In place of a drafter's file: the target's own heads, layers that predict further tokens."""
 NONE = "none"
 """In place of a drafter's file: none, also where one lies beside the target."""
 Pooling = Literal["none", "mean", "cls", "last", "rank"]

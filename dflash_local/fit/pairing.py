@@ -10,6 +10,7 @@ from typing import Any
 from dflash_local.errors import InputError, PairError
 from dflash_local.fit.architectures import (
     EMBEDDING_ARCHITECTURES,
+    HEADS_ARCHITECTURES,
     NOT_GENERATIVE_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
@@ -21,7 +22,7 @@ from dflash_local.gguf.drafter_keys import (
     read_drafter,
     refuse_old,
 )
-from dflash_local.gguf.drafter_spec import AnySpec, DrafterSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import FileSpec, DrafterSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import GgufFile
 
 _TOKENS = "tokenizer.ggml.tokens"
@@ -122,7 +123,7 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
         )
 
 
-def check_pair(target: GgufFile, drafter: GgufFile) -> AnySpec:
+def check_pair(target: GgufFile, drafter: GgufFile) -> FileSpec:
     """The spec of `drafter`, if it fits `target`.
 
     Raises FileError if `target` is not a target or `drafter` not a drafter, PairError if they do
@@ -139,13 +140,41 @@ def check_pair(target: GgufFile, drafter: GgufFile) -> AnySpec:
     return spec
 
 
+def check_heads(target: GgufFile) -> HeadsSpec:
+    """What heads a target's own file has, to draft with. Raises FileError if `target` is not a
+    target, PairError if it has none that can be used."""
+    check_target(target)
+    if fault := _roll_back(target).fault:
+        raise PairError(fault)
+    name, n_heads = target.architecture, n_heads_of(target)
+    if not n_heads:
+        raise PairError(
+            f"{target.path}: has no heads to draft with: no {name}.nextn_predict_layers, or no "
+            "tensors of these layers; choose a file that was made with them"
+        )
+    if name not in HEADS_ARCHITECTURES:
+        raise PairError(
+            f"{target.path}: heads of {name!r} cannot be used here; expected one of "
+            f"{', '.join(sorted(HEADS_ARCHITECTURES))}"
+        )
+    return HeadsSpec(n_heads, _tappable_layers(target))
+
+
+def n_heads_of(target: GgufFile) -> int:
+    """How many layers a target's file has that predict further tokens."""
+    name = target.architecture
+    n = target.optional(f"{name}.nextn_predict_layers", int, 0)
+    last = target.require(f"{name}.block_count", int) - 1
+    return n if f"blk.{last}.nextn.eh_proj.weight" in target.tensors else 0
+
+
 def is_model(drafter: GgufFile) -> bool:
     """Whether a file given as a drafter is an ordinary language model."""
     known = {"dflash", *OLD_ARCHITECTURES}
     return drafter.architecture not in known | NOT_GENERATIVE_ARCHITECTURES
 
 
-def read_spec(file: GgufFile, *, n_vocab: int | None = None) -> AnySpec:
+def read_spec(file: GgufFile, *, n_vocab: int | None = None) -> FileSpec:
     """The spec of a drafter. `n_vocab` is used if a DFlash drafter's file has no vocabulary. Raises
     FileError if it is no drafter, and none that is a language model either."""
     if not is_model(file):
@@ -184,7 +213,7 @@ def check_taps(target: GgufFile, layers: Sequence[int]) -> None:
             )
 
 
-def _fields(target: GgufFile, drafter: GgufFile, spec: AnySpec) -> Iterator[FieldFit]:
+def _fields(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> Iterator[FieldFit]:
     yield _roll_back(target)
     if isinstance(spec, DrafterSpec):
         yield _taps(target)
@@ -207,7 +236,7 @@ def _fields(target: GgufFile, drafter: GgufFile, spec: AnySpec) -> Iterator[Fiel
     yield _tokens(target, drafter)
 
 
-def _sizes(target: GgufFile, drafter: GgufFile, spec: AnySpec) -> FieldFit:
+def _sizes(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> FieldFit:
     """The larger models of a family may have some unused tokens more than its small ones."""
     name, ours, theirs = "vocabulary size", target.n_vocab or 0, spec.n_vocab
     if isinstance(spec, ModelSpec) and abs(ours - theirs) <= _MOST_UNUSED:

@@ -20,9 +20,9 @@ from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint, Use, cells, size_text
 from dflash_local.fit.options import LoadOptions, check_whole
 from dflash_local.fit.placement import Devices, tensor_split_of, usable_gpus
+from dflash_local.gguf.drafter_spec import AnySpec, HeadsSpec
 
 if TYPE_CHECKING:
-    from dflash_local.gguf.drafter_spec import AnySpec
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama.runtime import Device
 
@@ -190,7 +190,7 @@ def make_plan(
         host=found.host,
         target_name=target.name,
         target_bytes=model.weights,
-        drafter_name=drafter.path.name if drafter else None,
+        drafter_name=_drafter_name(drafter, spec),
         drafter_bytes=model.drafter_weights,
         kv_bytes=model.kv(context, range(model.n_blocks)),
         state_bytes=model.states,
@@ -238,6 +238,12 @@ def _arrange(model: Footprint, devices: Sequence[Device], options: LoadOptions) 
     n_cpu_moe = model.n_blocks if options.cpu_moe else options.n_cpu_moe
     choice = places.choose(contexts, layers, n_cpu_moe, fixed=n_ctx is not None)
     return _Arrangement(model, places, most, *choice)
+
+
+def _drafter_name(drafter: GgufFile | None, spec: AnySpec | None) -> str | None:
+    if isinstance(spec, HeadsSpec):
+        return "the target's own heads"
+    return drafter.path.name if drafter else None
 
 
 def _fewer(way_back: WayBack) -> list[WayBack]:

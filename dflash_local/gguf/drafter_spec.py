@@ -1,5 +1,5 @@
 """What a drafter's GGUF file says: the sizes and constants of a DFlash drafter (architecture
-`dflash`), or that it is an ordinary language model."""
+`dflash`), or that it is an ordinary language model; and what heads a target's own file has."""
 
 from __future__ import annotations
 
@@ -126,4 +126,31 @@ class ModelSpec:
         return 1 + self.n_draft
 
 
-AnySpec = DrafterSpec | ModelSpec
+@dataclass(frozen=True)
+class HeadsSpec:
+    """Layers behind those of a target, in its own file, that predict further tokens."""
+
+    n_heads: int
+    n_layer: int
+    """Layers of the target itself."""
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """What heads read: the hidden state after all layers and the last norm."""
+        return (self.n_layer,)
+
+    @property
+    def n_draft(self) -> int:
+        """The most tokens at once. A single head was trained to go on from its own states; of
+        several, each is for one token, and only the first is used."""
+        return 6 if self.n_heads == 1 else 1
+
+    @property
+    def block_size(self) -> int:
+        """Anchor and drafts."""
+        return 1 + self.n_draft
+
+
+FileSpec = DrafterSpec | ModelSpec
+"""Of a drafter that has a file of its own."""
+AnySpec = FileSpec | HeadsSpec
