@@ -133,6 +133,10 @@ def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:
         if report.offers_taps
         else "no: llama.cpp hands out no hidden states of this architecture",
     )
+    if report.n_heads:
+        layers = f"{report.n_heads} layer{'s' if report.n_heads > 1 else ''}"
+        use = "--draft mtp" if report.drafts_with_heads else "not used here"
+        yield "heads", f"{layers} to predict further tokens: {use}"
     yield "roll back", _WAYS_BACK[report.way_back]
     yield "drafting", _drafting_text(report)
 

@@ -36,9 +36,10 @@ class target_pass {
   public:
     // n_branches: how many llama.cpp ids each sequence has. layers: the layers whose inputs, the
     // residual streams, are stored. in_graph: false for a model whose batches llama.cpp may split.
-    // It must have no taps, and all logits of a pass come to the host. Layer n_layer stands for what
-    // the heads that predict further tokens read (llama.cpp's h_nextn), where the model has any.
-    // Throws std::invalid_argument for a layer that is not there, backend_error if there is no room.
+    // It must have no taps, and all logits of a pass come to the host. Layer n_layer stands for
+    // what the heads that predict further tokens read (llama.cpp's h_nextn), where the model has
+    // any. Throws std::invalid_argument for a layer that is not there, backend_error if there is no
+    // room.
     //
     // replay: takes back rows of recurrent states, or null. It needs in_graph.
     target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> layers, int n_stored,

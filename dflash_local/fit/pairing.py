@@ -22,7 +22,7 @@ from dflash_local.gguf.drafter_keys import (
     read_drafter,
     refuse_old,
 )
-from dflash_local.gguf.drafter_spec import FileSpec, DrafterSpec, HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import DrafterSpec, FileSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import GgufFile
 
 _TOKENS = "tokenizer.ggml.tokens"

@@ -190,7 +190,7 @@ def make_plan(
         host=found.host,
         target_name=target.name,
         target_bytes=model.weights,
-        drafter_name=_drafter_name(drafter, spec),
+        drafter_name=drafter_name(drafter, spec),
         drafter_bytes=model.drafter_weights,
         kv_bytes=model.kv(context, range(model.n_blocks)),
         state_bytes=model.states,
@@ -240,7 +240,8 @@ def _arrange(model: Footprint, devices: Sequence[Device], options: LoadOptions) 
     return _Arrangement(model, places, most, *choice)
 
 
-def _drafter_name(drafter: GgufFile | None, spec: AnySpec | None) -> str | None:
+def drafter_name(drafter: GgufFile | None, spec: AnySpec | None) -> str | None:
+    """What a drafter is called: its file, if it has one of its own."""
     if isinstance(spec, HeadsSpec):
         return "the target's own heads"
     return drafter.path.name if drafter else None
