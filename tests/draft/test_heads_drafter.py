@@ -36,6 +36,7 @@ TARGETS = {
     "sometimes right": ("qwen35", 0.02),
     "never right": ("qwen35", 1.0),
     "experts, sometimes right": ("qwen35moe", 0.02),
+    "no recurrent layers": ("glm4moe", 0.02),
 }
 
 
@@ -119,6 +120,7 @@ def test_heads_that_are_right_are_accepted(files: dict[str, Path]) -> None:
     )  # at the end of an answer there is nothing to compare with
     assert 0.9 > accepted["sometimes right"] > 0.1 > accepted["never right"]
     assert 0.9 > accepted["experts, sometimes right"] > 0.1
+    assert 0.9 > accepted["no recurrent layers"] > 0.1
 
 
 def test_drafts_are_llama_cpp_s(target: Target, engine: Engine) -> None:

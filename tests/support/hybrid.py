@@ -1,7 +1,8 @@
 """Tiny targets with random weights whose layers are partly recurrent, one of each architecture.
 
 Their weights are scaled so that the next token depends on the whole state: a state that is wrong
-anywhere shows in the answer.
+anywhere shows in the answer. Some of them may have a head that predicts further tokens, and one
+has no recurrent layer at all.
 """
 
 from __future__ import annotations
@@ -274,6 +275,31 @@ def _qwen(model: _Hybrid, n_vocab: int) -> None:
             _dense(model, block)
 
 
+def _glm(model: _Hybrid, n_vocab: int) -> None:
+    """glm4moe: no recurrent layers, and experts but for the first layer."""
+    _shape(
+        model,
+        feed_forward_length=N_FF,
+        attention__head_count_kv=N_HEAD_KV,
+        rope__dimension_count=16,
+        leading_dense_block_count=1,
+        expert_gating_func=2,
+    )
+    _n_experts(model, expert_shared_count=1)
+    _head(model, n_vocab)
+    for layer in range(N_LAYER + model.has_head):
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        model.norm(block + "post_attention_norm.weight", N_EMBD)
+        _attention(model, block)
+        if layer == N_LAYER:
+            _further_head(model, block)
+        if layer:
+            _experts(model, block, shared=True, biased=True)
+        else:
+            _dense(model, block)
+
+
 def _further_head(model: _Hybrid, block: str) -> None:
     """What a head has besides its layer."""
     model.numbers(block_count=N_LAYER + 1, nextn_predict_layers=1)
@@ -434,6 +460,7 @@ _WRITERS: dict[str, Callable[[RandomModel, int], None]] = {
     "qwen35": _qwen,
     "qwen35moe": _qwen,
     "qwen3next": _qwen,
+    "glm4moe": _glm,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
     "nemotron_h": _nemotron_h,
