@@ -64,7 +64,8 @@ def load(
     check: Callable[[Model], object] | None = None,
     **settings: Unpack[LoadSettings],
 ) -> Model:
-    """Load a GGUF target and the DFlash drafter that drafts for it.
+    """Load a GGUF target and the drafter that drafts for it: a DFlash drafter, or a small model
+    with the same vocabulary.
 
     `target` and `draft` are paths of GGUF files, folders that hold one, or places on the hub:
     `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
@@ -75,7 +76,8 @@ def load(
 
     What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
-    snapshots (see below). `draft_from` is a file of further text to copy from.
+    snapshots (see below). "mtp" in its place asks for the heads of the target's own file.
+    `draft_from` is a file of further text to copy from.
 
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. Of a
     mixture that does not fit, the experts of the first `n_cpu_moe` layers are in RAM; None takes as
