@@ -558,6 +558,12 @@ NB_MODULE(_native, m) {
     m.def("can_replay", &can_replay, nb::arg("context") = 0,
           "Whether rows of a recurrent llama_context can be taken back by replay; without one, "
           "whether this build of llama.cpp allows it.");
+    m.def(
+        "keep_states_of_all_rows",
+        [](uintptr_t context) {
+            private_abi::keep_states_of_all_rows(reinterpret_cast<llama_context *>(context));
+        },
+        nb::arg("context"), "Let a target compute what its heads read for each row of a pass.");
     m.def("edit_cells", &edit_cells, nb::arg("context"), nb::arg("cuts"), nb::arg("copies"),
           "In a llama_context's cache: ids lose what they have from a position on, then take over "
           "positions of others, from and to.");
@@ -726,6 +732,7 @@ NB_MODULE(_native, m) {
         .def("hidden_states", &hidden_states, nb::arg("rows"),
              "float32 [n_rows, n_taps * n_embd], of rows by their numbers in the store.")
         .def_prop_ro("first_stored", &target_pass::first_stored)
+        .def_prop_ro("n_tapped", &target_pass::n_tapped)
         .def_prop_ro(
             "n_stored",
             [](const target_pass & p) { return p.store() != nullptr ? p.store()->n_rows() : 0; })

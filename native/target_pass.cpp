@@ -85,9 +85,6 @@ target_pass::target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> la
             throw std::invalid_argument("cannot tap the input of layer " + std::to_string(layer) +
                                         "; the target offers 1 .. " + std::to_string(last));
         }
-        if (layer == n_layer) {
-            private_abi::keep_states_of_all_rows(ctx);
-        }
     }
     if (!in_graph_) {
         if (!layers_.empty()) {
@@ -218,8 +215,9 @@ int target_pass::decode(const std::vector<batch_row> & rows, const float * state
                             " to tap, a row for each token; load without a drafter");
     }
     // If the batch is split, only the last part has its rows in the graph's tensors.
-    const bool is_split = (n_outputs > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs) ||
-                          (store_ && n_tapped_ != n);
+    const bool is_split =
+        (n_outputs > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs) ||
+        (store_ && n_tapped_ != n && !(states != nullptr && n_tapped_ == n_outputs));
     if (is_split) {
         throw backend_error("llama.cpp has split a batch of " + std::to_string(n) +
                             " rows of this target; load it with one sequence");

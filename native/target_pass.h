@@ -52,7 +52,7 @@ class target_pass {
     // graph lacks a layer to tap, or does not take all rows at once.
     //
     // states: the hidden state that comes with each row's token, [rows][n_embd], in a context of
-    // such heads; else null.
+    // such heads; else null. Of some heads only the rows with an output are stored, in their order.
     int decode(const std::vector<batch_row> & rows, const float * states = nullptr);
 
     // Decodes some sequences for n_steps: what is drawn from each row is the next row. It stops
@@ -111,6 +111,7 @@ class target_pass {
     int64_t n_rebuilds() const { return n_rebuilds_; }  // of the target's graph, so far
     // Shared with the drafters that read it. Null: no layers are tapped.
     const std::shared_ptr<tap_store> & store() const { return store_; }
+    int64_t n_tapped() const { return n_tapped_; }          // rows that the last pass has stored
     int64_t first_stored() const { return first_stored_; }  // the store's number of the first row
 
   private:

@@ -216,9 +216,11 @@ class HeadsDrafter(Drafter):
         if status:
             raise BackendError(f"llama.cpp failed on the heads with {status}: {runtime.reason()}")
         if output:
-            first = self._open.first_stored
-            ends = [first + row for row, is_last in enumerate(last) if is_last]
-            self._states = self._open.hidden_states(ends)
+            first, n_tapped = self._open.first_stored, self._open.n_tapped
+            ends = [row for row, is_last in enumerate(last) if is_last]
+            if n_tapped < len(last):  # these heads only go on with the rows that have an output
+                ends = list(range(n_tapped))
+            self._states = self._open.hidden_states([first + row for row in ends])
 
     def _draw(self, output_row: int, tokens: list[int], logprobs: list[float]) -> int:
         ids, logits = self._open.candidates(output_row, 1)

@@ -234,6 +234,8 @@ class Target(Readout):
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
                 "sequences at once; load it with one"
             )
+        if options.heads:
+            native.keep_states_of_all_rows(native.address(self._context))
         with self.own_kernels():
             self._pass = native.TargetPass(
                 native.address(self._context),

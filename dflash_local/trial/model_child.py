@@ -127,6 +127,8 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
     say(stage="taps")
     layers, way_back = request["layers"], WayBack(**request["way_back"])
     address = native.address(context)
+    if request.get("heads"):
+        native.keep_states_of_all_rows(address)
     n_replayed = way_back.by("replay") if native.can_replay(address) else 0
     threads = native.ThreadPool(n_threads())
     passes = native.TargetPass(address, 1, layers, _N_CTX, True, 1, n_replayed, threads)
@@ -174,7 +176,7 @@ def _try_heads(model: Any, n_gpu_layers: int) -> None:
     states = np.zeros((2, llama_cpp.llama_model_n_embd(model)), np.float32)
     if status := passes.decode([0, 0], [0, 1], [0, 0], [False, True], (), states):
         raise FileError(runtime.first_error_line() or f"llama_decode returned {status}")
-    passes.hidden_states([passes.first_stored + 1])
+    passes.hidden_states([passes.first_stored])
     llama_cpp.llama_free(context)
 
 

@@ -37,6 +37,7 @@ TARGETS = {
     "never right": ("qwen35", 1.0),
     "experts, sometimes right": ("qwen35moe", 0.02),
     "no recurrent layers": ("glm4moe", 0.02),
+    "cut to outputs": ("qwen3next", 0.02),
 }
 
 
@@ -121,6 +122,7 @@ def test_heads_that_are_right_are_accepted(files: dict[str, Path]) -> None:
     assert 0.9 > accepted["sometimes right"] > 0.1 > accepted["never right"]
     assert 0.9 > accepted["experts, sometimes right"] > 0.1
     assert 0.9 > accepted["no recurrent layers"] > 0.1
+    assert 0.9 > accepted["cut to outputs"] > 0.1
 
 
 def test_drafts_are_llama_cpp_s(target: Target, engine: Engine) -> None:
