@@ -31,6 +31,7 @@ HEADS = "mtp"
 """In place of a drafter's file: the target's own heads, layers that predict further tokens."""
 NONE = "none"
 """In place of a drafter's file: none, also where one lies beside the target."""
+WORDS = (COPIES, HEADS, NONE)
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 """How the vectors of a text's tokens become one: not at all, their mean, that of the first or of
 the last token, or a score of how well two texts fit, as rerankers have it."""

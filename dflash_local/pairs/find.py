@@ -16,7 +16,7 @@ from dflash_local import disk_cache
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.architectures import takes_drafters
 from dflash_local.fit.footprint import size_text
-from dflash_local.fit.options import COPIES, HEADS, NONE, LoadOptions
+from dflash_local.fit.options import COPIES, HEADS, WORDS, LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.download import progress_bars
 from dflash_local.hub.repository import Repository, cached, listed, remote_model
@@ -143,7 +143,7 @@ def find_pair(
     word = None if draft is None else os.fspath(draft)
     own = Path(word) if word in (COPIES, HEADS) else None
     drafter = None
-    if word not in (COPIES, HEADS, NONE):
+    if word not in WORDS:
         drafter = find_drafter(draft, address, model, newest=newest)
     if draft is None and drafter is None and isinstance(address, NamedPair):
         say(f"{address.entry.target}: a drafter cannot work with it here, so none is fetched")
