@@ -140,11 +140,13 @@ class Setup:
     def model_drafter_options(self) -> TargetOptions:
         """How a drafter that is a language model is opened: whole, where the target's logits are,
         with a block of cells more for each sequence."""
-        pair, plan, options = self.pair, self.plan, self.target_options.for_drafter()
+        plan, spec = self.plan, self.pair.spec
+        assert isinstance(spec, ModelSpec)
+        options = self.target_options.for_drafter(is_recurrent=spec.is_recurrent)
         used = [i for i, gpu in enumerate(plan.gpus) if gpu.drafter]
         return replace(
             options,
-            n_ctx=plan.n_ctx + plan.n_seq * (pair.spec.block_size if pair.spec else 0),
+            n_ctx=plan.n_ctx + plan.n_seq * spec.block_size,
             n_gpu_layers=-1 if used else 0,
             n_cpu_moe=0,
             tensor_split=None,

@@ -28,7 +28,8 @@ class ModelDrafter(Drafter):
     its likeliest tokens. Of the context features it reads the tokens alone.
 
     What was drafted stays in its cache until the target has decided, so what is accepted is not
-    decoded again.
+    decoded again. A recurrent state could not be cut back then: such a model drafts in a sequence
+    that shares the text's, and is emptied after it.
     """
 
     saves_rows = True
@@ -41,8 +42,11 @@ class ModelDrafter(Drafter):
         self._spec = spec
         self._model = Target(path, options, few_rows=target.few_rows, threads=target.threads)
         self.file_key = self._model.file_key
+        self._n_seq = target.options.n_seq
         self._texts: list[list[int]] = [[] for _ in range(options.n_seq)]
         """What its cache has of each sequence."""
+        self._lost: list[list[int]] = [[] for _ in range(options.n_seq)]
+        """What it has to decode again of each, as its state could not be cut back."""
         self._lengths = [0] * options.n_seq
         """How much of that is injected. The rest was drafted."""
         target.attach(self)
@@ -65,8 +69,10 @@ class ModelDrafter(Drafter):
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         left = {r.seq: self._new(r.seq, _tokens(r.features)) for r in requests}
-        if sum(map(len, left.values())) + len(requests) > self._model.n_batch:
+        n_rows = sum(map(len, left.values())) + len(requests)
+        if n_rows > self._model.n_batch or self._model.is_recurrent:
             self._inject(left)
+        seqs = [self._branch(request.seq) for request in requests]
         drafts: list[tuple[list[int], list[float]]] = [([], []) for _ in requests]
         going = list(range(len(requests)))
         while going:
@@ -74,14 +80,16 @@ class ModelDrafter(Drafter):
             for i in going:
                 request, (tokens, _) = requests[i], drafts[i]
                 rows = tokens[-1:] or [*left[request.seq], request.anchor]
-                self._add(batch, request.seq, rows, outputs="last")
+                self._add(batch, seqs[i], rows, outputs="last")
             self._run(batch)
             for row, i in enumerate(list(going)):
                 self._draw(row, *drafts[i])
                 if self._is_done(requests[i], *drafts[i]):
                     going.remove(i)
-        for request in requests:
+        for request, seq in zip(requests, seqs, strict=True):
             self._lengths[request.seq] += len(_tokens(request.features))
+            if seq != request.seq:
+                self._cut(seq, 0)
         return [Draft.chain(*draft) for draft in drafts]
 
     def _draw(self, output_row: int, tokens: list[int], logprobs: list[float]) -> None:
@@ -100,12 +108,16 @@ class ModelDrafter(Drafter):
 
     def copy(self, source: int, target: int, length: int) -> None:
         self._cut(target, 0)
-        self._model.copy(source, target, length)
-        self._texts[target] = self._texts[source][:length]
+        if self._lost[source] or not self._model.can_copy(source, length):
+            self._lost[target] = [*self._lost[source], *self._texts[source]][:length]
+        else:
+            self._model.copy(source, target, length)
+            self._texts[target] = self._texts[source][:length]
         self._lengths[target] = length
 
     def save(self, seq: int) -> NDArray[np.uint8]:
         self._cut(seq, self._lengths[seq])
+        self._inject({seq: self._new(seq, [])})
         text = np.asarray([len(self._texts[seq]), *self._texts[seq]], np.int32)
         return np.concatenate([text.view(np.uint8), self._model.save(seq)])
 
@@ -122,15 +134,16 @@ class ModelDrafter(Drafter):
         self._model.close()
 
     def _new(self, seq: int, tokens: list[int]) -> list[int]:
-        """Those of the next tokens of a sequence that are not in the cache already, as drafts.
-        Other drafts are taken out of it."""
+        """Those of the next tokens of a sequence that are not in the cache already, as drafts, and
+        before them what it has lost. Other drafts are taken out of the cache."""
         begin, n = self._lengths[seq], 0
         for drafted, token in zip(self._texts[seq][begin:], tokens, strict=False):
             if drafted != token:
                 break
             n += 1
         self._cut(seq, begin + n)
-        return tokens[n:]
+        lost, self._lost[seq] = self._lost[seq], []
+        return lost + tokens[n:]
 
     def _inject(self, left: dict[int, list[int]]) -> None:
         """Decode the next tokens of some sequences, which are then none."""
@@ -153,11 +166,30 @@ class ModelDrafter(Drafter):
         for seq, token in zip(batch.seq_ids, batch.tokens, strict=True):
             self._texts[seq].append(token)
 
+    def _branch(self, seq: int) -> int:
+        """The sequence in which drafts go on from this one."""
+        if not self._model.is_recurrent:
+            return seq
+        branch = self._n_seq + seq
+        if self._texts[seq]:
+            self._model.copy(seq, branch, len(self._texts[seq]))
+        self._texts[branch] = list(self._texts[seq])
+        return branch
+
     def _cut(self, seq: int, length: int) -> None:
         """Forget the tokens from `length` on; with 0 also what a failed pass has left."""
-        if length < len(self._texts[seq]) or not length:
-            self._model.truncate(seq, length)
-            del self._texts[seq][length:]
+        text = self._texts[seq]
+        if not length:
+            self._model.clear(seq)
+            self._texts[seq], self._lost[seq] = [], []
+        elif self._lost[seq]:
+            del self._lost[seq][length:]
+        elif length < len(text):
+            if self._model.truncate(seq, length):
+                del text[length:]
+            else:
+                self._model.clear(seq)
+                self._texts[seq], self._lost[seq] = [], text[:length]
 
 
 def _tokens(features: Features) -> list[int]:

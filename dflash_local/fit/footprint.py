@@ -150,7 +150,8 @@ class Footprint:
         """Of a drafter that is a language model, in a context of its own."""
         self._has_heads = isinstance(spec, HeadsSpec)
         if drafter is not None and isinstance(spec, ModelSpec):
-            self._own = Footprint(drafter, None, None, options.for_drafter())
+            own = options.for_drafter(is_recurrent=spec.is_recurrent)
+            self._own = Footprint(drafter, None, None, own)
         self._read_drafter(drafter, spec)
 
     def _read_weights(self, overrides: Mapping[str, str]) -> None:

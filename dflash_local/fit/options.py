@@ -181,12 +181,14 @@ class ContextOptions:
         names = ("rope_scaling", "rope_scale", *ROPE_NUMBERS)
         return any(getattr(self, name) is not None for name in names)
 
-    def for_drafter(self) -> Self:
-        """The same for a drafter that is a model of its own: without what is said of the target."""
+    def for_drafter(self, *, is_recurrent: bool) -> Self:
+        """The same for a drafter that is a model of its own: without what is said of the target,
+        and with a sequence more for each to draft in, if it has a recurrent state."""
         own: dict[str, Any] = dict.fromkeys(("rope_scaling", "rope_scale", *ROPE_NUMBERS))
         own |= {"kv_type": "f16", "cache_type_k": None, "cache_type_v": None}
         own |= {"lora": (), "control_vectors": (), "override_tensor": {}, "override_kv": {}}
-        return replace(self, **own)
+        n_seq = self.n_seq * (2 if is_recurrent else 1)
+        return replace(self, n_seq=n_seq, exact=False, **own)
 
     @property
     def kv_types(self) -> tuple[str, str]:

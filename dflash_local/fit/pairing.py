@@ -12,6 +12,7 @@ from dflash_local.fit.architectures import (
     EMBEDDING_ARCHITECTURES,
     HEADS_ARCHITECTURES,
     NOT_GENERATIVE_ARCHITECTURES,
+    OWN_STATE_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
     way_back,
@@ -180,13 +181,10 @@ def read_spec(file: GgufFile, *, n_vocab: int | None = None) -> FileSpec:
     if not is_model(file):
         return read_drafter(file, n_vocab=n_vocab)
     check_target(file)
-    if file.architecture in RECURRENT_ARCHITECTURES:
-        file.fail(
-            f"general.architecture is {file.architecture!r}, which has recurrent layers: it cannot "
-            "take back what it has drafted; give a drafter without, or one that was made for the "
-            "target"
-        )
-    return ModelSpec(file.architecture, file.n_vocab or 0)
+    name = file.architecture
+    if name in OWN_STATE_ARCHITECTURES:
+        file.fail(f"general.architecture is {name!r}, whose states were not tried in a drafter")
+    return ModelSpec(file.n_vocab or 0, name in RECURRENT_ARCHITECTURES)
 
 
 def compare_pair(target: GgufFile, drafter: GgufFile) -> Fit:

@@ -114,8 +114,8 @@ class DrafterSpec:
 class ModelSpec:
     """An ordinary language model as a drafter. It reads tokens only, so it needs no taps."""
 
-    architecture: str
     n_vocab: int
+    is_recurrent: bool = False
     n_draft: int = 8
     """The most tokens that it drafts at once. Each takes a pass, so more of them rarely pay."""
     target_layers: tuple[int, ...] = ()

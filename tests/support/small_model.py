@@ -32,7 +32,7 @@ def model_drafter(target: Target, path: Path | None = None, **options: Any) -> M
     path = path or demo.pair()[0]
     spec = read_spec(GgufFile.open(path))
     assert isinstance(spec, ModelSpec)
-    n_seq = target.options.n_seq
+    n_seq = target.options.n_seq * (2 if spec.is_recurrent else 1)
     wanted = {
         "n_ctx": target.n_ctx + n_seq * spec.block_size,
         "n_seq": n_seq,
