@@ -38,6 +38,7 @@ TARGETS = {
     "experts, sometimes right": ("qwen35moe", 0.02),
     "no recurrent layers": ("glm4moe", 0.02),
     "cut to outputs": ("qwen3next", 0.02),
+    "latent attention": ("deepseek2", 0.02),
 }
 
 
@@ -123,6 +124,7 @@ def test_heads_that_are_right_are_accepted(files: dict[str, Path]) -> None:
     assert 0.9 > accepted["experts, sometimes right"] > 0.1
     assert 0.9 > accepted["no recurrent layers"] > 0.1
     assert 0.9 > accepted["cut to outputs"] > 0.1
+    assert 0.9 > accepted["latent attention"] > 0.1
 
 
 def test_drafts_are_llama_cpp_s(target: Target, engine: Engine) -> None:
@@ -172,7 +174,9 @@ def test_a_text_goes_on_from_an_earlier_one(target: Target, engine: Engine) -> N
     engine.slots.forget_all()
     for plain in (first, second, third, second, first):
         found = answer(engine, plain.prompt, 7, N)
-        assert len(found.tokens) == N  # the last bits of states may differ after a checkpoint
+        # The last bits of a recurrent state may differ after a checkpoint.
+        assert target.is_recurrent or found.tokens == plain.tokens
+        assert found.error is None
         assert found.stats.drafted > 0
         assert engine.drafter
         consistent(engine, engine.drafter, len(engine.slots[0].cached))

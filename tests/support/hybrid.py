@@ -1,8 +1,8 @@
 """Tiny targets with random weights whose layers are partly recurrent, one of each architecture.
 
 Their weights are scaled so that the next token depends on the whole state: a state that is wrong
-anywhere shows in the answer. Some of them may have a head that predicts further tokens, and one
-has no recurrent layer at all.
+anywhere shows in the answer. Some of them may have a head that predicts further tokens, and two
+have no recurrent layer at all.
 """
 
 from __future__ import annotations
@@ -300,6 +300,41 @@ def _glm(model: _Hybrid, n_vocab: int) -> None:
             _dense(model, block)
 
 
+def _glm_flash(model: _Hybrid, n_vocab: int) -> None:
+    """deepseek2, as of GLM-4.7-Flash: latent attention in each layer, and experts but for the
+    first."""
+    _shape(
+        model,
+        feed_forward_length=N_FF,
+        attention__head_count_kv=1,
+        attention__q_lora_rank=N_EMBD // 2,
+        attention__kv_lora_rank=HEAD_DIM,
+        attention__key_length=2 * HEAD_DIM,
+        attention__key_length_mla=2 * HEAD_DIM,
+        attention__value_length_mla=HEAD_DIM,
+        rope__dimension_count=HEAD_DIM,
+        leading_dense_block_count=1,
+        expert_gating_func=2,
+    )
+    _n_experts(model, expert_shared_count=1)
+    _head(model, n_vocab)
+    for layer in range(N_LAYER + model.has_head):
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        model.norm(block + "ffn_norm.weight", N_EMBD)
+        _latent_attention(model, block)
+        del model.tensors[block + "attn_q.weight"]
+        model.matrix(block + "attn_q_a.weight", N_EMBD // 2, N_EMBD)
+        model.norm(block + "attn_q_a_norm.weight", N_EMBD // 2)
+        model.matrix(block + "attn_q_b.weight", N_HEAD * 2 * HEAD_DIM, N_EMBD // 2)
+        if layer == N_LAYER:
+            _further_head(model, block)
+        if layer:
+            _experts(model, block, shared=True, biased=True)
+        else:
+            _dense(model, block)
+
+
 def _further_head(model: _Hybrid, block: str) -> None:
     """What a head has besides its layer."""
     model.numbers(block_count=N_LAYER + 1, nextn_predict_layers=1)
@@ -461,6 +496,7 @@ _WRITERS: dict[str, Callable[[RandomModel, int], None]] = {
     "qwen35moe": _qwen,
     "qwen3next": _qwen,
     "glm4moe": _glm,
+    "deepseek2": _glm_flash,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
     "nemotron_h": _nemotron_h,
