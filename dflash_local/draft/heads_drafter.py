@@ -18,6 +18,7 @@ from dflash_local.fit.architectures import CELLS
 from dflash_local.gguf.drafter_spec import HeadsSpec
 from dflash_local.llama import native, runtime
 from dflash_local.target_model import sequence_state
+from dflash_local.target_model.pass_threads import PassThreads
 from dflash_local.target_model.taps import Features, StoredFeatures
 from dflash_local.target_model.target import Target
 
@@ -74,9 +75,10 @@ class HeadsDrafter(Drafter):
         )
         params = options.context_params(target.n_threads)
         params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
+        model = ctypes.c_void_p(target.address)
         runtime.clear_log()
         with target.own_kernels():
-            self._context: Any = api.llama_init_from_model(ctypes.c_void_p(target.address), params)
+            self._context: Any = api.llama_init_from_model(model, params)
         if not self._context:
             raise BackendError(f"llama.cpp has no room for the heads: {runtime.reason()}")
         self._pass: native.TargetPass | None = None
@@ -96,6 +98,9 @@ class HeadsDrafter(Drafter):
         except BaseException:
             self.close()
             raise
+        self._pass_threads = PassThreads(
+            model, self._context, target.threads, options, target.n_threads, options.n_ctx
+        )
         self._memory = api.llama_get_memory(self._context)
         self._texts = [_Text(self._no_state) for _ in range(n_seq)]
         target.attach(self)
@@ -210,6 +215,7 @@ class HeadsDrafter(Drafter):
             last += [False] * (n - 1) + [output]
         states = np.concatenate([part.states for part in parts])
         runtime.clear_log()
+        self._pass_threads.before_pass(len(tokens), max(positions) + 1)
         status = self._open.decode(tokens, positions, seqs, last, (), states)
         if status == 1:
             raise ContextFullError(f"the heads have no room for {len(tokens)} more tokens")
