@@ -102,10 +102,11 @@ class Plan:
                 "snapshots": f", {rows} snapshots of each",
             }[self.way_back.kind]
             states = f", {size_text(self.state_bytes)} of it for recurrent states{each}"
+        own = f", {drafter}, cache up to {drafter_kv}" if self.drafter_bytes else ""
         window = f" for the last {self.draft_window} tokens" if self.draft_window else ""
         return [
             f"target: {self.target_name}, {target}, {layers if used else f'all on {head}'}",
-            f"drafter: {self.drafter_name}, {drafter}, cache up to {drafter_kv}{window}, on {head}"
+            f"drafter: {self.drafter_name}{own}{window}, on {head}"
             if self.drafter_name
             else "drafter: none",
             f"context: {self.n_ctx} tokens, {self.kv_type} KV cache of {kv}{states}",
