@@ -182,6 +182,8 @@ def read_spec(file: GgufFile, *, n_vocab: int | None = None) -> FileSpec:
         return read_drafter(file, n_vocab=n_vocab)
     check_target(file)
     name = file.architecture
+    if n_heads_of(file) and "blk.0.attn_norm.weight" not in file.tensors:
+        file.fail("heads without their model; give a target that has them in its own file, and mtp")
     if name in OWN_STATE_ARCHITECTURES:
         file.fail(f"general.architecture is {name!r}, whose states were not tried in a drafter")
     return ModelSpec(file.n_vocab or 0, name in RECURRENT_ARCHITECTURES)

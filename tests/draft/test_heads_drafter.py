@@ -14,8 +14,8 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
-from dflash_local.errors import PairError
-from dflash_local.fit.pairing import check_heads
+from dflash_local.errors import FileError, PairError
+from dflash_local.fit.pairing import check_heads, check_pair
 from dflash_local.gguf.file import GgufFile
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target_model.taps import StoredFeatures
@@ -195,6 +195,28 @@ def test_loaded_by_the_word(files: dict[str, Path]) -> None:
         assert drafted.stats.accepted == drafted.stats.drafted > N / 4
     with load(path, **options, quiet=True) as model:
         assert model.drafter is None
+
+
+def test_a_failure_puts_them_aside(files: dict[str, Path]) -> None:
+    """With too small a context of their own they fail in the middle of an answer."""
+    with target_with_heads(files["always right"], n_ctx=512) as target:
+        prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:240]
+        plain = PlainAnswer(target, prompt, N)
+        drafter = HeadsDrafter(target, check_heads(GgufFile.open(target.path)), n_seq=1, n_ctx=200)
+        engine = Engine(target, drafter)
+        found = plain.asked(engine, 7)
+        assert "the drafter failed: the heads have no room" in (found.stats.warning or "")
+        engine.slots._back_at = 0.0
+        engine.slots.forget_all()
+        again = PlainAnswer(target, prompt[:20], N)
+        assert again.asked(engine, 7).stats.accepted > 0
+
+
+def test_heads_without_their_model(files: dict[str, Path]) -> None:
+    whole = GgufFile.open(files["never right"])
+    alone = edited(whole, tensors={"blk.0.attn_norm.weight": None})
+    with pytest.raises(FileError, match="heads without their model"):
+        check_pair(whole, alone)
 
 
 def test_a_target_without_heads(files: dict[str, Path]) -> None:
