@@ -55,11 +55,6 @@ class ModelDrafter(Drafter):
     def block_size(self) -> int:
         return self._spec.block_size
 
-    @property
-    def n_builds(self) -> int:  # type: ignore[override]
-        """None are counted: each row of a draft is a pass, and all are of the same graph."""
-        return 0
-
     def length(self, seq: int) -> int:
         return self._lengths[seq]
 
