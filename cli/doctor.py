@@ -85,7 +85,8 @@ def _lines(found: Examination) -> list[str]:
         rows += [("target", f"{pair.target}, {byte_size(pair.target_bytes)}{quantization}")]
         if pair.drafter:
             made_for = f", for {pair.made_for}" if pair.made_for else ""
-            drafter = f"{pair.drafter}, {byte_size(pair.drafter_bytes)}{made_for}"
+            size = f", {byte_size(pair.drafter_bytes)}" if pair.drafter_bytes else ""
+            drafter = f"{pair.drafter}{size}{made_for}"
             rows.append(("drafter", drafter))
     rows += [
         ("plan", line) for line in found.plan if line.startswith(("context", "memory", "note"))

@@ -66,13 +66,14 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
 
     For a drafter it shows the family and what runs it, the block, and which layers of the target it
     taps; for a target, whether llama.cpp lets a drafter work with it; for both, the types of the
-    weights, the tokenizer and where the file comes from. Only headers are read.
+    weights, the tokenizer and where the file comes from. Only headers are read. An ordinary small
+    model can be a drafter, too: --target says whether it fits.
 
     With --target the exit code is 0 when the two fit and 2 when they do not.
     """
     from dflash_local.errors import PairError
     from dflash_local.fit.inspection import inspect_drafter, inspect_file
-    from dflash_local.fit.pairing import compare_pair
+    from dflash_local.fit.pairing import compare_pair, is_model
     from dflash_local.gguf.file import GgufFile
 
     opened = GgufFile.open(file)
@@ -83,7 +84,8 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
         return
     other = GgufFile.open(target)
     fit = compare_pair(other, opened)
-    _print(inspect_drafter(opened, target=other), fit, as_json)
+    report = inspect_file(opened) if is_model(opened) else inspect_drafter(opened, target=other)
+    _print(report, fit, as_json)
     if fit.error is not None:
         raise PairError(fit.error)
 
@@ -131,8 +133,20 @@ def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:
         if report.offers_taps
         else "no: llama.cpp hands out no hidden states of this architecture",
     )
+    if report.n_heads:
+        layers = f"{report.n_heads} layer{'s' if report.n_heads > 1 else ''}"
+        use = "--draft mtp" if report.drafts_with_heads else "not used here"
+        yield "heads", f"{layers} to predict further tokens: {use}"
     yield "roll back", _WAYS_BACK[report.way_back]
-    yield "drafting", "with a drafter, or plain" if report.takes_drafters else "plain decoding only"
+    yield "drafting", _drafting_text(report)
+
+
+def _drafting_text(report: TargetReport) -> str:
+    if report.takes_drafters:
+        return "with a drafter, or plain"
+    if report.rolls_back:
+        return "with a small model of the same vocabulary as the drafter, or plain"
+    return "plain decoding only"
 
 
 def _drafter_rows(report: DrafterReport) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_local.fit.options import COPIES, NONE
+from dflash_local.fit.options import WORDS
 
 from . import interrupt
 from .options import LOADING, values_of
@@ -32,7 +32,7 @@ def check_files(values: Mapping[str, Any]) -> None:
             "use the shipped pair."
         )
     for given in (target, draft):
-        if given not in (None, COPIES, NONE):
+        if given not in (None, *WORDS):
             read_address(given)
 
 

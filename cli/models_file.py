@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from dflash_local.errors import InputError
+from dflash_local.fit.options import WORDS
 from dflash_local.text_file import read_toml
 
 from .options import READABLE, Option
@@ -41,7 +42,7 @@ def named_model(value: Any) -> NamedModel:
             f"{value!s} is not NAME=TARGET or NAME=TARGET,DRAFT, such as qwen=qwen3-8b-q4.gguf."
         )
     _check_name(name)
-    return NamedModel(name, _target(Path(), target), _place(Path(), draft) if draft else None)
+    return NamedModel(name, _target(Path(), target), _draft(Path(), draft) if draft else None)
 
 
 def read_models(path: Path, options: Iterable[Option]) -> list[NamedModel]:
@@ -78,7 +79,7 @@ def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, Option]) -
             if not isinstance(value, str | int) or isinstance(value, bool):
                 raise click.BadParameter(f"{value!s} is neither a text nor a whole number.")
             if key in ("target", "draft"):
-                place = _target if key == "target" else _place
+                place = _target if key == "target" else _draft
                 files[key] = place(path.parent, str(value))
             elif key in keys:
                 settings[keys[key].name or key] = keys[key].type(value)
@@ -115,6 +116,11 @@ def _target(folder: Path, given: str) -> Path | str:
         except InputError as error:
             raise click.BadParameter(f"{error}.") from None
     return place
+
+
+def _draft(folder: Path, given: str) -> Path | str:
+    """As `_place`, or a word in place of a drafter."""
+    return given if given in WORDS else _place(folder, given)
 
 
 def _place(folder: Path, given: str) -> Path | str:

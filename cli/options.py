@@ -188,9 +188,11 @@ DRAFT = Option(
     type=WholeText(),
     metavar="DRAFTER",
     show_default="the name's own, or a dflash-*.gguf beside the model",
-    help="Its DFlash drafter: a GGUF file, a folder, or a hub repository. Without one, what the "
-    "text repeats is drafted as copies, where that costs nothing; the word copies in its place "
-    "asks for them also where they take memory, the word none for no drafter at all.",
+    help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter or of a "
+    "small model with the same vocabulary; the word mtp for the heads that the target's own file "
+    "has. Without one, what the text repeats is drafted as copies, where that costs nothing; the "
+    "word copies in its place asks for them also where they take memory, the word none for no "
+    "drafter at all.",
 )
 
 FILES = (TARGET, DRAFT)

@@ -13,13 +13,15 @@ from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
+from dflash_local.draft.heads_drafter import HeadsDrafter
+from dflash_local.draft.model_drafter import ModelDrafter
 from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.errors import DflashError, FileError, InputError
 from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
@@ -62,7 +64,8 @@ def load(
     check: Callable[[Model], object] | None = None,
     **settings: Unpack[LoadSettings],
 ) -> Model:
-    """Load a GGUF target and the DFlash drafter that drafts for it.
+    """Load a GGUF target and the drafter that drafts for it: a DFlash drafter, or a small model
+    with the same vocabulary.
 
     `target` and `draft` are paths of GGUF files, folders that hold one, or places on the hub:
     `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
@@ -73,7 +76,8 @@ def load(
 
     What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
-    snapshots (see below). `draft_from` is a file of further text to copy from.
+    snapshots (see below). "mtp" in its place asks for the heads of the target's own file.
+    `draft_from` is a file of further text to copy from.
 
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. Of a
     mixture that does not fit, the experts of the first `n_cpu_moe` layers are in RAM; None takes as
@@ -278,6 +282,9 @@ def _tried(setup: Setup, say: Say) -> Setup:
         how=setup.how_loaded,
         say=say,
     )
+    if pair.draft is not None and isinstance(pair.spec, ModelSpec):
+        n_gpu_layers = setup.model_drafter_options.n_gpu_layers
+        ensure_loadable(pair.draft.path, None, layers=(), n_gpu_layers=n_gpu_layers, say=say)
     return setup if found == way_back else _tried(setup.with_snapshots(found.rows), say)
 
 
@@ -357,12 +364,17 @@ def open_drafter(
 
 def _drafter_of(setup: Setup, target: Target) -> Drafter | None:
     """The drafter of a setup for its loaded target."""
-    if setup.pair.draft is None:
+    draft, spec = setup.pair.draft, setup.pair.spec
+    if draft is None:
         return None
+    if isinstance(spec, ModelSpec):
+        return ModelDrafter(draft.path, target, spec, setup.model_drafter_options)
+    if isinstance(spec, HeadsSpec):
+        return HeadsDrafter(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx)
     return open_drafter(
-        setup.pair.draft.path,
+        draft.path,
         target,
-        setup.pair.spec,
+        spec,
         n_seq=setup.plan.n_seq,
         n_ctx=target.n_ctx,
         draft_window=setup.plan.draft_window,

@@ -398,8 +398,9 @@ class Model:
 
     def largest_hidden_state(self) -> float | None:
         """The largest magnitude among the latest hidden states that the drafter reads, without
-        those of the last pass; None without a drafter. Waits for running requests."""
-        if self.drafter is None:
+        those of the last pass; None without a drafter, and if it reads none. Waits for running
+        requests."""
+        if self.drafter is None or not self.target.n_features:
             return None
 
         def largest() -> float:

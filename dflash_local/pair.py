@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES
-from dflash_local.fit.options import COPIES, LoadOptions
-from dflash_local.fit.pairing import check_pair, check_target
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.fit.options import COPIES, HEADS, LoadOptions
+from dflash_local.fit.pairing import check_heads, check_pair, check_target
+from dflash_local.gguf.drafter_spec import AnySpec, HeadsSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The files of a target and, if there is one, of a drafter that fits it. `copies`: copies were
-    asked for in place of a drafter."""
+    """The files of a target and, if there is one, of a drafter that fits it: the target's own if it
+    drafts with its heads. `copies`: copies were asked for in place of a drafter."""
 
     target: GgufFile
     draft: GgufFile | None
-    spec: DrafterSpec | None
+    spec: AnySpec | None
     copies: bool = False
 
     @property
@@ -40,6 +40,8 @@ class Pair:
             return self
         target = replace(self.target, metadata={**self.target.metadata, **keys})
         check_target(target)
+        if isinstance(self.spec, HeadsSpec):
+            return replace(self, target=target, draft=target, spec=check_heads(target))
         spec = check_pair(target, self.draft) if self.draft else None
         return replace(self, target=target, spec=spec)
 
@@ -59,12 +61,14 @@ def usual_shape(devices: Sequence[Device], options: LoadOptions) -> DraftShape:
 
 
 def open_pair(target: str | os.PathLike[str], draft: str | os.PathLike[str] | None = None) -> Pair:
-    """Check both files and whether they fit. Only headers are read. `draft` may be "copies". Raises
-    FileError, PairError."""
+    """Check both files and whether they fit. Only headers are read. `draft` may be "copies" or
+    "mtp". Raises FileError, PairError."""
     target_file = GgufFile.open(target)
     check_target(target_file)
     if draft is not None and os.fspath(draft) == COPIES:
         return Pair(target_file, None, None, copies=True)
+    if draft is not None and os.fspath(draft) == HEADS:
+        return Pair(target_file, target_file, check_heads(target_file))
     draft_file = GgufFile.open(draft) if draft is not None else None
     spec = check_pair(target_file, draft_file) if draft_file else None
     return Pair(target_file, draft_file, spec)

@@ -20,6 +20,7 @@ from dflash_local.fit.options import (
 from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
+from dflash_local.gguf.drafter_spec import HeadsSpec, ModelSpec
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import Pair, usual_shape
@@ -131,8 +132,32 @@ class Setup:
             "tapped_layers": pair.spec.target_layers if pair.spec else (),
             "n_branches": self._n_branches(plan.n_batch),
             "way_back": plan.way_back,
+            "heads": isinstance(pair.spec, HeadsSpec),
         }
         return TargetOptions(**shared | planned)
+
+    @property
+    def model_drafter_options(self) -> TargetOptions:
+        """How a drafter that is a language model is opened: whole, where the target's logits are,
+        with a block of cells more for each sequence."""
+        plan, spec = self.plan, self.pair.spec
+        assert isinstance(spec, ModelSpec)
+        options = self.target_options.for_drafter(is_recurrent=spec.is_recurrent)
+        used = [i for i, gpu in enumerate(plan.gpus) if gpu.drafter]
+        return replace(
+            options,
+            n_ctx=plan.n_ctx + plan.n_seq * spec.block_size,
+            n_gpu_layers=-1 if used else 0,
+            n_cpu_moe=0,
+            tensor_split=None,
+            split_mode="none",
+            main_gpu=used[0] if used else 0,
+            rpc=(),
+            heads=False,
+            tapped_layers=(),
+            n_branches=1,
+            way_back=CELLS,
+        )
 
     @property
     def how_loaded(self) -> dict[str, Any]:
@@ -143,6 +168,7 @@ class Setup:
         if plan.n_cpu_moe:
             overrides.setdefault(experts_of(plan.n_cpu_moe), plan.host.name)
         found: dict[str, Any] = {"override_kv": dict(options.override_kv)}
+        found["heads"] = isinstance(self.pair.spec, HeadsSpec)
         if plan.n_gpu_layers and not options.rpc:
             found |= {"device": list(options.device), "overrides": overrides}
             found["tensor_split"] = plan.tensor_split if overrides else None
@@ -158,7 +184,7 @@ class Setup:
         """Refuse what no load of these files can verify in one pass. Raises InputError."""
         width, spec = self.options.draft_width, self.named.spec
         most, limit = MAX_OUTPUT_ROWS, "a verify pass"
-        if spec and (self.shape == "chain" or self.named.is_recurrent):
+        if spec and not self._takes_trees:
             most, limit = min(spec.n_draft + 1, most), "this drafter's block"
         if isinstance(width, int) and width > most:
             raise InputError(f"draft_width is {width}; {limit} allows at most {most}")
@@ -219,10 +245,15 @@ class Setup:
         return make_plan(*files, options, self.devices, n_branches, way_back)
 
     def _n_branches(self, n_batch: int) -> int:
-        """Branches of each sequence. It is 1 if drafts are chains, as they are for a target with a
-        recurrent state, which follows one path."""
-        trees = self.shape != "chain" and not self.named.is_recurrent
-        return branches_of_each(self.options.n_seq, n_batch) if trees else 1
+        """Branches of each sequence. It is 1 if drafts are chains."""
+        return branches_of_each(self.options.n_seq, n_batch) if self._takes_trees else 1
+
+    @property
+    def _takes_trees(self) -> bool:
+        """A recurrent state follows one path. A language model and heads draft one."""
+        drafts_one = isinstance(self.named.spec, (ModelSpec, HeadsSpec))
+        one_path = self.named.is_recurrent or drafts_one
+        return self.shape != "chain" and not one_path
 
     def _may_copy(self, pair: Pair) -> bool:
         if pair.draft is not None or pair.copies:

@@ -59,8 +59,7 @@ class LookupDrafter(Drafter):
 
 
 def main() -> None:
-    # A drafter is told of hidden states, so some layer must be tapped.
-    target = Target.load(demo.pair()[0], n_ctx=1024, tapped_layers=(1,))
+    target = Target.load(demo.pair()[0], n_ctx=1024)
     with Model(Engine(target, LookupDrafter())) as model:
         source = "def load(path):\n    return json.load(open(path))\n\n\n"
         prompt = f"{source}def load(path):\n    return json"

@@ -241,7 +241,7 @@ std::vector<std::string> private_doubts() {
 
 int decode(target_pass & self, const std::vector<int32_t> & tokens,
            const std::vector<int32_t> & positions, const std::vector<int32_t> & seqs,
-           const std::vector<bool> & output, id_lists ids) {
+           const std::vector<bool> & output, id_lists ids, std::optional<float_rows> states) {
     const size_t n = tokens.size();
     if (positions.size() != n || seqs.size() != n || output.size() != n) {
         throw std::invalid_argument("each token has one position, one sequence and one flag");
@@ -249,13 +249,17 @@ int decode(target_pass & self, const std::vector<int32_t> & tokens,
     if (!ids.empty() && ids.size() != n) {
         throw std::invalid_argument("ids are given for all rows or for none");
     }
+    if (states &&
+        (states->shape(0) != n || states->shape(1) != static_cast<size_t>(self.n_embd()))) {
+        throw std::invalid_argument("states are given for all rows or for none");
+    }
     const nb::gil_scoped_release release;
     ids.resize(n);
     std::vector<batch_row> rows(n);
     for (size_t i = 0; i < n; i++) {
         rows[i] = {tokens[i], positions[i], seqs[i], output[i], std::move(ids[i])};
     }
-    return self.decode(rows);
+    return self.decode(rows, states ? states->data() : nullptr);
 }
 
 nb::tuple decode_ahead(target_pass & self, const std::vector<int32_t> & tokens,
@@ -554,6 +558,12 @@ NB_MODULE(_native, m) {
     m.def("can_replay", &can_replay, nb::arg("context") = 0,
           "Whether rows of a recurrent llama_context can be taken back by replay; without one, "
           "whether this build of llama.cpp allows it.");
+    m.def(
+        "keep_states_of_all_rows",
+        [](uintptr_t context) {
+            private_abi::keep_states_of_all_rows(reinterpret_cast<llama_context *>(context));
+        },
+        nb::arg("context"), "Let a target compute what its heads read for each row of a pass.");
     m.def("edit_cells", &edit_cells, nb::arg("context"), nb::arg("cuts"), nb::arg("copies"),
           "In a llama_context's cache: ids lose what they have from a position on, then take over "
           "positions of others, from and to.");
@@ -706,7 +716,8 @@ NB_MODULE(_native, m) {
         .def("start_replay", &target_pass::start_replay, nb::call_guard<nb::gil_scoped_release>())
         .def("wait", &target_pass::wait, nb::call_guard<nb::gil_scoped_release>())
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),
-             nb::arg("output"), nb::arg("ids") = id_lists{}, "Status of llama_decode.")
+             nb::arg("output"), nb::arg("ids") = id_lists{}, nb::arg("states").none() = nb::none(),
+             "Status of llama_decode. `states` float32 [n, n_embd] come with the tokens of heads.")
         .def("decode_ahead", &decode_ahead, nb::arg("tokens"), nb::arg("positions"),
              nb::arg("seqs"), nb::arg("n_steps"), nb::arg("draws"), nb::arg("given"),
              "Status of llama_decode, and what is drawn step by step.")
@@ -723,6 +734,7 @@ NB_MODULE(_native, m) {
         .def("hidden_states", &hidden_states, nb::arg("rows"),
              "float32 [n_rows, n_taps * n_embd], of rows by their numbers in the store.")
         .def_prop_ro("first_stored", &target_pass::first_stored)
+        .def_prop_ro("n_tapped", &target_pass::n_tapped)
         .def_prop_ro(
             "n_stored",
             [](const target_pass & p) { return p.store() != nullptr ? p.store()->n_rows() : 0; })

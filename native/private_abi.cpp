@@ -13,6 +13,7 @@
 
 const std::vector<std::pair<std::string, ggml_tensor *>> & llama_internal_get_tensor_map(
     const llama_model * model);
+LLAMA_API void llama_set_embeddings_nextn(llama_context * ctx, bool value, bool masked);
 
 namespace dflash::private_abi {
 
@@ -158,6 +159,10 @@ void * stream_of(ggml_backend_t cuda) {
 
 const std::vector<std::pair<std::string, ggml_tensor *>> & tensors_of(const llama_model * model) {
     return llama_internal_get_tensor_map(model);
+}
+
+void keep_states_of_all_rows(llama_context * ctx) {
+    llama_set_embeddings_nextn(ctx, /*value=*/true, /*masked=*/false);
 }
 
 #ifdef _WIN32

@@ -85,6 +85,10 @@ void * stream_of(ggml_backend_t cuda);
 // The tensors of a model by name. libllama exports this function of C++, but no header has it.
 const std::vector<std::pair<std::string, ggml_tensor *>> & tensors_of(const llama_model * model);
 
+// Lets the graphs of a context compute the hidden state that the heads for further tokens read for
+// all rows, not only for those whose logits are wanted. This, too, is in no header.
+void keep_states_of_all_rows(llama_context * ctx);
+
 // A function of the library that the function `inside` is in; null if it does not export that, and
 // under Windows, where only what is marked is exported.
 void * symbol_beside(const void * inside, const char * name);

@@ -79,10 +79,11 @@ target_pass::target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> la
       replay_(std::move(replay)),
       too_many_(n_vocab_ + 1) {
     const int n_layer = llama_model_n_layer(llama_get_model(ctx));
+    const int last = n_layer - (llama_model_n_layer_nextn(llama_get_model(ctx)) > 0 ? 0 : 1);
     for (const int32_t layer : layers_) {
-        if (layer < 1 || layer >= n_layer) {
+        if (layer < 1 || layer > last) {
             throw std::invalid_argument("cannot tap the input of layer " + std::to_string(layer) +
-                                        "; the target offers 1 .. " + std::to_string(n_layer - 1));
+                                        "; the target offers 1 .. " + std::to_string(last));
         }
     }
     if (!in_graph_) {
@@ -127,7 +128,8 @@ void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor *
     }
     for (size_t k = 0; k < layers_.size(); k++) {
         // The input of a layer is the output of the layer before. llama.cpp names it l_out.
-        const std::string name = "l_out-" + std::to_string(layers_[k] - 1);
+        const bool is_last = layers_[k] == llama_model_n_layer(llama_get_model(ctx_));
+        const std::string name = is_last ? "h_nextn" : "l_out-" + std::to_string(layers_[k] - 1);
         ggml_tensor * state = ggml_graph_get_tensor(graph, name.c_str());
         const bool fits = state != nullptr && state->ne[0] == n_embd_ &&
                           ggml_nrows(state) == state->ne[1] && state->ne[1] <= store_->cells->ne[0];
@@ -157,7 +159,7 @@ void target_pass::check(const batch_row & row) const {
     }
 }
 
-int target_pass::decode(const std::vector<batch_row> & rows) {
+int target_pass::decode(const std::vector<batch_row> & rows, const float * states) {
     const auto n = static_cast<int32_t>(rows.size());
     const auto most = static_cast<int32_t>(llama_n_batch(ctx_));
     if (n == 0 || n > most) {  // llama.cpp asserts it
@@ -181,7 +183,7 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
     }
     const llama_batch batch{n,
                             tokens.data(),
-                            /*embd=*/nullptr,
+                            const_cast<float *>(states),
                             positions.data(),
                             n_ids.data(),
                             first_ids.data(),
@@ -213,8 +215,9 @@ int target_pass::decode(const std::vector<batch_row> & rows) {
                             " to tap, a row for each token; load without a drafter");
     }
     // If the batch is split, only the last part has its rows in the graph's tensors.
-    const bool is_split = (n_outputs > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs) ||
-                          (store_ && n_tapped_ != n);
+    const bool is_split =
+        (n_outputs > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs) ||
+        (store_ && n_tapped_ != n && !(states != nullptr && n_tapped_ == n_outputs));
     if (is_split) {
         throw backend_error("llama.cpp has split a batch of " + std::to_string(n) +
                             " rows of this target; load it with one sequence");

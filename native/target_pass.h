@@ -36,8 +36,10 @@ class target_pass {
   public:
     // n_branches: how many llama.cpp ids each sequence has. layers: the layers whose inputs, the
     // residual streams, are stored. in_graph: false for a model whose batches llama.cpp may split.
-    // It must have no taps, and all logits of a pass come to the host. Throws std::invalid_argument
-    // for a layer outside 1 .. n_layer - 1, backend_error if there is no room.
+    // It must have no taps, and all logits of a pass come to the host. Layer n_layer stands for
+    // what the heads that predict further tokens read (llama.cpp's h_nextn), where the model has
+    // any. Throws std::invalid_argument for a layer that is not there, backend_error if there is no
+    // room.
     //
     // replay: takes back rows of recurrent states, or null. It needs in_graph.
     target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> layers, int n_stored,
@@ -48,7 +50,10 @@ class target_pass {
 
     // Status of llama_decode; 0: done, and the device is idle. Throws backend_error if the model's
     // graph lacks a layer to tap, or does not take all rows at once.
-    int decode(const std::vector<batch_row> & rows);
+    //
+    // states: the hidden state that comes with each row's token, [rows][n_embd], in a context of
+    // such heads; else null. Of some heads only the rows with an output are stored, in their order.
+    int decode(const std::vector<batch_row> & rows, const float * states = nullptr);
 
     // Decodes some sequences for n_steps: what is drawn from each row is the next row. It stops
     // early after a step in which a sequence comes to an end of text, or something else than a
@@ -101,10 +106,12 @@ class target_pass {
     bool search_on_cpu = false;
 
     int n_vocab() const { return n_vocab_; }
+    int n_embd() const { return n_embd_; }
     int n_outputs() const { return n_outputs_; }
     int64_t n_rebuilds() const { return n_rebuilds_; }  // of the target's graph, so far
     // Shared with the drafters that read it. Null: no layers are tapped.
     const std::shared_ptr<tap_store> & store() const { return store_; }
+    int64_t n_tapped() const { return n_tapped_; }          // rows that the last pass has stored
     int64_t first_stored() const { return first_stored_; }  // the store's number of the first row
 
   private:

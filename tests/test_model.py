@@ -322,7 +322,6 @@ def test_pairs_that_do_not_load(no_file: Path, tmp_path: Path) -> None:
         ([target, no_file], "no.gguf"),
         ([drafter], "drafter"),
         ([drafter, target], "drafter"),
-        ([target, target], "tiny-coder-q8_0.gguf"),
     ]
     for files, named in cases:
         with pytest.raises(FileError, match=named) as found:

@@ -148,6 +148,7 @@ class _Trial:
         self.end_s = math.inf
         self.n_steps = 0
         self.part = 0  # cached tokens of each sequence
+        self.tokens: list[int] = []  # of the last pass
         self.starts: list[StateCheckpoint] = []  # of each sequence, when it had just these
         self.warm_up = 1 + TO_MAKE if target.options.n_gpu_layers else 1
         self.rng = np.random.default_rng(0)
@@ -328,12 +329,13 @@ class _Trial:
             if self.drafter is not None:
                 for seq in range(self.n_seq):
                     rows = range(seq * n, (seq + 1) * n)
-                    self.drafter.inject(seq, _features(self.target, rows))
-        if self.drafter is not None and not np.isfinite(self.target.hidden_states([0])).all():
+                    self.drafter.inject(seq, self._features(rows))
+        is_read = self.drafter is not None and self.target.n_features
+        if is_read and not np.isfinite(self.target.hidden_states([0])).all():
             raise not_finite()  # or the drafter would be blamed for what it makes of them
         self.part = part
         self.starts = [self.target.checkpoint(seq, part) for seq in range(self.n_seq)]
-        return _features(self.target, range(n)) if self.drafter is not None else None
+        return self._features(range(n)) if self.drafter is not None else None
 
     def empty(self) -> None:
         for seq in range(self.n_seq):
@@ -346,7 +348,7 @@ class _Trial:
         n_seqs = math.gcd(n_rows, self.n_seq) if self.target.needs_equal_rows else self.n_seq
         seq_ids = sorted(i % n_seqs for i in range(n_rows))
         positions = [self.part + i - seq_ids.index(seq) for i, seq in enumerate(seq_ids)]
-        tokens = self._random(n_rows)
+        self.tokens = tokens = self._random(n_rows)
         begin = time.perf_counter()
         self.target.decode(tokens, positions, seq_ids, [output] * n_rows)
         return time.perf_counter() - begin
@@ -383,25 +385,25 @@ class _Trial:
     def _new_features(self, n_rows: int) -> Features:
         self._decode(n_rows, output=False)
         self._undo()
-        return _features(self.target, range(n_rows))
+        return self._features(range(n_rows))
+
+    def _features(self, rows: range) -> Features:
+        """Context features of these rows of the last pass, as the engine hands them over."""
+        numbers = [self.target.numbers[row] for row in rows]
+        return StoredFeatures(self.target, numbers, [self.tokens[row] for row in rows])
 
     def _drafted_s(self, n_seqs: int, features: Features) -> float:
         """Seconds of one draft stage that injects `features` in each sequence."""
         drafter = self.drafter
         assert drafter is not None
         n_draft = drafter.block_size - 1
-        requests = [DraftRequest(seq, 1, features, n_draft) for seq in range(n_seqs)]
+        requests = [DraftRequest(seq, 1, features, n_draft, whole=True) for seq in range(n_seqs)]
         begin = time.perf_counter()
         drafter.draft(requests)
         seconds = time.perf_counter() - begin
         for seq in range(n_seqs):
             drafter.truncate(seq, self.part)
         return seconds
-
-
-def _features(target: Target, rows: range) -> Features:
-    """Context features of these rows of the last pass, as the engine hands them over."""
-    return StoredFeatures(target, [target.numbers[row] for row in rows])
 
 
 def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, float]]:

@@ -15,8 +15,10 @@ from dflash_local.doctor.trial import PairTrial, try_pair, try_target
 from dflash_local.doctor.verdict import Alarm, PairNames, alarms, verdict
 from dflash_local.errors import DflashError
 from dflash_local.fit.inspection import inspect_file
-from dflash_local.gguf.file import GgufFile
+from dflash_local.fit.plan import drafter_name
+from dflash_local.gguf.drafter_spec import HeadsSpec, ModelSpec
 from dflash_local.model import Model
+from dflash_local.pair import Pair, open_pair
 
 _SHIPPED = 3.7
 """Tokens per round of the shipped pair, as docs/drafters.md has it."""
@@ -61,7 +63,7 @@ def examine(choose: Callable[[], Files], load: Callable[[Files], Model]) -> Exam
     try:
         files = choose()
         target, draft = files
-        pair = _pair_of(GgufFile.open(target), GgufFile.open(draft) if draft else None)
+        pair = _names_of(open_pair(target, draft))
         with load(files) as model:
             plan = tuple(model.plan.lines()) if model.plan else ()
             trial = try_pair(model, shipped=pair.is_shipped) if model.drafter else None
@@ -81,24 +83,34 @@ def _without_folders(text: str) -> str:
     return re.sub(r"(?:[A-Za-z]:)?[~\w.@+-]*(?:[/\\][\w.@+-]+)*[/\\]([\w.@+-]+\.gguf)", r"\1", text)
 
 
-def _pair_of(target: GgufFile, draft: GgufFile | None) -> PairNames:
+def _names_of(pair: Pair) -> PairNames:
     """What the headers say."""
+    target, draft = pair.target, pair.draft
     facts = inspect_file(target).file
-    drafter = inspect_file(draft).file if draft else None
+    drafter = inspect_file(draft).file if draft and draft is not target else None
+    is_dflash = not isinstance(pair.spec, (ModelSpec, HeadsSpec))
     is_shipped = target.path.resolve() == demo.pair()[0]
-    published = paper_value("humaneval", target.path.name)
     made_for = None
     if drafter:
         told = (drafter.provenance.get(key) for key in _MADE_FOR)
         made_for = next((str(name) for name in told if name), None)
     return PairNames(
         target=target.name,
-        drafter=drafter.path.name if drafter else None,
+        drafter=drafter_name(draft, pair.spec),
         target_bytes=facts.n_bytes,
         drafter_bytes=drafter.n_bytes if drafter else 0,
         quantization=facts.quantization,
         target_name=facts.name,
         made_for=made_for,
         is_shipped=is_shipped,
-        expected=_SHIPPED if is_shipped else published.accepted_length if published else None,
+        is_dflash=is_dflash,
+        expected=_expected(pair, is_shipped) if is_dflash else None,
     )
+
+
+def _expected(pair: Pair, is_shipped: bool) -> float | None:
+    """Tokens per round that are known of such a pair."""
+    if is_shipped:
+        return _SHIPPED
+    published = paper_value("humaneval", pair.target.path.name)
+    return published.accepted_length if published else None

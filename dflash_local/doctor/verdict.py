@@ -33,6 +33,8 @@ class PairNames:
     target_name: str | None = None
     made_for: str | None = None
     is_shipped: bool = False
+    is_dflash: bool = True
+    """Whether the drafter was trained for its target, so that many of its drafts are accepted."""
     expected: float | None = None
     """Tokens per round that were measured or published for this pair, on other prompts."""
 
@@ -123,7 +125,7 @@ def _of_trial(pair: PairNames, trial: PairTrial) -> Iterator[Alarm]:
             f"{thinking:.2f} with it; ask without, as by --no-thinking",
             is_fault=False,
         )
-    if rate >= FEW_ACCEPTED:
+    if rate >= (FEW_ACCEPTED if pair.is_dflash else NONE_ACCEPTED):
         if pair.expected and rate < pair.expected / 2:
             yield Alarm(
                 "below_expected",

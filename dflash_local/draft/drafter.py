@@ -20,7 +20,8 @@ class DraftRequest:
 
     `features`, [n, n_features], are the context features of the rows accepted since the last draft;
     n may be 0. `anchor` is the token after them. `n_draft` is how many tokens to propose. `text` is
-    all tokens of the sequence before the anchor; do not change it.
+    all tokens of the sequence before the anchor; do not change it. `whole`: propose all of them,
+    also where that seems in vain: it is measured how long it takes.
     """
 
     seq: int
@@ -28,6 +29,7 @@ class DraftRequest:
     features: Features
     n_draft: int
     text: Sequence[int] = ()
+    whole: bool = False
 
 
 class Drafter(ABC):

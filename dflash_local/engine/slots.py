@@ -163,6 +163,8 @@ class Slots:
 
     def _keep_stored(self, n_rows: int) -> None:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
+        if not self.target.n_features:
+            return  # the drafter reads tokens
         lost = self.target.n_decoded + n_rows - self.target.n_stored
         for slot in self._slots:
             if slot.pending and slot.pending[0] < lost:
@@ -203,7 +205,8 @@ class Slots:
     def take_features(self, slot: Slot) -> StoredFeatures:
         """Hand over the hidden states that the drafter lacks. The next draft injects them."""
         pending, slot.pending = slot.pending, []
-        return StoredFeatures(self.target, pending)
+        tokens = slot.cached[len(slot.cached) - len(pending) :]
+        return StoredFeatures(self.target, pending, tokens)
 
     def inject(self, slot: Slot) -> None:
         """Inject what the drafter lacks of a slot."""

@@ -23,6 +23,10 @@ TAPPED_ARCHITECTURES = frozenset({
     "smollm3", "stablelm", "starcoder2",
 })  # fmt: skip
 
+# Their files may have heads, layers that predict further tokens (`nextn`), and llama.cpp has a
+# context for these, which the tests have tried.
+HEADS_ARCHITECTURES = frozenset({"deepseek2", "glm4moe", "qwen35", "qwen35moe", "qwen3next"})
+
 # llm_arch_is_recurrent and llm_arch_is_hybrid: a state stands for all tokens of a sequence
 RECURRENT_ARCHITECTURES = frozenset({
     "arwkv7", "bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba",

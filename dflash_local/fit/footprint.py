@@ -20,12 +20,12 @@ from dflash_local.fit.options import (
 )
 from dflash_local.fit.overrides import EXPERTS, device_of
 from dflash_local.gguf.adapter import open_adapter
+from dflash_local.gguf.drafter_spec import AnySpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dflash_local.gguf.drafter_spec import DrafterSpec
     from dflash_local.gguf.file import GgufFile
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -109,7 +109,7 @@ class Footprint:
         self,
         target: GgufFile,
         drafter: GgufFile | None,
-        spec: DrafterSpec | None,
+        spec: AnySpec | None,
         options: LoadOptions,
         n_branches: int = 1,
         way_back: WayBack = CELLS,
@@ -146,6 +146,12 @@ class Footprint:
         self._consumed = _sums([self._row_of_net(i) for i in range(self.n_blocks)])
         self._read_shape()
         self.taps = len(spec.target_layers) if spec else 0
+        self._own: Footprint | None = None
+        """Of a drafter that is a language model, in a context of its own."""
+        self._has_heads = isinstance(spec, HeadsSpec)
+        if drafter is not None and isinstance(spec, ModelSpec):
+            own = options.for_drafter(is_recurrent=spec.is_recurrent)
+            self._own = Footprint(drafter, None, None, own)
         self._read_drafter(drafter, spec)
 
     def _read_weights(self, overrides: Mapping[str, str]) -> None:
@@ -185,17 +191,21 @@ class Footprint:
         embeddings = self._target.tensors.get("token_embd.weight")
         self.head_copy = embeddings.n_bytes if tied and embeddings else 0
 
-    def _read_drafter(self, drafter: GgufFile | None, spec: DrafterSpec | None) -> None:
+    def _read_drafter(self, drafter: GgufFile | None, spec: AnySpec | None) -> None:
         self.drafter_weights = self._drafter_row = self._drafter_block = 0
         self._drafter_compute = self._drafter_on_host = self._drafter_masks = 0
         if drafter is None or spec is None:
+            return
+        self._drafter_block = spec.block_size
+        if self._own:
+            self.drafter_weights = self._own.weights + self._own.head_copy
+        if isinstance(spec, (ModelSpec, HeadsSpec)):
             return
         width = spec.n_head_kv * spec.head_dim
         self.drafter_weights = sum(tensor.n_bytes for tensor in drafter.tensors.values())
         tables = (drafter.tensors.get(name) for name in TOKEN_TABLES)
         self._drafter_on_host = sum(table.n_bytes for table in tables if table)
         self._drafter_row = spec.n_layer * 2 * width * 2
-        self._drafter_block = spec.block_size
         self._drafter_masks = 2 if spec.sliding_window else 1
         n_ff = _largest(drafter.get("dflash.feed_forward_length"))
         row = 3 * spec.n_embd + spec.n_head * spec.head_dim
@@ -310,8 +320,14 @@ class Footprint:
         return self._n_states * self._state[-1]
 
     def drafter_kv(self, n_ctx: int) -> int:
-        """The drafter's f16 cache for all sequences, when the context is full."""
+        """The drafter's cache for all sequences, when the context is full: f16, or as the target's
+        for a language model."""
+        if self._own:
+            return self._own.kv(self._own_ctx(n_ctx), range(self._own.n_blocks))
         return self._drafter_row * self._drafter_cells(n_ctx)
+
+    def _own_ctx(self, n_ctx: int) -> int:
+        return n_ctx + self._n_seq * self._drafter_block
 
     def _drafter_cells(self, n_ctx: int) -> int:
         """Cells of the drafter's cache for all sequences. A window limits them."""
@@ -322,12 +338,20 @@ class Footprint:
     def drafter(self, n_ctx: int) -> int:
         """The drafter with cache and graph. While a cache grows, the old one is still there, which
         may be nearly as large."""
+        if self._own:
+            own, n_own = self._own, self._own_ctx(n_ctx)
+            compute = max(own.compute_blocks(n_own), own.compute_head(n_own))
+            return self.drafter_weights + self.drafter_kv(n_ctx) + compute
+        if self._has_heads:  # their weights and cells are counted as those of the target's layers
+            return max(self.compute_blocks(n_ctx), self.compute_head(n_ctx))
         compute = self._drafter_compute + self.kept_graphs(n_ctx)
         return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute
 
     def kept_graphs(self, n_ctx: int) -> int:
         """Masks and results of all draft graphs that are kept: on the drafter's device, and as much
         on the host."""
+        if self._own or self._has_heads:
+            return 0
         masks = 2 * self._drafter_masks * self._drafter_cells(n_ctx)
         return _KEPT_GRAPHS * self._drafter_block * (masks + _RESULT_ROW * self._n_seq)
 
@@ -371,6 +395,8 @@ class Footprint:
         checkpoints = CHECKPOINTS * self._n_seq * self._state[-1]
         outputs = _OUTPUT_BYTES * self._n_verified * self._n_vocab
         drafter = self._drafter_on_host + self.kept_graphs(n_ctx)
+        if self._own:
+            drafter += self._own.host_buffers(self._own_ctx(n_ctx))
         return inputs + taps + checkpoints + ids + outputs + drafter
 
     def _rows(self, n_ctx: int) -> int:

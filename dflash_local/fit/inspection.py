@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.fit.architectures import (
+    HEADS_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
     WayBackKind,
     way_back,
 )
-from dflash_local.fit.pairing import check_target
+from dflash_local.fit.pairing import check_target, n_heads_of
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
@@ -151,8 +152,15 @@ class TargetReport:
     """Whether llama.cpp gives out the hidden states of this architecture's layers."""
     is_recurrent: bool
     """Whether some layers have a state that stands for all tokens of a sequence."""
+    n_heads: int
+    """Layers that predict further tokens, which are not among `n_layer`."""
     way_back: WayBackKind | None
     """How rejected tokens are taken back; None: they cannot be."""
+
+    @property
+    def drafts_with_heads(self) -> bool:
+        """Whether it can draft with its heads here."""
+        return self.n_heads > 0 and self.architecture in HEADS_ARCHITECTURES and self.rolls_back
 
     @property
     def rolls_back(self) -> bool:
@@ -161,12 +169,13 @@ class TargetReport:
 
     @property
     def takes_drafters(self) -> bool:
-        """Whether any drafter can work with it here."""
+        """Whether a DFlash drafter can work with it here. An ordinary model needs no taps."""
         return self.offers_taps and self.rolls_back
 
     def as_dict(self) -> dict[str, Any]:
         """The report for JSON."""
-        more = {"rolls_back": self.rolls_back, "takes_drafters": self.takes_drafters}
+        names = ("rolls_back", "takes_drafters", "drafts_with_heads")
+        more = {name: getattr(self, name) for name in names}
         return {"role": "target", **_plain(self), **more}
 
 
@@ -179,7 +188,8 @@ def inspect_file(file: GgufFile) -> DrafterReport | TargetReport:
     return TargetReport(
         file=_facts(file),
         architecture=name,
-        n_layer=file.require(f"{name}.block_count", int),
+        n_layer=file.require(f"{name}.block_count", int) - n_heads_of(file),
+        n_heads=n_heads_of(file),
         n_embd=file.require(f"{name}.embedding_length", int),
         n_vocab=file.n_vocab or 0,
         context_length=file.require(f"{name}.context_length", int),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from dflash_local.errors import InputError
 from dflash_local.fit.overrides import check_overrides
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("layer", "row", "tensor", "none")
@@ -24,8 +27,11 @@ ROPE_NUMBERS = (
 SHAPES = ("chain", "tree", "auto")
 COPIES = "copies"
 """In place of a drafter's file: only what a text has already is drafted."""
+HEADS = "mtp"
+"""In place of a drafter's file: the target's own heads, layers that predict further tokens."""
 NONE = "none"
 """In place of a drafter's file: none, also where one lies beside the target."""
+WORDS = (COPIES, HEADS, NONE)
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 """How the vectors of a text's tokens become one: not at all, their mean, that of the first or of
 the last token, or a score of how well two texts fit, as rerankers have it."""
@@ -174,6 +180,15 @@ class ContextOptions:
         """Whether positions are to be read another way than the target's file says."""
         names = ("rope_scaling", "rope_scale", *ROPE_NUMBERS)
         return any(getattr(self, name) is not None for name in names)
+
+    def for_drafter(self, *, is_recurrent: bool) -> Self:
+        """The same for a drafter that is a model of its own: without what is said of the target,
+        and with a sequence more for each to draft in, if it has a recurrent state."""
+        own: dict[str, Any] = dict.fromkeys(("rope_scaling", "rope_scale", *ROPE_NUMBERS))
+        own |= {"kv_type": "f16", "cache_type_k": None, "cache_type_v": None}
+        own |= {"lora": (), "control_vectors": (), "override_tensor": {}, "override_kv": {}}
+        n_seq = self.n_seq * (2 if is_recurrent else 1)
+        return replace(self, n_seq=n_seq, exact=False, **own)
 
     @property
     def kv_types(self) -> tuple[str, str]:

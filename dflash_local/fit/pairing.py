@@ -10,16 +10,25 @@ from typing import Any
 from dflash_local.errors import InputError, PairError
 from dflash_local.fit.architectures import (
     EMBEDDING_ARCHITECTURES,
+    HEADS_ARCHITECTURES,
     NOT_GENERATIVE_ARCHITECTURES,
+    OWN_STATE_ARCHITECTURES,
+    RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
     way_back,
 )
-from dflash_local.gguf.drafter_keys import MAX_LAYERS, read_drafter, refuse_old
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_keys import (
+    MAX_LAYERS,
+    OLD_ARCHITECTURES,
+    read_drafter,
+    refuse_old,
+)
+from dflash_local.gguf.drafter_spec import DrafterSpec, FileSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import GgufFile
 
 _TOKENS = "tokenizer.ggml.tokens"
 _WAYS = {"cells": "yes", "replay": "by replay", "snapshots": "by snapshots"}
+_MOST_UNUSED = 128  # as llama.cpp has it for speculative decoding
 _PLAIN = "or leave the drafter out for plain decoding"
 
 
@@ -115,20 +124,69 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
         )
 
 
-def check_pair(target: GgufFile, drafter: GgufFile) -> DrafterSpec:
+def check_pair(target: GgufFile, drafter: GgufFile) -> FileSpec:
     """The spec of `drafter`, if it fits `target`.
 
     Raises FileError if `target` is not a target or `drafter` not a drafter, PairError if they do
     not fit each other: the message names the field, both values and what to do.
     """
     check_target(target)
-    if fault := _roll_back(target).fault or _taps(target).fault:
+    needed = [_roll_back(target)] if is_model(drafter) else [_roll_back(target), _taps(target)]
+    if fault := next((field.fault for field in needed if field.fault), None):
         raise PairError(fault)
-    spec = read_drafter(drafter, n_vocab=target.n_vocab)
+    spec = read_spec(drafter, n_vocab=target.n_vocab)
     for field in _fields(target, drafter, spec):
         if field.fault:
             raise PairError(field.fault)
     return spec
+
+
+def check_heads(target: GgufFile) -> HeadsSpec:
+    """What heads a target's own file has, to draft with. Raises FileError if `target` is not a
+    target, PairError if it has none that can be used."""
+    check_target(target)
+    if fault := _roll_back(target).fault:
+        raise PairError(fault)
+    name, n_heads = target.architecture, n_heads_of(target)
+    if not n_heads:
+        raise PairError(
+            f"{target.path}: has no heads to draft with: no {name}.nextn_predict_layers, or no "
+            "tensors of these layers; choose a file that was made with them"
+        )
+    if name not in HEADS_ARCHITECTURES:
+        raise PairError(
+            f"{target.path}: heads of {name!r} cannot be used here; expected one of "
+            f"{', '.join(sorted(HEADS_ARCHITECTURES))}"
+        )
+    return HeadsSpec(n_heads, _tappable_layers(target))
+
+
+def n_heads_of(target: GgufFile) -> int:
+    """How many layers a target's file has that predict further tokens."""
+    name = target.architecture
+    n = target.optional(f"{name}.nextn_predict_layers", int, 0)
+    last = target.require(f"{name}.block_count", int) - 1
+    return n if f"blk.{last}.nextn.eh_proj.weight" in target.tensors else 0
+
+
+def is_model(drafter: GgufFile) -> bool:
+    """Whether a file given as a drafter is an ordinary language model."""
+    known = {"dflash", *OLD_ARCHITECTURES}
+    return drafter.architecture not in known | NOT_GENERATIVE_ARCHITECTURES
+
+
+def read_spec(file: GgufFile, *, n_vocab: int | None = None) -> FileSpec:
+    """The spec of a drafter. `n_vocab` is used if a DFlash drafter's file has no vocabulary. Raises
+    FileError if it is no drafter, and none that is a language model either."""
+    if not is_model(file):
+        return read_drafter(file, n_vocab=n_vocab)
+    check_target(file)
+    name = file.architecture
+    if n_heads_of(file) and "blk.0.attn_norm.weight" not in file.tensors:
+        file.fail("heads without their model; give a target that has them in its own file, and mtp")
+    if name in OWN_STATE_ARCHITECTURES:
+        file.fail(f"general.architecture is {name!r}, whose states were not tried in a drafter")
+    return ModelSpec(file.n_vocab or 0, name in RECURRENT_ARCHITECTURES)
 
 
 def compare_pair(target: GgufFile, drafter: GgufFile) -> Fit:
@@ -137,7 +195,7 @@ def compare_pair(target: GgufFile, drafter: GgufFile) -> Fit:
     Raises FileError if `target` is not a target or `drafter` not a drafter.
     """
     check_target(target)
-    spec = read_drafter(drafter, n_vocab=target.n_vocab)
+    spec = read_spec(drafter, n_vocab=target.n_vocab)
     return Fit(target.path, drafter.path, tuple(_fields(target, drafter, spec)))
 
 
@@ -155,13 +213,14 @@ def check_taps(target: GgufFile, layers: Sequence[int]) -> None:
             )
 
 
-def _fields(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> Iterator[FieldFit]:
+def _fields(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> Iterator[FieldFit]:
     yield _roll_back(target)
-    yield _taps(target)
-    n_embd = target.require(f"{target.architecture}.embedding_length", int)
-    yield _equal(target, drafter, "hidden size", "embedding_length", n_embd, spec.n_embd)
-    yield _tapped_layers(target, drafter, spec)
-    yield _equal(target, drafter, "vocabulary size", "", target.n_vocab, spec.n_vocab)
+    if isinstance(spec, DrafterSpec):
+        yield _taps(target)
+        n_embd = target.require(f"{target.architecture}.embedding_length", int)
+        yield _equal(target, drafter, "hidden size", "embedding_length", n_embd, spec.n_embd)
+        yield _tapped_layers(target, drafter, spec)
+    yield _sizes(target, drafter, spec)
     if _TOKENS not in drafter.metadata:
         return
     for name, key in (
@@ -175,6 +234,14 @@ def _fields(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> Iterator[
         else:
             yield _equal(target, drafter, name, key, ours, theirs)
     yield _tokens(target, drafter)
+
+
+def _sizes(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> FieldFit:
+    """The larger models of a family may have some unused tokens more than its small ones."""
+    name, ours, theirs = "vocabulary size", target.n_vocab or 0, spec.n_vocab
+    if isinstance(spec, ModelSpec) and abs(ours - theirs) <= _MOST_UNUSED:
+        return FieldFit(name, ours, theirs)
+    return _equal(target, drafter, name, "", ours, theirs)
 
 
 def _roll_back(target: GgufFile) -> FieldFit:
@@ -227,8 +294,8 @@ def _tokens(target: GgufFile, drafter: GgufFile) -> FieldFit:
         return FieldFit("tokens", len(ours), len(theirs))
     pairs = enumerate(zip(ours, theirs, strict=False))
     index = next((i for i, pair in pairs if pair[0] != pair[1]), None)
-    if index is None:  # the field "vocabulary size" has the details
-        return FieldFit("tokens", len(ours), len(theirs), "numbers of tokens differ")
+    if index is None:  # whether the numbers may differ, the field "vocabulary size" says
+        return FieldFit("tokens", len(ours), len(theirs))
     fault = _mismatch(target, drafter, f"token {index}", ours[index], theirs[index])
     return FieldFit("tokens", f"{ours[index]!r} is {index}", f"{theirs[index]!r} is {index}", fault)
 

@@ -20,9 +20,9 @@ from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint, Use, cells, size_text
 from dflash_local.fit.options import LoadOptions, check_whole
 from dflash_local.fit.placement import Devices, tensor_split_of, usable_gpus
+from dflash_local.gguf.drafter_spec import AnySpec, HeadsSpec
 
 if TYPE_CHECKING:
-    from dflash_local.gguf.drafter_spec import DrafterSpec
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama.runtime import Device
 
@@ -102,10 +102,11 @@ class Plan:
                 "snapshots": f", {rows} snapshots of each",
             }[self.way_back.kind]
             states = f", {size_text(self.state_bytes)} of it for recurrent states{each}"
+        own = f", {drafter}, cache up to {drafter_kv}" if self.drafter_bytes else ""
         window = f" for the last {self.draft_window} tokens" if self.draft_window else ""
         return [
             f"target: {self.target_name}, {target}, {layers if used else f'all on {head}'}",
-            f"drafter: {self.drafter_name}, {drafter}, cache up to {drafter_kv}{window}, on {head}"
+            f"drafter: {self.drafter_name}{own}{window}, on {head}"
             if self.drafter_name
             else "drafter: none",
             f"context: {self.n_ctx} tokens, {self.kv_type} KV cache of {kv}{states}",
@@ -117,7 +118,7 @@ class Plan:
 def make_plan(
     target: GgufFile,
     drafter: GgufFile | None,
-    spec: DrafterSpec | None,
+    spec: AnySpec | None,
     options: LoadOptions,
     devices: Sequence[Device],
     n_branches: int = 1,
@@ -190,7 +191,7 @@ def make_plan(
         host=found.host,
         target_name=target.name,
         target_bytes=model.weights,
-        drafter_name=drafter.path.name if drafter else None,
+        drafter_name=drafter_name(drafter, spec),
         drafter_bytes=model.drafter_weights,
         kv_bytes=model.kv(context, range(model.n_blocks)),
         state_bytes=model.states,
@@ -238,6 +239,13 @@ def _arrange(model: Footprint, devices: Sequence[Device], options: LoadOptions) 
     n_cpu_moe = model.n_blocks if options.cpu_moe else options.n_cpu_moe
     choice = places.choose(contexts, layers, n_cpu_moe, fixed=n_ctx is not None)
     return _Arrangement(model, places, most, *choice)
+
+
+def drafter_name(drafter: GgufFile | None, spec: AnySpec | None) -> str | None:
+    """What a drafter is called: its file, if it has one of its own."""
+    if isinstance(spec, HeadsSpec):
+        return "the target's own heads"
+    return drafter.path.name if drafter else None
 
 
 def _fewer(way_back: WayBack) -> list[WayBack]:

@@ -1,4 +1,5 @@
-"""The sizes and constants of a DFlash drafter, from its GGUF file (architecture `dflash`)."""
+"""What a drafter's GGUF file says: the sizes and constants of a DFlash drafter (architecture
+`dflash`), or that it is an ordinary language model; and what heads a target's own file has."""
 
 from __future__ import annotations
 
@@ -107,3 +108,49 @@ class DrafterSpec:
     def n_draft(self) -> int:
         """The most tokens that a block drafts."""
         return self.block_size - (0 if self.sample_from_anchor else 1)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """An ordinary language model as a drafter. It reads tokens only, so it needs no taps."""
+
+    n_vocab: int
+    is_recurrent: bool = False
+    n_draft: int = 8
+    """The most tokens that it drafts at once. Each takes a pass, so more of them rarely pay."""
+    target_layers: tuple[int, ...] = ()
+
+    @property
+    def block_size(self) -> int:
+        """Anchor and drafts."""
+        return 1 + self.n_draft
+
+
+@dataclass(frozen=True)
+class HeadsSpec:
+    """Layers behind those of a target, in its own file, that predict further tokens."""
+
+    n_heads: int
+    n_layer: int
+    """Layers of the target itself."""
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """What heads read: the hidden state after all layers and the last norm."""
+        return (self.n_layer,)
+
+    @property
+    def n_draft(self) -> int:
+        """The most tokens at once. A single head was trained to go on from its own states; of
+        several, each is for one token, and only the first is used."""
+        return 6 if self.n_heads == 1 else 1
+
+    @property
+    def block_size(self) -> int:
+        """Anchor and drafts."""
+        return 1 + self.n_draft
+
+
+FileSpec = DrafterSpec | ModelSpec
+"""Of a drafter that has a file of its own."""
+AnySpec = FileSpec | HeadsSpec

@@ -46,7 +46,8 @@ class TargetOptions(ContextOptions):
     takes one of llama.cpp's sequence ids. The experts of the first `n_cpu_moe` layers are in RAM.
     `tapped_layers` are the layers whose inputs are kept as
     hidden states; they cannot be changed later. `way_back`: how a recurrent sequence takes rows
-    back. `exact`: results do not depend on how busy the CPUs are, not even in their last bits.
+    back. `heads`: whether the layers that predict further tokens are loaded, too. `exact`: results
+    do not depend on how busy the CPUs are, not even in their last bits.
     """
 
     n_ctx: int
@@ -55,6 +56,7 @@ class TargetOptions(ContextOptions):
     tapped_layers: tuple[int, ...] = ()
     n_branches: int = 1
     way_back: WayBack = CELLS
+    heads: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +91,7 @@ class TargetOptions(ContextOptions):
         params.n_gpu_layers = _ALL_LAYERS if self.n_gpu_layers < 0 else self.n_gpu_layers
         if self.override_kv:
             runtime.override_keys(params, self.override_kv)
+        params.load_mtp = self.heads
         params.load_mode = LOAD_MODES.index(self.load_mode) - 1
         overrides: list[tuple[str, int]] = []
         if self.n_gpu_layers == 0:

@@ -19,12 +19,14 @@ class StoredFeatures:
     """Rows of a target's store of tapped hidden states, given by their numbers there.
 
     It looks like an array, float32 [n, n_features]. The rows are overwritten once `target.n_stored`
-    later rows have been decoded. Reading them then raises InputError.
+    later rows have been decoded. Reading them then raises InputError. `tokens` are those of the
+    rows, which is all that there is if no layers are tapped.
     """
 
-    def __init__(self, target: Target, rows: Sequence[int]) -> None:
+    def __init__(self, target: Target, rows: Sequence[int], tokens: Sequence[int] = ()) -> None:
         self.target = target
         self.rows = list(rows)
+        self.tokens = list(tokens)
 
     ndim = 2
     dtype = np.dtype(np.float32)

@@ -70,11 +70,13 @@ class Target(Readout):
         *,
         progress: Callable[[float], bool] | None = None,
         few_rows: FewRows | None = None,
+        threads: native.ThreadPool | None = None,
     ) -> None:
         """Raises FileError if llama.cpp refuses the file, BackendError if memory is short.
 
         The file must have passed the checks of `load`: llama.cpp itself aborts on some bad files.
-        `few_rows` are kernels of our own for its GPUs, which drafters on it use, too.
+        `few_rows` are kernels of our own for its GPUs, which drafters on it use, too. `threads`
+        are those of another target, to be shared.
         `progress` is called with the fraction that is loaded, 0 to 1. It ends the load by returning
         False.
         """
@@ -94,6 +96,7 @@ class Target(Readout):
         self._model: Any = None
         self._context: Any = None
         self.vocabulary: Vocabulary
+        self._shared_threads = threads
         self.threads: Any = None
         """The `native.ThreadPool` that computes on the CPU, also for a drafter."""
         try:
@@ -208,7 +211,7 @@ class Target(Readout):
         self._check_workers()
         self.adapt(self.usual_lora)
         self._steer()
-        self.threads = native.ThreadPool(n_threads)
+        self.threads = self._shared_threads or native.ThreadPool(n_threads)
         self.threads.attach(native.address(self._context))
         # llama.cpp rounds up, but no more is promised than was asked for.
         self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
@@ -231,6 +234,8 @@ class Target(Readout):
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "
                 "sequences at once; load it with one"
             )
+        if options.heads:
+            native.keep_states_of_all_rows(native.address(self._context))
         with self.own_kernels():
             self._pass = native.TargetPass(
                 native.address(self._context),

@@ -141,6 +141,7 @@ def _raise(verdict: LoadVerdict, target: Path, draft: Path | None) -> None:
         "context": "make a context",
         "taps": "tap its layers",
         "decode": "decode a few tokens",
+        "heads": "draft with its heads",
         "embed": "make a vector of a few tokens",
     }.get(verdict.stage, verdict.stage)
     raise FileError(

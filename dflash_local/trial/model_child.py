@@ -84,6 +84,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     params.n_gpu_layers = n_gpu_layers
     # rearranged weights would be a copy in memory; `wrong_product` has tried the products
     params.use_extra_bufts = False
+    params.load_mtp = request.get("heads", False)
     if keys := request.get("override_kv"):
         runtime.override_keys(params, keys)
     if names := [name for name in request.get("device", ()) if name != "none"]:
@@ -107,6 +108,8 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     passes = None
     if pooling is None:
         passes = _try_passes(model, context, request)
+        if request.get("heads"):
+            _try_heads(model, n_gpu_layers)
     else:
         _try_embedding(context)
     llama_cpp.llama_free(context)
@@ -124,6 +127,8 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
     say(stage="taps")
     layers, way_back = request["layers"], WayBack(**request["way_back"])
     address = native.address(context)
+    if request.get("heads"):
+        native.keep_states_of_all_rows(address)
     n_replayed = way_back.by("replay") if native.can_replay(address) else 0
     threads = native.ThreadPool(n_threads())
     passes = native.TargetPass(address, 1, layers, _N_CTX, True, 1, n_replayed, threads)
@@ -150,6 +155,29 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
         if layers:
             passes.hidden_states([passes.first_stored])
     return passes
+
+
+def _try_heads(model: Any, n_gpu_layers: int) -> None:
+    """Decode rows in llama.cpp's context for the layers that predict further tokens."""
+    import llama_cpp
+    import numpy as np
+
+    from dflash_local.llama import native, runtime
+
+    say(stage="heads")
+    runtime.clear_log()
+    params = _context_params(n_gpu_layers)
+    params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+    context = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        raise FileError(runtime.first_error_line() or "no context")
+    layers, address = [llama_cpp.llama_model_n_layer(model)], native.address(context)
+    passes = native.TargetPass(address, 1, layers, _N_CTX, True)
+    states = np.zeros((2, llama_cpp.llama_model_n_embd(model)), np.float32)
+    if status := passes.decode([0, 0], [0, 1], [0, 0], [False, True], (), states):
+        raise FileError(runtime.first_error_line() or f"llama_decode returned {status}")
+    passes.hidden_states([passes.first_stored])
+    llama_cpp.llama_free(context)
 
 
 def _try_embedding(context: Any) -> None:

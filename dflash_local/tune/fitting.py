@@ -26,6 +26,7 @@ from dflash_local.draft.drafter import Drafter
 from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions, Scaled
+from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.loading import open_drafter, open_engine
 from dflash_local.model import Model
@@ -293,6 +294,8 @@ class Run:
     def _load(self, say: Say = lambda _: None, draft_shape: str | None = "chain") -> None:
         options = self._options
         pair = open_pair(options.target, options.draft)
+        if not isinstance(pair.spec, DrafterSpec):
+            raise InputError(f"{options.draft}: a language model, no DFlash drafter to be tuned")
         loading = LoadOptions(
             n_ctx=self._n_seq * options.n_ctx,
             n_seq=self._n_seq,
@@ -307,7 +310,7 @@ class Run:
         engine, plan = open_engine(pair, loading, say=say)
         self._model = self._loaded.enter_context(Model(engine, plan))
         self._target = engine.target
-        if engine.drafter is None or pair.spec is None:
+        if engine.drafter is None:
             raise InputError(f"{options.target}: cannot be drafted for: {engine.plain_because}")
         self._drafter, self._spec = engine.drafter, pair.spec
         known = defaults_of(self._target_file, self._draft_file).sampling

@@ -14,6 +14,8 @@ import gguf_files
 from chat_models import with_template
 from command_line import run_here
 from dflash_local import demo
+from hybrid import write_hybrid
+from small_model import write_small
 
 
 def test_the_shipped_pair_is_well() -> None:
@@ -24,6 +26,21 @@ def test_the_shipped_pair_is_well() -> None:
     assert "drafting is" not in done.stderr + "".join(facts), "one verdict, in the first line"
     assert any(line.startswith("plan") and "tokens" in line for line in facts)
     check_private(done.stdout)
+
+
+def test_a_small_model_and_heads_are_told_apart(tmp_path: Path) -> None:
+    target = demo.pair()[0]
+    small = write_small(tmp_path / "small.gguf")
+    done = run_here("doctor", "--target", str(target), "--draft", str(small), "-q")
+    assert done.returncode == 0, done.stdout
+    assert "drafter           small.gguf, " in done.stdout
+    with_head = write_hybrid(tmp_path / "head.gguf", "qwen35", target, head=0.0)
+    done = run_here("doctor", "--target", str(with_head), "--draft", "mtp", "-q")
+    assert done.returncode == 0, done.stdout
+    assert "drafter           the target's own heads\n" in done.stdout
+    done = run_here("doctor", "--target", str(target), "--draft", "copies", "-q")
+    assert done.returncode == 0, done.stdout
+    assert "\ndrafter " not in done.stdout
 
 
 @pytest.mark.slow

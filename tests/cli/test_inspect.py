@@ -15,6 +15,7 @@ from dflash_local import demo
 from dflash_local.fit.pairing import compare_pair
 from dflash_local.gguf.file import GgufFile
 from gguf_files import STRING, UINT32, changed
+from hybrid import write_hybrid
 from synthetic import Markov, Selector, write_drafter, write_target
 
 TARGET, DRAFTER = map(str, demo.pair())
@@ -153,9 +154,30 @@ def test_a_target_without_taps(tmp_path: Path) -> None:
     }
     changed(Path(TARGET), made, keys={**keys, "general.architecture": ("gemma3n", STRING, None)})
     text = told(made)
-    assert row(text, "taps").startswith("no") and row(text, "drafting") == "plain decoding only"
+    assert row(text, "taps").startswith("no") and "a small model" in row(text, "drafting")
     done = inspect(DRAFTER, "--target", made)
     assert done.returncode == 2 and "gemma3n" in done.stderr
+
+
+def test_an_ordinary_model_as_a_drafter(tmp_path: Path) -> None:
+    text = told(TARGET, "--target", TARGET)
+    assert "a target" in text and "they fit" in text
+    assert "taps" not in text.partition("they fit")[2]
+    other = write_target(tmp_path / "other.gguf")
+    done = inspect(other, "--target", TARGET)
+    assert done.returncode == 2 and "vocabulary size is 320 in the drafter" in done.stderr
+    assert "they do not fit" in done.stdout
+
+
+def test_heads_are_told(tmp_path: Path) -> None:
+    file = write_hybrid(tmp_path / "head.gguf", "qwen35", Path(TARGET), head=0.0)
+    text = told(file)
+    assert row(text, "heads") == "1 layer to predict further tokens: --draft mtp"
+    assert row(text, "layers").startswith("6, ")
+    found = json.loads(told(file, "--json"))
+    assert (found["n_heads"], found["n_layer"], found["drafts_with_heads"]) == (1, 6, True)
+    assert " heads " not in told(TARGET)
+    assert json.loads(told(TARGET, "--json"))["drafts_with_heads"] is False
 
 
 def test_a_target_in_the_environment_is_for_drafters() -> None:
@@ -181,7 +203,6 @@ def test_bad_files(tmp_path: Path) -> None:
     assert "no-such.gguf" in refused("no-such.gguf")
     assert "no-such.gguf" in refused(DRAFTER, "--target", "no-such.gguf")
     assert tmp_path.name in refused(tmp_path)
-    assert "drafter" in refused(TARGET, "--target", TARGET)
     assert "drafter" in refused(DRAFTER, "--target", DRAFTER)
     assert "FILE" in refused()
 

@@ -120,6 +120,14 @@ def test_models_on_the_command_line_that_are_none(folder: Path, value: str) -> N
         named_model(value.format(target=folder / "target.gguf"))
 
 
+@pytest.mark.parametrize("word", ["mtp", "copies", "none"])
+def test_a_word_in_place_of_a_drafter(folder: Path, word: str) -> None:
+    assert named_model(f"a={folder / 'target.gguf'},{word}").draft == word
+    file = folder / "words.toml"
+    file.write_text(f'[a]\ntarget = "target.gguf"\ndraft = "{word}"\n')
+    assert read_models(file, {})[0].draft == word
+
+
 def test_two_models_of_one_name() -> None:
     models = [NamedModel(name, TARGET) for name in ("a", "b", "a")]
     with pytest.raises(InputError, match="two models are named 'a'"):

@@ -72,6 +72,13 @@ def test_a_spread_around_1_is_no_verdict(gains: tuple[float, ...], said: str) ->
     assert said in told and "all is well" not in told and "is off" not in told
 
 
+def test_less_is_asked_of_what_was_not_trained_for_its_target(machine: Machine) -> None:
+    other = replace(PAIR, is_dflash=False)
+    assert alarms(machine, other, replace(WELL, tokens_per_round=1.7)) == []
+    (found,) = alarms(machine, other, replace(WELL, tokens_per_round=1.05))
+    assert found.name == "few_accepted"
+
+
 def test_a_drafter_without_thinking_is_no_fault(machine: Machine) -> None:
     (found,) = alarms(machine, PAIR, replace(WELL, thinking_tokens_per_round=1.4))
     assert (found.name, found.is_fault) == ("thinking", False)

@@ -63,8 +63,8 @@ def test_target_and_drafter_in_each_others_place(target: GgufFile, drafter: Gguf
     for check in (check_pair, compare_pair):
         with pytest.raises(FileError, match=r"a DFlash drafter .* given as the target"):
             check(drafter, drafter)
-        with pytest.raises(FileError, match="'qwen3', expected 'dflash'"):
-            check(target, target)
+        with pytest.raises(FileError, match=r"'bert', expected 'dflash'"):
+            check(target, of_architecture(target, "bert"))
 
 
 @pytest.mark.parametrize("name", ["dflash-draft", "gemma4-dflash-draft"])
@@ -141,7 +141,7 @@ def test_another_tokenizer(target: GgufFile, drafter: GgufFile) -> None:
     tokens = list(target.get("tokenizer.ggml.tokens"))
     more = with_key("tokenizer.ggml.tokens", ([*tokens, "one more"], ARRAY, STRING))
     assert "vocabulary size is 8193 in the drafter" in mismatch(target, more)
-    assert not compare_pair(target, more).fields[-1].fits
+    assert not compare_pair(target, more).fits
     tokens[7] = "another"
     other = with_key("tokenizer.ggml.tokens", (tokens, ARRAY, STRING))
     assert "token 7 is 'another' in the drafter" in mismatch(target, other)

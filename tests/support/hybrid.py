@@ -1,12 +1,14 @@
 """Tiny targets with random weights whose layers are partly recurrent, one of each architecture.
 
 Their weights are scaled so that the next token depends on the whole state: a state that is wrong
-anywhere shows in the answer.
+anywhere shows in the answer. Some of them may have a head that predicts further tokens, and two
+have no recurrent layer at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -43,18 +45,41 @@ TAPS = (2, 5)
 
 
 def write_hybrid(
-    path: Path, architecture: str, source: Path, *, quant: str = "Q8_0", seed: int = 0
+    path: Path,
+    architecture: str,
+    source: Path,
+    *,
+    quant: str = "Q8_0",
+    seed: int = 0,
+    head: float | None = None,
 ) -> Path:
     """Write a target of that architecture with the vocabulary of the target at `source`.
 
     `quant` names the ggml type of its matrices. Routers have it, too: in F32 they would choose
-    other experts now and then when several rows are computed together.
+    other experts now and then when several rows are computed together. With `head` there is a layer
+    more, a head that predicts a further token: as the target would if its layers added nothing to
+    what goes through them, and they add `head` of what they would do by themselves. So a head is
+    always right at 0, and sometimes at 0.1.
     """
     of_source = keys_of(source)
-    model = RandomModel(architecture, quant, seed)
+    model = _Hybrid(architecture, quant, seed)
+    if head is not None:
+        model.has_head, model.added = True, head
     model.keys |= {name: v for name, v in of_source.items() if name.startswith("tokenizer.")}
     _WRITERS[architecture](model, len(of_source["tokenizer.ggml.tokens"][0]))
     return model.write(path)
+
+
+@dataclass
+class _Hybrid(RandomModel):
+    """`added` is how much its layers add to what goes through them."""
+
+    has_head: bool = False
+    added: float = 1.0
+
+    def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
+        adds = any(part in name for part in ("attn_output", "ssm_out", "ffn_down"))
+        super().matrix(name, *shape, gain=gain * (self.added if adds else 1.0))
 
 
 def _shape(model: RandomModel, **more: int | float | list[int]) -> None:
@@ -218,7 +243,7 @@ def _experts(
         model.matrix(block + "ffn_down_shexp.weight", N_EMBD, N_FF_EXPERT)
 
 
-def _qwen(model: RandomModel, n_vocab: int) -> None:
+def _qwen(model: _Hybrid, n_vocab: int) -> None:
     """qwen35, qwen35moe and qwen3next: gated delta nets, and gated attention."""
     has_experts = model.architecture != "qwen35"
     _shape(
@@ -234,11 +259,13 @@ def _qwen(model: RandomModel, n_vocab: int) -> None:
     if has_experts:
         _n_experts(model, expert_shared_feed_forward_length=N_FF_EXPERT)
     _head(model, n_vocab)
-    for layer in range(N_LAYER):
+    for layer in range(N_LAYER + model.has_head):
         block = f"blk.{layer}."
         model.norm(block + "attn_norm.weight", N_EMBD)
         model.norm(block + "post_attention_norm.weight", N_EMBD)
-        if layer in ATTENTION_LAYERS:
+        if layer == N_LAYER:
+            _further_head(model, block)
+        if layer in ATTENTION_LAYERS or layer == N_LAYER:
             _attention(model, block, gated=True)
         else:
             _delta_net(model, block)
@@ -246,6 +273,76 @@ def _qwen(model: RandomModel, n_vocab: int) -> None:
             _experts(model, block, shared=True, weighed=True)
         else:
             _dense(model, block)
+
+
+def _glm(model: _Hybrid, n_vocab: int) -> None:
+    """glm4moe: no recurrent layers, and experts but for the first layer."""
+    _shape(
+        model,
+        feed_forward_length=N_FF,
+        attention__head_count_kv=N_HEAD_KV,
+        rope__dimension_count=16,
+        leading_dense_block_count=1,
+        expert_gating_func=2,
+    )
+    _n_experts(model, expert_shared_count=1)
+    _head(model, n_vocab)
+    for layer in range(N_LAYER + model.has_head):
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        model.norm(block + "post_attention_norm.weight", N_EMBD)
+        _attention(model, block)
+        if layer == N_LAYER:
+            _further_head(model, block)
+        if layer:
+            _experts(model, block, shared=True, biased=True)
+        else:
+            _dense(model, block)
+
+
+def _glm_flash(model: _Hybrid, n_vocab: int) -> None:
+    """deepseek2, as of GLM-4.7-Flash: latent attention in each layer, and experts but for the
+    first."""
+    _shape(
+        model,
+        feed_forward_length=N_FF,
+        attention__head_count_kv=1,
+        attention__q_lora_rank=N_EMBD // 2,
+        attention__kv_lora_rank=HEAD_DIM,
+        attention__key_length=2 * HEAD_DIM,
+        attention__key_length_mla=2 * HEAD_DIM,
+        attention__value_length_mla=HEAD_DIM,
+        rope__dimension_count=HEAD_DIM,
+        leading_dense_block_count=1,
+        expert_gating_func=2,
+    )
+    _n_experts(model, expert_shared_count=1)
+    _head(model, n_vocab)
+    for layer in range(N_LAYER + model.has_head):
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        model.norm(block + "ffn_norm.weight", N_EMBD)
+        _latent_attention(model, block)
+        del model.tensors[block + "attn_q.weight"]
+        model.matrix(block + "attn_q_a.weight", N_EMBD // 2, N_EMBD)
+        model.norm(block + "attn_q_a_norm.weight", N_EMBD // 2)
+        model.matrix(block + "attn_q_b.weight", N_HEAD * 2 * HEAD_DIM, N_EMBD // 2)
+        if layer == N_LAYER:
+            _further_head(model, block)
+        if layer:
+            _experts(model, block, shared=True, biased=True)
+        else:
+            _dense(model, block)
+
+
+def _further_head(model: _Hybrid, block: str) -> None:
+    """What a head has besides its layer."""
+    model.numbers(block_count=N_LAYER + 1, nextn_predict_layers=1)
+    of_state = model.added * model.normal(block + "of_state", N_EMBD, N_EMBD) / np.sqrt(N_EMBD)
+    of_both = np.concatenate([np.eye(N_EMBD, dtype=np.float32), of_state], axis=1)
+    model.plain(block + "nextn.eh_proj.weight", of_both)
+    model.plain(block + "nextn.enorm.weight", np.ones(N_EMBD))
+    model.norm(block + "nextn.hnorm.weight", N_EMBD)
 
 
 def _lfm2(model: RandomModel, n_vocab: int) -> None:
@@ -398,6 +495,8 @@ _WRITERS: dict[str, Callable[[RandomModel, int], None]] = {
     "qwen35": _qwen,
     "qwen35moe": _qwen,
     "qwen3next": _qwen,
+    "glm4moe": _glm,
+    "deepseek2": _glm_flash,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
     "nemotron_h": _nemotron_h,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dflash_local.embedder import Embedder, load_embedder, plan_embedder
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import size_text
-from dflash_local.fit.options import LoadOptions, Pooling
+from dflash_local.fit.options import WORDS, LoadOptions, Pooling
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
@@ -125,7 +125,8 @@ class ModelSource:
     def defaults(self) -> Defaults:
         """How requests are answered that do not say; known before it is loaded. Raises FileError,
         OSError."""
-        draft = GgufFile.open(self.draft) if self.draft else None
+        is_file = self.draft is not None and str(self.draft) not in WORDS
+        draft = GgufFile.open(self.draft) if self.draft and is_file else None
         return defaults_of(GgufFile.open(self.target), draft, self.thinking, self.sampling)
 
     def planner(self) -> Callable[[Sequence[Device]], Plan]:

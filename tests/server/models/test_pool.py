@@ -126,6 +126,9 @@ def test_a_request_that_names_none_gets_the_first(client: httpx.Client) -> None:
 
 def test_how_a_model_samples_is_known_before_it_is_loaded() -> None:
     assert ModelSource("tiny", demo.pair()[0]).defaults.for_chats["temperature"] == 0
+    for word in ("copies", "mtp"):
+        source = ModelSource("tiny", demo.pair()[0], Path(word))
+        assert source.defaults.for_chats["temperature"] == 0
 
 
 def test_looking_at_a_model_does_not_load_it(client: httpx.Client) -> None:

@@ -1,0 +1,251 @@
+"""The heads of a target's own file as a drafter: layers that predict further tokens (MTP)."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.errors import BackendError, ClosedError, ContextFullError, InputError
+from dflash_local.fit.architectures import CELLS
+from dflash_local.gguf.drafter_spec import HeadsSpec
+from dflash_local.llama import native, runtime
+from dflash_local.target_model import sequence_state
+from dflash_local.target_model.pass_threads import PassThreads
+from dflash_local.target_model.taps import Features, StoredFeatures
+from dflash_local.target_model.target import Target
+
+# isort: split
+import llama_cpp.llama_cpp as api
+
+_LEAST_CHANCE = 0.1
+"""A draft ends where its chance, all of it together, is less: a step of a head takes about a tenth
+of a pass of the target, most of it the output head's."""
+
+_States = NDArray[np.float32]
+
+
+@dataclass
+class _Text:
+    """What the heads have of a sequence: `length` rows, and the target's last hidden state,
+    [n_embd], which comes with the next token. It is 0 at the beginning, and where it is lost
+    because the text was cut."""
+
+    state: _States
+    length: int = 0
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a sequence: tokens from position `begin` on, and the state before each of them,
+    [n, n_embd]."""
+
+    seq: int
+    begin: int
+    tokens: list[int]
+    states: _States
+
+
+class HeadsDrafter(Drafter):
+    """Drafts with a target's heads, in llama.cpp's own context for them. A head reads a token and
+    the target's hidden state before it. To go on, it reads its own token and its own state.
+
+    The method is that of DeepSeek-V3 (2024, arXiv 2412.19437), as llama-server's `draft-mtp`.
+    """
+
+    saves_rows = True
+
+    def __init__(self, target: Target, spec: HeadsSpec, *, n_seq: int, n_ctx: int) -> None:
+        """Raises BackendError if the memory does not suffice."""
+        self._spec, self._target = spec, target
+        self.file_key = [*target.file_key, "heads"]
+        options = replace(
+            target.options,
+            n_ctx=n_ctx + n_seq * spec.block_size,
+            n_seq=n_seq,
+            n_branches=1,
+            way_back=CELLS,
+        )
+        params = options.context_params(target.n_threads)
+        params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
+        model = ctypes.c_void_p(target.address)
+        runtime.clear_log()
+        with target.own_kernels():
+            self._context: Any = api.llama_init_from_model(model, params)
+        if not self._context:
+            raise BackendError(f"llama.cpp has no room for the heads: {runtime.reason()}")
+        self._pass: native.TargetPass | None = None
+        try:
+            address = native.address(self._context)
+            target.threads.attach(address)
+            self._n_batch = api.llama_n_batch(self._context)
+            with target.own_kernels():
+                self._pass = native.TargetPass(
+                    address,
+                    n_seq,
+                    [target.n_layer],
+                    self._n_batch,
+                    in_graph=True,
+                    threads=target.threads,
+                )
+        except BaseException:
+            self.close()
+            raise
+        self._pass_threads = PassThreads(
+            model, self._context, target.threads, options, target.n_threads, options.n_ctx
+        )
+        self._memory = api.llama_get_memory(self._context)
+        self._texts = [_Text(self._no_state) for _ in range(n_seq)]
+        target.attach(self)
+
+    @property
+    def _no_state(self) -> _States:
+        return np.zeros(self._target.n_embd, np.float32)
+
+    @property
+    def block_size(self) -> int:
+        return self._spec.block_size
+
+    def length(self, seq: int) -> int:
+        return self._texts[seq].length
+
+    def inject(self, seq: int, features: Features) -> None:
+        tokens, states = _read(features)
+        for begin in range(0, len(tokens), self._n_batch):
+            part = slice(begin, begin + self._n_batch)
+            self._decode([self._next(seq, tokens[part], states[part])])
+            self._take(seq, states[part])
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        read = [_read(request.features) for request in requests]
+        if sum(1 + len(tokens) for tokens, _ in read) > self._n_batch:
+            for request in requests:
+                self.inject(request.seq, request.features)
+            read = [([], states[:0]) for _, states in read]
+        rows = []
+        for request, (tokens, states) in zip(requests, read, strict=True):
+            rows.append(self._next(request.seq, [*tokens, request.anchor], states))
+            self._take(request.seq, states)
+        drafts: list[tuple[list[int], list[float]]] = [([], []) for _ in requests]
+        going = list(range(len(requests)))
+        while going:
+            self._decode([rows[i] for i in going], output=True)
+            for row, i in enumerate(list(going)):
+                token = self._draw(row, *drafts[i])
+                last = rows[i]
+                begin = last.begin + len(last.tokens)
+                rows[i] = _Rows(last.seq, begin, [token], self._states[row : row + 1])
+                if self._is_done(requests[i], *drafts[i]):
+                    going.remove(i)
+        for request in requests:
+            self._remove(request.seq, self._texts[request.seq].length)
+        return [Draft.chain(*draft) for draft in drafts]
+
+    def truncate(self, seq: int, length: int) -> None:
+        text = self._texts[seq]
+        if length < text.length or not length:
+            self._remove(seq, length)
+            self._texts[seq] = _Text(self._no_state, length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.truncate(target, 0)
+        api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+        known = self._texts[source]
+        state = known.state if length == known.length else self._no_state
+        self._texts[target] = _Text(state, length)
+
+    def save(self, seq: int) -> NDArray[np.uint8]:
+        text = self._texts[seq]
+        length = np.asarray([text.length], np.int32).view(np.uint8)
+        cells = sequence_state.save(self._context, seq)
+        return np.concatenate([length, text.state.view(np.uint8), cells])
+
+    def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
+        self.truncate(seq, 0)
+        n = 4 + 4 * self._target.n_embd
+        if not sequence_state.restore(self._context, seq, np.ascontiguousarray(saved[n:])):
+            raise ContextFullError("what the heads knew of a text does not fit their context")
+        length, state = saved[:4].view(np.int32), saved[4:n].view(np.float32)
+        self._texts[seq] = _Text(state.copy(), int(length[0]))
+
+    def close(self) -> None:
+        context, self._context = self._context, None
+        if context:
+            api.llama_free(context)
+        self._pass = None  # after the context, whose graph it is part of
+
+    @property
+    def _open(self) -> native.TargetPass:
+        if self._pass is None:
+            raise ClosedError("this drafter is closed; load it again")
+        return self._pass
+
+    def _next(self, seq: int, tokens: list[int], states: _States) -> _Rows:
+        """The rows of the next tokens. `states` are the target's, of the tokens themselves."""
+        text = self._texts[seq]
+        before = np.concatenate([text.state[None], states])[: len(tokens)]
+        return _Rows(seq, text.length, tokens, before)
+
+    def _take(self, seq: int, states: _States) -> None:
+        """Note that rows stay, after which the target had these states."""
+        text = self._texts[seq]
+        text.length += len(states)
+        if len(states):
+            text.state = states[-1].copy()
+
+    def _decode(self, parts: Sequence[_Rows], *, output: bool = False) -> None:
+        """One pass. With `output`, of the last row of each part there are logits, and the states of
+        the head in `_states`, [parts, n_embd]."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        seqs: list[int] = []
+        last: list[bool] = []
+        for part in parts:
+            n = len(part.tokens)
+            tokens += part.tokens
+            positions += range(part.begin, part.begin + n)
+            seqs += [part.seq] * n
+            last += [False] * (n - 1) + [output]
+        states = np.concatenate([part.states for part in parts])
+        runtime.clear_log()
+        self._pass_threads.before_pass(len(tokens), max(positions) + 1)
+        status = self._open.decode(tokens, positions, seqs, last, (), states)
+        if status == 1:
+            raise ContextFullError(f"the heads have no room for {len(tokens)} more tokens")
+        if status:
+            raise BackendError(f"llama.cpp failed on the heads with {status}: {runtime.reason()}")
+        if output:
+            first, n_tapped = self._open.first_stored, self._open.n_tapped
+            ends = [row for row, is_last in enumerate(last) if is_last]
+            if n_tapped < len(last):  # these heads only go on with the rows that have an output
+                ends = list(range(n_tapped))
+            self._states = self._open.hidden_states([first + row for row in ends])
+
+    def _draw(self, output_row: int, tokens: list[int], logprobs: list[float]) -> int:
+        ids, logits = self._open.candidates(output_row, 1)
+        tokens.append(int(ids[0]))
+        logprobs.append(float(logits[0]) - self._open.log_sum(output_row))
+        return tokens[-1]
+
+    def _is_done(self, request: DraftRequest, tokens: list[int], logprobs: list[float]) -> bool:
+        is_poor = sum(logprobs) < math.log(_LEAST_CHANCE) and not request.whole
+        is_long = len(tokens) >= request.n_draft
+        return is_poor or is_long or self._target.vocabulary.ends_text(tokens[-1])
+
+    def _remove(self, seq: int, length: int) -> None:
+        """Free the cells from `length` on."""
+        api.llama_memory_seq_rm(self._memory, seq, length, -1)
+
+
+def _read(features: Features) -> tuple[list[int], _States]:
+    """The tokens, and the target's states after them, [n, n_embd]."""
+    if not isinstance(features, StoredFeatures):
+        raise InputError("heads read tokens, too, and these are features alone")
+    return list(features.tokens), np.asarray(features, np.float32)

@@ -1,0 +1,231 @@
+"""The heads of a target's own file as a drafter: answers are those of plain decoding, and drafts
+those that llama.cpp makes with the same heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_local import demo, load
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.heads_drafter import HeadsDrafter
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence
+from dflash_local.errors import FileError, PairError
+from dflash_local.fit.pairing import check_heads, check_pair
+from dflash_local.gguf.file import GgufFile
+from dflash_local.prefixes.store import PrefixStore
+from dflash_local.target_model.taps import StoredFeatures
+from dflash_local.target_model.target import Target
+from elsewhere import controller
+from gguf_files import UINT32, edited
+from heads import drafts_of_llama_cpp, heads_drafter, target_with_heads
+from hybrid import write_hybrid
+from long_text import PYTHON_SOURCE
+from pair_engine import answer, consistent, request
+from plain_answer import PlainAnswer
+
+N = 32
+SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
+WAYS = {"greedy": {}, "seeded": SEEDED}
+TARGETS = {
+    "always right": ("qwen35", 0.0),
+    "sometimes right": ("qwen35", 0.02),
+    "never right": ("qwen35", 1.0),
+    "experts, sometimes right": ("qwen35moe", 0.02),
+    "no recurrent layers": ("glm4moe", 0.02),
+    "cut to outputs": ("qwen3next", 0.02),
+    "latent attention": ("deepseek2", 0.02),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, source = tmp_path_factory.mktemp("heads"), demo.pair()[0]
+    return {
+        name: write_hybrid(folder / f"{i}.gguf", architecture, source, head=added)
+        for i, (name, (architecture, added)) in enumerate(TARGETS.items())
+    }
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def target(files: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Target]:
+    with target_with_heads(files[request.param], n_seq=4) as opened:
+        yield opened
+
+
+@pytest.fixture
+def engine(target: Target) -> Iterator[Engine]:
+    drafter = heads_drafter(target)
+    opened = Engine(target, drafter, 4)
+    opened.slots.forget_all()
+    yield opened
+    opened.slots.forget_all()
+    drafter.close()
+
+
+def read(engine: Engine, text: list[int], seq: int = 0) -> StoredFeatures:
+    """The target's states after a text, which is at most a batch."""
+    engine.slots.forget_all()
+    n = len(text)
+    engine.target.decode(text, range(n), [seq] * n, [False] * n)
+    return StoredFeatures(engine.target, list(engine.target.numbers), text)
+
+
+def drafts(engine: Engine, anchor: int, features: StoredFeatures, seq: int = 0) -> list[int]:
+    assert engine.drafter
+    (draft,) = engine.drafter.draft([DraftRequest(seq, anchor, features, 6, whole=True)])
+    return draft.tokens
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("width", [3, 7, "auto"])
+def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) -> None:
+    if width == "auto":
+        engine.control(controller("cheap"))
+    assert engine.drafter
+    for text in demo.prompts()["code"][:2]:
+        plain = PlainAnswer(target, text, N, **WAYS[way])
+        found = plain.asked(engine, width)
+        assert found.stats.drafted > 0
+        consistent(engine, engine.drafter, len(plain.text) - 1)
+        engine.slots.forget_all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
+    texts = [*demo.prompts()["code"][:2], *demo.prompts()["chat"][:2]]
+    known = [PlainAnswer(target, text, N, **WAYS[way]) for text in texts]
+    answers: list[Sequence] = [
+        engine.begin(request(plain.prompt, width, N, **WAYS[way]))
+        for plain, width in zip(known, (7, 4, 7, 2), strict=True)
+    ]
+    engine.run(answers)
+    for found, plain in zip(answers, known, strict=True):
+        assert found.error is None
+        assert found.tokens == plain.tokens
+        assert found.stats.drafted > 0
+
+
+def test_heads_that_are_right_are_accepted(files: dict[str, Path]) -> None:
+    accepted = {}
+    for name, path in files.items():
+        with target_with_heads(path) as target:
+            engine = Engine(target, heads_drafter(target))
+            stats = [answer(engine, [t, t + 1, t + 2], 7, N).stats for t in range(1000, 5000, 500)]
+            accepted[name] = sum(s.accepted for s in stats) / sum(s.drafted for s in stats)
+    assert (
+        accepted["always right"] > 0.9
+    )  # at the end of an answer there is nothing to compare with
+    assert 0.9 > accepted["sometimes right"] > 0.1 > accepted["never right"]
+    assert 0.9 > accepted["experts, sometimes right"] > 0.1
+    assert 0.9 > accepted["no recurrent layers"] > 0.1
+    assert 0.9 > accepted["cut to outputs"] > 0.1
+    assert 0.9 > accepted["latent attention"] > 0.1
+
+
+def test_drafts_are_llama_cpp_s(target: Target, engine: Engine) -> None:
+    """With the whole text at once, in pieces, and after drafts that were rejected."""
+    text = target.vocabulary.tokenize(PYTHON_SOURCE)[:50]
+    features = read(engine, text)
+    states = np.asarray(features)
+    expected = drafts_of_llama_cpp(target, [*text, 300], states, 6)
+    assert drafts(engine, 300, features) == expected
+    assert drafts(engine, 300, StoredFeatures(target, [])) == expected
+    other = drafts_of_llama_cpp(target, [*text, 301], states, 6)
+    assert drafts(engine, 301, StoredFeatures(target, [])) == other
+    assert engine.drafter
+    engine.drafter.truncate(0, 0)
+    for begin, end in ((0, 1), (1, 30), (30, 44)):
+        engine.drafter.inject(0, StoredFeatures(target, features.rows[begin:end], text[begin:end]))
+    rest = StoredFeatures(target, features.rows[44:], text[44:])
+    assert drafts(engine, 300, rest) == expected
+    assert engine.drafter.length(0) == len(text)
+
+
+def test_shared_and_saved_texts(target: Target, engine: Engine) -> None:
+    drafter = engine.drafter
+    assert isinstance(drafter, HeadsDrafter)
+    text = target.vocabulary.tokenize(PYTHON_SOURCE)[:40]
+    features = read(engine, text)
+    expected = drafts(engine, 300, features)
+    none = StoredFeatures(target, [])
+    drafter.copy(0, 2, len(text))
+    assert drafts(engine, 300, none, 2) == expected
+    saved = drafter.save(2)
+    drafter.truncate(2, 0)
+    drafter.truncate(0, 7)
+    drafter.restore(3, saved)
+    assert [drafter.length(seq) for seq in range(4)] == [7, 0, 0, len(text)]
+    assert drafts(engine, 300, none, 3) == expected
+
+
+def test_a_text_goes_on_from_an_earlier_one(target: Target, engine: Engine) -> None:
+    """In its slot, cut back in it, and after it has left the slot."""
+    engine = Engine(target, engine.drafter, 1, store=PrefixStore(64 << 20))
+    engine.slots.forget_all()
+    first = PlainAnswer(target, PYTHON_SOURCE[:500], N)
+    turn = target.vocabulary.tokenize("\n\ndef add(a, b):")
+    second = PlainAnswer(target, [*first.text, *turn], N)
+    third = PlainAnswer(target, [*first.prompt[:-9], *turn], N)
+    engine.slots.forget_all()
+    for plain in (first, second, third, second, first):
+        found = answer(engine, plain.prompt, 7, N)
+        # The last bits of a recurrent state may differ after a checkpoint.
+        assert target.is_recurrent or found.tokens == plain.tokens
+        assert found.error is None
+        assert found.stats.drafted > 0
+        assert engine.drafter
+        consistent(engine, engine.drafter, len(engine.slots[0].cached))
+
+
+def test_loaded_by_the_word(files: dict[str, Path]) -> None:
+    said: list[str] = []
+    path = files["always right"]
+    options = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
+    with load(path, "mtp", say=said.append, **options) as model:
+        assert isinstance(model.drafter, HeadsDrafter)
+        assert "drafter: the target's own heads, on CPU" in said
+        plain = model.generate("def add(", max_tokens=N, draft_width=0)
+        drafted = model.generate("def add(", max_tokens=N, draft_width=7)
+        assert drafted.tokens == plain.tokens
+        assert drafted.stats.accepted == drafted.stats.drafted > N / 4
+    with load(path, **options, quiet=True) as model:
+        assert model.drafter is None
+
+
+def test_a_failure_puts_them_aside(files: dict[str, Path]) -> None:
+    """With too small a context of their own they fail in the middle of an answer."""
+    with target_with_heads(files["always right"], n_ctx=512) as target:
+        prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:240]
+        plain = PlainAnswer(target, prompt, N)
+        drafter = HeadsDrafter(target, check_heads(GgufFile.open(target.path)), n_seq=1, n_ctx=200)
+        engine = Engine(target, drafter)
+        found = plain.asked(engine, 7)
+        assert "the drafter failed: the heads have no room" in (found.stats.warning or "")
+        engine.slots._back_at = 0.0
+        engine.slots.forget_all()
+        again = PlainAnswer(target, prompt[:20], N)
+        assert again.asked(engine, 7).stats.accepted > 0
+
+
+def test_heads_without_their_model(files: dict[str, Path]) -> None:
+    whole = GgufFile.open(files["never right"])
+    alone = edited(whole, tensors={"blk.0.attn_norm.weight": None})
+    with pytest.raises(FileError, match="heads without their model"):
+        check_pair(whole, alone)
+
+
+def test_a_target_without_heads(files: dict[str, Path]) -> None:
+    shipped = GgufFile.open(demo.pair()[0])
+    with pytest.raises(PairError, match=r"has no heads to draft with: no qwen3\.nextn_predict"):
+        check_heads(shipped)
+    with pytest.raises(PairError, match="has no heads to draft with"):
+        load(demo.pair()[0], "mtp", quiet=True)
+    other = GgufFile.open(files["never right"])
+    assert check_heads(other).n_draft == 6
+    several = edited(other, keys={"qwen35.nextn_predict_layers": (2, UINT32, None)})
+    assert check_heads(several).n_draft == 1

@@ -1,0 +1,92 @@
+"""Targets whose files have heads that predict further tokens, and llama.cpp's own use of these."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as api
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_local.draft.heads_drafter import HeadsDrafter
+from dflash_local.fit.architectures import WayBack
+from dflash_local.fit.pairing import check_heads
+from dflash_local.gguf.file import GgufFile
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.target import Target
+
+
+@contextmanager
+def target_with_heads(path: Path, **options: Any) -> Iterator[Target]:
+    """Exact to the bit, and ready for its heads."""
+    spec = check_heads(GgufFile.open(path))
+    wanted = {
+        "n_ctx": 1024,
+        "n_threads": 1,
+        "n_batch": 64,
+        "kv_type": "q8_0",
+        "way_back": WayBack("replay", spec.n_draft),
+        "tapped_layers": spec.target_layers,
+        "heads": True,
+        **options,
+    }
+    with Target(path, TargetOptions(**wanted)) as target:
+        yield target
+
+
+def heads_drafter(target: Target) -> HeadsDrafter:
+    spec = check_heads(GgufFile.open(target.path))
+    return HeadsDrafter(target, spec, n_seq=target.options.n_seq, n_ctx=target.n_ctx)
+
+
+def drafts_of_llama_cpp(
+    target: Target, tokens: Sequence[int], states: NDArray[np.float32], n: int
+) -> list[int]:
+    """What `llama-server` drafts after `tokens`, of which the last one is the anchor: step by step,
+    by the functions that its `draft-mtp` calls. `states`, [len(tokens) - 1, n_embd], are the
+    target's after each token before the anchor."""
+    params = target.options.context_params(1)
+    params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
+    context = api.llama_init_from_model(ctypes.c_void_p(target.address), params)
+    batch = api.llama_batch_ext_init(context)
+    before = np.concatenate([np.zeros((1, target.n_embd), np.float32), states])
+    rows = list(zip(range(len(tokens)), tokens, before, strict=True))
+    try:
+        _set_nextn(context, True, True)
+        for position, token, state in rows[:-1]:
+            _row(context, batch, position, token, state, output=False)
+        position, token, state = rows[-1]
+        drafted = []
+        for step in range(n):
+            _row(context, batch, position + step, token, state, output=True)
+            logits = np.ctypeslib.as_array(api.llama_get_logits_ith(context, 0), (target.n_vocab,))
+            token = int(logits.argmax())
+            state = np.ctypeslib.as_array(_nextn(context, 0), (target.n_embd,)).copy()
+            drafted.append(token)
+        return drafted
+    finally:
+        api.llama_batch_ext_free(batch)
+        api.llama_free(context)
+
+
+def _row(
+    context: Any, batch: Any, position: int, token: int, state: NDArray[np.float32], *, output: bool
+) -> None:
+    api.llama_batch_ext_clear(batch)
+    assert api.llama_batch_ext_add_token(batch, 0, token) == 0
+    assert api.llama_batch_ext_set_pos(batch, 0, ctypes.byref(ctypes.c_int32(position)))
+    row = np.ascontiguousarray(state, np.float32)
+    data = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    assert api.llama_batch_ext_set_embd_token(batch, 0, api.llama_embd(data, 1, len(row)))
+    assert api.llama_batch_ext_set_output_logits(batch, 0, output)
+    assert api.llama_process(context, api.LLAMA_PROCESS_TYPE_DECODE, batch) == 0
+
+
+_set_nextn = api._lib["_Z26llama_set_embeddings_nextnP13llama_contextbb"]
+_set_nextn.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
+_nextn = api._lib["_Z30llama_get_embeddings_nextn_ithP13llama_contexti"]
+_nextn.argtypes, _nextn.restype = [ctypes.c_void_p, ctypes.c_int32], ctypes.POINTER(ctypes.c_float)
