@@ -47,7 +47,7 @@ SECTIONS = {
         Option(
             "--ctx",
             "n_ctx",
-            type=whole(256),
+            type=whole(256, 1 << 16),
             default=768,
             help="Tokens of a prompt and its answer together; longer prompts are left out.",
         ),
@@ -63,7 +63,13 @@ SECTIONS = {
             help="Begin with what an earlier run left: its folder, or one with its config.json and "
             "model.safetensors.",
         ),
-        Option("--block", "block_size", type=whole(2, 64), default=16, help="Tokens of a block."),
+        Option(
+            "--block",
+            "block_size",
+            type=whole(2, 64),
+            show_default="16",
+            help="Tokens of a block.",
+        ),
         Option(
             "--layers",
             "n_layer",
@@ -77,7 +83,8 @@ SECTIONS = {
             "--minutes",
             type=number(0, 1e6, above=True),
             default=60,
-            help="End after so long, all included.",
+            help="End after so long, the measurement in the end included. What comes before the "
+            "training, loading and the first texts, is not cut short.",
         ),
         Option("--steps", type=whole(1, 10**7), default=10**6, help="Train at most so many steps."),
         Option(

@@ -33,6 +33,8 @@ _WIDE = 1024
 layer costs more than it gains."""
 _STD = 0.02
 _EPSILON = 1e-6
+_BLOCK = 16
+"""Tokens of a block, if no other number is asked for."""
 _UNUSED, _CONTROL = 5, 3
 """Kinds of tokens, as `tokenizer.ggml.token_type` has them."""
 _MOST_LOOKED_AT = 64
@@ -43,7 +45,7 @@ def write_beginning(
     target: Path,
     *,
     begin: Path | None = None,
-    block_size: int = 16,
+    block_size: int | None = None,
     n_layer: int | None = None,
     seed: int = 0,
 ) -> Path:
@@ -53,7 +55,7 @@ def write_beginning(
     check_target(file)
     folder.mkdir()
     if begin is None:
-        config = config_for(file, block_size=block_size, n_layer=n_layer)
+        config = config_for(file, block_size=block_size or _BLOCK, n_layer=n_layer)
         (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         tensors = random_weights(config, file, seed)
         save_file(tensors, folder / SINGLE_NAME, metadata={"format": "pt"})

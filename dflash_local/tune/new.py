@@ -94,7 +94,7 @@ class TrainOptions(TuneOptions):
 
     begin: Path | None = None
     teacher_text: Path | None = None
-    block_size: int = 16
+    block_size: int | None = None
     n_layer: int | None = None
     n_written: int | None = None
     n_anchors: int | None = None
@@ -108,7 +108,9 @@ class TrainOptions(TuneOptions):
 
 
 def options_for(target: Path, output: Path, **more: Any) -> TrainOptions:
-    """The options of a run that writes to `output`."""
+    """The options of a run that writes to `output`. Raises InputError."""
+    if more.get("begin") and (more.get("block_size") or more.get("n_layer")):
+        raise InputError("--from has its own layers and blocks; leave out --layers and --block")
     # The drafter's name, too. Nothing is to be written to a folder that has none, such as ".".
     folder = output.parent / f"{output.name}.partial" / output.name
     given = {"data": None, "source": "trained from nothing", "n_ctx": 768} | more
