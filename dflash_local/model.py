@@ -235,7 +235,7 @@ class Model:
             raise InputError(
                 f"reasoning_budget is {n_tokens!r}; give a whole number, 0 or more, or -1"
             )
-        marks = self.dialect.reasoning_marks
+        marks = self.dialect.thinking
         if n_tokens in (None, -1) or marks is None:
             return None
         opening, closing = (mark.strip() for mark in marks)

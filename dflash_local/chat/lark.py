@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dflash_local.chat.dialect import IsToken
-from dflash_local.chat.form import ID
+from dflash_local.chat.form import ID, Marks
 from dflash_local.sampling.json_schema import enforceable
+
+IsToken = Callable[[str], bool]
+"""Whether a text is the name of one control or user-defined token of the vocabulary."""
 
 # The layout of Python's json.dumps, which templates show the models. If white space were free,
 # small models would write nothing else.
@@ -56,6 +58,22 @@ def json_rule(name: str, schema: Any, *, lenient: bool = True) -> str:
     bound = enforceable(schema, lenient=lenient)
     bound = {**bound, "x-guidance": {**_LAYOUT, "lenient": lenient}}
     return f"{name}: %json {json.dumps(bound)}"
+
+
+def reasoning_rules(is_token: IsToken, marks: Marks, *, is_open: bool) -> str:
+    """Lark rules `reasoning` and what it needs: an optional reasoning part, or the rest of one."""
+    opening, closing = marks
+    begun = "thought GAP" if is_open else f"({text_rule(opening, is_token)} thought GAP)?"
+    rules = [f"reasoning: {begun}", thought_rules(closing, is_token), r"GAP: /\n{0,2}/"]
+    return "\n".join(rules)
+
+
+def thought_rules(closing: str, is_token: IsToken) -> str:
+    """Lark rules `thought` and what it needs: any text up to a mark, and that mark."""
+    if is_token(closing):
+        # No token can match within a terminal, so it ends before the mark by itself.
+        return f"thought: THOUGHT {closing}\n" + r"THOUGHT: /(.|\n)*/"
+    return rf"thought[lazy]: /(.|\n)*{pattern(closing)}/"
 
 
 def any_of(names: Sequence[str]) -> str:

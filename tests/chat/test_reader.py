@@ -94,7 +94,7 @@ def test_a_model_without_calls_cannot_be_made_to_call(model: Model) -> None:
 @pytest.mark.one_in(2)
 def test_thoughts_end_after_their_budget(speaker: Model) -> None:
     """Then the answer begins, drafted or not, and with a message before it where one is given."""
-    marks = speaker.dialect.reasoning_marks
+    marks = speaker.dialect.thinking
     assert marks is not None
     asked: dict[str, Any] = {
         "max_tokens": 48,

@@ -1,0 +1,157 @@
+"""Parses reasoning, then content with tool calls in it, by the form of the model's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dflash_local.chat.events import Content, Reasoning
+from dflash_local.chat.form import Form, Marks, marks_of
+from dflash_local.chat.parsing.call_reader import CallReader
+from dflash_local.chat.parsing.json_reader import State
+from dflash_local.chat.parsing.marks import Fences, find, held
+from dflash_local.chat.parsing.parser import Parser, Waiting
+from dflash_local.chat.tool import Tool
+
+
+class AnswerParser(Parser):
+    """Parses what may be reasoned between the marks `thinking`, of which the prompt may have the
+    first (`is_open`), and content with calls of `tools`, by name, where there is a `form`.
+
+    White space around reasoning and calls belongs to the format and is left out. Calls without a
+    mark, as Llama 3.1's, are such only at the beginning of an answer, perhaps behind a `tag`, and
+    behind each other. `silent` marks around content are left out.
+    """
+
+    def __init__(
+        self,
+        form: Form | None,
+        tools: Mapping[str, Tool],
+        thinking: Marks | None = None,
+        *,
+        is_open: bool = False,
+        tag: str = "",
+        silent: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self._form = form
+        self._tools = tools
+        self._thinking = thinking
+        self._is_open = is_open
+        self._silent = silent
+        self._openings = form.openings if form else {}
+        self._marks = (*self._openings, *silent)
+        begin = form.again if form else ""
+        self._again = next(iter(marks_of(begin)), "")
+        self._lead = begin.partition(self._again)[2] if self._again else ""
+        self._between = [self._again] if self._again else []
+        if form:
+            self._between += form.closings | ({";", tag} - {""} if form.is_bare else set())
+        self._blank = ""
+        self._shown = True
+        """Whether content was shown since the last call, or no call was made."""
+        self._fences = Fences()
+
+    def _parse(self) -> Waiting[None]:
+        if self._thinking:
+            yield from self._reason(*self._thinking)
+        if self._form and self._form.is_bare:
+            yield from self._calls((yield from self._next_call()))
+        yield from self._content()
+        if self._shown:
+            self._events.append(Content(self._blank))
+
+    def _reason(self, opening: str, closing: str) -> Waiting[None]:
+        if not self._is_open:
+            if not (yield from self._mark((opening,))):
+                return
+            self._text = self._text.lstrip()[len(opening) :]
+        yield from self._skip_blanks()
+        while True:
+            thought, close, rest = self._text.partition(closing)
+            if close:
+                self._events.append(Reasoning(thought.rstrip()))
+                self._text = rest
+                break
+            shown = thought
+            if not self._last:
+                shown = thought[: len(thought) - held(thought, (closing,))].rstrip()
+            self._events.append(Reasoning(shown))
+            self._text = thought[len(shown) :]
+            if self._last:
+                break
+            yield
+        yield from self._skip_blanks()
+
+    def _content(self) -> Waiting[None]:
+        """Shows text up to calls, and reads these."""
+        while True:
+            found = find(self._text, self._marks)
+            if found is None:
+                self._show(len(self._text) - (0 if self._last else held(self._text, self._marks)))
+                if self._last:
+                    return
+                yield
+                continue
+            where, mark = found
+            self._show(where)
+            if not self._last and any(m != mark and m.startswith(self._text) for m in self._marks):
+                yield
+            elif mark in self._silent:
+                self._text = self._text[len(mark) :]
+            elif self._fences.inside:
+                self._show(1)
+            else:
+                yield from self._calls((len(mark), self._openings[mark]))
+
+    def _show(self, n: int) -> None:
+        """Make the next `n` characters content; white space waits for what follows it."""
+        text, self._text = self._text[:n], self._text[n:]
+        self._fences.read(text)
+        text = self._blank + text
+        shown = text.rstrip() if self._form else text
+        self._blank = text[len(shown) :]
+        if shown:
+            self._shown = True
+            self._events.append(Content(shown))
+
+    def _calls(self, begun: tuple[int, str] | None) -> Waiting[None]:
+        """Reads calls, one behind the other: where in the text the first one begins, and what comes
+        before it there."""
+        while begun and (yield from self._call(*begun)):
+            begun = yield from self._next_call()
+
+    def _call(self, at: int, lead: str) -> Waiting[bool]:
+        """Reads a call; whether it came to its end. As long as it is not certain, `_text` begins
+        with its mark, so that all of it can become content again."""
+        assert self._form is not None
+        reader, is_certain = CallReader(self._form, self._tools, lead), False
+        while True:
+            at = reader.read(self._text, at)
+            if reader.name is not None:
+                if not is_certain:
+                    is_certain = True
+                    self._blank, self._shown, self._fences = "", False, Fences()
+                    self._start_call(reader.name)
+                self._add_arguments(reader.take())
+                self._text, at = self._text[at:], 0
+            if reader.state is not State.READING or self._last:
+                break
+            yield
+        if not is_certain:  # it only looked like a call; another one may begin behind this
+            self._show(1)
+        return is_certain and reader.state is State.DONE
+
+    def _next_call(self) -> Waiting[tuple[int, str] | None]:
+        """Leaves out what belongs to the calls, up to where the next one may begin, with what comes
+        before it there; None where content is next."""
+        at = 0
+        while True:
+            mark = yield from self._mark(self._between, at)
+            rest = self._text[at:].lstrip()
+            at = len(self._text) - len(rest) + len(mark)
+            if mark and mark == self._again:
+                return at, self._lead
+            if self._n_calls and (mark or self._again or not rest):
+                self._text, at = self._text[at:], 0
+            if not mark:
+                return None if self._again or not rest else (at, "")
