@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from dflash_local.chat.call_grammar import call_rules
 from dflash_local.chat.form import Form, Marks
-from dflash_local.chat.lark import IsToken, json_rule, reasoning_rules
+from dflash_local.chat.lark import IsToken, json_rule, reasoning_rules, text_rule
 from dflash_local.chat.parsing.answer import AnswerParser
 from dflash_local.chat.parsing.parser import Parser
 from dflash_local.chat.tool import Tool
@@ -31,6 +32,9 @@ class Dialect:
     special: bool = False
     opens_with_mark: ClassVar[bool] = False
     """Whether every answer opens with marks of the family, so that plain text cannot begin one."""
+    behind_reasoning: ClassVar[str] = ""
+    before_answer: ClassVar[str] = ""
+    """What is always written there, beside the marks."""
 
     @property
     def has_calls(self) -> bool:
@@ -58,13 +62,7 @@ class Dialect:
     @property
     def marks(self) -> str:
         """All its marks, in one text."""
-        form, texts = self.form, [*(self.thinking or ()), self.tag, *self.silent]
-        if form is not None:
-            tags = form.tags
-            texts += [form.head, form.begin, form.middle, form.end, form.between, form.tail]
-            texts += [tags.opening, tags.closing, *tags.values.values()] if tags else []
-            texts += [form.quote or ""]
-        return "\n".join(texts)
+        return json.dumps(asdict(self), ensure_ascii=False)
 
     def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:
         """A parser for one answer that may call `tools`.
@@ -102,7 +100,8 @@ class Dialect:
         reasoning if the model reasons. None where an answer is content and nothing else."""
         if self.thinking is None:
             return None
-        rules = [json_rule("answer", schema, lenient=False)]
+        lead = text_rule(self.before_answer, is_token)
+        rules = [f"answer: {lead} content", json_rule("content", schema, lenient=False)]
         return self._after_reasoning("answer", rules, is_token, thinking_open)
 
     def _after_reasoning(
@@ -110,5 +109,5 @@ class Dialect:
     ) -> str:
         if self.thinking is None:
             return "\n".join([f"start: {name}", *rules])
-        reasoning = reasoning_rules(is_token, self.thinking, is_open=is_open)
-        return "\n".join([f"start: reasoning {name}", *rules, reasoning])
+        reasoning = reasoning_rules(is_token, self.thinking, self.behind_reasoning, is_open=is_open)
+        return "\n".join([f"start: reasoning {name}", *rules, *reasoning])

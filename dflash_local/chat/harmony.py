@@ -7,79 +7,53 @@ user or, with `to=functions.NAME`, a call.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.events import Content, Reasoning
-from dflash_local.chat.form import Marks
-from dflash_local.chat.lark import IsToken, any_of, json_rule, literal, text_rule, thought_rules
+from dflash_local.chat.form import Form, Marks
 from dflash_local.chat.parsing.json_reader import JsonReader, State
 from dflash_local.chat.parsing.marks import find, held
 from dflash_local.chat.parsing.parser import Parser, Waiting
 from dflash_local.chat.tool import Tool
 
 MARKS = _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
-_CONSTRAIN, _END = "<|constrain|>", "<|end|>"
+_END = "<|end|>"
 _ENDS = (_END, "<|return|>", "<|call|>", _START)
 # What a header may begin with; before it stands the `<|start|>assistant` of the prompt.
-_HEADS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, "to=functions.")
+_HEADS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", "to=functions.")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
+
+
+_FORM = Form(
+    head=f"{_CHANNEL}commentary to=functions.",
+    begin="",
+    middle=" <|constrain|>json<|message|>",
+    end="",
+    between="",  # a call ends the answer
+    tail="",
+)
 
 
 @dataclass(frozen=True)
 class Harmony(Dialect):
     """Its marks are control tokens, so the names of these are needed."""
 
+    form: Form | None = _FORM
     thinking: Marks | None = (f"{_CHANNEL}analysis{_MESSAGE}", _END)
     special: bool = True
     opens_with_mark: ClassVar[bool] = True
-
-    @property
-    def has_calls(self) -> bool:
-        return True
+    behind_reasoning: ClassVar[str] = f"{_START}assistant"
+    before_answer: ClassVar[str] = f"{_CHANNEL}final{_MESSAGE}"
 
     def without_reasoning(self) -> Dialect:
         return self
 
     def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:
         return ChannelParser({tool.name for tool in tools})
-
-    def call_grammar(
-        self, tools: Sequence[Tool], *, parallel: bool, is_token: IsToken, thinking_open: bool
-    ) -> str:
-        """One call: a call ends the answer."""
-        channel, message = text_rule(_CHANNEL, is_token), text_rule(_MESSAGE, is_token)
-        constrain = text_rule(_CONSTRAIN, is_token)
-        rules = [
-            f"start: reasoning? ({any_of([f'call{i}' for i in range(len(tools))])})",
-            _reasoning_rules(is_token),
-        ]
-        for i, tool in enumerate(tools):
-            to = literal(f"commentary to=functions.{tool.name} ")
-            rules.append(f'call{i}: {channel} {to} {constrain} "json" {message} args{i}')
-            rules.append(json_rule(f"args{i}", tool.parameters))
-        return "\n".join(rules)
-
-    def answer_grammar(
-        self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool
-    ) -> str:
-        channel, message = text_rule(_CHANNEL, is_token), text_rule(_MESSAGE, is_token)
-        rules = [
-            f'start: reasoning? {channel} "final" {message} answer',
-            _reasoning_rules(is_token),
-            json_rule("answer", schema, lenient=False),
-        ]
-        return "\n".join(rules)
-
-
-def _reasoning_rules(is_token: IsToken) -> str:
-    """Lark rules `reasoning`, with the beginning of the next message, and what it needs."""
-    start, channel, message = (text_rule(name, is_token) for name in (_START, _CHANNEL, _MESSAGE))
-    rule = f'reasoning: {channel} "analysis" {message} thought {start} "assistant"'
-    return f"{rule}\n{thought_rules(_END, is_token)}"
 
 
 class ChannelParser(Parser):

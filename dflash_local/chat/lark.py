@@ -60,20 +60,17 @@ def json_rule(name: str, schema: Any, *, lenient: bool = True) -> str:
     return f"{name}: %json {json.dumps(bound)}"
 
 
-def reasoning_rules(is_token: IsToken, marks: Marks, *, is_open: bool) -> str:
-    """Lark rules `reasoning` and what it needs: an optional reasoning part, or the rest of one."""
+def reasoning_rules(is_token: IsToken, marks: Marks, gap: str, *, is_open: bool) -> list[str]:
+    """Rules `reasoning` and what it needs: an optional reasoning part, or the rest of one, and the
+    text `gap` behind it, or some line breaks."""
     opening, closing = marks
-    begun = "thought GAP" if is_open else f"({text_rule(opening, is_token)} thought GAP)?"
-    rules = [f"reasoning: {begun}", thought_rules(closing, is_token), r"GAP: /\n{0,2}/"]
-    return "\n".join(rules)
-
-
-def thought_rules(closing: str, is_token: IsToken) -> str:
-    """Lark rules `thought` and what it needs: any text up to a mark, and that mark."""
+    thought = f"thought {text_rule(gap, is_token) or 'GAP'}"
+    begun = thought if is_open else f"({text_rule(opening, is_token)} {thought})?"
+    rules = [f"reasoning: {begun}", r"GAP: /\n{0,2}/"]
     if is_token(closing):
         # No token can match within a terminal, so it ends before the mark by itself.
-        return f"thought: THOUGHT {closing}\n" + r"THOUGHT: /(.|\n)*/"
-    return rf"thought[lazy]: /(.|\n)*{pattern(closing)}/"
+        return [*rules, f"thought: THOUGHT {closing}", r"THOUGHT: /(.|\n)*/"]
+    return [*rules, rf"thought[lazy]: /(.|\n)*{pattern(closing)}/"]
 
 
 def any_of(names: Sequence[str]) -> str:

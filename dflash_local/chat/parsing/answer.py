@@ -8,7 +8,7 @@ from dflash_local.chat.events import Content, Reasoning
 from dflash_local.chat.form import Form, Marks, marks_of
 from dflash_local.chat.parsing.call_reader import CallReader
 from dflash_local.chat.parsing.json_reader import State
-from dflash_local.chat.parsing.marks import Fences, find, held
+from dflash_local.chat.parsing.marks import find, held, is_code
 from dflash_local.chat.parsing.parser import Parser, Waiting
 from dflash_local.chat.tool import Tool
 
@@ -49,7 +49,8 @@ class AnswerParser(Parser):
         self._blank = ""
         self._shown = True
         """Whether content was shown since the last call, or no call was made."""
-        self._fences = Fences()
+        self._said: list[str] = []
+        """The content since the last call."""
 
     def _parse(self) -> Waiting[None]:
         if self._thinking:
@@ -98,7 +99,7 @@ class AnswerParser(Parser):
                 yield
             elif mark in self._silent:
                 self._text = self._text[len(mark) :]
-            elif self._fences.inside:
+            elif is_code("".join(self._said)):
                 self._show(1)
             else:
                 yield from self._calls((len(mark), self._openings[mark]))
@@ -106,7 +107,7 @@ class AnswerParser(Parser):
     def _show(self, n: int) -> None:
         """Make the next `n` characters content; white space waits for what follows it."""
         text, self._text = self._text[:n], self._text[n:]
-        self._fences.read(text)
+        self._said.append(text)
         text = self._blank + text
         shown = text.rstrip() if self._form else text
         self._blank = text[len(shown) :]
@@ -130,7 +131,7 @@ class AnswerParser(Parser):
             if reader.name is not None:
                 if not is_certain:
                     is_certain = True
-                    self._blank, self._shown, self._fences = "", False, Fences()
+                    self._blank, self._said, self._shown = "", [], False
                     self._start_call(reader.name)
                 self._add_arguments(reader.take())
                 self._text, at = self._text[at:], 0
