@@ -14,7 +14,7 @@ from typing import ClassVar
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.events import Content, Reasoning
 from dflash_local.chat.form import Form, Marks
-from dflash_local.chat.parsing.json_reader import JsonReader, State
+from dflash_local.chat.parsing.json_parser import JsonParser
 from dflash_local.chat.parsing.marks import find, held
 from dflash_local.chat.parsing.parser import Parser, Waiting
 from dflash_local.chat.tool import Tool
@@ -56,7 +56,7 @@ class Harmony(Dialect):
         return ChannelParser({tool.name for tool in tools})
 
 
-class ChannelParser(Parser):
+class ChannelParser(JsonParser):
     """Marks and headers are never text; a message to an unknown tool is content."""
 
     def __init__(self, names: set[str]) -> None:
@@ -102,15 +102,9 @@ class ChannelParser(Parser):
         it. White space around them is left out, but not around other text."""
         called = (yield from self._mark(("{", *_ENDS))) == "{"
         if called:
-            self._text, reader = self._text.lstrip(), JsonReader()
             self._start_call(tool)
-            while True:
-                at = reader.read(self._text)
-                self._add_arguments(self._text[:at])
-                self._text = self._text[at:]
-                if reader.state is not State.READING or self._last:
-                    break
-                yield
+            self._text, self._at, self._is_certain = self._text.lstrip(), 1, True
+            yield from self._tried(self._json())
         if (yield from self._mark(_ENDS)) or not self._text.strip():
             self._text = self._text.lstrip()
         return called

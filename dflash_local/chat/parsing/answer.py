@@ -6,14 +6,13 @@ from collections.abc import Mapping
 
 from dflash_local.chat.events import Content, Reasoning
 from dflash_local.chat.form import Form, Marks, marks_of
-from dflash_local.chat.parsing.call_reader import CallReader
-from dflash_local.chat.parsing.json_reader import State
+from dflash_local.chat.parsing.call_parser import CallParser
 from dflash_local.chat.parsing.marks import find, held, is_code
-from dflash_local.chat.parsing.parser import Parser, Waiting
+from dflash_local.chat.parsing.parser import Waiting
 from dflash_local.chat.tool import Tool
 
 
-class AnswerParser(Parser):
+class AnswerParser(CallParser):
     """Parses what may be reasoned between the marks `thinking`, of which the prompt may have the
     first (`is_open`), and content with calls of `tools`, by name, where there is a `form`.
 
@@ -32,9 +31,8 @@ class AnswerParser(Parser):
         tag: str = "",
         silent: tuple[str, ...] = (),
     ) -> None:
-        super().__init__()
-        self._form = form
-        self._tools = tools
+        super().__init__(form or Form("", "", "", "", "", ""), tools)
+        self._reads_calls = form is not None
         self._thinking = thinking
         self._is_open = is_open
         self._silent = silent
@@ -55,7 +53,7 @@ class AnswerParser(Parser):
     def _parse(self) -> Waiting[None]:
         if self._thinking:
             yield from self._reason(*self._thinking)
-        if self._form and self._form.is_bare:
+        if self._reads_calls and self._form.is_bare:
             yield from self._calls((yield from self._next_call()))
         yield from self._content()
         if self._shown:
@@ -109,7 +107,7 @@ class AnswerParser(Parser):
         text, self._text = self._text[:n], self._text[n:]
         self._said.append(text)
         text = self._blank + text
-        shown = text.rstrip() if self._form else text
+        shown = text.rstrip() if self._reads_calls else text
         self._blank = text[len(shown) :]
         if shown:
             self._shown = True
@@ -122,25 +120,16 @@ class AnswerParser(Parser):
             begun = yield from self._next_call()
 
     def _call(self, at: int, lead: str) -> Waiting[bool]:
-        """Reads a call; whether it came to its end. As long as it is not certain, `_text` begins
-        with its mark, so that all of it can become content again."""
-        assert self._form is not None
-        reader, is_certain = CallReader(self._form, self._tools, lead), False
-        while True:
-            at = reader.read(self._text, at)
-            if reader.name is not None:
-                if not is_certain:
-                    is_certain = True
-                    self._blank, self._said, self._shown = "", [], False
-                    self._start_call(reader.name)
-                self._add_arguments(reader.take())
-                self._text, at = self._text[at:], 0
-            if reader.state is not State.READING or self._last:
-                break
-            yield
-        if not is_certain:  # it only looked like a call; another one may begin behind this
+        """Reads a call; whether it came to its end."""
+        self._at = at
+        is_done = yield from self._tried(self._one_call(lead))
+        if not self._is_certain:  # it only looked like a call; another one may begin behind this
             self._show(1)
-        return is_certain and reader.state is State.DONE
+        return is_done
+
+    def _start_call(self, name: str) -> None:
+        self._blank, self._said, self._shown = "", [], False
+        super()._start_call(name)
 
     def _next_call(self) -> Waiting[tuple[int, str] | None]:
         """Leaves out what belongs to the calls, up to where the next one may begin, with what comes
