@@ -15,7 +15,6 @@ from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.events import Content, Reasoning
 from dflash_local.chat.form import Form, Marks
 from dflash_local.chat.parsing.json_parser import JsonParser
-from dflash_local.chat.parsing.marks import find, held
 from dflash_local.chat.parsing.parser import Parser, Waiting
 from dflash_local.chat.tool import Tool
 
@@ -88,14 +87,8 @@ class ChannelParser(JsonParser):
 
     def _message(self, kind: type[Content] | type[Reasoning]) -> Waiting[None]:
         """Reads a message that is no call, up to its end."""
-        while (found := find(self._text, _ENDS)) is None and not self._last:
-            n = len(self._text) - held(self._text, _ENDS)
-            self._events.append(kind(self._text[:n]))
-            self._text = self._text[n:]
-            yield
-        n, mark = found or (len(self._text), "")
-        self._events.append(kind(self._text[:n]))
-        self._text = self._text[n:].removeprefix("" if mark == _START else mark)
+        mark = yield from self._up_to(_ENDS, lambda n: self._events.append(kind(self._take(n))))
+        self._text = self._text.removeprefix("" if mark == _START else mark)
 
     def _call(self, tool: str) -> Waiting[bool]:
         """Reads the arguments of a call, if there are any. A mark in one of their texts is part of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dflash_local.chat.events import Content, Reasoning
 from dflash_local.chat.form import Form, Marks, marks_of
 from dflash_local.chat.parsing.call_parser import CallParser
-from dflash_local.chat.parsing.marks import find, held, is_code
+from dflash_local.chat.parsing.marks import is_code
 from dflash_local.chat.parsing.parser import Waiting
 from dflash_local.chat.tool import Tool
 
@@ -65,53 +65,39 @@ class AnswerParser(CallParser):
                 return
             self._text = self._text.lstrip()[len(opening) :]
         yield from self._skip_blanks()
-        while True:
-            thought, close, rest = self._text.partition(closing)
-            if close:
-                self._events.append(Reasoning(thought.rstrip()))
-                self._text = rest
-                break
-            shown = thought
-            if not self._last:
-                shown = thought[: len(thought) - held(thought, (closing,))].rstrip()
-            self._events.append(Reasoning(shown))
-            self._text = thought[len(shown) :]
-            if self._last:
-                break
-            yield
+        close = yield from self._up_to((closing,), self._think)
+        if not close:
+            self._events.append(Reasoning(self._blank))
+        self._blank = ""
+        self._take(len(close))
         yield from self._skip_blanks()
 
     def _content(self) -> Waiting[None]:
         """Shows text up to calls, and reads these."""
-        while True:
-            found = find(self._text, self._marks)
-            if found is None:
-                self._show(len(self._text) - (0 if self._last else held(self._text, self._marks)))
-                if self._last:
-                    return
-                yield
-                continue
-            where, mark = found
-            self._show(where)
-            if not self._last and any(m != mark and m.startswith(self._text) for m in self._marks):
-                yield
-            elif mark in self._silent:
-                self._text = self._text[len(mark) :]
-            elif is_code("".join(self._said)):
+        while mark := (yield from self._up_to(self._marks, self._show)):
+            if mark in self._silent:
+                self._take(len(mark))
+            elif is_code("".join(self._said) + self._blank):
                 self._show(1)
             else:
                 yield from self._calls((len(mark), self._openings[mark]))
 
+    def _think(self, n: int) -> None:
+        self._events.append(Reasoning(self._without_blank(n)))
+
     def _show(self, n: int) -> None:
-        """Make the next `n` characters content; white space waits for what follows it."""
-        text, self._text = self._text[:n], self._text[n:]
+        """Make the next `n` characters content."""
+        text = self._without_blank(n) if self._reads_calls else self._take(n)
         self._said.append(text)
-        text = self._blank + text
-        shown = text.rstrip() if self._reads_calls else text
+        self._shown = self._shown or bool(text)
+        self._events.append(Content(text))
+
+    def _without_blank(self, n: int) -> str:
+        """The next `n` characters; white space waits for what follows it."""
+        text = self._blank + self._take(n)
+        shown = text.rstrip()
         self._blank = text[len(shown) :]
-        if shown:
-            self._shown = True
-            self._events.append(Content(shown))
+        return shown
 
     def _calls(self, begun: tuple[int, str] | None) -> Waiting[None]:
         """Reads calls, one behind the other: where in the text the first one begins, and what comes

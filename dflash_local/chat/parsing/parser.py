@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
 
 from dflash_local.chat.events import Event, ToolCallArguments, ToolCallStart, call_id, joined
+from dflash_local.chat.parsing.marks import find, held
 
 _T = TypeVar("_T")
 Waiting = Generator[None, None, _T]
@@ -54,6 +55,27 @@ class Parser:
             if found or self._last or not any(mark.startswith(rest) for mark in marks):
                 return found
             yield
+
+    def _up_to(self, marks: Sequence[str], give: Callable[[int], None]) -> Waiting[str]:
+        """Gives how much of the text is certain to be before the first of `marks`, as it comes;
+        returns that mark, with which the text goes on then, "" at the end of the answer."""
+        while True:
+            found = find(self._text, marks)
+            if found is None:
+                give(len(self._text) - (0 if self._last else held(self._text, marks)))
+                if self._last:
+                    return ""
+            else:
+                give(found[0])
+                if self._last or not any(
+                    mark != found[1] and mark.startswith(self._text) for mark in marks
+                ):
+                    return found[1]
+            yield
+
+    def _take(self, n: int) -> str:
+        text, self._text = self._text[:n], self._text[n:]
+        return text
 
     def _skip_blanks(self) -> Waiting[None]:
         while not self._last and not self._text.strip():
