@@ -380,11 +380,10 @@ class Model:
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in asked]
         prompt = self.chat_prompt(messages, tools or None, template)
         thinking = self.thinking_open(prompt)
-        schema = options.get("json_schema")
-        if begun is None and (schema is True or isinstance(schema, Mapping)):
-            options = cast(
-                Options, {**options, "json_schema": None, **self.answer_bound(schema, prompt)}
-            )
+        schema, rest = options.get("json_schema"), {**options, "json_schema": None}
+        is_alone = begun is None and choice in ("auto", "none") and not names_a_grammar(rest)
+        if is_alone and (schema is True or isinstance(schema, Mapping)):
+            options = cast(Options, {**rest, **self.answer_bound(schema, prompt)})
         if choice not in ("auto", "none"):
             options["lark"] = forced_call(
                 self.dialect, tools, choice, is_token=self.is_token, thinking_open=thinking

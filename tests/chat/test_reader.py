@@ -140,3 +140,7 @@ def test_what_binds_an_answer_leaves_its_thoughts_their_budget(pair: tuple[Path,
             assert text.startswith("{") and "</think>" not in text
         with pytest.raises(InputError, match="json_schema is \\[1\\]"):
             model.chat(HELLO, json_schema=[1])  # type: ignore[arg-type]
+        both: dict[str, Any] = {"json_schema": schema, "tools": [NOW], "tool_choice": "now"}
+        for more in ({}, {"lark": forms["lark"], "tool_choice": "auto"}):
+            with pytest.raises(InputError, match="are both given"):
+                model.chat(HELLO, **{**both, **more})
