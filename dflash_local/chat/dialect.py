@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dflash_local.chat.call_grammar import call_rules
@@ -58,11 +57,6 @@ class Dialect:
         """Whether a rendered prompt ends behind a reasoning part: templates write an empty one
         where the model is not to think."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking[1])
-
-    @property
-    def marks(self) -> str:
-        """All its marks, in one text."""
-        return json.dumps(asdict(self), ensure_ascii=False)
 
     def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:
         """A parser for one answer that may call `tools`.

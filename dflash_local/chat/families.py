@@ -46,7 +46,7 @@ def dialect_of(
     answer's text must have them.
     """
     found = _learned(template or "")
-    if control_names and any(control_names(found.marks)):
+    if control_names and any(control_names(repr(found))):  # it has all marks as they are
         return replace(found, special=True)
     return found
 
