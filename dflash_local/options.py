@@ -103,7 +103,7 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """Keyword arguments of the chat methods.
+    """Keyword arguments of the chat methods. A `json_schema` binds what follows the thoughts.
 
     `tools`: what the model may call, in OpenAI's shape. `tool_choice`: "auto", "none", "required",
     or the name of the one that it must call. `chat_template_kwargs` go to the template, as in
