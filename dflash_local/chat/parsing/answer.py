@@ -36,14 +36,13 @@ class AnswerParser(CallParser):
         self._thinking = thinking
         self._is_open = is_open
         self._silent = silent
-        self._openings = form.openings if form else {}
+        form = self._form
+        self._openings = form.openings
         self._marks = (*self._openings, *silent)
-        begin = form.again if form else ""
-        self._again = next(iter(marks_of(begin)), "")
-        self._lead = begin.partition(self._again)[2] if self._again else ""
-        self._between = [self._again] if self._again else []
-        if form:
-            self._between += form.closings | ({";", tag} - {""} if form.is_bare else set())
+        self._again = next(iter(marks_of(form.again)), "")
+        self._lead = form.again.partition(self._again)[2] if self._again else ""
+        ends = form.closings | ({";", tag} if form.is_bare else set())
+        self._between = [mark for mark in (self._again, *ends) if mark]
         self._blank = ""
         self._shown = True
         """Whether content was shown since the last call, or no call was made."""
