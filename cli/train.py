@@ -47,7 +47,7 @@ SECTIONS = {
         Option(
             "--ctx",
             "n_ctx",
-            type=whole(256),
+            type=whole(256, 1 << 16),
             default=768,
             help="Tokens of a prompt and its answer together; longer prompts are left out.",
         ),
@@ -83,7 +83,8 @@ SECTIONS = {
             "--minutes",
             type=number(0, 1e6, above=True),
             default=60,
-            help="End after so long, all included.",
+            help="End after so long, the measurement in the end included. What comes before the "
+            "training, loading and the first texts, is not cut short.",
         ),
         Option("--steps", type=whole(1, 10**7), default=10**6, help="Train at most so many steps."),
         Option(

@@ -152,9 +152,6 @@ def load(
     model.thinking = defaults.thinking
     model.answer_length = defaults.answer_length
     try:
-        if options.slot_save_path is not None:
-            key = _store_key(model.target, model.drafter, options)
-            model.slot_files = SlotFiles(options.slot_save_path, key)
         if chat_template is not None:
             model.target.chat_template = chat_template
             model.prepare_chat()
@@ -243,7 +240,8 @@ def _open(
                     has_drafts = False
                     say(setup.finding)
                     target.reopen(setup.target_options)
-        store = _open_store(target, drafter, options, say)
+        key = state_key(target, drafter, exact=options.exact)
+        store = _open_store(options, key, say)
         engine = Engine(
             target,
             drafter,
@@ -255,6 +253,8 @@ def _open(
         )
         engine.usual_shape, engine.plain_because = setup.shape, setup.plain_because
         engine.copy_from = _tokens_of(further, target)
+        if options.slot_save_path is not None:
+            engine.slot_files = SlotFiles(options.slot_save_path, key)
         if setup.shape == "tree" and (reason := engine.chains_because):
             say(reason)
     except BaseException:
@@ -418,9 +418,7 @@ def _may_pay(setup: Setup, target: Target, controller: Controller) -> bool:
     return controller.costs.best_gain(width - 1, setup.plan.n_seq) > 1
 
 
-def _open_store(
-    target: Target, drafter: Drafter | None, options: LoadOptions, say: Say
-) -> PrefixStore:
+def _open_store(options: LoadOptions, key: Mapping[str, Any], say: Say) -> PrefixStore:
     """A store of `cache_mb` MiB in memory and, with a folder, as much on disk.
 
     Raises InputError for a folder that cannot be used.
@@ -428,17 +426,13 @@ def _open_store(
     max_bytes = options.cache_mb << 20
     files = None
     if options.cache_dir is not None:
-        key = _store_key(target, drafter, options)
         files = PrefixFiles(options.cache_dir, key, max_bytes, say)
     return PrefixStore(max_bytes, files)
 
 
-def _store_key(target: Target, drafter: Drafter | None, options: LoadOptions) -> dict[str, Any]:
-    return state_key(target, drafter) | ({"exact": True} if options.exact else {})
-
-
-def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
-    """Everything that saved keys, values and drafter rows depend on, for JSON.
+def state_key(target: Target, drafter: Drafter | None, *, exact: bool = False) -> dict[str, Any]:
+    """Everything that saved keys, values and drafter rows depend on, for JSON. `exact` is the
+    engine's.
 
     It contains every option of the target, except for those that are known not to matter. So no new
     option can be forgotten here. `n_ctx` matters: llama.cpp chooses RoPE factors by it.
@@ -449,7 +443,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         "n_branches",
         "tapped_layers",
         "way_back",
-        "exact",  # of the store, which adds it
+        "exact",  # the engine's
         "lora",  # in the files' key, and each prefix knows its scales
     ):
         del options[name]
@@ -461,7 +455,7 @@ def state_key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
     }
     if drafter is not None:
         key["drafter"] = [type(drafter).__name__, drafter.file_key, drafter.draft_window]
-    return key
+    return key | ({"exact": True} if exact else {})
 
 
 def _few_rows(setup: Setup, say: Say) -> FewRows | None:

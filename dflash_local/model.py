@@ -32,7 +32,7 @@ from dflash_local.options import (
     ChatOptions,
     Options,
     cancel_of,
-    check_option_names,
+    check_options,
     lora_of,
     names_a_grammar,
     owner_of,
@@ -98,8 +98,6 @@ class Model:
         """Whether answers go on where the context is full, for requests that do not say."""
         self.n_keep = 0
         """How many tokens of their text stay then."""
-        self.slot_files: SlotFiles | None = None
-        """Where `save_slot` saves."""
         self.answer_length: int | None = None
         """`max_tokens` of chats that do not give it; None: the default of all requests, 256."""
         self._vocabulary = target.vocabulary
@@ -197,7 +195,24 @@ class Model:
 
     def thinking_open(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt of `chat_prompt` ends inside a reasoning part."""
-        return self.dialect.is_thinking("".join(map(self._vocabulary.name, prompt[-16:])))
+        return self.dialect.is_thinking(self._end_of(prompt))
+
+    def answer_bound(
+        self, schema: Mapping[str, Any] | bool, prompt: Sequence[int]
+    ) -> Mapping[str, Any]:
+        """The options that bind the answer to a prompt of `chat_prompt` to a JSON schema, True for
+        any object: what comes after the reasoning, where the model may reason."""
+        grammar = None
+        if not self.dialect.has_thought(self._end_of(prompt)):
+            grammar = self.dialect.answer_grammar(
+                schema if isinstance(schema, Mapping) else {"type": "object"},
+                is_token=self.is_token,
+                thinking_open=self.thinking_open(prompt),
+            )
+        return {"json_schema": schema} if grammar is None else {"lark": grammar}
+
+    def _end_of(self, prompt: Sequence[int]) -> str:
+        return "".join(map(self._vocabulary.name, prompt[-16:]))
 
     def thinking_budget(
         self,
@@ -220,7 +235,7 @@ class Model:
             raise InputError(
                 f"reasoning_budget is {n_tokens!r}; give a whole number, 0 or more, or -1"
             )
-        marks = self.dialect.reasoning_marks
+        marks = self.dialect.thinking
         if n_tokens in (None, -1) or marks is None:
             return None
         opening, closing = (mark.strip() for mark in marks)
@@ -365,6 +380,10 @@ class Model:
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in asked]
         prompt = self.chat_prompt(messages, tools or None, template)
         thinking = self.thinking_open(prompt)
+        schema, rest = options.get("json_schema"), {**options, "json_schema": None}
+        is_alone = begun is None and choice in ("auto", "none") and not names_a_grammar(rest)
+        if is_alone and (schema is True or isinstance(schema, Mapping)):
+            options = cast(Options, {**rest, **self.answer_bound(schema, prompt)})
         if choice not in ("auto", "none"):
             options["lark"] = forced_call(
                 self.dialect, tools, choice, is_token=self.is_token, thinking_open=thinking
@@ -455,9 +474,9 @@ class Model:
         return slots[index]
 
     def _slot_files(self) -> SlotFiles:
-        if self.slot_files is None:
+        if self.engine.slot_files is None:
             raise InputError("no folder was given for saved slots; load with slot_save_path")
-        return self.slot_files
+        return self.engine.slot_files
 
     def close(self) -> None:
         """End all requests and free everything. Safe to call again."""
@@ -546,7 +565,7 @@ class Model:
 
     def _sampling(self, options: Options) -> SamplingParams:
         """The checked sampling parameters of a request."""
-        check_option_names(options)
+        check_options(options)
         sampling = self._with_token_ids(sampling_of({**self.sampling, **options}))
         sampling.validate(self.target.n_vocab)
         return sampling

@@ -19,6 +19,7 @@ from dflash_local.sampling.thinking import ThinkingBudget
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
 _GRAMMARS = {"grammar", "json_schema", "lark"}
+_FLAGS = ("cache_prompt", "context_shift", "ignore_eos", "prompt_progress", "special")
 
 
 class Options(TypedDict, total=False):
@@ -102,7 +103,7 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """Keyword arguments of the chat methods.
+    """Keyword arguments of the chat methods. A `json_schema` binds what follows the thoughts.
 
     `tools`: what the model may call, in OpenAI's shape. `tool_choice`: "auto", "none", "required",
     or the name of the one that it must call. `chat_template_kwargs` go to the template, as in
@@ -120,8 +121,9 @@ class ChatOptions(Options, total=False):
     begun: tuple[str, Sequence[int]] | None
 
 
-def check_option_names(options: Mapping[str, Any]) -> None:
-    """Raises InputError for a name that is not an option, and suggests the one that was meant."""
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises InputError for a name that is not an option, with the one that was meant, and for a
+    text such as "no", which would count as true."""
     known = _SAMPLING | Options.__annotations__.keys()
     unknown = options.keys() - known
     if unknown:
@@ -129,6 +131,9 @@ def check_option_names(options: Mapping[str, Any]) -> None:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see dflash_local.options.Options"
         raise InputError(f"{name!r} is not an option of a request; {hint}")
+    for name in _FLAGS:
+        if not isinstance(options.get(name, False), bool):
+            raise InputError(f"{name} is {reprlib.repr(options[name])}; give True or False")
 
 
 def names_a_grammar(options: Mapping[str, Any]) -> bool:

@@ -369,8 +369,8 @@ void known_orders::order(const private_abi::graph & g, const few_rows_rules & ru
         key_.push_back(reinterpret_cast<uintptr_t>(&t));
         key_.push_back(static_cast<uintptr_t>(t.op) << 16 | static_cast<uintptr_t>(t.type));
         key_.push_back(reinterpret_cast<uintptr_t>(t.view_src));
-        for (int s = 0; s < GGML_MAX_SRC && t.src[s] != nullptr; s++) {
-            key_.push_back(reinterpret_cast<uintptr_t>(t.src[s]));
+        for (const ggml_tensor * source : t.src) {  // also those behind one that is left out
+            key_.push_back(reinterpret_cast<uintptr_t>(source));
         }
     }
     auto known = known_.find(key_);

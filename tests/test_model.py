@@ -246,6 +246,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"cancel": 5}, "cancel is 5; give a threading.Event"),
     ({"owner": 5}, "owner is 5; give a text, or None"),
     ({"id_slot": "a"}, "id_slot is 'a'; expected a whole number, 0 or more"),
+    ({"context_shift": "no"}, "context_shift is 'no'; give True or False"),
+    ({"cache_prompt": 0}, "cache_prompt is 0; give True or False"),
     ({"thinking_budget": 5}, "thinking_budget is 5; give what Model.thinking_budget makes"),
     ({"temperature": -0.1}, r"temperature is -0\.1"),
     ({"seed": 10**30}, "seed is 1000"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_local.chat.dialect import IsToken
 from dflash_local.chat.form import PYTHON, Form, Tags
-from dflash_local.chat.lark import any_of, json_rule, literal, pattern, text_rule
+from dflash_local.chat.lark import IsToken, any_of, json_rule, literal, pattern, text_rule
 from dflash_local.chat.parsing.values import ALL_TYPES, json_types
 from dflash_local.chat.tool import Tool
 

@@ -2,79 +2,76 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from dflash_local.chat.events import Event
+from dflash_local.chat.call_grammar import call_rules
+from dflash_local.chat.form import Form, Marks
+from dflash_local.chat.lark import IsToken, json_rule, reasoning_rules, text_rule
+from dflash_local.chat.parsing.answer import AnswerParser
+from dflash_local.chat.parsing.parser import Parser
 from dflash_local.chat.tool import Tool
 
-IsToken = Callable[[str], bool]
-"""Whether a text is the name of one control or user-defined token of the vocabulary."""
 
+@dataclass(frozen=True)
+class Dialect:
+    """Answers by the form of their template: reasoning if the model reasons, then content and
+    calls. It has no state of its own.
 
-class Parser(Protocol):
-    """Turns one answer's text into events.
-
-    However the text is cut into pieces, the events join to the same. Text is held back only as long
-    as it may still become a mark of the dialect or a call. What only looks like a call comes out as
-    content, unchanged: broken JSON, an unknown tool, no end, or a call inside a code block.
+    Without a `form` the model calls no tools. `thinking`: the marks around what it may reason
+    first. `tag`: what may come before calls without a mark. `silent`: the marks around content.
+    `special`: whether the parser needs the names of control tokens in the text.
     """
 
-    def feed(self, text: str) -> list[Event]:
-        """The events of the next piece of the answer."""
-        ...
-
-    def finish(self) -> list[Event]:
-        """The events of the text that was held back: the answer has ended."""
-        ...
-
-
-class Dialect(ABC):
-    """One family's way of writing. It has no state of its own."""
-
+    form: Form | None = None
+    thinking: Marks | None = None
+    tag: str = ""
+    silent: tuple[str, ...] = ()
+    special: bool = False
     opens_with_mark: ClassVar[bool] = False
     """Whether every answer opens with marks of the family, so that plain text cannot begin one."""
-    special: bool
-    """Whether the parser needs the names of control tokens in the text."""
+    behind_reasoning: ClassVar[str] = ""
+    before_answer: ClassVar[str] = ""
+    """What is always written there, beside the marks."""
 
     @property
     def has_calls(self) -> bool:
         """Whether it is known how the model calls tools."""
-        return True
+        return self.form is not None
 
     @property
     def calls_are_json(self) -> bool:
         """Whether a call is a bare JSON object, which no mark tells from an answer in JSON."""
-        return False
-
-    @property
-    def reasoning_marks(self) -> tuple[str, str] | None:
-        """The marks around reasoning, where it has such."""
-        return None
+        return self.form is not None and self.form.is_bare
 
     def without_reasoning(self) -> Dialect:
         """The same, but what stands between the marks of reasoning is content, with the marks."""
-        return self
+        return replace(self, thinking=None)
 
     def is_thinking(self, prompt: str) -> bool:
         """Whether a rendered prompt ends inside a reasoning part, which the answer will close."""
-        marks = self.reasoning_marks
-        return marks is not None and prompt.rstrip().endswith(marks[0])
+        return self.thinking is not None and prompt.rstrip().endswith(self.thinking[0])
 
     def has_thought(self, prompt: str) -> bool:
-        """Whether a rendered prompt ends behind a reasoning part."""
-        marks = self.reasoning_marks
-        return marks is not None and prompt.rstrip().endswith(marks[1])
+        """Whether a rendered prompt ends behind a reasoning part: templates write an empty one
+        where the model is not to think."""
+        return self.thinking is not None and prompt.rstrip().endswith(self.thinking[1])
 
-    @abstractmethod
     def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:
         """A parser for one answer that may call `tools`.
 
         `thinking_open` says that the prompt ends inside a reasoning part.
         """
+        return AnswerParser(
+            self.form if tools or self.silent else None,
+            {tool.name: tool for tool in tools},
+            self.thinking,
+            is_open=thinking_open,
+            tag=self.tag,
+            silent=self.silent if self.form else (),
+        )
 
-    @abstractmethod
     def call_grammar(
         self, tools: Sequence[Tool], *, parallel: bool, is_token: IsToken, thinking_open: bool
     ) -> str | None:
@@ -84,10 +81,27 @@ class Dialect(ABC):
         `parallel` allows several calls where the family can write several. None where the family
         has no calls.
         """
+        if self.form is None:
+            return None
+        # Without a mark the model makes one call in an answer.
+        rules = call_rules(self.form, tools, is_token, parallel=parallel and not self.form.is_bare)
+        return self._after_reasoning("calls", rules, is_token, thinking_open)
 
-    @abstractmethod
     def answer_grammar(
         self, schema: Mapping[str, Any], *, is_token: IsToken, thinking_open: bool
     ) -> str | None:
         """A Lark grammar for llguidance that binds the answer's content to a JSON schema, after
         reasoning if the model reasons. None where an answer is content and nothing else."""
+        if self.thinking is None:
+            return None
+        lead = text_rule(self.before_answer, is_token)
+        rules = [f"answer: {lead} content", json_rule("content", schema, lenient=False)]
+        return self._after_reasoning("answer", rules, is_token, thinking_open)
+
+    def _after_reasoning(
+        self, name: str, rules: list[str], is_token: IsToken, is_open: bool
+    ) -> str:
+        if self.thinking is None:
+            return "\n".join([f"start: {name}", *rules])
+        reasoning = reasoning_rules(is_token, self.thinking, self.behind_reasoning, is_open=is_open)
+        return "\n".join([f"start: reasoning {name}", *rules, *reasoning])

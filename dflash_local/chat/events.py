@@ -63,28 +63,3 @@ def joined(events: list[Event]) -> list[Event]:
             else:
                 whole.append(event)
     return whole
-
-
-class EventQueue:
-    """The events that a parser has found and not handed out yet. Counts the calls of an answer."""
-
-    def __init__(self) -> None:
-        self.n_calls = 0
-        self._events: list[Event] = []
-
-    def add(self, event: Event) -> None:
-        self._events.append(event)
-
-    def start_call(self, name: str) -> None:
-        """The model calls the tool `name`."""
-        self.add(ToolCallStart(self.n_calls, call_id(), name))
-        self.n_calls += 1
-
-    def add_arguments(self, text: str) -> None:
-        """A piece of the arguments of the call that started last."""
-        self.add(ToolCallArguments(self.n_calls - 1, text))
-
-    def take(self) -> list[Event]:
-        """All events since the last call, joined."""
-        events, self._events = joined(self._events), []
-        return events

@@ -7,11 +7,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from dflash_local.chat.dialect import Dialect
-from dflash_local.chat.dialects.harmony import Harmony
-from dflash_local.chat.dialects.marked import Marked
-from dflash_local.chat.form import PYTHON, Form
+from dflash_local.chat.form import PYTHON, THINK, Form
+from dflash_local.chat.harmony import MARKS as HARMONY_MARKS
+from dflash_local.chat.harmony import Harmony
 from dflash_local.chat.probe import learned
-from dflash_local.chat.reasoning import THINK
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.errors import InputError
 
@@ -47,23 +46,22 @@ def dialect_of(
     answer's text must have them.
     """
     found = _learned(template or "")
-    if isinstance(found, Marked) and control_names and any(control_names(found.marks)):
+    if control_names and any(control_names(repr(found))):  # it has all marks as they are
         return replace(found, special=True)
     return found
 
 
 @lru_cache(64)
 def _learned(source: str) -> Dialect:
-    harmony = Harmony.of(source)
-    if harmony is not None:
-        return harmony
+    if all(part in source for part in HARMONY_MARKS):
+        return Harmony()
     thinks = THINK if any(mark in source for mark in THINK) else None
     if "tool" not in source and "functions" not in source:
-        return Marked(thinking=thinks)
+        return Dialect(thinking=thinks)
     try:
         template = ChatTemplate(source, bos="", eos="")
     except InputError:  # whoever renders it says so
-        return Marked(thinking=thinks)
+        return Dialect(thinking=thinks)
     form, thinking, marks = learned(template)
     if form is None:
         form = next((form for text, form in NAMED.items() if text in source), None)
@@ -73,4 +71,4 @@ def _learned(source: str) -> Dialect:
         # Where the model may reason, its calls need no empty reasoning before them.
         form = replace(form, head=form.head.lstrip().removeprefix("".join(thinking)))
     silent = {*marks} - {*form.openings} if form else ()
-    return Marked(form, thinking, tag, tuple(sorted(silent)), special=bool(tag))
+    return Dialect(form, thinking, tag, tuple(sorted(silent)), special=bool(tag))

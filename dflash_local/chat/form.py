@@ -10,6 +10,8 @@ ID = "\0"
 """Stands in a form's texts where a call has its id or its number."""
 
 CDATA = "<![CDATA["
+Marks = tuple[str, str]
+THINK = "<think>", "</think>"
 
 _MARK = re.compile(r"<[^<>]*>?|\[/?[A-Z_ ]+\]|\0|[^<\[\s\0]+|\[")
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dflash_local.chat.dialect import IsToken
-from dflash_local.chat.form import ID
+from dflash_local.chat.form import ID, Marks
 from dflash_local.sampling.json_schema import enforceable
+
+IsToken = Callable[[str], bool]
+"""Whether a text is the name of one control or user-defined token of the vocabulary."""
 
 # The layout of Python's json.dumps, which templates show the models. If white space were free,
 # small models would write nothing else.
@@ -56,6 +58,19 @@ def json_rule(name: str, schema: Any, *, lenient: bool = True) -> str:
     bound = enforceable(schema, lenient=lenient)
     bound = {**bound, "x-guidance": {**_LAYOUT, "lenient": lenient}}
     return f"{name}: %json {json.dumps(bound)}"
+
+
+def reasoning_rules(is_token: IsToken, marks: Marks, gap: str, *, is_open: bool) -> list[str]:
+    """Rules `reasoning` and what it needs: an optional reasoning part, or the rest of one, and the
+    text `gap` behind it, or some line breaks."""
+    opening, closing = marks
+    thought = f"thought {text_rule(gap, is_token) or 'GAP'}"
+    begun = thought if is_open else f"({text_rule(opening, is_token)} {thought})?"
+    rules = [f"reasoning: {begun}", r"GAP: /\n{0,2}/"]
+    if is_token(closing):
+        # No token can match within a terminal, so it ends before the mark by itself.
+        return [*rules, f"thought: THOUGHT {closing}", r"THOUGHT: /(.|\n)*/"]
+    return [*rules, rf"thought[lazy]: /(.|\n)*{pattern(closing)}/"]
 
 
 def any_of(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dflash_local.chat.events import ToolCallArguments, ToolCallStart, joined
 from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, common_end, common_start, marks_of
-from dflash_local.chat.parsing.tagged_calls import CallParser
+from dflash_local.chat.parsing.answer import AnswerParser
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
@@ -158,7 +158,7 @@ def _form(probe: Probe) -> Form:
     turn_end = common_end(probe.plain, one)
     found = _object_form(one, two) or _named_form(one, two) or _tagged_form(probe, begin, one, two)
     found = replace(found, tail=found.tail.removesuffix(turn_end))
-    parser = CallParser(found, {tool.name: tool for tool in map(Tool.of, _TOOLS)})
+    parser = AnswerParser(found, {tool.name: tool for tool in map(Tool.of, _TOOLS)})
     events = joined(parser.feed(two.replace(ID, _IDS[0])) + parser.finish())
     names = [event.name for event in events if isinstance(event, ToolCallStart)]
     arguments = [json.loads(each.text) for each in events if isinstance(each, ToolCallArguments)]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_local.chat.reasoning import CLOSE, OPEN
+from dflash_local.chat.form import THINK
 from dflash_local.chat.tool import Tool
 from dflash_local.target_model.vocabulary import Vocabulary
 
@@ -20,7 +20,7 @@ _MARK = "\ufdd0"
 """Inside of a name it makes it another text. Unicode keeps it for such uses; one that was in the
 text comes twice."""
 _MARKS = re.compile(f"{_MARK}({_MARK}?)")
-_KEPT = (OPEN, CLOSE)
+_KEPT = THINK
 """Templates look for these in earlier answers, to leave their thoughts out."""
 
 

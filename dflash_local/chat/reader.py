@@ -7,7 +7,7 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, cast
 
-from dflash_local.chat.dialect import Dialect, IsToken, Parser
+from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.events import (
     Content,
     Event,
@@ -16,6 +16,8 @@ from dflash_local.chat.events import (
     ToolCallStart,
     joined,
 )
+from dflash_local.chat.lark import IsToken
+from dflash_local.chat.parsing.parser import Parser
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
 from dflash_local.result import Chunk

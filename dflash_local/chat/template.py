@@ -19,21 +19,6 @@ MAX_SECONDS = 2.0
 MAX_CHARACTERS = 16 << 20
 """Of a prompt: more than any context holds."""
 
-_RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "bos_token",
-        "eos_token",
-        "function_call",
-        "functions",
-        "messages",
-        "raise_exception",
-        "self",
-        "strftime_now",
-    }
-)
-"""Variables that a caller may not set."""
-
 
 class ChatTemplate:
     """Turns messages into a prompt that ends where the assistant's answer begins.
@@ -86,12 +71,20 @@ class ChatTemplate:
         messages, and if it takes too long or writes too much.
         """
         shown = conversation(messages, self._source)
-        taken = sorted(_RESERVED & kwargs.keys())
+        offered = _offered(tools)
+        ours = {
+            **self._ours,
+            "messages": shown,
+            # Firefunction's name for the tools, as a text.
+            "functions": _functions(offered),
+            "function_call": None,
+            "add_generation_prompt": begin_answer,
+        }
+        taken = sorted({*ours, "raise_exception", "self", "strftime_now"} & kwargs.keys())
         if taken:
             raise InputError(
                 f"chat_template_kwargs may not set {', '.join(taken)}, which the chat itself sets"
             )
-        offered = _offered(tools)
         now = datetime.now()
         variables = {
             "tool_choice": None,
@@ -107,13 +100,8 @@ class ChatTemplate:
             "truncate_history_thinking": False,
             "drop_thinking": False,
             **kwargs,
-            **self._ours,
-            "messages": shown,
             "tools": offered or None,
-            # Firefunction's name for the tools, as a text.
-            "functions": _functions(offered),
-            "function_call": None,
-            "add_generation_prompt": begin_answer,
+            **ours,
         }
         merged = _without_system(shown)
         try:

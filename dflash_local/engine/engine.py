@@ -20,6 +20,7 @@ from dflash_local.engine.round import Round
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slot, Slots
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
+from dflash_local.prefixes.files import SlotFiles
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.sampling.grammar import Grammars
 from dflash_local.sampling.sampler import Sampler
@@ -56,6 +57,8 @@ class Engine:
         self.exact = exact
         self.slots = Slots(target, drafter, n_seq, least=target.n_batch if exact else 1)
         self.prefix_cache = PrefixCache(self.slots, store or PrefixStore(0))
+        self.slot_files: SlotFiles | None = None
+        """Where users save slots under names of their own."""
         self.grammars = Grammars(target.vocabulary)
         self.usual_shape: DraftShape = "chain"
         """The draft shape of requests that name none."""

@@ -20,8 +20,8 @@ from dflash_local.sampling.sampler import Sampler
 from dflash_local.stats import Stats
 from dflash_local.target_model.target import Target
 
-_LEAST_SHIFTED = 4
-"""Of a context, so many tokens at least are not kept by a shift."""
+_LEAST_SHIFTED = 16
+"""A shift leaves out this part of the context at least: all behind it is decoded again."""
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -103,16 +103,18 @@ class Sequence:
         """Leave out a part of the text, if it has filled the context and its request says so.
 
         As llama-server has it, the first `n_keep` tokens stay (-1: the prompt), and behind them
-        `n_discard` are left out (0: half of the rest). llama.cpp moves the keys and values of what
+        `n_discard` are left out (0: half of the rest). Fewer are kept and more left out where else
+        the next shift would soon follow. llama.cpp moves the keys and values of what
         follows, which have seen what was left out; here it is to be decoded again.
         """
         n_keep = self.request.n_keep
         if n_keep is None or len(self.text) <= n_ctx:
             return False
         n_keep = len(self.request.prompt) if n_keep < 0 else n_keep
-        self.n_kept = min(n_keep, n_ctx - _LEAST_SHIFTED)
+        least = -(-n_ctx // _LEAST_SHIFTED)
+        self.n_kept = min(n_keep, n_ctx - 2 * least)
         rest = n_ctx - self.n_kept
-        self.n_left_out += min(self.request.n_discard or rest // 2, rest - 1)
+        self.n_left_out += min(max(self.request.n_discard or rest // 2, least), rest - 1)
         self.stats.shifts += 1
         return True
 

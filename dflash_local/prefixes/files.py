@@ -37,8 +37,8 @@ _SHORT = 16
 _LENGTH = 4
 _MOST_HEADER = 1 << 16
 _OURS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.prefix(\.\d+\.tmp)?")
-_NAME = re.compile(r"\w(?:[\w .-]{0,126}[\w-])?")
-"""Of a file that a user names. It leads to no other folder, on any system."""
+_NAME = re.compile(r"(?!(?i:con|prn|aux|nul|(com|lpt)[\d¹²³]) *(\.|$))\w(?:[\w .-]{0,126}[\w-])?")
+"""Of a file that a user names. It leads to no other folder and to no device, on any system."""
 _OLD_S = 3600.0
 """Age at which a half-written file is taken as abandoned."""
 _COUNTS = ("n_tokens", "n_target", "n_rows", "n_least", "n_drafter")
@@ -223,7 +223,7 @@ class SlotFiles:
         if not _NAME.fullmatch(name):
             raise InputError(
                 f"{name[:40]!r} is no name of a saved slot; take letters, digits, spaces and . _ - "
-                "(no folders), at most 128"
+                "(no folders, no device such as con), at most 128"
             )
         own = hashlib.blake2b(owner.encode(), digest_size=8).hexdigest() if owner else ""
         return self._folder / own / name

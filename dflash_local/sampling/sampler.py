@@ -309,7 +309,9 @@ class Sampler:
         token, constraint = self.checked(drawn), self._constraint
         if constraint is None:
             return token
-        if not constraint.allows(token):
+        if isinstance(constraint, ThoughtLimit) and constraint.forced is not None:
+            token = constraint.forced  # it comes even if `logit_bias` forbids it
+        elif not constraint.allows(token):
             masked = row().copy()
             constraint.mask(masked)
             while not constraint.allows(token := self.checked(self.native.from_row(masked))):

@@ -60,24 +60,22 @@ class ThoughtLimit:
         self._budget = budget
         self._piece = piece
         self._other = other
-        self._state: _State | None = _State(n_left=budget.n_tokens if budget.is_open else None)
+        # What binds the text from its beginning on, as a schema does, leaves no thoughts to end.
+        fits = other is None or other.n_valid(budget.end) == len(budget.end)
+        n_left = budget.n_tokens if budget.is_open and fits else None
+        self._state: _State | None = _State(n_left=n_left)
         """None: the thoughts are over, or never began."""
         for token in budget.begun:
             self._state = self._after(self._state, token)
 
     def allows(self, token: int) -> bool:
-        forced = self._next
-        if forced is not None:
-            return token == forced
+        if self.forced is not None:
+            return token == self.forced
         return self._other is None or self._other.allows(token)
 
     def mask(self, logits: NDArray[np.float32]) -> None:
-        forced = self._next
-        if forced is not None:
-            kept = logits[forced]
-            logits[:] = -np.inf
-            logits[forced] = kept
-        elif self._other is not None:
+        """Leaves the tokens of the other rule. One that is `forced` comes whatever its logit."""
+        if self._other is not None:
             self._other.mask(logits)
 
     def accept(self, token: int) -> None:
@@ -94,7 +92,7 @@ class ThoughtLimit:
         return n if self._other is None else self._other.n_valid(tokens[:n])
 
     @property
-    def _next(self) -> int | None:
+    def forced(self) -> int | None:
         """The token that is forced next, unless the other rule forbids it."""
         forced = self._forced(self._state)
         if forced is None or self._other is None or self._other.allows(forced):

@@ -111,7 +111,9 @@ class TrainOptions(TuneOptions):
 
 
 def options_for(target: Path, output: Path, **more: Any) -> TrainOptions:
-    """The options of a run that writes to `output`."""
+    """The options of a run that writes to `output`. Raises InputError."""
+    if more.get("begin") and more.get("n_layer"):
+        raise InputError("--from has its own layers; leave out --layers")
     # The drafter's name, too. Nothing is to be written to a folder that has none, such as ".".
     folder = output.parent / f"{output.name}.partial" / output.name
     given = {"data": None, "source": "trained from nothing", "n_ctx": 768} | more

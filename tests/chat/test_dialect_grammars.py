@@ -14,8 +14,6 @@ from llguidance.llamacpp import lltokenizer_from_vocab
 import chat_models
 from dflash_local import Model, load
 from dflash_local.chat.dialect import Dialect
-from dflash_local.chat.dialects.harmony import Harmony
-from dflash_local.chat.dialects.marked import Marked
 from dflash_local.chat.events import (
     Content,
     Reasoning,
@@ -24,9 +22,10 @@ from dflash_local.chat.events import (
     joined,
 )
 from dflash_local.chat.families import dialect_of
+from dflash_local.chat.form import THINK
+from dflash_local.chat.harmony import Harmony
 from dflash_local.chat.lark import either, json_rule
 from dflash_local.chat.reader import forced_call
-from dflash_local.chat.reasoning import THINK
 from dflash_local.chat.tool import Tool
 from dflash_local.sampling.params import SamplingParams
 
@@ -36,10 +35,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:llama_token_get_attr")
 HERMES = dialect_of(chat_models.template("qwen3"))
 CODER = dialect_of(chat_models.template("qwen3_coder"))
 LLAMA = dialect_of(chat_models.template("llama31"))
-assert isinstance(HERMES, Marked) and isinstance(CODER, Marked)
 THOUGHTLESS = replace(HERMES, thinking=None)
 THINKING_CODER = replace(CODER, thinking=THINK)
-PLAIN = Marked()
+PLAIN = Dialect()
 
 SCHEMA = {
     "type": "object",
@@ -233,7 +231,7 @@ def n_accepted(model: Model, grammar: str, text: str) -> tuple[int, int]:
         (HERMES, False, '<think>\nHm, {"a": 2}.\n</think>\n\n'),
         (HERMES, True, "Hm.\n</think>\n\n"),
         (THINKING_CODER, False, "<think>\nHm.\n</think>\n\n"),
-        (Marked(thinking=THINK), True, "Hm.\n</think>\n\n"),
+        (Dialect(thinking=THINK), True, "Hm.\n</think>\n\n"),
         (Harmony(), False, FINAL),
         (Harmony(), False, ANALYSIS + FINAL),
     ],

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 import chat_models
 from dflash_local.chat.dialect import Dialect
-from dflash_local.chat.dialects.harmony import Harmony
-from dflash_local.chat.dialects.marked import Marked
 from dflash_local.chat.events import (
     Content,
     Event,
@@ -23,16 +21,16 @@ from dflash_local.chat.events import (
     joined,
 )
 from dflash_local.chat.families import dialect_of
-from dflash_local.chat.reasoning import THINK
+from dflash_local.chat.form import THINK
+from dflash_local.chat.harmony import Harmony
 from dflash_local.chat.tool import Tool
 from model_templates import TEMPLATES
 
 HERMES = dialect_of(chat_models.template("qwen3"))
 CODER = dialect_of(chat_models.template("qwen3_coder"))
 LLAMA = dialect_of(chat_models.template("llama31"))
-assert isinstance(CODER, Marked)
 THINKING_CODER = replace(CODER, thinking=THINK)
-PLAIN = Marked()
+PLAIN = Dialect()
 
 SCHEMA = {
     "type": "object",
@@ -167,7 +165,7 @@ ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
     (Harmony(), "No channel at all.", [Content("No channel at all.")]),
     # without tools
     (PLAIN, WEATHER, [Content(WEATHER)]),
-    (Marked(thinking=THINK), "<think>a</think>\nb", [Reasoning("a"), Content("b")]),
+    (Dialect(thinking=THINK), "<think>a</think>\nb", [Reasoning("a"), Content("b")]),
 ]
 
 
@@ -371,5 +369,5 @@ def test_ids_differ() -> None:
 
 def test_templates_without_calls_are_plain() -> None:
     assert dialect_of("{{ messages }}") == PLAIN
-    assert dialect_of("<think>") == Marked(thinking=THINK)
+    assert dialect_of("<think>") == Dialect(thinking=THINK)
     assert dialect_of(None) == PLAIN

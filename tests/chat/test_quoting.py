@@ -8,7 +8,7 @@ import pytest
 
 from chat_models import CALL, WEATHER
 from dflash_local import InputError, Model
-from dflash_local.chat.reasoning import CLOSE
+from dflash_local.chat.form import THINK
 
 END = "<|im_end|>"
 
@@ -67,7 +67,8 @@ def test_a_whole_prompt_may_name_tokens(model: Model) -> None:
 
 
 def test_what_stands_between_names_is_tokenised_as_within_the_whole(model: Model) -> None:
-    text = f"<|im_start|>user\n def f(x):\n\treturn  x{END}\n{END}{END} naïve {CLOSE}<|im_start|>a "
+    end, close = END, THINK[1]
+    text = f"<|im_start|>user\n def f(x):\n\treturn  x{end}\n{end}{end} naïve {close}<|im_start|>a "
     vocabulary = model.target.vocabulary
     apart = vocabulary.tokenize_apart(text, str, n_ctx=model.n_ctx)
     assert apart == vocabulary.tokenize(text, add_special=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chat_models import HELLO, NOW, WEATHER, with_template
+from chat_models import HELLO, NOW, WEATHER, template, with_template
 from dflash_local import InputError, Model, Result, load
 from dflash_local.chat.tool import Tool
 
@@ -94,7 +94,7 @@ def test_a_model_without_calls_cannot_be_made_to_call(model: Model) -> None:
 @pytest.mark.one_in(2)
 def test_thoughts_end_after_their_budget(speaker: Model) -> None:
     """Then the answer begins, drafted or not, and with a message before it where one is given."""
-    marks = speaker.dialect.reasoning_marks
+    marks = speaker.dialect.thinking
     assert marks is not None
     asked: dict[str, Any] = {
         "max_tokens": 48,
@@ -122,3 +122,25 @@ def test_thoughts_end_after_their_budget(speaker: Model) -> None:
         speaker.reasoning_budget = None
     with pytest.raises(InputError, match="reasoning_budget is -2"):
         speaker.chat(HELLO, reasoning_budget=-2)
+
+
+def test_what_binds_an_answer_leaves_its_thoughts_their_budget(pair: tuple[Path, Path]) -> None:
+    """A schema binds what follows the thoughts, which the prompt has begun here; their end is not
+    forced into a text that a grammar binds from its beginning on."""
+    begun = template("qwen3").replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+    options: dict[str, Any] = {"max_tokens": 160, "temperature": 0, "reasoning_budget": 4}
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    with load(pair[0], chat_template=begun, n_ctx=512, n_threads=1, quiet=True) as model:
+        assert model.thinking_open(model.chat_prompt(HELLO))
+        told = model.chat(HELLO, json_schema=schema, **options)
+        assert told.reasoning and json.loads(told.content or "")["n"] in (1, 2)
+        forms = {"grammar": r'root ::= "{" [^"]{60} "}"', "lark": r'start: "{" /[^"]{60}/ "}"'}
+        for kind, grammar in forms.items():
+            text = model.chat(HELLO, **{kind: grammar}, **options).text
+            assert text.startswith("{") and "</think>" not in text
+        with pytest.raises(InputError, match="json_schema is \\[1\\]"):
+            model.chat(HELLO, json_schema=[1])  # type: ignore[arg-type]
+        both: dict[str, Any] = {"json_schema": schema, "tools": [NOW], "tool_choice": "now"}
+        for more in ({}, {"lark": forms["lark"], "tool_choice": "auto"}):
+            with pytest.raises(InputError, match="are both given"):
+                model.chat(HELLO, **{**both, **more})

@@ -79,7 +79,7 @@ def test_calls_are_read_back(name: str) -> None:
         said = "".join(event.text for event in whole if isinstance(event, Content))
         thought = "".join(event.text for event in whole if isinstance(event, Reasoning))
         assert content not in text or content in said + thought
-        assert dialect.reasoning_marks is None or reasoning not in text or reasoning in thought
+        assert dialect.thinking is None or reasoning not in text or reasoning in thought
         assert read(dialect, list(text), is_open=is_open) == whole
         for _ in range(5):
             cuts = sorted(random_.choices(range(len(text) + 1), k=4))

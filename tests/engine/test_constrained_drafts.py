@@ -98,6 +98,16 @@ def test_an_answer_is_of_its_schema_at_every_width(model: Model) -> None:
         assert len(record["sizes"]) >= 3 and record["unit"] in ("a metre", "a mile")
 
 
+@pytest.mark.one_in(2)
+def test_the_end_of_thoughts_comes_whatever_logit_bias_says(model: Model) -> None:
+    never = dict.fromkeys(THOUGHTS.end, float("-inf"))
+    for width in (0, 16):
+        options: dict[str, Any] = {"max_tokens": 12, "draft_width": width, "logit_bias": never}
+        told = model.generate("x = ", thinking_budget=THOUGHTS, **options)
+        assert tuple(told.tokens[5:8]) == THOUGHTS.end and len(told.tokens) == 12
+        assert never.keys().isdisjoint(told.tokens[:5] + told.tokens[8:])
+
+
 class Known(PlainAnswer):
     """An answer within a grammar, to be drafted with a shape."""
 

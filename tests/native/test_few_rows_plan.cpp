@@ -375,6 +375,25 @@ void the_order_of_a_graph_that_is_built_again_is_known() {
     check::that(std::equal(built.begin(), built.end(), d.layout().nodes), "an old order");
 }
 
+void an_order_is_known_by_sources_behind_one_that_is_left_out() {
+    drawn d(2);
+    ggml_tensor * first = d.product(d.weights(64));
+    ggml_tensor * norm = other_work(d, first);
+    ggml_tensor * second = d.product(d.weights(64));
+    ggml_tensor * with_bias = d.node(ggml_add(d.ctx(), second, d.bias(64)));
+    ggml_tensor * last = other_work(d, with_bias);
+    const std::vector<ggml_tensor *> built = {first, norm, second, with_bias, last};
+    known_orders known;
+    const auto is_ordered = [&](const std::vector<ggml_tensor *> & expected) {
+        std::copy(built.begin(), built.end(), d.layout().nodes);
+        known.order(d.layout(), d.rules());
+        return std::equal(expected.begin(), expected.end(), d.layout().nodes);
+    };
+    check::that(is_ordered({first, second, with_bias, norm, last}), "a product and its bias");
+    last->src[3] = second;  // others see it without its bias
+    check::that(is_ordered({first, second, norm, with_bias, last}), "a product alone");
+}
+
 void parts_depend_on_shapes_alone() {
     std::map<int, int> tiles;
     int units = 0;
@@ -564,6 +583,8 @@ const check::tests plan_tests = {
     {"products of one input are put side by side", products_of_one_input_are_put_side_by_side},
     {"the order of a graph that is built again is known",
      the_order_of_a_graph_that_is_built_again_is_known},
+    {"an order is known by sources behind one that is left out",
+     an_order_is_known_by_sources_behind_one_that_is_left_out},
     {"parts depend on shapes alone", parts_depend_on_shapes_alone},
     {"kernels that do not fit give way to smaller ones",
      kernels_that_do_not_fit_give_way_to_smaller_ones},

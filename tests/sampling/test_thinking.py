@@ -39,9 +39,7 @@ def forced_after(
         assert limit.allows(token)
         limit.accept(token)
     allowed = [token for token in range(len(WORDS)) if limit.allows(token)]
-    logits = np.zeros(len(WORDS), np.float32)
-    limit.mask(logits)
-    assert np.flatnonzero(np.isfinite(logits)).tolist() == allowed
+    assert allowed == ([*range(len(WORDS))] if limit.forced is None else [limit.forced])
     assert all((limit.n_valid([token]) == 1) == (token in allowed) for token in range(len(WORDS)))
     return allowed[0] if len(allowed) == 1 else FREE
 
@@ -88,27 +86,43 @@ def test_no_draft_may_pass_over_it() -> None:
 
 
 class _Only:
-    """A rule that allows one token, always."""
+    """A rule that allows one token first, and others behind it."""
 
-    def __init__(self, token: int) -> None:
-        self._token = token
+    def __init__(self, first: int, *later: int) -> None:
+        self._allowed = [first]
+        self._later = [first, *later]
 
     def allows(self, token: int) -> bool:
-        return token == self._token
+        return token in self._allowed
 
     def mask(self, logits: np.ndarray) -> None:
-        logits[[token for token in range(len(logits)) if token != self._token]] = -np.inf
+        logits[[token for token in range(len(logits)) if not self.allows(token)]] = -np.inf
 
     def accept(self, token: int) -> None:
         assert self.allows(token)
+        self._allowed = self._later
 
     def n_valid(self, tokens: Sequence[int]) -> int:
-        return next((i for i, token in enumerate(tokens) if not self.allows(token)), len(tokens))
+        each = zip([self._allowed] + [self._later] * len(tokens), tokens, strict=False)
+        return next((i for i, (now, token) in enumerate(each) if token not in now), len(tokens))
 
 
-def test_what_another_rule_forbids_is_not_forced() -> None:
-    budget = ThinkingBudget(1, (b"<think>", b"</think>"), END, is_open=True)
-    limit = ThoughtLimit(budget, WORDS.__getitem__, _Only(A))
-    for _ in range(3):
-        assert limit.allows(A) and not limit.allows(B)
-        limit.accept(A)
+@pytest.mark.parametrize(
+    ("rule", "text", "is_open"),
+    [
+        (_Only(A), [A, A, A], True),
+        (_Only(A, *END), [A, A, A], True),  # the rule's own text, no thoughts: a schema's, say
+        (_Only(OPEN, A), [OPEN, A, A, A], False),
+    ],
+)
+def test_what_another_rule_forbids_is_not_forced(
+    rule: _Only, text: list[int], is_open: bool
+) -> None:
+    budget = ThinkingBudget(1, (b"<think>", b"</think>"), END, is_open)
+    limit = ThoughtLimit(budget, WORDS.__getitem__, rule)
+    for token in text:
+        assert limit.forced is None and limit.allows(token)
+        logits = np.zeros(len(WORDS), np.float32)
+        limit.mask(logits)
+        assert {*np.flatnonzero(np.isfinite(logits))} == {i for i in range(11) if rule.allows(i)}
+        limit.accept(token)

@@ -92,7 +92,7 @@ def written(source: str, calls: Calls, content: str, reasoning: str) -> tuple[st
         message["reasoning_content"] = reasoning
     prompt = template.render([ASKED], True, tools=TOOLS)
     whole = template.render([ASKED, message], False, tools=TOOLS)
-    thinking = dialect_of(source).reasoning_marks
+    thinking = dialect_of(source).thinking
     is_open = thinking is not None and prompt.rstrip().endswith(thinking[0])
     text = whole[len(common_start(prompt, whole)) :]
     # Some templates leave out the reasoning that their prompt begins.

@@ -1,1 +1,1 @@
-"""What parsers of several dialects share: marks, calls and JSON in text that comes in pieces."""
+"""The parsers, one upon the other: text that waits, JSON, a call, an answer."""

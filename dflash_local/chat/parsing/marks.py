@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
-# More of a line than this is not needed to tell whether it is a fence.
-_MAX_LINE = 200
 
 
 def find(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
@@ -26,39 +24,23 @@ def held(text: str, marks: Sequence[str]) -> int:
     return 0
 
 
-class Fences:
-    """Tells whether text is inside a fenced code block of Markdown, or right behind a backtick."""
-
-    def __init__(self) -> None:
-        self._fence = ""
-        self._line = ""
-        self._last = ""
-
-    def read(self, text: str) -> None:
-        if text:
-            self._last = text[-1]
-        *lines, rest = text.split("\n")
-        for line in lines:
-            self._end_line((self._line + line)[:_MAX_LINE])
-            self._line = ""
-        self._line = (self._line + rest)[:_MAX_LINE]
-
-    @property
-    def inside(self) -> bool:
-        return bool(self._fence) or self._last == "`" or self._opening(self._line) is not None
-
-    def _end_line(self, line: str) -> None:
-        if not self._fence:
-            self._fence = self._opening(line) or ""
-            return
+def is_code(text: str) -> bool:
+    """Whether a text ends inside a fenced code block of Markdown, or right behind a backtick."""
+    fence = None
+    *lines, rest = text.split("\n")
+    for line in lines:
         found = _FENCE.fullmatch(line)
-        if found and found[1].startswith(self._fence) and not found[2].strip():
-            self._fence = ""
+        if fence is None:
+            fence = _opened(line)
+        elif found and found[1].startswith(fence) and not found[2].strip():
+            fence = None
+    return fence is not None or text.endswith("`") or _opened(rest) is not None
 
-    @staticmethod
-    def _opening(line: str) -> str | None:
-        found = _FENCE.fullmatch(line)
-        # Three backticks with another one later on the line are code within the line.
-        if found is None or (found[1][0] == "`" and "`" in found[2]):
-            return None
-        return found[1]
+
+def _opened(line: str) -> str | None:
+    """The fence that a line begins a block with."""
+    found = _FENCE.fullmatch(line)
+    # Three backticks with another one later on the line are code within the line.
+    if found is None or (found[1][0] == "`" and "`" in found[2]):
+        return None
+    return found[1]

@@ -13,7 +13,7 @@ from dflash_local.embedder import Embedder, Vector
 from dflash_local.errors import PromptTooLongError
 from dflash_local.server.answering.api_answer import CLIENT_LEFT, pool_of
 from dflash_local.server.answering.request_check import RequestCheck
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import too_long
 from dflash_local.server.http.event_stream import unless_gone
 
 MAX_TEXTS = 2048
@@ -59,22 +59,11 @@ async def respond_embedded(
             try:
                 given = await run(prompts, embedder)
             except PromptTooLongError as error:
-                raise _too_long(error) from None
+                # A server that is started in another way would not take it, either.
+                raise too_long(error, str(error), "input") from None
             vectors: list[Vector] = []
             for batch in embedder.batches(given):
                 vectors += await run(embedder.run, batch)
             return await run(shown, Embedded(loaded.name, vectors, sum(map(len, given))))
 
     return await unless_gone(whole(), request.receive) or Response(status_code=CLIENT_LEFT)
-
-
-def _too_long(error: PromptTooLongError) -> ApiError:
-    """As for other prompts, but nothing is gained by starting the server in another way."""
-    return ApiError(
-        400,
-        str(error),
-        type="exceed_context_size_error",
-        param="input",
-        code="context_length_exceeded",
-        numbers={"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx},
-    )

@@ -124,7 +124,7 @@ def prepare_chat(
     if tools.required:
         bindings["lark"] = _forced_call(model, tools, thinking_open)
     elif schema is not None:
-        bindings |= _bound_answer(model, schema, prompt, thinking_open)
+        bindings |= model.answer_bound(schema, prompt)
         if tools.allowed:
             bindings = _call_or_answer(model, tools, thinking_open, bindings)
     if begun:
@@ -193,24 +193,3 @@ def _call_or_answer(
         known = schema if isinstance(schema, Mapping) else {"type": "object"}
         answer = json_rule("start", known, lenient=False)
     return {**bound, "lark": either(call, answer)}
-
-
-def _bound_answer(
-    model: Model, schema: Mapping[str, Any] | bool, prompt: list[int], thinking_open: bool
-) -> dict[str, Any]:
-    """The schema binds what comes after the reasoning, where the model may reason."""
-    if _has_thought(model, prompt):
-        return {"json_schema": schema}
-    grammar = model.dialect.answer_grammar(
-        schema if isinstance(schema, Mapping) else {"type": "object"},
-        is_token=model.is_token,
-        thinking_open=thinking_open,
-    )
-    return {"json_schema": schema} if grammar is None else {"lark": grammar}
-
-
-def _has_thought(model: Model, prompt: list[int]) -> bool:
-    """Whether the prompt ends after a reasoning part: templates write an empty one where the model
-    is not to think."""
-    end = "".join(map(model.target.vocabulary.name, prompt[-16:]))
-    return model.dialect.has_thought(end)

@@ -153,7 +153,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, HTTPException):
         return _http(error)
     if isinstance(error, PromptTooLongError):
-        return _too_long(error)
+        return too_long(error)
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, InputError):
@@ -239,15 +239,17 @@ class ErrorHandling:
                 await answer.response(scope)(scope, receive, send)
 
 
-def _too_long(error: PromptTooLongError) -> ApiError:
+def too_long(error: PromptTooLongError, message: str = "", param: str | None = None) -> ApiError:
     """In llama-server's words and with its type: agents know by them that it is time to shorten the
     conversation, and read the numbers. The code is OpenAI's."""
     n = f"at least {error.n_prompt_tokens}" if error.at_least else f"{error.n_prompt_tokens}"
     return ApiError(
         400,
-        f"request ({n} tokens) exceeds the available context size ({error.n_ctx} tokens); shorten "
-        "it, or start the server with a larger --ctx",
+        message
+        or f"request ({n} tokens) exceeds the available context size ({error.n_ctx} tokens); "
+        "shorten it, or start the server with a larger --ctx",
         type="exceed_context_size_error",
+        param=param,
         code="context_length_exceeded",
         numbers={"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx},
     )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from dflash_local.chat.dialects.marked import Marked
+from dflash_local.chat.dialect import Dialect
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import CLIENT_LEFT, pool_of, respond
 from dflash_local.server.answering.infill_prompt import (
@@ -116,4 +116,4 @@ def _prepare_text(model: Model, body: GenerateRequest) -> PreparedChat:
         tokens = vocabulary.tokenize(prompt, n_ctx=model.n_ctx)
     schema = body.schema_of_answer
     bindings: dict[str, Any] = {} if schema is None else {"json_schema": schema}
-    return PreparedChat(tokens, {}, bindings, Marked(), ToolUse(), False)
+    return PreparedChat(tokens, {}, bindings, Dialect(), ToolUse(), False)

@@ -125,6 +125,10 @@ def test_the_slot_is_the_one_that_was_asked_for(client: httpx.Client) -> None:
         "talk\0",
         "talk.",
         " a",
+        "CON",
+        "nul.bin",
+        "Com1",
+        "lpt9 .a.b",
     ],
 )
 def test_no_name_leads_out_of_the_folder(client: httpx.Client, folder: Path, name: str) -> None:

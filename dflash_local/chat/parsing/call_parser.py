@@ -1,4 +1,4 @@
-"""Reads one tool call from text that arrives piece by piece, by the form of the model's calls."""
+"""Reads a tool call, by the form of the model's calls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, marks_of, shared_start
-from dflash_local.chat.parsing.json_reader import MAX_DEPTH, JsonReader, Steps, Unexpected
+from dflash_local.chat.parsing.json_parser import MAX_DEPTH, JsonParser, Unexpected
 from dflash_local.chat.parsing.marks import held
+from dflash_local.chat.parsing.parser import Waiting
 from dflash_local.chat.parsing.values import ALL_TYPES, json_types, python_arguments, typed
 from dflash_local.chat.tool import Tool
 
@@ -22,43 +23,26 @@ _ESCAPED = frozenset("\n\\'\"abfnrtvxuUN01234567")
 _KNOWN_KEYS = ("type", "id")
 
 
-class CallReader(JsonReader):
-    """Reads one call of a tool, and writes its arguments as JSON.
+class CallParser(JsonParser):
+    """Reads one call of a tool, and tells its arguments as JSON.
 
-    `tools` are those that may be called, by name; `lead` is what comes before the call. White space
-    between marks may be missing, or be another.
+    `tools` are those that may be called, by name. White space between marks may be missing, or be
+    another.
     """
 
-    def __init__(self, form: Form, tools: Mapping[str, Tool], lead: str = "") -> None:
+    def __init__(self, form: Form, tools: Mapping[str, Tool]) -> None:
+        super().__init__()
         self._form = form
         self._tools = tools
-        self._lead = lead
-        self._name: str | None = None
-        self._is_certain = False
-        self._is_json = False
-        """Its characters are arguments, as they are written."""
-        self._arguments: list[str] = []
-        super().__init__()
+        self._name = self._early = ""  # arguments before the name
 
-    @property
-    def name(self) -> str | None:
-        """The tool that is called, as soon as it is certain that this is a call."""
-        return self._name if self._is_certain else None
-
-    def take(self) -> str:
-        """The JSON text of the arguments, as far as it was read and not taken before."""
-        text = "".join(self._arguments)
-        self._arguments.clear()
-        return text
-
-    def _has_read(self, char: str) -> None:
-        if self._is_json:
-            self._arguments.append(char)
-
-    def _read(self) -> Steps[None]:
+    def _one_call(self, lead: str) -> Waiting[None]:
+        """Reads a call behind a `lead`."""
         form = self._form
-        yield from self._literal(self._lead)
-        self._back = char = yield from self._mark()
+        self._name, self._early, self._is_certain = "", "", False
+        yield from self._literal(lead)
+        char = yield from self._solid()
+        self._at -= 1
         if form.keys and (char == "{" or not form.is_bare):
             yield from self._object(form.keys)
             return
@@ -70,21 +54,21 @@ class CallReader(JsonReader):
             yield from self._python()
         elif form.quote:
             yield from self._expect("{")
-            self._back = "{"
+            self._at -= 1
             yield from self._loose(form.quote)
         else:
-            yield from self._json()
+            yield from self._arguments()
 
-    def _literal(self, text: str) -> Steps[None]:
+    def _literal(self, text: str) -> Waiting[None]:
         """Reads a text of the form."""
         for piece in re.findall(rf"{ID}|[^\s{ID}]+", text):
             if piece == ID:
-                char = yield from self._mark()
+                char = yield from self._solid()
                 while char in _ID:
                     char = yield from self._next()
-                self._back = char
+                self._at -= 1
                 continue
-            char = yield from self._mark()
+            char = yield from self._solid()
             for i, expected in enumerate(piece):
                 if char != expected:
                     raise Unexpected
@@ -93,9 +77,9 @@ class CallReader(JsonReader):
 
     def _one_of(
         self, texts: Sequence[str] | Mapping[str, Tool], *, longest: bool = False
-    ) -> Steps[str]:
+    ) -> Waiting[str]:
         """Reads one of some texts. If one may begin with another, the `longest` one is meant."""
-        read, char = "", (yield from self._mark())
+        read, char = "", (yield from self._solid())
         while any(text.startswith(read + char) for text in texts):
             read += char
             if read in texts and not longest:
@@ -103,33 +87,40 @@ class CallReader(JsonReader):
             char = yield from self._next()
         if read not in texts:
             raise Unexpected
-        self._back = char
+        self._at -= 1
         return read
 
     # Arguments
 
     def _begin(self, text: str = "") -> None:
-        self._is_certain = True
-        self._arguments.append(text)
+        """This is a call, as far as is known, with these arguments so far."""
+        if self._name and not self._is_certain:
+            self._is_certain = True
+            self._start_call(self._name)
+            text = self._early + text
+        self._add_arguments(text)
 
-    def _json(self) -> Steps[None]:
+    def _add_arguments(self, text: str) -> None:
+        if self._is_certain:
+            super()._add_arguments(text)
+        else:
+            self._early += text
+
+    def _arguments(self) -> Waiting[None]:
         """Reads arguments in JSON, as they are written."""
         yield from self._expect("{")
         self._begin()
-        self._is_json = True
-        yield from self._value("{")
-        self._is_json = False
-        self._arguments.append("}")
+        yield from self._json()
 
-    def _object(self, keys: tuple[str, str]) -> Steps[None]:
+    def _object(self, keys: tuple[str, str]) -> Waiting[None]:
         """Reads a JSON object with the keys of a name and of arguments, in any order."""
         form = self._form
         known = None if not form.is_bare else ("name", *keys, "arguments", *_KNOWN_KEYS)
         seen: set[str] = set()
-        char = yield from self._mark()
+        char = yield from self._solid()
         while char in "{," and (char == "{") == (not seen):
             yield from self._expect('"')
-            key = yield from self._string(known if self.name is None else None)
+            key = yield from self._string(None if self._is_certain else known)
             is_arguments = key == keys[1] or (form.is_bare and key == "arguments")
             key = keys[1] if is_arguments else key
             if key in seen:
@@ -139,17 +130,19 @@ class CallReader(JsonReader):
             if key == keys[0]:
                 yield from self._expect('"')
                 self._name = yield from self._string(self._tools)
+                if keys[1] in seen:
+                    self._begin()
             elif is_arguments:
-                yield from self._json()
+                yield from self._arguments()
             else:
-                yield from self._value((yield from self._mark()))
-            char = yield from self._mark()
-        if char != "}" or self._name is None or (form.is_bare and keys[1] not in seen):
+                yield from self._value((yield from self._solid()))
+            char = yield from self._solid()
+        if char != "}" or not self._name or (form.is_bare and keys[1] not in seen):
             raise Unexpected
         if keys[1] not in seen:
             self._begin("{}")
 
-    def _python(self) -> Steps[None]:
+    def _python(self) -> Waiting[None]:
         """Reads the arguments of a call in Python. They come whole: only a complete call tells what
         they are."""
         text, quote, depth = "", "", 1
@@ -174,48 +167,49 @@ class CallReader(JsonReader):
             raise Unexpected
         self._begin(arguments)
 
-    def _loose(self, quote: str, depth: int = 0) -> Steps[None]:
+    def _loose(self, quote: str, depth: int = 0) -> Waiting[None]:
         """Reads a value like JSON, in which texts have another quote and keys have none."""
-        char = yield from self._mark()
+        char = yield from self._solid()
         if depth == MAX_DEPTH:
             raise Unexpected
         if char in "{[":
             self._begin(char)
             close, more = "}" if char == "{" else "]", ""
-            char = yield from self._mark()
+            char = yield from self._solid()
             while char != close:
                 if more:
                     if char != ",":
                         raise Unexpected
-                    char = yield from self._mark()
-                self._arguments.append(more)
-                self._back, more = char, ", "
+                    char = yield from self._solid()
+                self._add_arguments(more)
+                self._at -= 1
+                more = ", "
                 if close == "}":
                     key = yield from self._until(":")
-                    self._arguments.append(f"{json.dumps(key.strip(), ensure_ascii=False)}: ")
+                    self._add_arguments(f"{json.dumps(key.strip(), ensure_ascii=False)}: ")
                 yield from self._loose(quote, depth + 1)
-                char = yield from self._mark()
-            self._arguments.append(close)
+                char = yield from self._solid()
+            self._add_arguments(close)
         elif char == quote[0]:
-            self._back = char
+            self._at -= 1
             yield from self._literal(quote)
-            self._arguments.append('"')
+            self._add_arguments('"')
             text = ""
             while not text.endswith(quote):
                 text += yield from self._next()
                 n = len(text) - held(text, (quote,)) if not text.endswith(quote) else 0
-                self._arguments.append(_escaped(text[:n]))
+                self._add_arguments(_escaped(text[:n]))
                 text = text[n:]
-            self._arguments.append(_escaped(text.removesuffix(quote)) + '"')
+            self._add_arguments(_escaped(text.removesuffix(quote)) + '"')
         else:
             text = ""
             while char not in ",]}":
                 text += char
                 char = yield from self._next()
-            self._back = char
-            self._arguments.append(typed(text.strip(), ALL_TYPES - {"string"}))
+            self._at -= 1
+            self._add_arguments(typed(text.strip(), ALL_TYPES - {"string"}))
 
-    def _until(self, end: str) -> Steps[str]:
+    def _until(self, end: str) -> Waiting[str]:
         text = ""
         while not text.endswith(end):
             text += yield from self._next()
@@ -223,9 +217,8 @@ class CallReader(JsonReader):
                 raise Unexpected
         return text.removesuffix(end)
 
-    def _elements(self, tags: Tags) -> Steps[None]:
+    def _elements(self, tags: Tags) -> Waiting[None]:
         """Reads arguments that are one element each."""
-        assert self._name is not None
         parameters = self._tools[self._name].parameters
         known = parameters.get("properties")
         opening, ends = tags.opening.strip(), marks_of(self._form.end)
@@ -253,20 +246,20 @@ class CallReader(JsonReader):
             self._begin(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
             if types == {"string"}:
-                self._arguments.append('"')
+                self._add_arguments('"')
                 mark = yield from self._element(
-                    tags, start, follow, lambda text: self._arguments.append(_escaped(text))
+                    tags, start, follow, lambda text: self._add_arguments(_escaped(text))
                 )
-                self._arguments.append('"')
+                self._add_arguments('"')
             else:
                 kept: list[str] = []
                 mark = yield from self._element(tags, start, follow, kept.append)
-                self._arguments.append(typed("".join(kept), types))
+                self._add_arguments(typed("".join(kept), types))
         self._begin("{}" if separator == "{" else "}")
 
     def _element(
         self, tags: Tags, start: str, follow: Sequence[str], give: Callable[[str], None]
-    ) -> Steps[str]:
+    ) -> Waiting[str]:
         """Gives the text of a value as far as it is certain, and returns the mark behind it.
 
         What looks like its end belongs to it where something else follows, as in a text about this

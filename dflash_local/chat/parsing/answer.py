@@ -1,0 +1,132 @@
+"""Parses reasoning, then content with tool calls in it, by the form of the model's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dflash_local.chat.events import Content, Reasoning
+from dflash_local.chat.form import Form, Marks, marks_of
+from dflash_local.chat.parsing.call_parser import CallParser
+from dflash_local.chat.parsing.marks import is_code
+from dflash_local.chat.parsing.parser import Waiting
+from dflash_local.chat.tool import Tool
+
+
+class AnswerParser(CallParser):
+    """Parses what may be reasoned between the marks `thinking`, of which the prompt may have the
+    first (`is_open`), and content with calls of `tools`, by name, where there is a `form`.
+
+    White space around reasoning and calls belongs to the format and is left out. Calls without a
+    mark, as Llama 3.1's, are such only at the beginning of an answer, perhaps behind a `tag`, and
+    behind each other. `silent` marks around content are left out.
+    """
+
+    def __init__(
+        self,
+        form: Form | None,
+        tools: Mapping[str, Tool],
+        thinking: Marks | None = None,
+        *,
+        is_open: bool = False,
+        tag: str = "",
+        silent: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(form or Form("", "", "", "", "", ""), tools)
+        self._reads_calls = form is not None
+        self._thinking = thinking
+        self._is_open = is_open
+        self._silent = silent
+        form = self._form
+        self._openings = form.openings
+        self._marks = (*self._openings, *silent)
+        self._again = next(iter(marks_of(form.again)), "")
+        self._lead = form.again.partition(self._again)[2] if self._again else ""
+        ends = form.closings | ({";", tag} if form.is_bare else set())
+        self._between = [mark for mark in (self._again, *ends) if mark]
+        self._blank = ""
+        self._shown = True
+        """Whether content was shown since the last call, or no call was made."""
+        self._said: list[str] = []
+        """The content since the last call."""
+
+    def _parse(self) -> Waiting[None]:
+        if self._thinking:
+            yield from self._reason(*self._thinking)
+        if self._reads_calls and self._form.is_bare:
+            yield from self._calls((yield from self._next_call()))
+        yield from self._content()
+        if self._shown:
+            self._events.append(Content(self._blank))
+
+    def _reason(self, opening: str, closing: str) -> Waiting[None]:
+        if not self._is_open:
+            if not (yield from self._mark((opening,))):
+                return
+            self._text = self._text.lstrip()[len(opening) :]
+        yield from self._skip_blanks()
+        close = yield from self._up_to((closing,), self._think)
+        if not close:
+            self._events.append(Reasoning(self._blank))
+        self._blank = ""
+        self._take(len(close))
+        yield from self._skip_blanks()
+
+    def _content(self) -> Waiting[None]:
+        """Shows text up to calls, and reads these."""
+        while mark := (yield from self._up_to(self._marks, self._show)):
+            if mark in self._silent:
+                self._take(len(mark))
+            elif is_code("".join(self._said) + self._blank):
+                self._show(1)
+            else:
+                yield from self._calls((len(mark), self._openings[mark]))
+
+    def _think(self, n: int) -> None:
+        self._events.append(Reasoning(self._without_blank(n)))
+
+    def _show(self, n: int) -> None:
+        """Make the next `n` characters content."""
+        text = self._without_blank(n) if self._reads_calls else self._take(n)
+        self._said.append(text)
+        self._shown = self._shown or bool(text)
+        self._events.append(Content(text))
+
+    def _without_blank(self, n: int) -> str:
+        """The next `n` characters; white space waits for what follows it."""
+        text = self._blank + self._take(n)
+        shown = text.rstrip()
+        self._blank = text[len(shown) :]
+        return shown
+
+    def _calls(self, begun: tuple[int, str] | None) -> Waiting[None]:
+        """Reads calls, one behind the other: where in the text the first one begins, and what comes
+        before it there."""
+        while begun and (yield from self._call(*begun)):
+            begun = yield from self._next_call()
+
+    def _call(self, at: int, lead: str) -> Waiting[bool]:
+        """Reads a call; whether it came to its end."""
+        self._at = at
+        is_done = yield from self._tried(self._one_call(lead))
+        if not self._is_certain:  # it only looked like a call; another one may begin behind this
+            self._show(1)
+        return is_done
+
+    def _start_call(self, name: str) -> None:
+        self._blank, self._said, self._shown = "", [], False
+        super()._start_call(name)
+
+    def _next_call(self) -> Waiting[tuple[int, str] | None]:
+        """Leaves out what belongs to the calls, up to where the next one may begin, with what comes
+        before it there; None where content is next."""
+        at = 0
+        while True:
+            mark = yield from self._mark(self._between, at)
+            rest = self._text[at:].lstrip()
+            at = len(self._text) - len(rest) + len(mark)
+            if mark and mark == self._again:
+                return at, self._lead
+            if self._n_calls and (mark or self._again or not rest):
+                self._text, at = self._text[at:], 0
+            if not mark:
+                return None if self._again or not rest else (at, "")
