@@ -95,6 +95,7 @@ class Controller:
         # The rounds since
         self._accepted = 0
         self._n_resting = 0  # rows to inject because their sequences have not drafted
+        self._n_fresh = 0  # in a row with new graphs
 
     def open(
         self, depth: int = 0, *, greedy: bool = True, shapes: Sequence[Shape] | None = None
@@ -263,8 +264,10 @@ class Controller:
         if host_s is not None and (drafted or not verified):
             costs.observe_host(drafted, host_s)
         if drafted:
-            if self._passes.fresh and not self._looking:
-                # Graphs are made once, and say nothing of the drafter's worth.
+            self._n_fresh = self._n_fresh + 1 if self._passes.fresh else 0
+            if 0 < self._n_fresh <= _REPLAN and not self._looking:
+                # Graphs are made once, and say nothing of the drafter's worth; unless each round
+                # needs new ones.
                 verify_s = min(verify_s, costs.step_s(n_rows, depth, shape))
             if self._looking or inject_s:  # with many rows to inject
                 costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected)

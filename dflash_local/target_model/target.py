@@ -229,6 +229,10 @@ class Target(Readout):
         self.needs_equal_rows = self.is_recurrent and in_graph
         """Whether all sequences of a pass must have the same number of rows: llama.cpp would split
         any other."""
+        self.wants_equal_rows = self.needs_equal_rows or options.n_gpu_layers != 0
+        """Whether they should: llama.cpp builds its graph again where a row is another sequence's
+        than in the pass before, and a GPU then launches each kernel by itself. Of eight sequences
+        of an 8B target 33 rows took an H100 10.5 ms, and 6 with a graph that was there."""
         if options.tapped_layers and not in_graph:
             raise InputError(
                 f"{self.path} is recurrent: its layers cannot be tapped for {options.n_seq} "

@@ -34,7 +34,8 @@ _WIDE = 1024
 fast itself that a layer costs more than it gains, and of the last positions of a long block next to
 nothing is accepted."""
 _STD = 0.02
-_EPSILON = 1e-6_UNUSED, _CONTROL = 5, 3
+_EPSILON = 1e-6
+_UNUSED, _CONTROL = 5, 3
 """Kinds of tokens, as `tokenizer.ggml.token_type` has them."""
 _MOST_LOOKED_AT = 64
 

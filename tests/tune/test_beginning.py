@@ -40,7 +40,9 @@ def test_answers_with_an_untrained_drafter_are_the_plain_ones(tmp_path: Path) ->
 def test_a_run_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
     target = write_target(tmp_path / "t.gguf")
     first = write_beginning(tmp_path / "one", target, seed=1)
-    second = write_beginning(tmp_path / "two", target, begin=first.parent, seed=2)
+    second = write_beginning(tmp_path / "two", target, begin=first.parent, block_size=4, seed=2)
+    sizes = [read_drafter(GgufFile.open(each)).block_size for each in (first, second)]
+    assert sizes == [8, 4]
     weights = "model.safetensors"
     assert (second.parent / weights).read_bytes() == (first.parent / weights).read_bytes()
     with pytest.raises(InputError, match="no checkpoint to begin with"):
