@@ -129,6 +129,9 @@ class TargetPass:
         output: Sequence[bool],
         ids: Sequence[Sequence[int]] = (),
     ) -> int: ...
+    def decode_embeddings(
+        self, rows: NDArray[np.float32], positions: Sequence[int], seq: int, is_causal: bool
+    ) -> int: ...
     def decode_ahead(
         self,
         tokens: Sequence[int],

@@ -217,13 +217,13 @@ class PrefixCache:
     def _find(self, wanted: Wanted) -> Found | None:
         """The best stored sequence for a prompt, if there is room for it."""
         found = self.store.find(wanted)
-        return found if found and len(found.prefix) <= self._slots.room else None
+        return found if found and found.prefix.n_cells <= self._slots.room else None
 
     def _restore(self, slot: Slot, entry: SavedSequence) -> None:
         """Replace what a slot has by a saved sequence. If that fails, the slot is empty."""
         self._slots.forget(slot)
-        self.make_room(len(entry))
-        if not self._target.restore_saved(slot.seq, entry.target, len(entry)):
+        self.make_room(entry.n_cells)
+        if not self._target.restore_saved(slot.seq, entry.target, entry.tokens):
             return
         slot.cached = list(entry.tokens)
         if self._target.keeps_checkpoints:

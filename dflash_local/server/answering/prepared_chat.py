@@ -12,7 +12,8 @@ from typing import Any
 
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.lark import either, json_rule
-from dflash_local.chat.quoting import tokenized, unquoted
+from dflash_local.chat.pictures import Pictures
+from dflash_local.chat.quoting import unquoted
 from dflash_local.chat.reader import NO_CALLS
 from dflash_local.model import Model
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
@@ -82,7 +83,7 @@ def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], s
         )
     content = last.get("content") or ""
     if not isinstance(content, str):
-        content = "\n\n".join(part["text"] for part in content)  # as llama-server has it
+        content = "\n\n".join(part.get("text", "") for part in content)  # as llama-server has it
     return messages[:-1], content
 
 
@@ -111,13 +112,15 @@ def prepare_chat(
     tools = tools or ToolUse()
     variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
     vocabulary = model.target.vocabulary
+    pictures = Pictures(model.projector)
     text = model.rendered_chat(
         messages,
         tools=tools.shown or None,
         chat_template_kwargs=variables,
         begin_answer=begin_answer,
+        pictures=pictures,
     )
-    prompt = tokenized(text, vocabulary, model.n_ctx)
+    prompt = pictures.tokenized(text, vocabulary, model.n_ctx)
     thinking_open = model.thinking_open(prompt)
     dialect = model.dialect
     bindings: dict[str, Any] = {}
@@ -145,7 +148,7 @@ def prepare_chat(
         bindings["special"] = True
     sampling = model.chat_sampling(variables)
     warning = _NO_TOOLS if tools.shown and not _shows_tools(model) else None
-    shown = unquoted(text) + begun
+    shown = pictures.shown(unquoted(text)) + begun
     return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open, warning, shown)
 
 
@@ -212,5 +215,4 @@ def _bound_answer(
 def _has_thought(model: Model, prompt: list[int]) -> bool:
     """Whether the prompt ends after a reasoning part: templates write an empty one where the model
     is not to think."""
-    end = "".join(map(model.target.vocabulary.name, prompt[-16:]))
-    return model.dialect.has_thought(end)
+    return model.dialect.has_thought(model.end_of(prompt))

@@ -50,10 +50,7 @@ class TextPart(BaseModel):
         if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
             raise PydanticCustomError(
                 REFUSED,
-                "this model reads text only; it takes no part of type {kind}: image input is not "
-                "supported"
-                if "image" in kind
-                else "this model reads text only; it takes no part of type {kind}",
+                "models read text and images here; they take no part of type {kind}",
                 {"kind": kind[:64]},
             )
         if isinstance(kind, str):
@@ -61,7 +58,31 @@ class TextPart(BaseModel):
         return given
 
 
-Contents = bounds.TextOr[bounds.SomeMessagesOf[TextPart]]
+class ImageUrl(BaseModel):
+    """A picture as a data URI: nothing is fetched from elsewhere."""
+
+    url: bounds.Picture
+
+    @model_validator(mode="before")
+    @classmethod
+    def _or_alone(cls, given: Any) -> Any:
+        return {"url": given} if isinstance(given, str) else given
+
+
+class ImagePart(BaseModel):
+    """A picture in a message; as OpenAI's Responses have it, `input_image` with the address as a
+    text."""
+
+    type: Literal["image_url", "input_image"]
+    image_url: ImageUrl
+
+
+_IMAGES = ("image_url", "input_image")
+Part = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("image")],
+    Discriminator(lambda value: "image" if bounds.field_of(value, "type") in _IMAGES else "text"),
+]
+Contents = bounds.TextOr[bounds.SomeMessagesOf[Part]]
 
 
 class ChatMessage(BaseModel):
