@@ -121,7 +121,7 @@ class Prefill:
         return n if 0 < n < n_rows else n_rows
 
     def _checkpoint_at(self, sequence: Sequence) -> int | None:
-        return self._cache.checkpoint_at(sequence.slot, len(sequence.request.prompt))
+        return self._cache.checkpoint_at(sequence.slot, sequence.request)
 
     def _without_repeats(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequences whose prompt goes on. If several begin with the same text, one decodes it

@@ -339,7 +339,7 @@ class _Log:
 _ECHO = {"": None, "0": None, "debug": _DEBUG}
 _log = _Log(echo=_ECHO.get(os.environ.get("DFLASH_LOCAL_LOG", "").lower(), _DEBUG + 1))
 _callback = _api.llama_log_callback(_log.write)
-_set_logs: set[Callable[[Any, Any], Any]] = set()
+_set_logs: list[Callable[[Any, Any], Any]] = []
 
 
 def first_error_line() -> str:
@@ -369,7 +369,8 @@ def _take_log() -> None:
 def take_log_of(set_log: Callable[[Any, Any], Any]) -> None:
     """Take over the log of llama.cpp, or of a part of it, whose callback is set by `set_log`."""
     set_log(_callback, ctypes.c_void_p(0))
-    _set_logs.add(set_log)
+    if set_log not in _set_logs:
+        _set_logs.append(set_log)
 
 
 def _release_log() -> None:

@@ -86,7 +86,9 @@ def is_inner(token: int) -> bool:
 def more_cells(tokens: Sequence[int]) -> list[tuple[int, int]]:
     """The images of a text that take more cells than positions: where each ends, and how many more
     cells it takes."""
-    found = []
+    found: list[tuple[int, int]] = []
+    if min(tokens, default=0) >= 0:
+        return found
     for begin, token in enumerate(tokens):
         if token < 0 and not is_inner(token) and (n_more := (-token - 2) >> 16):
             end = begin + 1
