@@ -7,7 +7,7 @@ import binascii
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ NO_PROJECTOR = (
     "image input is not supported: this model reads text only, as it was loaded without a "
     "projector; load a vision model with --mmproj FILE"
 )
+MARKER = "<__media__>"
+"""What stands for a picture in prompts of llama-server's clients."""
+
 _KINDS = ("image_url", "image", "input_image")
 
 
@@ -37,8 +40,8 @@ class Pictures:
         self._nonce = secrets.token_hex(16)
         self._found: list[ImageText] = []
 
-    def taken_from(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """The messages with a mark in place of each picture. Raises InputError for pictures that
+    def taken_from(self, messages: Any) -> Any:
+        """Messages with a mark in place of each picture. Raises InputError for pictures that
         cannot be read, and where there is no projector."""
         if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
             return messages  # `conversation` says what is wrong
@@ -75,6 +78,17 @@ class Pictures:
         self._found.append(self._projector.read(image_bytes(part)))
         return f"<{self._nonce}:{n}>"
 
+    def marked(self, text: str, files: Sequence[str]) -> str:
+        """A prompt as llama-server has it: with `MARKER` in place of each picture, whose files
+        are in base64. Raises InputError, also where there are more of the one than of the other."""
+        pieces = text.split(MARKER)
+        if len(pieces) != len(files) + 1:
+            raise InputError(
+                f"{len(files)} images, and {len(pieces) - 1} times {MARKER} in the prompt"
+            )
+        marks = [self._mark({"image": from_base64(file)}) for file in files]
+        return "".join(map("".join, zip(pieces, [*marks, ""], strict=True)))
+
     @property
     def _marks(self) -> re.Pattern[str]:
         return re.compile(f"<{self._nonce}:([0-9]+)>")
@@ -82,14 +96,18 @@ class Pictures:
     def tokenized(self, text: str, vocabulary: Vocabulary, n_ctx: int) -> list[int]:
         """Token ids of a rendered conversation: a `Prompt` if there are pictures in it. Raises as
         `quoting.tokenized`."""
+        return self.put_into(text, lambda part: tokenized(part, vocabulary, n_ctx))
+
+    def put_into(self, text: str, tokens_of: Callable[[str], list[int]]) -> list[int]:
+        """Token ids of a text with the marks; those of its parts are `tokens_of` them."""
         if not self._found:
-            return tokenized(text, vocabulary, n_ctx)
+            return tokens_of(text)
         whole = ImageText()
         for i, part in enumerate(self._marks.split(text)):
             if i % 2:
                 whole.extend(self._found[int(part)])
-            elif part:
-                whole.tokens += tokenized(part, vocabulary, n_ctx)
+            elif part or not i:
+                whole.tokens += tokens_of(part)
         return Prompt(whole)
 
     def shown(self, text: str) -> str:
@@ -125,6 +143,11 @@ def image_file(path: str | os.PathLike[str]) -> bytes:
             return file.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{os.fspath(path)}: no image can be read: {error.strerror}") from None
+
+
+def data_uri(data: bytes) -> str:
+    """The file of a picture as an address."""
+    return f"data:;base64,{base64.b64encode(data).decode()}"
 
 
 def from_data_uri(uri: str) -> bytes:

@@ -11,9 +11,9 @@ from dflash_local.errors import DflashError, FileError
 from dflash_local.fit.options import NONE
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.gguf.file import GgufFile
+from dflash_local.llama.mtmd import libmtmd
 from dflash_local.llama.runtime import Device
 from dflash_local.pairs import gguf_names
-from dflash_local.target_model.projector import libmtmd
 
 _ARCHITECTURE = "clip"
 _COMPUTED_IN = 512 << 20

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.prefixes.reuse import common_prefix
-from dflash_local.target_model.images import more_cells
+from dflash_local.target_model.images import n_cells
 
 Bytes = NDArray[np.uint8]
 
@@ -62,7 +62,7 @@ class Prefix:
     @property
     def n_cells(self) -> int:
         """Cells of the target's cache that it takes."""
-        return len(self.tokens) + sum(n_more for _, n_more in more_cells(self.tokens))
+        return n_cells(self.tokens)
 
     def n_usable(self, wanted: Wanted) -> int:
         """How many tokens of a prompt could be taken over."""

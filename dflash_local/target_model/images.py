@@ -69,6 +69,12 @@ class Prompt(list[int]):
         super().__init__(text.tokens)
         self.images = text.images
 
+    def behind(self, tokens: Sequence[int]) -> Prompt:
+        """A prompt that begins with these tokens and goes on with this one."""
+        whole = ImageText(list(tokens))
+        whole.extend(ImageText(self, self.images))
+        return Prompt(whole)
+
 
 def ids_of(key: bytes, n_positions: int, n_more: int) -> list[int]:
     """The ids of an image whose content has the hash `key`."""
@@ -96,6 +102,11 @@ def more_cells(tokens: Sequence[int]) -> list[tuple[int, int]]:
                 end += 1
             found.append((end, n_more))
     return found
+
+
+def n_cells(tokens: Sequence[int]) -> int:
+    """Cells that a text takes in the target's cache."""
+    return len(tokens) + sum(n_more for _, n_more in more_cells(tokens))
 
 
 def whole(tokens: Sequence[int], length: int) -> int:

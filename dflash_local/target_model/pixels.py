@@ -11,7 +11,7 @@ import math
 import threading
 import warnings
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dflash_local.errors import InputError
 
@@ -53,7 +53,7 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
         raise InputError(
             f"an image of far too many pixels; give one of at most {MOST_PIXELS:,}"
         ) from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise InputError(
             f"the image is none that can be read; give one as {', '.join(FORMATS)}"
         ) from None

@@ -40,7 +40,7 @@ class Projector:
         self._mtmd = libmtmd()
         self._lock = threading.Lock()
         self._context: Any = None
-        self._key = repr(file_key(path)).encode()
+        self._key = repr(file_key(self.path)).encode()
         params = self._mtmd.mtmd_context_params_default()
         params.use_gpu = target.options.n_gpu_layers != 0
         params.print_timings = params.warmup = False

@@ -19,6 +19,7 @@ from dflash_local.model import Model
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
 from dflash_local.server.answering.tools import ToolUse
 from dflash_local.server.http.errors import ApiError
+from dflash_local.target_model.images import n_cells
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def _shows_tools(model: Model) -> bool:
 
 def input_tokens(chat: PreparedChat) -> dict[str, Any]:
     """The answer of routes that count the tokens of a prompt, in OpenAI's form."""
-    return {"object": "response.input_tokens", "input_tokens": len(chat.prompt)}
+    return {"object": "response.input_tokens", "input_tokens": n_cells(chat.prompt)}
 
 
 def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
