@@ -17,8 +17,10 @@ from dflash_local.errors import InputError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MOST_BYTES = 20 << 20
-MOST_PIXELS = 50_000_000
-"""Of a picture as it comes: more than a phone's, and 150 MB once decoded."""
+MOST_PIXELS = 24_000_000
+"""Of a picture as it comes. Decoding takes 4 to 15 bytes for each."""
+_MOST_OF_JPEG = 50_000_000
+"""Phones take such photos. They are decoded at half their size, or less."""
 _MOST_SEEN = 4 << 20
 """Of a picture as models see it: no model takes more, and larger ones are made smaller."""
 _MOST_LONGER = 100
@@ -41,12 +43,13 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
         with _one_at_a_time, Image.open(io.BytesIO(data), formats=FORMATS) as image:
             _check(image)
             image.draft("RGB", (2048, 2048))  # of a JPEG, decodes no more than this takes
-            upright = ImageOps.exif_transpose(image).convert("RGB")
-            shrunk = math.sqrt(_MOST_SEEN / (upright.width * upright.height))
-            if shrunk < 1:
-                size = (max(1, int(side * shrunk)) for side in upright.size)
-                upright = upright.resize((next(size), next(size)), reducing_gap=2)
-            return upright.width, upright.height, upright.tobytes()
+            seen = image if image.mode == "RGB" else image.convert("RGB")
+            shrunk = math.sqrt(_MOST_SEEN / (seen.width * seen.height))
+            if shrunk < 1:  # before it is turned, which copies it
+                width, height = (max(1, int(side * shrunk)) for side in seen.size)
+                seen = seen.resize((width, height), reducing_gap=2)
+            seen = ImageOps.exif_transpose(seen)
+            return seen.width, seen.height, seen.tobytes()
     except (InputError, MemoryError):
         raise
     except Image.DecompressionBombError:
@@ -64,9 +67,10 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
 
 def _check(image: Image.Image) -> None:
     width, height = image.size
-    if width * height > MOST_PIXELS:
+    most = _MOST_OF_JPEG if image.format == "JPEG" else MOST_PIXELS
+    if width * height > most:
         raise InputError(
-            f"an image of {width} x {height} pixels; give one of at most {MOST_PIXELS:,} in all"
+            f"an image of {width} x {height} pixels; give one of at most {most:,} in all"
         )
     if max(width, height) > _MOST_LONGER * min(width, height):
         raise InputError(f"an image of {width} x {height} pixels is too narrow a strip")

@@ -42,6 +42,10 @@ def test_a_picture_is_turned_upright() -> None:
     exif[0x0112] = 6  # orientation: turned by 90 degrees
     Image.new("RGB", (30, 20)).save(file, "JPEG", exif=exif)
     assert pixels(file.getvalue())[:2] == (20, 30)
+    file = io.BytesIO()
+    Image.new("RGB", (4000, 2000)).save(file, "PNG", exif=exif)
+    width, height, _ = pixels(file.getvalue())
+    assert width < height < 4000
 
 
 def test_a_picture_of_twenty_megapixels_is_made_smaller() -> None:
