@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dflash_local.errors import DflashError, FileError
+from dflash_local.fit.inspection import PROJECTOR
 from dflash_local.fit.options import NONE
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.gguf.file import GgufFile
@@ -15,7 +16,6 @@ from dflash_local.llama.mtmd import libmtmd
 from dflash_local.llama.runtime import Device
 from dflash_local.pairs import gguf_names
 
-_ARCHITECTURE = "clip"
 _COMPUTED_IN = 512 << 20
 """Bytes of a GPU that libmtmd takes for the largest pictures that models see, beside weights."""
 
@@ -36,7 +36,7 @@ def find_projector(
         path = target.parent / beside[0]
     try:
         file = GgufFile.open(path)
-        if file.architecture != _ARCHITECTURE:
+        if file.architecture != PROJECTOR:
             raise FileError(f"{path}: no projector, but a model of kind {file.architecture}")
         libmtmd()
     except DflashError as error:

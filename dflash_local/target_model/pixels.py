@@ -17,7 +17,7 @@ from dflash_local.errors import InputError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MOST_BYTES = 20 << 20
-MOST_PIXELS = 24_000_000
+MOST_PIXELS = 20_000_000
 """Of a picture as it comes. Decoding takes 4 to 15 bytes for each."""
 _MOST_OF_JPEG = 50_000_000
 """Phones take such photos. They are decoded at half their size, or less."""

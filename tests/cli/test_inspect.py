@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import command_line
+import vision_models
 from dflash_local import demo
 from dflash_local.fit.pairing import compare_pair
 from dflash_local.gguf.file import GgufFile
@@ -196,3 +197,16 @@ def test_names_from_a_file_stay_on_their_line(tmp_path: Path) -> None:
     assert row(text, "general.name").startswith("two lines")
     assert row(text, "general.description").endswith("...")
     assert max(map(len, text.splitlines())) < 120
+
+
+def test_a_projector(tmp_path: Path) -> None:
+    target = vision_models.write_vision_target(tmp_path / "target.gguf", "qwen3vl")
+    projector = vision_models.write_projector(tmp_path / "mmproj-target.gguf", target)
+    told = command_line.run_here("inspect", str(projector)).stdout
+    assert "a projector" in told and "qwen3vl_merger" in told and "images" in told
+    report = json.loads(command_line.run_here("inspect", "--json", str(projector)).stdout)
+    assert (report["role"], report["reads"]) == ("projector", ["images"])
+    assert (
+        report["n_embd"]
+        == json.loads(command_line.run_here("inspect", "--json", str(target)).stdout)["n_embd"]
+    )
