@@ -57,7 +57,7 @@ _BODY_WITH_IMAGES = 32 << 20
 _LOADING_PER_MODEL = (
     *("n_ctx", "n_gpu_layers", "n_cpu_moe", "override_tensor", "kv_type"),
     *("cache_type_k", "cache_type_v"),
-    *("draft_window", "draft_shape"),
+    *("draft_window", "draft_shape", "mmproj"),
 )
 
 SEVERAL = (

@@ -202,11 +202,9 @@ def test_names_from_a_file_stay_on_their_line(tmp_path: Path) -> None:
 def test_a_projector(tmp_path: Path) -> None:
     target = vision_models.write_vision_target(tmp_path / "target.gguf", "qwen3vl")
     projector = vision_models.write_projector(tmp_path / "mmproj-target.gguf", target)
-    told = command_line.run_here("inspect", str(projector)).stdout
-    assert "a projector" in told and "qwen3vl_merger" in told and "images" in told
-    report = json.loads(command_line.run_here("inspect", "--json", str(projector)).stdout)
+    text = told(projector)
+    assert text.startswith("mmproj-target.gguf: a projector, ")
+    assert row(text, "kind") == "qwen3vl_merger"
+    report, other = (json.loads(told("--json", file)) for file in (projector, target))
     assert (report["role"], report["reads"]) == ("projector", ["images"])
-    assert (
-        report["n_embd"]
-        == json.loads(command_line.run_here("inspect", "--json", str(target)).stdout)["n_embd"]
-    )
+    assert report["n_embd"] == other["n_embd"]
