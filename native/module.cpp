@@ -258,8 +258,8 @@ int decode(target_pass & self, const std::vector<int32_t> & tokens,
     return self.decode(rows);
 }
 
-int decode_embeddings(target_pass & self, float_rows rows,
-                      const std::vector<int32_t> & positions, int32_t seq, bool is_causal) {
+int decode_embeddings(target_pass & self, float_rows rows, const std::vector<int32_t> & positions,
+                      int32_t seq, bool is_causal) {
     const llama_model * model = llama_get_model(self.context());
     if (rows.shape(1) != static_cast<size_t>(llama_model_n_embd_inp(model))) {
         throw std::invalid_argument("rows of " + std::to_string(rows.shape(1)) +

@@ -87,7 +87,11 @@ class Prefill:
     def _see(self, sequence: Sequence, n: int, turn: int) -> None:
         """Compute the image that comes next in a prompt, and decode it alone."""
         begin = len(sequence.slot.cached)
-        embeddings = sequence.request.images[begin].embeddings(begin)
+        embeddings = None
+        with sequence.alone(self._slots):
+            embeddings = sequence.request.images[begin].embeddings(begin)
+        if embeddings is None:
+            return
         ids = sequence.request.prompt[begin : begin + n]
         features = sequence.wants_features
         self._slots.decode_image(sequence.slot, embeddings, ids, features=features)
