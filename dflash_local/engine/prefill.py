@@ -87,10 +87,9 @@ class Prefill:
     def _see(self, sequence: Sequence, n: int, turn: int) -> None:
         """Compute the image that comes next in a prompt, and decode it alone."""
         begin = len(sequence.slot.cached)
-        embeddings = None
         with sequence.alone(self._slots):
             embeddings = sequence.request.images[begin].embeddings(begin)
-        if embeddings is None:
+        if sequence.error is not None:
             return
         ids = sequence.request.prompt[begin : begin + n]
         features = sequence.wants_features
