@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import threading
 import warnings
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -26,7 +25,6 @@ _MOST_SEEN = 4 << 20
 _MOST_LONGER = 100
 """How many times as long as wide: models cut pictures into squares."""
 
-_one_at_a_time = threading.Lock()  # so that memory is bounded
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
@@ -40,7 +38,7 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
             f"an image of {len(data)} bytes; give one of at most {MOST_BYTES >> 20} MiB"
         )
     try:
-        with _one_at_a_time, Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             _check(image)
             image.draft("RGB", (2048, 2048))  # of a JPEG, decodes no more than this takes
             seen = image if image.mode == "RGB" else image.convert("RGB")

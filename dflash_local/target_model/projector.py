@@ -39,6 +39,7 @@ class Projector:
         self._target = target
         self._mtmd = libmtmd()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()  # of one at a time, so that its memory is bounded
         self._context: Any = None
         self._key = repr(file_key(self.path)).encode()
         params = self._mtmd.mtmd_context_params_default()
@@ -73,7 +74,8 @@ class Projector:
 
         Raises InputError for what `pixels` refuses, and for one that is too large for a batch.
         """
-        width, height, _ = pixels(data)
+        with self._reading:
+            width, height, _ = pixels(data)
         key = hashlib.sha256(self._key + hashlib.sha256(data).digest()).digest()
         text = ImageText()
         with self._lock, self._chunks(width, height) as chunks:
