@@ -92,7 +92,7 @@ class Projector:
                         partial(self._embeddings, data, i),
                     )
                     self._check_size(image, chunk)
-                    text.add_image(image, key + bytes([i]))
+                    text.add_image(image, key + i.to_bytes(4, "little"))
         return text
 
     def _check_size(self, image: Image, chunk: Any) -> None:
