@@ -188,7 +188,7 @@ def libraries() -> tuple[Path, ...]:
     libraries = sorted(
         path
         for path in folder.glob("*")
-        if re.match(r"(lib)?(llama|ggml)[\w-]*\.(so|dylib|dll)$", path.name)
+        if re.match(r"(lib)?(llama|ggml|mtmd)[\w-]*\.(so|dylib|dll)$", path.name)
     )
     ours = importlib.util.find_spec("dflash_local._native")
     if ours is not None and ours.origin is not None:
