@@ -18,7 +18,7 @@ RUN python3 -m venv /opt/dflash-local
 ENV PATH=/opt/dflash-local/bin:$PATH
 # First what rarely changes: llama.cpp.
 ARG LLAMA=0.3.36
-RUN CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_RPC=ON -DLLAVA_BUILD=OFF" \
+RUN CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_RPC=ON -DMTMD_VIDEO=OFF" \
     pip install --no-cache-dir "llama-cpp-python==$LLAMA" "scikit-build-core>=0.11" "nanobind>=2.4"
 COPY . /src
 RUN pip install --no-cache-dir --require-hashes -r /src/requirements.lock \
@@ -38,7 +38,7 @@ ARG CUDA_ARCHITECTURES=75;80;86;89;90;120
 RUN ln -s libcuda.so /usr/local/cuda/lib64/stubs/libcuda.so.1 \
     && LIBRARY_PATH=/usr/local/cuda/lib64/stubs \
     LDFLAGS=-Wl,-rpath-link,/usr/local/cuda/lib64/stubs \
-    CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_RPC=ON -DLLAVA_BUILD=OFF -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$CUDA_ARCHITECTURES" \
+    CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_RPC=ON -DMTMD_VIDEO=OFF -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$CUDA_ARCHITECTURES" \
     pip install --no-cache-dir "llama-cpp-python==$LLAMA" "scikit-build-core>=0.11" "nanobind>=2.4"
 COPY . /src
 RUN pip install --no-cache-dir --require-hashes -r /src/requirements.lock \

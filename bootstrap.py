@@ -57,6 +57,7 @@ print(json.dumps({
     "pip": version("pip"),
     "llama": [version("llama_cpp_python"), *(f"{p}:{p.stat().st_mtime_ns}" for p in libraries)],
     "gpu": next((b for b in backends if any(f"ggml-{b}" in p.name for p in every)), "none"),
+    "images": any("mtmd" in p.name for p in every),
     "torch": version("torch"),
     "native": version("dflash-local") and any(site.glob("dflash_local/_native*")),
 }))
@@ -83,6 +84,8 @@ if "--openmp" in sys.argv and b"OPENMP = 1" not in llama_cpp.llama_print_system_
 folder = pathlib.Path(llama_cpp.__file__).parent
 if "--rpc" in sys.argv and not any(folder.glob("lib/*ggml-rpc*")):
     sys.exit("it cannot split a model over machines")
+if "--images" in sys.argv and not any(folder.glob("lib/*mtmd*")):
+    sys.exit("it reads no images, as it was built without libmtmd")
 """
 
 
@@ -429,10 +432,12 @@ def llama_fault(python: Path, *options: str) -> str | None:
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
-def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) -> str:
-    """Build llama-cpp-python if it does not work or is not for the GPU that shall be used. The
-    backend of the one that is there then."""
-    fault = llama_fault(python)
+def ensure_llama(
+    python: Path, state: dict, asked: str | None, refused: bool, images: bool = False
+) -> str:
+    """Build llama-cpp-python if it does not work or is not for the GPU that shall be used; with
+    `images` also if it reads none. The backend of the one that is there then."""
+    fault = llama_fault(python, *(["--images"] if images else []))
     installed, built = state["llama"][0], None if fault else state["gpu"]
     theirs = os.environ.get("CMAKE_ARGS", "")
     if asked is None and re.search("GGML_(CUDA|VULKAN|METAL|HIP|SYCL)", theirs):
@@ -459,7 +464,7 @@ def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) ->
     # OpenMP's threads sleep where ggml's own spin: much faster on a busy machine. See
     # docs/install.md. It is GNU's OpenMP that can be told so.
     openmp = sys.platform == "linux" and compiles("-fopenmp", source=b"#include <omp.h>\n")
-    own = [f"-DGGML_OPENMP={'ON' if openmp else 'OFF'}", "-DGGML_RPC=ON", "-DLLAVA_BUILD=OFF"]
+    own = [f"-DGGML_OPENMP={'ON' if openmp else 'OFF'}", "-DGGML_RPC=ON", "-DMTMD_VIDEO=OFF"]
     ours = [*ggml_flags(platform.machine(), cpu_features()), *own, *flags]
     # The user's flags come last, where CMake lets them win.
     env = {**os.environ, "CMAKE_ARGS": f"{shlex.join(ours)} {theirs}".strip()}
@@ -476,7 +481,8 @@ def ensure_llama(python: Path, state: dict, asked: str | None, refused: bool) ->
     uncached = [] if is_usual else ["--no-cache-dir"]
     first = install if fault == "absent" else again
     pip(python, [*first, *uncached], "building llama.cpp", env)
-    fault = llama_fault(python, *(["--rpc", *(["--openmp"] if openmp else [])] if is_usual else []))
+    probes = ["--rpc", "--images", *(["--openmp"] if openmp else [])]
+    fault = llama_fault(python, *(probes if is_usual else []))
     if fault and not uncached:
         say(f"pip's cached wheel of llama-cpp-python does not work ({fault}): building it again")
         command = [str(python), "-m", "pip", "cache", "remove", f"llama_cpp_python-{LLAMA_VERSION}"]
@@ -573,10 +579,12 @@ def set_up(test: bool, gpu: str | None = None) -> None:
     chosen = before.pop("gpu", None)
     wanted = {"fingerprint": fingerprint(), "test": test, "llama": state["llama"]}
     is_done = state["native"] and before in (wanted, {**wanted, "test": True})
-    if is_done and gpu in (None, state["gpu"]):
+    if is_done and (gpu is None or (gpu == state["gpu"] and state["images"])):
         return
     ensure_tools(python, state)
-    gpu = ensure_llama(python, state, gpu, refused=chosen == "none")
+    # One that works is kept, also without libmtmd, until it is asked for.
+    images = test or gpu is not None
+    gpu = ensure_llama(python, state, gpu, refused=chosen == "none", images=images)
     stamp.unlink(missing_ok=True)
     if test and not (state["torch"] or "").startswith(TORCH.partition("==")[2]):
         say(f"installing {TORCH}, for the tests")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Imported only with a conversation: prompt_toolkit takes longer than all the rest.
+from dflash_local.chat.pictures import NO_PROJECTOR, data_uri, image_file
 from dflash_local.errors import DflashError, InputError
 from dflash_local.pair import open_pair
 from dflash_local.text_file import read_text
@@ -36,6 +37,7 @@ COMMANDS = {
     "/undo": "take back the last message and its answer",
     "/set": "show the options of answers; change one: /set temp 0.7",
     "/system": "show the system message; with a text, begin a new conversation under it",
+    "/image": "show a picture with the next message: /image FILE",
     "/save": "write the conversation to a file: /save FILE",
     "/load": "go on with the conversation of a file: /load FILE",
     "/model": "show the model; go on with another one: /model TARGET [DRAFT]",
@@ -77,6 +79,7 @@ class ChatSession:
         self._options = ChatOptions(self._values)
         self._written: tuple[str, list[int]] = ("", [])  # of the last answer, with what it went on
         self._typed = ""  # what the line editor begins with
+        self._pictures: list[Message] = []  # those that the next message shows
         self._say = say
         self._opening = list(opening)
         self.messages = list(opening)
@@ -90,6 +93,7 @@ class ChatSession:
             "/undo": self._undo,
             "/set": self._set,
             "/system": self._system,
+            "/image": self._image,
             "/save": self._save,
             "/load": self._load,
             "/model": self._change_model,
@@ -122,7 +126,8 @@ class ChatSession:
         found = re.fullmatch(r"(/(?:[a-zA-Z][\w-]*|\?))(?:\s+(.*))?", message.strip(), re.DOTALL)
         if not found:
             text = message.replace("//", "/", 1) if message.lstrip().startswith("//") else message
-            self._answer([*self.messages, {"role": "user", "content": text}])
+            shown = [*self._pictures, {"type": "text", "text": text}] if self._pictures else text
+            self._answer([*self.messages, {"role": "user", "content": shown}])
             return
         name, rest = found[1].lower(), (found[2] or "").strip()
         action = self._actions.get(_OTHER_NAMES.get(name, name))
@@ -154,6 +159,7 @@ class ChatSession:
         except InputError as error:
             self._say.write(f"error: {in_options(str(error))} /clear starts a new conversation.")
             return
+        self._pictures = []
         self.messages = [*asked, result.message]
         self.last = result
         self._written = (begun[0] + result.text, [*begun[1], *result.tokens])
@@ -210,10 +216,23 @@ class ChatSession:
         self._say(f"taken back: {text if len(text) <= 60 else text[:59] + '…'}")
 
     def _take_back(self) -> str:
-        """Take back the last message and its answer; its text."""
+        """Take back the last message and its answer; its text. Its pictures are shown again."""
         *self.messages, message = self._asked()
         self.last = None
-        return str(message["content"])
+        content = message["content"]
+        if isinstance(content, str):
+            return content
+        self._pictures = [part for part in content if part["type"] != "text"]
+        return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+    def _image(self, name: str) -> None:
+        path = _path(name, "/image")
+        if self._model.projector is None:
+            raise InputError(NO_PROJECTOR)
+        data = image_file(path)
+        self._model.projector.read(data)  # refuses it now, if it is none
+        self._pictures.append({"type": "image_url", "image_url": {"url": data_uri(data)}})
+        self._say(f"{path} goes with the next message; images: {len(self._pictures)}")
 
     def _set(self, text: str) -> None:
         if not text:
@@ -301,6 +320,8 @@ def _read_messages(path: Path) -> list[Message]:
 
 
 def _is_message(message: object) -> bool:
-    return isinstance(message, dict) and all(
-        isinstance(message.get(key), str) for key in ("role", "content")
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str | list)
     )

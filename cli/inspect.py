@@ -15,7 +15,13 @@ from .report import byte_size, table
 from .settings import FROM_ELSEWHERE
 
 if TYPE_CHECKING:
-    from dflash_local.fit.inspection import DrafterReport, FileFacts, TargetReport
+    from dflash_local.fit.inspection import (
+        DrafterReport,
+        FileFacts,
+        ProjectorReport,
+        Report,
+        TargetReport,
+    )
     from dflash_local.fit.pairing import Fit
     from dflash_local.gguf.drafter_spec import DrafterSpec
 
@@ -60,7 +66,7 @@ SECTIONS = {
 @click.argument("file", type=held_model)
 @click.pass_context
 def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool) -> None:
-    """Say what the GGUF FILE is: a drafter, or a target.
+    """Say what the GGUF FILE is: a drafter, a target, or a projector.
 
     FILE is a path, or the name of a target that `dflash-local list --here` shows.
 
@@ -90,7 +96,7 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
         raise PairError(fit.error)
 
 
-def _print(report: DrafterReport | TargetReport, fit: Fit | None, as_json: bool) -> None:
+def _print(report: Report, fit: Fit | None, as_json: bool) -> None:
     if as_json:
         told = report.as_dict()
         if fit is not None:
@@ -103,15 +109,18 @@ def _print(report: DrafterReport | TargetReport, fit: Fit | None, as_json: bool)
     write_report("\n".join(lines) + "\n")
 
 
-def _report_lines(report: DrafterReport | TargetReport) -> list[str]:
-    from dflash_local.fit.inspection import TargetReport
+def _report_lines(report: Report) -> list[str]:
+    from dflash_local.fit.inspection import DrafterReport, TargetReport
 
     facts = report.file
     if isinstance(report, TargetReport):
         what, rows = "a target", list(_target_rows(report))
-    else:
+    elif isinstance(report, DrafterReport):
         what, rows = "a drafter", list(_drafter_rows(report))
-    rows.append(("tokenizer", _tokenizer_text(facts)))
+    else:
+        what, rows = "a projector", list(_projector_rows(report))
+    if facts.tokenizer or not what.endswith("projector"):
+        rows.append(("tokenizer", _tokenizer_text(facts)))
     rows.append(("quantization", facts.quantization or "not stated"))
     shards = f" in {facts.n_shards} files" if facts.n_shards > 1 else ""
     return [
@@ -120,6 +129,12 @@ def _report_lines(report: DrafterReport | TargetReport) -> list[str]:
         *_section("weights", _weight_rows(facts)),
         *_section("provenance", [(key, _text(value)) for key, value in facts.provenance.items()]),
     ]
+
+
+def _projector_rows(report: ProjectorReport) -> Iterator[tuple[str, str]]:
+    yield "kind", report.kind
+    yield "reads", ", ".join(report.reads) or "nothing that is known here"
+    yield "targets", f"of hidden size {report.n_embd}" if report.n_embd else "not stated"
 
 
 def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:

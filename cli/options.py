@@ -411,6 +411,12 @@ LOADING = (
         help="Control vectors, as GGUF files.",
     ),
     Option(
+        "--mmproj",
+        metavar="FILE",
+        help="A vision model's projector, as a GGUF file, to read images with. Without it, the "
+        "only mmproj*.gguf beside the only model in a folder; none: no images.",
+    ),
+    Option(
         "--rpc",
         type=places,
         metavar="HOST:PORT,...",

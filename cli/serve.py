@@ -51,10 +51,13 @@ if TYPE_CHECKING:
     from dflash_local.server.models.recorder import Recorder
     from dflash_local.server.models.source import ModelSource
 
+_BODY_WITH_IMAGES = 32 << 20
+"""The most bytes of a request where a model reads images: some photos in base64."""
+
 _LOADING_PER_MODEL = (
     *("n_ctx", "n_gpu_layers", "n_cpu_moe", "override_tensor", "kv_type"),
     *("cache_type_k", "cache_type_v"),
-    *("draft_window", "draft_shape"),
+    *("draft_window", "draft_shape", "mmproj"),
 )
 
 SEVERAL = (
@@ -537,4 +540,6 @@ def _settings(values: Mapping[str, Any], say: Speaker) -> ServerSettings:
         keys += map(api_key, found)
         if os.name == "posix" and Path(path).stat().st_mode & 0o077:
             say(f"warning: other users may read {path}, which holds keys: chmod 600 it")
+    if values["mmproj"] not in (None, NONE):
+        given["max_body"] = _BODY_WITH_IMAGES
     return ServerSettings(api_keys=tuple(keys), **given)

@@ -133,6 +133,9 @@ class TargetPass:
         ids: Sequence[Sequence[int]] = (),
         states: NDArray[np.float32] | None = None,
     ) -> int: ...
+    def decode_embeddings(
+        self, rows: NDArray[np.float32], positions: Sequence[int], seq: int, is_causal: bool
+    ) -> int: ...
     def decode_ahead(
         self,
         tokens: Sequence[int],

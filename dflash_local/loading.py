@@ -31,11 +31,13 @@ from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.defaults import defaults_of
 from dflash_local.pairs.find import find_pair
+from dflash_local.pairs.projector import find_projector, without_projector
 from dflash_local.prefixes.files import PrefixFiles, SlotFiles
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import to_stderr
 from dflash_local.setup import Setup, split_by_layers_because
 from dflash_local.target_model.bare_pass import takes_back
+from dflash_local.target_model.projector import Projector
 from dflash_local.target_model.target import Target
 from dflash_local.text_file import read_text
 from dflash_local.trial.model import ensure_loadable
@@ -92,6 +94,9 @@ def load(
     `rope_scale`, `rope_freq_base`, `rope_freq_scale` and the `yarn_` numbers stretch the target's
     positions, for a context beyond its training; the drafter's stay as they are. `override_kv` has
     keys of the target's file, and other values for them.
+    `mmproj` is the GGUF file of a projector, with which a vision model reads images: see
+    `Model.chat_prompt`. Without it, it is the only `mmproj*.gguf` beside the only target in a
+    folder; "none" is none.
     `rpc` are further machines as "HOST:PORT", each with a `dflash-local worker`;
     their devices come first. `lora` are adapters, and `control_vectors` control vectors, as GGUF
     files: "FILE", or "FILE:SCALE" for one that shall act more or less. `n_seq` sequences can be
@@ -141,6 +146,7 @@ def load(
     say = say or (_silent if quiet else to_stderr)
     files = find_pair(target, draft, say=say, options=options)
     pair = open_pair(files.target, files.draft).with_keys(options.override_kv)
+    options = replace(options, mmproj=find_projector(files.target, options.mmproj, say))
     engine, plan, measure = _open(
         pair, options, say=say, progress=progress, percent=say if percent else _silent
     )
@@ -152,6 +158,8 @@ def load(
     model.thinking = defaults.thinking
     model.answer_length = defaults.answer_length
     try:
+        if options.mmproj is not None:
+            model.projector = Projector(options.mmproj, model.target)
         if chat_template is not None:
             model.target.chat_template = chat_template
             model.prepare_chat()
@@ -204,7 +212,7 @@ def _open(
     progress = progress or _silent
     progress(0.0)
     further = _text_of(options.draft_from)
-    devices = machine_devices(options)
+    devices = without_projector(machine_devices(options), options.mmproj)
     if told := split_by_layers_because(options, devices):
         say(told)
         options = replace(options, split_mode="layer")

@@ -17,7 +17,8 @@ import numpy as np
 
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.families import dialect_of
-from dflash_local.chat.quoting import quoted, tokenized
+from dflash_local.chat.pictures import Pictures
+from dflash_local.chat.quoting import quoted
 from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
@@ -49,6 +50,8 @@ from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.thinking import ThinkingBudget
 from dflash_local.stats import Stats
 from dflash_local.target_model.exactness import Exactness, measure_exactness, told_of_others
+from dflash_local.target_model.images import Prompt, without_images
+from dflash_local.target_model.projector import Projector
 from dflash_local.worker.async_chunks import AsyncChunks
 from dflash_local.worker.job import TextRequest
 from dflash_local.worker.text import TextStream
@@ -76,6 +79,8 @@ class Model:
         self.plan = plan
         self.engine = engine
         """What runs the requests. During a request it belongs to the model's thread."""
+        self.projector: Projector | None = None
+        """What reads images for the target, if it was loaded with one."""
         self.target = target
         self.drafter = engine.drafter
         drafts = engine.drafter or engine.plain_because or engine.copies is not None
@@ -195,7 +200,7 @@ class Model:
 
     def thinking_open(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt of `chat_prompt` ends inside a reasoning part."""
-        return self.dialect.is_thinking(self._end_of(prompt))
+        return self.dialect.is_thinking(self.end_of(prompt))
 
     def answer_bound(
         self, schema: Mapping[str, Any] | bool, prompt: Sequence[int]
@@ -203,7 +208,7 @@ class Model:
         """The options that bind the answer to a prompt of `chat_prompt` to a JSON schema, True for
         any object: what comes after the reasoning, where the model may reason."""
         grammar = None
-        if not self.dialect.has_thought(self._end_of(prompt)):
+        if not self.dialect.has_thought(self.end_of(prompt)):
             grammar = self.dialect.answer_grammar(
                 schema if isinstance(schema, Mapping) else {"type": "object"},
                 is_token=self.is_token,
@@ -211,8 +216,9 @@ class Model:
             )
         return {"json_schema": schema} if grammar is None else {"lark": grammar}
 
-    def _end_of(self, prompt: Sequence[int]) -> str:
-        return "".join(map(self._vocabulary.name, prompt[-16:]))
+    def end_of(self, prompt: Sequence[int]) -> str:
+        """The last tokens of a prompt by their names."""
+        return "".join(map(self._vocabulary.name, without_images(prompt[-16:])))
 
     def thinking_budget(
         self,
@@ -264,10 +270,15 @@ class Model:
         """Token ids of a conversation, rendered by the model's own chat template.
 
         `tools` are what the model may call, in OpenAI's shape. Without `begin_answer` the prompt
-        ends with the last message. Names of control tokens in messages and tools are text.
+        ends with the last message. Images in messages are `{"type": "image_url", "image_url":
+        {"url": "data:..."}}`, or `{"type": "image", "image": ...}` with bytes or the path of a
+        file. Names of control tokens in messages and tools are text.
         """
-        text = self.rendered_chat(messages, tools, chat_template_kwargs, begin_answer=begin_answer)
-        return tokenized(text, self._vocabulary, self.n_ctx)
+        pictures = Pictures(self.projector)
+        text = self.rendered_chat(
+            messages, tools, chat_template_kwargs, begin_answer=begin_answer, pictures=pictures
+        )
+        return pictures.tokenized(text, self._vocabulary, self.n_ctx)
 
     def rendered_chat(
         self,
@@ -276,8 +287,12 @@ class Model:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
         begin_answer: bool = True,
+        pictures: Pictures | None = None,
     ) -> str:
-        """The text of `chat_prompt`, with the marks of `chat.quoting`."""
+        """The text of `chat_prompt`, with the marks of `chat.quoting`, and those of `pictures`,
+        which are taken out of the messages."""
+        pictures = pictures or Pictures(self.projector)
+        messages = pictures.taken_from(messages)
         template = self.prepare_chat()
         variables = dict(chat_template_kwargs or {})
         if self.thinking is not None and "reasoning_effort" not in variables:
@@ -526,6 +541,7 @@ class Model:
             tokens = self._vocabulary.tokenize(prompt, n_ctx=self.n_ctx)
         else:
             tokens = token_ids(prompt)
+        images = prompt.images if isinstance(prompt, Prompt) else {}
         # Compiled here: on the model's thread all other requests would wait for it.
         constraint = self.engine.grammars.constraint(sampling)
         if never := self._never(options):
@@ -549,8 +565,10 @@ class Model:
             options.get("prompt_logprobs"),
             lora_of(options, self.lora),
             options.get("id_slot"),
-            options.get("n_keep", self.n_keep) if shifts else None,
+            # Images are where they are: a text with some is not shifted.
+            options.get("n_keep", self.n_keep) if shifts and not images else None,
             options.get("n_discard", 0),
+            images,
         )
         self.engine.check(request)
         return TextRequest(

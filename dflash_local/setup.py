@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from dflash_local.draft.shape import DraftShape
@@ -21,6 +23,7 @@ from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.drafter_spec import HeadsSpec, ModelSpec
+from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import Pair, usual_shape
@@ -172,6 +175,8 @@ class Setup:
         if plan.n_gpu_layers and not options.rpc:
             found |= {"device": list(options.device), "overrides": overrides}
             found["tensor_split"] = plan.tensor_split if overrides else None
+        if options.mmproj is not None:
+            found["mmproj"] = [os.fspath(options.mmproj), *file_key(Path(options.mmproj))]
         return {name: value for name, value in found.items() if value}
 
     def lines(self) -> list[str]:

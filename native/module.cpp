@@ -262,6 +262,19 @@ int decode(target_pass & self, const std::vector<int32_t> & tokens,
     return self.decode(rows, states ? states->data() : nullptr);
 }
 
+int decode_embeddings(target_pass & self, float_rows rows, const std::vector<int32_t> & positions,
+                      int32_t seq, bool is_causal) {
+    const llama_model * model = llama_get_model(self.context());
+    if (rows.shape(1) != static_cast<size_t>(llama_model_n_embd_inp(model))) {
+        throw std::invalid_argument("rows of " + std::to_string(rows.shape(1)) +
+                                    " values; this target takes " +
+                                    std::to_string(llama_model_n_embd_inp(model)));
+    }
+    const nb::gil_scoped_release release;
+    return self.decode_embeddings(rows.data(), static_cast<int>(rows.shape(0)), positions, seq,
+                                  is_causal);
+}
+
 nb::tuple decode_ahead(target_pass & self, const std::vector<int32_t> & tokens,
                        const std::vector<int32_t> & positions, const std::vector<int32_t> & seqs,
                        int n_steps, const std::vector<token_draw *> & draws,
@@ -718,6 +731,8 @@ NB_MODULE(_native, m) {
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("seqs"),
              nb::arg("output"), nb::arg("ids") = id_lists{}, nb::arg("states").none() = nb::none(),
              "Status of llama_decode. `states` float32 [n, n_embd] come with the tokens of heads.")
+        .def("decode_embeddings", &decode_embeddings, nb::arg("rows"), nb::arg("positions"),
+             nb::arg("seq"), nb::arg("is_causal"), "Status of llama_decode.")
         .def("decode_ahead", &decode_ahead, nb::arg("tokens"), nb::arg("positions"),
              nb::arg("seqs"), nb::arg("n_steps"), nb::arg("draws"), nb::arg("given"),
              "Status of llama_decode, and what is drawn step by step.")

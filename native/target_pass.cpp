@@ -159,13 +159,17 @@ void target_pass::check(const batch_row & row) const {
     }
 }
 
-int target_pass::decode(const std::vector<batch_row> & rows, const float * states) {
-    const auto n = static_cast<int32_t>(rows.size());
-    const auto most = static_cast<int32_t>(llama_n_batch(ctx_));
+void target_pass::check_size(size_t n) const {
+    const size_t most = llama_n_batch(ctx_);
     if (n == 0 || n > most) {  // llama.cpp asserts it
         throw std::invalid_argument("a pass of " + std::to_string(n) + " rows; expected 1 to " +
                                     std::to_string(most));
     }
+}
+
+int target_pass::decode(const std::vector<batch_row> & rows, const float * states) {
+    check_size(rows.size());
+    const auto n = static_cast<int32_t>(rows.size());
     std::vector<int32_t> tokens, positions, seqs, n_ids;
     std::vector<std::vector<int32_t>> ids;
     std::vector<int32_t *> first_ids;
@@ -189,6 +193,43 @@ int target_pass::decode(const std::vector<batch_row> & rows, const float * state
                             first_ids.data(),
                             output.data()};
     const auto n_outputs = static_cast<int>(std::count(output.begin(), output.end(), 1));
+    const int status = run(batch, n_outputs);
+    if (status == 0 && replay_) {
+        can_keep_ = replay_->end_pass(seqs, positions);
+    }
+    return status;
+}
+
+int target_pass::decode_embeddings(const float * rows, int n, std::vector<int32_t> positions,
+                                   int32_t seq, bool is_causal) {
+    check_size(n);
+    check({0, 0, seq, false});
+    const llama_rope_type rope = llama_model_rope_type(llama_get_model(ctx_));
+    const bool is_mrope = rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE;
+    if (positions.size() != static_cast<size_t>(n) * (is_mrope ? 4 : 1)) {
+        throw std::invalid_argument("each row has one position, with M-RoPE four");
+    }
+    std::vector<int32_t> n_ids(n, 1);
+    std::vector<int32_t *> ids(n, &seq);
+    std::vector<int8_t> output(n, 0);
+    const llama_batch batch{n,
+                            /*token=*/nullptr,
+                            const_cast<float *>(rows),  // llama.cpp only reads them
+                            positions.data(),
+                            n_ids.data(),
+                            ids.data(),
+                            output.data()};
+    struct attention {
+        llama_context * ctx;
+        ~attention() { llama_set_causal_attn(ctx, true); }
+    };
+    llama_set_causal_attn(ctx_, is_causal);
+    const attention back{ctx_};
+    return run(batch, 0);
+}
+
+int target_pass::run(const llama_batch & batch, int n_outputs) {
+    const int32_t n = batch.n_tokens;
     n_outputs_ = 0;  // until all of them are known to be there
     best_.clear();
     search_.forget();
@@ -221,9 +262,6 @@ int target_pass::decode(const std::vector<batch_row> & rows, const float * state
     if (is_split) {
         throw backend_error("llama.cpp has split a batch of " + std::to_string(n) +
                             " rows of this target; load it with one sequence");
-    }
-    if (replay_) {
-        can_keep_ = replay_->end_pass(seqs, positions);
     }
     n_outputs_ = n_outputs;
     return 0;

@@ -55,6 +55,13 @@ class target_pass {
     // such heads; else null. Of some heads only the rows with an output are stored, in their order.
     int decode(const std::vector<batch_row> & rows, const float * states = nullptr);
 
+    // A pass over n rows of one sequence that are given as what enters the first layer, not as
+    // tokens: rows has [n][llama_model_n_embd_inp]. positions has one for each row; with M-RoPE
+    // four, all first ones in front. Not is_causal: each row sees all of them. No row has logits.
+    // Status as `decode`.
+    int decode_embeddings(const float * rows, int n, std::vector<int32_t> positions, int32_t seq,
+                          bool is_causal);
+
     // Decodes some sequences for n_steps: what is drawn from each row is the next row. It stops
     // early after a step in which a sequence comes to an end of text, or something else than a
     // token is drawn. Appends what is drawn to out, step by step. Returns the status as `decode`.
@@ -105,6 +112,7 @@ class target_pass {
     // Search for candidates with a graph on the CPU, too: for tests.
     bool search_on_cpu = false;
 
+    const llama_context * context() const { return ctx_; }
     int n_vocab() const { return n_vocab_; }
     int n_embd() const { return n_embd_; }
     int n_outputs() const { return n_outputs_; }
@@ -119,6 +127,8 @@ class target_pass {
 
     void build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits);
     void check(const batch_row & row) const;
+    void check_size(size_t n) const;
+    int run(const llama_batch & batch, int n_outputs);
     void check_output(int output_row) const;
     const float * row_on_host(int output_row);
     bool search(int output_row, int k, float temperature = 0.0f);

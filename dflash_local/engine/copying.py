@@ -48,7 +48,7 @@ class Copying:
                 continue
             if sequence.remaining is not None:
                 n = min(n, sequence.remaining - 1)
-            prompt, enough = sequence.request.prompt, least if sequence.policy else None
+            prompt, enough = sequence.request.spoken, least if sequence.policy else None
             found |= copier.finds(prompt, sequence.tokens, n, enough)
         if found:
             for choice in choices:

@@ -25,6 +25,7 @@ from dflash_local.prefixes.store import PrefixStore
 from dflash_local.sampling.grammar import Grammars
 from dflash_local.sampling.sampler import Sampler
 from dflash_local.stats import Stats
+from dflash_local.target_model.images import without_images
 from dflash_local.target_model.target import Target
 
 
@@ -153,7 +154,7 @@ class Engine:
             constraint=request.constraint or self.grammars.constraint(request.sampling),
             vocabulary=self.target.vocabulary,
         )
-        sampler.accept_prompt(request.prompt)
+        sampler.accept_prompt(without_images(request.prompt))
         shapes = self._shapes(request.draft_shape)
         policy = None
         if self.controller is not None and request.draft_width == "auto":
@@ -161,7 +162,8 @@ class Engine:
                 self.slots.depth, greedy=request.sampling.greedy, shapes=shapes
             )
         slot = self._take(request, request.prompt, policy)
-        stats = Stats(prompt_tokens=len(request.prompt), cached_tokens=len(slot.cached))
+        n_cached = self.target.n_cells(slot.seq, len(slot.cached))
+        stats = Stats(prompt_tokens=request.n_cells, cached_tokens=n_cached)
         stats.drafting = reason
         return Sequence(
             request,
@@ -236,7 +238,7 @@ class Engine:
         copier, sequence.copier = sequence.copier, None
         is_short = len(request.prompt) + len(sequence.tokens) <= MOST_TOKENS
         if copier is not None and request.owner is not None and is_short:
-            text = copier.ended(request.prompt, sequence.tokens)
+            text = copier.ended(request.spoken, sequence.tokens)
             if text is not None:
                 self.earlier.keep(request.owner, text)
 
@@ -269,7 +271,7 @@ class Engine:
 
         Each needs the rest of its prompt, or a cell for its anchor. Empties free slots if needed.
         """
-        n = sum(sequence.n_left or 1 for sequence in sequences)
+        n = sum(sequence.n_cells_left or 1 for sequence in sequences)
         self.prefix_cache.make_room(n)
         return self.slots.free_cells >= n
 

@@ -38,11 +38,15 @@ class Prefill:
         served = self._fitting(self._chunks(sequences, round_s))
         if not served:
             return
-        if self._target.needs_equal_rows or any(s.reports_prompt for s, _ in served):
-            for chunk in served:
+        texts = [(sequence, n) for sequence, n in served if not sequence.at_image]
+        for sequence, n in served:
+            if sequence.at_image:
+                self._see(sequence, n, turn)
+        if self._target.needs_equal_rows or any(s.reports_prompt for s, _ in texts):
+            for chunk in texts:
                 self._decode([chunk], turn)
-        else:
-            self._decode(served, turn)
+        elif texts:
+            self._decode(texts, turn)
         n_rows = sum(n for _, n in served)
         self._count([sequence for sequence, _ in served], n_rows, start)
 
@@ -80,6 +84,20 @@ class Prefill:
             if len(sequence.slot.cached) == self._checkpoint_at(sequence):
                 self._cache.keep_checkpoint(sequence.slot)
 
+    def _see(self, sequence: Sequence, n: int, turn: int) -> None:
+        """Compute the image that comes next in a prompt, and decode it alone."""
+        begin = len(sequence.slot.cached)
+        with sequence.alone(self._slots):
+            embeddings = sequence.request.images[begin].embeddings(begin)
+        if sequence.error is not None:
+            return
+        ids = sequence.request.prompt[begin : begin + n]
+        features = sequence.wants_features
+        self._slots.decode_image(sequence.slot, embeddings, ids, features=features)
+        sequence.turn = turn
+        if len(sequence.slot.cached) == self._checkpoint_at(sequence):
+            self._cache.keep_checkpoint(sequence.slot)
+
     def _chunks(self, sequences: list[Sequence], round_s: float) -> list[tuple[Sequence, int]]:
         """The sequences whose prompt goes on in this step, with their numbers of rows."""
         reading = self._without_repeats([s for s in sequences if s.in_prompt])
@@ -92,15 +110,21 @@ class Prefill:
         return [(s, self._chunk(s, n)) for s, n in zip(reading, rows, strict=True) if n]
 
     def _chunk(self, sequence: Sequence, n_rows: int) -> int:
-        """At most `n_rows` rows, up to where a checkpoint is to be kept, and where their logits are
-        wanted no more than a pass can have."""
+        """At most `n_rows` rows, up to where a checkpoint is to be kept or an image begins, and
+        where their logits are wanted no more than a pass can have. An image as a whole."""
+        begin = len(sequence.slot.cached)
+        if sequence.at_image:
+            return sequence.request.images[begin].n_positions
+        for place in sequence.request.images:
+            if begin < place < begin + n_rows:
+                n_rows = place - begin
         if sequence.reports_prompt:
             n_rows = min(n_rows, MAX_OUTPUT_ROWS)
         n = (self._checkpoint_at(sequence) or 0) - len(sequence.slot.cached)
         return n if 0 < n < n_rows else n_rows
 
     def _checkpoint_at(self, sequence: Sequence) -> int | None:
-        return self._cache.checkpoint_at(sequence.slot, len(sequence.request.prompt))
+        return self._cache.checkpoint_at(sequence.slot, sequence.request)
 
     def _without_repeats(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequences whose prompt goes on. If several begin with the same text, one decodes it
@@ -119,15 +143,15 @@ class Prefill:
 
     def _fitting(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """The sequences whose whole prompt fits. The others end: the context is full."""
-        self._cache.make_room(sum(sequence.n_left for sequence, _ in chunks))
+        self._cache.make_room(sum(sequence.n_cells_left for sequence, _ in chunks))
         room = self._slots.free_cells
         fitting = []
         for sequence, n in chunks:
-            if sequence.n_left > room:  # other sequences hold the rest of the cells
+            if sequence.n_cells_left > room:  # other sequences hold the rest of the cells
                 sequence.finish_reason = "length"
             else:
                 fitting.append((sequence, n))
-                room -= n
+                room -= sequence.n_cells_left if sequence.at_image else n
         return fitting
 
     def _count(self, sequences: list[Sequence], n_rows: int, start: float) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from dflash_local.draft.drafter import Drafter
+from dflash_local.engine.request import Request
 from dflash_local.engine.slots import Slot, Slots
 from dflash_local.errors import InputError
 from dflash_local.prefixes.checkpoints import Checkpoints
@@ -24,6 +25,7 @@ from dflash_local.prefixes.reuse import (
     worth_keeping,
 )
 from dflash_local.prefixes.store import Found, PrefixStore
+from dflash_local.target_model.images import more_cells
 from dflash_local.target_model.target import StateCheckpoint
 
 _LENT = 2
@@ -76,7 +78,8 @@ class PrefixCache:
         holders = [self._holder(slot, wanted) for slot in self._slots]
         found = self._find(wanted)
         stored = (found.n_usable, len(found.prefix)) if found else None
-        choice = choose(holders, stored, preferred)
+        wide = more_cells(prompt)
+        choice = choose(holders, stored, preferred, wide)
         entry = None
         if choice.source is None and found:
             entry = self.store.fetch(found)
@@ -178,12 +181,13 @@ class PrefixCache:
                     self._slots.forget(slot)
         self.store.close()
 
-    def checkpoint_at(self, slot: Slot, n_prompt: int) -> int | None:
-        """The next length at which `keep_checkpoint` should be called while a slot decodes a
-        prompt."""
+    def checkpoint_at(self, slot: Slot, request: Request) -> int | None:
+        """The next length at which `keep_checkpoint` should be called while a slot decodes the
+        prompt of a request."""
         if not self._target.keeps_checkpoints:
             return None
-        return slot.checkpoints.wanted(len(slot.cached), n_prompt)
+        images = [(at + image.n_positions, image.n_more) for at, image in request.images.items()]
+        return slot.checkpoints.wanted(len(slot.cached), len(request.prompt), images)
 
     def keep_checkpoint(self, slot: Slot) -> None:
         """Let other texts fork off from what a slot has now."""
@@ -217,13 +221,13 @@ class PrefixCache:
     def _find(self, wanted: Wanted) -> Found | None:
         """The best stored sequence for a prompt, if there is room for it."""
         found = self.store.find(wanted)
-        return found if found and len(found.prefix) <= self._slots.room else None
+        return found if found and found.prefix.n_cells <= self._slots.room else None
 
     def _restore(self, slot: Slot, entry: SavedSequence) -> None:
         """Replace what a slot has by a saved sequence. If that fails, the slot is empty."""
         self._slots.forget(slot)
-        self.make_room(len(entry))
-        if not self._target.restore_saved(slot.seq, entry.target, len(entry)):
+        self.make_room(entry.n_cells)
+        if not self._target.restore_saved(slot.seq, entry.target, entry.tokens):
             return
         slot.cached = list(entry.tokens)
         if self._target.keeps_checkpoints:
@@ -243,7 +247,8 @@ class PrefixCache:
         if not is_whole:
             n = max((checkpoint.length for checkpoint in slot.checkpoints.all), default=0)
         n_kept = max(n_kept, self._n_elsewhere(slot))
-        if not store.max_bytes or not worth_keeping(n - n_kept, n):
+        n_cells, n_cells_kept = (self._target.n_cells(slot.seq, length) for length in (n, n_kept))
+        if not store.max_bytes or not worth_keeping(n_cells - n_cells_kept, n_cells):
             return
         prefix = self._prefix(slot, n)
         if store.has(prefix):

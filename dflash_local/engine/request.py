@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError, PromptTooLongError
 from dflash_local.sampling.grammar import Constraint
 from dflash_local.sampling.params import SamplingParams
+from dflash_local.target_model.images import Image, without_images
 
 
 def _never(_token: int) -> bool:
@@ -31,7 +33,8 @@ class Request:
     owner, whose later requests may copy from it; None: it copies from its own text alone.
     `prompt_logprobs`: how many alternatives to report with each token of the prompt; None: nothing
     is reported of it. `lora`: how strongly each of the target's adapters acts; None: as loaded.
-    `id_slot`: the slot that it takes if that is free. With `n_keep`, an answer goes on where the
+    `id_slot`: the slot that it takes if that is free. `images`: what the negative ids of the prompt
+    stand for, by the place of each image's first one. With `n_keep`, an answer goes on where the
     context is full: see `Sequence.shift`.
     """
 
@@ -49,10 +52,21 @@ class Request:
     id_slot: int | None = None
     n_keep: int | None = None
     n_discard: int = 0
+    images: Mapping[int, Image] = field(default_factory=dict)
 
     @property
     def drafts(self) -> bool:
         return self.draft_width == "auto" or self.draft_width > 1
+
+    @cached_property
+    def spoken(self) -> list[int]:
+        """The prompt, with a token in place of each id that stands for a part of an image."""
+        return [max(token, 0) for token in self.prompt] if self.images else self.prompt
+
+    @property
+    def n_cells(self) -> int:
+        """Cells that the prompt takes: its tokens, and what images take beyond their positions."""
+        return len(self.prompt) + sum(image.n_more for image in self.images.values())
 
     def check(self, n_vocab: int, n_ctx: int, max_width: int, limit: str) -> None:
         """Raises InputError or PromptTooLongError if it cannot begin.
@@ -61,10 +75,14 @@ class Request:
         """
         if not self.prompt:
             raise InputError("the prompt is empty; give at least one token")
-        for token in self.prompt:
+        for token in without_images(self.prompt) if self.images else self.prompt:
             if not 0 <= token < n_vocab:
                 raise InputError(f"token id {token} of the prompt is not in 0 to {n_vocab - 1}")
-        n = len(self.prompt)
+        if self.images and self.prompt[-1] < 0:
+            raise InputError("the prompt ends with an image; let some text follow")
+        if self.images and self.prompt_logprobs is not None:
+            raise InputError("log-probabilities of a prompt with images are not reported")
+        n = self.n_cells
         if n >= n_ctx:
             raise PromptTooLongError(
                 f"the prompt has {n} tokens, the context holds {n_ctx} with at least one for the "

@@ -126,6 +126,17 @@ class Sequence:
         return n - self.n_left_out - len(self.slot.cached)
 
     @property
+    def n_cells_left(self) -> int:
+        """Cells that these rows take."""
+        begin, images = len(self.slot.cached), self.request.images
+        return self.n_left + sum(images[place].n_more for place in images if place >= begin)
+
+    @property
+    def at_image(self) -> bool:
+        """Whether what comes next in its prompt is an image."""
+        return len(self.slot.cached) in self.request.images
+
+    @property
     def in_prompt(self) -> bool:
         return self.n_left > 0
 

@@ -17,6 +17,7 @@ from dflash_local.engine.shared_cells import SharedCells
 from dflash_local.llama import native
 from dflash_local.prefixes.checkpoints import Checkpoints
 from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.images import Embeddings, whole
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 
@@ -83,13 +84,16 @@ class Slots:
     @property
     def free_cells(self) -> int:
         """Free cells of the cache that all slots share."""
-        return self.target.n_ctx - self._shared.n_used([len(slot.cached) for slot in self._slots])
+        return self.target.n_ctx - self._shared.n_used([self._n_cells(s) for s in self._slots])
 
     @property
     def room(self) -> int:
         """Cells that are free once all free slots are emptied."""
-        busy = [len(slot.cached) if slot.busy else 0 for slot in self._slots]
+        busy = [self._n_cells(slot) if slot.busy else 0 for slot in self._slots]
         return self.target.n_ctx - self._shared.n_used(busy)
+
+    def _n_cells(self, slot: Slot) -> int:
+        return self.target.n_cells(slot.seq, len(slot.cached))
 
     @property
     def depth(self) -> int:
@@ -125,6 +129,21 @@ class Slots:
         self._keep_stored(len(batch))
         self.target.run(batch)
         self._count(1, len(batch.parts))
+
+    def decode_image(
+        self, slot: Slot, image: Embeddings, tokens: Sequence[int], *, features: bool
+    ) -> None:
+        """Decode an image and commit its ids. Of more rows than positions, the drafter gets the
+        hidden states of some, evenly spaced: its text has one row for each position."""
+        begin, n, n_rows = len(slot.cached), len(tokens), len(image.rows)
+        for first in range(0, n_rows, self.target.n_batch):
+            rows = range(first, min(first + self.target.n_batch, n_rows))
+            self._keep_stored(len(rows))
+            self.target.decode_image(slot.seq, begin, image, rows, n)
+            self._count(1, 1)
+            held = [i for i in range(n) if i * n_rows // n in rows]
+            chosen = [i * n_rows // n - first for i in held]
+            self.commit(slot, [tokens[i] for i in held], chosen, features=features)
 
     def decode_ahead(
         self,
@@ -232,7 +251,7 @@ class Slots:
                 self.forget(slot)
                 return
             del slot.cached[length:]
-            self._shared.cut(slot.seq, length)
+            self._shared.cut(slot.seq, self._n_cells(slot))
         if not self.target.sees(slot.seq, len(slot.cached)):
             self.forget(slot)
 
@@ -253,7 +272,8 @@ class Slots:
 
     def reach(self, slot: Slot, length: int, *, copied: bool) -> int:
         """The most tokens, at most `length`, that can be kept of a slot when it is cut, or that
-        another slot can get if they are `copied`."""
+        another slot can get if they are `copied`. No image is cut."""
+        length = whole(slot.cached, length)
         if self.target.can_copy(slot.seq, length) if copied else self.can_cut(slot, length):
             return length
         checkpoint = slot.checkpoints.longest(length)
@@ -280,7 +300,7 @@ class Slots:
         if not self.target.copy(source.seq, slot.seq, length, at):
             return
         slot.checkpoints.take(checkpoints)
-        self._shared.share(source.seq, slot.seq, length)
+        self._shared.share(source.seq, slot.seq, self.target.n_cells(source.seq, length))
         slot.cached = source.cached[:length]
         slot.gave_up = source.gave_up
         self.inject(source)

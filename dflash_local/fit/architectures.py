@@ -8,7 +8,8 @@ from typing import Literal
 WayBackKind = Literal["cells", "replay", "snapshots"]
 
 # In the graphs of these (in llama.cpp's src/models) the output of a layer is called `l_out`, and is
-# passed on unchanged under that name as the input of the next layer. That is what is tapped. The
+# passed on unchanged under that name as the input of the next layer. That is what is tapped. (To
+# rows of images, qwen3vl adds something to the first few, which no drafter sees.) The
 # others differ: several parallel streams (gemma3n, hy_v4, deepseek4), a norm between loops
 # (nanbeige), layers without an output (deci), another name (step35, nemotron_h).
 TAPPED_ARCHITECTURES = frozenset({
@@ -19,8 +20,8 @@ TAPPED_ARCHITECTURES = frozenset({
     "hunyuan-moe", "hunyuan_vl", "internlm2", "kimi-linear", "lfm2", "lfm2moe", "llama",
     "llama4", "mimo2", "minicpm", "minicpm3", "minimax-01", "minimax-m2", "mistral3",
     "mistral4", "muse-glimmer", "nemotron", "olmo", "olmo2", "olmoe", "phi2", "phi3", "phimoe",
-    "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "seed_oss",
-    "smollm3", "stablelm", "starcoder2",
+    "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next",
+    "qwen3vl", "qwen3vlmoe", "seed_oss", "smollm3", "stablelm", "starcoder2",
 })  # fmt: skip
 
 # Their files may have heads, layers that predict further tokens (`nextn`), and llama.cpp has a

@@ -23,6 +23,8 @@ from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
 
 _DRAFTER = "dflash"
+PROJECTOR = "clip"
+"""The architecture of all projectors' files."""
 
 # Tried in this order on a tensor's name without its block; the first that matches is its class.
 _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -179,10 +181,32 @@ class TargetReport:
         return {"role": "target", **_plain(self), **more}
 
 
-def inspect_file(file: GgufFile) -> DrafterReport | TargetReport:
-    """A report on `file`. Raises FileError if it is neither a drafter nor a language model."""
+@dataclass(frozen=True)
+class ProjectorReport:
+    """A projector, with which a vision model reads images."""
+
+    file: FileFacts
+    kind: str
+    """As libmtmd names it."""
+    reads: tuple[str, ...]
+    """Images, or sounds, which are not read here."""
+    n_embd: int | None
+    """The hidden size of the targets that it fits."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for JSON."""
+        return {"role": "projector", **_plain(self)}
+
+
+Report = DrafterReport | TargetReport | ProjectorReport
+
+
+def inspect_file(file: GgufFile) -> Report:
+    """A report on `file`. Raises FileError if it is no drafter, projector or language model."""
     if file.architecture == _DRAFTER:
         return inspect_drafter(file)
+    if file.architecture == PROJECTOR:
+        return _inspect_projector(file)
     check_target(file)
     name = file.architecture
     return TargetReport(
@@ -196,6 +220,18 @@ def inspect_file(file: GgufFile) -> DrafterReport | TargetReport:
         offers_taps=name in TAPPED_ARCHITECTURES,
         is_recurrent=name in RECURRENT_ARCHITECTURES,
         way_back=way_back(name),
+    )
+
+
+def _inspect_projector(file: GgufFile) -> ProjectorReport:
+    reads = {"images": "clip.has_vision_encoder", "sounds": "clip.has_audio_encoder"}
+    kinds = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
+    widths = ("clip.vision.projection_dim", "clip.audio.projection_dim")
+    return ProjectorReport(
+        _facts(file),
+        str(next((file.metadata[key] for key in kinds if key in file.metadata), "unknown"))[:60],
+        tuple(what for what, key in reads.items() if file.metadata.get(key) is True),
+        next((file.require(key, int) for key in widths if key in file.metadata), None),
     )
 
 

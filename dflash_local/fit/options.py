@@ -115,6 +115,7 @@ class LoadSettings(TypedDict, total=False):
     rpc: Sequence[str]
     lora: Sequence[Scaled]
     control_vectors: Sequence[Scaled]
+    mmproj: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +213,7 @@ class LoadOptions(ContextOptions):
     slot_save_path: str | os.PathLike[str] | None = None
     recalibrate: bool = False
     draft_from: str | os.PathLike[str] | None = None
+    mmproj: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -339,6 +339,7 @@ class _Log:
 _ECHO = {"": None, "0": None, "debug": _DEBUG}
 _log = _Log(echo=_ECHO.get(os.environ.get("DFLASH_LOCAL_LOG", "").lower(), _DEBUG + 1))
 _callback = _api.llama_log_callback(_log.write)
+_set_logs: list[Callable[[Any, Any], Any]] = []
 
 
 def first_error_line() -> str:
@@ -361,8 +362,15 @@ def clear_log() -> None:
 
 
 def _take_log() -> None:
-    _api.llama_log_set(_callback, ctypes.c_void_p(0))
+    take_log_of(_api.llama_log_set)
     atexit.register(_release_log)
+
+
+def take_log_of(set_log: Callable[[Any, Any], Any]) -> None:
+    """Take over the log of llama.cpp, or of a part of it, whose callback is set by `set_log`."""
+    set_log(_callback, ctypes.c_void_p(0))
+    if set_log not in _set_logs:
+        _set_logs.append(set_log)
 
 
 def _release_log() -> None:
@@ -371,7 +379,8 @@ def _release_log() -> None:
     # libllama that takes no arguments and has no effect.
     silent = ctypes.cast(_library.llama_max_devices, ctypes.c_void_p).value
     last = _api.llama_log_callback(silent if silent and _log.echo is None else 0)
-    _api.llama_log_set(last, ctypes.c_void_p(0))
+    for set_log in _set_logs:
+        set_log(last, ctypes.c_void_p(0))
 
 
 def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ prompts and, as far as there is room, at boundaries in long ones. Pure: it never
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dflash_local.fit.options import CHECKPOINTS
 from dflash_local.prefixes.reuse import LEAST_KEPT
@@ -18,6 +18,10 @@ change."""
 _BEFORE_END = 32
 """Tokens between a checkpoint and the end of its prompt: there a template opens the answer, and
 perhaps a thought that the next turn leaves out."""
+
+
+Span = tuple[int, int]
+"""Where an image ends, and how many cells it takes beyond its positions."""
 
 
 class Checkpoints:
@@ -48,13 +52,15 @@ class Checkpoints:
             default=None,
         )
 
-    def wanted(self, n_cached: int, n_prompt: int) -> int | None:
+    def wanted(self, n_cached: int, n_prompt: int, images: Sequence[Span] = ()) -> int | None:
         """The next length, from `n_cached` on, at which a slot that reads a prompt is to keep
-        one."""
+        one. `images` are those of the prompt: one is computed again if it lies behind the last."""
         lengths = {kept.length for kept in self.all}
-        end = n_prompt - _BEFORE_END
+        last = max(lengths, default=0)
+        end = max(n_prompt - _BEFORE_END, *(span[0] for span in images), 0)
         end -= end % self._least
-        is_far = end - max(lengths, default=0) >= LEAST_KEPT
+        n_more = sum(span[1] for span in images if last < span[0] <= end)
+        is_far = end > last and end + n_more - last >= LEAST_KEPT
         boundary = max(-(-n_cached // self._boundary), 1) * self._boundary
         boundary += self._boundary * (boundary in lengths)
         if self._state_bytes <= self._room > 0 and boundary + LEAST_KEPT <= end:

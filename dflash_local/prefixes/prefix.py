@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.prefixes.reuse import common_prefix
+from dflash_local.target_model.images import n_cells
 
 Bytes = NDArray[np.uint8]
 
@@ -57,6 +58,11 @@ class Prefix:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def n_cells(self) -> int:
+        """Cells of the target's cache that it takes."""
+        return n_cells(self.tokens)
 
     def n_usable(self, wanted: Wanted) -> int:
         """How many tokens of a prompt could be taken over."""

@@ -60,17 +60,22 @@ def choose(
     holders: Sequence[Holder],
     stored: tuple[int, int] | None = None,
     preferred: int | None = None,
+    wide: Sequence[tuple[int, int]] = (),
 ) -> Reuse:
     """Which slot to use, and what to copy into it. At least one slot must not be busy.
 
     `stored`: how many tokens of the best stored sequence are usable, and how many it has. The slot
-    `preferred` is taken if it is not busy.
+    `preferred` is taken if it is not busy. `wide`: where images of the prompt end, and how many
+    cells each takes beyond its tokens.
     """
     free = [i for i, holder in enumerate(holders) if not holder.busy]
     free = [preferred] if preferred in free else free
     source = max(range(len(holders)), key=lambda i: (holders[i].n_usable, i in free))
     best = holders[source].n_usable
-    from_store = stored is not None and worth_restoring(stored[0], stored[0] - best, stored[1])
+    from_store = False
+    if stored is not None:
+        n_more = sum(more for end, more in wide if best < end <= stored[0])
+        from_store = worth_restoring(stored[0], stored[0] - best + n_more, stored[1])
 
     def in_place(i: int) -> bool:
         return not from_store and holders[i].n_usable + LEAST_GAIN > best

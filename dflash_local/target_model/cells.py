@@ -26,6 +26,7 @@ from dflash_local.llama.host import host_memory
 from dflash_local.target_model import sequence_state
 from dflash_local.target_model.batch import Batch, Part
 from dflash_local.target_model.cell_log import CellLog
+from dflash_local.target_model.images import more_cells
 from dflash_local.target_model.rollback import Rollback
 
 # isort: split
@@ -142,6 +143,27 @@ class Cells:
         self._lines: dict[int, Lines] = {}
         """The branches of the trees in the last pass, by sequence."""
         self._verified: dict[int, _Verified] = {}
+        self._wide: list[list[tuple[int, int]]] = [[] for _ in range(n_seq)]
+        """For each sequence, the images that take more cells than positions: where each ends, and
+        how many more."""
+
+    def n_cells(self, seq: int, length: int) -> int:
+        """How many cells the first `length` positions of a sequence have."""
+        return length + sum(n_more for end, n_more in self._wide[seq] if end <= length)
+
+    def _position(self, seq: int, n_cells: int) -> int:
+        """How many positions of a sequence have so many cells."""
+        for end, n_more in self._wide[seq]:
+            n_cells -= n_more if n_cells >= end + n_more else 0
+        return n_cells
+
+    def widen(self, seq: int, end: int, n_more: int) -> None:
+        """The image that ends at this position of a sequence has `n_more` cells than positions."""
+        if n_more:
+            self._wide[seq] = [*self._wide[seq], (end, n_more)]
+
+    def _narrow(self, seq: int, length: int) -> None:
+        self._wide[seq] = [wide for wide in self._wide[seq] if wide[0] <= length]
 
     def place(self, batch: Batch) -> Sequence[Sequence[int]]:
         """llama.cpp's ids of each row of a batch; empty for a batch without trees.
@@ -225,19 +247,23 @@ class Cells:
         if self._log is not None:
             self._log.append(seq_ids)
 
-    def restore(self, seq: int, state: NDArray[np.uint8], length: int) -> bool:
-        """Put `length` saved tokens back into an empty sequence; see `sequence_state.restore`."""
-        self.before_pass(length)
+    def restore(self, seq: int, state: NDArray[np.uint8], tokens: Sequence[int]) -> bool:
+        """Put saved tokens back into an empty sequence; see `sequence_state.restore`."""
+        wide = more_cells(tokens)
+        n_cells = len(tokens) + sum(n_more for _, n_more in wide)
+        self.before_pass(n_cells)
         if not sequence_state.restore(self._whole_context, seq, state):
             return False
-        self.after_pass([seq] * length)
+        self._wide[seq] = wide
+        self.after_pass([seq] * n_cells)
         return True
 
     def _give_up(self, seq: int, length: int) -> None:
         """Before a sequence loses positions `length` and up: their cells stay taken."""
         if self._log is None:
             return
-        begin, end = self._log.cut(seq, length)
+        cut = self._log.cut(seq, self.n_cells(seq, length))
+        begin, end = (self._position(seq, n) for n in cut)
         if begin < end:
             taker, *empty = self._spare
             api.llama_memory_seq_cp(self._memory, self.ids[seq][0], taker, begin, end)
@@ -255,6 +281,7 @@ class Cells:
         if not taken_back and not api.llama_memory_seq_rm(self._memory, ids[0], length, -1):
             return False
         self._rollback.cut(seq, length)
+        self._narrow(seq, length)
         for branch, n in enumerate(held):
             if n > length:
                 api.llama_memory_seq_rm(self._memory, ids[branch], length, -1)
@@ -266,7 +293,8 @@ class Cells:
         api.llama_memory_seq_cp(self._memory, self.ids[source][0], self.ids[target][0], 0, length)
         self._rollback.share(source, target)
         if self._log is not None:
-            self._log.share(source, target, length)
+            self._log.share(source, target, self.n_cells(source, length))
+        self._wide[target] = [wide for wide in self._wide[source] if wide[0] <= length]
 
     def sees(self, seq: int, length: int) -> bool:
         """Whether a sequence of `length` tokens still has all cells that the next token looks at.
@@ -285,6 +313,7 @@ class Cells:
         for id_ in self.ids[seq][: self._n_used[seq]]:
             api.llama_memory_seq_rm(self._memory, id_, -1, -1)
         self._rollback.cut(seq, 0)
+        self._narrow(seq, 0)
         self._held[seq] = [0] * len(self.ids[seq])
         self._n_used[seq] = 1
 

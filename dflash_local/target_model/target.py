@@ -28,6 +28,7 @@ from dflash_local.llama.relay import Connection
 from dflash_local.target_model import sequence_state
 from dflash_local.target_model.batch import Batch, Part
 from dflash_local.target_model.cells import Cells
+from dflash_local.target_model.images import Embeddings
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.pass_threads import PassThreads
 from dflash_local.target_model.readout import Readout
@@ -378,6 +379,40 @@ class Target(Readout):
         self.numbers = range(first, first + n)
         self.n_decoded = first + n
 
+    def decode_image(
+        self, seq: int, begin: int, image: Embeddings, rows: range, n_positions: int
+    ) -> None:
+        """Decode rows of an image whose first position is `begin`, at most `n_batch` of them, those
+        before having been decoded. It takes `n_positions` in all. Raises as `decode`."""
+        n, end = len(rows), begin + n_positions
+        self._check_size(n)
+        self._cells.tidy()
+        self._output, self.numbers = [], ()
+        self._cells.before_pass(n)
+        self._pass_threads.before_pass(n, end)
+        runtime.clear_log()
+        self._rollback.begin_pass()
+        span = slice(rows.start, rows.stop)
+        positions = image.positions[:, span].ravel().tolist()
+        embeddings = np.ascontiguousarray(image.rows[span])
+        status = self.native.decode_embeddings(embeddings, positions, seq, image.is_causal)
+        self._check_workers()
+        self._check_status(status, n)
+        self._cells.after_pass([seq] * n)
+        if rows.stop == len(image.rows):
+            self._cells.widen(seq, end, len(image.rows) - n_positions)
+        # One row: none of an image can be taken back alone.
+        self._rollback.end_pass([seq], [end - 1])
+        self._output = [False] * n
+        first = self.first_stored
+        self.numbers = range(first, first + n)
+        self.n_decoded = first + n
+
+    def n_cells(self, seq: int, length: int) -> int:
+        """How many cells of the cache the first `length` positions of a sequence take: more than
+        these with images of some targets."""
+        return self._cells.n_cells(seq, length)
+
     def decode_ahead(
         self,
         tokens: Sequence[int],
@@ -474,15 +509,15 @@ class Target(Readout):
         self._check_workers()
         return state
 
-    def restore_saved(self, seq: int, state: NDArray[np.uint8], length: int) -> bool:
-        """Replace a sequence by a saved one of `length` tokens. False: it does not fit, and the
+    def restore_saved(self, seq: int, state: NDArray[np.uint8], tokens: Sequence[int]) -> bool:
+        """Replace a sequence by a saved one of these tokens. False: it does not fit, and the
         sequence is empty."""
         self._check_open()
         self._rollback.wait()
-        if not self._cells.restore(seq, state, length):
+        if not self._cells.restore(seq, state, tokens):
             self._cells.clear(seq)
             return False
-        self._rollback.restore(seq, length)
+        self._rollback.restore(seq, len(tokens))
         return True
 
     def copy(

@@ -88,7 +88,7 @@ def ensure_loadable(
         if not (n_snapshots and verdict.lasting and verdict.stage in _AFTER_LOAD):
             break
         way_back = WayBack("snapshots", n_snapshots // 2) if n_snapshots > 1 else CELLS
-    _raise(verdict, target, draft)
+    _raise(verdict, target, draft, how.get("mmproj"))
     return way_back
 
 
@@ -117,7 +117,9 @@ def _verdict(
     return verdict
 
 
-def _raise(verdict: LoadVerdict, target: Path, draft: Path | None) -> None:
+def _raise(
+    verdict: LoadVerdict, target: Path, draft: Path | None, mmproj: list[Any] | None
+) -> None:
     if not verdict.stage:
         return
     why = ", ".join(part for part in (verdict.death, verdict.fault) if part)
@@ -134,10 +136,13 @@ def _raise(verdict: LoadVerdict, target: Path, draft: Path | None) -> None:
             f"reinstall it: {REINSTALL}"
         )
     path = draft if verdict.stage == "draft" and draft else target
+    if verdict.stage == "projector" and mmproj:
+        path = Path(mmproj[0])
     doing = {
         "draft": "read the header",
         "vocabulary": "load the vocabulary",
         "load": "load the model",
+        "projector": "open the projector of its images",
         "context": "make a context",
         "taps": "tap its layers",
         "decode": "decode a few tokens",
@@ -184,7 +189,7 @@ def libraries() -> tuple[Path, ...]:
     libraries = sorted(
         path
         for path in folder.glob("*")
-        if re.match(r"(lib)?(llama|ggml)[\w-]*\.(so|dylib|dll)$", path.name)
+        if re.match(r"(lib)?(llama|ggml|mtmd)[\w-]*\.(so|dylib|dll)$", path.name)
     )
     ours = importlib.util.find_spec("dflash_local._native")
     if ours is not None and ours.origin is not None:

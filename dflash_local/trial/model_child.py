@@ -95,6 +95,9 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     if split := request.get("tensor_split"):
         params.tensor_split = (ctypes.c_float * llama_cpp.llama_max_devices())(*split)
     model = loaded(path, params)
+    if mmproj := request.get("mmproj"):
+        say(stage="projector")
+        _try_projector(os.fsencode(mmproj[0]), model, n_gpu_layers != 0)
     say(stage="context")
     runtime.clear_log()
     params = _context_params(n_gpu_layers)
@@ -115,6 +118,20 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
     llama_cpp.llama_free(context)
     del passes  # after the context, whose graph it is part of
     llama_cpp.llama_model_free(model)
+
+
+def _try_projector(path: bytes, model: Any, use_gpu: bool) -> None:
+    from dflash_local.llama import runtime
+    from dflash_local.llama.mtmd import libmtmd
+
+    mtmd = libmtmd()
+    params = mtmd.mtmd_context_params_default()
+    params.use_gpu, params.warmup, params.n_threads = use_gpu, True, n_threads()
+    runtime.clear_log()
+    context = mtmd.mtmd_init_from_file(path, model, params)
+    if not context:
+        raise FileError(runtime.first_error_line() or "no projector for this target")
+    mtmd.mtmd_free(context)
 
 
 def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:

@@ -135,7 +135,7 @@ class Generation(Job):
         request = self.wanted.request
         s = self.sequence
         n_emitted = len(s.tokens) - s.n_left_out if s else 0
-        return cells_for(len(request.prompt), n_emitted, request.max_tokens, n_ctx)
+        return cells_for(request.n_cells, n_emitted, request.max_tokens, n_ctx)
 
     def begin(self, sequence: Sequence) -> None:
         """The request got a slot, for the first time or again."""

@@ -18,6 +18,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 import chat_models
+import vision_models
 from command_line import COMMAND, run, run_here
 from dflash_local import demo
 from dflash_local.cli.answer import write_stdout
@@ -309,6 +310,41 @@ def test_a_conversation(open_terminal: OpenTerminal, answer: str) -> None:
     terminal.expect("/exit")
     terminal.type("\r")
     assert terminal.close() == 0
+
+
+def test_a_picture_goes_with_the_next_message(
+    open_terminal: OpenTerminal, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("vision")
+    target = vision_models.write_vision_target(folder / "seeing.gguf", "qwen3vl")
+    projector = vision_models.write_projector(folder / "mmproj-seeing.gguf", target)
+    shown, broken = folder / "a.png", folder / "b.png"
+    shown.write_bytes(vision_models.picture(256, 256))
+    broken.write_text("no picture")
+    files = ("--target", str(target), "--mmproj", str(projector), "--ctx", "1024")
+    terminal = open_terminal("-n", "8", "--temp", "0", *files)
+
+    def prompt_tokens() -> int:
+        found = re.search(r"prompt +(\d+) tokens", terminal.ask("/stats"))
+        assert found
+        return int(found[1])
+
+    assert "none that can be read" in terminal.ask(f"/image {broken}")
+    assert "no image can be read" in terminal.ask(f"/image {folder / 'c.png'}")
+    assert "images: 1" in terminal.ask(f"/image {shown}")
+    terminal.ask(QUESTION)
+    n = prompt_tokens()
+    assert 256 < n < 400
+    terminal.ask("And now?")
+    assert n < prompt_tokens() < 512
+    terminal.ask(f"/save {tmp_path / 'kept.json'}")
+    terminal.ask("/clear")
+    terminal.ask(QUESTION)
+    assert prompt_tokens() < 256
+    terminal.ask(f"/load {tmp_path / 'kept.json'}")
+    terminal.ask("/undo")
+    terminal.ask("/retry")
+    assert prompt_tokens() == n
 
 
 def test_a_narrow_terminal_has_whole_words(open_terminal: OpenTerminal) -> None:

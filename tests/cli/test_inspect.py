@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import command_line
+import vision_models
 from dflash_local import demo
 from dflash_local.fit.pairing import compare_pair
 from dflash_local.gguf.file import GgufFile
@@ -217,3 +218,14 @@ def test_names_from_a_file_stay_on_their_line(tmp_path: Path) -> None:
     assert row(text, "general.name").startswith("two lines")
     assert row(text, "general.description").endswith("...")
     assert max(map(len, text.splitlines())) < 120
+
+
+def test_a_projector(tmp_path: Path) -> None:
+    target = vision_models.write_vision_target(tmp_path / "target.gguf", "qwen3vl")
+    projector = vision_models.write_projector(tmp_path / "mmproj-target.gguf", target)
+    text = told(projector)
+    assert text.startswith("mmproj-target.gguf: a projector, ")
+    assert row(text, "kind") == "qwen3vl_merger"
+    report, other = (json.loads(told("--json", file)) for file in (projector, target))
+    assert (report["role"], report["reads"]) == ("projector", ["images"])
+    assert report["n_embd"] == other["n_embd"]

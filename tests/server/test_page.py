@@ -94,7 +94,7 @@ def test_headers(client: httpx.Client, path: str) -> None:
         "default-src": ["'none'"],
         "script-src": ["'self'"],
         "style-src": ["'self'"],
-        "img-src": ["'self'"],
+        "img-src": ["'self'", "data:"],
         "connect-src": ["'self'"],
         "base-uri": ["'none'"],
         "form-action": ["'none'"],

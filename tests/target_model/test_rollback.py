@@ -307,7 +307,7 @@ def test_checkpoints_and_saved_sequences_of_a_cut_sequence(texts: Texts) -> None
     del texts.texts[0][5:]
     assert target.shortest(0) == 5 and not texts.cut(0, 4)
     target.clear(2)
-    assert target.restore_saved(2, saved, 3)
+    assert target.restore_saved(2, saved, [1, 2, 3])
     texts.texts[2] = texts.texts[1][:3]
     texts.decode([2, 0, 1], 3)
     assert texts.cut(2, 4)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from dflash_local.server.http.errors import ApiError
+from dflash_local.target_model.pixels import MOST_BYTES
 
 T = TypeVar("T")
 
@@ -68,6 +69,9 @@ Bias = Annotated[float, Field(strict=True, ge=-100, le=100, allow_inf_nan=False)
 
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, max_length=MAX_TEXT)]
+Picture = Annotated[str, Field(strict=True, max_length=4 * MOST_BYTES // 3 + 256)]
+"""The file of a picture in base64, perhaps as a data URI."""
+
 JsonText = Annotated[str, Field(strict=True, max_length=1 << 20)]
 """A text that is parsed, which holds up all other requests meanwhile."""
 

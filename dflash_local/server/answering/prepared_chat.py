@@ -12,12 +12,14 @@ from typing import Any
 
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.lark import either, json_rule
-from dflash_local.chat.quoting import tokenized, unquoted
+from dflash_local.chat.pictures import Pictures
+from dflash_local.chat.quoting import unquoted
 from dflash_local.chat.reader import NO_CALLS
 from dflash_local.model import Model
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
 from dflash_local.server.answering.tools import ToolUse
 from dflash_local.server.http.errors import ApiError
+from dflash_local.target_model.images import n_cells
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def _shows_tools(model: Model) -> bool:
 
 def input_tokens(chat: PreparedChat) -> dict[str, Any]:
     """The answer of routes that count the tokens of a prompt, in OpenAI's form."""
-    return {"object": "response.input_tokens", "input_tokens": len(chat.prompt)}
+    return {"object": "response.input_tokens", "input_tokens": n_cells(chat.prompt)}
 
 
 def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
@@ -82,7 +84,7 @@ def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], s
         )
     content = last.get("content") or ""
     if not isinstance(content, str):
-        content = "\n\n".join(part["text"] for part in content)  # as llama-server has it
+        content = "\n\n".join(part.get("text", "") for part in content)  # as llama-server has it
     return messages[:-1], content
 
 
@@ -111,13 +113,15 @@ def prepare_chat(
     tools = tools or ToolUse()
     variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
     vocabulary = model.target.vocabulary
+    pictures = Pictures(model.projector)
     text = model.rendered_chat(
         messages,
         tools=tools.shown or None,
         chat_template_kwargs=variables,
         begin_answer=begin_answer,
+        pictures=pictures,
     )
-    prompt = tokenized(text, vocabulary, model.n_ctx)
+    prompt = pictures.tokenized(text, vocabulary, model.n_ctx)
     thinking_open = model.thinking_open(prompt)
     dialect = model.dialect
     bindings: dict[str, Any] = {}
@@ -145,7 +149,7 @@ def prepare_chat(
         bindings["special"] = True
     sampling = model.chat_sampling(variables)
     warning = _NO_TOOLS if tools.shown and not _shows_tools(model) else None
-    shown = unquoted(text) + begun
+    shown = pictures.shown(unquoted(text)) + begun
     return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open, warning, shown)
 
 

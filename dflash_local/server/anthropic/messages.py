@@ -25,6 +25,7 @@ from dflash_local.server.anthropic.errors import RESPONSES
 from dflash_local.server.anthropic.schema import CountRequest, MessagesRequest
 from dflash_local.server.http.event_stream import NamedEvent, event_form
 from dflash_local.server.models.served_model import LoadedModel
+from dflash_local.target_model.images import n_cells
 
 router = APIRouter(responses=RESPONSES)
 
@@ -42,7 +43,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
 async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     """How many tokens the prompt of a conversation has. Nothing is generated."""
     chat = await on_model(request, body.model, body, _prepare)
-    return {"input_tokens": len(chat.prompt)}
+    return {"input_tokens": n_cells(chat.prompt)}
 
 
 def _prepare(model: Model, body: CountRequest) -> PreparedChat:
@@ -104,7 +105,7 @@ class _MessageAnswer:
             "content": list(self._blocks.content),
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(len(self._task.prompt), cached=0, output=0),
+            "usage": _usage(n_cells(self._task.prompt), cached=0, output=0),
         }
 
     def _end(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Anthropic runs itself are left out of what the model is told.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -60,8 +60,7 @@ def _only(*kinds: str) -> BeforeValidator:
         if isinstance(given, dict) and isinstance(kind, str):
             raise PydanticCustomError(
                 REFUSED,
-                "this model reads text only; it takes no block of type {kind} here, but {kinds}"
-                + (": image input is not supported" if kind == "image" else ""),
+                "no block of type {kind} is taken here, but {kinds}",
                 {"kind": kind[:64], "kinds": ", ".join(kinds)},
             )
         raise PydanticCustomError(
@@ -70,6 +69,30 @@ def _only(*kinds: str) -> BeforeValidator:
 
     return BeforeValidator(check)
 
+
+class Base64Source(BaseModel):
+    """The file of a picture. One with an address is refused: nothing is fetched."""
+
+    type: Literal["base64"]
+    data: bounds.Picture
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_here(cls, given: Any) -> Any:
+        kind = bounds.field_of(given, "type")
+        if isinstance(kind, str) and kind != "base64":
+            raise PydanticCustomError(
+                REFUSED, "an image is given in base64: nothing is fetched from elsewhere"
+            )
+        return given
+
+
+class ImageBlock(BaseModel):
+    type: Literal["image"]
+    source: Base64Source
+
+
+Piece = str | TextBlock | ImageBlock
 
 Texts = bounds.TextOr[bounds.MessagesOf[Annotated[TextBlock, _only("text")]]]
 """A text, or blocks of text."""
@@ -80,12 +103,23 @@ class ToolResultBlock(BaseModel):
 
     type: Literal["tool_result"]
     tool_use_id: bounds.Label
-    content: Texts | None = None
+    content: (
+        bounds.TextOr[
+            bounds.MessagesOf[
+                Annotated[
+                    TextBlock | ImageBlock, Field(discriminator="type"), _only("text", "image")
+                ]
+            ]
+        ]
+        | None
+    ) = None
     is_error: bounds.Flag | None = None
 
 
 _UserBlock = Annotated[
-    TextBlock | ToolResultBlock, Field(discriminator="type"), _only("text", "tool_result")
+    TextBlock | ImageBlock | ToolResultBlock,
+    Field(discriminator="type"),
+    _only("text", "image", "tool_result"),
 ]
 _AssistantBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock,
@@ -243,10 +277,10 @@ def _add_user(messages: list[dict[str, Any]], turn: UserTurn) -> None:
         _add(messages, "user", [content])
         return
     for block in content:
-        if isinstance(block, TextBlock):
-            _add(messages, "user", [block.text])
+        if isinstance(block, (TextBlock, ImageBlock)):
+            _add(messages, "user", [block])
         else:
-            result = _parts(_texts(block.content))
+            result = _parts(_pieces(block.content))
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
 
 
@@ -265,8 +299,8 @@ def _add_assistant(messages: list[dict[str, Any]], turn: AssistantTurn) -> None:
             message.setdefault("tool_calls", []).append(call)
 
 
-def _add(messages: list[dict[str, Any]], role: str, texts: Iterable[str]) -> dict[str, Any]:
-    """Add texts to the last message where it is of `role`, else in a new one; that message."""
+def _add(messages: list[dict[str, Any]], role: str, texts: Iterable[Piece]) -> dict[str, Any]:
+    """Add pieces to the last message where it is of `role`, else in a new one; that message."""
     if not messages or messages[-1]["role"] != role:
         messages.append({"role": role, "content": ""})
     parts = messages[-1]["content"] or []
@@ -274,8 +308,21 @@ def _add(messages: list[dict[str, Any]], role: str, texts: Iterable[str]) -> dic
     return messages[-1]
 
 
-def _parts(texts: Iterable[str]) -> Any:
-    return [{"type": "text", "text": text} for text in texts] or ""
+def _parts(pieces: Iterable[Piece]) -> Any:
+    return [_part(piece) for piece in pieces] or ""
+
+
+def _part(piece: Piece) -> dict[str, Any]:
+    if isinstance(piece, ImageBlock):
+        uri = f"data:;base64,{piece.source.data}"
+        return {"type": "image_url", "image_url": {"url": uri}}
+    return {"type": "text", "text": piece.text if isinstance(piece, TextBlock) else piece}
+
+
+def _pieces(content: str | Sequence[TextBlock | ImageBlock] | None) -> Sequence[Piece]:
+    if content is None or isinstance(content, str):
+        return [content] if content else []
+    return content
 
 
 def _texts(content: str | list[TextBlock] | None) -> list[str]:

@@ -30,6 +30,7 @@ from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.llama.schema import LlamaRequest
 from dflash_local.server.models.served_model import LoadedModel
+from dflash_local.target_model.images import n_cells
 
 EVENTS = event_form(done=None)
 _UNTOLD = ("cancel", "logprobs", "prompt_progress")
@@ -236,7 +237,7 @@ class _LlamaAnswer:
             "tokens": self._unsent,
             "stop": False,
             "tokens_predicted": self._n_tokens,
-            "tokens_evaluated": len(self.task.prompt),
+            "tokens_evaluated": n_cells(self.task.prompt),
         }
         if self._body.n_probs:
             event["completion_probabilities"] = self._probabilities(self._unsent_logprobs)

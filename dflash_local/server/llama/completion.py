@@ -7,13 +7,14 @@ import logging
 
 from fastapi import APIRouter, Request, Response
 
+from dflash_local.chat.pictures import Pictures
 from dflash_local.model import Model
 from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.server.answering.api_answer import respond
 from dflash_local.server.answering.generation import GenerationTask, tasks_for
 from dflash_local.server.answering.infill_prompt import Gap, infill_prompt, infill_room
 from dflash_local.server.llama.answers import EVENTS, LlamaAnswers, llama_options
-from dflash_local.server.llama.schema import CompletionRequest, InfillRequest
+from dflash_local.server.llama.schema import CompletionRequest, InfillRequest, MediaPrompt
 from dflash_local.server.llama.tokenize import mixed_text, mixed_tokens
 from dflash_local.server.models.served_model import LoadedModel
 
@@ -49,7 +50,21 @@ async def infill(request: Request, body: InfillRequest) -> Response:
 
 def _token_ids(model: Model, body: CompletionRequest) -> list[list[int]]:
     vocabulary = model.target.vocabulary
-    return [mixed_tokens(vocabulary, prompt, n_ctx=model.n_ctx) for prompt in body.prompts]
+
+    def tokens_of(prompt: list[str | int] | MediaPrompt) -> list[int]:
+        if not isinstance(prompt, MediaPrompt):
+            return mixed_tokens(vocabulary, prompt, n_ctx=model.n_ctx)
+        pictures = Pictures(model.projector)
+        text = pictures.marked(prompt.prompt_string, prompt.multimodal_data)
+        starts = iter((True,))  # the first part begins as the model wants it
+        return pictures.put_into(
+            text,
+            lambda part: vocabulary.tokenize(
+                part, add_special=next(starts, False), n_ctx=model.n_ctx
+            ),
+        )
+
+    return [tokens_of(prompt) for prompt in body.prompts]
 
 
 def _answers(

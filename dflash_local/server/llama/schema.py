@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
 
+from dflash_local.chat.pictures import MOST_IMAGES
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.infill_prompt import OtherText
 from dflash_local.server.answering.sampling_fields import SamplingFields
-from dflash_local.server.http.errors import REFUSED
 
 _Piece = bounds.Text | bounds.TokenId
 _Pieces = Annotated[bounds.ListOf[_Piece], Field(max_length=4 << 20)]
@@ -90,28 +89,39 @@ class LlamaRequest(SamplingFields):
         return value
 
 
+class MediaPrompt(BaseModel):
+    """A text with a marker in place of each picture, `<__media__>`, and their files in base64."""
+
+    prompt_string: bounds.Text
+    multimodal_data: Annotated[bounds.ListOf[bounds.Picture], Field(max_length=MOST_IMAGES)]
+
+
 def _text_in(prompt: Any) -> Any:
-    """The text of a prompt that llama-server's clients send as an object, beside images."""
+    """The text of a prompt that is sent as an object, but without pictures."""
     if not isinstance(prompt, dict) or "prompt_string" not in prompt:
         return prompt
-    if prompt.get("multimodal_data"):
-        raise PydanticCustomError(REFUSED, "this model reads text only; leave multimodal_data out")
-    return prompt["prompt_string"]
+    return prompt if prompt.get("multimodal_data") else prompt["prompt_string"]
 
 
 class CompletionRequest(LlamaRequest):
     """A prompt is a text, token ids, or both mixed in a list, or an object with a text as
     `prompt_string`. A list of texts only, or one that holds lists, is several prompts."""
 
-    prompt: bounds.Text | Annotated[bounds.ListOf[_Piece | _Pieces], Field(max_length=4 << 20)]
+    prompt: (
+        bounds.Text
+        | MediaPrompt
+        | Annotated[bounds.ListOf[_Piece | _Pieces | MediaPrompt], Field(max_length=4 << 20)]
+    )
 
     @property
-    def prompts(self) -> list[list[str | int]]:
+    def prompts(self) -> list[list[str | int] | MediaPrompt]:
         given = self.prompt
         if isinstance(given, str):
             return [[given]]
+        if isinstance(given, MediaPrompt):
+            return [given]
         if any(isinstance(piece, int) for piece in given):
-            return [[piece for piece in given if not isinstance(piece, list)]]
+            return [[piece for piece in given if isinstance(piece, str | int)]]
         return [[piece] if isinstance(piece, str | int) else piece for piece in given]
 
     @field_validator("prompt", mode="before")

@@ -18,6 +18,7 @@ from dflash_local.server.answering.prepared_chat import PreparedChat
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.ollama.model_list import EXACT_TIME, tagged
 from dflash_local.server.ollama.schema import GenerateRequest, OllamaRequest
+from dflash_local.target_model.images import Prompt
 
 OllamaShape = Callable[[Mapping[str, Any]], dict[str, Any]]
 """From `content`, `thinking` and `tool_calls` to the fields of a route that hold them."""
@@ -125,7 +126,9 @@ class OllamaAnswer:
         until the model was loaded and had a slot for the request."""
         result = self._answer.result
         stats = result.stats
-        context = {"context": self._task.prompt + result.tokens} if self._tells_context else {}
+        # The ids of images mean nothing without their files.
+        tells = self._tells_context and not isinstance(self._task.prompt, Prompt)
+        context = {"context": self._task.prompt + result.tokens} if tells else {}
         return {
             "done": True,
             **context,

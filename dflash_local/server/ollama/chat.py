@@ -32,6 +32,7 @@ from dflash_local.server.ollama.answer import (
 from dflash_local.server.ollama.errors import RESPONSES
 from dflash_local.server.ollama.model_list import untagged
 from dflash_local.server.ollama.schema import GenerateRequest, OllamaChatRequest, OllamaRequest
+from dflash_local.target_model.images import Prompt
 
 router = APIRouter(responses=RESPONSES)
 
@@ -101,6 +102,8 @@ def _prepare_chat(model: Model, body: OllamaChatRequest | GenerateRequest) -> Pr
         template_kwargs=body.template_kwargs,
     )
     if isinstance(body, GenerateRequest) and body.context:
+        if isinstance(chat.prompt, Prompt):
+            return replace(chat, prompt=chat.prompt.behind(body.context))
         return replace(chat, prompt=[*body.context, *chat.prompt])
     return chat
 

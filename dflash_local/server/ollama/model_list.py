@@ -96,6 +96,8 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
         parameters = {"num_ctx": served.model.n_ctx}
     if served.writer is not None:
         parameters |= usual_sampling(served.writer)
+    sees = served.writer is not None and served.writer.projector is not None
+    capabilities = [*card.capabilities, *(["vision"] if sees else [])]
     return {
         "license": str(info.get("general.license", "")),
         "modelfile": f"FROM {served.source.target.name}\n",
@@ -104,7 +106,7 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
         "modified_at": card.modified_at,
         "details": card.details,
         "model_info": info,
-        "capabilities": card.capabilities if served.source.use == "chat" else ["embedding"],
+        "capabilities": capabilities if served.source.use == "chat" else ["embedding"],
     }
 
 

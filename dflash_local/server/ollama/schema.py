@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
+from dflash_local.chat.pictures import MOST_IMAGES
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields, token_limit
 from dflash_local.server.answering.tools import FunctionTool
-from dflash_local.server.http.errors import REFUSED
 from dflash_local.server.models.keep_alive import keep_alive_s
 
 _REFUSED = {
     "template": "the model's own chat template is used; leave template out, or give raw",
-    "images": "this model reads text only; it takes no images",
 }
 
 _Predict = Annotated[int, Field(strict=True, ge=-2, le=bounds.MAX_INT)]
@@ -104,6 +102,19 @@ class OllamaToolCall(BaseModel):
     function: OllamaCalledFunction
 
 
+Images = Annotated[bounds.ListOf[bounds.Picture], Field(max_length=MOST_IMAGES)]
+"""Pictures in base64."""
+
+
+def _with_images(text: str, images: list[str] | None) -> Any:
+    """A message's content with pictures in front, as Ollama has it."""
+    if not images:
+        return text
+    urls = [image if image.startswith("data:") else f"data:;base64,{image}" for image in images]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [*parts, {"type": "text", "text": text}]
+
+
 class OllamaMessage(BaseModel):
     """`thinking`: the reasoning of an earlier answer. `tool_name`: whose result this is."""
 
@@ -113,17 +124,14 @@ class OllamaMessage(BaseModel):
     tool_calls: bounds.ToolsOf[OllamaToolCall] | None = None
     tool_name: bounds.Label | None = None
     tool_call_id: bounds.Label | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_images(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("images"):
-            raise PydanticCustomError(REFUSED, "this model reads text only; it takes no images")
-        return given
+    images: Images | None = None
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
-        message: dict[str, Any] = {"role": self.role, "content": self.content or ""}
+        message: dict[str, Any] = {
+            "role": self.role,
+            "content": _with_images(self.content or "", self.images),
+        }
         if self.thinking:
             message["reasoning_content"] = self.thinking
         if self.tool_calls:
@@ -160,12 +168,14 @@ class GenerateRequest(OllamaRequest):
     system: bounds.Text | None = None
     raw: bounds.Flag | None = None
     context: bounds.TokenIds | None = None
+    images: Images | None = None
 
     @property
     def chat_messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates read it."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, {"role": "user", "content": self.prompt or ""}]
+        content = _with_images(self.prompt or "", self.images)
+        return [*system, {"role": "user", "content": content}]
 
 
 class ShowRequest(BaseModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from dflash_local.chat.tool import Tool
@@ -47,21 +47,52 @@ class TextPart(BaseModel):
         kind = given.get("type") if isinstance(given, dict) else None
         if kind == "refusal":
             return {"type": "text", "text": given.get("refusal")}
-        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
-            raise PydanticCustomError(
-                REFUSED,
-                "this model reads text only; it takes no part of type {kind}: image input is not "
-                "supported"
-                if "image" in kind
-                else "this model reads text only; it takes no part of type {kind}",
-                {"kind": kind[:64]},
-            )
         if isinstance(kind, str):
             return {**given, "type": "text"}
         return given
 
 
-Contents = bounds.TextOr[bounds.SomeMessagesOf[TextPart]]
+class ImageUrl(BaseModel):
+    """A picture as a data URI: nothing is fetched from elsewhere."""
+
+    url: bounds.Picture
+
+    @model_validator(mode="before")
+    @classmethod
+    def _or_alone(cls, given: Any) -> Any:
+        return {"url": given} if isinstance(given, str) else given
+
+
+class ImagePart(BaseModel):
+    """A picture in a message; as OpenAI's Responses have it, `input_image` with the address as a
+    text."""
+
+    type: Literal["image_url", "input_image"]
+    image_url: ImageUrl
+
+
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_IMAGES = ("image_url", "input_image")
+
+
+def _known(part: Any) -> Any:
+    """Refuses a part of another kind, and names it."""
+    kind = bounds.field_of(part, "type")
+    if isinstance(kind, str) and kind not in (*_TEXTS, *_IMAGES):
+        raise PydanticCustomError(
+            REFUSED,
+            "models read text and images here; they take no part of type {kind}",
+            {"kind": kind[:64]},
+        )
+    return part
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("image")],
+    Discriminator(lambda value: "image" if bounds.field_of(value, "type") in _IMAGES else "text"),
+    BeforeValidator(_known),
+]
+Contents = bounds.TextOr[bounds.SomeMessagesOf[Part]]
 
 
 class ChatMessage(BaseModel):

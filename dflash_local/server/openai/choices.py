@@ -28,6 +28,7 @@ from dflash_local.server.answering.generation import (
 from dflash_local.server.answering.token_logprobs import prompt_logprobs
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.choices_schema import ChoicesRequest, StreamOptions
+from dflash_local.target_model.images import n_cells
 from dflash_local.version import version
 
 
@@ -146,7 +147,7 @@ class ChoicesAnswer:
         fields: dict[str, Any] = {}
         self._n_tokens[index] += len(chunk.tokens)
         if self._told.continuous_usage_stats:
-            fields["usage"] = _counts(len(self._tasks[index].prompt), self._n_tokens[index])
+            fields["usage"] = _counts(n_cells(self._tasks[index].prompt), self._n_tokens[index])
         if self._running:
             fields["timings"] = self._running[index].take(chunk)
         return fields

@@ -31,7 +31,7 @@ HEADERS = {
             "default-src 'none'",
             "script-src 'self'",
             "style-src 'self'",
-            "img-src 'self'",
+            "img-src 'self' data:",
             "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",

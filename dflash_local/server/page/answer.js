@@ -3,12 +3,14 @@
 import { button, make } from "./elements.js";
 import { Source, View } from "./markdown.js";
 import { Tally } from "./meter.js";
+import { shown } from "./pictures.js";
 
-/** The element of a message of the user. `resend` gets the text that it was changed to. */
-export function question(text, resend) {
+/** The element of a message of the user. `resend` gets the text that it was changed to, and its images. */
+export function question(text, images, resend) {
   const turn = make("div", "turn");
   const message = make("article", "question", text);
   message.setAttribute("aria-label", "You");
+  if (images?.length) message.prepend(...images.map(shown));
   const edit = button("Edit", () => turn.replaceChildren(form), "Edit the message");
   edit.className = "edit";
   const form = make("form", "editor");
@@ -20,7 +22,7 @@ export function question(text, resend) {
     edit.focus();
   });
   const send = button("Send", () => {
-    if (field.value.trim()) resend(turn, field.value);
+    if (field.value.trim()) resend(turn, field.value, images);
   });
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") cancel.click();

@@ -8,6 +8,7 @@ import { button, make } from "./elements.js";
 import { Library } from "./library.js";
 import { Meter } from "./meter.js";
 import { Models } from "./models.js";
+import { Pictures, filesOf, withPictures } from "./pictures.js";
 import { Settings } from "./settings.js";
 import { isThere } from "./storage.js";
 
@@ -54,6 +55,7 @@ const state = {
 };
 const models = new Models(at("chooser"), at("model"));
 const settings = new Settings(at("sampling"));
+const pictures = new Pictures(at("attached"), tell);
 const list = new ChatList(at("kept"), at("search"), { open: openChat, renamed, deleted });
 const METER = ["speed", "length", "share", "rounds", "reason", "warning", "drafting"];
 const meter = new Meter({
@@ -94,6 +96,7 @@ async function learn(wanted) {
   state.maxWidth = props.max_draft_width ?? 0;
   settings.showUsual(served.params);
   at("widths").disabled = !served.speculative;
+  at("attach").hidden = !props.modalities?.vision;
   showServedWidth(props.draft_width);
   if (props.is_sleeping) tell("this model is loaded with the first message to it");
   else tell(served.speculative ? "" : "this model is served without a drafter");
@@ -168,25 +171,29 @@ function banner(why, text, ...more) {
 
 // Ask, stop, ask again.
 
-function send(text) {
-  if (state.abort || !text.trim()) return;
+function send(text, images = pictures.use()) {
+  if (state.abort || !text.trim()) {
+    pictures.put(images);
+    return;
+  }
   at("prompt").value = "";
   const { messages } = state.chat;
   if (messages.at(-1)?.role === "user") messages.pop(); // it was never answered
-  add({ role: "user", content: text }, question(text, resend));
+  const message = { role: "user", content: text, ...(images.length ? { images } : {}) };
+  add(message, question(text, images, resend));
   keepChat(state.chat);
   run();
 }
 
 /** Ask again with another text, in place of a question and of all that came after it. */
-function resend(element, text) {
+function resend(element, text, images) {
   if (state.abort) return;
   const { chat, elements } = state;
   fork(chat, chat.messages.findIndex((message) => elements.get(message) === element));
   while (element.nextSibling) element.nextSibling.remove();
   element.remove();
   state.answer = null;
-  send(text);
+  send(text, images ?? []);
 }
 
 function regenerate() {
@@ -255,7 +262,7 @@ function openChat({ messages, ...rest }) {
   Object.assign(state.chat, { branches: {}, ...rest });
   showAddress();
   for (const message of messages) {
-    if (message.role === "user") add(message, question(message.content, resend));
+    if (message.role === "user") add(message, question(message.content, message.images, resend));
     else {
       const answer = new Answer({ regenerate, copy }, "");
       answer.restore(message);
@@ -393,7 +400,10 @@ function fail(answer, error) {
 }
 
 function request() {
-  const said = state.chat.messages.map(({ role, content }) => ({ role, content }));
+  const said = state.chat.messages.map(({ role, content, images }) => ({
+    role,
+    content: withPictures(content, images),
+  }));
   return {
     ...settings.fields,
     model: models.field,
@@ -519,6 +529,25 @@ document.addEventListener("click", async (event) => {
   await copy(source.textContent);
   pressed.textContent = "Copied";
   setTimeout(() => (pressed.textContent = "Copy"), 1500);
+});
+at("attach").addEventListener("click", () => at("files").click());
+at("files").addEventListener("change", ({ target }) => {
+  pictures.take([...target.files]);
+  target.value = "";
+});
+document.addEventListener("paste", (event) => {
+  const files = filesOf(event.clipboardData);
+  if (at("attach").hidden || !files.length) return;
+  event.preventDefault();
+  pictures.take(files);
+});
+document.addEventListener("dragover", (event) => {
+  if (!at("attach").hidden) event.preventDefault();
+});
+document.addEventListener("drop", (event) => {
+  if (at("attach").hidden) return;
+  event.preventDefault();
+  pictures.take(filesOf(event.dataTransfer));
 });
 at("stop").addEventListener("click", stop);
 at("clear").addEventListener("click", clear);

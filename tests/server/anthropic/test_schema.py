@@ -23,6 +23,16 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ("messages", [{"role": "robot", "content": "x"}], "user, assistant, system"),
         ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
         ("messages", [{"role": "user", "content": [IMAGE]}], "image input is not supported"),
+        (
+            "messages",
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}],
+                }
+            ],
+            "nothing is fetched",
+        ),
         ("messages", [{"role": "user", "content": [{"type": "document"}]}], "type document"),
         ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0]"),
         (
@@ -33,7 +43,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
                     "content": [{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}],
                 }
             ],
-            "messages[0].content[0].content[0]",
+            "image input is not supported",
         ),
         ("messages", [{"role": "assistant", "content": [IMAGE]}], "type image"),
         ("system", [IMAGE], "type image"),

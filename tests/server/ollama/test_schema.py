@@ -13,7 +13,7 @@ from openai_api import user
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
-        ("/api/chat", {"messages": [{"role": "user", "images": ["x"]}]}, "images"),
+        ("/api/chat", {"messages": [{"role": "user", "images": ["x"]}]}, "image input"),
         ("/api/chat", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ("/api/chat", {"messages": user("x"), "format": "xml"}, "format"),
         ("/api/chat", {"messages": user("x"), "think": "hard"}, "think"),
@@ -24,7 +24,7 @@ from openai_api import user
         ("/api/chat", {"messages": user("x"), "tools": [{"function": {}}]}, "tools[0]"),
         ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         ("/api/generate", {"prompt": "x", "context": [1, -2]}, "context"),
-        ("/api/generate", {"prompt": "x", "images": ["x"]}, "images"),
+        ("/api/generate", {"prompt": "x", "images": ["x"]}, "image input"),
         ("/api/generate", {"prompt": 5}, "prompt"),
     ],
 )

@@ -22,8 +22,8 @@ from openai_api import CHAT, refused, user
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "string"),
         (
             {"messages": [*user("a"), {"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[1].content[0]",
-            "no part of type image_url: image input is not supported",
+            "messages[1].content[0].image_url",
+            "required",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},

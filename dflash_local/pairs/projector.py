@@ -1,0 +1,62 @@
+"""The file of a projector, with which a target reads images: which one, and its room."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dflash_local.errors import DflashError, FileError
+from dflash_local.fit.inspection import PROJECTOR
+from dflash_local.fit.options import NONE
+from dflash_local.fit.placement import usable_gpus
+from dflash_local.gguf.file import GgufFile
+from dflash_local.llama.mtmd import libmtmd
+from dflash_local.llama.runtime import Device
+from dflash_local.pairs import gguf_names
+
+_COMPUTED_IN = 512 << 20
+"""Bytes of a GPU that libmtmd takes for the largest pictures that models see, beside weights."""
+
+
+def find_projector(
+    target: Path, given: str | os.PathLike[str] | None, say: Callable[[str], None]
+) -> Path | None:
+    """The projector's file for a target: the one given, or the only one beside it if it is the only
+    target there. Raises FileError for one that is none, and BackendError without libmtmd."""
+    if given is not None and os.fspath(given) == NONE:
+        return None
+    path = None if given is None else Path(given)
+    if path is None:
+        names = [file.name for file in target.parent.glob("*.gguf")]
+        beside = [name for name in names if name.startswith("mmproj")]
+        if len(beside) != 1 or len(gguf_names.targets(names)) != 1:
+            return None
+        path = target.parent / beside[0]
+    try:
+        file = GgufFile.open(path)
+        if file.architecture != PROJECTOR:
+            raise FileError(f"{path}: no projector, but a model of kind {file.architecture}")
+        libmtmd()
+    except DflashError as error:
+        if given is not None:
+            raise
+        say(f"images are not read: {error}")
+        return None
+    if given is None:
+        say(f"images: {path.name}")
+    return path
+
+
+def without_projector(
+    devices: Sequence[Device], path: str | os.PathLike[str] | None
+) -> list[Device]:
+    """The devices with less room, as the first GPU holds a projector and what it computes in."""
+    if path is None or not (gpus := usable_gpus(devices)):
+        return list(devices)
+    n_bytes = os.stat(path).st_size + _COMPUTED_IN
+    return [
+        replace(device, free=max(0, device.free - n_bytes)) if device == gpus[0] else device
+        for device in devices
+    ]

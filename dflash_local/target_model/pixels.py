@@ -1,0 +1,76 @@
+"""Pictures as people send them: their pixels, within bounds.
+
+libmtmd could decode them itself, by stb_image, which is not made for files of strangers, knows no
+WebP and no orientation, and has no bound on pixels but their number's 32 bits.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from dflash_local.errors import InputError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MOST_BYTES = 20 << 20
+MOST_PIXELS = 20_000_000
+"""Of a picture as it comes. Decoding takes 4 to 15 bytes for each."""
+_MOST_OF_JPEG = 50_000_000
+"""Phones take such photos. They are decoded at half their size, or less."""
+_MOST_SEEN = 4 << 20
+"""Of a picture as models see it: no model takes more, and larger ones are made smaller."""
+_MOST_LONGER = 100
+"""How many times as long as wide: models cut pictures into squares."""
+
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def pixels(data: bytes) -> tuple[int, int, bytes]:
+    """Width, height and RGB bytes of a picture: upright, and at most as large as models see.
+
+    Raises InputError for what is no picture, is moving, or exceeds the bounds above.
+    """
+    if len(data) > MOST_BYTES:
+        raise InputError(
+            f"an image of {len(data)} bytes; give one of at most {MOST_BYTES >> 20} MiB"
+        )
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check(image)
+            image.draft("RGB", (2048, 2048))  # of a JPEG, decodes no more than this takes
+            seen = image if image.mode == "RGB" else image.convert("RGB")
+            shrunk = math.sqrt(_MOST_SEEN / (seen.width * seen.height))
+            if shrunk < 1:  # before it is turned, which copies it
+                width, height = (max(1, int(side * shrunk)) for side in seen.size)
+                seen = seen.resize((width, height), reducing_gap=2)
+            seen = ImageOps.exif_transpose(seen)
+            return seen.width, seen.height, seen.tobytes()
+    except (InputError, MemoryError):
+        raise
+    except Image.DecompressionBombError:
+        raise InputError(
+            f"an image of far too many pixels; give one of at most {MOST_PIXELS:,}"
+        ) from None
+    except UnidentifiedImageError:
+        raise InputError(
+            f"the image is none that can be read; give one as {', '.join(FORMATS)}"
+        ) from None
+    except Exception as error:  # Pillow's readers raise what they come across
+        reason = str(error) or type(error).__name__
+        raise InputError(f"the image cannot be read: {reason}") from None
+
+
+def _check(image: Image.Image) -> None:
+    width, height = image.size
+    most = _MOST_OF_JPEG if image.format == "JPEG" else MOST_PIXELS
+    if width * height > most:
+        raise InputError(
+            f"an image of {width} x {height} pixels; give one of at most {most:,} in all"
+        )
+    if max(width, height) > _MOST_LONGER * min(width, height):
+        raise InputError(f"an image of {width} x {height} pixels is too narrow a strip")
+    if getattr(image, "is_animated", False):
+        raise InputError("the image is a moving one; give a single picture")

@@ -1,0 +1,70 @@
+"""Pictures at the page: chosen, pasted and taken away again, shown to the model, and kept."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, FilePayload, expect
+
+from dflash_local import demo
+from server_process import EXACT, ServerProcess, serving
+from vision_models import picture, write_projector, write_vision_target
+from visit import Visit, visiting
+
+SHOWN: FilePayload = {"name": "a.png", "mimeType": "image/png", "buffer": picture(96, 64)}
+BROKEN: FilePayload = {"name": "b.png", "mimeType": "image/png", "buffer": b"no picture"}
+PASTE = """(data) => {
+  const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], "c.png", { type: "image/png" }));
+  const event = new ClipboardEvent("paste", { clipboardData: transfer, bubbles: true });
+  document.getElementById("prompt").dispatchEvent(event);
+}"""
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("vision")
+    target = write_vision_target(folder / "seeing.gguf", "qwen3vl")
+    projector = write_projector(folder / "mmproj-seeing.gguf", target)
+    files = ("-m", str(target), "--draft", str(demo.pair()[1]), "--mmproj", str(projector))
+    with serving(*files, *EXACT, "--ctx", "2048") as running:
+        yield running
+
+
+def test_a_picture_goes_with_a_question_and_stays_with_it(
+    browser: Browser, seeing: ServerProcess
+) -> None:
+    with visiting(browser, seeing.url) as visit:
+        page = visit.page
+        visit.change(max_tokens=8)
+        expect(page.locator("#attach")).to_be_visible()
+        page.locator("#files").set_input_files([SHOWN, BROKEN])
+        expect(page.locator("#attached img")).to_have_count(1)
+        expect(page.locator("#reason")).to_contain_text("b.png is no picture")
+        page.evaluate(PASTE, base64.b64encode(picture(40, 40, seed=2)).decode())
+        expect(page.locator("#attached img")).to_have_count(2)
+        page.get_by_label("Remove picture 2").click()
+        expect(page.locator("#attached img")).to_have_count(1)
+        visit.ask()
+        visit.wait()
+        (body,) = visit.chats
+        image, text = body["messages"][-1]["content"]
+        assert image["image_url"]["url"].startswith("data:image/jpeg;base64,")
+        assert text["type"] == "text"
+        expect(page.locator("#attached")).to_be_hidden()
+        expect(page.locator(".question img")).to_have_count(1)
+        page.reload()
+        expect(page.locator(".question img")).to_have_count(1)
+        assert page.locator(".question img").evaluate("(shown) => shown.naturalWidth") == 96
+        visit.ask()
+        visit.wait()
+        assert len(visit.chats[-1]["messages"][0]["content"]) == 2
+
+
+def test_a_model_without_eyes_is_offered_none(visit: Visit) -> None:
+    expect(visit.page.locator("#attach")).to_be_hidden()
+    visit.page.evaluate(PASTE, base64.b64encode(picture()).decode())
+    expect(visit.page.locator("#attached")).to_be_hidden()

@@ -1,0 +1,123 @@
+"""Pictures in the forms of all APIs, as a server with a projector answers them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from dflash_local import demo
+from server_process import EXACT, serving
+from vision_models import asked, data_uri, picture, write_projector, write_vision_target
+
+LIMIT = 12
+SHOWN = picture(256, 256, seed=1)
+IN_BASE64 = base64.b64encode(SHOWN).decode()
+QUESTION = "def add(a, b):"
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("vision")
+    target = write_vision_target(folder / "seeing.gguf", "qwen3vl")
+    projector = write_projector(folder / "mmproj-seeing.gguf", target)
+    files = ("-m", str(target), "--draft", str(demo.pair()[1]), "--mmproj", str(projector))
+    with serving(*files, *EXACT, "--ctx", "2048") as server, server.client() as client:
+        yield client
+
+
+def _openai(client: httpx.Client, *pictures: bytes) -> dict[str, Any]:
+    body = {"messages": [asked(QUESTION, *pictures)], "max_tokens": LIMIT, "temperature": 0}
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_all_apis_show_the_model_the_same_picture(seeing: httpx.Client) -> None:
+    expected = _openai(seeing, SHOWN)["choices"][0]["message"]["content"]
+    greedy = {"temperature": 0}
+    part = {"type": "input_image", "image_url": data_uri(SHOWN)}
+    text = {"type": "input_text", "text": QUESTION}
+    body: dict[str, Any] = {"input": [{"role": "user", "content": [part, text]}], **greedy}
+    answer = seeing.post("/v1/responses", json={**body, "max_output_tokens": LIMIT}).json()
+    assert answer["output"][-1]["content"][0]["text"] == expected
+    source = {"type": "base64", "media_type": "image/png", "data": IN_BASE64}
+    blocks = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    body = {"messages": [{"role": "user", "content": blocks}], "max_tokens": LIMIT, **greedy}
+    answer = seeing.post("/v1/messages", json=body).json()
+    assert answer["content"][-1]["text"] == expected
+    asks: dict[str, Any] = {"options": {"num_predict": LIMIT, **greedy}, "stream": False}
+    message = {"role": "user", "content": QUESTION, "images": [IN_BASE64]}
+    answer = seeing.post("/api/chat", json={"messages": [message], **asks}).json()
+    assert answer["message"]["content"] == expected
+    body = {"prompt": QUESTION, "images": [IN_BASE64], **asks}
+    answer = seeing.post("/api/generate", json=body).json()
+    assert answer["response"] == expected
+    assert "context" not in answer
+
+
+def test_a_raw_prompt_has_a_marker_for_each_picture(seeing: httpx.Client) -> None:
+    def posted(n_marks: int, *files: str) -> httpx.Response:
+        prompt = {"prompt_string": "<__media__>" * n_marks + QUESTION, "multimodal_data": files}
+        body = {"prompt": prompt, "n_predict": LIMIT, "temperature": 0}
+        return seeing.post("/completion", json=body)
+
+    small = base64.b64encode(picture(64, 64, seed=9)).decode()
+    n_large, n_small = (posted(1, data).json()["tokens_evaluated"] for data in (IN_BASE64, small))
+    assert n_large > n_small > 16
+    for refused in (posted(0, small), posted(2, small), posted(1, "%")):
+        assert refused.status_code == 400, refused.text
+
+
+def test_a_second_question_uses_the_picture_again(seeing: httpx.Client) -> None:
+    first, again = (_openai(seeing, SHOWN)["usage"] for _ in range(2))
+    n_prompt = again["prompt_tokens"]
+    assert first["prompt_tokens"] == n_prompt > 256
+    assert again["prompt_tokens_details"]["cached_tokens"] == n_prompt - 1
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:1/x.png", "nothing is fetched"),
+        ("file:///etc/passwd", "nothing is fetched"),
+        ("/etc/passwd", "nothing is fetched"),
+        ("data:image/png;base64,####", "base64"),
+        ("data:image/png,abc", "base64"),
+        (data_uri(b"no picture"), "none that can be read"),
+        (data_uri(picture()[:70]), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_in_a_line(
+    seeing: httpx.Client, url: str, said: str
+) -> None:
+    message = asked(QUESTION, b"")
+    message["content"][0]["image_url"]["url"] = url
+    answer = seeing.post("/v1/chat/completions", json={"messages": [message], "max_tokens": 4})
+    assert answer.status_code == 400, answer.text
+    told = answer.json()["error"]["message"]
+    assert said in told and "\n" not in told
+
+
+def test_a_path_of_the_server_is_no_picture(seeing: httpx.Client) -> None:
+    for part in ({"type": "image", "image": "/etc/passwd"}, {"type": "image", "path": "/x"}):
+        message = {"role": "user", "content": [part, {"type": "text", "text": "a"}]}
+        answer = seeing.post("/v1/chat/completions", json={"messages": [message], "max_tokens": 4})
+        assert answer.status_code == 400, answer.text
+
+
+def test_clients_see_that_it_takes_pictures(seeing: httpx.Client) -> None:
+    assert seeing.get("/props").json()["modalities"]["vision"] is True
+    assert "vision" in seeing.post("/api/show", json={"model": "seeing"}).json()["capabilities"]
+
+
+def test_a_model_without_a_projector_refuses_pictures(client: httpx.Client) -> None:
+    body = {"messages": [asked(QUESTION, SHOWN)], "max_tokens": 4}
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "image input is not supported" in answer.json()["error"]["message"]
+    assert client.get("/props").json()["modalities"]["vision"] is False

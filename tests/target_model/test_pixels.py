@@ -1,0 +1,118 @@
+"""Pictures of strangers: read within bounds, or refused in one line."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dflash_local.errors import InputError
+from dflash_local.target_model.pixels import MOST_BYTES, MOST_PIXELS, pixels
+from vision_models import picture
+
+
+def _png(width: int, height: int) -> bytes:
+    """A PNG whose header says this size, with the pixels of one row."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(bytes(1 + 3 * min(width, 64)))
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_a_picture_of_each_format_is_read(kind: str) -> None:
+    width, height, rgb = pixels(picture(30, 20, kind=kind))
+    assert (width, height, len(rgb)) == (30, 20, 30 * 20 * 3)
+
+
+def test_a_picture_is_turned_upright() -> None:
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: turned by 90 degrees
+    Image.new("RGB", (30, 20)).save(file, "JPEG", exif=exif)
+    assert pixels(file.getvalue())[:2] == (20, 30)
+    file = io.BytesIO()
+    Image.new("RGB", (4000, 2000)).save(file, "PNG", exif=exif)
+    width, height, _ = pixels(file.getvalue())
+    assert width < height < 4000
+
+
+def test_a_picture_of_twenty_megapixels_is_made_smaller() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (5000, 4000), (10, 200, 30)).save(file, "JPEG")
+    width, height, rgb = pixels(file.getvalue())
+    assert width * height <= 1 << 22
+    assert abs(width / height - 1.25) < 0.01
+    assert len(rgb) == 3 * width * height
+
+
+def test_transparent_and_grey_pictures_have_three_colours() -> None:
+    for mode in ("RGBA", "LA", "L", "P", "1", "I;16", "CMYK"):
+        file = io.BytesIO()
+        Image.new(mode, (8, 8)).save(file, "TIFF" if mode == "CMYK" else "PNG")
+        if mode == "CMYK":
+            with pytest.raises(InputError, match="none that can be read"):
+                pixels(file.getvalue())
+        else:
+            assert len(pixels(file.getvalue())[2]) == 8 * 8 * 3
+
+
+def _moving() -> bytes:
+    frames = [Image.new("RGB", (8, 8), (i, 0, 0)) for i in (0, 200)]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "none that can be read"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "none that can be read"),
+        (picture()[:60], "cannot be read"),
+        (_png(100_000, 100_000), "far too many pixels"),
+        (_png(60, 60)[:50], "cannot be read"),
+        (picture(200, 1), "too narrow"),
+        (_moving(), "a moving one"),
+        (bytes(MOST_BYTES + 1), "at most 20 MiB"),
+    ],
+)
+def test_other_files_are_refused_in_a_line(data: bytes, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        pixels(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_size_is_refused_before_any_pixel_is_read() -> None:
+    side = int(MOST_PIXELS**0.5) + 1
+    with pytest.raises(InputError, match="give one of at most"):
+        pixels(_png(side, side))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_damaged_files_are_read_or_refused(kind: str) -> None:
+    whole = np.frombuffer(picture(40, 30, kind=kind), np.uint8)
+    random = np.random.default_rng(1)
+    n_refused = 0
+    for _ in range(80):
+        data = whole.copy()
+        places = random.integers(0, len(data), 4)
+        data[places] = random.integers(0, 256, 4)
+        try:
+            width, height, rgb = pixels(data.tobytes())
+        except InputError:
+            n_refused += 1
+        else:
+            assert len(rgb) == 3 * width * height
+    assert n_refused < 80
