@@ -208,10 +208,10 @@ def test_provenance_is_what_the_file_says() -> None:
 
 def test_files_that_are_neither() -> None:
     no_block: Keys = {"dflash.block_size": (1, UINT32, None)}
-    vision: Keys = {"general.architecture": ("clip", STRING, None)}
+    encoder: Keys = {"general.architecture": ("bert", STRING, None)}
     cases = {
         "block_size": edited(GgufFile.open(DRAFTER), keys=no_block),
-        "clip": edited(GgufFile.open(TARGET), keys=vision),
+        "bert": edited(GgufFile.open(TARGET), keys=encoder),
     }
     for words, file in cases.items():
         with pytest.raises(FileError, match=words):

@@ -228,7 +228,7 @@ def test_logprobs_come_with_the_text(sdk: openai.OpenAI) -> None:
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
         ({"input": [{"role": "robot", "content": "a"}]}, "input"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": 3}]}]},
             "input",
         ),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
