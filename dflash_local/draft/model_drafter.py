@@ -121,7 +121,7 @@ class ModelDrafter(Drafter):
         self._lengths[seq] = 0
         n = 1 + int(saved[:4].view(np.int32)[0])
         text = saved[4 : 4 * n].view(np.int32).tolist()
-        if not self._model.restore_saved(seq, np.ascontiguousarray(saved[4 * n :]), len(text)):
+        if not self._model.restore_saved(seq, np.ascontiguousarray(saved[4 * n :]), text):
             raise ContextFullError("the drafter's saved text does not fit its context")
         self._texts[seq], self._lengths[seq] = text, len(text)
 
