@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from dflash_local.tune import objective
 from dflash_local.tune.answers import Answer
@@ -17,11 +19,13 @@ from dflash_local.tune.objective import (
     Blocks,
     all_anchors,
     blocks_at,
+    losses,
     n_rounds,
     outcome,
     position_weights,
     random_anchors,
 )
+from dflash_local.tune.training import is_trained
 from dflash_local.tune.weights import read_torch_drafter
 from reference import Reference
 from synthetic import Markov, Selector, write_drafter, write_target
@@ -159,6 +163,33 @@ def test_answers_of_one_pass_do_not_see_each_other(drafter: TorchDrafter) -> Non
         alone = outcome(drafter, [answer], [at])
         torch.testing.assert_close(together.loss[i], alone.loss[0])
         assert together.accepted[i, : len(at)].tolist() == alone.accepted[0].tolist()
+
+
+def test_a_compiled_step_of_one_shape_learns_the_same(drafter: TorchDrafter) -> None:
+    """As on a GPU: rows and blocks that only fill up change nothing, whatever the answers are, and
+    nothing of it falls back to Python."""
+    names = [name for name in drafter.weights if is_trained(name)]
+    for name in names:
+        drafter.weights[name].requires_grad_()
+    table = drafter.embed(torch.arange(drafter.n_vocab))
+    drafter.embed = partial(functional.embedding, weight=table)  # as on a GPU
+    compiled = torch.compile(losses, backend="aot_eager", fullgraph=True, dynamic=False)
+    shape = {"n_rows": N_TOKENS + 8, "n_anchors": 6}
+    n = drafter.feature_size
+    for n_tokens in (N_TOKENS, 20):
+        answers = [some_answer(n, torch.float64, n_tokens=each) for each in (n_tokens, 16)]
+        starts = [torch.arange(N_PROMPT, N_PROMPT + 4), torch.tensor([N_PROMPT + 1, N_PROMPT + 3])]
+        gradients = []
+        for more in ({}, {"of": compiled, **shape}):
+            found = outcome(drafter, answers, starts, **more)
+            torch.autograd.backward(found.loss.sum())
+            gradients.append([drafter.weights[name].grad for name in names])
+            for name in names:
+                drafter.weights[name].grad = None
+        for plain, padded in zip(*gradients, strict=True):
+            assert (plain is None) == (padded is None)
+            if plain is not None:
+                torch.testing.assert_close(padded, plain, rtol=1e-4, atol=1e-6)  # float32 logits
 
 
 def test_a_round_begins_behind_what_the_one_before_it_emitted() -> None:
