@@ -165,6 +165,7 @@ def test_answers_of_one_pass_do_not_see_each_other(drafter: TorchDrafter) -> Non
         assert together.accepted[i, : len(at)].tolist() == alone.accepted[0].tolist()
 
 
+@pytest.mark.slow
 def test_a_compiled_step_of_one_shape_learns_the_same(drafter: TorchDrafter) -> None:
     """As on a GPU: rows and blocks that only fill up change nothing, whatever the answers are, and
     nothing of it falls back to Python."""
@@ -174,14 +175,15 @@ def test_a_compiled_step_of_one_shape_learns_the_same(drafter: TorchDrafter) -> 
     table = drafter.embed(torch.arange(drafter.n_vocab))
     drafter.embed = partial(functional.embedding, weight=table)  # as on a GPU
     compiled = torch.compile(losses, backend="aot_eager", fullgraph=True, dynamic=False)
-    shape = {"n_rows": N_TOKENS + 8, "n_anchors": 6}
     n = drafter.feature_size
     for n_tokens in (N_TOKENS, 20):
         answers = [some_answer(n, torch.float64, n_tokens=each) for each in (n_tokens, 16)]
         starts = [torch.arange(N_PROMPT, N_PROMPT + 4), torch.tensor([N_PROMPT + 1, N_PROMPT + 3])]
         gradients = []
-        for more in ({}, {"of": compiled, **shape}):
-            found = outcome(drafter, answers, starts, **more)
+        for found in (
+            outcome(drafter, answers, starts),
+            outcome(drafter, answers, starts, n_rows=N_TOKENS + 8, n_anchors=6, of=compiled),
+        ):
             torch.autograd.backward(found.loss.sum())
             gradients.append([drafter.weights[name].grad for name in names])
             for name in names:
