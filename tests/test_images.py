@@ -4,7 +4,7 @@ without, and a picture is computed once."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,8 +15,10 @@ import pytest
 from dflash_local import Model, Result, demo, load
 from dflash_local.chat.pictures import MOST_IMAGES
 from dflash_local.errors import FileError, InputError
+from dflash_local.fit.options import HEADS
 from dflash_local.target_model.images import Prompt
-from hybrid import TAPS
+from hybrid import TAPS, write_hybrid
+from small_model import write_small
 from synthetic import write_drafter
 from vision_models import KINDS, asked, picture, write_projector, write_vision_target
 
@@ -39,7 +41,7 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [target, draft, write_projector(folder / f"mmproj-{kind}.gguf", target)]
 
 
-def loaded(files: list[Path], **options: Any) -> Model:
+def loaded(files: Sequence[Path | str], **options: Any) -> Model:
     target, draft, projector = files
     given = {"n_ctx": 2048, "n_threads": 1, "kv_type": "q8_0", "draft_shape": "chain", **options}
     model = load(target, draft, mmproj=projector, n_gpu_layers=0, quiet=True, **given)
@@ -165,6 +167,25 @@ def test_drafts_change_no_answer_in_two_turns(model: Model, sampling: dict[str, 
         texts.append(turns)
     assert texts[0] == texts[1]
     assert drafted > 0
+
+
+@pytest.mark.parametrize("kind", ["small model", "heads"])
+def test_drafters_that_read_tokens_go_on_after_a_picture(kind: str, tmp_path: Path) -> None:
+    if kind == "heads":
+        target = write_hybrid(tmp_path / "seeing.gguf", "qwen35", demo.pair()[0], head=0.1)
+        draft: Path | str = HEADS
+    else:
+        target = write_vision_target(tmp_path / "seeing.gguf", "qwen3vl")
+        draft = write_small(tmp_path / "small.gguf")
+    files = [target, draft, write_projector(tmp_path / "mmproj.gguf", target)]
+    with loaded(files) as model:
+        messages = [asked(ASKED, picture(seed=3))]
+        plain = answer(model, messages, draft_width=0)
+        model.forget()
+        drafted = answer(model, messages, draft_width=4)
+    assert drafted.stats.warning is None
+    assert drafted.stats.drafted > 0
+    assert drafted.tokens == plain.tokens
 
 
 def test_a_second_question_about_a_picture_decodes_only_the_question(model: Model) -> None:
