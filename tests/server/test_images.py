@@ -23,8 +23,8 @@ QUESTION = "def add(a, b):"
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("vision")
     target = write_vision_target(folder / "seeing.gguf", "qwen3vl")
-    projector = write_projector(folder / "mmproj-seeing.gguf", target)
-    files = ("-m", str(target), "--draft", str(demo.pair()[1]), "--mmproj", str(projector))
+    write_projector(folder / "mmproj-seeing.gguf", target)  # it is found there
+    files = ("-m", str(target), "--draft", str(demo.pair()[1]))
     with serving(*files, *EXACT, "--ctx", "2048") as server, server.client() as client:
         yield client
 
@@ -108,6 +108,10 @@ def test_a_path_of_the_server_is_no_picture(seeing: httpx.Client) -> None:
         message = {"role": "user", "content": [part, {"type": "text", "text": "a"}]}
         answer = seeing.post("/v1/chat/completions", json={"messages": [message], "max_tokens": 4})
         assert answer.status_code == 400, answer.text
+
+
+def test_a_large_picture_has_room_where_the_projector_was_found(seeing: httpx.Client) -> None:
+    _openai(seeing, SHOWN + bytes(7 << 20))
 
 
 def test_clients_see_that_it_takes_pictures(seeing: httpx.Client) -> None:
