@@ -110,6 +110,17 @@ def test_a_path_of_the_server_is_no_picture(seeing: httpx.Client) -> None:
         assert answer.status_code == 400, answer.text
 
 
+def test_a_picture_without_a_place_in_the_prompt_is_refused(seeing: httpx.Client) -> None:
+    media = {"prompt_string": "<__media__>a", "multimodal_data": [IN_BASE64]}
+    for path, body in (
+        ("/completion", {"prompt": [1, media], "n_predict": 1}),
+        ("/api/generate", {"prompt": "a", "images": [IN_BASE64], "raw": True}),
+        ("/api/generate", {"prompt": "a", "images": [IN_BASE64], "suffix": "b"}),
+    ):
+        answer = seeing.post(path, json=body)
+        assert answer.status_code == 400, answer.text
+
+
 def test_a_large_picture_has_room_where_the_projector_was_found(seeing: httpx.Client) -> None:
     _openai(seeing, SHOWN + bytes(7 << 20))
 
