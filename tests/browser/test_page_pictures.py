@@ -64,6 +64,15 @@ def test_a_picture_goes_with_a_question_and_stays_with_it(
         assert len(visit.chats[-1]["messages"][0]["content"]) == 2
 
 
+def test_pictures_that_come_at_once_all_stay(browser: Browser, seeing: ServerProcess) -> None:
+    with visiting(browser, seeing.url) as visit:
+        page = visit.page
+        expect(page.locator("#attach")).to_be_visible()
+        pasted = base64.b64encode(picture(40, 40)).decode()
+        page.evaluate(f"(data) => {{ ({PASTE})(data); ({PASTE})(data); }}", pasted)
+        expect(page.locator("#attached img")).to_have_count(2)
+
+
 def test_a_model_without_eyes_is_offered_none(visit: Visit) -> None:
     expect(visit.page.locator("#attach")).to_be_hidden()
     visit.page.evaluate(PASTE, base64.b64encode(picture()).decode())
