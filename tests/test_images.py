@@ -235,6 +235,23 @@ def test_a_picture_that_left_its_slot_is_not_computed_again(files: list[Path]) -
         assert again.stats.prompt_tokens - again.stats.cached_tokens <= 64
 
 
+def test_exact_answers_after_a_picture_are_those_of_a_cold_cache(files: list[Path]) -> None:
+    with loaded(files, exact=True, n_batch=64, n_ctx=1024) as model:
+
+        def ask(end: str) -> Result:
+            text = "def add(a, b): return a + b\n" * 20 + end
+            return answer(
+                model, [asked(text, picture(128, 128, seed=1))], draft_width=0, logprobs=3
+            )
+
+        ask("first of all")
+        warm = ask("and another")
+        model.forget()
+        cold = ask("and another")
+    assert warm.stats.cached_tokens
+    assert warm.logprobs == cold.logprobs
+
+
 def test_a_picture_fills_the_context_by_its_cells(files: list[Path]) -> None:
     with loaded(files, n_ctx=300, n_batch=256) as model:
         assert answer(model, [asked("a", picture(128, 128))]).tokens
