@@ -51,7 +51,8 @@ def test_all_apis_show_the_model_the_same_picture(seeing: httpx.Client) -> None:
     answer = seeing.post("/v1/messages", json=body).json()
     assert answer["content"][-1]["text"] == expected
     asks: dict[str, Any] = {"options": {"num_predict": LIMIT, **greedy}, "stream": False}
-    message = {"role": "user", "content": QUESTION, "images": [IN_BASE64]}
+    in_lines = base64.encodebytes(SHOWN).decode()
+    message = {"role": "user", "content": QUESTION, "images": [in_lines]}
     answer = seeing.post("/api/chat", json={"messages": [message], **asks}).json()
     assert answer["message"]["content"] == expected
     body = {"prompt": QUESTION, "images": [IN_BASE64], **asks}
