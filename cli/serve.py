@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_local.errors import FileError, InputError
+from dflash_local.errors import DflashError, FileError, InputError
 from dflash_local.fit.options import NONE
 from dflash_local.server.models.keep_alive import DEFAULT_S
 from dflash_local.text_file import read_text
@@ -351,6 +351,8 @@ def serve(**values: Any) -> int:
         recorder = _recorder(values["record"], say)
         sources = [_source(model, values, say, recorder) for model in models]
         at_once = [] if sources else _at_once(values, say, recorder)
+        if any(map(_sees, at_once or sources)):
+            settings = replace(settings, max_body=_BODY_WITH_IMAGES)
         keep_alive = values["keep_alive_s"]
         pool = ModelPool(
             at_once or sources,
@@ -505,6 +507,17 @@ def _source(
     )
 
 
+def _sees(source: ModelSource) -> bool:
+    """Whether a model reads images, with a projector that was given or lies beside it."""
+    from dflash_local.pairs.projector import find_projector
+
+    with suppress(DflashError):  # its load says what is wrong
+        return (
+            find_projector(source.target, source.options.get("mmproj"), lambda _: None) is not None
+        )
+    return False
+
+
 def _chat_template(values: Mapping[str, Any]) -> str | None:
     """The Jinja text in place of the model's own."""
     from dflash_local.llama.runtime import named_template
@@ -540,6 +553,4 @@ def _settings(values: Mapping[str, Any], say: Speaker) -> ServerSettings:
         keys += map(api_key, found)
         if os.name == "posix" and Path(path).stat().st_mode & 0o077:
             say(f"warning: other users may read {path}, which holds keys: chmod 600 it")
-    if values["mmproj"] not in (None, NONE):
-        given["max_body"] = _BODY_WITH_IMAGES
     return ServerSettings(api_keys=tuple(keys), **given)

@@ -4,7 +4,7 @@ without, and a picture is computed once."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,8 +15,10 @@ import pytest
 from dflash_local import Model, Result, demo, load
 from dflash_local.chat.pictures import MOST_IMAGES
 from dflash_local.errors import FileError, InputError
+from dflash_local.fit.options import HEADS
 from dflash_local.target_model.images import Prompt
-from hybrid import TAPS
+from hybrid import TAPS, write_hybrid
+from small_model import write_small
 from synthetic import write_drafter
 from vision_models import KINDS, asked, picture, write_projector, write_vision_target
 
@@ -39,7 +41,7 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [target, draft, write_projector(folder / f"mmproj-{kind}.gguf", target)]
 
 
-def loaded(files: list[Path], **options: Any) -> Model:
+def loaded(files: Sequence[Path | str], **options: Any) -> Model:
     target, draft, projector = files
     given = {"n_ctx": 2048, "n_threads": 1, "kv_type": "q8_0", "draft_shape": "chain", **options}
     model = load(target, draft, mmproj=projector, n_gpu_layers=0, quiet=True, **given)
@@ -167,6 +169,25 @@ def test_drafts_change_no_answer_in_two_turns(model: Model, sampling: dict[str, 
     assert drafted > 0
 
 
+@pytest.mark.parametrize("kind", ["small model", "heads"])
+def test_drafters_that_read_tokens_go_on_after_a_picture(kind: str, tmp_path: Path) -> None:
+    if kind == "heads":
+        target = write_hybrid(tmp_path / "seeing.gguf", "qwen35", demo.pair()[0], head=0.1)
+        draft: Path | str = HEADS
+    else:
+        target = write_vision_target(tmp_path / "seeing.gguf", "qwen3vl")
+        draft = write_small(tmp_path / "small.gguf")
+    files = [target, draft, write_projector(tmp_path / "mmproj.gguf", target)]
+    with loaded(files) as model:
+        messages = [asked(ASKED, picture(seed=3))]
+        plain = answer(model, messages, draft_width=0)
+        model.forget()
+        drafted = answer(model, messages, draft_width=4)
+    assert drafted.stats.warning is None
+    assert drafted.stats.drafted > 0
+    assert drafted.tokens == plain.tokens
+
+
 def test_a_second_question_about_a_picture_decodes_only_the_question(model: Model) -> None:
     model.forget()
     large = picture(256, 256)
@@ -212,6 +233,23 @@ def test_a_picture_that_left_its_slot_is_not_computed_again(files: list[Path]) -
         assert not other.stats.cached_tokens
         assert again.tokens == first.tokens
         assert again.stats.prompt_tokens - again.stats.cached_tokens <= 64
+
+
+def test_exact_answers_after_a_picture_are_those_of_a_cold_cache(files: list[Path]) -> None:
+    with loaded(files, exact=True, n_batch=64, n_ctx=1024) as model:
+
+        def ask(end: str) -> Result:
+            text = "def add(a, b): return a + b\n" * 20 + end
+            return answer(
+                model, [asked(text, picture(128, 128, seed=1))], draft_width=0, logprobs=3
+            )
+
+        ask("first of all")
+        warm = ask("and another")
+        model.forget()
+        cold = ask("and another")
+    assert warm.stats.cached_tokens
+    assert warm.logprobs == cold.logprobs
 
 
 def test_a_picture_fills_the_context_by_its_cells(files: list[Path]) -> None:

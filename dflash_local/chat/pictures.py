@@ -164,10 +164,10 @@ def from_data_uri(uri: str) -> bytes:
 
 
 def from_base64(text: str) -> bytes:
-    """The bytes of a picture in base64. Raises InputError."""
+    """The bytes of a picture in base64, perhaps in lines. Raises InputError."""
     if len(text) > MOST_BYTES * 4 // 3 + 4:
         raise InputError(f"an image is too large; give one of at most {MOST_BYTES >> 20} MiB")
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
         raise InputError("an image is not valid base64") from None

@@ -115,6 +115,8 @@ class Prefill:
         begin = len(sequence.slot.cached)
         if sequence.at_image:
             return sequence.request.images[begin].n_positions
+        if self._slots.least > 1:  # an image has put the rows out of step with where slots are cut
+            n_rows = min(n_rows, self._slots.least - begin % self._slots.least)
         for place in sequence.request.images:
             if begin < place < begin + n_rows:
                 n_rows = place - begin

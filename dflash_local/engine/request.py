@@ -13,7 +13,7 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError, PromptTooLongError
 from dflash_local.sampling.grammar import Constraint
 from dflash_local.sampling.params import SamplingParams
-from dflash_local.target_model.images import Image, without_images
+from dflash_local.target_model.images import Image, spoken, without_images
 
 
 def _never(_token: int) -> bool:
@@ -61,7 +61,7 @@ class Request:
     @cached_property
     def spoken(self) -> list[int]:
         """The prompt, with a token in place of each id that stands for a part of an image."""
-        return [max(token, 0) for token in self.prompt] if self.images else self.prompt
+        return spoken(self.prompt) if self.images else self.prompt
 
     @property
     def n_cells(self) -> int:

@@ -17,7 +17,7 @@ from dflash_local.engine.shared_cells import SharedCells
 from dflash_local.llama import native
 from dflash_local.prefixes.checkpoints import Checkpoints
 from dflash_local.target_model.batch import Batch
-from dflash_local.target_model.images import Embeddings, whole
+from dflash_local.target_model.images import Embeddings, spoken, whole
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 
@@ -224,7 +224,7 @@ class Slots:
     def take_features(self, slot: Slot) -> StoredFeatures:
         """Hand over the hidden states that the drafter lacks. The next draft injects them."""
         pending, slot.pending = slot.pending, []
-        tokens = slot.cached[len(slot.cached) - len(pending) :]
+        tokens = spoken(slot.cached[len(slot.cached) - len(pending) :])
         return StoredFeatures(self.target, pending, tokens)
 
     def inject(self, slot: Slot) -> None:

@@ -119,3 +119,8 @@ def whole(tokens: Sequence[int], length: int) -> int:
 def without_images(tokens: Iterable[int]) -> list[int]:
     """The ids that are tokens."""
     return [token for token in tokens if token >= 0]
+
+
+def spoken(tokens: Iterable[int]) -> list[int]:
+    """The ids with a token in place of each that stands for a part of an image."""
+    return [max(token, 0) for token in tokens]

@@ -11,6 +11,7 @@ import math
 import warnings
 
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from dflash_local.errors import InputError
 
@@ -24,6 +25,8 @@ _MOST_SEEN = 4 << 20
 """Of a picture as models see it: no model takes more, and larger ones are made smaller."""
 _MOST_LONGER = 100
 """How many times as long as wide: models cut pictures into squares."""
+_RUN_LENGTHS = (1, 2)
+"""BMP's compressions that Pillow reads in Python: 20 MiB take it ten seconds."""
 
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -41,7 +44,7 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             _check(image)
             image.draft("RGB", (2048, 2048))  # of a JPEG, decodes no more than this takes
-            seen = image if image.mode == "RGB" else image.convert("RGB")
+            seen = _in_rgb(image)
             shrunk = math.sqrt(_MOST_SEEN / (seen.width * seen.height))
             if shrunk < 1:  # before it is turned, which copies it
                 width, height = (max(1, int(side * shrunk)) for side in seen.size)
@@ -63,14 +66,31 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
         raise InputError(f"the image cannot be read: {reason}") from None
 
 
+def _in_rgb(image: Image.Image) -> Image.Image:
+    """What is transparent becomes white: else dark text on nothing would be dark on black."""
+    if image.mode.startswith("I"):  # of 16 bits, which `convert` would clip
+        return image.point(lambda value: value / 256).convert("RGB")
+    if not image.has_transparency_data:
+        return image if image.mode == "RGB" else image.convert("RGB")
+    above = image.convert("RGBA")
+    seen = Image.new("RGB", image.size, "white")
+    seen.paste(above, mask=above)
+    seen.info = image.info  # how it is turned
+    return seen
+
+
 def _check(image: Image.Image) -> None:
     width, height = image.size
-    most = _MOST_OF_JPEG if image.format == "JPEG" else MOST_PIXELS
+    is_jpeg = isinstance(image, JpegImageFile)
+    most = _MOST_OF_JPEG if is_jpeg else MOST_PIXELS
     if width * height > most:
         raise InputError(
             f"an image of {width} x {height} pixels; give one of at most {most:,} in all"
         )
     if max(width, height) > _MOST_LONGER * min(width, height):
         raise InputError(f"an image of {width} x {height} pixels is too narrow a strip")
-    if getattr(image, "is_animated", False):
+    if image.format == "BMP" and image.info.get("compression") in _RUN_LENGTHS:
+        raise InputError("the image is a BMP with run lengths; give it as PNG")
+    # Phones put a depth map or a preview behind a photo.
+    if getattr(image, "is_animated", False) and not is_jpeg:
         raise InputError("the image is a moving one; give a single picture")

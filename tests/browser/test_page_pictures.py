@@ -23,6 +23,13 @@ PASTE = """(data) => {
   document.getElementById("prompt").dispatchEvent(event);
 }"""
 
+DROP_TEXT = """() => {
+  const transfer = new DataTransfer();
+  transfer.setData("text/plain", "a text");
+  const given = { dataTransfer: transfer, bubbles: true, cancelable: true };
+  return document.getElementById("prompt").dispatchEvent(new DragEvent("drop", given));
+}"""
+
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -62,6 +69,21 @@ def test_a_picture_goes_with_a_question_and_stays_with_it(
         visit.ask()
         visit.wait()
         assert len(visit.chats[-1]["messages"][0]["content"]) == 2
+
+
+def test_pictures_that_come_at_once_all_stay(browser: Browser, seeing: ServerProcess) -> None:
+    with visiting(browser, seeing.url) as visit:
+        page = visit.page
+        expect(page.locator("#attach")).to_be_visible()
+        pasted = base64.b64encode(picture(40, 40)).decode()
+        page.evaluate(f"(data) => {{ ({PASTE})(data); ({PASTE})(data); }}", pasted)
+        expect(page.locator("#attached img")).to_have_count(2)
+
+
+def test_a_text_that_is_dropped_goes_to_its_field(browser: Browser, seeing: ServerProcess) -> None:
+    with visiting(browser, seeing.url) as visit:
+        expect(visit.page.locator("#attach")).to_be_visible()
+        assert visit.page.evaluate(DROP_TEXT)
 
 
 def test_a_model_without_eyes_is_offered_none(visit: Visit) -> None:

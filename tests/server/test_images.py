@@ -23,8 +23,8 @@ QUESTION = "def add(a, b):"
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("vision")
     target = write_vision_target(folder / "seeing.gguf", "qwen3vl")
-    projector = write_projector(folder / "mmproj-seeing.gguf", target)
-    files = ("-m", str(target), "--draft", str(demo.pair()[1]), "--mmproj", str(projector))
+    write_projector(folder / "mmproj-seeing.gguf", target)  # it is found there
+    files = ("-m", str(target), "--draft", str(demo.pair()[1]))
     with serving(*files, *EXACT, "--ctx", "2048") as server, server.client() as client:
         yield client
 
@@ -51,7 +51,8 @@ def test_all_apis_show_the_model_the_same_picture(seeing: httpx.Client) -> None:
     answer = seeing.post("/v1/messages", json=body).json()
     assert answer["content"][-1]["text"] == expected
     asks: dict[str, Any] = {"options": {"num_predict": LIMIT, **greedy}, "stream": False}
-    message = {"role": "user", "content": QUESTION, "images": [IN_BASE64]}
+    in_lines = base64.encodebytes(SHOWN).decode()
+    message = {"role": "user", "content": QUESTION, "images": [in_lines]}
     answer = seeing.post("/api/chat", json={"messages": [message], **asks}).json()
     assert answer["message"]["content"] == expected
     body = {"prompt": QUESTION, "images": [IN_BASE64], **asks}
@@ -108,6 +109,21 @@ def test_a_path_of_the_server_is_no_picture(seeing: httpx.Client) -> None:
         message = {"role": "user", "content": [part, {"type": "text", "text": "a"}]}
         answer = seeing.post("/v1/chat/completions", json={"messages": [message], "max_tokens": 4})
         assert answer.status_code == 400, answer.text
+
+
+def test_a_picture_without_a_place_in_the_prompt_is_refused(seeing: httpx.Client) -> None:
+    media = {"prompt_string": "<__media__>a", "multimodal_data": [IN_BASE64]}
+    for path, body in (
+        ("/completion", {"prompt": [1, media], "n_predict": 1}),
+        ("/api/generate", {"prompt": "a", "images": [IN_BASE64], "raw": True}),
+        ("/api/generate", {"prompt": "a", "images": [IN_BASE64], "suffix": "b"}),
+    ):
+        answer = seeing.post(path, json=body)
+        assert answer.status_code == 400, answer.text
+
+
+def test_a_large_picture_has_room_where_the_projector_was_found(seeing: httpx.Client) -> None:
+    _openai(seeing, SHOWN + bytes(7 << 20))
 
 
 def test_clients_see_that_it_takes_pictures(seeing: httpx.Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +69,55 @@ def test_transparent_and_grey_pictures_have_three_colours() -> None:
             assert len(pixels(file.getvalue())[2]) == 8 * 8 * 3
 
 
+def _saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def test_what_is_transparent_is_white() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    drawn = Image.new("RGBA", (30, 20))
+    drawn.putpixel((0, 0), (0, 0, 0, 255))
+    width, height, rgb = pixels(_saved(drawn, exif=exif))
+    assert (width, height) == (20, 30)
+    assert rgb.count(0) == 3 and rgb.count(255) == len(rgb) - 3
+    palette = Image.new("P", (8, 8))
+    palette.putpalette([0, 0, 0])
+    for data in (
+        _saved(palette, transparency=0),
+        _saved(palette, "GIF", transparency=0),
+        _saved(Image.new("LA", (8, 8))),
+        _saved(Image.new("L", (8, 8)), transparency=0),
+        _saved(Image.new("RGBA", (8, 8)), "WEBP", lossless=True),
+    ):
+        assert set(pixels(data)[2]) == {255}
+
+
+def test_sixteen_bits_are_not_clipped() -> None:
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    assert list(pixels(_saved(Image.fromarray(ramp)))[2][::3]) == list(range(256))
+
+
+def test_a_photo_with_a_preview_behind_it_is_no_moving_picture() -> None:
+    photo, preview = Image.new("RGB", (64, 48), (200, 10, 10)), Image.new("RGB", (16, 12))
+    data = _saved(photo, "MPO", save_all=True, append_images=[preview])
+    width, height, rgb = pixels(data)
+    assert (width, height) == (64, 48)
+    assert min(rgb[::3]) > 190
+    large = _saved(Image.new("L", (6000, 4000)), "MPO", save_all=True, append_images=[preview])
+    assert pixels(large)[0] < 6000
+
+
+def _run_lengths() -> bytes:
+    runs = b"\x08\x01\x00\x00" * 8 + b"\x00\x01"
+    head = struct.pack("<IiiHHIIiiII", 40, 8, 8, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    begin = 14 + len(head) + 1024
+    file = struct.pack("<2sIHHI", b"BM", begin + len(runs), 0, 0, begin)
+    return file + head + bytes(1024) + runs
+
+
 def _moving() -> bytes:
     frames = [Image.new("RGB", (8, 8), (i, 0, 0)) for i in (0, 200)]
     file = io.BytesIO()
@@ -85,6 +135,7 @@ def _moving() -> bytes:
         (_png(60, 60)[:50], "cannot be read"),
         (picture(200, 1), "too narrow"),
         (_moving(), "a moving one"),
+        (_run_lengths(), "run lengths"),
         (bytes(MOST_BYTES + 1), "at most 20 MiB"),
     ],
 )

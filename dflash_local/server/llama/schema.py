@@ -131,7 +131,7 @@ class CompletionRequest(LlamaRequest):
         # Before each of them is read, which takes a while for thousands.
         if isinstance(value, list):
             kinds = {type(piece) for piece in value}
-            if {list, int} <= kinds:
+            if int in kinds and not kinds.isdisjoint((list, dict)):
                 raise ValueError("ids next to lists; give one prompt, or several each in a list")
             if int not in kinds and len(value) > bounds.MAX_CHOICES:
                 raise ValueError(f"{len(value)} prompts; give at most {bounds.MAX_CHOICES}")

@@ -21,6 +21,7 @@ from dflash_local.server.answering.infill_prompt import (
 )
 from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
 from dflash_local.server.answering.tools import ToolUse, tool_use
+from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.event_stream import LINES, unless_gone
 from dflash_local.server.ollama.answer import (
     OllamaAnswer,
@@ -111,6 +112,10 @@ def _prepare_chat(model: Model, body: OllamaChatRequest | GenerateRequest) -> Pr
 def _prepare_text(model: Model, body: GenerateRequest) -> PreparedChat:
     """A prompt without a chat around it: all of the answer is content."""
     vocabulary, prompt = model.target.vocabulary, body.prompt or ""
+    if body.images:
+        raise ApiError(
+            400, "a raw prompt, or one with a suffix, has no place for images", param="images"
+        )
     if body.suffix:
         infill_tokens(vocabulary)  # raises ApiError for a model that cannot fill gaps
         room = infill_room(model.n_ctx, body.sampling.limit or 0)

@@ -545,7 +545,7 @@ document.addEventListener("dragover", (event) => {
   if (!at("attach").hidden) event.preventDefault();
 });
 document.addEventListener("drop", (event) => {
-  if (at("attach").hidden) return;
+  if (at("attach").hidden || !event.dataTransfer.files.length) return; // a text goes to its field
   event.preventDefault();
   pictures.take(filesOf(event.dataTransfer));
 });

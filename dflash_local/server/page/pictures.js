@@ -29,7 +29,8 @@ export class Pictures {
   async take(files) {
     for (const file of files) {
       try {
-        this.put([...this.urls, await asUri(file)]);
+        const url = await asUri(file); // meanwhile others may come and go
+        this.put([...this.urls, url]);
       } catch {
         this.refused(`${file.name || "this"} is no picture that this browser can read`);
       }
