@@ -16,7 +16,7 @@ from dflash_local import Model, Result, demo, load
 from dflash_local.chat.pictures import MOST_IMAGES
 from dflash_local.errors import FileError, InputError
 from dflash_local.target_model.images import Prompt
-from hybrid import TAPS
+from hybrid import TAPS, write_hybrid
 from synthetic import write_drafter
 from vision_models import KINDS, asked, picture, write_projector, write_vision_target
 
@@ -165,6 +165,22 @@ def test_drafts_change_no_answer_in_two_turns(model: Model, sampling: dict[str, 
         texts.append(turns)
     assert texts[0] == texts[1]
     assert drafted > 0
+
+
+@pytest.mark.parametrize("drafter", ["a small model", "heads"])
+def test_drafters_that_read_tokens_draft_behind_a_picture(tmp_path: Path, drafter: str) -> None:
+    shipped = demo.pair()[0]
+    target = write_hybrid(tmp_path / "target.gguf", "qwen35", shipped, head=0.0)
+    projector = write_projector(tmp_path / "mmproj.gguf", target)
+    draft = shipped if drafter == "a small model" else Path("mtp")
+    with loaded([target, draft, projector]) as model:
+        messages = [asked(ASKED, picture(seed=3))]
+        plain, drafted = (
+            answer(model, messages, draft_width=width) for width in (0, model.engine.max_width)
+        )
+        assert drafted.tokens == plain.tokens
+        assert drafted.stats.warning is None
+        assert drafted.stats.drafted > 0
 
 
 def test_a_second_question_about_a_picture_decodes_only_the_question(model: Model) -> None:
