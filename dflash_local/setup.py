@@ -146,7 +146,8 @@ class Setup:
         plan, spec = self.plan, self.pair.spec
         assert isinstance(spec, ModelSpec)
         options = self.target_options.for_drafter(is_recurrent=spec.is_recurrent)
-        used = [i for i, gpu in enumerate(plan.gpus) if gpu.drafter]
+        own = [gpu.name for gpu in usable_gpus(self.devices) if not gpu.is_remote]
+        used = [own.index(gpu.name) for gpu in plan.gpus if gpu.drafter]
         return replace(
             options,
             n_ctx=plan.n_ctx + plan.n_seq * spec.block_size,
