@@ -22,7 +22,7 @@ from dflash_local.fit.options import (
 from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
-from dflash_local.gguf.drafter_spec import HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
@@ -245,7 +245,9 @@ class Setup:
 
     def _planned(self, pair: Pair, way_back: WayBack = CELLS) -> Plan:
         options, files = self.options, (pair.target, pair.draft, pair.spec)
-        if options.draft_window is None:
+        if not isinstance(pair.spec, DrafterSpec):
+            options = replace(options, draft_window=0)  # all others look at the whole text
+        elif options.draft_window is None:
             options = replace(options, draft_window=draft_window_of(pair.draft))
         n_branches = self._n_branches(options.n_batch)
         return make_plan(*files, options, self.devices, n_branches, way_back)

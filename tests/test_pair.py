@@ -46,3 +46,11 @@ def test_a_small_model_lies_where_the_target_s_logits_are() -> None:
     assert place(worker, cpu, rpc=["worker:50052"]) is None
     assert place(first, cpu) == 0
     assert place(first, cpu, n_gpu_layers=0) is None
+
+
+def test_a_small_model_has_no_window() -> None:
+    cpu = Device("CPU", "", "cpu", 1 << 34, 1 << 34)
+    target, draft = demo.pair()
+    options = LoadOptions(n_ctx=512, draft_window=64)
+    assert "for the last 64 tokens" in str(Setup(open_pair(target, draft), options, [cpu]).lines())
+    assert "for the last" not in str(Setup(open_pair(target, target), options, [cpu]).lines())
