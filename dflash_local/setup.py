@@ -22,7 +22,7 @@ from dflash_local.fit.options import (
 from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
-from dflash_local.gguf.drafter_spec import HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
@@ -146,7 +146,8 @@ class Setup:
         plan, spec = self.plan, self.pair.spec
         assert isinstance(spec, ModelSpec)
         options = self.target_options.for_drafter(is_recurrent=spec.is_recurrent)
-        used = [i for i, gpu in enumerate(plan.gpus) if gpu.drafter]
+        own = [gpu.name for gpu in usable_gpus(self.devices) if not gpu.is_remote]
+        used = [own.index(gpu.name) for gpu in plan.gpus if gpu.drafter]
         return replace(
             options,
             n_ctx=plan.n_ctx + plan.n_seq * spec.block_size,
@@ -244,7 +245,9 @@ class Setup:
 
     def _planned(self, pair: Pair, way_back: WayBack = CELLS) -> Plan:
         options, files = self.options, (pair.target, pair.draft, pair.spec)
-        if options.draft_window is None:
+        if not isinstance(pair.spec, DrafterSpec):
+            options = replace(options, draft_window=0)  # all others look at the whole text
+        elif options.draft_window is None:
             options = replace(options, draft_window=draft_window_of(pair.draft))
         n_branches = self._n_branches(options.n_batch)
         return make_plan(*files, options, self.devices, n_branches, way_back)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from dflash_local import load
+from dflash_local import demo, load
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
@@ -27,3 +28,29 @@ def test_drafts_are_trees_or_chains_where_rows_are_cheap() -> None:
     assert usual_shape([cpu], LoadOptions()) == "chain"
     assert usual_shape([gpu, cpu], LoadOptions()) == "auto"
     assert usual_shape([gpu, cpu], LoadOptions(n_gpu_layers=0)) == "chain"
+
+
+def test_a_small_model_lies_where_the_target_s_logits_are() -> None:
+    cpu = Device("CPU", "", "cpu", 1 << 34, 1 << 34)
+    first, last = (Device(f"CUDA{i}", "", "gpu", 1 << 34, 1 << 34) for i in (0, 1))
+    worker = Device("RPC0", "", "gpu", 1 << 34, 1 << 34, is_remote=True)
+    target = demo.pair()[0]
+
+    def place(*devices: Device, **options: Any) -> int | None:
+        setup = Setup(open_pair(target, target), LoadOptions(n_ctx=512, **options), devices)
+        found = setup.model_drafter_options
+        return found.main_gpu if found.n_gpu_layers else None
+
+    assert place(first, last, cpu, split_mode="none", main_gpu=1) == 1
+    assert place(worker, first, cpu, rpc=["worker:50052"]) == 0
+    assert place(worker, cpu, rpc=["worker:50052"]) is None
+    assert place(first, cpu) == 0
+    assert place(first, cpu, n_gpu_layers=0) is None
+
+
+def test_a_small_model_has_no_window() -> None:
+    cpu = Device("CPU", "", "cpu", 1 << 34, 1 << 34)
+    target, draft = demo.pair()
+    options = LoadOptions(n_ctx=512, draft_window=64)
+    assert "for the last 64 tokens" in str(Setup(open_pair(target, draft), options, [cpu]).lines())
+    assert "for the last" not in str(Setup(open_pair(target, target), options, [cpu]).lines())

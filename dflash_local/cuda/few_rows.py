@@ -37,7 +37,8 @@ class FewRows:
         self.compiler = compiler
         self.findings: list[Finding] = []
         """Of each shape of matrix on each kind of GPU: what the trial said."""
-        self._left: set[str] = set()
+        self._left: dict[kernels.Kind, range] = {}
+        """What is left to llama.cpp, on all GPUs: in passes of how many rows."""
         self._on_cpu = on_cpu
 
     @contextmanager
@@ -63,8 +64,9 @@ class FewRows:
                 left = EVERY_PASS
             if not left:
                 continue
-            rows = "" if left == EVERY_PASS else f" in passes of {left[0]} to {left[-1]} rows"
-            self._left.add(f"{shape}{rows}")
+            known = self._left.get(shape, left)  # of another GPU
+            left = range(min(known[0], left[0]), max(known[-1], left[-1]) + 1)
+            self._left[shape] = left
             if isinstance(shape, Heads):
                 self.native.leave_attention(shape.keys, shape.values, shape.head_dim)
             elif isinstance(shape, Experts):
@@ -84,7 +86,13 @@ class FewRows:
     @property
     def key(self) -> list[Any]:
         """What results and times depend on: the kernels, and what is left to llama.cpp."""
-        return [kernels.source_hash(), *sorted(self._left)]
+        left = (
+            str(shape)
+            if rows == EVERY_PASS
+            else f"{shape} in passes of {rows[0]} to {rows[-1]} rows"
+            for shape, rows in self._left.items()
+        )
+        return [kernels.source_hash(), *sorted(left)]
 
     @property
     def counts(self) -> dict[str, int]:

@@ -100,6 +100,8 @@ class ModelDrafter(Drafter):
     def truncate(self, seq: int, length: int) -> None:
         self._lengths[seq] = min(self._lengths[seq], length)
         self._cut(seq, self._lengths[seq])
+        if self._model.is_recurrent and not length:  # a draft that failed leaves its branch
+            self._cut(self._n_seq + seq, 0)
 
     def copy(self, source: int, target: int, length: int) -> None:
         self._cut(target, 0)

@@ -222,7 +222,8 @@ class Slots:
             self.drafter, self._aside = self._aside, None
 
     def take_features(self, slot: Slot) -> StoredFeatures:
-        """Hand over the hidden states that the drafter lacks. The next draft injects them."""
+        """Hand over the hidden states that the drafter lacks. The next draft injects them. The ids
+        of images are no tokens, so another one stands in their place."""
         pending, slot.pending = slot.pending, []
         tokens = spoken(slot.cached[len(slot.cached) - len(pending) :])
         return StoredFeatures(self.target, pending, tokens)

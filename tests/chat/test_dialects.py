@@ -230,6 +230,7 @@ BROKEN = [
     (HERMES, '<tool_call>{"name": "now", "arguments": {"a": "cut', '{"a": "cut', ""),
     (LLAMA, '{"name": "now", "parameters": {"a": 01}}', '{"a": 0', "1}}"),
     (CODER, "<function=get_weather><parameter=city>\nPar", '{"city": "Par', ""),
+    (CODER, coder("city>\nParis").replace("nction>", ""), '{"city": "Paris', ""),
     (CODER, coder("city>\nx").replace("</function>", "<!>"), '{"city": "x', ""),
     (Harmony(), ' to=functions.now<|message|>{"a" 1}<|end|>', '{"a" ', "1}"),
 ]

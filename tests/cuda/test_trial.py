@@ -139,6 +139,18 @@ def test_the_widest_passes_are_llama_cpps_where_it_is_faster() -> None:
     assert few_rows.key[1:] == [f"{SHAPE} in passes of 64 to 64 rows"]
 
 
+def test_a_fault_on_one_gpu_holds_on_all() -> None:
+    wide = Finding(SHAPE, times(2) | {64: 7.0}, times(4))
+    wrong = Finding(SHAPE, times(2), times(4), fault="off by 2")
+    faulty, both, reverse = FewRows(), FewRows(), FewRows()
+    faulty.take([wrong])
+    for found in (wrong, wide):
+        both.take([found])
+    for found in (wide, wrong):
+        reverse.take([found])
+    assert both.key == reverse.key == faulty.key
+
+
 def test_exact_answers_take_what_is_right_even_where_it_is_slower() -> None:
     found = [Finding(SHAPE, times(9), times(1)), Finding(HEADS, times(9), times(1))]
     usual, exact = FewRows(), FewRows()

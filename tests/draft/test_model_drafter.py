@@ -281,6 +281,22 @@ def test_a_recurrent_model_that_drafts_for_itself_is_always_right(
         assert again.tokens == draft.tokens
 
 
+def test_a_recurrent_model_drafts_again_after_a_failure(tmp_path: Path) -> None:
+    """It leaves nothing of a draft that failed half way."""
+    path = write_hybrid(tmp_path / "hybrid.gguf", "qwen35", demo.pair()[0])
+    with hybrid_target(path, n_seq=2, n_ctx=1024, tapped_layers=()) as target:
+        prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:240]
+        drafter = model_drafter(target, path, n_ctx=256)
+        engine = Engine(target, drafter, 2)
+        assert "no room" in (answer(engine, prompt, 9, N).stats.warning or "")
+        for n in (60, 120):
+            engine.slots._back_at = 0.0
+            engine.slots.forget_all()
+            stats = answer(engine, prompt[:n], 9, N).stats
+            assert stats.warning is None
+            assert 0 <= stats.drafted - stats.accepted <= 8
+
+
 def test_drafts_are_chains_whatever_is_asked_for(small: Path) -> None:
     options = {"draft_shape": "tree", "n_ctx": 256, "n_threads": 1, "quiet": True}
     with load(demo.pair()[0], small, **options) as model:

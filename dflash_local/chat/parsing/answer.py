@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dflash_local.chat.events import Content, Reasoning
 from dflash_local.chat.form import Form, Marks, marks_of
 from dflash_local.chat.parsing.call_parser import CallParser
-from dflash_local.chat.parsing.marks import is_code
+from dflash_local.chat.parsing.marks import CodeBlocks
 from dflash_local.chat.parsing.parser import Waiting
 from dflash_local.chat.tool import Tool
 
@@ -46,8 +46,8 @@ class AnswerParser(CallParser):
         self._blank = ""
         self._shown = True
         """Whether content was shown since the last call, or no call was made."""
-        self._said: list[str] = []
-        """The content since the last call."""
+        self._said = CodeBlocks()
+        """Those of the content since the last call."""
 
     def _parse(self) -> Waiting[None]:
         if self._thinking:
@@ -76,7 +76,7 @@ class AnswerParser(CallParser):
         while mark := (yield from self._up_to(self._marks, self._show)):
             if mark in self._silent:
                 self._take(len(mark))
-            elif is_code("".join(self._said) + self._blank):
+            elif self._said.is_code(self._blank):
                 self._show(1)
             else:
                 yield from self._calls((len(mark), self._openings[mark]))
@@ -87,7 +87,7 @@ class AnswerParser(CallParser):
     def _show(self, n: int) -> None:
         """Make the next `n` characters content."""
         text = self._without_blank(n) if self._reads_calls else self._take(n)
-        self._said.append(text)
+        self._said.add(text)
         self._shown = self._shown or bool(text)
         self._events.append(Content(text))
 
@@ -113,7 +113,7 @@ class AnswerParser(CallParser):
         return is_done
 
     def _start_call(self, name: str) -> None:
-        self._blank, self._said, self._shown = "", [], False
+        self._blank, self._said, self._shown = "", CodeBlocks(), False
         super()._start_call(name)
 
     def _next_call(self) -> Waiting[tuple[int, str] | None]:

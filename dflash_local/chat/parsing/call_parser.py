@@ -195,12 +195,12 @@ class CallParser(JsonParser):
             yield from self._literal(quote)
             self._add_arguments('"')
             text = ""
-            while not text.endswith(quote):
-                text += yield from self._next()
-                n = len(text) - held(text, (quote,)) if not text.endswith(quote) else 0
+            while (where := text.find(quote)) < 0:
+                n = len(text) - held(text, (quote,))
                 self._add_arguments(_escaped(text[:n]))
-                text = text[n:]
-            self._add_arguments(_escaped(text.removesuffix(quote)) + '"')
+                text = text[n:] + (yield from self._piece())
+            self._at -= len(text) - where - len(quote)
+            self._add_arguments(_escaped(text[:where]) + '"')
         else:
             text = ""
             while char not in ",]}":
@@ -269,7 +269,7 @@ class CallParser(JsonParser):
         before = tags.closing[: tags.closing.index(end)]
         text, begun = "", False
         while True:
-            text += yield from self._next()
+            text += yield from self._piece()
             if not begun:
                 if text != gap and gap.startswith(text):
                     continue
@@ -277,14 +277,19 @@ class CallParser(JsonParser):
                 if tags.cdata and inner != CDATA and CDATA.startswith(inner):
                     continue
                 text, begun = inner, True
-                if tags.cdata and inner == CDATA:
-                    text, before, end = "", "", f"]]>{end}"
+                if tags.cdata and inner.startswith(CDATA):
+                    text, before, end = inner.removeprefix(CDATA), "", f"]]>{end}"
             while (where := text.find(end)) >= 0:
                 rest = text[where + len(end) :].lstrip()
-                if rest in follow:
-                    give(text[:where].removesuffix(before))
-                    return rest
+                certain = text[:where].removesuffix(before)
+                if marks := [mark for mark in follow if rest.startswith(mark)]:
+                    give(certain)
+                    mark = min(marks, key=len)
+                    self._at -= len(rest) - len(mark)
+                    return mark
                 if any(mark.startswith(rest) for mark in follow):
+                    give(certain)
+                    text = text[len(certain) :]
                     break
                 give(text[: where + len(end)])
                 text = text[where + len(end) :]

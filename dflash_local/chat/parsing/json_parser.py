@@ -81,6 +81,13 @@ class JsonParser(Parser):
         self._at += 1
         return self._text[self._at - 1]
 
+    def _piece(self) -> Waiting[str]:
+        """All that has come, at least one character. What is too much of it is given back by
+        `_at`."""
+        begin = yield from self._next()
+        rest, self._at = self._text[self._at :], len(self._text)
+        return begin + rest
+
     def _solid(self) -> Waiting[str]:
         """The next character that is not blank."""
         while (char := (yield from self._next())) in _BLANKS:

@@ -24,17 +24,36 @@ def held(text: str, marks: Sequence[str]) -> int:
     return 0
 
 
-def is_code(text: str) -> bool:
-    """Whether a text ends inside a fenced code block of Markdown, or right behind a backtick."""
-    fence = None
-    *lines, rest = text.split("\n")
-    for line in lines:
-        found = _FENCE.fullmatch(line)
-        if fence is None:
-            fence = _opened(line)
-        elif found and found[1].startswith(fence) and not found[2].strip():
-            fence = None
-    return fence is not None or text.endswith("`") or _opened(rest) is not None
+class CodeBlocks:
+    """Follows the fenced code blocks of Markdown in text that arrives piece by piece."""
+
+    def __init__(self) -> None:
+        self._fence: str | None = None
+        self._line: list[str] = []
+        """The pieces of the last line."""
+
+    def add(self, text: str) -> None:
+        """The next piece of the text."""
+        *lines, rest = text.split("\n")
+        for end in lines:
+            line = "".join([*self._line, end])
+            self._line = []
+            found = _FENCE.fullmatch(line)
+            if self._fence is None:
+                self._fence = _opened(line)
+            elif found and found[1].startswith(self._fence) and not found[2].strip():
+                self._fence = None
+        if rest:
+            self._line.append(rest)
+
+    def is_code(self, blank: str) -> bool:
+        """Whether the text, and blanks behind it, end inside a code block or right behind a
+        backtick."""
+        end = CodeBlocks()
+        end._fence, end._line = self._fence, [*self._line]
+        end.add(blank)
+        line = "".join(end._line)
+        return end._fence is not None or line.endswith("`") or _opened(line) is not None
 
 
 def _opened(line: str) -> str | None:
