@@ -57,8 +57,7 @@ bool takes_plain(const ggml_tensor & t, const few_rows_rules & rules) {
            w.view_src == nullptr && w.ne[0] % 4 == 0 && is_aligned(w.data, w.nb[1], 16) &&
            rules.reads(w) && is_float_matrix(x) && is_float_matrix(t) &&
            is_aligned(x.data, x.ne[1] > 1 ? x.nb[1] : 0, 16) && x.ne[1] >= 1 &&
-           x.ne[1] <= few_rows::MAX_COLUMNS && 
-           rules.is_faster(w.type, w.ne[0], w.ne[1], x.ne[1]);
+           x.ne[1] <= few_rows::MAX_COLUMNS && rules.is_faster(w.type, w.ne[0], w.ne[1], x.ne[1]);
 }
 
 few_rows_plan::plain plan_plain(const ggml_tensor & t) {

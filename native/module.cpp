@@ -689,9 +689,7 @@ NB_MODULE(_native, m) {
         .def(
             "leave",
             [](few_rows_engine & self, int type, int64_t k, int64_t rows, int64_t first,
-               int64_t last) {
-                self.leave(static_cast<ggml_type>(type), k, rows, {first, last});
-            },
+               int64_t last) { self.leave(static_cast<ggml_type>(type), k, rows, {first, last}); },
             nb::arg("type"), nb::arg("k"), nb::arg("rows"), nb::arg("first"), nb::arg("last"))
         .def(
             "leave_attention",

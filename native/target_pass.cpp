@@ -257,9 +257,8 @@ int target_pass::run(const llama_batch & batch, int n_outputs) {
     }
     // If the batch is split, only the last part has its rows in the graph's tensors.
     const bool is_of_heads = batch.token != nullptr && batch.embd != nullptr;
-    const bool is_split =
-        (n_outputs > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs) ||
-        (store_ && n_tapped_ != n && !(is_of_heads && n_tapped_ == n_outputs));
+    const bool is_split = (n_outputs > 0 && in_graph_ && graph_logits_->ne[1] != n_outputs) ||
+                          (store_ && n_tapped_ != n && !(is_of_heads && n_tapped_ == n_outputs));
     if (is_split) {
         throw backend_error("llama.cpp has split a batch of " + std::to_string(n) +
                             " rows of this target; load it with one sequence");
