@@ -85,7 +85,8 @@ class Finding:
             for n, us in self.ours_us.items()
             if n in DECISIVE or us <= self.ggml_us[n] + _SAVED_US
         }
-        return range(min(self.ours_us.keys() - range(max(ours) + 1), default=65), 65)
+        end = EVERY_PASS.stop
+        return range(min(self.ours_us.keys() - range(max(ours) + 1), default=end), end)
 
     @property
     def is_ours(self) -> bool:

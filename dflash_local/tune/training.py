@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.answers import Answer
@@ -139,7 +138,7 @@ class Trainer:
         if self._compiled is not None:
             try:
                 return outcome(self.drafter, pack, starts, of=self._compiled, **self._shape)
-            except TorchDynamoException:  # Triton wants a C compiler, too
+            except torch._dynamo.exc.TorchDynamoException:  # Triton wants a C compiler, too
                 self._compiled = None
         return outcome(self.drafter, pack, starts)
 
