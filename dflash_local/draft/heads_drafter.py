@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.draft.growing import GrowingDraft
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, InputError
 from dflash_local.fit.architectures import CELLS
 from dflash_local.gguf.drafter_spec import HeadsSpec
@@ -133,20 +133,20 @@ class HeadsDrafter(Drafter):
         for request, (tokens, states) in zip(requests, read, strict=True):
             rows.append(self._next(request.seq, [*tokens, request.anchor], states))
             self._take(request.seq, states)
-        drafts: list[tuple[list[int], list[float]]] = [([], []) for _ in requests]
+        drafts = [GrowingDraft(request, _LEAST_CHANCE) for request in requests]
         going = list(range(len(requests)))
         while going:
             self._decode([rows[i] for i in going], output=True)
             for row, i in enumerate(list(going)):
-                token = self._draw(row, *drafts[i])
+                token = drafts[i].draw(self._open, row)
                 last = rows[i]
                 begin = last.begin + len(last.tokens)
                 rows[i] = _Rows(last.seq, begin, [token], self._states[row : row + 1])
-                if self._is_done(requests[i], *drafts[i]):
+                if drafts[i].is_done(self._target.vocabulary):
                     going.remove(i)
         for request in requests:
             self._remove(request.seq, self._texts[request.seq].length)
-        return [Draft.chain(*draft) for draft in drafts]
+        return [each.draft() for each in drafts]
 
     def truncate(self, seq: int, length: int) -> None:
         text = self._texts[seq]
@@ -227,17 +227,6 @@ class HeadsDrafter(Drafter):
             if n_tapped < len(last):  # these heads only go on with the rows that have an output
                 ends = list(range(n_tapped))
             self._states = self._open.hidden_states([first + row for row in ends])
-
-    def _draw(self, output_row: int, tokens: list[int], logprobs: list[float]) -> int:
-        ids, logits = self._open.candidates(output_row, 1)
-        tokens.append(int(ids[0]))
-        logprobs.append(float(logits[0]) - self._open.log_sum(output_row))
-        return tokens[-1]
-
-    def _is_done(self, request: DraftRequest, tokens: list[int], logprobs: list[float]) -> bool:
-        is_poor = sum(logprobs) < math.log(_LEAST_CHANCE) and not request.whole
-        is_long = len(tokens) >= request.n_draft
-        return is_poor or is_long or self._target.vocabulary.ends_text(tokens[-1])
 
     def _remove(self, seq: int, length: int) -> None:
         """Free the cells from `length` on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.draft.growing import GrowingDraft
 from dflash_local.errors import ContextFullError, InputError
 from dflash_local.gguf.drafter_spec import ModelSpec
 from dflash_local.target_model.batch import Batch, Outputs
@@ -68,34 +68,24 @@ class ModelDrafter(Drafter):
         if n_rows > self._model.n_batch or self._model.is_recurrent:
             self._inject(left)
         seqs = [self._branch(request.seq) for request in requests]
-        drafts: list[tuple[list[int], list[float]]] = [([], []) for _ in requests]
+        drafts = [GrowingDraft(request, _LEAST_CHANCE) for request in requests]
         going = list(range(len(requests)))
         while going:
             batch = Batch()
             for i in going:
-                request, (tokens, _) = requests[i], drafts[i]
-                rows = tokens[-1:] or [*left[request.seq], request.anchor]
+                request = requests[i]
+                rows = drafts[i].tokens[-1:] or [*left[request.seq], request.anchor]
                 self._add(batch, seqs[i], rows, outputs="last")
             self._run(batch)
             for row, i in enumerate(list(going)):
-                self._draw(row, *drafts[i])
-                if self._is_done(requests[i], *drafts[i]):
+                drafts[i].draw(self._model, row)
+                if drafts[i].is_done(self._model.vocabulary):
                     going.remove(i)
         for request, seq in zip(requests, seqs, strict=True):
             self._lengths[request.seq] += len(_tokens(request.features))
             if seq != request.seq:
                 self._cut(seq, 0)
-        return [Draft.chain(*draft) for draft in drafts]
-
-    def _draw(self, output_row: int, tokens: list[int], logprobs: list[float]) -> None:
-        ids, logits = self._model.candidates(output_row, 1)
-        tokens.append(int(ids[0]))
-        logprobs.append(float(logits[0]) - self._model.log_sum(output_row))
-
-    def _is_done(self, request: DraftRequest, tokens: list[int], logprobs: list[float]) -> bool:
-        is_poor = sum(logprobs) < math.log(_LEAST_CHANCE) and not request.whole
-        is_long = len(tokens) >= request.n_draft
-        return is_poor or is_long or self._model.vocabulary.ends_text(tokens[-1])
+        return [each.draft() for each in drafts]
 
     def truncate(self, seq: int, length: int) -> None:
         self._lengths[seq] = min(self._lengths[seq], length)
