@@ -371,9 +371,9 @@ class Vocabulary:
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of `tokens`. Bytes that are not UTF-8 become U+FFFD. Control tokens are left out or,
-        with `special`, written as their names. Ids of images are left out."""
+        with `special`, written as their names."""
         with self.reading():
-            pieces = [self.piece(token, special=special) for token in tokens if token >= 0]
+            pieces = [self.piece(token, special=special) for token in tokens]
         return b"".join(pieces).decode("utf-8", "replace")
 
     def ends_text(self, token: int) -> bool:

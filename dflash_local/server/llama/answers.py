@@ -30,7 +30,7 @@ from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.llama.schema import LlamaRequest
 from dflash_local.server.models.served_model import LoadedModel
-from dflash_local.target_model.images import n_cells
+from dflash_local.target_model.images import n_cells, without_images
 
 EVENTS = event_form(done=None)
 _UNTOLD = ("cancel", "logprobs", "prompt_progress")
@@ -259,7 +259,9 @@ class _LlamaAnswer:
             "tokens_evaluated": result.stats.prompt_tokens,
             "tokens_cached": result.stats.cached_tokens,
             "generation_settings": self._settings(result),
-            "prompt": self._model.target.vocabulary.detokenize(self.task.prompt, special=True),
+            "prompt": self._model.target.vocabulary.detokenize(
+                without_images(self.task.prompt), special=True
+            ),
             "has_new_line": "\n" in text,
             "truncated": result.stats.shifts > 0
             or (result.finish_reason == "length" and n != max(self._n_predict, 0)),

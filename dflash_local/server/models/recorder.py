@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Lock
 
 from dflash_local.errors import InputError
+from dflash_local.target_model.images import without_images
 from dflash_local.target_model.vocabulary import Vocabulary
 
 
@@ -40,7 +41,7 @@ class Recorder:
     def add(self, name: str, prompt: Sequence[int], vocabulary: Vocabulary) -> None:
         """Keep the prompt of a request to the model of that name. A disk that is full ends no
         answer."""
-        text = vocabulary.detokenize(prompt, special=True)
+        text = vocabulary.detokenize(without_images(prompt), special=True)
         line = json.dumps({"prompt": text, "category": name, "add_special": False}) + "\n"
         raw = line.encode()
         with self._lock:
