@@ -45,9 +45,12 @@ settings.load_profile("any machine")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked `one_in(n)`, one case of each n stays in the daily run. The others are slow
-    tests, which CI runs as well. What needs a GPU is in neither."""
+    tests, which CI runs as well. What needs a GPU is in neither, and what needs the hub runs only
+    where `-m` names it."""
+    if "hub" not in config.option.markexpr:
+        items[:] = [item for item in items if not item.get_closest_marker("hub")]
     seen: Counter[str] = Counter()
     for item in items:
         if item.get_closest_marker("gpu"):

@@ -50,6 +50,8 @@ DATASETS: dict[str, Dataset] = {
         "```python\n",
         "\n```",
     ),
+    # Of its two questions, the first.
+    "mt-bench": Dataset("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl", "prompt", "", ""),
 }
 
 
@@ -101,8 +103,9 @@ def _texts(path: Path, dataset: Dataset) -> Iterator[str]:
     parquet = path.suffix.lower() == ".parquet"
     rows = _parquet_rows(path, (dataset.column, _TURNS)) if parquet else _rows(path)
     for number, row in enumerate(rows, start=1):
-        turns = row.get(_TURNS) if isinstance(row, dict) else None
-        text = row.get(dataset.column) if isinstance(row, dict) else None
+        known = row if isinstance(row, dict) else {}
+        text = known.get(dataset.column)
+        turns = known.get(_TURNS, text)
         if isinstance(turns, list) and turns and isinstance(turns[0], str):
             yield turns[0]
         elif isinstance(text, str):
@@ -155,7 +158,8 @@ def _rows(path: Path) -> list[Any]:
 
 def _download(name: str, dataset: Dataset) -> Path:
     """The file in the hub client's cache, downloaded if it is not there yet."""
-    _check_parquet(f"--dataset {name}")
+    if dataset.file.endswith(".parquet"):
+        _check_parquet(f"--dataset {name}")
     import huggingface_hub as hub
 
     failures: tuple[type[Exception], ...] = (*transfer_errors(), ValueError)

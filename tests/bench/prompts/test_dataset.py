@@ -114,6 +114,16 @@ def test_a_dataset_that_is_gone_is_told(hub: Hub, tmp_path: Path) -> None:
     assert "cannot be fetched" in fetched(hub, tmp_path, "humaneval")["error"]
 
 
+def test_of_two_questions_the_first_is_asked(hub: Hub, tmp_path: Path) -> None:
+    rows = [{"prompt_id": n, "prompt": [f"Question {n}?", "And then?"]} for n in range(3)]
+    dataset = DATASETS["mt-bench"]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    hub.add(f"datasets/{dataset.repo}", {dataset.file: lines.encode()})
+    expected = [f"Question {n}?" for n in range(3)]
+    assert fetched(hub, tmp_path / "home", "mt-bench") == expected
+    assert contents("mt-bench", write_lines(tmp_path / "question.jsonl", rows)) == expected
+
+
 # Folders
 
 
