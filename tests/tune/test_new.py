@@ -138,6 +138,55 @@ def test_a_run_that_fails_leaves_everything_as_it_was(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.slow
+def test_a_disk_that_fills_later_loses_nothing_that_was_kept(
+    options: TrainOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on the size of files stands for the disk."""
+    monkeypatch.setattr("dflash_local.tune.new._SAVE_S", 0.0)
+    resource = pytest.importorskip("resource")
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    options = replace(options, steps=8)
+    part = options.output.with_name("out.partial")
+    kept: list[bytes] = []
+
+    def limited(limit: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+
+    def filling(progress: Progress) -> None:
+        if progress.step == 4:
+            kept.append((part / "state.pt").read_bytes())
+            limited(1 << 16)
+
+    try:
+        with pytest.raises(InputError, match=r"state\.pt: cannot be written: .*; make room there"):
+            train(options, say=print, progress=filling)
+        assert (part / "state.pt").read_bytes() == kept[0]
+        files = snapshot(part)
+        assert "state.new" not in files
+
+        # Where training has ended, what it brought is kept, and the next run only writes it.
+        limited(most)
+        lines: list[str] = []
+
+        def full_in_the_end(line: str) -> None:
+            lines.append(line)
+            if line.endswith("8 of 8 steps"):
+                limited(1 << 16)
+
+        with pytest.raises(InputError, match=r"out\.gguf: cannot be written"):
+            train(options, say=full_in_the_end)
+        assert "going on after step 3" in lines
+        assert snapshot(part) == files
+    finally:
+        limited(most)
+    lines = []
+    train(options, say=lines.append)
+    assert "going on after step 8" in lines
+    assert (options.output / "out.gguf").exists()
+    assert not part.exists()
+
+
 @pytest.mark.parametrize("content", ["{{ m.content }}", "<{{ m.content }}{{ m.content }}"])
 def test_a_template_without_an_opening_is_told(
     options: TrainOptions, tmp_path: Path, content: str
