@@ -171,7 +171,7 @@ def test_a_disk_that_fills_later_loses_nothing_that_was_kept(
 
         def full_in_the_end(line: str) -> None:
             lines.append(line)
-            if line.endswith("8 of 8 steps"):
+            if line.endswith(" of 8 steps"):
                 limited(1 << 16)
 
         with pytest.raises(InputError, match=r"out\.gguf: cannot be written"):
