@@ -41,6 +41,7 @@ SECTIONS = {
     "Input": (
         Option(
             "--target",
+            of="convert",
             metavar="TARGET",
             show_default="the one that the drafter names",
             help="What it drafts for: a GGUF file, a local folder, a hub id, or a name of `list` "
@@ -64,6 +65,7 @@ SECTIONS = {
         Option(
             "-o",
             "--output",
+            of="convert",
             type=click.Path(),
             metavar="FILE",
             show_default="<drafter>-<outtype>.gguf here",

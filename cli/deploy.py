@@ -22,6 +22,7 @@ SECTIONS = {
         Option(
             "-o",
             "--output",
+            of="deploy",
             type=click.Path(dir_okay=False),
             metavar="FILE",
             help="Write it to this file.",
@@ -29,7 +30,12 @@ SECTIONS = {
     ),
     "Model": (
         Option(
-            "--ctx", "n_ctx", type=whole(1), show_default="the engine's", help="Context length."
+            "--ctx",
+            "n_ctx",
+            of="deploy",
+            type=whole(1),
+            show_default="the engine's",
+            help="Context length.",
         ),
         Option(
             "--draft-tokens",

@@ -53,6 +53,7 @@ SECTIONS = {
     "Comparison": (
         Option(
             "--target",
+            of="inspect",
             type=held_model,
             metavar="TARGET",
             help="A target, as FILE is given: compare it with the drafter FILE, field by field.",

@@ -39,7 +39,8 @@ def named_model(value: Any) -> NamedModel:
     target, comma, draft = files.partition(",")
     if not (equals and target and (draft or not comma)):
         raise click.BadParameter(
-            f"{value!s} is not NAME=TARGET or NAME=TARGET,DRAFT, such as qwen=qwen3-8b-q4.gguf."
+            f"{value!s} is not NAME=TARGET or NAME=TARGET,DRAFT, such as qwen=qwen3-8b-q4.gguf; "
+            "a single model is --target."
         )
     _check_name(name)
     return NamedModel(name, _target(Path(), target), _draft(Path(), draft) if draft else None)

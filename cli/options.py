@@ -47,10 +47,12 @@ USUAL = "what the model's makers advise, else {}"
 
 class Option(click.Option):
     """An option that the variable `DFLASH_LOCAL_<LONG NAME>` sets too, as its help says. `of`: the
-    command whose name stands before that, where the variable without it means something else."""
+    command whose name stands before that, where the option of the same name of other commands means
+    something else; of the settings file only the command's own table sets it."""
 
     def __init__(self, *names: str, of: str = "", **attributes: Any) -> None:
         self.long_name = next(name for name in names if name.startswith("--"))[2:].split("/")[0]
+        self.of = of
         name = f"{of}-{self.long_name}" if of else self.long_name
         variable = f"{ENVIRONMENT}_{name.replace('-', '_').upper()}"
         attributes.setdefault("show_default", "default" in attributes)
@@ -187,7 +189,7 @@ DRAFT = Option(
     "--spec-draft-model",
     type=WholeText(),
     metavar="DRAFTER",
-    show_default="the name's own, or a dflash-*.gguf beside the model",
+    show_default="the name's own, or a DFlash file in the folder or repository that is given",
     help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter or of a "
     "small model with the same vocabulary; the word mtp for the heads that the target's own file "
     "has. Without one, what the text repeats is drafted as copies, where that costs nothing; the "
@@ -314,8 +316,9 @@ LOADING = (
         "--exact",
         is_flag=True,
         help="Let each answer depend on its own request alone: one request at a time, chains only, "
-        "and earlier prompts are used again in whole batches only. With --draft-width 0 that holds "
-        "to the bit on a CPU.",
+        "and earlier prompts are used again in whole batches only. Drafted answers are then plain "
+        "decoding's to the bit on NVIDIA GPUs from Ampere on, and on a CPU with Q8_0 weights and "
+        "--kv-type q8_0.",
     ),
     Option(
         "--override-kv",

@@ -33,11 +33,6 @@ VARIABLES = {
 }
 """Environment variables that stand for no option."""
 
-OF_ITS_OWN = {("convert", "target"), ("inspect", "target"), ("worker", "host"), ("worker", "port")}
-"""Options that mean something else than those of the same name: here --target is what a drafter is
-compared with, and --host opens a port without a password. Only the command's own table sets them.
-"""
-
 FROM_ELSEWHERE = (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 """The sources of values that were not given for this call alone."""
 
@@ -61,11 +56,7 @@ def default_map(group: click.Group) -> dict[str, dict[str, Any]]:
             _check_known(f"{path}: [{name}] {key}", key, options[name])
     settings = {}
     for name, known in options.items():
-        usual = {
-            key: value
-            for key, value in general.items()
-            if key in known and (name, key) not in OF_ITS_OWN
-        }
+        usual = {key: value for key, value in general.items() if key in known and not known[key].of}
         settings[name] = {
             known[key].name or key: _value(known[key], value)
             for key, value in {**usual, **tables.get(name, {})}.items()
@@ -93,9 +84,9 @@ def template(group: click.Group) -> str:
     ]
     shared = [
         key
-        for name, command in group.commands.items()
-        for key in _options(command)
-        if (name, key) not in OF_ITS_OWN
+        for command in group.commands.values()
+        for key, option in _options(command).items()
+        if not option.of
     ]
     general: dict[str, str] = {}
     tables: list[str] = []
@@ -103,7 +94,7 @@ def template(group: click.Group) -> str:
         own = []
         for key, option in _options(command).items():
             line = f"# {key} =  # {option.help}"
-            if shared.count(key) > 1 and (name, key) not in OF_ITS_OWN:
+            if shared.count(key) > 1 and not option.of:
                 general.setdefault(key, line)
             else:
                 own.append(line)

@@ -16,7 +16,7 @@ from .answer import stdout_columns, write_report, write_stdout
 from .options import LOADING, QUIET, Option, SectionedCommand
 from .request import INTERRUPTED
 from .terminal import Speaker
-from .tune import ANSWER_TOKENS, check_torch, duration
+from .tune import answer_tokens, check_torch, duration
 from .values import WholeText, number, whole
 
 if TYPE_CHECKING:
@@ -47,11 +47,12 @@ SECTIONS = {
         Option(
             "--ctx",
             "n_ctx",
+            of="train",
             type=whole(256, 1 << 16),
             default=768,
             help="Tokens of a prompt and its answer together; longer prompts are left out.",
         ),
-        ANSWER_TOKENS,
+        answer_tokens("train"),
     ),
     "Drafter": (
         Option(
@@ -113,6 +114,7 @@ SECTIONS = {
         Option(
             "-o",
             "--output",
+            of="train",
             type=click.Path(path_type=Path),
             metavar="FOLDER",
             show_default="<target>-dflash in the working folder",

@@ -16,7 +16,7 @@ from dflash_local.errors import InputError
 
 from . import interrupt
 from .answer import stdout_columns, write_report, write_stdout
-from .options import DRAFT, LOADING, QUIET, TARGET_HELP, Option, SectionedCommand
+from .options import LOADING, QUIET, TARGET_HELP, Option, SectionedCommand
 from .ps import URL, check_url, fetched
 from .request import INTERRUPTED
 from .terminal import Speaker
@@ -30,16 +30,31 @@ _MACHINE = ("n_gpu_layers", "n_threads", "lora", "control_vectors")
 _PATIENCE_S = 1
 _INSTALL = "pip install 'dflash-local[tune]'"
 
-ANSWER_TOKENS = Option(
-    "-n",
-    "--max-tokens",
-    type=whole(16),
-    default=256,
-    help="Tokens of each answer of the target.",
-)
+
+def answer_tokens(command: str) -> Option:
+    """The option of a training's command for the length of what it learns from."""
+    return Option(
+        "-n",
+        "--max-tokens",
+        of=command,
+        type=whole(16),
+        default=256,
+        help="Tokens of each answer of the target.",
+    )
+
 
 SECTIONS = {
-    "Model": (Option("--target", type=WholeText(), metavar="MODEL", help=TARGET_HELP), DRAFT),
+    "Model": (
+        Option("--target", type=WholeText(), metavar="MODEL", help=TARGET_HELP),
+        Option(
+            "--draft",
+            of="tune",
+            type=WholeText(),
+            metavar="DRAFTER",
+            show_default="the target's own",
+            help="The DFlash drafter to begin with: a GGUF file, a folder, or a hub repository.",
+        ),
+    ),
     "Texts": (
         Option(
             "--data",
@@ -52,6 +67,7 @@ SECTIONS = {
         Option(
             "--ctx",
             "n_ctx",
+            of="tune",
             type=whole(256),
             default=2048,
             help="Tokens of a prompt and its answer together; longer prompts are left out.",
@@ -71,7 +87,7 @@ SECTIONS = {
             help="Train at most so many steps. It ends earlier where held-out answers gain nothing "
             "more.",
         ),
-        ANSWER_TOKENS,
+        answer_tokens("tune"),
     ),
     "Machine": (
         Option(
@@ -86,6 +102,7 @@ SECTIONS = {
         Option(
             "-o",
             "--output",
+            of="tune",
             type=click.Path(path_type=Path),
             metavar="FOLDER",
             show_default="<drafter>-tuned, beside it or in this program's data",

@@ -72,9 +72,9 @@ def load(
     `target` and `draft` are paths of GGUF files, folders that hold one, or places on the hub:
     `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
     `load("qwen3-8b")`: it stands for both. What is not on this disk is fetched, once the memory is
-    known to suffice. Without `draft`, the drafter is the name's own, or a `dflash-*.gguf` in the
-    target's folder or repository. A target that is given as a file has none. What the registry or
-    the target's file advises for sampling and thinking is the default of all requests.
+    known to suffice. Without `draft`, the drafter is the name's own, or a file with `dflash` in its
+    name in the target's folder or repository. A target that is given as a file has none. What the
+    registry or the target's file advises for sampling and thinking is the default of all requests.
 
     What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes

@@ -121,9 +121,9 @@ def find_pair(
 ) -> PairFiles:
     """The files of a pair, by paths, folders, names or places on the hub.
 
-    Without `draft` the drafter is the one that a name of the registry stands for, or a
-    `dflash-*.gguf` beside the target in its folder or repository, or one that was tuned here from
-    this one and won. For a target's file alone it is the last one that was tuned and won;
+    Without `draft` the drafter is the one that a name of the registry stands for, or a file with
+    `dflash` in its name beside the target in its folder or repository, or one that was tuned here
+    from this one and won. For a target's file alone it is the last one that was tuned and won;
     "copies", "mtp" and "none" ask for none. What is on this disk is used without asking the hub,
     unless `newest` is set. Before anything is fetched, the room on the disk is checked, and the
     memory if `options` say how the pair is to be loaded: that of `devices`, or of the machine as it

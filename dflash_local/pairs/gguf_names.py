@@ -12,8 +12,9 @@ _QUANT = re.compile(
     r"(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|BF16|F16|F32)(?=$|[-.])",
     re.IGNORECASE,
 )
-_DRAFTERS = ("dflash-", "dspark-")
-_OTHERS = ("mmproj", "imatrix", "mtp-", *_DRAFTERS)
+_DRAFTER = re.compile(r"(?:^|-)(?:dflash|dspark)\d*(?=-|\.gguf$)")
+"""As llama.cpp names them, and as `convert` does, by the repository."""
+_OTHERS = ("mmproj", "imatrix", "mtp-")
 _PREFERRED = ("Q4_K_M", "UD-Q4_K_M", "UD-Q4_K_XL", "MXFP4", "Q8_0")
 """What llama.cpp takes where none is asked for comes first."""
 
@@ -24,12 +25,17 @@ quantisation, or by its name where that tells none."""
 
 def targets(names: Iterable[str]) -> Models:
     """The models among these files that are no drafters, projectors or the like."""
-    return _models(name for name in names if not _base(name).startswith(_OTHERS))
+    return _models(filter(is_target, names))
 
 
 def drafters(names: Iterable[str]) -> Models:
     """The drafters among these files: by their names they lie beside their target."""
-    return _models(name for name in names if _base(name).startswith(_DRAFTERS))
+    return _models(filter(_is_drafter, names))
+
+
+def is_target(name: str) -> bool:
+    """Whether this is no drafter, projector or the like, by its name."""
+    return not _base(name).startswith(_OTHERS) and not _is_drafter(name)
 
 
 def quantisation(stem: str) -> str | None:
@@ -85,6 +91,10 @@ def _models(names: Iterable[str]) -> Models:
 def _complete(files: Sequence[str]) -> bool:
     shard = _SHARD.search(files[0][: -len(".gguf")])
     return shard is None or len(files) == int(shard[2])
+
+
+def _is_drafter(name: str) -> bool:
+    return _DRAFTER.search(_base(name)) is not None
 
 
 def _base(name: str) -> str:

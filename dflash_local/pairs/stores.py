@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_local.pairs import gguf_names
+
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _REGISTRIES = ("registry.ollama.ai/library/", "registry.ollama.ai/")
 """What ollama itself leaves out of a name."""
 _LATEST = "latest"
 _LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")
-_OTHERS = ("mmproj", "dflash-", "dspark-", "mtp-")
 _MOST = 1000
 """Files that are looked at: a home folder may hold a link to anything."""
 
@@ -79,7 +80,7 @@ def _lm_studio() -> Iterator[StoredModel]:
         home = Path.home() / folder
         for file in _files(home, "*.gguf"):
             is_first = "-of-" not in file.stem or "-00001-of-" in file.stem
-            if is_first and not file.name.lower().startswith(_OTHERS):
+            if is_first and gguf_names.is_target(file.name):
                 yield StoredModel(file.stem, "LM Studio", file)
 
 

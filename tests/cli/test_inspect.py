@@ -182,8 +182,9 @@ def test_heads_are_told(tmp_path: Path) -> None:
 
 
 def test_a_target_in_the_environment_is_for_drafters() -> None:
-    assert "they fit" in told(DRAFTER, DFLASH_LOCAL_TARGET=TARGET)
-    assert told(TARGET, DFLASH_LOCAL_TARGET=TARGET) == told(TARGET)
+    assert "they fit" in told(DRAFTER, DFLASH_LOCAL_INSPECT_TARGET=TARGET)
+    assert told(TARGET, DFLASH_LOCAL_INSPECT_TARGET=TARGET) == told(TARGET)
+    assert told(DRAFTER, DFLASH_LOCAL_TARGET="no/such.gguf") == told(DRAFTER)
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_config_shows_the_file_and_one_that_is_wrong(settings: Path) -> None:
 
 def test_a_new_file_lists_every_option(settings: Path, tmp_path: Path) -> None:
     editor = tmp_path / "editor"
-    editor.write_text('#!/bin/sh\nsed -i "s/^# max-tokens = /max-tokens = 3/" "$1"\n')
+    editor.write_text('#!/bin/sh\nsed -i "0,/^# max-tokens = /s//max-tokens = 3/" "$1"\n')
     editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
     assert run_here("config", "--edit", environment={"EDITOR": str(editor)}).returncode == 0
     assert default_map(group)["chat"] == {"max_tokens": 3}

@@ -20,6 +20,8 @@ NAMES = [
     "BF16/Model-BF16-00001-of-00003.gguf",
     "BF16/Model-BF16-00003-of-00003.gguf",
     "dflash-Model-Q8_0.gguf",
+    "model-dflash-b16-bf16.gguf",
+    "Model-DFlash2-Q4_0.gguf",
     "DSpark-F16.gguf",
 ]
 
@@ -38,6 +40,8 @@ def test_drafters_are_known_by_their_names() -> None:
     assert gguf_names.drafters(NAMES) == {
         "F16": ["DSpark-F16.gguf"],
         "Q8_0": ["dflash-Model-Q8_0.gguf"],
+        "BF16": ["model-dflash-b16-bf16.gguf"],
+        "Q4_0": ["Model-DFlash2-Q4_0.gguf"],
     }
 
 
