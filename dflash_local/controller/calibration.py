@@ -98,7 +98,7 @@ def measure(
 
 
 def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
-    """What earlier processes have learnt of this model's copies; else what is thought of any."""
+    """The record of this model's copies from earlier processes; else a new one."""
     try:
         return CopyPrior.from_dict(disk_cache.read("costs", _key(target, drafter))["copies"])
     except (ValueError, LookupError, TypeError):
@@ -106,8 +106,8 @@ def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
 
 
 def known_drafts(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Acceptance, Acceptance]:
-    """What earlier processes have learnt of this drafter's drafts, of greedy requests and of those
-    that sample; else what is thought of any. `n_nodes` are the most of a tree."""
+    """The records of this drafter from earlier processes, of greedy requests and of those that
+    sample; else new ones. `n_nodes` are the most of a tree."""
     size = min(drafter.block_size, target.max_width)
     try:
         greedy, sampled = disk_cache.read("costs", _key(target, drafter))["drafts"]
@@ -227,7 +227,7 @@ class _Trial:
 
     @property
     def n_plain(self) -> int:
-        """How many times of a plain step there are."""
+        """The number of timings of a plain step."""
         return len(self.steps[self.n_seq * SHALLOW].get(self.n_seq, ()))
 
     @property
@@ -235,8 +235,8 @@ class _Trial:
         return self.n_seq * self.part
 
     def _spread(self) -> float:
-        """How far the median of the times of one kind is above the shortest, as a part of that: of
-        the usual kind, among those with several times; 0 if there is none."""
+        """The usual spread of the times of one kind: their median over their minimum, less 1; the
+        median of the kinds with several times, 0 without any."""
         depth = self.n_seq * SHALLOW
         times = [*self.steps[depth].values(), *self.drafts.get(depth, {}).values()]
         found = [median(each) / min(each) - 1 for each in times if len(each) > 1]

@@ -130,7 +130,7 @@ class Controller:
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
     ) -> list[int]:
-        """How many tokens to draft for each sequence; 0: do without the drafter this round.
+        """The number of tokens to draft for each sequence; 0: do without the drafter this round.
 
         `limits` are the most drafts that make sense for each, by the end of its answer and the room
         in the context. `other_rows` are rows of sequences in the same pass that have no policy.
@@ -211,8 +211,8 @@ class Controller:
         return self._rows.usual(chains, self._passes.rows(self._shape), switch_s)
 
     def least_copied(self, n_seqs: int) -> NDArray[np.float64]:
-        """How much of the first k + 1 tokens of a copy must be expected to be right, float64 by k,
-        in a round in which none of `n_seqs` sequences drafts: else `rows` takes none of them."""
+        """The least expected number of right tokens among the first k + 1 of a copy, float64 by k,
+        in a round in which none of `n_seqs` sequences drafts: below it, `rows` takes none."""
         self._price(n_seqs)
         return self._copies().least(n_seqs, self._passes.rows("chain"), self.costs.switch_s)
 
@@ -225,7 +225,8 @@ class Controller:
     # What became of it
 
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
-        """What became of a draft: the tokens emitted after its anchor, the last the target's own.
+        """Take in a draft's outcome: the tokens emitted after its anchor, the last the target's
+        own.
 
         Not needed where nothing was verified.
         """

@@ -1,4 +1,4 @@
-"""What the parts of a round cost on this machine: measured, then followed while decoding."""
+"""Costs of the parts of a round on this machine: measured, then followed while decoding."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Costs:
 
     @property
     def noise(self) -> str | None:
-        """What to tell if other work disturbed the measurement too much to be relied on."""
+        """A warning if other work disturbed the measurement too much to rely on it."""
         if self.spread <= _NOISY:
             return None
         return (
@@ -108,9 +108,8 @@ class Costs:
         return self._drafts.at(n_seqs, depth) if n_seqs > 0 else 0.0
 
     def best_gain(self, n_draft: int, n_seqs: int) -> float:
-        """How many times as fast as plain decoding drafting would be if every draft were accepted:
-        at the best depth that was measured, with the best number of drafts up to `n_draft`, for one
-        sequence or for `n_seqs`."""
+        """The speed-up over plain decoding if every draft were accepted: at the best measured
+        depth, with the best number of drafts up to `n_draft`, for one sequence or for `n_seqs`."""
         best = 0.0
         for depth in self.depths:
             for n in {1, n_seqs}:
@@ -145,13 +144,13 @@ class Costs:
             self.inject_s = min(self.inject_s, seconds / n_injected)
 
     def observe_switch(self, extra_s: float, usual_s: float) -> None:
-        """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
+        """Take in the extra time of all passes that made new graphs; one takes `usual_s`."""
         extra_s = max(extra_s, 0.0)
         self.switch_s = min(self.switch_s, extra_s + TO_MAKE * usual_s)
         self.switch_s += _SLOWEST * min(extra_s - self.switch_s, _CLIP * usual_s)
 
     def observe_host(self, drafted: bool, seconds: float) -> None:
-        """What a round took beside its draft stage and its target pass."""
+        """Take in the time of a round beside its draft stage and its target pass."""
         most = _CLIP * self._steps.at(1, self._steps.depths[0])
         if drafted:
             surprise = max(seconds - self.host_s, 0.0) - self.draft_host_s

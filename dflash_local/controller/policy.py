@@ -25,7 +25,7 @@ of the pair."""
 
 @dataclass(frozen=True)
 class Findings:
-    """What a plan found for the sequences of a batch; times in plain rounds.
+    """A plan's results for the sequences of a batch; times in plain rounds.
 
     At its best, drafting verifies `drafts` drafts of all sequences, emits `tokens` a round and is
     `gain` times as fast as plain decoding. `draft_cost` is that of the draft stage, `double_cost`
@@ -69,7 +69,7 @@ class Findings:
 
 
 class Policy:
-    """What the controller keeps of one request."""
+    """The controller's state of one request."""
 
     def __init__(self, known: Acceptance, shapes: Sequence[Shape], now: int) -> None:
         """`shapes`: those that its drafts may have; `now` is the controller's round."""
@@ -132,7 +132,7 @@ class Policy:
             ]
 
     def observe(self, draft: Draft, tokens: Sequence[int]) -> None:
-        """What became of a draft: the tokens emitted after its anchor."""
+        """Take in the outcome of a draft: the tokens emitted after its anchor."""
         n_tried = self.known.observe(draft, tokens)
         known = draft.candidates
         told = draft.logprobs if known is None else known.logprobs[:, 0].tolist()

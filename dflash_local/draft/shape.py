@@ -29,7 +29,7 @@ def checked_shape(name: Any) -> DraftShape:
 
 
 class Shape(ABC):
-    """How the drafts of a sequence are cut, placed in the target's batch, and counted."""
+    """The rules by which a sequence's drafts are cut, placed in the target's batch, and counted."""
 
     name: ShapeName
     n_leaves = 1

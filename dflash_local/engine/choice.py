@@ -1,4 +1,4 @@
-"""What one sequence does in a round."""
+"""One sequence's part in a round."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Copying:
                 choice.limit = wider
 
     def find(self, choices: list[Choice], managed: list[Choice], policies: list[Policy]) -> None:
-        """What each text offers; where nobody drafts, only if some of it may pay. A sequence whose
+        """Find copies in each text; if nobody drafts, only those that may pay. A sequence whose
         copies are sure does without a draft."""
         drafts = any(choice.n_draft for choice in choices)
         least = self._least(choices, len(managed)) if managed and not drafts else None
@@ -61,14 +61,14 @@ class Copying:
                 choice.n_draft = n
 
     def _least(self, choices: list[Choice], n_managed: int) -> NDArray[np.float64] | None:
-        """How much must be expected of copies alone; see `Controller.least_copied`."""
+        """The least to expect of copies alone; see `Controller.least_copied`."""
         is_tree = any(choice.sequence.shape.n_leaves > 1 for choice in choices)
         if self._controller is None or (self._slots.drafter is None and is_tree):
             return None  # several may become a tree, which brings more than the best of them
         return self._controller.least_copied(n_managed)
 
     def _offers(self, sequence: Sequence) -> list[Copy]:
-        """What was found, as far as it may be emitted."""
+        """The copies that were found, as far as they may be emitted."""
         copier = self._copier(sequence)
         if copier is None:
             return []
@@ -80,7 +80,7 @@ class Copying:
             return []  # if the answer itself cannot go on, its draw raises
 
     def _copier(self, sequence: Sequence) -> Copier | None:
-        """What finds copies for a sequence now. None while a failed drafter is put aside: the
+        """The finder of copies for a sequence now. None while a failed drafter is put aside: the
         controller, which decides on copies, counts on the drafter."""
         return None if sequence.lacks_drafter(self._slots) else sequence.copier
 

@@ -98,7 +98,7 @@ class Engine:
         return MAX_OUTPUT_ROWS if self.takes_trees and shape != "chain" else self.max_width
 
     def limit(self, shape: DraftShape) -> str:
-        """What sets `widest`, in words."""
+        """The limit that sets `widest`, in words."""
         if self.takes_trees and shape != "chain":
             return "a draft tree"
         most = self.drafter.block_size if self.drafter else MAX_OUTPUT_ROWS
@@ -210,13 +210,13 @@ class Engine:
         return self.target.usual_lora if request.lora is None else request.lora
 
     def _cache_owner(self, request: Request) -> str:
-        """Whose prefixes it may use: its owner's, if they were computed with the same adapters."""
+        """The owner of the prefixes it may use: its own, if computed with the same adapters."""
         scales = self._lora(request)
         return f"{request.owner or ''}\0{scales}" if scales else request.owner or ""
 
     @staticmethod
     def owner_of(slot: Slot) -> str:
-        """Whose text a slot has, with whatever adapters; "" for nobody's in particular."""
+        """The owner of a slot's text, with any adapters; "" for none in particular."""
         return slot.owner.partition("\0")[0]
 
     def end(self, sequence: Sequence) -> None:

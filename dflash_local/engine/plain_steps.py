@@ -47,7 +47,7 @@ class PlainSteps:
         return [token for step in zip(*texts, strict=True) for token in step]
 
     def _n_steps(self, sequences: list[Sequence]) -> int:
-        """How many plain steps to decode at once, without a delay that a reader would notice."""
+        """The number of plain steps to decode at once, without a delay that readers notice."""
         n = len(sequences)
         if not all(s.draws_alone for s in sequences):
             return 1

@@ -1,5 +1,5 @@
-"""Where the beginning of a prompt comes from: its slot, another slot, or the store of what has left
-one. And what becomes of a slot's tokens when its sequence has ended, or its cells are needed.
+"""Reuse of prefixes: a prompt's beginning comes from its slot, another slot, or the store. A slot's
+tokens stay or are stored when its sequence ends, or its cells are needed.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class PrefixCache:
     # What slots and the store have of a prompt
 
     def _n_usable(self, slot: Slot, wanted: Wanted) -> int:
-        """How many tokens of a prompt a slot has, with those that the drafter can still get."""
+        """The number of a prompt's tokens in a slot, with those that the drafter can still get."""
         drafter = self._slots.drafter
         n_drafter = drafter.length(slot.seq) + len(slot.pending) if drafter else 0
         return wanted.n_usable(slot.cached, n_drafter, slot.gave_up, slot.owner)
@@ -214,7 +214,7 @@ class PrefixCache:
         return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
 
     def _n_elsewhere(self, slot: Slot) -> int:
-        """How many tokens at the beginning of a slot some other slot of its owner has, too."""
+        """The number of first tokens of a slot that another slot of its owner has, too."""
         others = (o for o in self._slots if o is not slot and o.owner == slot.owner)
         return max((common_prefix(slot.cached, other.cached) for other in others), default=0)
 

@@ -22,7 +22,7 @@ def _never(_token: int) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """A prompt, and how to answer it.
 
     `draft_width`: target rows of a verify pass, the anchor included. 0 and 1 are plain decoding,
     "auto" is what pays best, round by round. `draft_shape`: the shape of its drafts, if target and
@@ -31,11 +31,11 @@ class Request:
     generation ends. `constraint` is the grammar of `sampling` at its beginning, for this request
     alone; None: it is made when the request begins. `owner`: it may copy from earlier texts of that
     owner, whose later requests may copy from it; None: it copies from its own text alone.
-    `prompt_logprobs`: how many alternatives to report with each token of the prompt; None: nothing
-    is reported of it. `lora`: how strongly each of the target's adapters acts; None: as loaded.
-    `id_slot`: the slot that it takes if that is free. `images`: what the negative ids of the prompt
-    stand for, by the place of each image's first one. With `n_keep`, an answer goes on where the
-    context is full: see `Sequence.shift`.
+    `prompt_logprobs`: the number of alternatives to report with each token of the prompt; None:
+    nothing is reported of it. `lora`: how strongly each of the target's adapters acts; None: as
+    loaded. `id_slot`: the slot that it takes if that is free. `images`: what the negative ids of
+    the prompt stand for, by the place of each image's first one. With `n_keep`, an answer goes on
+    where the context is full: see `Sequence.shift`.
     """
 
     prompt: list[int]

@@ -1,4 +1,4 @@
-"""Which requests begin, which have waited too long, and which prompts get how many rows of a step.
+"""Policy of the queue: requests that begin, or waited too long, and the prompt rows of a step.
 
 Pure policy over small records: no model, and no clock except the times it is given.
 
@@ -57,7 +57,7 @@ def cells_for(n_prompt: int, n_emitted: int, max_tokens: int | None, n_ctx: int)
 
 
 def n_to_begin(waiting: Sequence[Waiting], n_running: int, n_slots: int, free_cells: int) -> int:
-    """How many requests begin now, from the head of the queue. `free_cells` are not promised yet.
+    """The number of requests to begin now from the queue's head. `free_cells` are not promised yet.
 
     If nothing is running, the first one always begins, so the queue never stands still.
     """
@@ -89,7 +89,7 @@ def retry_after(durations: Sequence[float], n_slots: int) -> int:
 
 
 def chunk_rows(n_batch: int, streaming: bool, rows_per_s: float, round_s: float) -> int:
-    """How many rows of prompts a step may decode.
+    """The number of prompt rows that a step may decode.
 
     While other answers are `streaming`, few enough to delay these only for the time of a round, or
     for `_STALL_S` if that is longer. `rows_per_s` is 0 before it is known. The result is a multiple

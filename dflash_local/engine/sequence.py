@@ -146,7 +146,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int | None:
-        """How many more tokens may be emitted; None: no limit."""
+        """The number of tokens that may still be emitted; None: no limit."""
         limit = self.request.max_tokens
         return None if limit is None else limit - len(self.tokens)
 
