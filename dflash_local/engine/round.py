@@ -3,8 +3,8 @@
 The method is DFlash (Chen, Liang, Liu 2026, arXiv 2602.06036). A drafter proposes a block of tokens
 after each sequence's anchor; where the text repeats itself, copies join that draft or replace it.
 The target decodes anchors and drafts in one batch. The part of each draft that equals the target's
-own tokens is accepted, and one more token of the target is the next anchor. The hidden states of
-the accepted rows are injected into the drafter with its next draft.
+own tokens is accepted, and one more token of the target is the next anchor. The features of the
+accepted rows are injected into the drafter with its next draft.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Round:
 
     def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
         """Emit the target's tokens along the draft, and keep the rows of the accepted ones."""
-        # Every row of the batch has logits: `first + row` names them, and the row's hidden states.
+        # Every row of the batch has logits: `first + row` names them, and the row's features.
         anchor, first = sequence.anchor, part.first_row
         ends_text = self._target.vocabulary.ends_text
         with sequence.alone(self._slots):

@@ -74,7 +74,7 @@ class Sequence:
 
     @property
     def wants_features(self) -> bool:
-        """Whether it may still draft, so that the drafter needs the target's hidden states."""
+        """Whether it may still draft, so that the drafter needs the target's features."""
         if self.behind:
             return False
         if self.policy is not None:

@@ -45,7 +45,7 @@ def enforceable(schema: Mapping[str, Any], *, lenient: bool = False) -> dict[str
 
 
 def referenced(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference within the schema `root` points to; an empty schema for any other."""
+    """The schema that a reference within `root` points to; an empty one for any other."""
     found: Any = root
     head, *steps = reference.split("/")
     if head != "#":

@@ -20,7 +20,7 @@ _COLDEST = 1e-5  # below it, logits divided by the temperature exceed float32
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose a token.
+    """The settings of a token's choice.
 
     `temperature` 0 takes the likeliest token (of equal ones the CPU takes the lowest id). `top_k`
     0, `top_p` 1, `min_p` 0, `repeat_penalty` 1 and the other penalties 0 switch a sampler off.
@@ -31,11 +31,11 @@ class SamplingParams:
     many standard deviations of the largest; `typical_p` below 1 keeps tokens of typical
     information; `xtc_probability` is how often all but the last of the tokens above `xtc_threshold`
     are left out; `dynatemp_range` lets the temperature vary by so much with the entropy. At
-    temperature 0 only bias, penalties, DRY and grammar count.
-    `seed` None draws one. `logit_bias` is added to the logits of its token ids; -inf forbids a
-    token. `logprobs` is how many alternatives to report with each token; None reports no
-    log-probabilities at all. No end of text is drawn before `min_tokens` tokens. `stop_token_ids`
-    end the answer as an end of text does. `thinking_budget` limits thoughts.
+    temperature 0 only bias, penalties, DRY and grammar count. `seed` None draws one. `logit_bias`
+    is added to the logits of its token ids; -inf forbids a token. `logprobs` is the number of
+    alternatives to report with each token; None reports no log-probabilities at all. No end of text
+    is drawn before `min_tokens` tokens. `stop_token_ids` end the answer as an end of text does.
+    `thinking_budget` limits thoughts.
 
     At most one of three grammars may bind the answer: `grammar` is GBNF text with a rule `root`;
     `json_schema` is a JSON schema, or True for any JSON object; `lark` is a grammar in the Lark

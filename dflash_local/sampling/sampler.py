@@ -224,7 +224,7 @@ class Sampler:
             draw.accept([int(token) for token in tokens])
 
     def n_valid(self, tokens: Sequence[int]) -> int:
-        """How many of these draft tokens could be emitted one after the other."""
+        """The number of these draft tokens that could be emitted one after the other."""
         return len(tokens) if self._constraint is None else self._constraint.n_valid(tokens)
 
     def sample(self, logits: NDArray[np.float32]) -> int:
@@ -244,7 +244,7 @@ class Sampler:
         return self._settle(token, lambda: target.output_logits(output_row))
 
     def checked(self, drawn: int) -> int:
-        """What `native` has drawn. Raises as `sample` if that is no token."""
+        """The token that `native` has drawn. Raises as `sample` if that is no token."""
         if drawn >= 0:
             return drawn
         if drawn == _NOT_FINITE:

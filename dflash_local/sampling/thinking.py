@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class Rule(Protocol):
-    """What may forbid a drawn token. It knows the answer so far."""
+    """A rule that may forbid a drawn token. It knows the answer so far."""
 
     def allows(self, token: int) -> bool: ...
 

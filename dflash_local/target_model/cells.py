@@ -1,4 +1,4 @@
-"""Which cells of llama.cpp's KV cache belong to which sequence, and to which branch of it.
+"""The cells of llama.cpp's KV cache that belong to each sequence, and to each branch of it.
 
 llama.cpp knows sequences by ids. A row attends to the cells that carry its first id, and llama.cpp
 keeps its graph as long as the first ids of a batch's rows stay the same. So a sequence has several
@@ -49,7 +49,7 @@ _Copy = tuple[int, int, int, int]
 
 
 def branches_of_each(n_seq: int, n_batch: int) -> int:
-    """How many branches each of `n_seq` sequences can have; 1 if there is no room for trees."""
+    """The number of branches of each of `n_seq` sequences; 1 if there is no room for trees."""
     wanted = max(MOST_BRANCHES // n_seq, LEAST_BRANCHES)
     n = min(wanted, MAX_IDS // n_seq, n_batch // n_seq)
     return n if n > 2 else 1
@@ -148,11 +148,11 @@ class Cells:
         how many more."""
 
     def n_cells(self, seq: int, length: int) -> int:
-        """How many cells the first `length` positions of a sequence have."""
+        """The number of cells of a sequence's first `length` positions."""
         return length + sum(n_more for end, n_more in self._wide[seq] if end <= length)
 
     def _position(self, seq: int, n_cells: int) -> int:
-        """How many positions of a sequence have so many cells."""
+        """The number of a sequence's positions in its first `n_cells` cells."""
         for end, n_more in self._wide[seq]:
             n_cells -= n_more if n_cells >= end + n_more else 0
         return n_cells

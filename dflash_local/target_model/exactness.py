@@ -1,4 +1,4 @@
-"""How much verifying in batches differs from decoding one token at a time on this machine."""
+"""The difference between verifying in batches and one token at a time on this machine."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
 
 
 def _in_rgb(image: Image.Image) -> Image.Image:
-    """What is transparent becomes white: else dark text on nothing would be dark on black."""
+    """A picture in RGB, white where transparent: else dark text on nothing would be on black."""
     if image.mode.startswith("I"):  # of 16 bits, which `convert` would clip
         return image.point(lambda value: value / 256).convert("RGB")
     if not image.has_transparency_data:

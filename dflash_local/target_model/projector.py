@@ -128,7 +128,7 @@ class Projector:
 
     @contextmanager
     def _chunks(self, width: int, height: int, rgb: bytes | None = None) -> Iterator[list[Any]]:
-        """What libmtmd makes of a picture; without its pixels only to be counted."""
+        """The chunks that libmtmd makes of a picture; without its pixels only to be counted."""
         mtmd = self._mtmd
         if not self._context:
             raise ClosedError("this model is closed; load it again")

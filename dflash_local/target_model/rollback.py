@@ -1,4 +1,4 @@
-"""How far back each sequence of a context can be cut now. Pure: it knows only numbers.
+"""The lengths to which each sequence of a context can be cut now. Pure: it knows only numbers.
 
 Attention has a cell for each token, so a sequence can be cut anywhere. A recurrent state stands for
 all tokens at once. llama.cpp can keep *snapshots* of it, one after each of the last rows of a

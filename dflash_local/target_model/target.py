@@ -1,4 +1,4 @@
-"""The target: a GGUF model in a llama.cpp context. Tokens in, logits and hidden states out."""
+"""The target: a GGUF model in a llama.cpp context. Tokens in, logits and features out."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Target(Readout):
 
     @property
     def usual_lora(self) -> tuple[float, ...]:
-        """How strongly each adapter acts where a request does not say."""
+        """The scale of each adapter where a request gives none."""
         return tuple(scale for _, scale in self._lora)
 
     @property
@@ -304,7 +304,7 @@ class Target(Readout):
 
     @property
     def lost(self) -> str:
-        """Why a worker of this target is gone, and the target of no more use; else empty."""
+        """The reason why a worker of this target, and so the target, is lost; else empty."""
         return next((worker.lost for worker in self._workers if worker.lost), "")
 
     def _check_workers(self) -> None:
@@ -409,8 +409,8 @@ class Target(Readout):
         self.n_decoded = first + n
 
     def n_cells(self, seq: int, length: int) -> int:
-        """How many cells of the cache the first `length` positions of a sequence take: more than
-        these with images of some targets."""
+        """The number of cells of a sequence's first `length` positions: more than these with images
+        of some targets."""
         return self._cells.n_cells(seq, length)
 
     def decode_ahead(
@@ -461,7 +461,7 @@ class Target(Readout):
         return self._cells.truncate(seq, length)
 
     def checkpoint(self, seq: int, length: int) -> StateCheckpoint:
-        """What `restore` needs to come back to a sequence as it is now, with `length` tokens.
+        """A checkpoint to `restore` a sequence as it is now, with `length` tokens.
 
         Takes as many bytes of host memory as a recurrent state has. Raises MemoryError.
         """
@@ -496,7 +496,7 @@ class Target(Readout):
         self._rollback.tidy()
 
     def sequence_bytes(self, seq: int) -> int:
-        """How many bytes `save` would return."""
+        """The number of bytes that `save` would return."""
         return sequence_state.size_of(self._context, seq)
 
     def save(self, seq: int) -> NDArray[np.uint8]:

@@ -109,7 +109,7 @@ class _Names:
         return True
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where the names in a text begin and end: the first ones, and of those that begin at one
+        """Begin and end of each name in a text: the first ones, and of those that begin at one
         place the longest."""
         at = 0
         while self._starts is not None and (match := self._starts.search(text, at)):
@@ -250,7 +250,7 @@ class Vocabulary:
         return [token for token in pair if token != _NO_TOKEN]
 
     def control_names(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where the names of control tokens in a text begin and end."""
+        """Begin and end of each name of a control token in a text."""
         return self._control.spans(text)
 
     def tokenize_apart(self, text: str, cleaned: Callable[[str], str], *, n_ctx: int) -> list[int]:
