@@ -32,7 +32,7 @@ def folder() -> Path:
 
 
 def read(kind: str, key: Mapping[str, Any]) -> Any:
-    """What `write` stored under `key`; None if it is missing or cannot be read."""
+    """The value that `write` stored under `key`; None if it is missing or cannot be read."""
     try:
         with open_own(_place(kind, key)) as file:
             return json.loads(file.read())

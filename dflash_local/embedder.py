@@ -105,7 +105,7 @@ def load_embedder(
 def plan_embedder(
     file: GgufFile, pooling: Pooling, options: LoadOptions, devices: Sequence[Device]
 ) -> Plan:
-    """What loading it on a machine with `devices` takes. Raises FileError, InputError."""
+    """The plan for loading it on a machine with `devices`. Raises FileError, InputError."""
     check_embedder(file, pooling)
     trained = file.require(f"{file.architecture}.context_length", int)
     n_ctx = min(options.n_ctx or USUAL_CONTEXT, trained)
@@ -345,7 +345,7 @@ class Embedder:
             )
 
     def status(self) -> ModelStatus:
-        """What it has counted, as a model that writes text does."""
+        """Its counts, as of a model that writes text."""
         return ModelStatus(
             requests=self._n_texts,
             prompt_tokens=self._n_tokens,

@@ -57,7 +57,7 @@ _RANDOM = 0xFFFFFFFF
 
 
 class Settings(TypedDict, total=False):
-    """What completions and chats are asked for, by llama-cpp-python's names."""
+    """The settings of completions and chats, by llama-cpp-python's names."""
 
     temperature: float
     top_k: int

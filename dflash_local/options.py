@@ -173,7 +173,7 @@ def owner_of(options: Mapping[str, Any]) -> str | None:
 
 
 def lora_of(options: Mapping[str, Any], usual: Sequence[float]) -> tuple[float, ...]:
-    """How strongly each adapter acts, `usual` where the request does not say. Raises InputError."""
+    """The scale of each adapter, `usual` where the request gives none. Raises InputError."""
     given = options.get("lora")
     if given is None:
         return tuple(usual)

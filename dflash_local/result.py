@@ -1,4 +1,4 @@
-"""What a generation returns: chunks on the way, and the whole result at the end."""
+"""Results of a generation: chunks on the way, and the whole one at the end."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def repeated(self) -> int:
-        """How many tokens at the end say again and again what is before them; 0 for none."""
+        """The number of tokens at the end that only repeat those before them; 0 for none."""
         return _repeated(self.tokens)
 
     @property
@@ -110,7 +110,7 @@ _TINT = "background: rgba(58, 157, 116, 0.25); box-shadow: inset 0 -1px rgb(58, 
 
 
 class PromptProgress(NamedTuple):
-    """How much of a prompt is read: `n_read` of `n` tokens, of which `n_cached` needed no
+    """The part of a prompt that is read: `n_read` of `n` tokens, of which `n_cached` needed no
     computing, in `seconds`."""
 
     n: int
@@ -121,7 +121,7 @@ class PromptProgress(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Chunk:
-    """What one round added to an answer.
+    """One round's addition to an answer.
 
     `text` may be empty while a character or a stop string is incomplete. `from_draft` says for each
     token whether it is an accepted draft: the target would have written the same token, but needed
@@ -191,7 +191,7 @@ class SlotStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTotals:
-    """What a model has counted since it was loaded.
+    """A model's counts since it was loaded.
 
     `requests` is the number of requests that have ended. Tokens, rounds and drafts are counted as
     in `Stats`, running sequences included. `prompt_s` and `decode_s` are sums over requests, which

@@ -1,4 +1,4 @@
-"""What one request cost, and what it gained by drafting."""
+"""The cost of one request, and its gain by drafting."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Stats:
 
     @property
     def position_drafted(self) -> list[int]:
-        """How often a first, second, ... draft after the anchor was verified."""
+        """Verified drafts, by their position after the anchor: first, second, ..."""
         most = max((depth for depth, _ in self.reaches), default=0)
         return [
             sum(n for (depth, _), n in self.reaches.items() if depth > position)
@@ -113,7 +113,7 @@ class Stats:
 
     @property
     def position_accepted(self) -> list[int]:
-        """How often a first, second, ... draft after the anchor was accepted."""
+        """Accepted drafts, by their position after the anchor: first, second, ..."""
         return [
             sum(n for (_, emitted), n in self.reaches.items() if emitted > position + 1)
             for position in range(len(self.position_drafted))
@@ -131,7 +131,7 @@ class Stats:
 
     @property
     def gained_by(self) -> str:
-        """What the accepted drafts came from, in words; "" if none was accepted."""
+        """The source of the accepted drafts, in words; "" if none was accepted."""
         own = self.accepted - self.copied_accepted
         if not self.copied_accepted:
             return "by the drafter" if own else ""

@@ -1,4 +1,4 @@
-"""How likely copied tokens are to be accepted, learnt from what became of all that were offered.
+"""The chance that copied tokens are accepted, learnt from the outcomes of all that were offered.
 
 Each offered token is of a *kind*: one of the index's cells (how its place was found, whether other
 matches agree, how much before it matches), times what the drafter thinks of it. The counting is
@@ -25,9 +25,9 @@ def drafter_thinks(kind: int, opinion: int) -> int:
 
 
 class CopyPrior(native.CopyPrior):
-    """What a request begins with, learnt from those before it. One per model, of requests that take
-    the likeliest token, with another for those that draw: they leave what they repeat sooner.
-    `tried` and `right` are copies: to change them, set them."""
+    """The counts that a request begins with, learnt from those before it. One per model, of
+    requests that take the likeliest token, with another for those that draw: they leave what they
+    repeat sooner. `tried` and `right` are copies: to change them, set them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -132,7 +132,7 @@ def joined(
 
 
 def _candidates(own: Draft) -> Candidates | None:
-    """What the drafter has proposed, for those who learn from it."""
+    """The drafter's proposals, for those who learn from them."""
     if own.candidates is not None or not own or not own.is_chain:
         return own.candidates
     ids = np.array(own.tokens, np.int32)[:, None]

@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def operand(self) -> str:
-        """What the kernels call it; empty if there are none for it."""
+        """The kernels' name for it; empty if there are none for it."""
         if self.type == GGMLQuantizationType.F32:
             return _PLAIN if self.k % 32 == 0 else ""
         return native.few_rows_operand(self.type, self.k)
@@ -74,7 +74,7 @@ class Heads:
 
     @property
     def operand(self) -> str:
-        """What the kernels call it; empty if there are none for it."""
+        """The kernels' name for it; empty if there are none for it."""
         return native.few_rows_attention(self.keys, self.values, self.head_dim)
 
     @property
@@ -98,7 +98,7 @@ class Experts:
 
     @property
     def operand(self) -> str:
-        """What the kernels call it; empty if there are none for it."""
+        """The kernels' name for it; empty if there are none for it."""
         return native.few_rows_operand(self.type, self.k)
 
     @property

@@ -126,9 +126,9 @@ def findings(
     *,
     again: bool = False,
 ) -> list[Finding]:
-    """What is known of each shape on a device of ggml, tried where nothing is. `of` is all that it
-    depends on: the GPU, its driver, the compiler, the kernels' text. `again` times all anew but
-    those with a fault."""
+    """The findings for each shape on a device of ggml, by trial if there is none yet. `of` is all
+    that they depend on: the GPU, its driver, the compiler, the kernels' text. `again` times all
+    anew but those with a fault."""
     known: dict[Kind, Finding] = {}
     missing = []
     for shape in sorted(set(shapes), key=_as_list):

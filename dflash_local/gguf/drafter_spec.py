@@ -1,5 +1,5 @@
-"""What a drafter's GGUF file says: the sizes and constants of a DFlash drafter (architecture
-`dflash`), or that it is an ordinary language model; and what heads a target's own file has."""
+"""The contents of a drafter's GGUF file: the sizes and constants of a DFlash drafter (architecture
+`dflash`), or an ordinary language model; and the heads in a target's own file."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class HeadsSpec:
 
     @property
     def target_layers(self) -> tuple[int, ...]:
-        """What heads read: the hidden state after all layers and the last norm."""
+        """The input of heads: the hidden state after all layers and the last norm."""
         return (self.n_layer,)
 
     @property

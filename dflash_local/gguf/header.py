@@ -60,7 +60,7 @@ _TENSOR_TYPES.setdefault(42, ("Q2_0", 64, 18))
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor is in its file. `shape` is in ggml's order, the length of a row first."""
+    """A tensor's place in its file. `shape` is in ggml's order, the length of a row first."""
 
     name: str
     shape: tuple[int, ...]

@@ -60,7 +60,7 @@ def cuda_architectures() -> list[str]:
 
 
 def advice(gpus: Sequence[str], driver: bool | None, install: str) -> str | None:
-    """What to do where llama.cpp uses none of these GPUs; None without any. `install` installs
+    """Advice if llama.cpp uses none of these GPUs; None without any. `install` installs
     llama-cpp-python."""
     if not gpus:
         return None

@@ -1,4 +1,4 @@
-"""How many threads compute, by what other processes leave of the cores.
+"""The number of threads that compute, by the cores that other processes leave free.
 
 At each operation of a graph the threads wait for one another. Where another process has the core of
 one of them, all wait: two threads beside one busy process are slower than one.

@@ -189,8 +189,8 @@ class PrefixFiles:
 
 
 class SlotFiles:
-    """What users save of slots under names of their own: files of one folder, as many as they
-    like. An owner's are in a folder of their own, so that nobody else's names lead there."""
+    """Slots that users save under names of their own: files of one folder, as many as they like. An
+    owner's are in a folder of their own, so that nobody else's names lead there."""
 
     def __init__(self, folder: str | os.PathLike[str], key: Mapping[str, Any]) -> None:
         """`key` as for `PrefixFiles`. Raises InputError for a folder that is not there."""
@@ -329,7 +329,7 @@ def _read(path: Path, key: str) -> SavedSequence:
 
 
 def _read_head(path: Path, key: str) -> StoredPrefix:
-    """What a file says that it has, which `_read` checks."""
+    """The prefix that a file says it has, which `_read` checks."""
     with disk_cache.open_own(path) as file:
         size = os.fstat(file.fileno()).st_size
         if file.read(len(_MAGIC)) != _MAGIC:
@@ -349,13 +349,13 @@ def _read_head(path: Path, key: str) -> StoredPrefix:
 
 
 def _lengths(header: Mapping[str, Any]) -> list[int]:
-    """How many bytes the parts after the header have: tokens, target, drafter, states."""
+    """The bytes of the parts after the header: tokens, target, drafter, states."""
     states = [n for _, n in header["checkpoints"]]
     return [4 * header["n_tokens"], header["n_target"], header["n_rows"], *states]
 
 
 def _use(header: Mapping[str, Any], tokens: bytes) -> dict[str, Any]:
-    """What a `Prefix` has, by name."""
+    """The fields of a `Prefix`, by name."""
     return {
         "tokens": np.frombuffer(tokens, "<i4").tolist(),
         "n_least": header["n_least"],

@@ -75,8 +75,8 @@ class PrefixStore:
         return [*self._entries, *self._leaving, *on_disk]
 
     def fetch(self, found: Found) -> SavedSequence | None:
-        """What was found, with its content. It then counts as the last used. None if the file turns
-        out to be damaged or gone."""
+        """The found sequence, with its content. It then counts as the last used. None if the file
+        turns out to be damaged or gone."""
         prefix = found.prefix
         if isinstance(prefix, StoredPrefix):
             return self._files.read(prefix) if self._files else None

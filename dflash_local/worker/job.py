@@ -127,7 +127,7 @@ class Generation(Job):
 
     @property
     def stats(self) -> Stats:
-        """What the request has cost so far."""
+        """The cost of the request so far."""
         return self.sequence.stats if self.sequence else Stats()
 
     def cells(self, n_ctx: int) -> int:

@@ -65,7 +65,7 @@ class Worker:
         yield from self._items(self.submit(wanted, items.put), items)
 
     def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns, called on the engine's thread while no sequence is running."""
+        """Call `work` on the engine's thread while no sequence is running; returns its value."""
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         task = Task(work, items.put)
         self._put(task, None)
@@ -79,7 +79,7 @@ class Worker:
         return max(self._n_submitted - self._n_ended - len(self._running), 0)
 
     def totals(self) -> tuple[int, Stats]:
-        """How many requests have ended, and what they and the running ones have cost together."""
+        """The number of ended requests, and the cost of these and the running ones together."""
         n, ended, at_work = self._books
         return n, Stats.sum([ended, *at_work])
 
