@@ -38,7 +38,7 @@ _LONG_LIMIT = 2
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What one run is to measure.
+    """The settings of one run.
 
     `prompts`: None for the built-in ones of `categories`. `depths`: None for those of
     `case.DEPTHS`, on a CPU only the first of them. `loading` are keyword arguments of `load`.

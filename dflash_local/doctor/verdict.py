@@ -22,8 +22,8 @@ _F16 = 65504.0
 
 @dataclass(frozen=True)
 class PairNames:
-    """What is known of the files: names alone, no folders. `made_for` is the target that the
-    drafter's file names, `target_name` the name inside the target's file."""
+    """Facts about the files: names alone, no folders. `made_for` is the target that the drafter's
+    file names, `target_name` the name inside the target's file."""
 
     target: str
     drafter: str | None

@@ -93,7 +93,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What is reported about any model file."""
+    """Facts about any model file."""
 
     path: Path
     n_bytes: int

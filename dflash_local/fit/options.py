@@ -292,7 +292,7 @@ def _scaled(name: str, given: Scaled) -> tuple[str, float]:
 
 
 def checked_scale(name: str, scale: float) -> float:
-    """How strongly an adapter acts. Raises InputError for what is no number up to 10,000."""
+    """The scale of an adapter. Raises InputError for what is no number up to 10,000."""
     number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
     if not number or not math.isfinite(scale) or abs(scale) > _MAX_SCALE:
         raise InputError(f"{name} is {scale!r}, expected a number up to {_MAX_SCALE:.0f}")

@@ -1,4 +1,4 @@
-"""Which layers go to which GPU and which stay on the host, as llama.cpp would place them."""
+"""The layers on each GPU and on the host, as llama.cpp would place them."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class Devices:
         return counts if start == end else None
 
     def _too_small(self, host: Use, gpus: tuple[Use, ...], count: int, n_cpu_moe: int) -> list[str]:
-        """What does not fit, in words."""
+        """The parts that do not fit, in words."""
         faults = [str(use) for use in gpus if use.needed > use.usable]
         n_mapped = self.mapped(count, n_cpu_moe)
         mapped, total = size_text(n_mapped), size_text(host.total)
@@ -262,7 +262,7 @@ def usable_gpus(devices: Sequence[Device]) -> list[Device]:
 
 
 def _by_shares(shares: list[float], count: int) -> list[int]:
-    """How many of `count` layers llama.cpp gives to each GPU for a tensor_split of `shares`."""
+    """The number of `count` layers that llama.cpp gives each GPU for a tensor_split of `shares`."""
     ends = [end / sum(shares) for end in accumulate(shares)]
     counts = [0] * len(shares)
     for layer in range(count):

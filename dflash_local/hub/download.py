@@ -145,7 +145,7 @@ def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetada
 
 
 class _Part(BufferedWriter):
-    """What has come of a file, to be added to; whoever watches is told of it and of each piece."""
+    """The part of a file that has come, to be added to. Watchers hear of it and of each piece."""
 
     def __init__(self, path: Path, name: str, size: int) -> None:
         super().__init__(FileIO(path, "ab"))

@@ -60,7 +60,7 @@ class Answer:
 
 
 def n_looked_at(sampling: SamplingParams, n_vocab: int) -> int:
-    """How many of the likeliest tokens `drawing` takes."""
+    """The number of likeliest tokens that `drawing` takes."""
     top_k = 0 if sampling.greedy or sampling.top_k > _MOST_LOOKED_AT else sampling.top_k
     return min(n_vocab, max(N_LABELS, top_k))
 

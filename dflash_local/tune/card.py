@@ -14,10 +14,10 @@ from dflash_local.version import version
 
 @dataclass(frozen=True)
 class Card:
-    """What happened in a run. `lengths`: steps, and the tokens per round on held-out answers.
-    `before` is None where the drafter was trained from nothing, `data` where the texts were
-    general ones. `won`: the drafter is better than the old one, or than none. `is_default`: it is
-    the target's from now on."""
+    """The record of a run. `lengths`: steps, and the tokens per round on held-out answers. `before`
+    is None where the drafter was trained from nothing, `data` where the texts were general ones.
+    `won`: the drafter is better than the old one, or than none. `is_default`: it is the target's
+    from now on."""
 
     target: Path
     before: Path | None

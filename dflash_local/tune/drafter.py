@@ -99,7 +99,7 @@ class TorchDrafter:
         return Context([keys for keys, _ in pairs], [values for _, values in pairs])
 
     def hidden(self, context: Context, anchors: Tensor, starts: Tensor) -> Tensor:
-        """What the output head reads, [A, B, n_embd], for blocks after `anchors`, token ids [A], at
+        """The output head's input, [A, B, n_embd], for blocks after `anchors`, token ids [A], at
         the positions `starts` [A]. Each sees the rows of its text before its own."""
         tokens = torch.full((len(anchors), self.block_size), self.mask_token, device=anchors.device)
         tokens[:, 0] = anchors
@@ -222,8 +222,8 @@ class TorchDrafter:
         return mixed.flatten(2, 3)
 
     def _unseen(self, layer: int, queries: Tensor, keys: Tensor, n_known: int) -> Tensor:
-        """Which keys a query does not see, bool [A, B, T + B], by the positions of both. The first
-        `n_known` keys are context rows."""
+        """The keys that a query does not see, bool [A, B, T + B], by the positions of both. The
+        first `n_known` keys are context rows."""
         distance = queries[:, :, None] - keys[:, None, :]
         is_known = torch.arange(keys.shape[1], device=keys.device) < n_known
         from_anchor = distance[:, :1]

@@ -70,13 +70,13 @@ _STATE, _SETTINGS = "state.pt", "settings.json"
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What to tune. `data`: the user's texts, or None for general ones. `name`: what a server
-    calls the target, if not by its file. `source`: what the drafter to begin with is called, if
-    not by its path; the tuned one is used where that one would have been. `checkpoint`: the
+    """The settings of `tune`. `data`: the user's texts, or None for general ones. `name`: a
+    server's name for the target, if not its file's. `source`: the name of the drafter to begin
+    with, if not its path; the tuned one is used where that one would have been. `checkpoint`: the
     folder that `draft` was converted from, if there is one. `minutes` and `steps` limit the
     training, whichever comes first. `n_ctx`: tokens of a prompt and its answer together; longer
     prompts are left out. `lora` and `control_vectors` as for `load`: with them, the drafter learns
-    what the adapted target says, and becomes no default."""
+    the adapted target, and becomes no default."""
 
     target: Path
     draft: Path
@@ -98,14 +98,14 @@ class TuneOptions:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What a run that goes on must find unchanged."""
+        """The files that must be unchanged for a run to go on."""
         return self.target, self.draft
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the training is: `done`, 0 to 1, and the tokens per round on held-out answers
-    before and now. `n_tokens`: what the target has answered so far, in `answers_s` seconds, since
+    """The progress of the training: `done`, 0 to 1, and the tokens per round on held-out answers
+    before and now. `n_tokens`: those of the target's answers so far, in `answers_s` seconds, since
     the run began or went on. `loss`, []: of the last step, on the trainer's device."""
 
     step: int
@@ -186,7 +186,7 @@ def _texts(options: TuneOptions, forms: Sequence[Form]) -> Texts:
 
 
 def _settings(options: TuneOptions) -> dict[str, Any]:
-    """What must be equal for a run to go on. Its limits may change."""
+    """The settings that must be equal for a run to go on. Its limits may change."""
     values = {name: str(value) for name, value in asdict(options).items()}
     for name in ("minutes", "steps", "n_threads", "output"):
         del values[name]
@@ -646,7 +646,7 @@ class Run:
 
 @contextmanager
 def errors_told(options: TuneOptions) -> Iterator[None]:
-    """What PyTorch and safetensors raise, as InputError with what to do."""
+    """Raise errors of PyTorch and safetensors as InputError with advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,4 +1,4 @@
-"""What is trained and where, by the memory of the GPU: all weights or low-rank additions, beside
+"""The plan of a training, by the memory of the GPU: of all weights or low-rank additions, beside
 the target or by turns with it."""
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class TunePlan:
 
 
 def answer_bytes(spec: DrafterSpec, n_ctx: int, n_anchors: int = N_ANCHORS) -> int:
-    """What one answer of `n_ctx` tokens takes of a pass of the trainer on a GPU."""
+    """Bytes of one answer of `n_ctx` tokens in a pass of the trainer on a GPU."""
     n_rows = n_anchors * spec.block_size
     # Bytes of a row, as PyTorch's autocast keeps them for the way back, and gradients of logits.
     logits = 24 * spec.n_vocab

@@ -166,7 +166,7 @@ class Trainer:
         return tokens / rounds
 
     def _accepted(self, pack: Sequence[Answer], anchors: Sequence[Tensor]) -> list[list[int]]:
-        """What greedy rounds would emit at these anchors of each answer."""
+        """The numbers of tokens that greedy rounds would emit at these anchors of each answer."""
         found: list[list[int]] = [[] for _ in pack]
         step = max(N_ANCHORS, self._n_anchors)
         for begin in range(0, max(map(len, anchors)), step):
@@ -274,12 +274,12 @@ def is_trained(name: str) -> bool:
 
 
 def n_trainable(file: GgufFile) -> int:
-    """How many numbers the weights of a drafter have that may be trained."""
+    """The number of a drafter's weights that may be trained."""
     return sum(math.prod(each.shape) for each in file.tensors.values() if is_trained(each.name))
 
 
 def n_low_rank(file: GgufFile) -> int:
-    """How many numbers are trained where matrices get low-rank additions."""
+    """The number of weights trained if matrices get low-rank additions."""
     return sum(
         _RANK * sum(each.shape) if _takes_addition(each.name, each.shape) else math.prod(each.shape)
         for each in file.tensors.values()
@@ -292,7 +292,7 @@ def _takes_addition(name: str, shape: Sequence[int]) -> bool:
 
 
 def _trainable(drafter: TorchDrafter, low_rank: bool) -> dict[str, Tensor]:
-    """What the optimiser trains, by name; adapters are put into the drafter."""
+    """The tensors that the optimiser trains, by name; adapters are put into the drafter."""
     found: dict[str, Tensor] = {}
     for name in filter(is_trained, list(drafter.weights)):
         weight = drafter.weights[name]

@@ -1,4 +1,4 @@
-"""What became of drafts: accepted lengths, widths, and how far branches helped."""
+"""The outcome of drafts: accepted lengths, widths, and the help of branches."""
 
 from __future__ import annotations
 

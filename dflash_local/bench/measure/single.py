@@ -187,7 +187,7 @@ class _Answers:
                 yield self._row(variant, cache, found)
 
     def _forced(self, variant: Variant) -> Acceptance | None:
-        """What the drafter is worth where the controller hardly used it."""
+        """The drafter's worth where the controller hardly used it."""
         drafter = self.model.drafter
         found = [
             answer.stats

@@ -97,7 +97,7 @@ def _wrapped(column: str, text: str) -> str:
 
 
 def _paragraph(row: Row, width: int) -> str:
-    """What a row is about, then its other cells with their names."""
+    """The subject of a row, then its other cells with their names."""
     about = [_ABOUT.get(key, "{}").format(row[key]) for key in _KEYS if row.get(key)]
     cells = [f"{key} {row[key]}" for key in row if key not in _KEYS and row[key]]
     body = textwrap.fill("; ".join(cells), width, initial_indent="  ", subsequent_indent="  ")

@@ -1,4 +1,4 @@
-"""What a report comes down to, in one sentence."""
+"""The verdict of a report, in one sentence."""
 
 from __future__ import annotations
 
