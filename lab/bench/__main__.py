@@ -122,7 +122,7 @@ SECTIONS = {
 )
 @click.pass_context
 def bench(ctx: click.Context, /, **values: Any) -> int:
-    """What `dflash-local bench` measures, and more.
+    """Measure as `dflash-local bench` does, and more.
 
     It takes models of random weights, lets given answers come out, and gives the same prompts to
     llama-server. It also measures prefix hits, a pass of the target by its rows, and memory.

@@ -31,8 +31,8 @@ _WARM_UP_TOKENS = 16
 def server_like(
     model: Model, binary: Path, draft: Path | None, *, synthetic_length: float | None
 ) -> OpenServer:
-    """How to start llama-server with the files and settings of `model`; the model itself may be
-    closed before. `draft` is the drafter's file.
+    """A function that starts llama-server with the files and settings of `model`; the model itself
+    may be closed before. `draft` is the drafter's file.
 
     With `synthetic_length`, rounds of whole chains emit so many tokens; None leaves it to the
     models.

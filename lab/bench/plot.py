@@ -103,7 +103,7 @@ def plot(report: LabReport, path: Path) -> None:
 
 
 def _panels(report: LabReport) -> list[Panel]:
-    """What there is to draw of the main variants; at least one."""
+    """The panels for the main variants; at least one."""
     found: list[Panel] = []
     if any(report.acceptance(*pair).lengths for pair in _series(report)):
         found.append(accepted_lengths)

@@ -49,7 +49,7 @@ class LabReport(Report):
     replay: str | None = None
 
     def acceptance(self, temperature: float, variant: Variant) -> Acceptance:
-        """What drafts are worth at a temperature, over all categories. Those of long prompts count
+        """The worth of drafts at a temperature, over all categories. Those of long prompts count
         only where there are no others."""
         rows = [
             row

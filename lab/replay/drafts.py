@@ -21,7 +21,7 @@ _STRATA = 16
 
 @dataclass
 class Walk:
-    """Where an answer is: in the passage of this number, since it had so many tokens."""
+    """The place of an answer: in the passage of this number, since it had so many tokens."""
 
     number: int
     since: int = 1  # the first one is from the prompt's last row

@@ -86,7 +86,7 @@ ATTACKS: list[tuple[str, Any]] = [
 
 @dataclass
 class Found(Health):
-    """What became of everything that was sent."""
+    """The outcome of all that was sent."""
 
     rounds: int = 0
     statuses: Counter[int] = field(default_factory=Counter)

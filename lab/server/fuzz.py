@@ -131,7 +131,7 @@ PIECES = (
 
 @dataclass
 class Found(Health):
-    """What became of everything that was tried."""
+    """The outcome of all that was tried."""
 
     requests: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -285,7 +285,7 @@ class Made:
         return self._folder / f"{kind}.gguf"
 
     def attempt(self, kind: str, path: Path, rng: random.Random) -> str:
-        """What came of a damaged file. Raises AssertionError for what must not come of it."""
+        """The outcome of a damaged file. Raises AssertionError for a forbidden one."""
         match kind:
             case "inspect":
                 good = rng.choice([self._small, self._target, self._drafter])

@@ -64,7 +64,7 @@ _ATTEMPTS = 1000  # of a request that finds the queue full
 
 @dataclass
 class LoadReport:
-    """What became of the requests, by kind. `failures` are the things that must not happen."""
+    """The outcomes of the requests, by kind. `failures` are the things that must not happen."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)

@@ -65,7 +65,7 @@ MODES = {
 
 @dataclass
 class Found(Health):
-    """What became of the requests in one mode."""
+    """The outcome of the requests in one mode."""
 
     promised: bool
     compared: int = 0

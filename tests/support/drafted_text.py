@@ -35,7 +35,7 @@ class Place:
 
     @property
     def written(self) -> list[int]:
-        """What the target writes after it: of each position the candidate, or one more."""
+        """The target's text after it: of each position the candidate, or one more."""
         ranks: list[int] = self.drafts.ranks[self.passage, self.token].tolist()
         return [*ranks, 99]
 

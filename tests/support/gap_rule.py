@@ -1,5 +1,5 @@
-"""Where batched kernels round otherwise than one-token steps, two greedy answers may part, but only
-where the target is undecided.
+"""Two greedy answers may part where batched kernels round otherwise than one-token steps, but only
+if the target is undecided.
 
 The gap rule: at the first token that differs from plain decoding, the two likeliest logits of the
 plain run must be closer than rounding can bring them: twice the measured noise, as each of the two
@@ -32,7 +32,7 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def top_two_gap(logprob: TokenLogprob) -> float:
-    """How far the likeliest logit is above the second; needs `logprobs=2`."""
+    """The lead of the likeliest logit over the second; needs `logprobs=2`."""
     (_, first), (_, second) = logprob.top[:2]
     return first - second
 

@@ -81,7 +81,7 @@ ASKED = {"role": "user", "content": "Question?"}
 
 
 def written(source: str, calls: Calls, content: str, reasoning: str) -> tuple[str, bool]:
-    """What a template writes behind its prompt, and whether that is inside of reasoning."""
+    """The text of a template after its prompt, and whether that is inside of reasoning."""
     template = ChatTemplate(source, bos="", eos="")
     message: dict[str, Any] = {"role": "assistant", "content": content}
     message["tool_calls"] = [

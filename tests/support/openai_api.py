@@ -1,4 +1,4 @@
-"""What tests of OpenAI's routes share: requests, refusals, and the events of a stream.
+"""Shared by tests of OpenAI's routes: requests, refusals, and the events of a stream.
 
 Unless a test says otherwise, prompts are computed anew. A part of one that was computed beside
 other requests may differ from it in the last bits, and answers where the target is undecided.

@@ -81,7 +81,7 @@ def emitted(draft: Draft, written: Sequence[int]) -> list[int]:
 
 @dataclass
 class Played:
-    """What came of it: tokens, seconds, and of each round its rows and whether it drafted."""
+    """The outcome: tokens, seconds, and of each round its rows and whether it drafted."""
 
     tokens: int = 0
     seconds: float = 0.0
