@@ -1,4 +1,4 @@
-"""What the tests share: the shipped pair, loaded once."""
+"""Fixtures of all tests: the shipped pair, loaded once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/architecture.md says holds: imports go one way, and the map shows what is there."""
+"""The claims of docs/architecture.md: imports go one way, and the map shows all packages."""
 
 from __future__ import annotations
 

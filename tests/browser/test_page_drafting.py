@@ -1,4 +1,4 @@
-"""What the page shows of the drafting is what the server told."""
+"""The page shows the drafting as the server told it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_server_s_width_holds_until_another_is_chosen(visit: Visit) -> None:
 
 
 def test_the_controller_is_quoted(visit: Visit) -> None:
-    """Whatever it decides on this machine; where it drafts no more, the page offers to."""
+    """Any decision on this machine; if it drafts no more, the page offers to."""
     visit.choose("auto")
     told = visit.chunks()[-1]["draft_detail"]["drafting"]
     assert told.startswith("drafting ")

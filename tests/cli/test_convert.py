@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the command runs: empty."""
+    """The folder in which the command runs: empty."""
     work = tmp_path / "work"
     work.mkdir()
     return work

@@ -1,5 +1,5 @@
-"""What copies gain and lose on simulated machines: texts that come out whatever is drafted, and
-rounds that take what they would there. No model runs."""
+"""The gain and loss of copies on simulated machines: texts that come out whatever is drafted, and
+rounds that take as long as there. No model runs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def seconds_of(
     controller: Controller | None = None,
     surety: float = 0.0,
 ) -> float:
-    """What the rounds of an answer take; without a prior there are no copies, and without a
+    """The seconds of an answer's rounds; without a prior there are no copies, and without a
     `controller`, one of a drafter of this `surety`, no drafts."""
     there, now, random = machine.costs(), 0.0, Random(len(prompt))
     controller = controller or Controller(machine.costs(), 1, n_copied=MOST)

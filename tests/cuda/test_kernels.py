@@ -1,4 +1,4 @@
-"""Which kernels a model needs, how they are compiled, and that they are kept."""
+"""The kernels that a model needs: compiled, and kept."""
 
 from __future__ import annotations
 

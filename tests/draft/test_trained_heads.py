@@ -34,7 +34,7 @@ N = 64  # tokens of an answer
 
 @dataclass(frozen=True)
 class Texts:
-    """What the target wrote: to train on, and to be judged by."""
+    """Texts of the target: to train on, and to be judged by."""
 
     target: Target
     trained: list[Text]

@@ -63,7 +63,7 @@ def right_for_so_many(n: Callable[[], int]) -> Scripting:
 
 
 def right_but(change: Callable[[list[int]], Draft]) -> Scripting:
-    """What is right, changed."""
+    """The right draft, changed."""
 
     def scripted(known: Known) -> Script:
         know = oracle(known.text)

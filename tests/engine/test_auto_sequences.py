@@ -88,7 +88,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench(shape: DraftShape, either_file: Path) -> Iterator[Bench]:
-    """Where trees are there, they are among what the controller chooses from."""
+    """A bench; the controller may choose trees, if there are any."""
     with exact_target(shape, either_file, n_ctx=1024, n_seq=N_SEQ) as target:
         yield Bench(target, fused_drafter(target), "auto" if shape == "tree" else "chain")
 

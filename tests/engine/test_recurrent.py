@@ -217,7 +217,7 @@ def test_sequences_that_come_and_go(targets: Target, plain: PlainAnswers) -> Non
 
 @pytest.mark.one_in(12)
 def test_answers_of_a_grammar(target: Target, plain: PlainAnswers) -> None:
-    """What it forbids is cut from the drafts, and each token has its log-probability."""
+    """Forbidden tokens are cut from the drafts, and each token has its log-probability."""
     (prompt,) = prompts(target, 1)
     options: dict[str, Any] = {"grammar": 'root ::= "[" [a-z ]+ ("," [a-z ]+)* "]"', "logprobs": 1}
     right = plain(prompt, N, **options)

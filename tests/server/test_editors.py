@@ -52,7 +52,7 @@ LIMIT_NAMES = (*LIMITS.values(), "max_completion_tokens", "n_predict")
 
 
 def lines(answer: httpx.Response) -> list[str]:
-    """What the `data:` lines of a stream hold, as all of these clients read it: line by line."""
+    """The text of a stream's `data:` lines, as all of these clients read it: line by line."""
     assert answer.headers["content-type"].startswith("text/event-stream")
     return [line[5:].strip() for line in answer.text.split("\n") if line.startswith("data:")]
 

@@ -98,7 +98,7 @@ class SlowNetwork:
         return self._n_waits, self._n_bytes
 
     def changed(self, data: bytes) -> bytes:
-        """The part of a worker's answers that arrives."""
+        """The bytes that arrive of a worker's answers."""
         return data
 
     def cut(self) -> None:

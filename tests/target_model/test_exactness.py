@@ -1,4 +1,4 @@
-"""How exact verifying is on this machine: measured, kept, told, and true."""
+"""The exactness of verifying on this machine: measured, kept, told, and true."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def read_back(keys: list[Key], path: Path) -> GgufFile:
 
 
 def tokenized(path: Path, text: str) -> tuple[list[int], str]:
-    """What llama.cpp makes of `text` with the vocabulary in `path`, and back to text again."""
+    """llama.cpp's tokens of `text` with the vocabulary in `path`, and these back in text."""
     with vocabulary_of(path) as vocabulary:
         tokens = vocabulary.tokenize(text, add_special=False)
         return tokens, vocabulary.detokenize(tokens)

@@ -1,4 +1,4 @@
-"""Which models fit beside each other, and which is unloaded if not: by plans, then in a server."""
+"""Models that fit beside each other, and the one to unload if not: by plans, then in a server."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def tool_api(tool_server: ServerProcess) -> ollama.Client:
 
 
 def wrote(text: str) -> dict[str, Any]:
-    """What binds the model to write `text`."""
+    """Fields that bind the model to write `text`."""
     return {**GREEDY, "num_predict": 64, "grammar": f"root ::= {json.dumps(text)}"}
 
 

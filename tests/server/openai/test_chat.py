@@ -55,7 +55,7 @@ def test_an_answer_is_the_model_s_own(
 
 @pytest.mark.slow
 def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> None:
-    """Where they part, the target was undecided: by more than that, slots would be mixed up."""
+    """They part only where the target was undecided: by more than that, slots would be mixed up."""
     questions = [QUESTION, "What is a list?", "Hi", "Explain how to sort " + "a, b, c, " * 30]
     lengths = [40, 24, 12, 32]
 
