@@ -29,7 +29,7 @@ _FACE_VALUE = (-0.3, 1.1)
 _UNKNOWN = (0.5, 0.12)
 """Variances of `a` and `b` before anything is seen of a drafter."""
 _WALK = 0.0015
-"""What a round adds to the variance of `a`. Without it, a text that drifts is not followed."""
+"""The variance that a round adds to that of `a`. Without it, a text that drifts is not followed."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
 _BLEND = 0.02

@@ -1,4 +1,4 @@
-"""One request's part in the controller's decisions, and what a user is told of them."""
+"""One request's part in the controller's decisions, and the text on them for a user."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Policy:
         self.shape = self.shapes.get(name, self.shape)
 
     def rate(self, candidates: Candidates) -> Candidates:
-        """The candidates of a draft with what each is thought to be worth."""
+        """The candidates of a draft with the estimated chance of each."""
         return self.known.rate(candidates) if self.shape.name == "tree" else candidates
 
     def typical(self) -> list[float]:

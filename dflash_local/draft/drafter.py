@@ -19,9 +19,9 @@ class DraftRequest:
     """One block of one sequence.
 
     `features`, [n, n_features], are the context features of the rows accepted since the last draft;
-    n may be 0. `anchor` is the token after them. `n_draft` is how many tokens to propose. `text` is
-    all tokens of the sequence before the anchor; do not change it. `whole`: propose all of them,
-    also where that seems in vain: it is measured how long it takes.
+    n may be 0. `anchor` is the token after them. `n_draft` is the number of tokens to propose.
+    `text` is all tokens of the sequence before the anchor; do not change it. `whole`: propose all
+    of them, also where that seems in vain: it is measured how long it takes.
     """
 
     seq: int

@@ -31,8 +31,8 @@ def accept(draft: Draft, sample: Callable[[int], int], emit: Callable[[int], boo
     """Walk from the anchor along the tokens that the target draws.
 
     `sample(row)` draws the target's token from the logits of that row. `emit(token)` takes it, and
-    says whether the answer ends with it. Each is called once per emitted token. What they raise
-    passes through.
+    says whether the answer ends with it. Each is called once per emitted token. Their errors pass
+    through.
     """
     children: dict[tuple[int, int], int] = {}
     for child, edge in enumerate(zip(draft.parents, draft.tokens, strict=True)):

@@ -1,5 +1,4 @@
-"""The part of a round that copies: what the texts of its sequences offer, beside a drafter's drafts
-or in their place."""
+"""The part of a round that copies from its sequences' texts, beside drafts or in their place."""
 
 from __future__ import annotations
 
@@ -85,7 +84,7 @@ class Copying:
         return None if sequence.lacks_drafter(self._slots) else sequence.copier
 
     def join(self, choices: list[Choice]) -> None:
-        """Make one draft of what drafter and text propose, with the chances of its nodes."""
+        """Join the proposals of drafter and text in one draft, with the chances of its nodes."""
         for choice in choices:
             if choice.copies:
                 if choice.sequence.policy is None:

@@ -66,7 +66,7 @@ class PlainSteps:
         return max(n_steps, 1)
 
     def _emit_steps(self, sequence: Sequence, tokens: list[int], i: int, n: int) -> None:
-        """Emit what the i-th of n sequences has decoded plainly, up to its end."""
+        """Emit the tokens that the i-th of n sequences has decoded plainly, up to its end."""
         slot, ends_text = sequence.slot, self._target.vocabulary.ends_text
         fed, n_kept = [sequence.anchor, *tokens[:-1]], 0
         for drawn in tokens:

@@ -44,8 +44,8 @@ class Round:
     def run(self, sequences: list[Sequence]) -> None:
         """One round of these sequences, or several plain steps at once.
 
-        Raises as `Target.decode`, and InputError for a proposal of the wrong shape. What goes wrong
-        with a single sequence becomes its `error`; a drafter that fails is put aside.
+        Raises as `Target.decode`, and InputError for a proposal of the wrong shape. A fault of a
+        single sequence becomes its `error`; a drafter that fails is put aside.
         """
         sequences = self._with_cells(sequences)
         if not sequences:
@@ -91,8 +91,7 @@ class Round:
         return sequences[:room]
 
     def _inject(self, choices: list[Choice], lap: Lap) -> None:
-        """Inject what a prompt, plain decoding or copies alone have left pending, before the draft
-        itself."""
+        """Inject features that a prompt, plain decoding or copies alone left pending."""
         for choice in choices:
             slot = choice.sequence.slot
             if choice.n_draft and len(slot.pending) > MOST_WITH_A_DRAFT:

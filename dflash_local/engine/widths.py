@@ -48,7 +48,8 @@ class Widths:
                 sequence.behind = True
 
     def _limited(self, sequences: list[Sequence]) -> list[Choice]:
-        """The most nodes that each sequence may verify: what can be emitted, and has room."""
+        """The most nodes that each sequence may verify: those that can be emitted, and have
+        room."""
         room = min(self._slots.free_cells, self._slots.target.n_batch)
         free = room - len(sequences)  # the anchors
         choices = []
