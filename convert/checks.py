@@ -82,7 +82,7 @@ def check_written(part: Path, planned: GgufFile, target: GgufFile | Source) -> C
 
 
 def _difference(planned: GgufFile, written: GgufFile) -> str:
-    """The first difference, in words; empty when `written` is what was planned."""
+    """The first difference, in words; empty when `written` is as planned."""
     for what, ours, theirs in (
         ("type of key", planned.value_types, written.value_types),
         ("key", planned.metadata, written.metadata),

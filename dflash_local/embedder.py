@@ -70,8 +70,8 @@ def load_embedder(
     file says. `n_ctx` is the most tokens of a text: None is what the model was trained on, at most
     4096. The others are those of `load`.
 
-    Raises FileError for bad files, InputError for what does not fit the memory and for a model that
-    writes text, unless `pooling` says how to use it, BackendError if llama.cpp fails.
+    Raises FileError for bad files, InputError for one that does not fit the memory or that writes
+    text, unless `pooling` says how to use it, BackendError if llama.cpp fails.
     """
     options = LoadOptions(
         n_ctx=n_ctx,
@@ -241,7 +241,7 @@ class Embedder:
         return self._checked(pair)
 
     def batches(self, prompts: Sequence[list[int]]) -> Iterator[list[list[int]]]:
-        """`prompts`, cut into what one pass takes."""
+        """`prompts`, cut into the batches of one pass each."""
         batch: list[list[int]] = []
         for prompt in prompts:
             n_rows = sum(map(len, batch)) + len(prompt)

@@ -68,10 +68,10 @@ class Benchmark:
         self.say = say
 
     def run(self) -> Report:
-        """Measure. A KeyboardInterrupt ends it with what was measured until then, if there is
-        anything; so does what fails after one request at a time was measured.
+        """Measure. A KeyboardInterrupt ends it with the measurements until then, if there are any;
+        so does a failure after one request at a time was measured.
 
-        Raises InputError where files, prompts and settings do not fit, and what `load` raises.
+        Raises InputError where files, prompts and settings do not fit, and as `load`.
         """
         with Model(*self.engine(self.options.loading)) as model:
             settings, told = _possible(model, self.options.settings)

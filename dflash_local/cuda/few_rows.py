@@ -32,7 +32,7 @@ class FewRows:
     uses it."""
 
     def __init__(self, compiler: Compiler | None = None, *, on_cpu: bool = False) -> None:
-        """`on_cpu`: the CPU stands in for the GPU, in tests of what is around the kernels."""
+        """`on_cpu`: the CPU stands in for the GPU, in tests of the code around the kernels."""
         self.native = native.FewRows()
         self.compiler = compiler
         self.findings: list[Finding] = []

@@ -110,7 +110,7 @@ class Experts:
 
 
 Kind = Shape | Heads | Experts
-"""What a trial finds something of."""
+"""The subject of a trial."""
 Pair = tuple[str, str]
 """The operands of a kernel."""
 Compiled = Pair | Heads | Experts

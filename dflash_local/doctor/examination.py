@@ -56,8 +56,7 @@ Files = tuple[Path, Path | None]
 def examine(choose: Callable[[], Files], load: Callable[[Files], Model]) -> Examination:
     """Examine this machine with the pair that `choose` finds and `load` loads.
 
-    What goes wrong with the pair is the verdict; nothing of it is raised, unless it is not a
-    DflashError.
+    Faults of the pair are the verdict; nothing of it is raised, unless it is not a DflashError.
     """
     machine = Machine.here()
     try:

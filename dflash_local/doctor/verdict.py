@@ -1,4 +1,4 @@
-"""From what was found to what is wrong: one line first, and what to do about each fault."""
+"""From findings to faults: one line first, and the remedy for each fault."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PairNames:
 
 @dataclass(frozen=True)
 class Alarm:
-    """`name` is for programs, `text` says what is wrong and what to do. Without `is_fault` it is
+    """`name` is for programs, `text` names the fault and the remedy. Without `is_fault` it is
     something to know."""
 
     name: str

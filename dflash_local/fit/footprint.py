@@ -160,7 +160,7 @@ class Footprint:
         self.elsewhere: Counter[str] = Counter()
         """Bytes of the tensors for which the user names a device, by device."""
         self.packed_elsewhere: Counter[str] = Counter()
-        """How many of these have types that the CPU packs."""
+        """The number of these with types that the CPU packs."""
         for tensor in chain.from_iterable(file.tensors.values() for file in self._files):
             match = _BLOCK_TENSOR.match(tensor.name)
             n, n_packed = tensor.n_bytes, tensor.n_bytes * (tensor.type_name not in _MAPPED_TYPES)

@@ -1,4 +1,4 @@
-"""Finds what llama.cpp's vocabulary loader (`src/llama-vocab.cpp`) aborts on or refuses."""
+"""Finds faults that llama.cpp's vocabulary loader (`src/llama-vocab.cpp`) aborts on or refuses."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Let `watch` follow the transfers of weights in this context. What it raises ends the
-    transfer; what has come so far is kept."""
+    """Let `watch` follow the transfers of weights in this context. Its errors end the transfer; the
+    bytes so far are kept."""
     token = _watch.set(watch)
     try:
         yield

@@ -27,7 +27,7 @@ class Repository:
     sizes: dict[str, int]
     """Bytes of each file, by its path in the repository."""
     folder: Path | None = None
-    """Where the files lie, if this is what the cache holds."""
+    """The folder of the files, if they are in the cache."""
 
     def n_bytes(self, names: Iterable[str]) -> int:
         """Bytes of these files."""
@@ -143,7 +143,7 @@ def repository_of(path: Path) -> str | None:
 def remote_model(repository: Repository, names: list[str]) -> GgufFile:
     """The headers of a GGUF model on the hub, whose shards are `names`: a few megabytes of each.
 
-    Raises InputError as `listed` does, and FileError for what is no GGUF model.
+    Raises InputError as `listed` does, and FileError for a file that is no GGUF model.
     """
     import huggingface_hub as hub
 

@@ -1,4 +1,4 @@
-"""Errors of the hub, each as one line that says what to do."""
+"""Errors of the hub, each as one line with a remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHERWISE = (
 
 @contextmanager
 def one_line(repo: str, revision: str | None) -> Iterator[None]:
-    """Turn the client's errors into one line that says what to do."""
+    """Turn the client's errors into one line with a remedy."""
     import huggingface_hub as hub
     from huggingface_hub import constants, errors
 

@@ -1,4 +1,4 @@
-"""The GPUs that the system lists, and what to do for one that llama.cpp does not use.
+"""The GPUs that the system lists, and advice for one that llama.cpp does not use.
 
 `bootstrap.py` reads this file before anything is installed: it needs the standard library alone.
 """

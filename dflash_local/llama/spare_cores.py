@@ -15,7 +15,7 @@ from pathlib import Path
 _LOOK_S = 0.25
 """Less, and the system's ticks of 10 ms say too little; more, and a change is noticed late."""
 _STALE_S = 2.0
-"""After a pause what was seen before it says nothing."""
+"""After a pause the looks before it say nothing."""
 _LESS, _MORE = 0.5, 0.3
 """Of a core that others must take for one thread less, and may take when there is one more again.
 On two cores half a core is where one thread and two are equally fast; the gap between the two keeps

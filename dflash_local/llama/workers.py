@@ -19,7 +19,7 @@ _relays: dict[str, Relay] = {}
 def remote_devices(workers: Sequence[str]) -> list[Device]:
     """The devices of workers, given as HOST:PORT, with the memory that they have left.
 
-    Raises InputError for what is no such place, WorkerLostError where none of our version answers.
+    Raises InputError for any other text, WorkerLostError where none of our version answers.
     """
     found = []
     memory = runtime.function(

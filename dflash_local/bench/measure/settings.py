@@ -23,8 +23,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to decode: rows of a verify pass, the shape of the drafts in them, and whether what
-    the text has already is drafted, too."""
+    """One way to decode: rows of a verify pass, the shape of the drafts in them, and whether copies
+    of the text are drafted, too."""
 
     width: Width = "auto"
     shape: DraftShape = "chain"

@@ -107,7 +107,7 @@ def limited(lines: list[list[BenchPrompt]], limit: int | None) -> list[BenchProm
 
 
 def _check_whole(raw: Any) -> None:
-    """Raises ValueError for what JSON can say and no tokenizer can read."""
+    """Raises ValueError for text that JSON can hold and no tokenizer can read."""
     try:
         json.dumps(raw, ensure_ascii=False).encode()
     except UnicodeEncodeError:

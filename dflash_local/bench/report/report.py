@@ -99,7 +99,7 @@ class Report:
 
 
 def jsonable(value: Any) -> Any:
-    """Rows and numbers as JSON has them; more than six digits are below what a clock can tell."""
+    """Rows and numbers as JSON has them; more than six digits are below a clock's resolution."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if hasattr(value, "as_dict"):
