@@ -28,8 +28,8 @@ class Options(TypedDict, total=False):
     `max_tokens`: None generates up to an end of text or the end of the context; if it is not given,
     256, or in a chat `Model.answer_length`, where that is known. `stop`: texts that end the answer,
     which is cut before them. `stop_kept`: the same, but the answer is cut after them.
-    `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" is what pays best on
-    this machine, None is the model's default. `draft_shape`: "chain", "tree" (if the model was
+    `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" the width that pays best
+    on this machine, None the model's default. `draft_shape`: "chain", "tree" (if the model was
     loaded for trees) or "auto", whichever pays best.
 
     `cancel`: an event that, once set, ends the answer within one round. `queue_timeout`: seconds to
@@ -103,13 +103,13 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """Keyword arguments of the chat methods. A `json_schema` binds what follows the thoughts.
+    """Keyword arguments of the chat methods. A `json_schema` binds the text after the thoughts.
 
-    `tools`: what the model may call, in OpenAI's shape. `tool_choice`: "auto", "none", "required",
-    or the name of the one that it must call. `chat_template_kwargs` go to the template, as in
-    `{"enable_thinking": False}`. `reasoning_budget`: after so many tokens the thoughts are ended,
-    with `reasoning_budget_message` before their end; None is the model's own. `begun` is the text
-    and the tokens of an answer that was cut, which goes on: the chunks have what is new, the
+    `tools`: functions that the model may call, in OpenAI's shape. `tool_choice`: "auto", "none",
+    "required", or the name of the one that it must call. `chat_template_kwargs` go to the template,
+    as in `{"enable_thinking": False}`. `reasoning_budget`: after so many tokens the thoughts are
+    ended, with `reasoning_budget_message` before their end; None is the model's own. `begun` is the
+    text and the tokens of an answer that was cut, which goes on: the chunks have the new part, the
     result's `content` and `reasoning` all of it.
     """
 

@@ -47,8 +47,8 @@ class Result:
     it is an accepted draft, and `from_copy` whether it is one that no drafter proposed: the text
     had it already. The texts of `pieces` make up `text`.
 
-    In a chat, `content` is the answer itself, `reasoning` what the model thought before it, and
-    `tool_calls` has the calls in OpenAI's shape.
+    In a chat, `content` is the answer itself, `reasoning` the thoughts before it, and `tool_calls`
+    has the calls in OpenAI's shape.
     """
 
     text: str
@@ -128,9 +128,9 @@ class Chunk:
     no pass of its own for it. Every pass ends with one token that is not. `from_copy` is as in
     `Result`, and the texts of `pieces` make up `text`. `drafting` is a line on whether the
     controller drafts at the moment, and why; None if it has nothing to decide. Only the last chunk
-    of a stream has a `result`. In a chat, `content` and `reasoning` are what the chunk adds to
-    those of the answer. Before the answer, chunks without text have `prompt`, if the request asks
-    for that.
+    of a stream has a `result`. In a chat, `content` and `reasoning` are the chunk's parts of those
+    of the answer. Before the answer, chunks without text have `prompt`, if the request asks for
+    that.
     """
 
     text: str
@@ -182,7 +182,7 @@ def last_result(chunks: Iterable[Chunk]) -> Result:
 
 @dataclass(frozen=True)
 class SlotStatus:
-    """One slot: whether a sequence is running in it, and how many tokens its caches hold."""
+    """One slot: whether a sequence is running in it, and the number of tokens in its caches."""
 
     id: int
     busy: bool
@@ -195,8 +195,8 @@ class ModelTotals:
 
     `requests` is the number of requests that have ended. Tokens, rounds and drafts are counted as
     in `Stats`, running sequences included. `prompt_s` and `decode_s` are sums over requests, which
-    may have run at once. `cache_hits` is how often a prefix was taken from the store. `passes` are
-    the target's, `slots_in_passes` the slots that had rows in them, added up.
+    may have run at once. `cache_hits` counts prefixes taken from the store. `passes` are the
+    target's, `slots_in_passes` the slots that had rows in them, added up.
     """
 
     requests: int = 0

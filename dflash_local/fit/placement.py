@@ -238,8 +238,8 @@ class Devices:
 
 
 def named_devices(devices: Sequence[Device], names: Sequence[str]) -> list[Device]:
-    """The workers, the GPUs that are named, in the order of the names, and all other devices;
-    without names all. "none" names no GPU. Raises InputError."""
+    """The workers, the GPUs that are named, in the order of the names, and devices that are no
+    GPUs; without names all. "none" names no GPU. Raises InputError."""
     own = {each.name: each for each in devices if "gpu" in each.type and not each.is_remote}
     if isinstance(names, str) or any(name not in {*own, "none"} for name in names):
         listed = ", ".join((*own, "none"))

@@ -21,7 +21,7 @@ perhaps a thought that the next turn leaves out."""
 
 
 Span = tuple[int, int]
-"""Where an image ends, and how many cells it takes beyond its positions."""
+"""The end of an image, and the number of cells it takes beyond its positions."""
 
 
 class Checkpoints:

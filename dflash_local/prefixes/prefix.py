@@ -1,4 +1,4 @@
-"""A sequence that has left its slot: its tokens, and what target and drafter know of them."""
+"""A sequence that has left its slot: its tokens, and their states in target and drafter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Wanted:
     owner: str = ""
 
     def drafts_in(self, gave_up: bool) -> bool:
-        """Whether the drafter must have what is taken from a text in which drafting `gave_up`."""
+        """Whether the drafter must have tokens taken from a text in which drafting `gave_up`."""
         return self.for_drafts and not (self.unless_gave_up and gave_up)
 
     def n_usable(self, tokens: Sequence[int], n_drafter: int, gave_up: bool, owner: str) -> int:

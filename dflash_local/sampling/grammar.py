@@ -75,7 +75,7 @@ class Grammars:
         return self._matched(*named) if named else None
 
     def knows(self, params: SamplingParams) -> bool:
-        """Whether `constraint` takes no time. Raises GrammarError for what is no JSON."""
+        """Whether `constraint` takes no time. Raises GrammarError for text that is no JSON."""
         named = _named(params)
         return named is None or self._known(*named) is not None
 

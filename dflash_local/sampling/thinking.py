@@ -43,7 +43,7 @@ class ThinkingBudget:
 @dataclass(frozen=True)
 class _State:
     """`tail`: the last bytes, in which a mark may have begun. `n_left`: of the budget; None before
-    the thoughts. `n_forced`: how many tokens of the end have come."""
+    the thoughts. `n_forced`: the number of tokens of the end that have come."""
 
     tail: bytes = b""
     n_left: int | None = None
@@ -74,7 +74,7 @@ class ThoughtLimit:
         return self._other is None or self._other.allows(token)
 
     def mask(self, logits: NDArray[np.float32]) -> None:
-        """Leaves the tokens of the other rule. One that is `forced` comes whatever its logit."""
+        """Leaves the tokens of the other rule. A `forced` one comes with any logit."""
         if self._other is not None:
             self._other.mask(logits)
 

@@ -29,8 +29,8 @@ _FORMAT = 2
 class Exactness:
     """`differences[depth][width]`: the largest difference of a logit between decoding `width` rows
     at once and one by one, after `depth` tokens of context, in `n_rows[depth]` rows of random
-    tokens. Rows that were not tried may differ. `others`: what other requests, before this one and
-    beside it, change of an answer, in the mode in which the model was loaded."""
+    tokens. Rows that were not tried may differ. `others`: the effect of other requests, before this
+    one and beside it, on an answer, in the mode in which the model was loaded."""
 
     differences: dict[int, dict[int, float]]
     n_rows: dict[int, int]

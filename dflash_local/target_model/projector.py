@@ -72,7 +72,7 @@ class Projector:
         """A picture's place in a prompt: an id for each position that it takes, with the tokens
         that the target wants around it. It is computed when the prompt is decoded.
 
-        Raises InputError for what `pixels` refuses, and for one that is too large for a batch.
+        Raises InputError as `pixels`, and for one that is too large for a batch.
         """
         with self._reading:
             width, height, _ = pixels(data)

@@ -1,8 +1,8 @@
-"""Saves what a llama.cpp context holds of a sequence as bytes in host memory, and restores it.
+"""Saves a sequence's state in a llama.cpp context as bytes in host memory, and restores it.
 
 Restore bytes only in a context of the same model and options: llama.cpp does not check everything.
 Of layers with a sliding window only the window is saved. With `state_only`, the keys and values of
-attention layers are left out and left alone: what remains is the recurrent state.
+attention layers are left out and left alone: the rest is the recurrent state.
 """
 
 from __future__ import annotations

@@ -186,8 +186,8 @@ class Target(Readout):
         return tuple(path for path, _ in self._lora)
 
     def adapt(self, scales: Sequence[float]) -> None:
-        """Let each adapter act so strongly from the next pass on; 0: not at all. What the caches
-        have of other scales is of no use to it. A change makes llama.cpp plan its graph again."""
+        """Let each adapter act so strongly from the next pass on; 0: not at all. Cells computed
+        with other scales are of no use to it. A change makes llama.cpp plan its graph again."""
         n = len(self._adapters)
         assert len(scales) == n
         if n:
@@ -222,7 +222,7 @@ class Target(Readout):
             self._model, self._context, self.threads, options, n_threads, self.n_ctx
         )
         self.way_back = possible(options.way_back, self._model, self._context)
-        """How it takes rows back, of what the options ask for."""
+        """Its way back, of those the options ask for."""
         self.max_width = 1 + self.way_back.rows if self.is_recurrent else MAX_OUTPUT_ROWS
         """The most rows of one sequence in a pass of which all but the first can be taken back."""
         # Otherwise llama.cpp may split a pass, and its graph does not see all rows.
@@ -308,7 +308,7 @@ class Target(Readout):
         return next((worker.lost for worker in self._workers if worker.lost), "")
 
     def _check_workers(self) -> None:
-        """Raises WorkerLostError where what was just computed is not what a worker computed."""
+        """Raises WorkerLostError if a worker was lost, so that the last results are not its own."""
         for worker in self._workers:
             worker.check()
 
@@ -423,12 +423,12 @@ class Target(Readout):
         given: Sequence[int] = (),
     ) -> list[list[int]]:
         """Decode some sequences for `n_steps`. Each step is a batch with one row per sequence, and
-        what is drawn after each row is the next row; or the token of `given`, in the order of the
+        the token drawn after each row is the next row; or the token of `given`, in the order of the
         result, if it is not empty. `draws` says how each sequence draws, as for `draw`; if it is
         empty, all take the likeliest token.
 
-        Returns what is drawn, [steps][sequences]. There are fewer steps if a sequence has come to
-        an end of text, or to what is no token. Raises as `decode`.
+        Returns the drawn tokens, [steps][sequences]. There are fewer steps if a sequence has come
+        to an end of text, or to an id that is no token. Raises as `decode`.
         """
         self._check_open()
         n = len(tokens)
@@ -489,8 +489,8 @@ class Target(Readout):
         return self._cells.truncate(seq, checkpoint.length)
 
     def tidy(self) -> None:
-        """Do now what the next pass would begin with, while the device is busy: edits of the cells
-        of a tree, and replays of recurrent states."""
+        """Do the first work of the next pass now, while the device is busy: edits of the cells of a
+        tree, and replays of recurrent states."""
         self._check_open()
         self._cells.tidy(ahead=True)
         self._rollback.tidy()
