@@ -1,4 +1,4 @@
-"""The card of a tuned drafter: what it was made from, and what was measured."""
+"""The card of a tuned drafter: its sources and its measurements."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Card:
         return values | {"rows": rows, "lengths": [list(each) for each in self.lengths]}
 
     def markdown(self) -> str:
-        """The card as a README. Of the texts it tells nothing but how many there were."""
+        """The card as a README. Of the texts it tells nothing but their number."""
         verdict = "it did not win, so nothing changes for the target"
         made = "trained from nothing"
         if self.before:

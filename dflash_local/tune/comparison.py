@@ -57,9 +57,9 @@ def compare(
     say: Callable[[str], None],
 ) -> list[Row]:
     """Measure both drafters on prompts by their kind, whole blocks in each round, also as trees
-    where the target was loaded for them: what makes chains longer may make trees shorter. The
-    caches of the target are empty before and after. Without `before` it is plain decoding. Raises
-    what the engine raises."""
+    where the target was loaded for them: a change that makes chains longer may make trees shorter.
+    The caches of the target are empty before and after. Without `before` it is plain decoding.
+    Raises as the engine."""
     engines = Engine(target, before), Engine(target, after)
     shapes: list[ShapeName] = ["chain", "tree"] if target.options.n_branches > 1 else ["chain"]
     rows = []

@@ -110,8 +110,8 @@ class TorchDrafter:
         return self._norm(rows, "output_norm")
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., n_vocab], neither scaled nor capped; minus infinity for what the drafter's own
-        vocabulary lacks."""
+        """[..., n_vocab], neither scaled nor capped; minus infinity for tokens that the drafter's
+        own vocabulary lacks."""
         scale = self.weights.get("output.scale", 1.0) if "output.weight" in self.weights else 1.0
         products = functional.linear(hidden.to(self.head.dtype), self.head)
         return self.spread(products * scale, -math.inf)
@@ -125,7 +125,7 @@ class TorchDrafter:
     # The heads of the families
 
     def markov(self, before: Tensor) -> Tensor:
-        """DSpark: what is added to the logits after these tokens [...]: [..., n_vocab]."""
+        """DSpark: the addition to the logits after these tokens [...]: [..., n_vocab]."""
         rows = self.linear("markov_w2", self.weights["markov_w1.weight"][before])
         return self.spread(rows, 0)
 
@@ -148,7 +148,7 @@ class TorchDrafter:
         return ids, scores + logits.gather(-1, ids)
 
     def spread(self, rows: Tensor, rest: float) -> Tensor:
-        """From the drafter's own vocabulary to the target's, `rest` for what it does not know."""
+        """From the drafter's own vocabulary to the target's, `rest` for tokens it does not know."""
         if "d2t" not in self.weights:
             return rows
         wide = rows.new_full((*rows.shape[:-1], self.n_vocab), rest)

@@ -135,9 +135,8 @@ def tune(
 
     `stopped` is asked often; when it says so, the state is kept beside the output, and the same
     call goes on from there: Interrupted is raised. While `busy` says so, the machine is left to
-    others. Raises InputError for what cannot be read,
-    written or does not fit, and what `load` raises; then everything is as it was. `kind`: another
-    kind of run than one that begins with a drafter.
+    others. Raises InputError for files that cannot be read, written or do not fit, and as `load`;
+    then everything is as it was. `kind`: another kind of run than one that begins with a drafter.
     """
     if options.output.exists():
         raise InputError(f"{options.output}: exists already; choose another folder with -o")
@@ -232,7 +231,7 @@ class Run:
         self._measured_every = 50
         self._n_compared = _COMPARED
         self._before: Path | None = options.draft
-        """What the new drafter is compared with; None: plain decoding."""
+        """The rival of the new drafter; None: plain decoding."""
         self._general: Texts | None = None
         self._n_asked = 0
         self._n_tokens = 0
@@ -371,7 +370,7 @@ class Run:
         return [case.tokens for case in cases]
 
     def _unload(self) -> None:
-        """Free what `_load` loaded."""
+        """Free the models that `_load` loaded."""
         self._answerer.pause()
         self._loaded.close()
 
@@ -585,7 +584,7 @@ class Run:
         self._say(f"going on after step {trainer.step_number}")
 
     def _free(self) -> None:
-        """Give the device what PyTorch keeps for later."""
+        """Give the device the memory that PyTorch keeps for later."""
         if self._device == "cuda":
             torch.cuda.empty_cache()
 

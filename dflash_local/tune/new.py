@@ -79,13 +79,13 @@ _SYSTEMS = (
     ("You help people who program, in many languages. The user asks for code.", 1),
     ("You teach mathematics. The user gives a problem with numbers, to be solved step by step.", 1),
 )
-"""What stands before a user's turn that the target writes, and how often."""
+"""Texts before a user's turn that the target writes, and their shares."""
 _SEEDS = (
     "The", "In", "A", "When", "How", "What", "If", "For", "This", "I", "We", "It", "There", "To",
     "def ", "import ", "class ", "#include <", "function ", "public ", "SELECT ", "# ", "<html>",
     "Question:", "Problem:", "Let ", "Suppose", "Dear", "Once", "1.", "Abstract", "Chapter",
 )  # fmt: skip
-"""What a text begins with, for a target without a chat template."""
+"""Beginnings of texts, for a target without a chat template."""
 
 
 @dataclass(frozen=True)
@@ -387,8 +387,8 @@ def written(options: TrainOptions, part: Path, n_asked: int) -> Iterator[tuple[i
 
 
 def ahead(items: Generator[T], n: int) -> Generator[T]:
-    """The same items, up to `n` of them made ahead by a thread, which ends when this is closed.
-    What it raises is raised here."""
+    """The same items, up to `n` of them made ahead by a thread, which ends when this is closed. Its
+    errors are raised here."""
     made: queue.Queue[T | BaseException | None] = queue.Queue(n)
     is_closed = threading.Event()
 

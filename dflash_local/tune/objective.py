@@ -25,7 +25,7 @@ _SMOOTHING = 0.5
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of answers and what they should draft: A blocks of n_draft positions.
+    """Blocks of answers and their labels: A blocks of n_draft positions.
 
     `before` is the true token before each position, `tokens` the true token, both int64
     [A, n_draft]; `label_ids` and `label_probs`, [A, n_draft, k], the target's distribution.

@@ -22,7 +22,7 @@ _BYTES_KEPT = 2
 _SLACK = 3 << 30
 """Bytes of GPU memory for the output head, logits and activations of a step."""
 _PASS_BYTES = 2 << 30
-"""Of these, for what a pass over some answers keeps until it has gone back."""
+"""Of these, for the data that a pass over some answers keeps until it has gone back."""
 _MOST_PACKED = 16
 """Answers of one pass. More leave a GPU no time for steps."""
 
@@ -45,7 +45,7 @@ class TunePlan:
         cls, drafter: GgufFile, state: Mapping[str, Any], free: int | None, answer_bytes: int
     ) -> TunePlan:
         """The plan for a GPU with `free` bytes beside the target, None on a CPU, which gains
-        nothing from packing. A run that goes on from a `state` trains what it trained, whatever
+        nothing from packing. A run that goes on from a `state` trains the same weights, whatever
         memory is free by now."""
         n, n_low = n_trainable(drafter), n_low_rank(drafter)
         whole, low = cls(False, False, n, n), cls(True, False, n, n_low)
@@ -70,7 +70,7 @@ class TunePlan:
         return 4 * self.n_weights + 2 * _BYTES_EACH * self.n_trained
 
     def lines(self, free: int | None) -> list[str]:
-        """The plan in words, with what is `free` as for `of`."""
+        """The plan in words, with `free` as for `of`."""
         what = f"to train: {self.n_trained / 1e6:.0f} million numbers"
         if self.low_rank:
             whole = TunePlan(False, False, self.n_weights, self.n_weights).bytes

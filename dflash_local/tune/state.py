@@ -38,7 +38,7 @@ def read_state(place: Path) -> dict[str, Any]:
 
 @contextmanager
 def state_told(place: Path) -> Iterator[None]:
-    """A damaged state, or one of another version, as InputError with what to do."""
+    """A damaged state, or one of another version, as InputError with advice."""
     try:
         yield
     except torch.OutOfMemoryError:

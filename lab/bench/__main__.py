@@ -35,7 +35,7 @@ from lab.shapes.writer import write_pair
 NAME = "python -m lab.bench"
 _MOST_TOKENS = 1 << 20
 _SHIPPED = "shipped"
-"""What `--replay` without a file stands for."""
+"""The value of `--replay` without a file."""
 _OUTPUT = click.Path(dir_okay=False, writable=True)
 
 
@@ -143,7 +143,7 @@ def bench(ctx: click.Context, /, **values: Any) -> int:
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Refuse what has no meaning, or could not be written in the end, before any work."""
+    """Refuse options without meaning, and files that could not be written, before any work."""
     users.check(values)
     users.exclude(
         values,

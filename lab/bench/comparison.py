@@ -103,7 +103,7 @@ def measure_server(
 ) -> list[ServerRow]:
     """Measure the server on its own: one process for each of `n_drafts` and each number of slots.
 
-    `levels` are the numbers of requests at once, beside 1. Raises what `LlamaServer` raises.
+    `levels` are the numbers of requests at once, beside 1. Raises as `LlamaServer`.
     """
     rows: list[ServerRow] = []
     for n in (1, *(level for level in levels if level > 1)):

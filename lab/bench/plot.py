@@ -1,5 +1,5 @@
-"""A picture of a report: what each width accepts and how fast it is, accepted lengths, what a pass
-costs, and what drafting gains."""
+"""A picture of a report: acceptance and speed by width, accepted lengths, the costs of a pass, and
+the gain of drafting."""
 
 from __future__ import annotations
 

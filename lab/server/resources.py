@@ -62,7 +62,7 @@ class Health:
 
     @contextmanager
     def watching(self, server: ServerProcess) -> Iterator[None]:
-        """Ask a server for its health again and again; in the end, see what its log says."""
+        """Ask a server for its health again and again; in the end, read its log."""
         ended = threading.Event()
         with ThreadPoolExecutor(1) as watch:
             asking = watch.submit(self._ask, server, ended)
