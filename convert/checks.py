@@ -26,7 +26,7 @@ Tensors = Sequence[tuple[TensorPlan, GGMLQuantizationType]]
 
 @dataclass
 class CheckResult:
-    """`checks`: what is right, in words. `notes`: what could not be checked, or may surprise."""
+    """`checks`: facts that are right, in words. `notes`: those unchecked, or that may surprise."""
 
     checks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -200,8 +200,8 @@ class Embedder:
         return normalized(found) if normalize else found
 
     def rerank(self, query: str, documents: Sequence[str]) -> Vector:
-        """A score for each document, (n,), higher where it answers the query better. What range
-        scores have is the model's. Raises as `embed`, and InputError for no reranker."""
+        """A score for each document, (n,), higher where it answers the query better. Their range is
+        the model's. Raises as `embed`, and InputError for no reranker."""
         self._check_use("scores", self.pooling == "rank", "give a reranker")
         prompts = [self.pair_tokens(query, document) for document in documents]
         scores = [float(score) for batch in self.batches(prompts) for (score,) in self.run(batch)]
@@ -253,7 +253,7 @@ class Embedder:
             yield batch
 
     def run(self, batch: Sequence[Sequence[int]]) -> list[Vector]:
-        """One pass over what `batches` gave: for each prompt its vector, its score as a vector of
+        """One pass over a batch of `batches`: for each prompt its vector, its score as a vector of
         one, or with pooling "none" a vector for each token, (tokens, dimensions)."""
         self._n_running += 1
         try:
@@ -428,7 +428,7 @@ def _context_params(
 
 
 def _around(template: str, query: str, document: str) -> Iterator[str]:
-    """The parts of a template: what stands between the two names, and these."""
+    """The parts of a template: the texts between the two names, and these."""
     for index, part in enumerate(template.split(query)):
         if index:
             yield query

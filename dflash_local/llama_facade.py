@@ -112,7 +112,7 @@ _LACKING = {
 class Llama:
     """A model behind llama-cpp-python's methods. `model` is the same model behind ours.
 
-    `model_path` and `draft_model` are what `dflash_local.load` takes: the paths of a target and a
+    `model_path` and `draft_model` are as for `dflash_local.load`: the paths of a target and a
     DFlash drafter, or a name. `n_ctx` 0 or None, and `n_gpu_layers` None, take as much as fits the
     memory; both are None by default. `type_k` is the type of the whole KV cache, unless `type_v` is
     given. `flash_attn` None is off, as with llama-cpp-python, except for a quantised cache, which

@@ -44,7 +44,7 @@ class Acceptance:
     """One drafter's record from all requests: how likely its drafts are accepted. No clock."""
 
     def __init__(self, block_size: int, n_nodes: int = 0) -> None:
-        """`n_nodes` are the most of a tree, 0 where drafts are chains."""
+        """`n_nodes` are the most of a tree, 0 if drafts are chains."""
         self.rounds = 0
         self.n_nodes = n_nodes
         self._n_drafts = block_size - 1

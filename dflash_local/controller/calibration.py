@@ -254,7 +254,7 @@ class _Trial:
     def _timed(
         self, run: Callable[[], float], n: int, guess_s: float, *, needed: bool = False
     ) -> list[float]:
-        """Seconds of n runs after those that make graphs; none where there is no time for them."""
+        """Seconds of n runs after those that make graphs; none if there is no time for them."""
         n += self.warm_up
         if not needed and not self._affords(n, n * guess_s):
             return []

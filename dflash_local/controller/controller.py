@@ -62,7 +62,7 @@ class Controller:
     ) -> None:
         """`block_size` rows with the anchor are the most that a sequence verifies of a drafter's
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
-        a copy; 0 where there are none. `equal_rows`: all sequences of a pass get as many rows."""
+        a copy; 0 if there are none. `equal_rows`: all sequences of a pass get as many rows."""
         self.costs = costs
         self.known = {
             True: greedy or Acceptance(block_size, n_nodes),
@@ -179,7 +179,7 @@ class Controller:
     def chances(
         self, policies: Sequence[Policy], drafts: Sequence[Draft], limits: Sequence[int]
     ) -> list[list[float]]:
-        """The falling chances of a drafter's tokens for each sequence, to be accepted; empty where
+        """The falling chances of a drafter's tokens for each sequence, to be accepted; empty if
         it has not. Asked once in each round with drafts: it counts them."""
         chains: list[list[float]] = []
         for policy, draft, limit in zip(policies, drafts, limits, strict=True):

@@ -161,7 +161,7 @@ def merged(chains: Sequence[list[float]], n_equal: int = 0) -> list[float]:
     """The tokens that each further row brings, by all sequences' falling chances: likeliest first.
 
     `n_equal`: a row more of one sequence is one of all of them, so many in a pass, and the last of
-    these completes the next draft of each chain; 0 where each has rows of its own.
+    these completes the next draft of each chain; 0 if each has rows of its own.
     """
     if n_equal:
         brought: list[float] = []

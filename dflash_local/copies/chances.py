@@ -41,7 +41,7 @@ class CopyPrior(native.CopyPrior):
         return self._drawn
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what was seen, by kind, without those of which nothing was."""
+        """For JSON: the counts by kind, without the kinds never seen."""
         cold = native.CopyPrior().tried
         numbers = zip(self.right, self.tried, cold, strict=True)
         known: dict[str, Any] = {

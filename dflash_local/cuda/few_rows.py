@@ -52,9 +52,9 @@ class FewRows:
             scope.leave()
 
     def take(self, findings: Sequence[Finding], *, exact: bool = False) -> None:
-        """Leave to llama.cpp every type that ours do not do right in all shapes, and what it does
-        faster; the latter not if answers are to be `exact`: its kernels round differently for one
-        row than for more."""
+        """Leave to llama.cpp every type that ours do not do right in all shapes, and the shapes it
+        does faster; the latter not if answers are to be `exact`: its kernels round differently for
+        one row than for more."""
         self.findings += findings
         wrong = {finding.shape.type_name for finding in findings if finding.fault}
         for finding in findings:

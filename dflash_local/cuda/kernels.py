@@ -114,7 +114,7 @@ Kind = Shape | Heads | Experts
 Pair = tuple[str, str]
 """The operands of a kernel."""
 Compiled = Pair | Heads | Experts
-"""What kernels are compiled for."""
+"""The kinds of work that kernels are compiled for."""
 
 
 def shapes_of(file: GgufFile) -> dict[str, Shape]:

@@ -3,7 +3,7 @@ whether they are faster than llama.cpp's. Both is kept.
 
 A kernel that is wrong, dies or hangs is put aside for good on this GPU with this driver, compiler
 and text. A column should have the same bits whatever comes beside it, so a matrix is multiplied by
-ours for all usual numbers of columns or for none. What decides is the sum of the times for
+ours for all usual numbers of columns or for none. The decision is by the sum of the times for
 `DECISIVE` columns, each with equal weight: a plain step, and verify passes of the usual widths.
 """
 
@@ -33,9 +33,9 @@ _PLAIN = 2
 from 16; one of 256 experts lost 6 % at 8 rows and gained from 16."""
 _SAVED_US = 2.0
 """The further savings of our products in a pass, beside their trials: inputs are converted once,
-and q, k and v, gate and up, and what is done with their results, are one launch each. In
-SmolLM2-135M a product of up to 8 columns took 2.5 microseconds longer by itself, and passes of as
-many rows 0.79 to 0.97 of the time."""
+and q, k and v, gate and up, and the work on their results, are one launch each. In SmolLM2-135M a
+product of up to 8 columns took 2.5 microseconds longer by itself, and passes of as many rows 0.79
+to 0.97 of the time."""
 _ATTENTION = 1.15
 """Ours may take so much of llama.cpp's time in a trial of attention: in a pass it also makes the
 input of the next product, which saves a launch, and a layer is the faster one with it."""

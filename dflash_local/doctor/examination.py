@@ -27,7 +27,7 @@ _MADE_FOR = ("general.base_model.0.name", "dflash_local.target")
 
 @dataclass(frozen=True)
 class Examination:
-    """`verdict` is one line. `pair` and `plan` are None where the files could not be loaded, and
+    """`verdict` is one line. `pair` and `plan` are None if the files could not be loaded, and
     `trial` where there is no drafter. `plain_speed` is in tokens/s."""
 
     verdict: str

@@ -31,7 +31,7 @@ class Machine:
     memory_free: int
     disk_free: int | None
     kernel_advice: str | None = None
-    """What to install so that our own kernels run on its NVIDIA GPU; None if there is nothing."""
+    """Advice on our own kernels for its NVIDIA GPU; None if there is nothing to do."""
 
     @classmethod
     def here(cls) -> Machine:

@@ -17,10 +17,10 @@ from dflash_local.draft.draft import ANCHOR, Draft
 class Verdict:
     """The result of one verify pass.
 
-    `tokens` are emitted, in order. `path` are the verified rows to keep: row 0 is the anchor, row
-    i + 1 is draft node i. Always `len(tokens) == len(path)`: each kept row gave one token, and
-    `tokens[i]` is what row `path[i + 1]` holds. The last token is in no row: it was never fed to
-    the target, and is the next anchor if generation goes on.
+    `tokens` are emitted, in order. `path` are the verified rows to keep: row 0 is the anchor, row i
+    + 1 is draft node i. Always `len(tokens) == len(path)`: each kept row gave one token, and
+    `tokens[i]` is that of row `path[i + 1]`. The last token is in no row: it was never fed to the
+    target, and is the next anchor if generation goes on.
     """
 
     tokens: list[int]

@@ -280,7 +280,7 @@ class PrefixCache:
         )
 
     def _saved(self, slot: Slot, prefix: Prefix) -> SavedSequence | None:
-        """A slot, which has the tokens of `prefix`, as it is saved. None where that fails."""
+        """A slot, which has the tokens of `prefix`, as it is saved. None if that fails."""
         drafter = self._saving_drafter
         kept = {c.length: c.state for c in slot.checkpoints.all}
         states = tuple(kept[length] for length in prefix.checkpoints)

@@ -103,9 +103,9 @@ class Sequence:
         """Leave out a part of the text, if it has filled the context and its request says so.
 
         As llama-server has it, the first `n_keep` tokens stay (-1: the prompt), and behind them
-        `n_discard` are left out (0: half of the rest). Fewer are kept and more left out where else
-        the next shift would soon follow. llama.cpp moves the keys and values after them, which have
-        seen the tokens left out; here these are decoded again.
+        `n_discard` are left out (0: half of the rest). Fewer are kept and more left out if the next
+        shift would soon follow otherwise. llama.cpp moves the keys and values after them, which
+        have seen the tokens left out; here these are decoded again.
         """
         n_keep = self.request.n_keep
         if n_keep is None or len(self.text) <= n_ctx:

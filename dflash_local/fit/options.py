@@ -1,4 +1,4 @@
-"""The settings for loading a pair, with defaults and ranges. None: what fits best."""
+"""The settings for loading a pair, with defaults and ranges. None: the best fit."""
 
 from __future__ import annotations
 
@@ -183,8 +183,8 @@ class ContextOptions:
         return any(getattr(self, name) is not None for name in names)
 
     def for_drafter(self, *, is_recurrent: bool) -> Self:
-        """The same for a drafter that is a model of its own: without what is said of the target,
-        and with a sequence more for each to draft in, if it has a recurrent state."""
+        """The same for a drafter that is a model of its own: without the target's own, and with a
+        sequence more for each to draft in, if it has a recurrent state."""
         own: dict[str, Any] = dict.fromkeys(("rope_scaling", "rope_scale", *ROPE_NUMBERS))
         own |= {"kv_type": "f16", "cache_type_k": None, "cache_type_v": None}
         own |= {"lora": (), "control_vectors": (), "override_tensor": {}, "override_kv": {}}

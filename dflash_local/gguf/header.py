@@ -1,7 +1,7 @@
 """Reads a GGUF header with limits: every count and length in it is checked before it is used.
 
 llama.cpp aborts the process on some malformed files, so every file is read here first. The rules
-are those of `ggml/src/gguf.cpp`. Where that reader accepts more than its own data structures can
+are those of `ggml/src/gguf.cpp`. If that reader accepts more than its own data structures can
 hold, this one has its own limit.
 """
 

@@ -62,7 +62,7 @@ class Connection:
 
 class Relay:
     """Connects ggml's client with the worker at `host` and `port`. It lives as long as the process:
-    ggml knows the worker's devices by the relay's address for good. Where they are others now, and
+    ggml knows the worker's devices by the relay's address for good. If they are others now, and
     after a loss, when ggml may have kept an answer that was none, it takes a new relay."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -274,7 +274,7 @@ class _Exchange:
                 self._lose(_why(error))
 
     def _received(self, size: int) -> bytes | None:
-        """An answer of that size; None where there is no worker any more."""
+        """An answer of that size; None if there is no worker any more."""
         if self._worker is None:
             return None
         try:
@@ -300,7 +300,7 @@ class _Exchange:
 
 
 def _devices_of(worker: socket.socket) -> list[tuple[int, int]]:
-    """Alignment and largest buffer of each device. Raises OSError for what cannot be."""
+    """Alignment and largest buffer of each device. Raises OSError for impossible ones."""
     n = _asked(worker, _COUNT, b"", 4)
     devices = [struct.pack("<I", index) for index in range(n)] if n <= 16 else []
     found = [(_asked(worker, _ALIGNMENT, d, 8), _asked(worker, _MAX_SIZE, d, 8)) for d in devices]
@@ -352,7 +352,7 @@ def _prepare(end: socket.socket) -> None:
 
 
 def _read(end: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises OSError where the other end closes first."""
+    """So many bytes. Raises OSError if the other end closes first."""
     data = bytearray(size)
     view, n = memoryview(data), 0
     while n < size:

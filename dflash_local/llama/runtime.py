@@ -48,7 +48,7 @@ hold also where OpenMP counts more threads than cores."""
 def _sleeping_threads() -> Iterator[None]:
     """OpenMP, if it is loaded here, lets threads sleep that wait long for another one.
 
-    By default they spin for milliseconds. Where other processes want the cores, too, the thread
+    By default they spin for milliseconds. If other processes want the cores, too, the thread
     that is waited for often has none, and a pass takes up to a hundred times as long. GNU's OpenMP
     reads the variables when it is loaded. The user's settings stay; no other library gets to see
     those made here.

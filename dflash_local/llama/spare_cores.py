@@ -1,6 +1,6 @@
 """The number of threads that compute, by the cores that other processes leave free.
 
-At each operation of a graph the threads wait for one another. Where another process has the core of
+At each operation of a graph the threads wait for one another. If another process has the core of
 one of them, all wait: two threads beside one busy process are slower than one.
 """
 
@@ -33,7 +33,7 @@ class CpuTime:
 
 
 def cpu_time() -> CpuTime | None:
-    """Now. None where the system does not tell. Work of low priority (`nice`) counts where ours is
+    """Now. None if the system does not tell. Work of low priority (`nice`) counts where ours is
     such work, too: else it gives way."""
     try:
         ours = {f"cpu{n}" for n in os.sched_getaffinity(0)}

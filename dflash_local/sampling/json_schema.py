@@ -191,7 +191,7 @@ def _own_names(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _put_unique(schema: dict[str, Any], root: Mapping[str, Any]) -> bool:
-    """Replace `uniqueItems` by keywords of the same meaning. False where that is not possible."""
+    """Replace `uniqueItems` by keywords of the same meaning. False if that is not possible."""
     most, least = schema.get("maxItems"), schema.get("minItems", 0)
     if schema["uniqueItems"] is not True or most in (0, 1):
         del schema["uniqueItems"]
@@ -217,7 +217,7 @@ def _put_unique(schema: dict[str, Any], root: Mapping[str, Any]) -> bool:
 
 
 def _put_not(schema: dict[str, Any]) -> bool:
-    """Replace `not` by keywords of the same meaning. False where that is not possible."""
+    """Replace `not` by keywords of the same meaning. False if that is not possible."""
     forbidden = schema["not"]
     if not isinstance(forbidden, Mapping) or len(forbidden) != 1:
         return False

@@ -1,6 +1,6 @@
 """A budget for thoughts: after so many tokens of them their end is forced, as llama.cpp does it.
 
-What comes next follows from the answer's tokens alone, so a draft changes nothing. llama.cpp
+Its choice follows from the answer's tokens alone, so a draft changes nothing. llama.cpp
 (`common/reasoning-budget.cpp`) looks for the tokens of the marks; here they are found in the text,
 however it was cut into tokens.
 """

@@ -102,7 +102,7 @@ def measure_exactness(target: Target, *, before: Callable[[], None]) -> Exactnes
 
 
 def told_of_others(found: Exactness, target: Target, *, exact: bool) -> Exactness:
-    """With what holds of other requests in this target's mode. `exact`: requests run one after the
+    """With the note on other requests in this target's mode. `exact`: requests run one after the
     other, and use nothing of earlier ones but whole batches."""
     # Whether a row is computed from its own sequence alone.
     own = target.rounds_alone and (exact or target.options.kv_types == ("q8_0", "q8_0"))

@@ -33,7 +33,7 @@ class Projector:
     the target computes them, and closes it; the target does so before itself."""
 
     def __init__(self, path: str | os.PathLike[str], target: Target) -> None:
-        """Raises FileError where libmtmd refuses the file, or it is for another target, and
+        """Raises FileError if libmtmd refuses the file, or it is for another target, and
         BackendError without libmtmd."""
         self.path = Path(path)
         self._target = target

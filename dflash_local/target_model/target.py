@@ -592,7 +592,7 @@ class Target(Readout):
             free()
 
     def _detach(self) -> Callable[[], None]:
-        """Close the drafters and let go of the context. Returns what frees it."""
+        """Close the drafters and let go of the context. Returns the function that frees it."""
         for drafter in list(self._drafters):
             drafter.close()
         if self._pass is not None:

@@ -38,7 +38,7 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer and what it was made from.
+    """An answer and its sources.
 
     `tokens` are prompt and answer, `n_prompt` of them the prompt. `features`, [n, n_features], are
     those of all tokens but the last one, in the trainer's type. The i-th token of the answer was

@@ -15,7 +15,7 @@ from dflash_local.version import version
 @dataclass(frozen=True)
 class Card:
     """The record of a run. `lengths`: steps, and the tokens per round on held-out answers. `before`
-    is None where the drafter was trained from nothing, `data` where the texts were general ones.
+    is None if the drafter was trained from nothing, `data` where the texts were general ones.
     `won`: the drafter is better than the old one, or than none. `is_default`: it is the target's
     from now on."""
 

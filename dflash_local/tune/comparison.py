@@ -118,8 +118,8 @@ def wins(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def beats_plain(rows: Sequence[Row]) -> tuple[bool, str]:
-    """Whether drafts are faster than plain decoding, which `rows` have as what was before, and by
-    how much, in words. The shape that does best on held-out prompts counts."""
+    """Whether drafts are faster than plain decoding, which `rows` have as the drafter before, and
+    the gain, in words. The shape that does best on held-out prompts counts."""
 
     def gain(kind: str, shape: ShapeName) -> float:
         found = [row.gain for row in rows if (row.prompts, row.shape) == (kind, shape)]

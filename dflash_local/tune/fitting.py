@@ -226,7 +226,7 @@ class Run:
         """Answers that come before each further step."""
         self._save_s = _SAVE_S
         self._ends_early = True
-        """Where held-out answers gain nothing more."""
+        """Whether it ends once held-out answers gain nothing more."""
         self._warm_up = WARM_UP
         self._measured_every = 50
         self._n_compared = _COMPARED

@@ -433,5 +433,5 @@ def _answered(path: Path) -> list[BenchPrompt]:
 
 
 def _plain(text: str) -> str:
-    """By what two prompts are the same one."""
+    """The key by which two prompts are the same one."""
     return " ".join(text.lower().split())[:80]

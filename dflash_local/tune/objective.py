@@ -179,7 +179,7 @@ def position_weights(chances: Tensor, valid: Tensor) -> Tensor:
 
 def _selector_errors(ids: Tensor, scores: Tensor, blocks: Blocks) -> Tensor:
     """Cross-entropy [A, n_draft] of the selector's choice, with those labels that are candidates;
-    0 where none is."""
+    0 if none is."""
     same = ids[..., :, None] == blocks.label_ids[..., None, :]
     labels = (same * blocks.label_probs[..., None, :]).sum(dim=-1)
     labels = labels / labels.sum(dim=-1, keepdim=True).clamp(min=1e-6)

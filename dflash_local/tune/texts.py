@@ -211,8 +211,8 @@ def _library() -> Iterator[tuple[str, str]]:
 
 
 def _tasks(files: Mapping[str, str]) -> dict[str, list[BenchPrompt]]:
-    """To write the functions that Python files document, one prompt for each, by file. What two
-    files document is that of the first."""
+    """To write the functions that Python files document, one prompt for each, by file. A function
+    in two files is that of the first."""
     known: set[tuple[str, str]] = set()
     found: dict[str, list[BenchPrompt]] = {name: [] for name in files}
     for file, text in files.items():

@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Asked:
-    """A text to write: what it begins with, its temperature (0: greedy), and the most tokens.
+    """A text to write: its beginning, its temperature (0: greedy), and the most tokens.
     `is_prompt`: it becomes the prompt of another text, and its own answer teaches nothing.
     `answer`: it is written already."""
 

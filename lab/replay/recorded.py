@@ -114,7 +114,7 @@ class RecordedDrafts:
 
     def rates(self, length: float, n_drafts: int) -> list[float]:
         """The chance of each draft of a chain, 1..n, to be accepted, where whole chains give rounds
-        of `length` tokens: what llama-server's `--spec-synth-rates` takes. Raises InputError."""
+        of `length` tokens: the input of llama-server's `--spec-synth-rates`. Raises InputError."""
         weights, walks = self.weights(length), self._walks(n_drafts)
         places = np.arange(1, n_drafts + 1)
         kept = [(np.array(walk)[:, None] > places).sum(axis=0) for walk in walks]

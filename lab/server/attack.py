@@ -4,7 +4,7 @@
 
 Eight clients send a server of the shipped pair, with a hostile chat template, requests that once
 froze, starved or misled it; another one polls /health, and one asks for a plain answer now and
-then. Needs the tests' packages. Prints its findings; exit code 1 where a request got an answer of
+then. Needs the tests' packages. Prints its findings; exit code 1 if a request got an answer of
 500 and up or none at all, the plain answer changed, the loop stalled, or there was a traceback.
 """
 

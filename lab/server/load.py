@@ -326,7 +326,7 @@ class Load:
 
 
 def metric(text: str, name: str) -> float:
-    """One number from a Prometheus page. Raises AssertionError where it is missing."""
+    """One number from a Prometheus page. Raises AssertionError if it is missing."""
     found = re.search(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
     if found is None:
         raise AssertionError(f"the metrics have no {name}")

@@ -28,7 +28,7 @@ class Resources(NamedTuple):
 
 
 def resources(pid: int) -> Resources | None:
-    """The resources of the process now; None where the system does not tell."""
+    """The resources of the process now; None if the system does not tell."""
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
         return None

@@ -6,7 +6,7 @@ Starts servers of the shipped pair, one mode after the other, again and again. G
 from four clients at once: chats that begin alike, go on, and come back. Some clients leave in the
 middle; the model is unloaded, and the server ended and started again on the same cache folder. Each
 answer, with its log-probabilities, is held against that of a server that decodes plainly and keeps
-nothing. Prints its findings for each mode. Exit code 1 where an answer was lost, or differs though
+nothing. Prints its findings for each mode. Exit code 1 if an answer was lost, or differs though
 docs/exactness.md promises that it does not.
 """
 

@@ -76,7 +76,7 @@ class SpeedRow:
     over: dict[Variant, Spread] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     forced: Acceptance | None = None
-    """Where the controller hardly drafted: the acceptance of a few answers with whole blocks of
+    """If the controller hardly drafted: the acceptance of a few answers with whole blocks of
     drafts. No other number counts them."""
     drafting: str | None = None
     """Why the controller drafted or did not, by the last answer."""
@@ -89,7 +89,7 @@ class SpeedRow:
 
     @property
     def drafted_median(self) -> float | None:
-        """Tokens/s; None where nothing was drafted or all answers were too short."""
+        """Tokens/s; None if nothing was drafted or all answers were too short."""
         return self.drafted.median if self.drafted else None
 
     def as_dict(self) -> dict[str, Any]:

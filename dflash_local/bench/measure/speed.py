@@ -67,5 +67,5 @@ class Speed:
 
     @property
     def median(self) -> float | None:
-        """Of the answers' tokens/s; None where all were too short."""
+        """Of the answers' tokens/s; None if all were too short."""
         return self.tokens_per_second.median if self.tokens_per_second else None

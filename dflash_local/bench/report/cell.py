@@ -37,7 +37,7 @@ def table(rows: Sequence[Row], width: int | None = None) -> str:
     numbers are aligned to the right.
 
     A wide one comes in several tables, one below the other, and each repeats the columns with a
-    row's subject. Where these leave no room, each row is a paragraph.
+    row's subject. If these leave no room, each row is a paragraph.
     """
     full = _plain_table(rows)
     if width is None or _width(full) <= width:

@@ -1,4 +1,4 @@
-"""The lines above and below the tables: what was measured where, and what is to be noted."""
+"""The lines above and below the tables: the measurements' places, and notes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _PARTS = ("variant", "acceptance", "lead")
 @dataclass
 class Report:
     """`paper` is by category and temperature. `interrupted`: it was ended before all was measured;
-    `failure`: what else has ended it."""
+    `failure`: any other end."""
 
     command: str
     environment: Environment
