@@ -17,7 +17,7 @@ def drafted(visit: Visit) -> str:
 
 
 def test_accepted_drafts_are_tinted_and_nothing_else(visit: Visit) -> None:
-    """The answer is one block of code; what marks it as such is not shown."""
+    """The answer is one block of code; its fences are not shown."""
     visit.choose("always")
     pieces = [p for c in visit.chunks(FUNCTION)[1:] for p in c["draft_detail"]["pieces"]]
     marked = [(char, piece["from_draft"]) for piece in pieces for char in piece["text"]]

@@ -1,4 +1,4 @@
-"""`dflash-local convert` as its users run it: what lands where, and what is left when it fails."""
+"""`dflash-local convert` as its users run it: its files, and those left when it fails."""
 
 from __future__ import annotations
 

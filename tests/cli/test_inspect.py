@@ -1,4 +1,4 @@
-"""`dflash-local inspect`: what it prints, and the exit codes."""
+"""`dflash-local inspect`: its output and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that have ended: how many are kept, whose they are, and when another text takes one up."""
+"""Texts that have ended: their number, their owners, and the texts that take one up."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def drafted(random: Random, left: list[int], surety: float) -> Draft:
 def found(
     copier: Copier, prompt: list[int], tokens: list[int], n: int, controller: Controller, n_own: int
 ) -> list[Copy]:
-    """The copies that are worth a look: where no drafter drafts, those that may pay."""
+    """The copies that are worth a look: if no drafter drafts, those that may pay."""
     if n_own:
         return copies_of(copier, prompt, tokens, n)
     pays = copier.finds(prompt, tokens, n, controller.least_copied(1))
@@ -152,7 +152,7 @@ def seconds_of(
 
 
 def gains(name: str, every: int | None, seed: int) -> list[float]:
-    """Of several requests, one after the other: how many times as fast as plain decoding."""
+    """Of several requests, one after the other: the speed-up over plain decoding."""
     random, prior, machine = Random(seed), CopyPrior(), MACHINES[name]
     found = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The index of a text: what it offers stands in the text, and edits do not lose the place."""
+"""The index of a text: its offers stand in the text, and edits do not lose the place."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ TYPES = {
 }  # fmt: skip
 
 MOST_SPILLED = {120: (56, 36)}
-"""Bytes, in kernels of four tiles and in smaller ones: what these kernels spill today. For some 128
-registers are not enough; more than this is a step back. 48 and 0 elsewhere."""
+"""Bytes, in kernels of four tiles and in smaller ones: the present spills of these kernels. For
+some 128 registers are not enough; more than this is a step back. 48 and 0 elsewhere."""
 
 Shape = kernels.Shape
 

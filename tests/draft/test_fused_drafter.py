@@ -77,7 +77,7 @@ SHAPES: dict[str, Mapping[str, Any]] = ALIKE | {
     },
     "scales beside weights": {"scales": True, "own_head": True},
 }
-"""What llama.cpp knows as well, and what else there may be."""
+"""Options that llama.cpp knows as well, and others."""
 
 
 @pytest.mark.one_in(45)

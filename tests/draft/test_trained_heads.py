@@ -1,5 +1,5 @@
-"""Heads that were trained a little, on the shipped drafter: what ours accepts with them is what the
-reference does."""
+"""Heads that were trained a little, on the shipped drafter: ours accepts the same with them as the
+reference."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_a_wrong_end_of_text_ends_nothing(known: Known, at: int) -> None:
 def test_a_right_end_of_text_ends_the_answer_with_it(
     targets: Targets, n: int, shape: DraftShape
 ) -> None:
-    """At every place of a block; what is drafted behind it is of no account."""
+    """At every place of a block; drafts behind it do not count."""
     # A digit is a token of its own, so the answer ends after n tokens.
     known = Known(targets[shape], "x = ", shape=shape, grammar=f"root ::= [0-9]{{{n}}}")
     assert len(known.tokens) == n + 1 and known.finish_reason == "stop"

@@ -191,7 +191,7 @@ def test_one_that_is_cancelled_leaves_the_others_alone(bench: Bench, decider: st
 
 
 class Listener(ScriptedDrafter):
-    """Keeps all that is injected; what it drafts is as good as nothing."""
+    """Keeps all that is injected; its drafts are as good as none."""
 
     def __init__(self) -> None:
         super().__init__(lambda *_: Draft.chain([5, 6, 7]), n_seq=N_SEQ)

@@ -251,7 +251,7 @@ def test_a_suspended_answer_goes_on(targets: Target, plain: PlainAnswers) -> Non
 def test_turns_after_an_answer_that_was_stopped(
     target: Target, plain: PlainAnswers, width: int
 ) -> None:
-    """It stops inside a draft, or inside several plain steps at once. What the slot has then is
+    """It stops inside a draft, or inside several plain steps at once. The slot's tokens are then
     cut, or all decoded again; the next turn is that of empty caches."""
     (prompt,) = prompts(target, 1)
     right = plain(prompt, N)

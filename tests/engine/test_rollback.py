@@ -80,7 +80,7 @@ class Bench:
     def run(
         self, n_prompt: int, n: int, width: int, n_right: list[int], shape: DraftShape = "chain"
     ) -> list[int]:
-        """Answer the first `n_prompt` tokens of the text with `n`; what the caches then hold."""
+        """Answer the first `n_prompt` tokens of the text with `n`; the caches' tokens then."""
         self.n_right, self.shape = list(n_right), shape
         sequence = answer(self.engine, self.text[:n_prompt], width, n, shape=shape)
         assert sequence.tokens == self.text[n_prompt : n_prompt + n]

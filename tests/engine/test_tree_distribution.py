@@ -75,7 +75,7 @@ def test_drafted_samples_have_the_law_of_the_target() -> None:
 
 
 def drawn_again(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]) -> Verdict:
-    """A biased rule: what was not drafted is drawn a second time."""
+    """A biased rule: a token that was not drafted is drawn a second time."""
     edges = set(zip(draft.parents, draft.tokens, strict=True))
 
     def biased(row: int) -> int:

@@ -194,8 +194,8 @@ def test_what_leaves_memory_is_found_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread of the model puts entries into the store. What the disk has no time for is
-    forgotten; what is on its way can be had."""
+    """The thread of the model puts entries into the store. Those that the disk has no time for are
+    forgotten; those on their way can be had."""
     may_go_on, folder = threading.Event(), files(tmp_path)
     write = folder.write
 

@@ -1,4 +1,4 @@
-"""`/metrics` as Prometheus reads it, and `/slots`: what was asked is what is counted."""
+"""`/metrics` as Prometheus reads it, and `/slots`: all requests are counted."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ may move by that much.
 
 In a mixture of experts rounding may choose another expert, and then a logit moves by far more than
 in rows of other texts. There the noise is that of the row itself: what it differs by when the same
-text is decoded at the other width. It bounds the gap by definition: where two ways of decoding
-choose different tokens, one of the two logits has moved by half the gap at least.
+text is decoded at the other width. It bounds the gap by definition: if two ways of decoding choose
+different tokens, one of the two logits has moved by half the gap at least.
 """
 
 from __future__ import annotations

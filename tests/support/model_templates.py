@@ -44,7 +44,7 @@ WRITE_NO_CALLS = {
         '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Rome"}}]'
     ),
 }
-"""They show tools, but leave calls of earlier answers out. What their models are told to write."""
+"""They show tools, but leave calls of earlier answers out. Their models are told to write this."""
 
 DESCRIBED = {"type": "string", "description": "Any."}
 PROPERTIES: dict[str, Any] = {

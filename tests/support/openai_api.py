@@ -18,7 +18,7 @@ CERTAIN = 4
 """So many tokens of the answer to that question are certain, whoever else is answered with it."""
 
 SAMPLER = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""How the server samples where a request says nothing."""
+"""The server's sampling if a request says nothing."""
 
 
 def user(text: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The shipped drafter, continued: with a Markov head (DSpark), or with a selector and convolutions
-(DFlash 2), trained on what the shipped target writes.
+(DFlash 2), trained on texts of the shipped target.
 
-Minutes on two cores. What comes out is no good drafter, but its heads know something, so that its
+Minutes on two cores. The result is no good drafter, but its heads know something, so that its
 accepted length says whether they are computed as they were trained.
 """
 

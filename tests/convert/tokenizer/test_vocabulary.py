@@ -99,7 +99,7 @@ def test_ids_without_a_token_are_filled(files: Files, tmp_path: Path) -> None:
 
 
 def test_added_tokens_get_the_type_that_their_files_say(files: Files, tmp_path: Path) -> None:
-    """tokenizer_config.json has the last word; what looks like a control token is one."""
+    """tokenizer_config.json has the last word; a token that looks like a control token is one."""
     plain = {"special": False, "normalized": False}
     files["tokenizer.json"]["added_tokens"] += [
         {"id": 8192, "content": "<think>", **plain},

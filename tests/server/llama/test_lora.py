@@ -1,4 +1,4 @@
-"""Adapters: how strongly they act, for all requests and for each."""
+"""Adapters: their scales, for all requests and for each."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ LONG = {
     "logprobs": True,
     "top_logprobs": 20,
 }
-"""Some 700 KB; what can be on its way to a client is 160."""
+"""Some 700 KB; at most 160 KB are on their way to a client."""
 SHORT = {"prompt": "def f(x):", "max_tokens": 1}
 
 

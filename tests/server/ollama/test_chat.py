@@ -1,4 +1,4 @@
-"""Ollama's own Python client against a real server: what it takes for granted holds."""
+"""Ollama's own Python client against a real server: its assumptions hold."""
 
 from __future__ import annotations
 

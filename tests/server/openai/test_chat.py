@@ -334,7 +334,7 @@ def test_how_long_an_answer_may_be(
 
 
 def test_what_a_message_may_be(client: httpx.Client) -> None:
-    """Parts of text are its lines; what changes no answer is ignored; any model is taken."""
+    """Parts of text are its lines; fields that change no answer are ignored; any model is taken."""
     expected = content(ask(client, "Hello\n" + QUESTION, max_tokens=8, temperature=0))
     parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": QUESTION}]
     told = post(
