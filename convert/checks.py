@@ -26,7 +26,7 @@ Tensors = Sequence[tuple[TensorPlan, GGMLQuantizationType]]
 
 @dataclass
 class CheckResult:
-    """`checks`: what is right, in words. `notes`: what could not be checked, or may surprise."""
+    """`checks`: facts that are right, in words. `notes`: those unchecked, or that may surprise."""
 
     checks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ def check_written(part: Path, planned: GgufFile, target: GgufFile | Source) -> C
 
 
 def _difference(planned: GgufFile, written: GgufFile) -> str:
-    """The first difference, in words; empty when `written` is what was planned."""
+    """The first difference, in words; empty when `written` is as planned."""
     for what, ours, theirs in (
         ("type of key", planned.value_types, written.value_types),
         ("key", planned.metadata, written.metadata),

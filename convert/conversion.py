@@ -118,8 +118,8 @@ def convert(
     `progress` with the bytes of tensors written so far and in all.
 
     The file is checked before it gets its name (see `ConvertResult.checks`), and appears whole or
-    not at all. The same input gives the same bytes. Raises InputError (FileError is one) for what
-    cannot be fetched, is no drafter, does not fit the target, or cannot be written.
+    not at all. The same input gives the same bytes. Raises InputError (FileError is one) for a
+    checkpoint that cannot be fetched, is no drafter, does not fit the target, or cannot be written.
     """
     say = say or (lambda line: None)
     number = file_type(outtype)  # before anything is fetched

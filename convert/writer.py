@@ -53,10 +53,10 @@ def write_gguf(
     written so far and in all. `check` gets the complete file under another name, and may refuse it
     by an exception.
 
-    The file appears at the end, complete; after an exception nothing of it is left, and what a
-    process that was killed has left in the folder is removed. The same arguments give the same
-    bytes. Raises InputError when the file cannot be written: it exists,
-    there is no such folder, no permission, not enough room.
+    The file appears at the end, complete; after an exception nothing of it is left, and the remains
+    of a killed process in the folder are removed. The same arguments give the same bytes. Raises
+    InputError when the file cannot be written: it exists, there is no such folder, no permission,
+    not enough room.
     """
     total = sum(_padded(n_bytes(plan.shape, kind)) for plan, kind in tensors)
     check_place(path, force)

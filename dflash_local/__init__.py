@@ -94,6 +94,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What help() lists: among all errors, 76 lines each, nobody would find `load`."""
+    """The names that help() lists: among all errors, 76 lines each, nobody would find `load`."""
     most = {name for name in __all__ if not name.endswith(("Error", "Options", "Target"))}
     return sorted(most | {name for name in globals() if name.startswith("__")})

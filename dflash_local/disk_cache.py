@@ -32,7 +32,7 @@ def folder() -> Path:
 
 
 def read(kind: str, key: Mapping[str, Any]) -> Any:
-    """What `write` stored under `key`; None if it is missing or cannot be read."""
+    """The value that `write` stored under `key`; None if it is missing or cannot be read."""
     try:
         with open_own(_place(kind, key)) as file:
             return json.loads(file.read())
@@ -44,7 +44,7 @@ def open_own(path: Path) -> BufferedReader:
     """A file of a cache, to be read: a regular one, of this user or of root.
 
     Raises OSError for anything else. A pipe would be waited for; a link, or the file of another
-    user, could hold what this user never wrote.
+    user, could hold data that this user never wrote.
     """
     flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]
     descriptor = os.open(path, os.O_RDONLY | sum(flags))

@@ -70,8 +70,8 @@ def load_embedder(
     file says. `n_ctx` is the most tokens of a text: None is what the model was trained on, at most
     4096. The others are those of `load`.
 
-    Raises FileError for bad files, InputError for what does not fit the memory and for a model that
-    writes text, unless `pooling` says how to use it, BackendError if llama.cpp fails.
+    Raises FileError for bad files, InputError for one that does not fit the memory or that writes
+    text, unless `pooling` says how to use it, BackendError if llama.cpp fails.
     """
     options = LoadOptions(
         n_ctx=n_ctx,
@@ -105,7 +105,7 @@ def load_embedder(
 def plan_embedder(
     file: GgufFile, pooling: Pooling, options: LoadOptions, devices: Sequence[Device]
 ) -> Plan:
-    """What loading it on a machine with `devices` takes. Raises FileError, InputError."""
+    """The plan for loading it on a machine with `devices`. Raises FileError, InputError."""
     check_embedder(file, pooling)
     trained = file.require(f"{file.architecture}.context_length", int)
     n_ctx = min(options.n_ctx or USUAL_CONTEXT, trained)
@@ -200,8 +200,8 @@ class Embedder:
         return normalized(found) if normalize else found
 
     def rerank(self, query: str, documents: Sequence[str]) -> Vector:
-        """A score for each document, (n,), higher where it answers the query better. What range
-        scores have is the model's. Raises as `embed`, and InputError for no reranker."""
+        """A score for each document, (n,), higher where it answers the query better. Their range is
+        the model's. Raises as `embed`, and InputError for no reranker."""
         self._check_use("scores", self.pooling == "rank", "give a reranker")
         prompts = [self.pair_tokens(query, document) for document in documents]
         scores = [float(score) for batch in self.batches(prompts) for (score,) in self.run(batch)]
@@ -241,7 +241,7 @@ class Embedder:
         return self._checked(pair)
 
     def batches(self, prompts: Sequence[list[int]]) -> Iterator[list[list[int]]]:
-        """`prompts`, cut into what one pass takes."""
+        """`prompts`, cut into the batches of one pass each."""
         batch: list[list[int]] = []
         for prompt in prompts:
             n_rows = sum(map(len, batch)) + len(prompt)
@@ -253,7 +253,7 @@ class Embedder:
             yield batch
 
     def run(self, batch: Sequence[Sequence[int]]) -> list[Vector]:
-        """One pass over what `batches` gave: for each prompt its vector, its score as a vector of
+        """One pass over a batch of `batches`: for each prompt its vector, its score as a vector of
         one, or with pooling "none" a vector for each token, (tokens, dimensions)."""
         self._n_running += 1
         try:
@@ -345,7 +345,7 @@ class Embedder:
             )
 
     def status(self) -> ModelStatus:
-        """What it has counted, as a model that writes text does."""
+        """Its counts, as of a model that writes text."""
         return ModelStatus(
             requests=self._n_texts,
             prompt_tokens=self._n_tokens,
@@ -428,7 +428,7 @@ def _context_params(
 
 
 def _around(template: str, query: str, document: str) -> Iterator[str]:
-    """The parts of a template: what stands between the two names, and these."""
+    """The parts of a template: the texts between the two names, and these."""
     for index, part in enumerate(template.split(query)):
         if index:
             yield query

@@ -8,7 +8,7 @@ class DflashError(Exception):
 
 
 class InputError(DflashError, ValueError):
-    """Bad input. The message names what was given, what was expected and what to do."""
+    """Bad input. The message names the given value, the expected one and the remedy."""
 
 
 class FileError(InputError):

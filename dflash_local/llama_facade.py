@@ -57,7 +57,7 @@ _RANDOM = 0xFFFFFFFF
 
 
 class Settings(TypedDict, total=False):
-    """What completions and chats are asked for, by llama-cpp-python's names."""
+    """The settings of completions and chats, by llama-cpp-python's names."""
 
     temperature: float
     top_k: int
@@ -106,18 +106,18 @@ _LACKING = {
         "model.target has what is known of the file",
     ),
 }
-"""Methods of llama-cpp-python that this has not, and what to take for them."""
+"""Methods of llama-cpp-python that this lacks, and their replacements."""
 
 
 class Llama:
     """A model behind llama-cpp-python's methods. `model` is the same model behind ours.
 
-    `model_path` and `draft_model` are what `dflash_local.load` takes: the paths of a target and a
-    DFlash drafter, or a name. `n_ctx` 0 or None, and `n_gpu_layers` None, take what fits the
+    `model_path` and `draft_model` are as for `dflash_local.load`: the paths of a target and a
+    DFlash drafter, or a name. `n_ctx` 0 or None, and `n_gpu_layers` None, take as much as fits the
     memory; both are None by default. `type_k` is the type of the whole KV cache, unless `type_v` is
     given. `flash_attn` None is off, as with llama-cpp-python, except for a quantised cache, which
     needs it. Arguments that change no text, such as `use_mmap`, are taken and do nothing. Raises
-    InputError for others, and what `dflash_local.load` raises.
+    InputError for others, and as `dflash_local.load`.
     """
 
     def __init__(
@@ -203,8 +203,7 @@ class Llama:
     ) -> Any:
         """Complete a text: OpenAI's completion as a dict, or with `stream` an iterator of chunks.
 
-        Raises InputError for what is not known here, such as `logprobs`, which `model.generate`
-        has.
+        Raises InputError for unknown settings, such as `logprobs`, which `model.generate` has.
         """
         options = self._options(max_tokens, {"temperature": 0.8, **settings})
         head = self._head("cmpl", "text_completion", model)
@@ -231,7 +230,7 @@ class Llama:
         **settings: Unpack[Settings],
     ) -> Any:
         """Answer a conversation: OpenAI's chat completion as a dict, or with `stream` an iterator
-        of chunks. Raises InputError for what is not known here."""
+        of chunks. Raises InputError for unknown settings."""
         options = self._options(max_tokens, {"temperature": 0.2, **settings})
         if schema := _schema(response_format):
             options["json_schema"] = schema

@@ -28,23 +28,23 @@ class Options(TypedDict, total=False):
     `max_tokens`: None generates up to an end of text or the end of the context; if it is not given,
     256, or in a chat `Model.answer_length`, where that is known. `stop`: texts that end the answer,
     which is cut before them. `stop_kept`: the same, but the answer is cut after them.
-    `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" is what pays best on
-    this machine, None is the model's default. `draft_shape`: "chain", "tree" (if the model was
+    `draft_width`: target rows per verify pass; 0 is plain decoding, "auto" the width that pays best
+    on this machine, None the model's default. `draft_shape`: "chain", "tree" (if the model was
     loaded for trees) or "auto", whichever pays best.
 
     `cancel`: an event that, once set, ends the answer within one round. `queue_timeout`: seconds to
     wait for a slot before QueueTimeoutError is raised. `deadline_s`: seconds after the first token
     at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
     prompt again. `ignore_eos` forbids the end-of-text tokens, `bad_words` those of words that are
-    one token, `allowed_token_ids` all but these. `special` writes the names of control
-    tokens into the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
+    one token, `allowed_token_ids` all but these. `special` writes the names of control tokens into
+    the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
     `prompt_logprobs` reports log-probabilities of the prompt's tokens, with so many alternatives to
     each; nothing of the prompt then comes from the caches. `prompt_progress` has the first chunks
-    tell how much of the prompt is read. `lora` says how strongly adapters act, by their number in
-    the load's `lora`, from 0; those that it leaves out do not. `id_slot` is the slot, from 0, that
-    the request takes if that is free. With `context_shift` an answer goes on where the context is
-    full: the first `n_keep` tokens stay (-1: the whole prompt), and of the rest the older half is
-    left out, or `n_discard` tokens.
+    tell the part of the prompt that is read. `lora` says how strongly adapters act, by their number
+    in the load's `lora`, from 0; those that it leaves out do not. `id_slot` is the slot, from 0,
+    that the request takes if that is free. With `context_shift` an answer goes on where the context
+    is full: the first `n_keep` tokens stay (-1: the whole prompt), and of the rest the older half
+    is left out, or `n_discard` tokens.
 
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
     too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
@@ -103,13 +103,13 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """Keyword arguments of the chat methods. A `json_schema` binds what follows the thoughts.
+    """Keyword arguments of the chat methods. A `json_schema` binds the text after the thoughts.
 
-    `tools`: what the model may call, in OpenAI's shape. `tool_choice`: "auto", "none", "required",
-    or the name of the one that it must call. `chat_template_kwargs` go to the template, as in
-    `{"enable_thinking": False}`. `reasoning_budget`: after so many tokens the thoughts are ended,
-    with `reasoning_budget_message` before their end; None is the model's own. `begun` is the text
-    and the tokens of an answer that was cut, which goes on: the chunks have what is new, the
+    `tools`: functions that the model may call, in OpenAI's shape. `tool_choice`: "auto", "none",
+    "required", or the name of the one that it must call. `chat_template_kwargs` go to the template,
+    as in `{"enable_thinking": False}`. `reasoning_budget`: after so many tokens the thoughts are
+    ended, with `reasoning_budget_message` before their end; None is the model's own. `begun` is the
+    text and the tokens of an answer that was cut, which goes on: the chunks have the new part, the
     result's `content` and `reasoning` all of it.
     """
 
@@ -173,7 +173,7 @@ def owner_of(options: Mapping[str, Any]) -> str | None:
 
 
 def lora_of(options: Mapping[str, Any], usual: Sequence[float]) -> tuple[float, ...]:
-    """How strongly each adapter acts, `usual` where the request does not say. Raises InputError."""
+    """The scale of each adapter, `usual` where the request gives none. Raises InputError."""
     given = options.get("lora")
     if given is None:
         return tuple(usual)

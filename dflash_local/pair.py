@@ -34,8 +34,8 @@ class Pair:
         return replace(self, draft=None, spec=None, copies=False)
 
     def with_keys(self, keys: Mapping[str, int | float | bool | str]) -> Pair:
-        """The same with other values for keys of the target's file. Raises what `open_pair` does
-        where the files do not go with them."""
+        """The same with other values for keys of the target's file. Raises as `open_pair` where the
+        files do not go with them."""
         if not keys:
             return self
         target = replace(self.target, metadata={**self.target.metadata, **keys})

@@ -15,7 +15,7 @@ _VISIBLE = {
 
 def printable(line: str) -> str:
     """A line in which invisible characters are replaced. Names in it may come from a file, and such
-    characters could change the terminal's settings, or the order of what is shown."""
+    characters could change the terminal's settings, or the order of the text."""
     return "".join(
         c if c.isprintable() or c in _SPACE else "\N{REPLACEMENT CHARACTER}" for c in line
     )

@@ -1,4 +1,4 @@
-"""What a generation returns: chunks on the way, and the whole result at the end."""
+"""Results of a generation: chunks on the way, and the whole one at the end."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Result:
     it is an accepted draft, and `from_copy` whether it is one that no drafter proposed: the text
     had it already. The texts of `pieces` make up `text`.
 
-    In a chat, `content` is the answer itself, `reasoning` what the model thought before it, and
-    `tool_calls` has the calls in OpenAI's shape.
+    In a chat, `content` is the answer itself, `reasoning` the thoughts before it, and `tool_calls`
+    has the calls in OpenAI's shape.
     """
 
     text: str
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def repeated(self) -> int:
-        """How many tokens at the end say again and again what is before them; 0 for none."""
+        """The number of tokens at the end that only repeat those before them; 0 for none."""
         return _repeated(self.tokens)
 
     @property
@@ -110,7 +110,7 @@ _TINT = "background: rgba(58, 157, 116, 0.25); box-shadow: inset 0 -1px rgb(58, 
 
 
 class PromptProgress(NamedTuple):
-    """How much of a prompt is read: `n_read` of `n` tokens, of which `n_cached` needed no
+    """The part of a prompt that is read: `n_read` of `n` tokens, of which `n_cached` needed no
     computing, in `seconds`."""
 
     n: int
@@ -121,16 +121,16 @@ class PromptProgress(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Chunk:
-    """What one round added to an answer.
+    """One round's addition to an answer.
 
     `text` may be empty while a character or a stop string is incomplete. `from_draft` says for each
     token whether it is an accepted draft: the target would have written the same token, but needed
     no pass of its own for it. Every pass ends with one token that is not. `from_copy` is as in
     `Result`, and the texts of `pieces` make up `text`. `drafting` is a line on whether the
     controller drafts at the moment, and why; None if it has nothing to decide. Only the last chunk
-    of a stream has a `result`. In a chat, `content` and `reasoning` are what the chunk adds to
-    those of the answer. Before the answer, chunks without text have `prompt`, if the request asks
-    for that.
+    of a stream has a `result`. In a chat, `content` and `reasoning` are the chunk's parts of those
+    of the answer. Before the answer, chunks without text have `prompt`, if the request asks for
+    that.
     """
 
     text: str
@@ -182,7 +182,7 @@ def last_result(chunks: Iterable[Chunk]) -> Result:
 
 @dataclass(frozen=True)
 class SlotStatus:
-    """One slot: whether a sequence is running in it, and how many tokens its caches hold."""
+    """One slot: whether a sequence is running in it, and the number of tokens in its caches."""
 
     id: int
     busy: bool
@@ -191,12 +191,12 @@ class SlotStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTotals:
-    """What a model has counted since it was loaded.
+    """A model's counts since it was loaded.
 
     `requests` is the number of requests that have ended. Tokens, rounds and drafts are counted as
     in `Stats`, running sequences included. `prompt_s` and `decode_s` are sums over requests, which
-    may have run at once. `cache_hits` is how often a prefix was taken from the store. `passes` are
-    the target's, `slots_in_passes` the slots that had rows in them, added up.
+    may have run at once. `cache_hits` counts prefixes taken from the store. `passes` are the
+    target's, `slots_in_passes` the slots that had rows in them, added up.
     """
 
     requests: int = 0

@@ -1,4 +1,4 @@
-"""What one request cost, and what it gained by drafting."""
+"""The cost of one request, and its gain by drafting."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Stats:
     by (longest branch, tokens emitted), which is the same for chains. `tree_rounds` are rounds that
     verified a draft tree, `leaves` the branches in them, and `side_rounds` those whose answer left
     the chain of the drafter's best tokens. `graph_rebuilds` are passes for which llama.cpp built
-    its graph again. `shifts` is how often a part of the text was left out to make room.
+    its graph again. `shifts` counts the parts of the text left out to make room.
 
     `copied` are the drafted tokens that no drafter proposed, as the text had them already, and
     `copied_accepted` those of them that were accepted.
 
-    `drafting` says in a line why the controller drafts or does not, `warning` what seems wrong.
+    `drafting` says in a line why the controller drafts or does not, `warning` names a fault.
     `prompt_tokens` include the `cached_tokens`, which were not computed again. `prompt_s` ends and
     `decode_s` begins with the prompt's last row. `draft_s`, `verify_s` and `sample_s` are parts of
     `decode_s`. `queue_s` is the time without a slot. `ttft_s` is the time from the request to its
@@ -81,8 +81,8 @@ class Stats:
         self.reaches[drafted if depth is None else depth, emitted] += 1
 
     def record_copies(self, *, drafted: int, accepted: int) -> None:
-        """Count how many drafts of the last counted pass were copies, and how many of those were
-        accepted."""
+        """Count the copies among the drafts of the last counted pass, and the accepted ones of
+        them."""
         self.copied += drafted
         self.copied_accepted += accepted
 
@@ -104,7 +104,7 @@ class Stats:
 
     @property
     def position_drafted(self) -> list[int]:
-        """How often a first, second, ... draft after the anchor was verified."""
+        """Verified drafts, by their position after the anchor: first, second, ..."""
         most = max((depth for depth, _ in self.reaches), default=0)
         return [
             sum(n for (depth, _), n in self.reaches.items() if depth > position)
@@ -113,7 +113,7 @@ class Stats:
 
     @property
     def position_accepted(self) -> list[int]:
-        """How often a first, second, ... draft after the anchor was accepted."""
+        """Accepted drafts, by their position after the anchor: first, second, ..."""
         return [
             sum(n for (_, emitted), n in self.reaches.items() if emitted > position + 1)
             for position in range(len(self.position_drafted))
@@ -131,7 +131,7 @@ class Stats:
 
     @property
     def gained_by(self) -> str:
-        """What the accepted drafts came from, in words; "" if none was accepted."""
+        """The source of the accepted drafts, in words; "" if none was accepted."""
         own = self.accepted - self.copied_accepted
         if not self.copied_accepted:
             return "by the drafter" if own else ""

@@ -19,7 +19,7 @@ MOST_BYTES = 1 << 30
 """Of one file. Nobody writes a longer text, and a wrong path may lead to all of a disk."""
 
 _ALREADY_OPEN = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-"""What a shell has opened for us, as in `<(command)`: a pipe that somebody writes to."""
+"""Files that a shell has opened for us, as in `<(command)`: a pipe that somebody writes to."""
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

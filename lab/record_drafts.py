@@ -1,4 +1,4 @@
-"""Records a pair's drafts and what the target wrote, for synthetic acceptance in `bench`.
+"""Records a pair's drafts and the target's texts, for synthetic acceptance in `bench`.
 
     python -m lab.record_drafts lab/replay/recorded.npz
 

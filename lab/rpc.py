@@ -1,4 +1,4 @@
-"""What drafts gain over a network: the tiny pair over two workers on loopback, with delays.
+"""The gain of drafts over a network: the tiny pair over two workers on loopback, with delays.
 
 python3 lab/rpc.py [--floats] [--gpu] [DELAY_MS ...]
 

@@ -1,4 +1,4 @@
-"""What the tests share: the shipped pair, loaded once."""
+"""Fixtures of all tests: the shipped pair, loaded once."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ settings.load_profile("any machine")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked `one_in(n)`, one case of each n stays in the daily run. The others are slow
-    tests, which CI runs as well. What needs a GPU is in neither, and what needs the hub runs only
-    where `-m` names it."""
+    tests, which CI runs as well. Those for a GPU are in neither, and those for the hub run only if
+    `-m` names it."""
     if "hub" not in config.option.markexpr:
         items[:] = [item for item in items if not item.get_closest_marker("hub")]
     seen: Counter[str] = Counter()
@@ -102,7 +102,7 @@ def model(chain_model: Model) -> Model:
 
 @pytest.fixture(autouse=True)
 def with_empty_caches(request: pytest.FixtureRequest) -> None:
-    """Each test finds the model's caches empty: what the tests before it have left there, other
-    ones in each worker, would move the last bits of a prompt's states, and with them a draw."""
+    """Each test finds the model's caches empty: texts left there by tests before it, other ones in
+    each worker, would move the last bits of a prompt's states, and with them a draw."""
     if "chain_model" in request.fixturenames:
         request.getfixturevalue("chain_model").forget()

@@ -1,4 +1,4 @@
-"""What docs/architecture.md says holds: imports go one way, and the map shows what is there."""
+"""The claims of docs/architecture.md: imports go one way, and the map shows all packages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_no_module_imports_the_lab() -> None:
 
 
 def test_no_module_imports_from_a_layer_above_its_own() -> None:
-    """The layers are the boxes of the map, from the top down; what all use is in none of them."""
+    """The layers are the boxes of the map, from the top down; modules of all layers are in none."""
     boxes = re.split(".*┌.*", MAP)
     level = {
         name: n for n, box in enumerate(boxes) for name in re.findall(r"(\w+)(?:/|\.py)\s", box)

@@ -1,5 +1,5 @@
-"""What the package asks for keeps out versions that are known to be unsafe, and what is locked fits
-what it asks for."""
+"""The package's requirements keep out versions that are known to be unsafe, and the lock file fits
+them."""
 
 from __future__ import annotations
 

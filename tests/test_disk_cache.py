@@ -1,4 +1,4 @@
-"""Where results of measurements are kept."""
+"""The place of measured results on disk."""
 
 from __future__ import annotations
 

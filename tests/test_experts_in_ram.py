@@ -58,7 +58,7 @@ def answers(model: Model, width: int) -> list[Result]:
 
 
 def plain(pair: list[Path]) -> list[list[int]]:
-    """What the mixture says with nothing moved and nothing drafted."""
+    """The answers of the mixture with nothing moved and nothing drafted."""
     with dflash_local.load(*pair, n_gpu_layers=0, **EXACT) as model:  # type: ignore[arg-type]
         return [each.tokens for each in answers(model, 0)]
 
@@ -109,7 +109,7 @@ def assert_drafted_as_plain(pair: list[Path], worker: WorkerProcess, **moved: An
 
 
 def held_mib(log: str) -> float:
-    """What a worker has of the weights, as llama.cpp says."""
+    """MiB of the weights on a worker, as llama.cpp says."""
     return float(re.findall(r"RPC.* model buffer size = +([\d.]+) MiB", log)[-1])
 
 

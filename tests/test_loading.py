@@ -17,7 +17,7 @@ OPTIONS = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1}
 
 
 class Enough(Exception):
-    """What a listener may raise."""
+    """An error of a listener."""
 
 
 def test_a_load_tells_how_far_it_is(pair: tuple[Path, Path]) -> None:
@@ -78,7 +78,7 @@ def test_a_block_wider_than_a_verify_pass_drafts_as_far_as_one_goes(
 
 
 def test_a_file_to_draft_from(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """What it says is copied, and the answer stays what it was."""
+    """Its text is copied, and the answer stays the same."""
     prompt = "def mean(values):"
     options = {"max_tokens": 24, "draft_width": 8}
     with load(pair[0], **OPTIONS, kv_type="q8_0", quiet=True) as model:

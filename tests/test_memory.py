@@ -41,8 +41,8 @@ def resident_bytes() -> int:
 
 
 def alone(work: Callable[..., T], *arguments: Any) -> T:
-    """What `work` returns in a process of its own: what other tests left in theirs would grow, too,
-    and what they freed would be used again."""
+    """The result of `work` in a process of its own: elsewhere, memory that other tests left would
+    grow, too, and memory that they freed would be used again."""
     with multiprocessing.get_context("spawn").Pool(1) as child:
         return child.apply(work, arguments)
 
@@ -118,9 +118,9 @@ def grown_by_ids(n_tokens: int, n_branches: int) -> int:
 
 
 def test_a_pair_takes_no_more_than_planned(tmp_path: Path) -> None:
-    """Where the vocabulary is large and four requests draft at once, at many widths and lengths.
+    """With a large vocabulary and four requests that draft at once, at many widths and lengths.
 
-    How many of the four share a pass is up to the machine: 109 MiB were taken on a busy one, 137
+    The number of them that share a pass is up to the machine: 109 MiB were taken on a busy one, 137
     on a quiet one."""
     shape = replace(DENSE, name="many-words", n_vocab=60_000)
     paths = write_pair(shape, "Q8_0", tmp_path)

@@ -1,4 +1,4 @@
-"""Text in, text out: what ends an answer, what can be asked for, and what is refused."""
+"""Text in, text out: the ends of answers, the settings, and the refusals."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ GRAMMAR = 'root ::= "[" ([0-9] ", ")* "]"'
 
 @pytest.mark.one_in(4)
 def test_grammars_and_logprobs(models: tuple[Model, Model]) -> None:
-    """What a grammar allows is little, so that copies come true, too."""
+    """The grammar allows little, so that copies come true, too."""
     drafting, plain = models
     prompt = "[1, 2, 3, 1, 2, 3, 1, 2, 3, ]\n"
     for params in ({"grammar": GRAMMAR}, {"logprobs": 3}, {"grammar": GRAMMAR, "logprobs": 1}):
@@ -259,7 +259,7 @@ def test_there_are_as_many_snapshots_as_llama_cpp_has_room_for(
 def test_where_layers_are_on_both_sides_there_are_snapshots(
     files: Callable[[str, str], tuple[Path, Path]],
 ) -> None:
-    """What a layer consumed may then be on another device than its state."""
+    """The inputs of a layer may then be on another device than its state."""
     target, draft = files("qwen35", "fused")
     pair, gpu = open_pair(target, draft), Device("CUDA0", "", "gpu", 8 << 30, 8 << 30, "0")
     cpu = Device("CPU", "", "cpu", 8 << 30, 8 << 30)

@@ -1,4 +1,4 @@
-"""What `import dflash_local` offers."""
+"""The names that `import dflash_local` offers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pair of files would take on a machine, and what it drafts there."""
+"""The memory that a pair of files would take on a machine, and its drafts there."""
 
 from __future__ import annotations
 

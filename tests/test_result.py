@@ -1,4 +1,4 @@
-"""How an answer shows itself, in a shell and in a notebook."""
+"""The display of an answer, in a shell and in a notebook."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def build_editable(
 
 
 def _linked() -> list[str]:
-    """The folder with links to the sources of the package; none where there are no links."""
+    """The folder with links to the sources of the package; none if there are no links."""
     root = Path.cwd()
     package = root / ".editable" / "dflash_local"
     shutil.rmtree(package, ignore_errors=True)

@@ -72,7 +72,7 @@ def _check_layer_types(config: ConfigFields, types: list[str], n_layer: int) -> 
 
 
 def read_causal(config: ConfigFields, windowed: tuple[bool, ...]) -> bool | None:
-    """True if positions do not see the later ones; None where the config leaves it open."""
+    """True if positions do not see the later ones; None if the config leaves it open."""
     name = "sliding_window_non_causal"
     if config.family != "dspark" and config.layout == SPECULATORS and any(windowed):
         # In speculators, layers with a window are causal unless this says otherwise, others never.

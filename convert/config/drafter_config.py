@@ -55,7 +55,7 @@ class DraftConfig:
     architecture: str  # the name in config.json
     keys: tuple[Key, ...]
     spec: DrafterSpec
-    """The configuration that `keys` describe. The rank of a Markov head is 0 where only its tensors
+    """The configuration that `keys` describe. The rank of a Markov head is 0 if only its tensors
     tell it."""
     rope: Rope
     own_embeddings: bool  # token embeddings in the checkpoint are the drafter's own

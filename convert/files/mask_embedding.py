@@ -61,7 +61,7 @@ def read_mask_embedding(path: Path, *, mask_token_id: int | None = None) -> NDAr
     """The vector in `path`, [hidden size], in float32.
 
     With `mask_token_id`, the file must be for this token. Raises FileError when the file is of
-    another form, and says what it would have made Python do.
+    another form, with the call that it would have made.
     """
     data = read_limited(path, _FILE_LIMIT)
     if not data.startswith(b"PK"):

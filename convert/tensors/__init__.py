@@ -1,1 +1,1 @@
-"""A drafter's tensors: what they are called, what shape they have, and their rows."""
+"""A drafter's tensors: their names, shapes and rows."""

@@ -138,7 +138,7 @@ def _keys(files: _Files, family: TokenizerFamily, tokens: _Tokens, merges: list[
 
 
 def _check(keys: list[Key], folder: Path) -> None:
-    """Refuse what GGUF cannot hold, and what llama.cpp would abort on."""
+    """Refuse texts that GGUF cannot hold, or that llama.cpp would abort on."""
     for key in keys:
         values = key.value if isinstance(key.value, (list, tuple)) else [key.value]
         try:

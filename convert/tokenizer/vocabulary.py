@@ -28,9 +28,9 @@ _MASK = "tokenizer.ggml.mask_token_id"
 def tokenizer_keys(target: GgufFile | Source, *, n_vocab: int, mask_token_id: int) -> list[Key]:
     """All `tokenizer.*` keys for a drafter of `target`, with that of the mask token.
 
-    `n_vocab`: how many tokens the drafter is for; a vocabulary from HF files is filled up to it.
-    Raises InputError if a GGUF target has another number of tokens, or if the mask token is not one
-    of them, and FileError if the files cannot be read or are of an unknown family.
+    `n_vocab`: the drafter's number of tokens; a vocabulary from HF files is filled up to it. Raises
+    InputError if a GGUF target has another number of tokens, or if the mask token is not one of
+    them, and FileError if the files cannot be read or are of an unknown family.
     """
     if not 0 <= mask_token_id < n_vocab:
         raise InputError(

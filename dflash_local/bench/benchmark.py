@@ -38,7 +38,7 @@ _LONG_LIMIT = 2
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What one run is to measure.
+    """The settings of one run.
 
     `prompts`: None for the built-in ones of `categories`. `depths`: None for those of
     `case.DEPTHS`, on a CPU only the first of them. `loading` are keyword arguments of `load`.
@@ -68,10 +68,10 @@ class Benchmark:
         self.say = say
 
     def run(self) -> Report:
-        """Measure. A KeyboardInterrupt ends it with what was measured until then, if there is
-        anything; so does what fails after one request at a time was measured.
+        """Measure. A KeyboardInterrupt ends it with the measurements until then, if there are any;
+        so does a failure after one request at a time was measured.
 
-        Raises InputError where files, prompts and settings do not fit, and what `load` raises.
+        Raises InputError if files, prompts and settings do not fit, and as `load`.
         """
         with Model(*self.engine(self.options.loading)) as model:
             settings, told = _possible(model, self.options.settings)
@@ -184,7 +184,7 @@ def _loading(options: BenchOptions, settings: RunSettings) -> Mapping[str, Any]:
 
 def _possible(model: Model, settings: RunSettings) -> tuple[RunSettings, list[str]]:
     """The settings without the variants that this pair cannot draft, and notes on them. Raises
-    InputError where none is left, and for a width that no shape has."""
+    InputError if none is left, and for a width that no shape has."""
     engine, variants = model.engine, settings.variants
     if engine.copies is None:  # then all are without copies, and without a drafter there is none
         variants = tuple(each for each in variants if each.copies and engine.drafter)

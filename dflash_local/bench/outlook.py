@@ -1,4 +1,4 @@
-"""What the costs of a machine mean: which width pays, and how much, by accepted length."""
+"""The best width by the costs of a machine, and its gain, by accepted length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the paper reports, to be shown beside one's own numbers.
+"""The paper's results, to be shown beside one's own numbers.
 
 Values are those of Chen, Liang, Liu, "DFlash: Block Diffusion for Flash Speculative Decoding",
 arXiv 2602.06036: table 1 (Transformers on an H200, thinking off), tables 3 and 5 (SGLang on a B200,
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PaperValue:
-    """What the published evaluation reports for a pair on a dataset."""
+    """The published result of a pair on a dataset."""
 
     source: str
     speed_up: float
@@ -53,8 +53,8 @@ _OTHERS = re.compile(
 
 
 def paper_value(dataset: str, target: str, temperature: float = 0.0) -> PaperValue | None:
-    """What the paper reports for a target with its drafter, by its name or file name; None where it
-    reports nothing."""
+    """The paper's result for a target with its drafter, by its name or file name; None without
+    any."""
     name = re.sub(r"[\s_-]+", "-", Path(target).name.lower())
     if _OTHERS.search(name):
         return None

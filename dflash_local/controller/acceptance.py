@@ -1,14 +1,13 @@
-"""How likely the nodes of a draft are to be accepted: the drafter's own confidence, put right.
+"""The chance that each node of a draft is accepted: the drafter's own confidence, corrected.
 
 The chance that a drafter's first choice is accepted, given that those before it were, is taken as
 
     q = sigmoid(a + b x),    x = -log(-logprob + 0.001)
 
 The complementary log-log of the drafter's probability runs over all of the line, and tells 0.97
-from 0.999. `a` and `b` follow what is accepted by a Kalman filter on the logistic likelihood (the
-extended filter of Fahrmeir 1992 with two states in a random walk). In a tree, where the first
-choice fails, the other candidates share what is left as the drafter shares it out. A node's chance
-is the product along its path.
+from 0.999. `a` and `b` follow the outcomes by a Kalman filter on the logistic likelihood (the
+extended filter of Fahrmeir 1992 with two states in a random walk). In a tree, the other candidates
+share the rest, 1 - q, in the drafter's proportions. A node's chance is the product along its path.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _FACE_VALUE = (-0.3, 1.1)
 _UNKNOWN = (0.5, 0.12)
 """Variances of `a` and `b` before anything is seen of a drafter."""
 _WALK = 0.0015
-"""What a round adds to the variance of `a`. Without it, a text that drifts is not followed."""
+"""The variance that a round adds to that of `a`. Without it, a text that drifts is not followed."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
 _BLEND = 0.02
@@ -42,10 +41,10 @@ _ANY_TOKEN = 1 << 30
 
 
 class Acceptance:
-    """What is known of one drafter's drafts, from all requests. Numbers only; no clock."""
+    """One drafter's record from all requests: how likely its drafts are accepted. No clock."""
 
     def __init__(self, block_size: int, n_nodes: int = 0) -> None:
-        """`n_nodes` are the most of a tree, 0 where drafts are chains."""
+        """`n_nodes` are the most of a tree, 0 if drafts are chains."""
         self.rounds = 0
         self.n_nodes = n_nodes
         self._n_drafts = block_size - 1
@@ -123,8 +122,8 @@ class Acceptance:
         ]
 
     def observe(self, draft: Draft, tokens: Sequence[int]) -> int:
-        """The target wrote `tokens` after the anchor of a verified draft; returns how many first
-        choices that tried. With candidates, all of these are tried; otherwise the draft itself."""
+        """The target wrote `tokens` after the anchor of a verified draft; returns the number of
+        first choices tried. With candidates, all of these are tried; otherwise the draft itself."""
         self.rounds += 1
         known = draft.candidates
         if known is None:

@@ -1,4 +1,4 @@
-"""Measures what the parts of a round cost on this machine, in a few seconds, and keeps it."""
+"""Measures the costs of a round's parts on this machine, in a few seconds, and keeps them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dflash_local.target_model.target import StateCheckpoint, Target
 SHALLOW = 4
 """Cached tokens of each sequence after which is measured, and rows that a usual round injects."""
 DEEP = (1024, 8192)
-"""The same in all, for what a cached token more costs: the last for which there is time."""
+"""The same in all, for the cost of a further cached token: the last for which there is time."""
 ENVIRONMENT = "DFLASH_LOCAL_CALIBRATION_S"
 BUDGET_S = 3.0
 """Seconds where that variable says nothing. Lower it for a fast start at a fixed width."""
@@ -45,7 +45,7 @@ _FORMAT = 8
 def budget_s() -> float:
     """Seconds that a calibration may take: those of `DFLASH_LOCAL_CALIBRATION_S`, else `BUDGET_S`.
 
-    Raises InputError for what is no such number.
+    Raises InputError for any other value.
     """
     given = os.environ.get(ENVIRONMENT)
     if not given:
@@ -70,12 +70,11 @@ def measure(
 
     Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
-    Times that differ too much, or too few to tell, are taken a second time. What is noisy even then
-    (`Costs.noise`) is measured again at the next load, and what was measured with a smaller budget
-    at this one. A budget below `BUDGET_S` asks for a rough idea, which is not judged.
+    Times that differ too much, or too few to tell, are taken a second time. Costs that are noisy
+    even then (`Costs.noise`) are measured again at the next load, and those measured with a smaller
+    budget at this one. A budget below `BUDGET_S` asks for a rough idea, which is not judged.
     `before` empties all caches of target and drafter: called only if there is something to measure,
-    and they are empty after it too. Raises as `budget_s` and `Target.decode`, and what the drafter
-    raises.
+    and they are empty after it too. Raises as `budget_s`, `Target.decode` and the drafter.
     """
     known = disk_cache.read("costs", _key(target, drafter))
     if not again:
@@ -98,7 +97,7 @@ def measure(
 
 
 def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
-    """What earlier processes have learnt of this model's copies; else what is thought of any."""
+    """The record of this model's copies from earlier processes; else a new one."""
     try:
         return CopyPrior.from_dict(disk_cache.read("costs", _key(target, drafter))["copies"])
     except (ValueError, LookupError, TypeError):
@@ -106,8 +105,8 @@ def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
 
 
 def known_drafts(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Acceptance, Acceptance]:
-    """What earlier processes have learnt of this drafter's drafts, of greedy requests and of those
-    that sample; else what is thought of any. `n_nodes` are the most of a tree."""
+    """The records of this drafter from earlier processes, of greedy requests and of those that
+    sample; else new ones. `n_nodes` are the most of a tree."""
     size = min(drafter.block_size, target.max_width)
     try:
         greedy, sampled = disk_cache.read("costs", _key(target, drafter))["drafts"]
@@ -126,7 +125,7 @@ def keep(
     drafts: tuple[Acceptance, Acceptance] | None = None,
     copies: CopyPrior | None = None,
 ) -> None:
-    """For the next process, which begins with what this one has learnt."""
+    """For the next process, which begins with the records of this one."""
     kept = costs.as_dict()
     if drafts is not None:
         kept["drafts"] = [known.as_dict() for known in drafts]
@@ -186,8 +185,8 @@ class _Trial:
         )
 
     def _measure(self, times: tuple[int, ...]) -> None:
-        """Passes and drafts at the present depth, in turn, so that what disturbs one disturbs all;
-        each so many times."""
+        """Passes and drafts at the present depth, in turn, so that a disturbance of one disturbs
+        all; each so many times."""
         for timed in times:
             for n_rows in self._rows(self.widths):
                 self._step(n_rows, timed)
@@ -227,7 +226,7 @@ class _Trial:
 
     @property
     def n_plain(self) -> int:
-        """How many times of a plain step there are."""
+        """The number of timings of a plain step."""
         return len(self.steps[self.n_seq * SHALLOW].get(self.n_seq, ()))
 
     @property
@@ -235,8 +234,8 @@ class _Trial:
         return self.n_seq * self.part
 
     def _spread(self) -> float:
-        """How far the median of the times of one kind is above the shortest, as a part of that: of
-        the usual kind, among those with several times; 0 if there is none."""
+        """The usual spread of the times of one kind: their median over their minimum, less 1; the
+        median of the kinds with several times, 0 without any."""
         depth = self.n_seq * SHALLOW
         times = [*self.steps[depth].values(), *self.drafts.get(depth, {}).values()]
         found = [median(each) / min(each) - 1 for each in times if len(each) > 1]
@@ -255,7 +254,7 @@ class _Trial:
     def _timed(
         self, run: Callable[[], float], n: int, guess_s: float, *, needed: bool = False
     ) -> list[float]:
-        """Seconds of n runs after those that make graphs; none where there is no time for them."""
+        """Seconds of n runs after those that make graphs; none if there is no time for them."""
         n += self.warm_up
         if not needed and not self._affords(n, n * guess_s):
             return []
@@ -318,8 +317,8 @@ class _Trial:
     # Passes and drafts, each undone
 
     def _fill(self, part: int) -> Features | None:
-        """Both caches to `part` tokens of each sequence; returns what the first injected last, None
-        without a drafter."""
+        """Both caches to `part` tokens of each sequence; returns the features that the first
+        injected last, None without a drafter."""
         self.empty()
         chunk = self.target.n_batch // self.n_seq
         for begin in range(0, part, chunk):
@@ -407,8 +406,8 @@ class _Trial:
 
 
 def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, float]]:
-    """The lower quartile of each, as what else the machine does only ever adds time; and fewer
-    rows cost at most so much more than any greater number of them, whatever was measured."""
+    """The lower quartile of each, as other work of the machine only ever adds time; and fewer rows
+    cost at most so much more than any greater number of them, whatever was measured."""
     usual: dict[int, dict[int, float]] = {}
     for depth, row in times.items():
         least = math.inf

@@ -1,4 +1,4 @@
-"""Whether to draft, and how many rows to verify: what gives most tokens a second."""
+"""Whether to draft, and the number of rows to verify: those with most tokens a second."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _FIRST, _INCOME = 3.0, 0.004
 found too late."""
 _CREDIT, _OFF = 12.0, 64
 """Plain rounds that drafting may lose, in all since it began to, before it is off for so many
-rounds; each time in a row for twice as many. For what the forecast does not see: without it,
+rounds; each time in a row for twice as many. For costs that the forecast does not see: without it,
 `tiny-gpu` and `h200-8b-q4` lose 2 % with an over-confident drafter."""
 _COPY_MARGIN = 1.5
-"""What rows of copies must bring for each plain row that they cost. With 1, a text that repeats
-nothing pays for guesses that only just break even, two or three in a hundred."""
+"""The tokens that rows of copies must bring for each plain row that they cost. With 1, a text that
+repeats nothing pays for guesses that only just break even, two or three in a hundred."""
 _LATEST = 1000
-"""Rounds after which what was not seen is tried: a new drafter, whatever it is thought to cost, and
+"""Rounds after which an unseen way is tried: a new drafter, whatever it is thought to cost, and
 plain decoding while drafting is on. Without this, costs that were measured on a busy machine keep
 drafting off, or on, for good."""
 _FOREVER = 1 << 30
@@ -45,7 +45,7 @@ _FOREVER = 1 << 30
 class Controller:
     """Decides for all sequences of one engine. In each round: `n_drafts`, and `without_sure` where
     there are copies; after the draft its `chances`, and by them, once copies have joined, the
-    `rows`; `observe` for each draft that was verified; `observe_round`. Where nobody drafts,
+    `rows`; `observe` for each draft that was verified; `observe_round`. If no sequence drafts,
     `least_copied` says which copies are worth a look. No clock and no randomness: the same
     measurements give the same decisions."""
 
@@ -62,7 +62,7 @@ class Controller:
     ) -> None:
         """`block_size` rows with the anchor are the most that a sequence verifies of a drafter's
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
-        a copy; 0 where there are none. `equal_rows`: all sequences of a pass get as many rows."""
+        a copy; 0 if there are none. `equal_rows`: all sequences of a pass get as many rows."""
         self.costs = costs
         self.known = {
             True: greedy or Acceptance(block_size, n_nodes),
@@ -130,7 +130,7 @@ class Controller:
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
     ) -> list[int]:
-        """How many tokens to draft for each sequence; 0: do without the drafter this round.
+        """The number of tokens to draft for each sequence; 0: do without the drafter this round.
 
         `limits` are the most drafts that make sense for each, by the end of its answer and the room
         in the context. `other_rows` are rows of sequences in the same pass that have no policy.
@@ -179,8 +179,8 @@ class Controller:
     def chances(
         self, policies: Sequence[Policy], drafts: Sequence[Draft], limits: Sequence[int]
     ) -> list[list[float]]:
-        """The falling chances of what a drafter has drafted for each sequence, to be accepted;
-        empty where it has not. Asked once in each round with drafts: it counts them."""
+        """The falling chances of a drafter's tokens for each sequence, to be accepted; empty if
+        it has not. Asked once in each round with drafts: it counts them."""
         chains: list[list[float]] = []
         for policy, draft, limit in zip(policies, drafts, limits, strict=True):
             if not draft or limit < 1:
@@ -198,9 +198,9 @@ class Controller:
     def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
         """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
 
-        `chains` are the falling chances of the drafts, as `chances` has them, or of what they are
-        once copies have joined them. `drafted`: the drafter had a part in the round; otherwise they
-        are copies alone.
+        `chains` are the falling chances of the drafts, as `chances` has them, or once copies have
+        joined them. `drafted`: the drafter had a part in the round; otherwise they are copies
+        alone.
         """
         switch_s = self.costs.switch_s
         if not drafted:
@@ -211,13 +211,13 @@ class Controller:
         return self._rows.usual(chains, self._passes.rows(self._shape), switch_s)
 
     def least_copied(self, n_seqs: int) -> NDArray[np.float64]:
-        """How much of the first k + 1 tokens of a copy must be expected to be right, float64 by k,
-        in a round in which none of `n_seqs` sequences drafts: else `rows` takes none of them."""
+        """The least expected number of right tokens among the first k + 1 of a copy, float64 by k,
+        in a round in which none of `n_seqs` sequences drafts: below it, `rows` takes none."""
         self._price(n_seqs)
         return self._copies().least(n_seqs, self._passes.rows("chain"), self.costs.switch_s)
 
     def _copies(self) -> Rows:
-        """Chooses rows where nobody drafts."""
+        """Chooses rows if no sequence drafts."""
         passes = self._passes_s("chain")
         self._copied.price(self._base, passes, _COPY_MARGIN * self._base / passes[0] * self._gain)
         return self._copied
@@ -225,7 +225,8 @@ class Controller:
     # What became of it
 
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
-        """What became of a draft: the tokens emitted after its anchor, the last the target's own.
+        """Take in a draft's outcome: the tokens emitted after its anchor, the last the target's
+        own.
 
         Not needed where nothing was verified.
         """
@@ -280,7 +281,7 @@ class Controller:
         self._accepted = self._n_resting = 0
 
     def _settle(self, seconds: float) -> None:
-        """After a round that drafted: how far it was ahead of plain decoding."""
+        """After a round that drafted: its lead over plain decoding."""
         gained = 1 + self._accepted / self._base - seconds / self._passes_s("chain")[0]
         if self._looking:
             self._spent = max(self._spent - gained, 0.0)

@@ -1,4 +1,4 @@
-"""What the parts of a round cost on this machine: measured, then followed while decoding."""
+"""Costs of the parts of a round on this machine: measured, then followed while decoding."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ROW_COUNTS = (1, 2, 8, 4, 16, 32, 9, 6, 3, 12, 24, 64, 48)
 first."""
 TO_MAKE = 2
 """Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
-with the second what it will replay. With 1, the second counts as a slow machine."""
+the second, to replay it. With 1, the second counts as a slow machine."""
 CONFIRMED = 128
-"""Passes after which what was measured is believed where it rules drafting out. Without it, a plain
-step that was measured in three lucky moments of a busy machine, at a third of its time, keeps
-drafting off for the whole of a long first answer, at 0.4 of the speed."""
+"""Passes after which a measurement is believed that rules drafting out. Without it, a plain step
+that was measured in three lucky moments of a busy machine, at a third of its time, keeps drafting
+off for the whole of a long first answer, at 0.4 of the speed."""
 _SLOWEST = 0.06
 """The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
 _MEASURED = round(1 / _SLOWEST)
-"""How many live observations a calibrated time counts as."""
+"""The number of live observations that a calibrated time counts as."""
 _DRIFT = 0.02
 """The part of each surprise that is taken to hold for all counts: the machine, not the width.
 Without it, a machine that slows down loses up to a fifth of its speed."""
@@ -43,15 +43,15 @@ _TIMES = ("switch_s", "host_s", "draft_host_s", "inject_s")
 
 
 class Costs:
-    """Seconds of a target step, a draft stage and what lies between, by rows and depth.
+    """Seconds of a target step, a draft stage and the work between, by rows and depth.
 
     `switch_s` is the extra of going to another row count: llama.cpp builds its graph anew, and a
-    GPU records it with the pass after that. `host_s` is the rest of any round, `draft_host_s` what
-    the rest of a drafting round has on top. `inject_s` is the draft stage's extra for each row
-    of context injected beyond a round's own few. `trees` is the extra of a pass over a tree, by
-    depth: llama.cpp looks at all cells for each of its ids. `spread` says how far the median of the
-    times of one kind of pass was above the shortest, as a part of that: what else the machine did.
-    `budget_s` are the seconds that measuring all this was allowed to take.
+    GPU records it with the pass after that. `host_s` is the rest of any round, `draft_host_s` the
+    additional rest of a drafting round. `inject_s` is the draft stage's extra for each row of
+    context injected beyond a round's own few. `trees` is the extra of a pass over a tree, by depth:
+    llama.cpp looks at all cells for each of its ids. `spread` is the distance of the median time of
+    one kind of pass from the shortest, as a part of that: a sign of other work. `budget_s` are the
+    seconds that measuring all this was allowed to take.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Costs:
 
     @property
     def noise(self) -> str | None:
-        """What to tell if other work disturbed the measurement too much to be relied on."""
+        """A warning if other work disturbed the measurement too much to rely on it."""
         if self.spread <= _NOISY:
             return None
         return (
@@ -108,9 +108,8 @@ class Costs:
         return self._drafts.at(n_seqs, depth) if n_seqs > 0 else 0.0
 
     def best_gain(self, n_draft: int, n_seqs: int) -> float:
-        """How many times as fast as plain decoding drafting would be if every draft were accepted:
-        at the best depth that was measured, with the best number of drafts up to `n_draft`, for one
-        sequence or for `n_seqs`."""
+        """The speed-up over plain decoding if every draft were accepted: at the best measured
+        depth, with the best number of drafts up to `n_draft`, for one sequence or for `n_seqs`."""
         best = 0.0
         for depth in self.depths:
             for n in {1, n_seqs}:
@@ -138,20 +137,20 @@ class Costs:
 
     def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
         """A draft stage with so many rows to inject: neither part takes longer than both. Without
-        this, what was measured on a busy machine stays too dear for good where it ends drafting."""
+        this, costs measured on a busy machine stay too dear for good where they end drafting."""
         if 0 < seconds < self.draft_s(n_seqs, depth) * math.exp(-_CLIP):
             self.observe_draft(n_seqs, depth, seconds)
         if n_injected:
             self.inject_s = min(self.inject_s, seconds / n_injected)
 
     def observe_switch(self, extra_s: float, usual_s: float) -> None:
-        """What the passes that made new graphs took on top, all together; one takes `usual_s`."""
+        """Take in the extra time of all passes that made new graphs; one takes `usual_s`."""
         extra_s = max(extra_s, 0.0)
         self.switch_s = min(self.switch_s, extra_s + TO_MAKE * usual_s)
         self.switch_s += _SLOWEST * min(extra_s - self.switch_s, _CLIP * usual_s)
 
     def observe_host(self, drafted: bool, seconds: float) -> None:
-        """What a round took beside its draft stage and its target pass."""
+        """Take in the time of a round beside its draft stage and its target pass."""
         most = _CLIP * self._steps.at(1, self._steps.depths[0])
         if drafted:
             surprise = max(seconds - self.host_s, 0.0) - self.draft_host_s
@@ -219,12 +218,12 @@ class _Surface:
         return max(self._drift * seconds, _LEAST_S)
 
     def observe(self, n: int, ratio: float) -> None:
-        """A time was `ratio` of what is known.
+        """A time was `ratio` of the known one.
 
-        If it is far shorter than what was measured, the machine was busy then, and all counts that
-        were not seen since were measured too long, too. Otherwise a fall is shared between the
-        count and the machine as rises are: else each swing of the machine's speed would leave one
-        part higher and another lower, till wide passes seem to cost what narrow ones do.
+        If it is far shorter than measured, the machine was busy then, and all counts that were not
+        seen since were measured too long, too. Otherwise a fall is shared between the count and the
+        machine as rises are: else each swing of the machine's speed would leave one part higher and
+        another lower, till wide passes seem to cost what narrow ones do.
         """
         is_known = n in self.counts
         i = self._point(n)
@@ -251,8 +250,8 @@ class _Surface:
         return i
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        """To the picosecond, so that what is read is written again as it was: the slope between two
-        depths gives a time back but for its last bit."""
+        """To the picosecond, so that a file that is read is written again as it was: the slope
+        between two depths gives a time back but for its last bit."""
         return {
             str(depth): {str(n): round(self.at(n, depth), 12) for n in self.counts}
             for depth in self.depths
@@ -269,7 +268,7 @@ class _Surface:
 
 
 class Passes:
-    """Hands the times of passes to `Costs`, each as what it is beside the pass before.
+    """Hands the times of passes to `Costs`, each beside the pass before.
 
     llama.cpp keeps its graph over passes of as many rows, all of them chains or all with trees,
     until the cache has grown by so much.

@@ -1,4 +1,4 @@
-"""One request's part in the controller's decisions, and what a user is told of them."""
+"""One request's part in the controller's decisions, and the text on them for a user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ of the pair."""
 
 @dataclass(frozen=True)
 class Findings:
-    """What a plan found for the sequences of a batch; times in plain rounds.
+    """A plan's results for the sequences of a batch; times in plain rounds.
 
     At its best, drafting verifies `drafts` drafts of all sequences, emits `tokens` a round and is
     `gain` times as fast as plain decoding. `draft_cost` is that of the draft stage, `double_cost`
@@ -69,7 +69,7 @@ class Findings:
 
 
 class Policy:
-    """What the controller keeps of one request."""
+    """The controller's state of one request."""
 
     def __init__(self, known: Acceptance, shapes: Sequence[Shape], now: int) -> None:
         """`shapes`: those that its drafts may have; `now` is the controller's round."""
@@ -97,7 +97,7 @@ class Policy:
         self.shape = self.shapes.get(name, self.shape)
 
     def rate(self, candidates: Candidates) -> Candidates:
-        """The candidates of a draft with what each is thought to be worth."""
+        """The candidates of a draft with the estimated chance of each."""
         return self.known.rate(candidates) if self.shape.name == "tree" else candidates
 
     def typical(self) -> list[float]:
@@ -132,7 +132,7 @@ class Policy:
             ]
 
     def observe(self, draft: Draft, tokens: Sequence[int]) -> None:
-        """What became of a draft: the tokens emitted after its anchor."""
+        """Take in the outcome of a draft: the tokens emitted after its anchor."""
         n_tried = self.known.observe(draft, tokens)
         known = draft.candidates
         told = draft.logprobs if known is None else known.logprobs[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""How many rows a round verifies, and which sequences they go to.
+"""The number of rows that a round verifies, and their division among the sequences.
 
 A round verifies the rows that maximise
 
@@ -50,12 +50,12 @@ class Rows:
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
 
     def forget(self) -> None:
-        """Drafts will have another shape: what the last ones were worth says nothing of it."""
+        """Forget the worth of the last drafts: the next ones have another shape."""
         self._means = {}
 
     def value(self, chances: Sequence[float]) -> float:
-        """What the best part of drafts with these falling chances is worth, in tokens, beside a
-        plain pass."""
+        """The worth in tokens of the best part of drafts with these falling chances, beside a plain
+        pass."""
         return max(self._values(self._merged([list(chances)])))
 
     def usual(
@@ -91,9 +91,9 @@ class Rows:
         return self._shared(chains, merged, last if stays else values.index(top))
 
     def least(self, n_seqs: int, last_rows: int | None, switch_s: float) -> NDArray[np.float64]:
-        """How much of the first k + 1 drafts of one of `n_seqs` sequences must be expected to be
-        accepted, float64 by k. Where all drafts of all of them stay below at each k, `once`
-        chooses a plain pass; with one sequence, it does so in no other case."""
+        """The least expected number of accepted drafts among the first k + 1 of one of `n_seqs`
+        sequences, float64 by k. If all drafts of all of them stay below at each k, `once` chooses a
+        plain pass; with one sequence, it does so in no other case."""
         kind = n_seqs, self._last(last_rows), switch_s
         if kind not in self._enough:
             self._enough = {kind: self._least(*kind)}
@@ -119,12 +119,11 @@ class Rows:
         return -1 if rows is None else rows - self.base
 
     def _merged(self, chains: Sequence[list[float]]) -> list[float]:
-        """What each row more brings, of all sequences."""
+        """The tokens that each further row brings, of all sequences."""
         return merged(chains, self.base if self._equal else 0)
 
     def _values(self, chances: Sequence[float]) -> list[float]:
-        """By drafts that are verified: the tokens that they bring, less what their time is
-        worth."""
+        """The tokens that drafts bring, less the worth of their time, by their number."""
         return list(map(sub, accumulate(chances, initial=0.0), self._prices))
 
     def _blended(self, values: list[float]) -> list[float]:
@@ -159,10 +158,10 @@ class Rows:
 
 
 def merged(chains: Sequence[list[float]], n_equal: int = 0) -> list[float]:
-    """What each row more brings, by the falling chances of all sequences: the likeliest first.
+    """The tokens that each further row brings, by all sequences' falling chances: likeliest first.
 
     `n_equal`: a row more of one sequence is one of all of them, so many in a pass, and the last of
-    these completes the next draft of each chain; 0 where each has rows of its own.
+    these completes the next draft of each chain; 0 if each has rows of its own.
     """
     if n_equal:
         brought: list[float] = []

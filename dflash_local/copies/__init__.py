@@ -1,1 +1,1 @@
-"""Drafts without a model: what comes next as the text already has it."""
+"""Drafts without a model: the next tokens as the text already has them."""

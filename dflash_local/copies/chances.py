@@ -1,7 +1,7 @@
-"""How likely copied tokens are to be accepted, learnt from what became of all that were offered.
+"""The chance that copied tokens are accepted, learnt from the outcomes of all that were offered.
 
 Each offered token is of a *kind*: one of the index's cells (how its place was found, whether other
-matches agree, how much before it matches), times what the drafter thinks of it. The counting is
+matches agree, how much before it matches), times the drafter's opinion of it. The counting is
 native (`native/copy_chances.cpp`), as it is done in each round.
 """
 
@@ -16,7 +16,7 @@ CopyChances = native.CopyChances
 N_CELLS: int = native.CopyIndex.n_cells
 N_KINDS = native.N_COPY_KINDS
 AGREES, DIFFERS = 1, 2
-"""What a drafter thinks of a copied token: it has the same, or another. 0: it has none there."""
+"""A drafter's opinion of a copied token: it has the same, or another. 0: it has none there."""
 
 
 def drafter_thinks(kind: int, opinion: int) -> int:
@@ -25,9 +25,9 @@ def drafter_thinks(kind: int, opinion: int) -> int:
 
 
 class CopyPrior(native.CopyPrior):
-    """What a request begins with, learnt from those before it. One per model, of requests that take
-    the likeliest token, with another for those that draw: they leave what they repeat sooner.
-    `tried` and `right` are copies: to change them, set them."""
+    """The counts that a request begins with, learnt from those before it. One per model, of
+    requests that take the likeliest token, with another for those that draw: they leave a
+    repetition sooner. `tried` and `right` are copies: to change them, set them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class CopyPrior(native.CopyPrior):
         return self._drawn
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what was seen, by kind, without those of which nothing was."""
+        """For JSON: the counts by kind, without the kinds never seen."""
         cold = native.CopyPrior().tried
         numbers = zip(self.right, self.tried, cold, strict=True)
         known: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Offers what a sequence's own text, prompt and answer, has already: continuations of its end."""
+"""Offers copies from a sequence's own text, prompt and answer: continuations of its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ looked at in vain."""
 
 @dataclass(frozen=True)
 class Copy:
-    """Tokens that may follow the anchor. `kinds`: of each, what speaks for it (see `chances`).
+    """Tokens that may follow the anchor. `kinds`: of each, the evidence for it (see `chances`).
     `chances`: of each, that it is right where all before it are."""
 
     tokens: list[int]
@@ -44,7 +44,7 @@ class Copy:
 
 
 class Copier:
-    """Copies for one sequence. Each call takes in what has been written since the one before."""
+    """Copies for one sequence. Each call takes in the text written since the one before."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Copier:
         return [Copy(*offer) for offer in self._offers.last]
 
     def take_kinds(self, copies: Sequence[Copy]) -> None:
-        """The last offers, with what the drafter thinks of them."""
+        """The last offers, with the drafter's opinion of them."""
         self._offers.take_kinds([(copy.tokens, copy.kinds) for copy in copies])
 
     def ended(self, prompt: Sequence[int], tokens: Sequence[int]) -> native.CopyIndex | None:
@@ -106,8 +106,8 @@ class Copier:
         return index
 
     def _take_up(self) -> None:
-        """Put an earlier text before this one, if it has what this one ends with, and this one has
-        that only once. Until then it costs no more than to ask."""
+        """Put an earlier text before this one, if it has the end of this one, and this one has that
+        only once. Until then it costs no more than to ask."""
         own = self._index
         if own.goes_on(own):
             return

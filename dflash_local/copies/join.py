@@ -1,9 +1,9 @@
-"""Joins what a drafter proposes and what copies offer into one draft: a tree, or the best chain.
+"""Joins a drafter's proposals and the offered copies into one draft: a tree, or the best chain.
 
 All of them go into one tree, in which a token that several propose after the same path is one node.
 A drafter's nodes keep their chances. A copied token has the chance of its kind, which knows whether
-the drafter proposes the same; where both do, the better chance counts. What children of one node
-have together is at most 1. The likeliest nodes come first, so that the first m are the best m.
+the drafter proposes the same; where both do, the better chance counts. The chances of one node's
+children sum to at most 1. The likeliest nodes come first, so that the first m are the best m.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Tree:
 
 
 def judged_by_drafter(own: Draft, copies: Sequence[Copy], chances: CopyChances) -> list[Copy]:
-    """The copies with what a drafter that proposes `own` thinks of their tokens."""
+    """The copies with the opinion of a drafter that proposes `own` on their tokens."""
     edges = {edge: i for i, edge in enumerate(zip(own.parents, own.tokens, strict=True))}
     inner = set(own.parents)
     found = []
@@ -99,7 +99,7 @@ def joined(
     """A draft of at most `n_nodes` nodes and `n_leaves` leaves, 1 for a chain, and the falling
     chances of its nodes to be accepted.
 
-    `own` is what the drafter proposes, with the chance of each node in `own_chances`; nodes without
+    `own` is the drafter's proposal, with the chance of each node in `own_chances`; nodes without
     one are left out. The draft keeps its candidates, those of a chain without any being its tokens.
     """
     tree = _Tree()
@@ -132,7 +132,7 @@ def joined(
 
 
 def _candidates(own: Draft) -> Candidates | None:
-    """What the drafter has proposed, for those who learn from it."""
+    """The drafter's proposals, for those who learn from them."""
     if own.candidates is not None or not own or not own.is_chain:
         return own.candidates
     ids = np.array(own.tokens, np.int32)[:, None]

@@ -36,7 +36,7 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 
 @dataclass(frozen=True)
 class Compiled:
-    """`cubin` is what the driver loads. `registers` and `spilled` bytes are those of the kernels in
+    """`cubin` is the driver's input. `registers` and `spilled` bytes are those of the kernels in
     the order of the log, where the compiler told them."""
 
     cubin: bytes = field(repr=False)
@@ -130,7 +130,7 @@ def find_compilers() -> tuple[Compiler, ...]:
 
 def compiler_for(driver: int, architectures: Sequence[int]) -> Compiler | None:
     """An NVRTC whose code the driver (12040 for CUDA 12.4) loads and that knows these GPUs; None if
-    there is none. A driver loads what compilers of its own major version made, or older ones."""
+    there is none. A driver loads code of its own major version, or an older one."""
     for compiler in find_compilers():
         fits = compiler.major <= driver // 1000
         if fits and set(architectures) <= set(compiler.architectures):
@@ -139,7 +139,7 @@ def compiler_for(driver: int, architectures: Sequence[int]) -> Compiler | None:
 
 
 def _places() -> Iterator[Path]:
-    """Files that may be NVRTC: pip's, those of toolkits, and what the system's linker knows."""
+    """Files that may be NVRTC: pip's, those of toolkits, and the system linker's."""
     packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     packages |= {*site.getsitepackages(), site.getusersitepackages()}
     for folder in sorted(packages):

@@ -28,17 +28,17 @@ _ASIDE = "passes of few rows are left to llama.cpp's kernels:"
 
 
 class FewRows:
-    """What the backends of one model share. Not thread safe: the thread that owns the model uses
-    it."""
+    """State shared by the backends of one model. Not thread safe: the thread that owns the model
+    uses it."""
 
     def __init__(self, compiler: Compiler | None = None, *, on_cpu: bool = False) -> None:
-        """`on_cpu`: the CPU stands in for the GPU, in tests of what is around the kernels."""
+        """`on_cpu`: the CPU stands in for the GPU, in tests of the code around the kernels."""
         self.native = native.FewRows()
         self.compiler = compiler
         self.findings: list[Finding] = []
-        """Of each shape of matrix on each kind of GPU: what the trial said."""
+        """The trial's result for each shape of matrix on each kind of GPU."""
         self._left: dict[kernels.Kind, range] = {}
-        """What is left to llama.cpp, on all GPUs: in passes of how many rows."""
+        """The row counts of passes that are left to llama.cpp, on all GPUs."""
         self._on_cpu = on_cpu
 
     @contextmanager
@@ -52,9 +52,9 @@ class FewRows:
             scope.leave()
 
     def take(self, findings: Sequence[Finding], *, exact: bool = False) -> None:
-        """Leave to llama.cpp every type that ours do not do right in all shapes, and what it does
-        faster; the latter not if answers are to be `exact`: its kernels round differently for one
-        row than for more."""
+        """Leave to llama.cpp every type that ours do not do right in all shapes, and the shapes it
+        does faster; the latter not if answers are to be `exact`: its kernels round differently for
+        one row than for more."""
         self.findings += findings
         wrong = {finding.shape.type_name for finding in findings if finding.fault}
         for finding in findings:
@@ -85,7 +85,7 @@ class FewRows:
 
     @property
     def key(self) -> list[Any]:
-        """What results and times depend on: the kernels, and what is left to llama.cpp."""
+        """A key for results and times: the kernels, and the passes that are left to llama.cpp."""
         left = (
             str(shape)
             if rows == EVERY_PASS
@@ -96,7 +96,7 @@ class FewRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was done so far; see `few_rows_counts` in native/few_rows.h."""
+        """Counts of the work so far; see `few_rows_counts` in native/few_rows.h."""
         return self.native.counts
 
     @property
@@ -112,7 +112,7 @@ def is_wanted() -> bool:
 
 
 def advice() -> str | None:
-    """What to do for a GPU that could have our kernels and has none; None if there is nothing."""
+    """Advice for a GPU that could have our kernels and has none; None if there is nothing to do."""
     runtime.init()
     gpus, _ = native.few_rows_gpus()
     if not gpus or not is_wanted() or _compiler(gpus) is not None:

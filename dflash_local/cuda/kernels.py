@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def operand(self) -> str:
-        """What the kernels call it; empty if there are none for it."""
+        """The kernels' name for it; empty if there are none for it."""
         if self.type == GGMLQuantizationType.F32:
             return _PLAIN if self.k % 32 == 0 else ""
         return native.few_rows_operand(self.type, self.k)
@@ -74,7 +74,7 @@ class Heads:
 
     @property
     def operand(self) -> str:
-        """What the kernels call it; empty if there are none for it."""
+        """The kernels' name for it; empty if there are none for it."""
         return native.few_rows_attention(self.keys, self.values, self.head_dim)
 
     @property
@@ -98,7 +98,7 @@ class Experts:
 
     @property
     def operand(self) -> str:
-        """What the kernels call it; empty if there are none for it."""
+        """The kernels' name for it; empty if there are none for it."""
         return native.few_rows_operand(self.type, self.k)
 
     @property
@@ -110,11 +110,11 @@ class Experts:
 
 
 Kind = Shape | Heads | Experts
-"""What a trial finds something of."""
+"""The subject of a trial."""
 Pair = tuple[str, str]
 """The operands of a kernel."""
 Compiled = Pair | Heads | Experts
-"""What kernels are compiled for."""
+"""The kinds of work that kernels are compiled for."""
 
 
 def shapes_of(file: GgufFile) -> dict[str, Shape]:

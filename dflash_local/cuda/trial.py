@@ -3,7 +3,7 @@ whether they are faster than llama.cpp's. Both is kept.
 
 A kernel that is wrong, dies or hangs is put aside for good on this GPU with this driver, compiler
 and text. A column should have the same bits whatever comes beside it, so a matrix is multiplied by
-ours for all usual numbers of columns or for none. What decides is the sum of the times for
+ours for all usual numbers of columns or for none. The decision is by the sum of the times for
 `DECISIVE` columns, each with equal weight: a plain step, and verify passes of the usual widths.
 """
 
@@ -32,10 +32,10 @@ _PLAIN = 2
 30B-A3B shape ours was the faster from 4 rows on, though a trial, whose rows share no experts, says
 from 16; one of 256 experts lost 6 % at 8 rows and gained from 16."""
 _SAVED_US = 2.0
-"""What a product of ours saves in a pass beside its trial: inputs are converted once, and q, k and
-v, gate and up, and what is done with their results, are one launch each. In SmolLM2-135M a product
-of up to 8 columns took 2.5 microseconds longer by itself, and passes of as many rows 0.79 to 0.97
-of the time."""
+"""The further savings of our products in a pass, beside their trials: inputs are converted once,
+and q, k and v, gate and up, and the work on their results, are one launch each. In SmolLM2-135M a
+product of up to 8 columns took 2.5 microseconds longer by itself, and passes of as many rows 0.79
+to 0.97 of the time."""
 _ATTENTION = 1.15
 """Ours may take so much of llama.cpp's time in a trial of attention: in a pass it also makes the
 input of the next product, which saves a launch, and a layer is the faster one with it."""
@@ -103,7 +103,7 @@ class Finding:
 
     @classmethod
     def from_dict(cls, shape: Kind, kept: Any) -> Finding:
-        """Raises ValueError for what is none."""
+        """Raises ValueError if `kept` is no finding."""
         try:
             ours, ggml = (
                 {int(n): float(us) for n, us in kept[name].items()}
@@ -126,9 +126,9 @@ def findings(
     *,
     again: bool = False,
 ) -> list[Finding]:
-    """What is known of each shape on a device of ggml, tried where nothing is. `of` is all that it
-    depends on: the GPU, its driver, the compiler, the kernels' text. `again` times all anew but
-    those with a fault."""
+    """The findings for each shape on a device of ggml, by trial if there is none yet. `of` is all
+    that they depend on: the GPU, its driver, the compiler, the kernels' text. `again` times all
+    anew but those with a fault."""
     known: dict[Kind, Finding] = {}
     missing = []
     for shape in sorted(set(shapes), key=_as_list):
@@ -149,7 +149,7 @@ def findings(
 
 def _tried(shapes: Sequence[Kind], device: str, cubins: Sequence[bytes]) -> Iterator[Finding]:
     """A finding for each shape. One child tries them all; if it dies, the next one goes on behind
-    what it died of."""
+    the shape it died of."""
     left = list(shapes)
     code = [base64.b64encode(cubin).decode() for cubin in cubins]
     while left:

@@ -1,1 +1,1 @@
-"""Whether this machine and a pair work as they should, and if not, what to do."""
+"""Whether this machine and a pair work as they should, and if not, the remedy."""

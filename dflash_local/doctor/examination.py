@@ -27,7 +27,7 @@ _MADE_FOR = ("general.base_model.0.name", "dflash_local.target")
 
 @dataclass(frozen=True)
 class Examination:
-    """`verdict` is one line. `pair` and `plan` are None where the files could not be loaded, and
+    """`verdict` is one line. `pair` and `plan` are None if the files could not be loaded, and
     `trial` where there is no drafter. `plain_speed` is in tokens/s."""
 
     verdict: str
@@ -56,8 +56,7 @@ Files = tuple[Path, Path | None]
 def examine(choose: Callable[[], Files], load: Callable[[Files], Model]) -> Examination:
     """Examine this machine with the pair that `choose` finds and `load` loads.
 
-    What goes wrong with the pair is the verdict; nothing of it is raised, unless it is not a
-    DflashError.
+    Faults of the pair are the verdict; nothing of it is raised, unless it is not a DflashError.
     """
     machine = Machine.here()
     try:
@@ -84,7 +83,7 @@ def _without_folders(text: str) -> str:
 
 
 def _names_of(pair: Pair) -> PairNames:
-    """What the headers say."""
+    """The names of a pair, from its headers."""
     target, draft = pair.target, pair.draft
     facts = inspect_file(target).file
     drafter = inspect_file(draft).file if draft and draft is not target else None

@@ -1,4 +1,4 @@
-"""What this machine is, and what its llama.cpp can use of it."""
+"""This machine, and the part of it that its llama.cpp can use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Machine:
     memory_free: int
     disk_free: int | None
     kernel_advice: str | None = None
-    """What to install so that our own kernels run on its NVIDIA GPU; None if there is nothing."""
+    """Advice on our own kernels for its NVIDIA GPU; None if there is nothing to do."""
 
     @classmethod
     def here(cls) -> Machine:
@@ -55,7 +55,7 @@ class Machine:
 
     @property
     def gpu_advice(self) -> str | None:
-        """What to do for a GPU that llama.cpp does not use; None where there is nothing to do."""
+        """Advice for a GPU that llama.cpp does not use; None if there is nothing to do."""
         return None if self.usable_gpus else advice(self.gpus, self.driver, runtime.INSTALL)
 
 

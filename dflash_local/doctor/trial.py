@@ -23,13 +23,12 @@ _LONGEST_S = 20.0
 class PairTrial:
     """`tokens_per_round` and `by_prompt` are of whole blocks, speeds in tokens/s over all prompts.
 
-    `gains` are, prompt by prompt, how many times as fast as plain decoding the pair is as it
-    chooses, and `gained_by` says by which drafts. `drafting` says why nothing was drafted; None
-    where something was. `thinking_tokens_per_round` are
-    those with the template's thinking on; None where it has no such switch. `unknown_marks` are
-    marks of the chat template that are no tokens of the vocabulary. `largest_state` is the largest
-    magnitude of a hidden state that the drafter read. `noise` says so if other work disturbed the
-    measurement of the costs.
+    `gains` are, prompt by prompt, the pair's speed as it chooses over that of plain decoding, and
+    `gained_by` says by which drafts. `drafting` says why nothing was drafted; None if something
+    was. `thinking_tokens_per_round` are those with the template's thinking on; None if it has no
+    such switch. `unknown_marks` are marks of the chat template that are no tokens of the
+    vocabulary. `largest_state` is the largest magnitude of a hidden state that the drafter read.
+    `noise` says so if other work disturbed the measurement of the costs.
     """
 
     tokens_per_round: float
@@ -52,7 +51,7 @@ class PairTrial:
 
 def try_target(model: Model) -> float:
     """The speed of a target alone, in tokens/s. Raises InputError as `try_pair` does, BackendError
-    where it cannot answer, as with damaged weights."""
+    if it cannot answer, as with damaged weights."""
     return Stats.sum(
         _answer(model, case, draft_width=0) for case in _usable_cases(model)
     ).tokens_per_second
@@ -61,7 +60,7 @@ def try_target(model: Model) -> float:
 def try_pair(model: Model, *, shipped: bool) -> PairTrial:
     """Try a model with its drafter. `shipped` takes prompts that the shipped pair was trained on.
 
-    Raises InputError where the model can read none of the prompts.
+    Raises InputError if the model can read none of the prompts.
     """
     cases = _usable_cases(model, shipped=shipped)
     width = model.engine.max_width

@@ -1,4 +1,4 @@
-"""From what was found to what is wrong: one line first, and what to do about each fault."""
+"""From findings to faults: one line first, and the remedy for each fault."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _F16 = 65504.0
 
 @dataclass(frozen=True)
 class PairNames:
-    """What is known of the files: names alone, no folders. `made_for` is the target that the
-    drafter's file names, `target_name` the name inside the target's file."""
+    """Facts about the files: names alone, no folders. `made_for` is the target that the drafter's
+    file names, `target_name` the name inside the target's file."""
 
     target: str
     drafter: str | None
@@ -41,7 +41,7 @@ class PairNames:
 
 @dataclass(frozen=True)
 class Alarm:
-    """`name` is for programs, `text` says what is wrong and what to do. Without `is_fault` it is
+    """`name` is for programs, `text` names the fault and the remedy. Without `is_fault` it is
     something to know."""
 
     name: str

@@ -85,7 +85,7 @@ class Draft:
 
     @property
     def depths(self) -> list[int]:
-        """How many tokens after the anchor each node is: 1 for those that follow it directly."""
+        """The depth of each node, in tokens after the anchor: 1 for those directly after it."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ANCHOR else depths[parent] + 1)

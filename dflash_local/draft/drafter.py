@@ -19,9 +19,9 @@ class DraftRequest:
     """One block of one sequence.
 
     `features`, [n, n_features], are the context features of the rows accepted since the last draft;
-    n may be 0. `anchor` is the token after them. `n_draft` is how many tokens to propose. `text` is
-    all tokens of the sequence before the anchor; do not change it. `whole`: propose all of them,
-    also where that seems in vain: it is measured how long it takes.
+    n may be 0. `anchor` is the token after them. `n_draft` is the number of tokens to propose.
+    `text` is all tokens of the sequence before the anchor; do not change it. `whole`: propose all
+    of them, also where that seems in vain: it is measured how long it takes.
     """
 
     seq: int
@@ -33,7 +33,7 @@ class DraftRequest:
 
 
 class Drafter(ABC):
-    """What the engine needs of a drafter. Sequences are 0 .. n_seq-1; positions start at 0.
+    """The engine's interface to a drafter. Sequences are 0 .. n_seq-1; positions start at 0.
 
     The i-th injected row of a sequence belongs to position i. Not thread safe. A drafter of your
     own implements the abstract methods; the others have defaults.
@@ -44,7 +44,7 @@ class Drafter(ABC):
     gives_candidates: bool = False
     """Whether this kind of drafter can give more than one candidate per position."""
     draft_window: int = 0
-    """How many of a sequence's last rows drafts look at; 0: all rows."""
+    """The number of a sequence's last rows that drafts look at; 0: all rows."""
     saves_rows: bool = False
     """Whether `save`, `restore` and `n_visible` work. If not, saved texts are decoded again."""
     n_builds: int = 0
@@ -60,7 +60,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def length(self, seq: int) -> int:
-        """How many rows of a sequence are injected."""
+        """The number of injected rows of a sequence."""
 
     @abstractmethod
     def inject(self, seq: int, features: Features) -> None:
@@ -106,7 +106,7 @@ class Drafter(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not restore rows")
 
     def n_visible(self, seq: int, length: int) -> int:
-        """How many of the first `length` rows a draft after them would look at.
+        """The number of the first `length` rows that a draft after them would look at.
 
         With a window these become fewer once it has moved on.
         """

@@ -45,9 +45,9 @@ class FusedDrafter(Drafter):
         top_k: int = 1,
         n_threads: int | None = None,
     ) -> None:
-        """`spec`: what the file at `path` says. `draft_window`: how many of a sequence's last rows
-        drafts look at; 0: all. Only these are kept, and a few more for rolling back. Raises
-        FileError for a file that the graph cannot run, InputError for numbers out of range,
+        """`spec`: the contents of the file at `path`. `draft_window`: the number of a sequence's
+        last rows that drafts look at; 0: all. Only these are kept, and a few more for rolling back.
+        Raises FileError for a file that the graph cannot run, InputError for numbers out of range,
         BackendError if the memory does not suffice.
         """
         self.path = Path(path)

@@ -1,7 +1,7 @@
 """Chains and trees: the two shapes in which a proposal can be verified.
 
 A drafter proposes a chain, with several candidates for each position if it can. A `Shape` turns it
-into what one round verifies: the chain itself, or the best tree of the candidates.
+into the nodes that one round verifies: the chain itself, or the best tree of the candidates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def checked_shape(name: Any) -> DraftShape:
 
 
 class Shape(ABC):
-    """How the drafts of a sequence are cut, placed in the target's batch, and counted."""
+    """The rules by which a sequence's drafts are cut, placed in the target's batch, and counted."""
 
     name: ShapeName
     n_leaves = 1
@@ -169,7 +169,7 @@ def _within(draft: Draft, n_nodes: int, n_depth: int, most_leaves: int) -> Draft
 def allowed(draft: Draft, n_valid: Callable[[Sequence[int]], int]) -> Draft:
     """The draft without the nodes that a grammar refuses, and without all below these.
 
-    `n_valid` says how many tokens of a path may be emitted one after the other.
+    `n_valid` gives the number of tokens of a path that may be emitted one after the other.
     """
     if draft.is_chain:
         return draft.clip(n_valid(draft.tokens))

@@ -17,10 +17,10 @@ from dflash_local.draft.draft import ANCHOR, Draft
 class Verdict:
     """The result of one verify pass.
 
-    `tokens` are emitted, in order. `path` are the verified rows to keep: row 0 is the anchor, row
-    i + 1 is draft node i. Always `len(tokens) == len(path)`: each kept row gave one token, and
-    `tokens[i]` is what row `path[i + 1]` holds. The last token is in no row: it was never fed to
-    the target, and is the next anchor if generation goes on.
+    `tokens` are emitted, in order. `path` are the verified rows to keep: row 0 is the anchor, row i
+    + 1 is draft node i. Always `len(tokens) == len(path)`: each kept row gave one token, and
+    `tokens[i]` is that of row `path[i + 1]`. The last token is in no row: it was never fed to the
+    target, and is the next anchor if generation goes on.
     """
 
     tokens: list[int]
@@ -31,8 +31,8 @@ def accept(draft: Draft, sample: Callable[[int], int], emit: Callable[[int], boo
     """Walk from the anchor along the tokens that the target draws.
 
     `sample(row)` draws the target's token from the logits of that row. `emit(token)` takes it, and
-    says whether the answer ends with it. Each is called once per emitted token. What they raise
-    passes through.
+    says whether the answer ends with it. Each is called once per emitted token. Their errors pass
+    through.
     """
     children: dict[tuple[int, int], int] = {}
     for child, edge in enumerate(zip(draft.parents, draft.tokens, strict=True)):

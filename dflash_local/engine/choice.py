@@ -1,4 +1,4 @@
-"""What one sequence does in a round."""
+"""One sequence's part in a round."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Choice:
 
     sequence: Sequence
     limit: int
-    """How many nodes may be verified. A text's copies may be longer than the drafter's block."""
+    """The most nodes to verify. A text's copies may be longer than the drafter's block."""
     n_draft: int = 0
-    """How many tokens to ask the drafter for; 0 for none."""
+    """The number of tokens to ask the drafter for; 0 for none."""
     copies: list[Copy] = field(default_factory=list)
-    """What its text offers to copy."""
+    """The copies that its text offers."""
     draft: Draft = NO_DRAFT
-    """At first what the drafter proposes, then what is verified."""
+    """At first the drafter's proposal, then the nodes to verify."""
     chances: list[float] = field(default_factory=list)
     """The falling chances of the draft's nodes, where somebody asks for them."""
     n_rows: int = 1
-    """The new rows that it gets in the target's pass: its draft is cut to them. Where all sequences
-    of a pass need equally many, those beyond a shorter draft repeat the anchor's token and are
-    never accepted."""
+    """The new rows that it gets in the target's pass: its draft is cut to them. If all sequences of
+    a pass need equally many, those beyond a shorter draft repeat the anchor's token and are never
+    accepted."""

@@ -1,5 +1,4 @@
-"""The part of a round that copies: what the texts of its sequences offer, beside a drafter's drafts
-or in their place."""
+"""The part of a round that copies from its sequences' texts, beside drafts or in their place."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class Copying:
                 choice.limit = wider
 
     def find(self, choices: list[Choice], managed: list[Choice], policies: list[Policy]) -> None:
-        """What each text offers; where nobody drafts, only if some of it may pay. A sequence whose
+        """Find copies in each text; if nobody drafts, only those that may pay. A sequence whose
         copies are sure does without a draft."""
         drafts = any(choice.n_draft for choice in choices)
         least = self._least(choices, len(managed)) if managed and not drafts else None
@@ -61,14 +60,14 @@ class Copying:
                 choice.n_draft = n
 
     def _least(self, choices: list[Choice], n_managed: int) -> NDArray[np.float64] | None:
-        """How much must be expected of copies alone; see `Controller.least_copied`."""
+        """The least to expect of copies alone; see `Controller.least_copied`."""
         is_tree = any(choice.sequence.shape.n_leaves > 1 for choice in choices)
         if self._controller is None or (self._slots.drafter is None and is_tree):
             return None  # several may become a tree, which brings more than the best of them
         return self._controller.least_copied(n_managed)
 
     def _offers(self, sequence: Sequence) -> list[Copy]:
-        """What was found, as far as it may be emitted."""
+        """The copies that were found, as far as they may be emitted."""
         copier = self._copier(sequence)
         if copier is None:
             return []
@@ -80,12 +79,12 @@ class Copying:
             return []  # if the answer itself cannot go on, its draw raises
 
     def _copier(self, sequence: Sequence) -> Copier | None:
-        """What finds copies for a sequence now. None while a failed drafter is put aside: the
+        """The finder of copies for a sequence now. None while a failed drafter is put aside: the
         controller, which decides on copies, counts on the drafter."""
         return None if sequence.lacks_drafter(self._slots) else sequence.copier
 
     def join(self, choices: list[Choice]) -> None:
-        """Make one draft of what drafter and text propose, with the chances of its nodes."""
+        """Join the proposals of drafter and text in one draft, with the chances of its nodes."""
         for choice in choices:
             if choice.copies:
                 if choice.sequence.policy is None:

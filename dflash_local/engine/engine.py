@@ -45,21 +45,21 @@ class Engine:
         learns: bool = True,
     ) -> None:
         """`controller` decides for requests of width "auto"; without one they decode plainly.
-        `store` keeps what leaves its slot. `exact`: answers use nothing of earlier requests but
-        what they would compute in the same way themselves. `copies`: what is known of drafts that a
-        text's own repetitions make; None: there are none. `learns`: whether what it learns of
-        drafts and costs is kept for later loads."""
+        `store` keeps prefixes that leave their slots. `exact`: answers reuse only rows of earlier
+        requests that they would compute to the same bits. `copies`: the record of drafts from a
+        text's own repetitions; None: there are none. `learns`: whether its records of drafts and
+        costs are kept for later loads."""
         self.target = target
         self.drafter = drafter
         self.copies = copies
         self.offers_copies = True
-        """Whether requests that begin now get copies. `bench` measures what they gain."""
+        """Whether requests that begin now get copies. `bench` measures their gain."""
         self.learns = learns
         self.exact = exact
         self.slots = Slots(target, drafter, n_seq, least=target.n_batch if exact else 1)
         self.prefix_cache = PrefixCache(self.slots, store or PrefixStore(0))
         self.slot_files: SlotFiles | None = None
-        """Where users save slots under names of their own."""
+        """The slots that users save under names of their own."""
         self.grammars = Grammars(target.vocabulary)
         self.usual_shape: DraftShape = "chain"
         """The draft shape of requests that name none."""
@@ -98,7 +98,7 @@ class Engine:
         return MAX_OUTPUT_ROWS if self.takes_trees and shape != "chain" else self.max_width
 
     def limit(self, shape: DraftShape) -> str:
-        """What sets `widest`, in words."""
+        """The limit that sets `widest`, in words."""
         if self.takes_trees and shape != "chain":
             return "a draft tree"
         most = self.drafter.block_size if self.drafter else MAX_OUTPUT_ROWS
@@ -116,7 +116,7 @@ class Engine:
 
     @property
     def chains_because(self) -> str | None:
-        """One line on why all drafts are chains, whatever a request asks for. None if trees are
+        """One line on why all drafts are chains, whatever requests ask for. None if trees are
         possible, and None without a drafter."""
         if self.drafter is None or self.takes_trees:
             return None
@@ -140,7 +140,7 @@ class Engine:
     def begin(self, request: Request) -> Sequence:
         """Take a free slot, if possible one whose caches have the beginning of the prompt.
 
-        Raises what `check` and `Sampler` raise, and InputError when no slot is free.
+        Raises as `check` and `Sampler`, and InputError when no slot is free.
         """
         begun_at = time.perf_counter()
         self.check(request)
@@ -210,13 +210,13 @@ class Engine:
         return self.target.usual_lora if request.lora is None else request.lora
 
     def _cache_owner(self, request: Request) -> str:
-        """Whose prefixes it may use: its owner's, if they were computed with the same adapters."""
+        """The owner of the prefixes it may use: its own, if computed with the same adapters."""
         scales = self._lora(request)
         return f"{request.owner or ''}\0{scales}" if scales else request.owner or ""
 
     @staticmethod
     def owner_of(slot: Slot) -> str:
-        """Whose text a slot has, with whatever adapters; "" for nobody's in particular."""
+        """The owner of a slot's text, with any adapters; "" for none in particular."""
         return slot.owner.partition("\0")[0]
 
     def end(self, sequence: Sequence) -> None:
@@ -257,8 +257,8 @@ class Engine:
             self.slots.roll_back(sequence.slot, n, for_drafts=False)
 
     def resume(self, sequence: Sequence) -> None:
-        """Give a suspended sequence a free slot. What the caches have lost of its text is decoded
-        again like a prompt. Raises InputError if no slot is free."""
+        """Give a suspended sequence a free slot. The part of its text that the caches have lost is
+        decoded again like a prompt. Raises InputError if no slot is free."""
         request = sequence.request
         sequence.slot = self._take(request, sequence.text, sequence.policy)
         sequence.has_slot, sequence.behind = True, False
@@ -310,7 +310,7 @@ class Engine:
             self._round_s += (time.perf_counter() - start - self._round_s) / 4
 
     def forget(self) -> None:
-        """Empty all free slots, and what is kept of earlier requests."""
+        """Empty all free slots, and the store and texts of earlier requests."""
         self.prefix_cache.clear()
         self.earlier = EarlierTexts()
 

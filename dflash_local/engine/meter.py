@@ -28,7 +28,7 @@ class Meter:
         self.last_rows = 0
         """Rows of the target's last pass."""
         self.n_in_a_row = 0
-        """How many passes in succession had so many rows."""
+        """The number of passes in succession that had so many rows."""
         self._slots = slots
         self._n_builds = 0  # draft graphs built, as last seen
         self._warming_up = 0  # drafts until the newest graph runs at full speed
@@ -41,7 +41,7 @@ class Meter:
         lap.end()
 
     def count(self, sequence: Sequence, draft: Draft, verdict: Verdict, n_copied: int) -> None:
-        """Count a draft and how much of it was accepted, `n_copied` of that copies."""
+        """Count a draft and its accepted tokens, `n_copied` of them copies."""
         sequence.shape.count(sequence.stats, draft, verdict.path)
         sequence.stats.record_copies(drafted=sum(draft.copied), accepted=n_copied)
         if self.controller and sequence.policy is not None and draft:

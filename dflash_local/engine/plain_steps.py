@@ -47,7 +47,7 @@ class PlainSteps:
         return [token for step in zip(*texts, strict=True) for token in step]
 
     def _n_steps(self, sequences: list[Sequence]) -> int:
-        """How many plain steps to decode at once, without a delay that a reader would notice."""
+        """The number of plain steps to decode at once, without a delay that readers notice."""
         n = len(sequences)
         if not all(s.draws_alone for s in sequences):
             return 1
@@ -66,7 +66,7 @@ class PlainSteps:
         return max(n_steps, 1)
 
     def _emit_steps(self, sequence: Sequence, tokens: list[int], i: int, n: int) -> None:
-        """Emit what the i-th of n sequences has decoded plainly, up to its end."""
+        """Emit the tokens that the i-th of n sequences has decoded plainly, up to its end."""
         slot, ends_text = sequence.slot, self._target.vocabulary.ends_text
         fed, n_kept = [sequence.anchor, *tokens[:-1]], 0
         for drawn in tokens:

@@ -20,8 +20,8 @@ class Prefill:
     """Decodes the next batch of prompt rows of several sequences."""
 
     def __init__(self, slots: Slots, cache: PrefixCache, round_: Round) -> None:
-        """`cache` has what slots share, and makes room in them. `round_` emits the first token of a
-        prompt that has ended."""
+        """`cache` has the prefixes that slots share, and makes room in them. `round_` emits the
+        first token of a prompt that has ended."""
         self._slots = slots
         self._cache = cache
         self._target = slots.target

@@ -1,5 +1,5 @@
-"""Where the beginning of a prompt comes from: its slot, another slot, or the store of what has left
-one. And what becomes of a slot's tokens when its sequence has ended, or its cells are needed.
+"""Reuse of prefixes: a prompt's beginning comes from its slot, another slot, or the store. A slot's
+tokens stay or are stored when its sequence ends, or its cells are needed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _LENT = 2
 find room in the store when it leaves its slot."""
 
 Origin = Literal["slot", "shared", "memory", "disk", "none"]
-"""Where the beginning of a prompt came from: the slot itself, another slot, the store in memory or
-on disk, or nowhere."""
+"""The origin of a prompt's beginning: the slot itself, another slot, the store in memory or on
+disk, or nowhere."""
 
 
 class PrefixCache:
-    """Gives out slots with what they can keep of a prompt, and takes them back."""
+    """Gives out slots with the part of a prompt that they can keep, and takes them back."""
 
     def __init__(self, slots: Slots, store: PrefixStore) -> None:
-        """`store` keeps what leaves its slot, as far as it has room."""
+        """`store` keeps prefixes that leave their slots, as far as it has room."""
         self.store = store
         self.reused: dict[Origin, int] = {"slot": 0, "shared": 0, "memory": 0, "disk": 0, "none": 0}
-        """How many prompts began with tokens of each origin."""
+        """The number of prompts that began with tokens of each origin."""
         self._slots = slots
         self._target = slots.target
         self._clock = 0
@@ -61,14 +61,14 @@ class PrefixCache:
         owner: str = "",
         preferred: int | None = None,
     ) -> tuple[Slot, int]:
-        """A free slot, busy from now on, and how many tokens of the prompt its caches have.
+        """A free slot, busy from now on, and the number of the prompt's tokens in its caches.
 
         These tokens come from the slot itself, from another slot, which may be busy, or from the
         store: see `reuse.choose`; never from texts of another `owner`. A handful of a longer prompt
         is not worth it. At most `len(prompt) - 1` are kept, as the logits of the last row give the
-        first token. `for_drafts` keeps only what the drafter has, too. `unless_gave_up` makes an
-        exception for slots in which drafting was given up: they keep what the target has. The slot
-        `preferred` is taken if it is free. Raises InputError if no slot is free.
+        first token. `for_drafts` keeps only the tokens that the drafter has, too. `unless_gave_up`
+        makes an exception for slots in which drafting was given up: they keep the target's tokens.
+        The slot `preferred` is taken if it is free. Raises InputError if no slot is free.
         """
         if all(slot.busy for slot in self._slots):
             raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
@@ -107,9 +107,9 @@ class PrefixCache:
         return slot, len(slot.cached)
 
     def catch_up(self, slot: Slot, prompt: Sequence[int], *, for_drafts: bool) -> int:
-        """Let a slot in the middle of a prompt take over what another slot has decoded of it.
+        """Let a slot in the middle of a prompt take over the part that another slot has decoded.
 
-        Returns how many tokens that is. `for_drafts` as for `take`.
+        Returns the number of these tokens. `for_drafts` as for `take`.
         """
         for_drafts = for_drafts and self._slots.drafter is not None
         wanted = Wanted(prompt, for_drafts, owner=slot.owner)
@@ -132,8 +132,8 @@ class PrefixCache:
         return gain
 
     def give_back(self, slot: Slot, *, gave_up: bool = False) -> None:
-        """Free a slot whose sequence has ended. The drafter gets what it lacks, so that both caches
-        end at the same token. `gave_up`: the drafter needs no more."""
+        """Free a slot whose sequence has ended. The drafter gets the rows it lacks, so that both
+        caches end at the same token. `gave_up`: the drafter needs no more."""
         if gave_up:
             slot.gave_up = True
             slot.pending = []
@@ -159,8 +159,8 @@ class PrefixCache:
         return entry
 
     def put_back(self, slot: Slot, entry: SavedSequence) -> None:
-        """Replace what a free slot has by a saved sequence. Raises InputError if that fails, which
-        leaves the slot empty."""
+        """Replace the content of a free slot by a saved sequence. Raises InputError if that fails,
+        which leaves the slot empty."""
         self._save(slot)
         self._restore(slot, entry)
         if not slot.cached:
@@ -173,7 +173,7 @@ class PrefixCache:
         self.store.clear()
 
     def close(self) -> None:
-        """Save what is worth saving on disk, if the store has one. Safe to call again."""
+        """Save the prefixes worth it on disk, if the store has one. Safe to call again."""
         if self.store.spills and self._target.is_open:
             for slot in sorted(self._slots, key=lambda slot: slot.last_use):
                 if not slot.busy:
@@ -190,20 +190,20 @@ class PrefixCache:
         return slot.checkpoints.wanted(len(slot.cached), len(request.prompt), images)
 
     def keep_checkpoint(self, slot: Slot) -> None:
-        """Let other texts fork off from what a slot has now."""
+        """Let other texts fork off from the present content of a slot."""
         with suppress(MemoryError):
             slot.checkpoints.keep(self._target.checkpoint(slot.seq, len(slot.cached)))
         self._lend()
 
     def _lend(self) -> None:
-        """Let the store know what the checkpoints of slots take of its room."""
+        """Tell the store the room that the checkpoints of slots take."""
         kept = (each for slot in self._slots for each in slot.checkpoints.at_boundaries)
         self.store.lend(sum({id(each): each.state.nbytes for each in kept}.values()))
 
     # What slots and the store have of a prompt
 
     def _n_usable(self, slot: Slot, wanted: Wanted) -> int:
-        """How many tokens of a prompt a slot has, with those that the drafter can still get."""
+        """The number of a prompt's tokens in a slot, with those that the drafter can still get."""
         drafter = self._slots.drafter
         n_drafter = drafter.length(slot.seq) + len(slot.pending) if drafter else 0
         return wanted.n_usable(slot.cached, n_drafter, slot.gave_up, slot.owner)
@@ -214,7 +214,7 @@ class PrefixCache:
         return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
 
     def _n_elsewhere(self, slot: Slot) -> int:
-        """How many tokens at the beginning of a slot some other slot of its owner has, too."""
+        """The number of first tokens of a slot that another slot of its owner has, too."""
         others = (o for o in self._slots if o is not slot and o.owner == slot.owner)
         return max((common_prefix(slot.cached, other.cached) for other in others), default=0)
 
@@ -224,7 +224,7 @@ class PrefixCache:
         return found if found and found.prefix.n_cells <= self._slots.room else None
 
     def _restore(self, slot: Slot, entry: SavedSequence) -> None:
-        """Replace what a slot has by a saved sequence. If that fails, the slot is empty."""
+        """Replace the content of a slot by a saved sequence. If that fails, the slot is empty."""
         self._slots.forget(slot)
         self.make_room(entry.n_cells)
         if not self._target.restore_saved(slot.seq, entry.target, entry.tokens):
@@ -280,7 +280,7 @@ class PrefixCache:
         )
 
     def _saved(self, slot: Slot, prefix: Prefix) -> SavedSequence | None:
-        """A slot, which has the tokens of `prefix`, as it is saved. None where that fails."""
+        """A slot, which has the tokens of `prefix`, as it is saved. None if that fails."""
         drafter = self._saving_drafter
         kept = {c.length: c.state for c in slot.checkpoints.all}
         states = tuple(kept[length] for length in prefix.checkpoints)

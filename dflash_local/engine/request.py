@@ -22,20 +22,20 @@ def _never(_token: int) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """A prompt, and how to answer it.
 
     `draft_width`: target rows of a verify pass, the anchor included. 0 and 1 are plain decoding,
-    "auto" is what pays best, round by round. `draft_shape`: the shape of its drafts, if target and
-    drafter can do more than chains. Without `cache_prompt` nothing of the prompt comes from the
-    caches. `on_token` gets every token except an end of text, in order; if it returns True,
-    generation ends. `constraint` is the grammar of `sampling` at its beginning, for this request
-    alone; None: it is made when the request begins. `owner`: it may copy from earlier texts of that
-    owner, whose later requests may copy from it; None: it copies from its own text alone.
-    `prompt_logprobs`: how many alternatives to report with each token of the prompt; None: nothing
-    is reported of it. `lora`: how strongly each of the target's adapters acts; None: as loaded.
-    `id_slot`: the slot that it takes if that is free. `images`: what the negative ids of the prompt
-    stand for, by the place of each image's first one. With `n_keep`, an answer goes on where the
-    context is full: see `Sequence.shift`.
+    "auto" is the width that pays best, round by round. `draft_shape`: the shape of its drafts, if
+    target and drafter can do more than chains. Without `cache_prompt` nothing of the prompt comes
+    from the caches. `on_token` gets every token except an end of text, in order; if it returns
+    True, generation ends. `constraint` is the grammar of `sampling` at its beginning, for this
+    request alone; None: it is made when the request begins. `owner`: it may copy from earlier texts
+    of that owner, whose later requests may copy from it; None: it copies from its own text alone.
+    `prompt_logprobs`: the number of alternatives to report with each token of the prompt; None:
+    nothing is reported of it. `lora`: how strongly each of the target's adapters acts; None: as
+    loaded. `id_slot`: the slot that it takes if that is free. `images`: those that the prompt's
+    negative ids stand for, by the place of each one's first id. With `n_keep`, an answer goes on
+    where the context is full: see `Sequence.shift`.
     """
 
     prompt: list[int]
@@ -65,13 +65,13 @@ class Request:
 
     @property
     def n_cells(self) -> int:
-        """Cells that the prompt takes: its tokens, and what images take beyond their positions."""
+        """Cells of the prompt: its tokens, and those of images beyond their positions."""
         return len(self.prompt) + sum(image.n_more for image in self.images.values())
 
     def check(self, n_vocab: int, n_ctx: int, max_width: int, limit: str) -> None:
         """Raises InputError or PromptTooLongError if it cannot begin.
 
-        `max_width` is the widest verify pass; 0 without a drafter. `limit` says what sets it.
+        `max_width` is the widest verify pass; 0 without a drafter. `limit` gives the reason.
         """
         if not self.prompt:
             raise InputError("the prompt is empty; give at least one token")

@@ -3,8 +3,8 @@
 The method is DFlash (Chen, Liang, Liu 2026, arXiv 2602.06036). A drafter proposes a block of tokens
 after each sequence's anchor; where the text repeats itself, copies join that draft or replace it.
 The target decodes anchors and drafts in one batch. The part of each draft that equals the target's
-own tokens is accepted, and one more token of the target is the next anchor. The hidden states of
-the accepted rows are injected into the drafter with its next draft.
+own tokens is accepted, and one more token of the target is the next anchor. The features of the
+accepted rows are injected into the drafter with its next draft.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Round:
     def run(self, sequences: list[Sequence]) -> None:
         """One round of these sequences, or several plain steps at once.
 
-        Raises as `Target.decode`, and InputError for a proposal of the wrong shape. What goes wrong
-        with a single sequence becomes its `error`; a drafter that fails is put aside.
+        Raises as `Target.decode`, and InputError for a proposal of the wrong shape. A fault of a
+        single sequence becomes its `error`; a drafter that fails is put aside.
         """
         sequences = self._with_cells(sequences)
         if not sequences:
@@ -91,8 +91,7 @@ class Round:
         return sequences[:room]
 
     def _inject(self, choices: list[Choice], lap: Lap) -> None:
-        """Inject what a prompt, plain decoding or copies alone have left pending, before the draft
-        itself."""
+        """Inject features that a prompt, plain decoding or copies alone left pending."""
         for choice in choices:
             slot = choice.sequence.slot
             if choice.n_draft and len(slot.pending) > MOST_WITH_A_DRAFT:
@@ -148,7 +147,7 @@ class Round:
 
     def _accept(self, sequence: Sequence, draft: Draft, part: Part, lap: Lap) -> None:
         """Emit the target's tokens along the draft, and keep the rows of the accepted ones."""
-        # Every row of the batch has logits: `first + row` names them, and the row's hidden states.
+        # Every row of the batch has logits: `first + row` names them, and the row's features.
         anchor, first = sequence.anchor, part.first_row
         ends_text = self._target.vocabulary.ends_text
         with sequence.alone(self._slots):

@@ -1,13 +1,13 @@
-"""Which requests begin, which have waited too long, and which prompts get how many rows of a step.
+"""Policy of the queue: requests that begin, or waited too long, and the prompt rows of a step.
 
 Pure policy over small records: no model, and no clock except the times it is given.
 
 Requests begin in the order in which they came. They wait only for a free slot and free cells. Cells
 are promised for the prompt and a likely length of the answer, not for all of `max_tokens`: most
 answers end long before, and empty cells would keep other requests waiting. If running sequences
-outgrow the cells after all, the one that began last is suspended: it gives back its slot, keeps
-what it has emitted, and waits at the head of the queue. That costs only the time to decode its
-tokens again. The oldest sequence always runs to its end, if necessary with all cells for itself.
+outgrow the cells after all, the one that began last is suspended: it gives back its slot, keeps its
+answer so far, and waits at the head of the queue. That costs only the time to decode its tokens
+again. The oldest sequence always runs to its end, if necessary with all cells for itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIKELY_ANSWER = 256
 _GROWTH = 64
 """Tokens for which cells are promised when a longer answer is resumed."""
 _STALL_S = 0.05
-"""How long a chunk of a prompt may delay running answers, if a round is shorter than that."""
+"""The longest delay of running answers by a chunk of a prompt, if a round is shorter."""
 LEAST_ROWS = 32
 """The fewest rows of a chunk. A pass with fewer takes hardly less time."""
 _LONGEST_RETRY_S = 600
@@ -57,7 +57,7 @@ def cells_for(n_prompt: int, n_emitted: int, max_tokens: int | None, n_ctx: int)
 
 
 def n_to_begin(waiting: Sequence[Waiting], n_running: int, n_slots: int, free_cells: int) -> int:
-    """How many requests begin now, from the head of the queue. `free_cells` are not promised yet.
+    """The number of requests to begin now from the queue's head. `free_cells` are not promised yet.
 
     If nothing is running, the first one always begins, so the queue never stands still.
     """
@@ -80,7 +80,7 @@ def overdue(waiting: Sequence[Waiting], now: float) -> list[int]:
 
 
 def retry_after(durations: Sequence[float], n_slots: int) -> int:
-    """After how many whole seconds, at least 1, a refused request should try again: when the first
+    """The whole seconds, at least 1, after which a refused request should try again: when the first
     of `n_slots` requests is likely to end, judged by the `durations` of those that ended last."""
     if not durations:
         return 1
@@ -89,7 +89,7 @@ def retry_after(durations: Sequence[float], n_slots: int) -> int:
 
 
 def chunk_rows(n_batch: int, streaming: bool, rows_per_s: float, round_s: float) -> int:
-    """How many rows of prompts a step may decode.
+    """The number of prompt rows that a step may decode.
 
     While other answers are `streaming`, few enough to delay these only for the time of a round, or
     for `_STALL_S` if that is longer. `rows_per_s` is 0 before it is known. The result is a multiple

@@ -39,7 +39,7 @@ class Sequence:
     policy: Policy | None = None
     """Only for a request that leaves its width to the controller."""
     copier: Copier | None = None
-    """Only for a request that may draft what its text has already."""
+    """Only for a request that may draft copies of its text."""
     tokens: list[int] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
     """For each token, whether it is an accepted draft."""
@@ -50,7 +50,7 @@ class Sequence:
     """Of the prompt's tokens after the first, if they were asked for."""
     finish_reason: FinishReason | None = None
     error: Exception | None = None
-    """What went wrong with this sequence."""
+    """The error of this sequence."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     has_slot: bool = True
     """False after its end and while it is suspended. Another sequence may then have `slot`."""
@@ -74,7 +74,7 @@ class Sequence:
 
     @property
     def wants_features(self) -> bool:
-        """Whether it may still draft, so that the drafter needs the target's hidden states."""
+        """Whether it may still draft, so that the drafter needs the target's features."""
         if self.behind:
             return False
         if self.policy is not None:
@@ -93,7 +93,7 @@ class Sequence:
 
     @property
     def text(self) -> list[int]:
-        """The prompt and what has been emitted, without what was left out."""
+        """The prompt and the emitted tokens, without those that were left out."""
         text = self.request.prompt + self.tokens if self.tokens else self.request.prompt
         if self.n_left_out:
             return text[: self.n_kept] + text[self.n_kept + self.n_left_out :]
@@ -103,9 +103,9 @@ class Sequence:
         """Leave out a part of the text, if it has filled the context and its request says so.
 
         As llama-server has it, the first `n_keep` tokens stay (-1: the prompt), and behind them
-        `n_discard` are left out (0: half of the rest). Fewer are kept and more left out where else
-        the next shift would soon follow. llama.cpp moves the keys and values of what
-        follows, which have seen what was left out; here it is to be decoded again.
+        `n_discard` are left out (0: half of the rest). Fewer are kept and more left out if the next
+        shift would soon follow otherwise. llama.cpp moves the keys and values after them, which
+        have seen the tokens left out; here these are decoded again.
         """
         n_keep = self.request.n_keep
         if n_keep is None or len(self.text) <= n_ctx:
@@ -133,7 +133,7 @@ class Sequence:
 
     @property
     def at_image(self) -> bool:
-        """Whether what comes next in its prompt is an image."""
+        """Whether an image comes next in its prompt."""
         return len(self.slot.cached) in self.request.images
 
     @property
@@ -146,7 +146,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int | None:
-        """How many more tokens may be emitted; None: no limit."""
+        """The number of tokens that may still be emitted; None: no limit."""
         limit = self.request.max_tokens
         return None if limit is None else limit - len(self.tokens)
 

@@ -1,4 +1,4 @@
-"""Which cells of the target's cache several slots have in common."""
+"""The cells of the target's cache that several slots have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class SharedCells:
-    """Which slots share cells: for each pair of slots, how many of their first positions.
+    """The shared cells of each pair of slots, as a number of first positions.
 
     Sharing begins with a copy, and a cut ends it from some position on. A slot that has a cell also
     has all cells before it. So the cells of all slots form a tree, with a path for each slot.

@@ -1,4 +1,4 @@
-"""How wide a round is: what requests ask for, what fits, and what pays off.
+"""The width of a round: asked for by requests, limited by the room, tuned by the controller.
 
 A width, `Choice.n_rows` and the controller's `rows` count rows of the target, with the
 anchor's. Limits and drafts count nodes, without it.
@@ -30,8 +30,8 @@ class Widths:
     # Before the draft
 
     def choose(self, sequences: list[Sequence]) -> list[Choice]:
-        """How much to draft for each sequence, and what its text offers to copy. A fixed width is
-        not reduced: that would need another graph."""
+        """Choose the number of tokens to draft for each sequence, and find copies in its text. A
+        fixed width is not reduced: that would need another graph."""
         self._notice_lost(sequences)
         choices = self._limited(sequences)
         managed, policies = self._managed(choices)
@@ -48,7 +48,8 @@ class Widths:
                 sequence.behind = True
 
     def _limited(self, sequences: list[Sequence]) -> list[Choice]:
-        """The most nodes that each sequence may verify: what can be emitted, and has room."""
+        """The most nodes that each sequence may verify: those that can be emitted, and have
+        room."""
         room = min(self._slots.free_cells, self._slots.target.n_batch)
         free = room - len(sequences)  # the anchors
         choices = []
@@ -62,7 +63,7 @@ class Widths:
     def _choose_drafts(
         self, choices: list[Choice], managed: list[Choice], policies: list[Policy]
     ) -> None:
-        """How many tokens to draft for each sequence."""
+        """Choose the number of tokens to draft for each sequence."""
         drafter = self._slots.drafter
         for choice in choices:
             sequence = choice.sequence

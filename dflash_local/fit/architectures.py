@@ -1,4 +1,4 @@
-"""What llama.cpp can do with a target, by its architecture. Names are those of `llama-arch.cpp`."""
+"""llama.cpp's abilities by a target's architecture. Names are those of `llama-arch.cpp`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ NOT_GENERATIVE_ARCHITECTURES = EMBEDDING_ARCHITECTURES | frozenset({
 
 @dataclass(frozen=True)
 class WayBack:
-    """How a target takes rejected rows back, and the most `rows` of a recurrent sequence's last
+    """A target's way to take rejected rows back, and the most `rows` of a recurrent sequence's last
     pass that it takes back. "cells" frees cells, which is all that attention needs, and no way back
     for a recurrent state. "snapshots" needs a further state in memory for each row."""
 
@@ -92,9 +92,9 @@ CELLS = WayBack()
 
 
 def way_back(architecture: str) -> WayBackKind | None:
-    """How rejected tokens are taken back: their cells are freed, if all layers are attention's; a
-    recurrent state is computed once more from the rows that stay, or goes back to a snapshot after
-    any of the last rows. None: they cannot be."""
+    """The way in which rejected tokens are taken back: their cells are freed, if all layers are
+    attention's; a recurrent state is computed again from the rows that stay, or goes back to a
+    snapshot after any of the last rows. None: they cannot be."""
     if architecture not in RECURRENT_ARCHITECTURES:
         return "cells"
     if architecture in REPLAY_ARCHITECTURES:

@@ -1,4 +1,4 @@
-"""What a file tells of a model that makes vectors or scores of texts, and writes none."""
+"""The file of a model that makes vectors or scores of texts, and writes none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash_local.gguf.file import GgufFile
 
 
 def pooling_of(file: GgufFile) -> Pooling | None:
-    """How a model is to be used by its file; None for one that writes text."""
+    """The pooling that a model's file asks for; None for one that writes text."""
     given = file.get(f"{file.architecture}.pooling_type")
     if type(given) is int and 0 < given < len(POOLINGS):
         return POOLINGS[given]

@@ -1,4 +1,4 @@
-"""How much of a machine's memory a pair of models takes, in bytes."""
+"""The memory that a pair of models takes, in bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MAPPED_TYPES = ("F32", "F16", "BF16")  # used directly in the mapped file; the 
 
 @dataclass(frozen=True)
 class Use:
-    """What the plan takes of one device, in bytes. `usable` is the free memory less a margin."""
+    """The plan's use of one device, in bytes. `usable` is the free memory less a margin."""
 
     name: str
     free: int
@@ -160,7 +160,7 @@ class Footprint:
         self.elsewhere: Counter[str] = Counter()
         """Bytes of the tensors for which the user names a device, by device."""
         self.packed_elsewhere: Counter[str] = Counter()
-        """How many of these have types that the CPU packs."""
+        """The number of these with types that the CPU packs."""
         for tensor in chain.from_iterable(file.tensors.values() for file in self._files):
             match = _BLOCK_TENSOR.match(tensor.name)
             n, n_packed = tensor.n_bytes, tensor.n_bytes * (tensor.type_name not in _MAPPED_TYPES)
@@ -310,13 +310,13 @@ class Footprint:
 
     @property
     def spare_states(self) -> int:
-        """What ids more take that keep the cells of several slots on a CPU in order."""
+        """Bytes of the further ids that keep the cells of several slots on a CPU in order."""
         keeps_order = self._n_seq > 1 and self._way_back.kind == "replay"
         return SPARE_IDS * self._state[-1] if keeps_order else 0
 
     @property
     def states(self) -> int:
-        """What the recurrent states of all sequences take of that, with their snapshots."""
+        """Bytes of that for the recurrent states of all sequences, with their snapshots."""
         return self._n_states * self._state[-1]
 
     def drafter_kv(self, n_ctx: int) -> int:
@@ -370,8 +370,8 @@ class Footprint:
         return buffer + self._new_states + 8 * rows * self.taps * self._n_embd
 
     def replayed(self, layers: range) -> int:
-        """What replay keeps of a pass, beside its buffer: the recurrent states before it, and all
-        that its rows put into them."""
+        """Bytes that replay keeps of a pass, beside its buffer: the recurrent states before it, and
+        all that its rows put into them."""
         if self._way_back.kind != "replay":
             return 0
         state = self._state[layers.stop] - self._state[layers.start]
@@ -384,10 +384,10 @@ class Footprint:
         return 4 * (min(rows, self._n_outputs) * self._n_vocab + 2 * rows * self._n_embd)
 
     def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
-        """What the host always holds: inputs, taps, the output of the widest verify pass,
-        checkpoints of each recurrent state, the drafter's tables for the anchor, what its graphs
-        keep there, and the list of tokens of each sequence id. After a wide tree, all ids of a
-        sequence have all of its tokens."""
+        """Bytes that the host always holds: inputs, taps, the output of the widest verify pass,
+        checkpoints of each recurrent state, the drafter's tables for the anchor, its graphs' part,
+        and the list of tokens of each sequence id. After a wide tree, all ids of a sequence have
+        all of its tokens."""
         rows = self._rows(n_ctx)
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
         taps = 4 * self._n_batch * self.taps * self._n_embd

@@ -93,7 +93,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What is reported about any model file."""
+    """Facts about any model file."""
 
     path: Path
     n_bytes: int
@@ -142,7 +142,7 @@ class DrafterReport:
 
 @dataclass(frozen=True)
 class TargetReport:
-    """A language model, and what llama.cpp lets a drafter do with it."""
+    """A language model, and its abilities with a drafter in llama.cpp."""
 
     file: FileFacts
     architecture: str
@@ -157,7 +157,7 @@ class TargetReport:
     n_heads: int
     """Layers that predict further tokens, which are not among `n_layer`."""
     way_back: WayBackKind | None
-    """How rejected tokens are taken back; None: they cannot be."""
+    """The way in which rejected tokens are taken back; None: they cannot be."""
 
     @property
     def drafts_with_heads(self) -> bool:

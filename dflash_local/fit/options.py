@@ -1,4 +1,4 @@
-"""The settings for loading a pair, with defaults and ranges. None: what fits best."""
+"""The settings for loading a pair, with defaults and ranges. None: the best fit."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ROPE_NUMBERS = (
 """Fields of `llama_context_params`."""
 SHAPES = ("chain", "tree", "auto")
 COPIES = "copies"
-"""In place of a drafter's file: only what a text has already is drafted."""
+"""In place of a drafter's file: only copies of the text are drafted."""
 HEADS = "mtp"
 """In place of a drafter's file: the target's own heads, layers that predict further tokens."""
 NONE = "none"
 """In place of a drafter's file: none, also where one lies beside the target."""
 WORDS = (COPIES, HEADS, NONE)
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
-"""How the vectors of a text's tokens become one: not at all, their mean, that of the first or of
-the last token, or a score of how well two texts fit, as rerankers have it."""
+"""The way in which the vectors of a text's tokens become one: not at all, their mean, that of the
+first or of the last token, or a score of how well two texts fit, as rerankers have it."""
 
 POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
 """In the order of llama.cpp's `LLAMA_POOLING_TYPE_*`."""
@@ -55,7 +55,7 @@ COPY_SNAPSHOTS = 15
 most contexts do for tokens."""
 
 SNAPSHOT_ROWS = 2
-"""How many rows more than snapshots a batch must hold: llama.cpp asserts it at its first pass."""
+"""Rows that a batch must hold beyond snapshots: llama.cpp asserts it at its first pass."""
 
 SPARE_IDS = 2
 """More ids of a context with recurrent states on a CPU, if it has several slots: one keeps freed
@@ -183,8 +183,8 @@ class ContextOptions:
         return any(getattr(self, name) is not None for name in names)
 
     def for_drafter(self, *, is_recurrent: bool) -> Self:
-        """The same for a drafter that is a model of its own: without what is said of the target,
-        and with a sequence more for each to draft in, if it has a recurrent state."""
+        """The same for a drafter that is a model of its own: without the target's own, and with a
+        sequence more for each to draft in, if it has a recurrent state."""
         own: dict[str, Any] = dict.fromkeys(("rope_scaling", "rope_scale", *ROPE_NUMBERS))
         own |= {"kv_type": "f16", "cache_type_k": None, "cache_type_v": None}
         own |= {"lora": (), "control_vectors": (), "override_tensor": {}, "override_kv": {}}
@@ -292,7 +292,7 @@ def _scaled(name: str, given: Scaled) -> tuple[str, float]:
 
 
 def checked_scale(name: str, scale: float) -> float:
-    """How strongly an adapter acts. Raises InputError for what is no number up to 10,000."""
+    """The scale of an adapter. Raises InputError for anything but a number up to 10,000."""
     number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
     if not number or not math.isfinite(scale) or abs(scale) > _MAX_SCALE:
         raise InputError(f"{name} is {scale!r}, expected a number up to {_MAX_SCALE:.0f}")

@@ -1,5 +1,5 @@
-"""Tensors that lie on another device than their layer: the experts of a mixture in RAM, and what
-the user names."""
+"""Tensors that lie on another device than their layer: the experts of a mixture in RAM, and those
+that the user names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dflash_local.errors import InputError
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-"""What the names of experts' tensors have in them: llama.cpp's `LLM_FFN_EXPS_REGEX`."""
+"""The part common to the names of experts' tensors: llama.cpp's `LLM_FFN_EXPS_REGEX`."""
 
 
 def experts_of(n_layers: int) -> str:

@@ -1,4 +1,4 @@
-"""Which layers go to which GPU and which stay on the host, as llama.cpp would place them."""
+"""The layers on each GPU and on the host, as llama.cpp would place them."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class Devices:
         return counts if start == end else None
 
     def _too_small(self, host: Use, gpus: tuple[Use, ...], count: int, n_cpu_moe: int) -> list[str]:
-        """What does not fit, in words."""
+        """The parts that do not fit, in words."""
         faults = [str(use) for use in gpus if use.needed > use.usable]
         n_mapped = self.mapped(count, n_cpu_moe)
         mapped, total = size_text(n_mapped), size_text(host.total)
@@ -238,8 +238,8 @@ class Devices:
 
 
 def named_devices(devices: Sequence[Device], names: Sequence[str]) -> list[Device]:
-    """The workers, the GPUs that are named, in the order of the names, and what is no GPU; without
-    names all. "none" names no GPU. Raises InputError."""
+    """The workers, the GPUs that are named, in the order of the names, and devices that are no
+    GPUs; without names all. "none" names no GPU. Raises InputError."""
     own = {each.name: each for each in devices if "gpu" in each.type and not each.is_remote}
     if isinstance(names, str) or any(name not in {*own, "none"} for name in names):
         listed = ", ".join((*own, "none"))
@@ -262,7 +262,7 @@ def usable_gpus(devices: Sequence[Device]) -> list[Device]:
 
 
 def _by_shares(shares: list[float], count: int) -> list[int]:
-    """How many of `count` layers llama.cpp gives to each GPU for a tensor_split of `shares`."""
+    """The number of `count` layers that llama.cpp gives each GPU for a tensor_split of `shares`."""
     ends = [end / sum(shares) for end in accumulate(shares)]
     counts = [0] * len(shares)
     for layer in range(count):

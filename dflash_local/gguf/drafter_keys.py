@@ -19,7 +19,7 @@ from dflash_local.gguf.drafter_tensors import (
 from dflash_local.gguf.file import GgufFile
 
 OLD_ARCHITECTURES = frozenset({"dflash-draft", "gemma4-dflash-draft"})
-"""What old forks of llama.cpp call drafters. Their keys and tensors have other names."""
+"""Names of drafters in old forks of llama.cpp. Their keys and tensors have other names."""
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_BLOCK_SIZE = 256
@@ -31,9 +31,9 @@ _LARGEST_FLOAT = 3.4e38  # of 32 bits
 def read_drafter(file: GgufFile, *, n_vocab: int | None = None) -> DrafterSpec:
     """The spec of `file`.
 
-    `n_vocab` is used if the file does not say how many tokens there are. Raises FileError, which
-    names the key or the tensor, if `file` is not a `dflash` drafter, lacks a key, contradicts
-    itself, or is of a family that cannot be run here.
+    `n_vocab` is used if the file has no number of tokens. Raises FileError, which names the key or
+    the tensor, if `file` is not a `dflash` drafter, lacks a key, contradicts itself, or is of a
+    family that cannot be run here.
     """
     refuse_old(file)
     if file.architecture != "dflash":

@@ -1,5 +1,5 @@
-"""What a drafter's GGUF file says: the sizes and constants of a DFlash drafter (architecture
-`dflash`), or that it is an ordinary language model; and what heads a target's own file has."""
+"""The contents of a drafter's GGUF file: the sizes and constants of a DFlash drafter (architecture
+`dflash`), or an ordinary language model; and the heads in a target's own file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RopeSpec:
 
     freq_base: float = 10000.0
     n_dims: int = 0
-    """How many values of a head are rotated; the others stay as they are."""
+    """The number of rotated values of a head; the others stay as they are."""
     sections: tuple[int, ...] = ()
     """M-RoPE sections; empty for plain RoPE. Either way drafters rotate by the token position."""
     scaling: str = "none"
@@ -54,7 +54,7 @@ class SelectorSpec:
     kernel_size: int
     """Positions of the block that a convolution reads."""
     group_size: int
-    """How many neighbouring channels share the dynamic part of a kernel."""
+    """The number of neighbouring channels that share the dynamic part of a kernel."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DrafterSpec:
     n_vocab: int
     mask_token_id: int
     sliding_window: int
-    """How many tokens the layers in `sliding_layers` see; 0 without such layers."""
+    """The number of tokens that the layers in `sliding_layers` see; 0 without such layers."""
     sliding_layers: tuple[bool, ...]
     context_length: int
     rope: RopeSpec
@@ -136,7 +136,7 @@ class HeadsSpec:
 
     @property
     def target_layers(self) -> tuple[int, ...]:
-        """What heads read: the hidden state after all layers and the last norm."""
+        """The input of heads: the hidden state after all layers and the last norm."""
         return (self.n_layer,)
 
     @property

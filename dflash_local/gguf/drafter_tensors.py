@@ -196,7 +196,7 @@ def _selector_shapes(spec: DrafterSpec, selector: SelectorSpec) -> dict[str, _Sh
 
 
 def ids_faults(ids: NDArray[np.int64], n_vocab: int) -> list[str]:
-    """What is wrong with `ids`, the tokens that the rows of a head stand for."""
+    """Faults of `ids`, the tokens that the rows of a head stand for."""
     outside = np.flatnonzero((ids < 0) | (ids >= n_vocab))
     if len(outside):
         row = int(outside[0])

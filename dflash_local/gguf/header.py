@@ -1,7 +1,7 @@
 """Reads a GGUF header with limits: every count and length in it is checked before it is used.
 
 llama.cpp aborts the process on some malformed files, so every file is read here first. The rules
-are those of `ggml/src/gguf.cpp`. Where that reader accepts more than its own data structures can
+are those of `ggml/src/gguf.cpp`. If that reader accepts more than its own data structures can
 hold, this one has its own limit.
 """
 
@@ -60,7 +60,7 @@ _TENSOR_TYPES.setdefault(42, ("Q2_0", 64, 18))
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor is in its file. `shape` is in ggml's order, the length of a row first."""
+    """A tensor's place in its file. `shape` is in ggml's order, the length of a row first."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Finds what llama.cpp's vocabulary loader (`src/llama-vocab.cpp`) aborts on or refuses."""
+"""Finds faults that llama.cpp's vocabulary loader (`src/llama-vocab.cpp`) aborts on or refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_DEFAULT_BOS = ("gemma4", "t5", "rwkv", "test")
 
 
 def vocabulary_fault(metadata: dict[str, Any], value_types: dict[str, str]) -> str | None:
-    """What is wrong with the tokenizer keys, or None. A file without tokens is all right."""
+    """The fault of the tokenizer keys, or None. A file without tokens is all right."""
     model = metadata.get("tokenizer.ggml.model")
     if _TOKENS not in metadata or model in _NO_VOCABULARY:
         return None

@@ -1,1 +1,1 @@
-"""The Hugging Face hub: what its repositories hold, files in its cache, and what can go wrong."""
+"""The Hugging Face hub: its repositories, files in its cache, and its errors."""

@@ -35,8 +35,8 @@ _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Let `watch` follow the transfers of weights in this context. What it raises ends the
-    transfer; what has come so far is kept."""
+    """Let `watch` follow the transfers of weights in this context. Its errors end the transfer; the
+    bytes so far are kept."""
     token = _watch.set(watch)
     try:
         yield
@@ -145,7 +145,7 @@ def _complete(part: Path, url: str, repo: str, name: str, metadata: HfFileMetada
 
 
 class _Part(BufferedWriter):
-    """What has come of a file, to be added to; whoever watches is told of it and of each piece."""
+    """The part of a file that has come, to be added to. Watchers hear of it and of each piece."""
 
     def __init__(self, path: Path, name: str, size: int) -> None:
         super().__init__(FileIO(path, "ab"))

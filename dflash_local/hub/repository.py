@@ -1,4 +1,4 @@
-"""What a hub repository holds: as the hub lists it, and as far as it is in the client's cache."""
+"""The content of a hub repository, as the hub lists it, and as the client's cache has it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Repository:
     sizes: dict[str, int]
     """Bytes of each file, by its path in the repository."""
     folder: Path | None = None
-    """Where the files lie, if this is what the cache holds."""
+    """The folder of the files, if they are in the cache."""
 
     def n_bytes(self, names: Iterable[str]) -> int:
         """Bytes of these files."""
@@ -54,7 +54,7 @@ class Repository:
 
 
 def listed(repo: str, revision: str | None = None) -> Repository:
-    """What the hub says that `repo` holds now. Raises InputError: none there, no access, no
+    """The current content of `repo`, from the hub. Raises InputError: none there, no access, no
     network."""
     from huggingface_hub import errors
 
@@ -84,8 +84,8 @@ def ask(repo: str, revision: str | None) -> Repository:
 
 
 def cached(repo: str, revision: str | None = None) -> list[Repository]:
-    """What the cache holds of `repo`, without a word to the hub: each commit of which there is
-    something, the one that was fetched last first; of a `revision` its last known commit alone."""
+    """The content of `repo` in the cache, without a word to the hub: each commit that has any, the
+    last fetched first; of a `revision` its last known commit alone."""
     place = cache_folder(repo)
     if place is None:
         return []
@@ -143,7 +143,7 @@ def repository_of(path: Path) -> str | None:
 def remote_model(repository: Repository, names: list[str]) -> GgufFile:
     """The headers of a GGUF model on the hub, whose shards are `names`: a few megabytes of each.
 
-    Raises InputError as `listed` does, and FileError for what is no GGUF model.
+    Raises InputError as `listed` does, and FileError for a file that is no GGUF model.
     """
     import huggingface_hub as hub
 

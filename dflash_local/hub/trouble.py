@@ -1,4 +1,4 @@
-"""What can go wrong with the hub, as one line that says what to do."""
+"""Errors of the hub, each as one line with a remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dflash_local.errors import InputError
 
 
 def transfer_errors() -> tuple[type[Exception], ...]:
-    """What the client raises when a transfer fails: those of its HTTP library, and OSError."""
+    """The client's errors when a transfer fails: those of its HTTP library, and OSError."""
     from huggingface_hub.errors import HfHubHTTPError
 
     # versions of the client have different HTTP libraries: this base class is the library's
@@ -17,7 +17,7 @@ def transfer_errors() -> tuple[type[Exception], ...]:
 
 
 def why_unreachable(error: BaseException) -> str:
-    """Why nothing came from the hub, in words that go on from its name."""
+    """The reason why nothing came from the hub, in words that go on from its name."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -33,7 +33,7 @@ OTHERWISE = (
 
 @contextmanager
 def one_line(repo: str, revision: str | None) -> Iterator[None]:
-    """Turn the client's errors into one line that says what to do."""
+    """Turn the client's errors into one line with a remedy."""
     import huggingface_hub as hub
     from huggingface_hub import constants, errors
 

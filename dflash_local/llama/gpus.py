@@ -1,4 +1,4 @@
-"""The GPUs that the system lists, and what to do for one that llama.cpp does not use.
+"""The GPUs that the system lists, and advice for one that llama.cpp does not use.
 
 `bootstrap.py` reads this file before anything is installed: it needs the standard library alone.
 """
@@ -60,7 +60,7 @@ def cuda_architectures() -> list[str]:
 
 
 def advice(gpus: Sequence[str], driver: bool | None, install: str) -> str | None:
-    """What to do where llama.cpp uses none of these GPUs; None without any. `install` installs
+    """Advice if llama.cpp uses none of these GPUs; None without any. `install` installs
     llama-cpp-python."""
     if not gpus:
         return None

@@ -30,7 +30,7 @@ def default_threads() -> int:
 
 
 def give_back_memory() -> None:
-    """Let the system have what the C library keeps of freed memory, tens of MiB for each model that
+    """Give the system the freed memory that the C library keeps, tens of MiB for each model that
     was closed. Only glibc keeps so much, and has a function for it."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

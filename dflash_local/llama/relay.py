@@ -1,14 +1,14 @@
 """The way from this process to a worker on another machine: one that cannot end the process.
 
-ggml's RPC client aborts on a lost connection and believes whatever a worker answers. So it talks to
-a `Relay` here, on loopback, which talks to the worker. The relay checks the version before anything
+ggml's RPC client aborts on a lost connection and believes any answer of a worker. So it talks to a
+`Relay` here, on loopback, which talks to the worker. The relay checks the version before anything
 is sent, and each answer before it is passed on. Once a worker is lost, it answers in its place, so
-that llama.cpp comes to the end of what it does; `Connection.check` then raises, and what was
-computed meanwhile is given to nobody.
+that llama.cpp comes to the end of what it does; `Connection.check` then raises, and the results
+since are dropped.
 
 It also saves waiting. ggml fetches one tensor after the other, each for a whole way there and back.
-What was fetched after a graph the last time is asked for here in the same breath as that graph, so
-that all answers to a pass come together.
+The data fetched after a graph the last time are asked for here together with that graph, so that
+all answers to a pass come together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CAPS = bytes(24)  # no RDMA, which would go past the relay
 
 _CONNECT_S = 5.0
 _SILENT_S = 120.0
-"""The longest that a worker may take for a pass, or to take in what it is sent."""
+"""The longest that a worker may take for a pass, or to take in its data."""
 _WHOLE = 64 << 20  # bytes of a request that is read before it is sent on
 _CHUNK = 1 << 20
 _AHEAD = 16 << 20  # bytes that are asked for ahead: a pass of drafts, but no long prompt's
@@ -52,7 +52,7 @@ class Connection:
     def __init__(self, name: str) -> None:
         self.name = name
         self.lost = ""
-        """Why there is no worker any more; empty while there is one."""
+        """The reason why there is no worker any more; empty while there is one."""
 
     def check(self) -> None:
         """Raises WorkerLostError once the worker is lost."""
@@ -62,7 +62,7 @@ class Connection:
 
 class Relay:
     """Connects ggml's client with the worker at `host` and `port`. It lives as long as the process:
-    ggml knows the worker's devices by the relay's address for good. Where they are others now, and
+    ggml knows the worker's devices by the relay's address for good. If they are others now, and
     after a loss, when ggml may have kept an answer that was none, it takes a new relay."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -179,8 +179,8 @@ class _Exchange:
                 self._handle(command, _read(self._client, size))
 
     def _wait(self) -> None:
-        """Until there is a request. What a worker sends unasked is the end of its connection: the
-        model is known to be lost before it is used again."""
+        """Until there is a request. Data that a worker sends unasked end its connection: the model
+        is known to be lost before it is used again."""
         if self._worker is None or self._ahead:
             return
         if all(key.fileobj is self._worker for key, _ in self._ready.select()):
@@ -274,7 +274,7 @@ class _Exchange:
                 self._lose(_why(error))
 
     def _received(self, size: int) -> bytes | None:
-        """An answer of that size; None where there is no worker any more."""
+        """An answer of that size; None if there is no worker any more."""
         if self._worker is None:
             return None
         try:
@@ -300,7 +300,7 @@ class _Exchange:
 
 
 def _devices_of(worker: socket.socket) -> list[tuple[int, int]]:
-    """Alignment and largest buffer of each device. Raises OSError for what cannot be."""
+    """Alignment and largest buffer of each device. Raises OSError for impossible ones."""
     n = _asked(worker, _COUNT, b"", 4)
     devices = [struct.pack("<I", index) for index in range(n)] if n <= 16 else []
     found = [(_asked(worker, _ALIGNMENT, d, 8), _asked(worker, _MAX_SIZE, d, 8)) for d in devices]
@@ -352,7 +352,7 @@ def _prepare(end: socket.socket) -> None:
 
 
 def _read(end: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises OSError where the other end closes first."""
+    """So many bytes. Raises OSError if the other end closes first."""
     data = bytearray(size)
     view, n = memoryview(data), 0
     while n < size:

@@ -1,4 +1,4 @@
-"""The llama.cpp of this process: its version, its devices, and what it has logged.
+"""The llama.cpp of this process: its version, its devices, and its log.
 
 This module imports `llama_cpp`, before the native extension is loaded. The extension then uses the
 libraries that are loaded already. An ImportError says what to install.
@@ -48,10 +48,10 @@ hold also where OpenMP counts more threads than cores."""
 def _sleeping_threads() -> Iterator[None]:
     """OpenMP, if it is loaded here, lets threads sleep that wait long for another one.
 
-    By default they spin for milliseconds. Where other processes want the cores, too, the thread
+    By default they spin for milliseconds. If other processes want the cores, too, the thread
     that is waited for often has none, and a pass takes up to a hundred times as long. GNU's OpenMP
-    reads the variables when it is loaded. What the user has set stays; no other library gets to see
-    what is set here.
+    reads the variables when it is loaded. The user's settings stay; no other library gets to see
+    those made here.
     """
     if not os.environ.keys().isdisjoint(_SPINS):
         yield
@@ -357,7 +357,7 @@ def reason() -> str:
 
 
 def clear_log() -> None:
-    """Forget what was logged, so that later error lines are those of the next call."""
+    """Forget the log so far, so that later error lines are those of the next call."""
     _log.clear()
 
 

@@ -1,6 +1,6 @@
-"""How many threads compute, by what other processes leave of the cores.
+"""The number of threads that compute, by the cores that other processes leave free.
 
-At each operation of a graph the threads wait for one another. Where another process has the core of
+At each operation of a graph the threads wait for one another. If another process has the core of
 one of them, all wait: two threads beside one busy process are slower than one.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 _LOOK_S = 0.25
 """Less, and the system's ticks of 10 ms say too little; more, and a change is noticed late."""
 _STALE_S = 2.0
-"""After a pause what was seen before it says nothing."""
+"""After a pause the looks before it say nothing."""
 _LESS, _MORE = 0.5, 0.3
 """Of a core that others must take for one thread less, and may take when there is one more again.
 On two cores half a core is where one thread and two are equally fast; the gap between the two keeps
@@ -33,7 +33,7 @@ class CpuTime:
 
 
 def cpu_time() -> CpuTime | None:
-    """Now. None where the system does not tell. Work of low priority (`nice`) counts where ours is
+    """Now. None if the system does not tell. Work of low priority (`nice`) counts where ours is
     such work, too: else it gives way."""
     try:
         ours = {f"cpu{n}" for n in os.sched_getaffinity(0)}

@@ -19,7 +19,7 @@ _relays: dict[str, Relay] = {}
 def remote_devices(workers: Sequence[str]) -> list[Device]:
     """The devices of workers, given as HOST:PORT, with the memory that they have left.
 
-    Raises InputError for what is no such place, WorkerLostError where none of our version answers.
+    Raises InputError for any other text, WorkerLostError if none of our version answers.
     """
     found = []
     memory = runtime.function(
@@ -121,7 +121,7 @@ def _pointers(relay: Relay) -> list[int]:
 
 
 def _entry(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """A function of libggml-rpc. Raises BackendError where llama.cpp was built without it."""
+    """A function of libggml-rpc. Raises BackendError if llama.cpp was built without it."""
     runtime.init()
     try:
         return runtime.function(name, result, *arguments)

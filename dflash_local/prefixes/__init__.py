@@ -1,1 +1,1 @@
-"""Beginnings of texts: what is kept of them, where, and how much of one a prompt can use."""
+"""Beginnings of texts: their kept states and places, and the part that a prompt can use."""

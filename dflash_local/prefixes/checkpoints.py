@@ -21,7 +21,7 @@ perhaps a thought that the next turn leaves out."""
 
 
 Span = tuple[int, int]
-"""Where an image ends, and how many cells it takes beyond its positions."""
+"""The end of an image, and the number of cells it takes beyond its positions."""
 
 
 class Checkpoints:
@@ -68,7 +68,7 @@ class Checkpoints:
         return end if is_far else None
 
     def keep(self, checkpoint: StateCheckpoint) -> None:
-        """Add one, longer than the others, and drop what is too much."""
+        """Add one, longer than the others, and drop those beyond its room."""
         self._state_bytes = checkpoint.state.nbytes
         if checkpoint.length % self._boundary or self._state_bytes > self._room:
             self._at_ends = [*self._at_ends, checkpoint][-CHECKPOINTS:]

@@ -1,11 +1,10 @@
 """Saved sequences on disk: one file each, written and checked as a whole, with a limit in bytes.
 
 A file begins with a magic line and a digest of all that follows: the length of a header, the header
-as JSON, then the tokens and what target and drafter have saved. Its name consists of two digests:
-one of a key that names model files and options, one of owner and tokens; the header has the
-first, too.
-So files of another model or version are never used, whatever they are called, nor files of another
-user. A file that was cut or damaged is noticed before anything in it is used.
+as JSON, then the tokens and the saved states of target and drafter. Its name consists of two
+digests: one of a key that names model files and options, one of owner and tokens; the header has
+the first, too. So files of another model or version are never used, under any name, nor files of
+another user. A file that was cut or damaged is noticed before anything in it is used.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _COUNTS = ("n_tokens", "n_target", "n_rows", "n_least", "n_drafter")
 
 
 class _Unusable(Exception):
-    """A file that is not a complete saved sequence; the message says what is wrong."""
+    """A file that is not a complete saved sequence; the message names the fault."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -189,8 +188,8 @@ class PrefixFiles:
 
 
 class SlotFiles:
-    """What users save of slots under names of their own: files of one folder, as many as they
-    like. An owner's are in a folder of their own, so that nobody else's names lead there."""
+    """Slots that users save under names of their own: files of one folder, as many as they like. An
+    owner's are in a folder of their own, so that nobody else's names lead there."""
 
     def __init__(self, folder: str | os.PathLike[str], key: Mapping[str, Any]) -> None:
         """`key` as for `PrefixFiles`. Raises InputError for a folder that is not there."""
@@ -200,7 +199,7 @@ class SlotFiles:
             raise InputError(f"slot_save_path {self._folder} is no folder; make it, or name one")
 
     def write(self, name: str, entry: SavedSequence, owner: str = "") -> int:
-        """Save a sequence, in place of what has the name; the bytes of its file. Raises
+        """Save a sequence, in place of one of that name; the bytes of its file. Raises
         InputError."""
         path, content = self._path(name, owner), _content(entry, self._key)
         try:
@@ -329,7 +328,7 @@ def _read(path: Path, key: str) -> SavedSequence:
 
 
 def _read_head(path: Path, key: str) -> StoredPrefix:
-    """What a file says that it has, which `_read` checks."""
+    """The prefix that a file says it has, which `_read` checks."""
     with disk_cache.open_own(path) as file:
         size = os.fstat(file.fileno()).st_size
         if file.read(len(_MAGIC)) != _MAGIC:
@@ -349,13 +348,13 @@ def _read_head(path: Path, key: str) -> StoredPrefix:
 
 
 def _lengths(header: Mapping[str, Any]) -> list[int]:
-    """How many bytes the parts after the header have: tokens, target, drafter, states."""
+    """The bytes of the parts after the header: tokens, target, drafter, states."""
     states = [n for _, n in header["checkpoints"]]
     return [4 * header["n_tokens"], header["n_target"], header["n_rows"], *states]
 
 
 def _use(header: Mapping[str, Any], tokens: bytes) -> dict[str, Any]:
-    """What a `Prefix` has, by name."""
+    """The fields of a `Prefix`, by name."""
     return {
         "tokens": np.frombuffer(tokens, "<i4").tolist(),
         "n_least": header["n_least"],

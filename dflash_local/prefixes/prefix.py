@@ -1,4 +1,4 @@
-"""A sequence that has left its slot: its tokens, and what target and drafter know of them."""
+"""A sequence that has left its slot: its tokens, and their states in target and drafter."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Wanted:
     owner: str = ""
 
     def drafts_in(self, gave_up: bool) -> bool:
-        """Whether the drafter must have what is taken from a text in which drafting `gave_up`."""
+        """Whether the drafter must have tokens taken from a text in which drafting `gave_up`."""
         return self.for_drafts and not (self.unless_gave_up and gave_up)
 
     def n_usable(self, tokens: Sequence[int], n_drafter: int, gave_up: bool, owner: str) -> int:
-        """How many tokens of it could be taken from a text of which the drafter has `n_drafter`: at
+        """The number of its tokens that a text can give of which the drafter has `n_drafter`: at
         most all but its last one."""
         if owner != self.owner:
             return 0
@@ -41,7 +41,7 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """Which tokens a saved sequence has, and how much of it can be used.
+    """The tokens of a saved sequence, and the part of it that can be used.
 
     It can be cut, but not below `n_least` tokens: of a sliding window only the last cells are
     saved. A recurrent state can be cut only at `checkpoints`, which are lengths, the shortest
@@ -65,7 +65,7 @@ class Prefix:
         return n_cells(self.tokens)
 
     def n_usable(self, wanted: Wanted) -> int:
-        """How many tokens of a prompt could be taken over."""
+        """The number of a prompt's tokens that can be taken over."""
         n = wanted.n_usable(self.tokens, self.n_drafter, self.gave_up, self.owner)
         if n >= self.n_least:
             return n

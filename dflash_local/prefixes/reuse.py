@@ -1,4 +1,4 @@
-"""Which slot takes a prompt, and where the cached beginning of the prompt comes from.
+"""The choice of a slot for a prompt, and of a source for the prompt's cached beginning.
 
 The prompt reuses the longest prefix that is found anywhere. If possible it destroys nothing that
 somebody may come back to: a short request does not replace a long chat while another slot is free.
@@ -18,10 +18,10 @@ LEAST_GAIN = 16
 
 @dataclass(frozen=True)
 class Holder:
-    """What a slot has, in tokens.
+    """The content of a slot, in tokens.
 
-    `n_usable`: how much of the prompt could be taken over from it. `n_shared`: how much of its own
-    beginning some other slot has, too.
+    `n_usable`: those of the prompt that can be taken over from it. `n_shared`: those at its own
+    beginning that another slot has, too.
     """
 
     n_cached: int
@@ -62,11 +62,11 @@ def choose(
     preferred: int | None = None,
     wide: Sequence[tuple[int, int]] = (),
 ) -> Reuse:
-    """Which slot to use, and what to copy into it. At least one slot must not be busy.
+    """Choose a slot, and the prefix to copy into it. At least one slot must not be busy.
 
-    `stored`: how many tokens of the best stored sequence are usable, and how many it has. The slot
-    `preferred` is taken if it is not busy. `wide`: where images of the prompt end, and how many
-    cells each takes beyond its tokens.
+    `stored`: the number of usable tokens of the best stored sequence, and of all of them. The slot
+    `preferred` is taken if it is not busy. `wide`: the ends of the prompt's images, and the cells
+    of each beyond its tokens.
     """
     free = [i for i, holder in enumerate(holders) if not holder.busy]
     free = [preferred] if preferred in free else free
@@ -83,8 +83,8 @@ def choose(
     now = 1 + max(holder.last_use for holder in holders)
 
     def price(i: int) -> tuple[bool, bool, float]:
-        """What it would cost to begin in slot i. Lost tokens count less the longer they have not
-        been used."""
+        """The cost of beginning in slot i. Lost tokens count less the longer they have not been
+        used."""
         holder = holders[i]
         kept = max(holder.n_shared, holder.n_usable if in_place(i) else 0)
         n_lost = holder.n_cached - kept
@@ -100,7 +100,7 @@ def choose(
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences of the same type have in common at their beginning."""
+    """The number of tokens at the common beginning of two sequences of the same type."""
     n = min(len(a), len(b))
     begin = 0
     while begin < n and a[begin : begin + _STEP] == b[begin : begin + _STEP]:

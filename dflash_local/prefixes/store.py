@@ -17,7 +17,7 @@ _LEAST_LEAVING = 64 << 20
 
 @dataclass(frozen=True)
 class Found:
-    """A saved sequence, and how many tokens of the prompt can be taken from it."""
+    """A saved sequence, and the number of the prompt's tokens that it can give."""
 
     prefix: Prefix
     n_usable: int
@@ -28,9 +28,9 @@ class Found:
 
 
 class PrefixStore:
-    """At most `max_bytes` of entries in memory, and as many, or 64 MiB, on their way to disk. What
-    the disk is too slow for is forgotten: the thread that uses the store never waits for it. With
-    0 bytes it keeps nothing.
+    """At most `max_bytes` of entries in memory, and as many, or 64 MiB, on their way to disk.
+    Prefixes that the disk is too slow for are forgotten: the thread that uses the store never waits
+    for it. With 0 bytes it keeps nothing.
 
     One thread uses it. Any thread may read its counts.
     """
@@ -47,7 +47,7 @@ class PrefixStore:
 
     @property
     def spills(self) -> bool:
-        """Whether what leaves memory goes to disk."""
+        """Whether prefixes that leave memory go to disk."""
         return self._files is not None
 
     @property
@@ -75,8 +75,8 @@ class PrefixStore:
         return [*self._entries, *self._leaving, *on_disk]
 
     def fetch(self, found: Found) -> SavedSequence | None:
-        """What was found, with its content. It then counts as the last used. None if the file turns
-        out to be damaged or gone."""
+        """The found sequence, with its content. It then counts as the last used. None if the file
+        turns out to be damaged or gone."""
         prefix = found.prefix
         if isinstance(prefix, StoredPrefix):
             return self._files.read(prefix) if self._files else None
@@ -110,7 +110,7 @@ class PrefixStore:
         return True
 
     def lend(self, n_bytes: int) -> None:
-        """So many of its bytes are taken by what slots keep, in place of what was lent before."""
+        """Lend so many of its bytes to the checkpoints of slots, in place of those lent before."""
         self._lent = n_bytes
         self._make_room(0)
 
@@ -160,7 +160,7 @@ class PrefixStore:
             writer.join()
 
     def clear(self) -> None:
-        """Forget what is in memory and on disk."""
+        """Forget all prefixes in memory and on disk."""
         self._wait()
         self._replace([])
         if self._files is not None:

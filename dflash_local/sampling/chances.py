@@ -14,8 +14,8 @@ def chances_of(
     """The chances of the likeliest of `n_vocab` tokens, [n, k], which add up to 1 in each row,
     given their log-probabilities [n, k], the largest first.
 
-    Cut as llama.cpp does, before the temperature: top_k, top_p of what that leaves, min_p. All
-    other samplers are left out: penalties depend on the text before.
+    Cut as llama.cpp does, before the temperature: top_k, top_p of the rest, min_p. All other
+    samplers are left out: penalties depend on the text before.
     """
     places = np.arange(logprobs.shape[1])
     if sampling.greedy:

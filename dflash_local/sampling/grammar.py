@@ -75,7 +75,7 @@ class Grammars:
         return self._matched(*named) if named else None
 
     def knows(self, params: SamplingParams) -> bool:
-        """Whether `constraint` takes no time. Raises GrammarError for what is no JSON."""
+        """Whether `constraint` takes no time. Raises GrammarError for text that is no JSON."""
         named = _named(params)
         return named is None or self._known(*named) is not None
 
@@ -117,7 +117,7 @@ class Grammars:
 
 
 class Constraint:
-    """Which tokens may come next in one text. Only `accept` moves it on.
+    """The tokens that may come next in one text. Only `accept` moves it on.
 
     An end of text is allowed exactly where the text so far may end. After it only further ends are
     allowed. All methods raise GrammarError if following the grammar exceeds its limits.
@@ -149,7 +149,7 @@ class Constraint:
         self._check()
 
     def n_valid(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens`, one after the other, may come next. Nothing follows an end."""
+        """The number of `tokens` that may follow one after the other. Nothing follows an end."""
         if self._matcher.is_stopped():
             self._check()
             return 1 if tokens and self._vocabulary.ends_text(tokens[0]) else 0

@@ -45,7 +45,7 @@ def enforceable(schema: Mapping[str, Any], *, lenient: bool = False) -> dict[str
 
 
 def referenced(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference within the schema `root` points to; an empty schema for any other."""
+    """The schema that a reference within `root` points to; an empty one for any other."""
     found: Any = root
     head, *steps = reference.split("/")
     if head != "#":
@@ -111,7 +111,7 @@ class _Reader:
     def _open_target(
         self, schema: dict[str, Any], names: Iterable[str], inside: frozenset[str]
     ) -> None:
-        """Write out what a reference points to, where that is closed to some of `names`."""
+        """Write out the schema behind a reference, where it is closed to some of `names`."""
         reference = schema.get("$ref")
         if not isinstance(reference, str) or reference in inside:
             return
@@ -191,7 +191,7 @@ def _own_names(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _put_unique(schema: dict[str, Any], root: Mapping[str, Any]) -> bool:
-    """Put `uniqueItems` into what means the same. False where that is not possible."""
+    """Replace `uniqueItems` by keywords of the same meaning. False if that is not possible."""
     most, least = schema.get("maxItems"), schema.get("minItems", 0)
     if schema["uniqueItems"] is not True or most in (0, 1):
         del schema["uniqueItems"]
@@ -217,7 +217,7 @@ def _put_unique(schema: dict[str, Any], root: Mapping[str, Any]) -> bool:
 
 
 def _put_not(schema: dict[str, Any]) -> bool:
-    """Put `not` into what means the same. False where that is not possible."""
+    """Replace `not` by keywords of the same meaning. False if that is not possible."""
     forbidden = schema["not"]
     if not isinstance(forbidden, Mapping) or len(forbidden) != 1:
         return False

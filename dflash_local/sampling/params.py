@@ -20,22 +20,22 @@ _COLDEST = 1e-5  # below it, logits divided by the temperature exceed float32
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose a token.
+    """The settings of a token's choice.
 
     `temperature` 0 takes the likeliest token (of equal ones the CPU takes the lowest id). `top_k`
     0, `top_p` 1, `min_p` 0, `repeat_penalty` 1 and the other penalties 0 switch a sampler off.
-    `repeat_last_n` is how far back penalties look, in tokens: 0 not at all, -1 the whole context.
+    `repeat_last_n` is the reach of penalties, in tokens back: 0 not at all, -1 the whole context.
     `dry_multiplier` above 0 penalises tokens that would continue a repetition longer than
     `dry_allowed_length`, by multiplier * base ** (length - allowed), within `dry_penalty_last_n`
     tokens and up to one of `dry_sequence_breakers`. `top_n_sigma` above 0 keeps logits within so
     many standard deviations of the largest; `typical_p` below 1 keeps tokens of typical
-    information; `xtc_probability` is how often all but the last of the tokens above `xtc_threshold`
-    are left out; `dynatemp_range` lets the temperature vary by so much with the entropy. At
-    temperature 0 only bias, penalties, DRY and grammar count.
-    `seed` None draws one. `logit_bias` is added to the logits of its token ids; -inf forbids a
-    token. `logprobs` is how many alternatives to report with each token; None reports no
-    log-probabilities at all. No end of text is drawn before `min_tokens` tokens. `stop_token_ids`
-    end the answer as an end of text does. `thinking_budget` limits thoughts.
+    information; `xtc_probability` is the chance that all but the last of the tokens above
+    `xtc_threshold` are left out; `dynatemp_range` lets the temperature vary by so much with the
+    entropy. At temperature 0 only bias, penalties, DRY and grammar count. `seed` None draws one.
+    `logit_bias` is added to the logits of its token ids; -inf forbids a token. `logprobs` is the
+    number of alternatives to report with each token; None reports no log-probabilities at all. No
+    end of text is drawn before `min_tokens` tokens. `stop_token_ids` end the answer as an end of
+    text does. `thinking_budget` limits thoughts.
 
     At most one of three grammars may bind the answer: `grammar` is GBNF text with a rule `root`;
     `json_schema` is a JSON schema, or True for any JSON object; `lark` is a grammar in the Lark

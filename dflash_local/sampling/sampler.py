@@ -36,7 +36,7 @@ _NUCLEUS = 128  # the same for top-p
 _MAY_FALL = 64  # candidates that penalties may push out: `repeat_last_n` by default
 _BIAS = np.dtype([("token", np.int32), ("bias", np.float32)])  # llama_logit_bias
 _NOT_FINITE = -1
-"""What is drawn instead of a token. Other negative numbers: none is left."""
+"""Drawn instead of a token. Other negative numbers: none is left."""
 
 
 class _NoEnd:
@@ -77,9 +77,9 @@ class Sampler:
         constraint: Constraint | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> None:
-        """`n_ctx` limits how far back penalties look. `constraint` is for the grammar in `params`,
-        at its beginning; None without one. DRY finds its breakers in `vocabulary`. Raises
-        InputError for bad parameters."""
+        """`n_ctx` limits the reach of penalties. `constraint` is for the grammar in `params`, at
+        its beginning; None without one. DRY finds its breakers in `vocabulary`. Raises InputError
+        for bad parameters."""
         params.validate(n_vocab)
         if params.bound != (constraint is not None):
             raise InputError("a sampler takes the constraint of its own grammar, and no other")
@@ -99,7 +99,7 @@ class Sampler:
         by_chain = not params.greedy and not params.draws_from_all
         biases = list(self._biases(n_ctx, vocabulary))
         self.n_candidates = self._count_candidates(is_biased=bool(biases))
-        """How many of the largest logits are enough for most draws; None: it takes all."""
+        """The number of the largest logits that is enough for most draws; None: it takes all."""
         # It frees the chains. Without the last two the likeliest is taken, or any at a temperature.
         self._native: TokenDraw | None = TokenDraw(
             n_vocab,
@@ -119,7 +119,7 @@ class Sampler:
 
     @property
     def native(self) -> TokenDraw:
-        """It moves its state past what it draws, if no constraint is to be asked first. Raises
+        """It moves its state past the token drawn, if no constraint is to be asked first. Raises
         ClosedError."""
         if self._native is None:
             raise ClosedError("this sampler is closed; make a new one")
@@ -224,7 +224,7 @@ class Sampler:
             draw.accept([int(token) for token in tokens])
 
     def n_valid(self, tokens: Sequence[int]) -> int:
-        """How many of these draft tokens could be emitted one after the other."""
+        """The number of these draft tokens that could be emitted one after the other."""
         return len(tokens) if self._constraint is None else self._constraint.n_valid(tokens)
 
     def sample(self, logits: NDArray[np.float32]) -> int:
@@ -244,7 +244,7 @@ class Sampler:
         return self._settle(token, lambda: target.output_logits(output_row))
 
     def checked(self, drawn: int) -> int:
-        """What `native` has drawn. Raises as `sample` if that is no token."""
+        """The token that `native` has drawn. Raises as `sample` if that is no token."""
         if drawn >= 0:
             return drawn
         if drawn == _NOT_FINITE:
@@ -304,7 +304,7 @@ class Sampler:
         self.close()
 
     def _settle(self, drawn: int, row: Callable[[], NDArray[np.float32]]) -> int:
-        """Move the state past what was drawn, or past another token if the constraint forbids it.
+        """Move the state past the drawn token, or past another token if the constraint forbids it.
         Without a constraint `native` has done so."""
         token, constraint = self.checked(drawn), self._constraint
         if constraint is None:

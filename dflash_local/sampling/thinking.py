@@ -1,6 +1,6 @@
 """A budget for thoughts: after so many tokens of them their end is forced, as llama.cpp does it.
 
-What comes next follows from the answer's tokens alone, so a draft changes nothing. llama.cpp
+Its choice follows from the answer's tokens alone, so a draft changes nothing. llama.cpp
 (`common/reasoning-budget.cpp`) looks for the tokens of the marks; here they are found in the text,
 however it was cut into tokens.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class Rule(Protocol):
-    """What may forbid a drawn token. It knows the answer so far."""
+    """A rule that may forbid a drawn token. It knows the answer so far."""
 
     def allows(self, token: int) -> bool: ...
 
@@ -43,7 +43,7 @@ class ThinkingBudget:
 @dataclass(frozen=True)
 class _State:
     """`tail`: the last bytes, in which a mark may have begun. `n_left`: of the budget; None before
-    the thoughts. `n_forced`: how many tokens of the end have come."""
+    the thoughts. `n_forced`: the number of tokens of the end that have come."""
 
     tail: bytes = b""
     n_left: int | None = None
@@ -74,7 +74,7 @@ class ThoughtLimit:
         return self._other is None or self._other.allows(token)
 
     def mask(self, logits: NDArray[np.float32]) -> None:
-        """Leaves the tokens of the other rule. One that is `forced` comes whatever its logit."""
+        """Leaves the tokens of the other rule. A `forced` one comes with any logit."""
         if self._other is not None:
             self._other.mask(logits)
 

@@ -34,7 +34,7 @@ _MAX_HEAD = 64 << 10
 _FLUSH_S = 5
 """Seconds that a client gets to read the rest of an answer when the server ends."""
 _BACKLOG = 50
-"""Connections that asyncio accepts at once. Where it finds no more files for one, it logs a line
+"""Connections that asyncio accepts at once. If it finds no more files for one, it logs a line
 for each that it may accept, and the lines multiply."""
 _UNCOUNTED = 3 * _BACKLOG
 """Connections that it may accept before the first of them is counted."""
@@ -45,7 +45,7 @@ _OTHER_FILES = 80
 def bind(settings: ServerSettings) -> socket.socket:
     """A socket bound to an address, but not listening: no client has to wait for the model to load.
 
-    Raises InputError where that address is not available.
+    Raises InputError if that address is not available.
     """
     host, port = settings.host, settings.port
     _check_certificate(settings)
@@ -235,7 +235,7 @@ class Server(uvicorn.Server):
 def greeting(
     names: Sequence[str], writers: Sequence[str], settings: ServerSettings, bound: socket.socket
 ) -> list[str]:
-    """What is served, where, and what to tell an editor, which wants one of the `writers`."""
+    """Lines with the models, the address, and an editor's settings for one of the `writers`."""
     shown = ", ".join(names)
     if settings.is_local:
         return [f"serving {shown} at {settings.host}, a UNIX socket"]

@@ -1,7 +1,7 @@
 """`/metrics` for Prometheus, under llama.cpp's and vLLM's names where they have one.
 
 Names and meanings: llama.cpp, tools/server/README.md; vLLM, vllm/v1/metrics/loggers.py and
-vllm/v1/spec_decode/metrics.py. Counters are totals since the server began. Where several models
+vllm/v1/spec_decode/metrics.py. Counters are totals since the server began. If several models
 are served, all values have the label `model_name`; models that are not loaded have no gauges.
 """
 
@@ -39,7 +39,7 @@ async def metrics(request: Request) -> Response:
 
 
 class Metrics:
-    """What one application counts. Its registry is its own, so that there may be several."""
+    """The counts of one application. Its registry is its own, so that there may be several."""
 
     def __init__(self, pool: ModelPool) -> None:
         self.registry = CollectorRegistry()
@@ -102,7 +102,7 @@ class _StatusCollector(Collector):
 _Read = Callable[[ModelStatus], float | Sequence[int]]
 """A number of a model's status, or one for each place in the draft."""
 _Families = tuple[tuple[str, str, _Read], ...]
-"""The names of metrics, what they mean, and where to read them."""
+"""The names of metrics, their meanings, and their readers."""
 
 
 def _metrics(

@@ -1,5 +1,5 @@
-"""`/v1/models`: what is served, in OpenAI's form, or in Anthropic's for its clients; and
-`/library`: what could be."""
+"""`/v1/models`: the served models, in OpenAI's form, or in Anthropic's for its clients; and
+`/library`: those that could be."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ async def get_model(request: Request, name: str) -> dict[str, Any]:
 
 @router.get("/library")
 async def library(request: Request) -> dict[str, Any]:
-    """The models that have a name, as `dflash-local list --json` has them: their bytes, what is
-    here, and what fits this machine."""
+    """The models that have a name, as `dflash-local list --json` has them: their bytes, the files
+    here, and their fit to this machine."""
     return await run_in_threadpool(library_of(request).as_dict)
 
 

@@ -1,4 +1,4 @@
-"""Which cells of a context hold which rows, where cells are given out in one order.
+"""The cells that each row of a context has, where cells are given out in one order.
 
 The attention of a row adds up its sequence's cells in their order in the cache, and llama.cpp puts
 new rows into the first free cells. Once a cell between others is free, a later row of some other

@@ -1,4 +1,4 @@
-"""Which cells of llama.cpp's KV cache belong to which sequence, and to which branch of it.
+"""The cells of llama.cpp's KV cache that belong to each sequence, and to each branch of it.
 
 llama.cpp knows sequences by ids. A row attends to the cells that carry its first id, and llama.cpp
 keeps its graph as long as the first ids of a batch's rows stay the same. So a sequence has several
@@ -9,8 +9,8 @@ The first branch always has everything that was accepted. The others catch up wi
 needs them. Rejected rows are removed before anything else is decoded, if possible while the device
 is busy with a draft: each of these edits looks at all cells.
 
-Where the order of cells decides how sums round and nothing else does, sequences keep theirs in
-order (see `CellLog`). Freed cells then belong to a spare id until the cache is packed.
+Where only the order of cells decides the rounding of sums, sequences keep theirs in order (see
+`CellLog`). Freed cells then belong to a spare id until the cache is packed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _Copy = tuple[int, int, int, int]
 
 
 def branches_of_each(n_seq: int, n_batch: int) -> int:
-    """How many branches each of `n_seq` sequences can have; 1 if there is no room for trees."""
+    """The number of branches of each of `n_seq` sequences; 1 if there is no room for trees."""
     wanted = max(MOST_BRANCHES // n_seq, LEAST_BRANCHES)
     n = min(wanted, MAX_IDS // n_seq, n_batch // n_seq)
     return n if n > 2 else 1
@@ -87,7 +87,7 @@ def lines_of(parents: Sequence[int], n_branches: int) -> Lines:
 
 
 def n_on_path(lines: Lines, path: Sequence[int]) -> tuple[list[int], list[int]]:
-    """For each branch: how many of its rows are on the accepted path, and how many it has.
+    """For each branch: the number of its rows on the accepted path, and of all its rows.
 
     `path` are rows, each the child of the one before, the anchor first.
     """
@@ -122,10 +122,10 @@ class Cells:
         rollback: Rollback,
         spare: Sequence[int] = (),
     ) -> None:
-        """`n_swa`: how far layers with a sliding window look back, in tokens; 0 without any.
-        `rollback`: how far back the sequences can be cut. `spare`: the ids more that the context
-        has to keep each sequence's cells in the order of its tokens, two where a sequence has a
-        recurrent state; none: they are not. It then has no branches."""
+        """`n_swa`: the reach of layers with a sliding window, in tokens; 0 without any. `rollback`:
+        how far back the sequences can be cut. `spare`: the ids more that the context has to keep
+        each sequence's cells in the order of its tokens, two where a sequence has a recurrent
+        state; none: they are not. It then has no branches."""
         self.ids = ids_of(n_seq, n_branches)
         self._spare = list(spare)
         self._whole_context = context
@@ -137,9 +137,10 @@ class Cells:
         self._n_swa = n_swa
         self._rollback = rollback
         self._held = [[0] * n_branches for _ in range(n_seq)]
-        """For each branch, how many tokens of its sequence it has. Not used for the first one."""
+        """For each branch, the number of its sequence's tokens in it. Not used for the first
+        one."""
         self._n_used = [1] * n_seq
-        """For each sequence, how many of its branches may have cells."""
+        """For each sequence, the number of its branches that may have cells."""
         self._lines: dict[int, Lines] = {}
         """The branches of the trees in the last pass, by sequence."""
         self._verified: dict[int, _Verified] = {}
@@ -148,11 +149,11 @@ class Cells:
         how many more."""
 
     def n_cells(self, seq: int, length: int) -> int:
-        """How many cells the first `length` positions of a sequence have."""
+        """The number of cells of a sequence's first `length` positions."""
         return length + sum(n_more for end, n_more in self._wide[seq] if end <= length)
 
     def _position(self, seq: int, n_cells: int) -> int:
-        """How many positions of a sequence have so many cells."""
+        """The number of a sequence's positions in its first `n_cells` cells."""
         for end, n_more in self._wide[seq]:
             n_cells -= n_more if n_cells >= end + n_more else 0
         return n_cells
@@ -307,7 +308,7 @@ class Cells:
         return 0 <= self._first(self.ids[seq][0]) <= max(0, length + 1 - self._n_swa)
 
     def clear(self, seq: int) -> None:
-        """Forget a sequence, also what a failed pass has left of it."""
+        """Forget a sequence, also the rows that a failed pass has left of it."""
         self._verified.pop(seq, None)
         self._give_up(seq, 0)
         for id_ in self.ids[seq][: self._n_used[seq]]:

@@ -1,4 +1,4 @@
-"""How much verifying in batches differs from decoding one token at a time on this machine."""
+"""The difference between verifying in batches and one token at a time on this machine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _FORMAT = 2
 class Exactness:
     """`differences[depth][width]`: the largest difference of a logit between decoding `width` rows
     at once and one by one, after `depth` tokens of context, in `n_rows[depth]` rows of random
-    tokens. Rows that were not tried may differ. `others`: what other requests, before this one and
-    beside it, change of an answer, in the mode in which the model was loaded."""
+    tokens. Rows that were not tried may differ. `others`: the effect of other requests, before this
+    one and beside it, on an answer, in the mode in which the model was loaded."""
 
     differences: dict[int, dict[int, float]]
     n_rows: dict[int, int]
@@ -102,7 +102,7 @@ def measure_exactness(target: Target, *, before: Callable[[], None]) -> Exactnes
 
 
 def told_of_others(found: Exactness, target: Target, *, exact: bool) -> Exactness:
-    """With what holds of other requests in this target's mode. `exact`: requests run one after the
+    """With the note on other requests in this target's mode. `exact`: requests run one after the
     other, and use nothing of earlier ones but whole batches."""
     # Whether a row is computed from its own sequence alone.
     own = target.rounds_alone and (exact or target.options.kv_types == ("q8_0", "q8_0"))

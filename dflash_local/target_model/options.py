@@ -1,4 +1,4 @@
-"""How a target is loaded: its context, its devices, and the layers that are tapped."""
+"""Options of a target: its context, its devices, and the layers that are tapped."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _NO_DEVICES = (ctypes.c_void_p * 1)(None)
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions(ContextOptions):
-    """How a target is loaded; None leaves the choice to llama.cpp or the machine.
+    """Options of a target; None leaves the choice to llama.cpp or the machine.
 
     `n_ctx` are cells of KV cache, shared by all `n_seq` sequences. `n_batch` is the most rows of
     one decode. A sequence may fork into `n_branches` while a draft tree is verified. Each branch
     takes one of llama.cpp's sequence ids. The experts of the first `n_cpu_moe` layers are in RAM.
-    `tapped_layers` are the layers whose inputs are kept as
-    hidden states; they cannot be changed later. `way_back`: how a recurrent sequence takes rows
-    back. `heads`: whether the layers that predict further tokens are loaded, too. `exact`: results
-    do not depend on how busy the CPUs are, not even in their last bits.
+    `tapped_layers` are the layers whose inputs are kept as features; they cannot be changed later.
+    `way_back`: how a recurrent sequence takes rows back. `heads`: whether the layers that predict
+    further tokens are loaded, too. `exact`: results do not depend on how busy the CPUs are, not
+    even in their last bits.
     """
 
     n_ctx: int

@@ -1,4 +1,4 @@
-"""How many threads compute the passes of a target: fewer where other processes want the cores."""
+"""The number of threads of a target's passes: fewer where other processes want the cores."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _MOST_OF_JPEG = 50_000_000
 _MOST_SEEN = 4 << 20
 """Of a picture as models see it: no model takes more, and larger ones are made smaller."""
 _MOST_LONGER = 100
-"""How many times as long as wide: models cut pictures into squares."""
+"""The largest ratio of a picture's sides: models cut pictures into squares."""
 _RUN_LENGTHS = (1, 2)
 """BMP's compressions that Pillow reads in Python: 20 MiB take it ten seconds."""
 
@@ -34,7 +34,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 def pixels(data: bytes) -> tuple[int, int, bytes]:
     """Width, height and RGB bytes of a picture: upright, and at most as large as models see.
 
-    Raises InputError for what is no picture, is moving, or exceeds the bounds above.
+    Raises InputError for a file that is no picture, is moving, or exceeds the bounds above.
     """
     if len(data) > MOST_BYTES:
         raise InputError(
@@ -67,7 +67,7 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
 
 
 def _in_rgb(image: Image.Image) -> Image.Image:
-    """What is transparent becomes white: else dark text on nothing would be dark on black."""
+    """A picture in RGB, white where transparent: else dark text on nothing would be on black."""
     if image.mode.startswith("I"):  # of 16 bits, which `convert` would clip
         return image.point(lambda value: value / 256).convert("RGB")
     if not image.has_transparency_data:

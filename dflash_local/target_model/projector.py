@@ -33,7 +33,7 @@ class Projector:
     the target computes them, and closes it; the target does so before itself."""
 
     def __init__(self, path: str | os.PathLike[str], target: Target) -> None:
-        """Raises FileError where libmtmd refuses the file, or it is for another target, and
+        """Raises FileError if libmtmd refuses the file, or it is for another target, and
         BackendError without libmtmd."""
         self.path = Path(path)
         self._target = target
@@ -72,7 +72,7 @@ class Projector:
         """A picture's place in a prompt: an id for each position that it takes, with the tokens
         that the target wants around it. It is computed when the prompt is decoded.
 
-        Raises InputError for what `pixels` refuses, and for one that is too large for a batch.
+        Raises InputError as `pixels`, and for one that is too large for a batch.
         """
         with self._reading:
             width, height, _ = pixels(data)
@@ -128,7 +128,7 @@ class Projector:
 
     @contextmanager
     def _chunks(self, width: int, height: int, rgb: bytes | None = None) -> Iterator[list[Any]]:
-        """What libmtmd makes of a picture; without its pixels only to be counted."""
+        """The chunks that libmtmd makes of a picture; without its pixels only to be counted."""
         mtmd = self._mtmd
         if not self._context:
             raise ClosedError("this model is closed; load it again")

@@ -1,4 +1,4 @@
-"""What can be read of a target's last pass: logits, and hidden states of the tapped layers."""
+"""The results of a target's last pass: logits, and features of the tapped layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_local.target_model.options import TargetOptions
 
 
 class Readout:
-    """Stays readable until the next pass; hidden states until their rows are overwritten."""
+    """Stays readable until the next pass; features until their rows are overwritten."""
 
     options: TargetOptions
     n_embd: int
@@ -84,7 +84,7 @@ class Readout:
 
     @property
     def n_stored(self) -> int:
-        """How many rows of hidden states are kept: the last ones that were decoded."""
+        """The number of feature rows kept: the last ones that were decoded."""
         return self.native.n_stored
 
     @property
@@ -94,7 +94,7 @@ class Readout:
 
     @property
     def n_rebuilds(self) -> int:
-        """How often llama.cpp has built its graph again: at a new width, or when a cache grew."""
+        """The number of rebuilds of llama.cpp's graph: at a new width, or when a cache grew."""
         return self.native.n_rebuilds
 
     def stored(self, rows: Sequence[int]) -> NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """Sequences of gated delta nets and short convolutions, whose rejected rows are taken back by
 replay.
 
-No snapshots are kept. What such a layer consumed stays on its device until the next pass, and the
+No snapshots are kept. The inputs of such a layer stay on its device until the next pass, and the
 rows that are kept are computed once more into the state before it (`native/state_replay.cpp`).
 """
 

@@ -1,4 +1,4 @@
-"""How far back each sequence of a context can be cut now. Pure: it knows only numbers.
+"""The lengths to which each sequence of a context can be cut now. Pure: it knows only numbers.
 
 Attention has a cell for each token, so a sequence can be cut anywhere. A recurrent state stands for
 all tokens at once. llama.cpp can keep *snapshots* of it, one after each of the last rows of a
@@ -43,7 +43,7 @@ class Rollback:
         """A sequence of `length` tokens has got its state back from a checkpoint."""
 
     def tidy(self) -> None:
-        """Begin now what the next pass would wait for, while the device is busy."""
+        """Begin the work that the next pass would wait for, while the device is busy."""
 
     def wait(self) -> None:
         """Return when llama.cpp's memory can be read and replaced: no device writes to it."""
@@ -56,7 +56,7 @@ class StateRollback(Rollback):
         self._n_rows = n_rows
         self._lengths = [0] * n_seq
         self._spare = [0] * n_seq
-        """For each sequence, how many of its last tokens can be taken back."""
+        """For each sequence, the number of its last tokens that can be taken back."""
         self._is_cut = [False] * n_seq
         """Whether a sequence is cut and its next pass will begin with a snapshot. Until then it
         cannot be cut again, and the state that others would share is not yet in its place."""

@@ -1,8 +1,8 @@
-"""Saves what a llama.cpp context holds of a sequence as bytes in host memory, and restores it.
+"""Saves a sequence's state in a llama.cpp context as bytes in host memory, and restores it.
 
 Restore bytes only in a context of the same model and options: llama.cpp does not check everything.
 Of layers with a sliding window only the window is saved. With `state_only`, the keys and values of
-attention layers are left out and left alone: what remains is the recurrent state.
+attention layers are left out and left alone: the rest is the recurrent state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import llama_cpp.llama_cpp as api
 
 
 def size_of(context: Any, seq: int, *, state_only: bool = False) -> int:
-    """How many bytes `save` would return."""
+    """The number of bytes that `save` would return."""
     return int(api.llama_state_seq_get_size_ext(context, seq, _flags(state_only)))
 
 
@@ -52,7 +52,7 @@ def _flags(state_only: bool) -> int:
 
 
 def size_of_all(context: Any) -> int:
-    """How many bytes of host memory `pack` takes for a moment."""
+    """The bytes of host memory that `pack` takes for a moment."""
     return int(api.llama_state_get_size(context))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StoredFeatures:
-    """Rows of a target's store of tapped hidden states, given by their numbers there.
+    """Rows of a target's store of features, given by their numbers there.
 
     It looks like an array, float32 [n, n_features]. The rows are overwritten once `target.n_stored`
     later rows have been decoded. Reading them then raises InputError. `tokens` are those of the

@@ -1,4 +1,4 @@
-"""The target: a GGUF model in a llama.cpp context. Tokens in, logits and hidden states out."""
+"""The target: a GGUF model in a llama.cpp context. Tokens in, logits and features out."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Target(Readout):
 
     @property
     def usual_lora(self) -> tuple[float, ...]:
-        """How strongly each adapter acts where a request does not say."""
+        """The scale of each adapter where a request gives none."""
         return tuple(scale for _, scale in self._lora)
 
     @property
@@ -186,8 +186,8 @@ class Target(Readout):
         return tuple(path for path, _ in self._lora)
 
     def adapt(self, scales: Sequence[float]) -> None:
-        """Let each adapter act so strongly from the next pass on; 0: not at all. What the caches
-        have of other scales is of no use to it. A change makes llama.cpp plan its graph again."""
+        """Let each adapter act so strongly from the next pass on; 0: not at all. Cells computed
+        with other scales are of no use to it. A change makes llama.cpp plan its graph again."""
         n = len(self._adapters)
         assert len(scales) == n
         if n:
@@ -222,7 +222,7 @@ class Target(Readout):
             self._model, self._context, self.threads, options, n_threads, self.n_ctx
         )
         self.way_back = possible(options.way_back, self._model, self._context)
-        """How it takes rows back, of what the options ask for."""
+        """Its way back, of those the options ask for."""
         self.max_width = 1 + self.way_back.rows if self.is_recurrent else MAX_OUTPUT_ROWS
         """The most rows of one sequence in a pass of which all but the first can be taken back."""
         # Otherwise llama.cpp may split a pass, and its graph does not see all rows.
@@ -304,11 +304,11 @@ class Target(Readout):
 
     @property
     def lost(self) -> str:
-        """Why a worker of this target is gone, and the target of no more use; else empty."""
+        """The reason why a worker of this target, and so the target, is lost; else empty."""
         return next((worker.lost for worker in self._workers if worker.lost), "")
 
     def _check_workers(self) -> None:
-        """Raises WorkerLostError where what was just computed is not what a worker computed."""
+        """Raises WorkerLostError if a worker was lost, so that the last results are not its own."""
         for worker in self._workers:
             worker.check()
 
@@ -409,8 +409,8 @@ class Target(Readout):
         self.n_decoded = first + n
 
     def n_cells(self, seq: int, length: int) -> int:
-        """How many cells of the cache the first `length` positions of a sequence take: more than
-        these with images of some targets."""
+        """The number of cells of a sequence's first `length` positions: more than these with images
+        of some targets."""
         return self._cells.n_cells(seq, length)
 
     def decode_ahead(
@@ -423,12 +423,12 @@ class Target(Readout):
         given: Sequence[int] = (),
     ) -> list[list[int]]:
         """Decode some sequences for `n_steps`. Each step is a batch with one row per sequence, and
-        what is drawn after each row is the next row; or the token of `given`, in the order of the
+        the token drawn after each row is the next row; or the token of `given`, in the order of the
         result, if it is not empty. `draws` says how each sequence draws, as for `draw`; if it is
         empty, all take the likeliest token.
 
-        Returns what is drawn, [steps][sequences]. There are fewer steps if a sequence has come to
-        an end of text, or to what is no token. Raises as `decode`.
+        Returns the drawn tokens, [steps][sequences]. There are fewer steps if a sequence has come
+        to an end of text, or to an id that is no token. Raises as `decode`.
         """
         self._check_open()
         n = len(tokens)
@@ -461,7 +461,7 @@ class Target(Readout):
         return self._cells.truncate(seq, length)
 
     def checkpoint(self, seq: int, length: int) -> StateCheckpoint:
-        """What `restore` needs to come back to a sequence as it is now, with `length` tokens.
+        """A checkpoint to `restore` a sequence as it is now, with `length` tokens.
 
         Takes as many bytes of host memory as a recurrent state has. Raises MemoryError.
         """
@@ -489,14 +489,14 @@ class Target(Readout):
         return self._cells.truncate(seq, checkpoint.length)
 
     def tidy(self) -> None:
-        """Do now what the next pass would begin with, while the device is busy: edits of the cells
-        of a tree, and replays of recurrent states."""
+        """Do the first work of the next pass now, while the device is busy: edits of the cells of a
+        tree, and replays of recurrent states."""
         self._check_open()
         self._cells.tidy(ahead=True)
         self._rollback.tidy()
 
     def sequence_bytes(self, seq: int) -> int:
-        """How many bytes `save` would return."""
+        """The number of bytes that `save` would return."""
         return sequence_state.size_of(self._context, seq)
 
     def save(self, seq: int) -> NDArray[np.uint8]:
@@ -592,7 +592,7 @@ class Target(Readout):
             free()
 
     def _detach(self) -> Callable[[], None]:
-        """Close the drafters and let go of the context. Returns what frees it."""
+        """Close the drafters and let go of the context. Returns the function that frees it."""
         for drafter in list(self._drafters):
             drafter.close()
         if self._pass is not None:

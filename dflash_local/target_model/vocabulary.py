@@ -80,8 +80,8 @@ class _Names:
         yield text[begin:]
 
     def _cut(self, text: str, begin: int, end: int) -> int | None:
-        """The last place between these that is behind a name, where what comes next is read as at
-        the start of a text."""
+        """The last place between these that is behind a name, where the rest is read as at the
+        start of a text."""
         assert self._starts is not None
         for match in reversed(list(self._starts.finditer(text, begin, end))):
             for name in self._at(text, match.start()):
@@ -109,7 +109,7 @@ class _Names:
         return True
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where the names in a text begin and end: the first ones, and of those that begin at one
+        """Begin and end of each name in a text: the first ones, and of those that begin at one
         place the longest."""
         at = 0
         while self._starts is not None and (match := self._starts.search(text, at)):
@@ -250,13 +250,13 @@ class Vocabulary:
         return [token for token in pair if token != _NO_TOKEN]
 
     def control_names(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where the names of control tokens in a text begin and end."""
+        """Begin and end of each name of a control token in a text."""
         return self._control.spans(text)
 
     def tokenize_apart(self, text: str, cleaned: Callable[[str], str], *, n_ctx: int) -> list[int]:
-        """Token ids of `text`, in which each name of a control token is that token, and what stands
-        between two of them is text whatever it holds, once it is `cleaned`. Raises as `tokenize`
-        with `n_ctx`."""
+        """Token ids of `text`, in which each name of a control token is that token, and the text
+        between two of them is always text, once it is `cleaned`. Raises as `tokenize` with
+        `n_ctx`."""
         tokens: list[int] = []
         end, name = 0, ""
         for begin, stop in [*self.control_names(text), (len(text), len(text))]:

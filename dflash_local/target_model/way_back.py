@@ -1,4 +1,4 @@
-"""How a context takes rows back, of what its options ask for."""
+"""The way back of a context, of those its options ask for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def keeps_checkpoints(model: Any) -> bool:
 
 
 def possible(wanted: WayBack, model: Any, context: Any) -> WayBack:
-    """What llama.cpp and this build can do of a way back that the options of a context want."""
+    """The wanted way back, as far as llama.cpp and this build have it for a context."""
     if not has_states(model):
         return CELLS
     if n_snapshots := api.llama_n_rs_seq(context):  # 0 for architectures without any
@@ -42,7 +42,7 @@ def possible(wanted: WayBack, model: Any, context: Any) -> WayBack:
 
 
 def rollback(way_back: WayBack, is_recurrent: bool, n_seq: int, passes: Any) -> Rollback:
-    """What keeps the lengths to which the sequences of a context with these passes can be cut."""
+    """The limits to which the sequences of a context with these passes can be cut."""
     if way_back.kind == "replay":
         return ReplayRollback(n_seq, passes)
     return StateRollback(n_seq, way_back.rows) if is_recurrent else Rollback()

@@ -55,7 +55,7 @@ _TELLING = (
 
 @dataclass(frozen=True)
 class ChildOutcome:
-    """How far a child came. `stage` is the last one that began. `fault` is what the child reported
+    """The progress of a child. `stage` is the last one that began. `fault` is the child's report
     about it, or the most telling line of its stderr. `death` is how it died, if it did."""
 
     stage: str = "import"
@@ -111,7 +111,7 @@ class WarmChild:
         return self._process.poll() is None
 
     def ask(self, request: dict[str, Any], *, limit_s: float) -> ChildOutcome:
-        """What `main(request)` says, up to `done` or a `fault`. A child that takes longer than
+        """The outcome of `main(request)`, up to `done` or a `fault`. A child that takes longer than
         `limit_s` seconds is ended."""
         return self._exchange(_line(request), limit_s)
 
@@ -255,7 +255,7 @@ def _outcome(return_code: int, out: bytes, err: str) -> ChildOutcome:
 
 
 def _report(out: bytes) -> ChildOutcome:
-    """What the child wrote, whatever became of it."""
+    """The outcome by the child's own output."""
     stage, fault, done = "import", "", False
     said = []
     for line in out.decode("utf-8", "replace").splitlines():

@@ -23,7 +23,7 @@ _N_ROWS = 2  # rows of context that the block sees
 
 @dataclass(frozen=True)
 class Trial:
-    """`passed`: what the drafter was able to do, in words. `not_tried`: why not more."""
+    """`passed`: the drafter's abilities, in words. `not_tried`: why not more."""
 
     passed: tuple[str, ...]
     not_tried: str = ""

@@ -1,7 +1,7 @@
 """Tries a model once in a child process, as llama.cpp may abort on it, and keeps the verdict.
 
 A verdict, good or bad, is valid as long as the files, the build of llama.cpp, the CPU, the tapped
-layers, and what is kept to take back recurrent states stay the same.
+layers, and the way back of recurrent states stay the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LoadVerdict:
 
     stage: str = ""
     fault: str = ""
-    """What was reported at that stage, or printed last before the process died."""
+    """The report at that stage, or the last output before the process died."""
     death: str = ""
     """How the process died; empty if it ended by itself."""
     lasting: bool = True

@@ -1,7 +1,7 @@
-"""Answers of the target to learn from: their tokens, taps and the target's own distributions.
+"""Answers of the target to learn from: their tokens, features and the target's own distributions.
 
-The engine drafts them as it drafts for users. What the drafter reads passes through `TapReader`,
-so nothing is computed twice, and nothing but the latest answers is kept.
+The engine drafts them as it drafts for users. The drafter's features pass through `TapReader`, so
+nothing is computed twice, and nothing but the latest answers is kept.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer and what it was made from.
+    """An answer and its sources.
 
     `tokens` are prompt and answer, `n_prompt` of them the prompt. `features`, [n, n_features], are
-    the taps of all tokens but the last one, in the trainer's type. The i-th token of the answer was
+    those of all tokens but the last one, in the trainer's type. The i-th token of the answer was
     drawn from `label_ids[i]`, int64 [N_LABELS], by the chances `label_probs[i]`, which add up to 1.
     `rounds`, int64, are the positions at which the engine's rounds had their anchors.
     """
@@ -60,15 +60,15 @@ class Answer:
 
 
 def n_looked_at(sampling: SamplingParams, n_vocab: int) -> int:
-    """How many of the likeliest tokens `drawing` takes."""
+    """The number of likeliest tokens that `drawing` takes."""
     top_k = 0 if sampling.greedy or sampling.top_k > _MOST_LOOKED_AT else sampling.top_k
     return min(n_vocab, max(N_LABELS, top_k))
 
 
 def drawing(logprobs: Tensor, sampling: SamplingParams, n_vocab: int) -> Tensor:
     """The chances by which the sampler draws the likeliest of `n_vocab` tokens, given their
-    log-probabilities [n, k], the largest first. A greedy answer's are the target's own, as what is
-    likely beside the likeliest teaches, too."""
+    log-probabilities [n, k], the largest first. A greedy answer's are the target's own, as likely
+    tokens beside the likeliest teach, too."""
     if sampling.greedy:
         return logprobs.softmax(dim=-1)
     chances = chances_of(logprobs.double().numpy(), sampling, n_vocab)
@@ -209,7 +209,7 @@ class Answerer:
                     yield answer
 
     def pause(self) -> None:
-        """Give up what is in progress, and empty the caches."""
+        """Give up the answers in progress, and empty the caches."""
         for sequence in self._running:
             self._engine.end(sequence)
         self._running = []

@@ -160,7 +160,7 @@ def mask_token(target: GgufFile) -> int:
 
 
 def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by their names. What adds to the residual stream begins smaller
+    """The tensors of a checkpoint by their names. Weights into the residual stream begin smaller
     the more layers there are; the last norm is the target's, which its output head expects."""
     generator = torch.Generator().manual_seed(seed)
     n_embd, n_ff = config["hidden_size"], config["intermediate_size"]

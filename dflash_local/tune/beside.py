@@ -33,8 +33,8 @@ _ASKED_S = 1.0
 
 
 class Beside:
-    """A process that calls `write`, a function of a module, with these arguments, and sends what it
-    yields: answers, and how many prompts were asked for so far. Its files lie in `folder`, which
+    """A process that calls `write`, a function of a module, with these arguments, and sends its
+    items: answers, and the number of prompts asked for so far. Its files lie in `folder`, which
     `close` removes; the process ends with this one, however that ends."""
 
     def __init__(self, folder: Path, write: Write, *arguments: Any) -> None:
@@ -50,9 +50,9 @@ class Beside:
     def take(
         self, least: int, device: str, check: Callable[[], None] = lambda: None
     ) -> tuple[int, list[Answer]]:
-        """All answers that are ready, with hidden states on `device`; it waits for `least`, and
-        calls `check`, which may raise, while it does. The number of prompts asked for, too, 0
-        without an answer. Raises what the process raised."""
+        """All answers that are ready, with features on `device`; it waits for `least`, and calls
+        `check`, which may raise, while it does. The number of prompts asked for, too, 0 without an
+        answer. Raises the process's error."""
         n_asked = 0
         found: list[Answer] = []
         while (sent := self._next(len(found) < least, check)) is not None:
@@ -86,7 +86,7 @@ class Beside:
 
 
 def _work(sent: Any, folder: Path, write: Write, arguments: Sequence[Any]) -> None:
-    """What the process does."""
+    """The main function of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the trainer decides
     trainer = multiprocessing.parent_process()
     assert trainer is not None

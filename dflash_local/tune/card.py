@@ -1,4 +1,4 @@
-"""The card of a tuned drafter: what it was made from, and what was measured."""
+"""The card of a tuned drafter: its sources and its measurements."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dflash_local.version import version
 
 @dataclass(frozen=True)
 class Card:
-    """What happened in a run. `lengths`: steps, and the tokens per round on held-out answers.
-    `before` is None where the drafter was trained from nothing, `data` where the texts were
-    general ones. `won`: the drafter is better than the old one, or than none. `is_default`: it is
-    the target's from now on."""
+    """The record of a run. `lengths`: steps, and the tokens per round on held-out answers. `before`
+    is None if the drafter was trained from nothing, `data` where the texts were general ones.
+    `won`: the drafter is better than the old one, or than none. `is_default`: it is the target's
+    from now on."""
 
     target: Path
     before: Path | None
@@ -44,7 +44,7 @@ class Card:
         return values | {"rows": rows, "lengths": [list(each) for each in self.lengths]}
 
     def markdown(self) -> str:
-        """The card as a README. Of the texts it tells nothing but how many there were."""
+        """The card as a README. Of the texts it tells nothing but their number."""
         verdict = "it did not win, so nothing changes for the target"
         made = "trained from nothing"
         if self.before:

@@ -57,9 +57,9 @@ def compare(
     say: Callable[[str], None],
 ) -> list[Row]:
     """Measure both drafters on prompts by their kind, whole blocks in each round, also as trees
-    where the target was loaded for them: what makes chains longer may make trees shorter. The
-    caches of the target are empty before and after. Without `before` it is plain decoding. Raises
-    what the engine raises."""
+    where the target was loaded for them: a change that makes chains longer may make trees shorter.
+    The caches of the target are empty before and after. Without `before` it is plain decoding.
+    Raises as the engine."""
     engines = Engine(target, before), Engine(target, after)
     shapes: list[ShapeName] = ["chain", "tree"] if target.options.n_branches > 1 else ["chain"]
     rows = []
@@ -118,8 +118,8 @@ def wins(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def beats_plain(rows: Sequence[Row]) -> tuple[bool, str]:
-    """Whether drafts are faster than plain decoding, which `rows` have as what was before, and by
-    how much, in words. The shape that does best on held-out prompts counts."""
+    """Whether drafts are faster than plain decoding, which `rows` have as the drafter before, and
+    the gain, in words. The shape that does best on held-out prompts counts."""
 
     def gain(kind: str, shape: ShapeName) -> float:
         found = [row.gain for row in rows if (row.prompts, row.shape) == (kind, shape)]

@@ -99,7 +99,7 @@ class TorchDrafter:
         return Context([keys for keys, _ in pairs], [values for _, values in pairs])
 
     def hidden(self, context: Context, anchors: Tensor, starts: Tensor) -> Tensor:
-        """What the output head reads, [A, B, n_embd], for blocks after `anchors`, token ids [A], at
+        """The output head's input, [A, B, n_embd], for blocks after `anchors`, token ids [A], at
         the positions `starts` [A]. Each sees the rows of its text before its own."""
         tokens = torch.full((len(anchors), self.block_size), self.mask_token, device=anchors.device)
         tokens[:, 0] = anchors
@@ -110,8 +110,8 @@ class TorchDrafter:
         return self._norm(rows, "output_norm")
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., n_vocab], neither scaled nor capped; minus infinity for what the drafter's own
-        vocabulary lacks."""
+        """[..., n_vocab], neither scaled nor capped; minus infinity for tokens that the drafter's
+        own vocabulary lacks."""
         scale = self.weights.get("output.scale", 1.0) if "output.weight" in self.weights else 1.0
         products = functional.linear(hidden.to(self.head.dtype), self.head)
         return self.spread(products * scale, -math.inf)
@@ -125,7 +125,7 @@ class TorchDrafter:
     # The heads of the families
 
     def markov(self, before: Tensor) -> Tensor:
-        """DSpark: what is added to the logits after these tokens [...]: [..., n_vocab]."""
+        """DSpark: the addition to the logits after these tokens [...]: [..., n_vocab]."""
         rows = self.linear("markov_w2", self.weights["markov_w1.weight"][before])
         return self.spread(rows, 0)
 
@@ -148,7 +148,7 @@ class TorchDrafter:
         return ids, scores + logits.gather(-1, ids)
 
     def spread(self, rows: Tensor, rest: float) -> Tensor:
-        """From the drafter's own vocabulary to the target's, `rest` for what it does not know."""
+        """From the drafter's own vocabulary to the target's, `rest` for tokens it does not know."""
         if "d2t" not in self.weights:
             return rows
         wide = rows.new_full((*rows.shape[:-1], self.n_vocab), rest)
@@ -222,8 +222,8 @@ class TorchDrafter:
         return mixed.flatten(2, 3)
 
     def _unseen(self, layer: int, queries: Tensor, keys: Tensor, n_known: int) -> Tensor:
-        """Which keys a query does not see, bool [A, B, T + B], by the positions of both. The first
-        `n_known` keys are context rows."""
+        """The keys that a query does not see, bool [A, B, T + B], by the positions of both. The
+        first `n_known` keys are context rows."""
         distance = queries[:, :, None] - keys[:, None, :]
         is_known = torch.arange(keys.shape[1], device=keys.device) < n_known
         from_anchor = distance[:, :1]

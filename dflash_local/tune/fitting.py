@@ -70,13 +70,13 @@ _STATE, _SETTINGS = "state.pt", "settings.json"
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What to tune. `data`: the user's texts, or None for general ones. `name`: what a server
-    calls the target, if not by its file. `source`: what the drafter to begin with is called, if
-    not by its path; the tuned one is used where that one would have been. `checkpoint`: the
+    """The settings of `tune`. `data`: the user's texts, or None for general ones. `name`: a
+    server's name for the target, if not its file's. `source`: the name of the drafter to begin
+    with, if not its path; the tuned one is used where that one would have been. `checkpoint`: the
     folder that `draft` was converted from, if there is one. `minutes` and `steps` limit the
     training, whichever comes first. `n_ctx`: tokens of a prompt and its answer together; longer
     prompts are left out. `lora` and `control_vectors` as for `load`: with them, the drafter learns
-    what the adapted target says, and becomes no default."""
+    the adapted target, and becomes no default."""
 
     target: Path
     draft: Path
@@ -98,14 +98,14 @@ class TuneOptions:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What a run that goes on must find unchanged."""
+        """The files that must be unchanged for a run to go on."""
         return self.target, self.draft
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the training is: `done`, 0 to 1, and the tokens per round on held-out answers
-    before and now. `n_tokens`: what the target has answered so far, in `answers_s` seconds, since
+    """The progress of the training: `done`, 0 to 1, and the tokens per round on held-out answers
+    before and now. `n_tokens`: those of the target's answers so far, in `answers_s` seconds, since
     the run began or went on. `loss`, []: of the last step, on the trainer's device."""
 
     step: int
@@ -135,9 +135,8 @@ def tune(
 
     `stopped` is asked often; when it says so, the state is kept beside the output, and the same
     call goes on from there: Interrupted is raised. While `busy` says so, the machine is left to
-    others. Raises InputError for what cannot be read,
-    written or does not fit, and what `load` raises; then everything is as it was. `kind`: another
-    kind of run than one that begins with a drafter.
+    others. Raises InputError for files that cannot be read, written or do not fit, and as `load`;
+    then everything is as it was. `kind`: another kind of run than one that begins with a drafter.
     """
     if options.output.exists():
         raise InputError(f"{options.output}: exists already; choose another folder with -o")
@@ -186,7 +185,7 @@ def _texts(options: TuneOptions, forms: Sequence[Form]) -> Texts:
 
 
 def _settings(options: TuneOptions) -> dict[str, Any]:
-    """What must be equal for a run to go on. Its limits may change."""
+    """The settings that must be equal for a run to go on. Its limits may change."""
     values = {name: str(value) for name, value in asdict(options).items()}
     for name in ("minutes", "steps", "n_threads", "output"):
         del values[name]
@@ -227,12 +226,12 @@ class Run:
         """Answers that come before each further step."""
         self._save_s = _SAVE_S
         self._ends_early = True
-        """Where held-out answers gain nothing more."""
+        """Whether it ends once held-out answers gain nothing more."""
         self._warm_up = WARM_UP
         self._measured_every = 50
         self._n_compared = _COMPARED
         self._before: Path | None = options.draft
-        """What the new drafter is compared with; None: plain decoding."""
+        """The rival of the new drafter; None: plain decoding."""
         self._general: Texts | None = None
         self._n_asked = 0
         self._n_tokens = 0
@@ -371,7 +370,7 @@ class Run:
         return [case.tokens for case in cases]
 
     def _unload(self) -> None:
-        """Free what `_load` loaded."""
+        """Free the models that `_load` loaded."""
         self._answerer.pause()
         self._loaded.close()
 
@@ -585,7 +584,7 @@ class Run:
         self._say(f"going on after step {trainer.step_number}")
 
     def _free(self) -> None:
-        """Give the device what PyTorch keeps for later."""
+        """Give the device the memory that PyTorch keeps for later."""
         if self._device == "cuda":
             torch.cuda.empty_cache()
 
@@ -646,7 +645,7 @@ class Run:
 
 @contextmanager
 def errors_told(options: TuneOptions) -> Iterator[None]:
-    """What PyTorch and safetensors raise, as InputError with what to do."""
+    """Raise errors of PyTorch and safetensors as InputError with advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -79,18 +79,18 @@ _SYSTEMS = (
     ("You help people who program, in many languages. The user asks for code.", 1),
     ("You teach mathematics. The user gives a problem with numbers, to be solved step by step.", 1),
 )
-"""What stands before a user's turn that the target writes, and how often."""
+"""Texts before a user's turn that the target writes, and their shares."""
 _SEEDS = (
     "The", "In", "A", "When", "How", "What", "If", "For", "This", "I", "We", "It", "There", "To",
     "def ", "import ", "class ", "#include <", "function ", "public ", "SELECT ", "# ", "<html>",
     "Question:", "Problem:", "Let ", "Suppose", "Dear", "Once", "1.", "Abstract", "Chapter",
 )  # fmt: skip
-"""What a text begins with, for a target without a chat template."""
+"""Beginnings of texts, for a target without a chat template."""
 
 
 @dataclass(frozen=True)
 class TrainOptions(TuneOptions):
-    """What to train. `draft` and `checkpoint` are where the run puts the weights it begins with.
+    """The settings of `train`. The run puts the weights it begins with at `draft` and `checkpoint`.
     `begin`: the folder of a checkpoint to begin with instead. `minutes` limits all of the run.
     `teacher_text`: a JSON Lines file of prompts with answers, which half of the training learns.
     `n_written`: texts that the target writes at once."""
@@ -198,12 +198,12 @@ class NewRun(Run):
         return max(1, min(_WRITTEN, free // 4 // self._cells_bytes()))
 
     def _cells_bytes(self) -> int:
-        """What the cells of one text take."""
+        """The bytes of the cells of one text."""
         files = Footprint(self._target_file, None, None, LoadOptions())
         return files.kv(self._options.n_ctx, range(files.n_blocks))
 
     def _read_texts(self, forms: Sequence[Form]) -> Texts:
-        """Where the target chats, the prompts are chats, except for a user's own."""
+        """The prompts: chats if the target chats, except for a user's own."""
         texts = super()._read_texts(forms)
         if "chat" not in forms or self._options.data is not None:
             return texts
@@ -375,7 +375,7 @@ class NewRun(Run):
 
 
 def written(options: TrainOptions, part: Path, n_asked: int) -> Iterator[tuple[int, list[Answer]]]:
-    """What a process beside the trainer writes, from a number of prompts on."""
+    """The answers that a process beside the trainer writes, from prompt `n_asked` on."""
     with errors_told(options), ExitStack() as stack:
         run = NewRun(options, part, lambda _: None, None, None, None, stack)
         run._n_asked = n_asked
@@ -387,8 +387,8 @@ def written(options: TrainOptions, part: Path, n_asked: int) -> Iterator[tuple[i
 
 
 def ahead(items: Generator[T], n: int) -> Generator[T]:
-    """The same items, up to `n` of them made ahead by a thread, which ends when this is closed.
-    What it raises is raised here."""
+    """The same items, up to `n` of them made ahead by a thread, which ends when this is closed. Its
+    errors are raised here."""
     made: queue.Queue[T | BaseException | None] = queue.Queue(n)
     is_closed = threading.Event()
 
@@ -433,5 +433,5 @@ def _answered(path: Path) -> list[BenchPrompt]:
 
 
 def _plain(text: str) -> str:
-    """By what two prompts are the same one."""
+    """The key by which two prompts are the same one."""
     return " ".join(text.lower().split())[:80]

@@ -1,10 +1,9 @@
-"""What a drafter learns: whole blocks at random anchors of the target's own answers.
+"""The objective of a drafter: whole blocks at random anchors of the target's own answers.
 
 Anchors and blocks are those of DFlash (arXiv 2602.06036, section 4.2). The label of a position is
-what the target's sampler draws from there. How much a position counts follows D-PACE
-(arXiv 2605.18810): the gradient of the expected accepted length, as the drafter's own chances have
-it now. The Markov and confidence heads of DSpark, and the selector of DFlash 2, see the true token
-before each position.
+the token that the target's sampler draws there. Its weight follows D-PACE (arXiv 2605.18810): the
+gradient of the expected accepted length, as the drafter's own chances have it now. The Markov and
+confidence heads of DSpark, and the selector of DFlash 2, see the true token before each position.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SMOOTHING = 0.5
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of answers and what they should draft: A blocks of n_draft positions.
+    """Blocks of answers and their labels: A blocks of n_draft positions.
 
     `before` is the true token before each position, `tokens` the true token, both int64
     [A, n_draft]; `label_ids` and `label_probs`, [A, n_draft, k], the target's distribution.
@@ -125,7 +124,7 @@ def outcome(
     n_anchors: int = 0,
     of: Callable[[TorchDrafter, Tensor, Blocks, int], tuple[Tensor, Tensor]] | None = None,
 ) -> Outcome:
-    """What the drafter makes of the blocks at these anchors of each answer, in one pass. For steps
+    """The drafter's results on the blocks at these anchors of each answer, in one pass. For steps
     of equal shapes there are `n_rows` context rows and `n_anchors` blocks of each answer at least.
     `of`: `losses`, compiled."""
     device = drafter.head.device
@@ -168,7 +167,7 @@ def losses(
 
 
 def position_weights(chances: Tensor, valid: Tensor) -> Tensor:
-    """How much each position counts, [A, n], by the drafter's chances of the true tokens, [A, n].
+    """The weight of each position, [A, n], by the drafter's chances of the true tokens, [A, n].
 
     With chances q the expected length is the sum over k of q_1 ... q_k. Its gradient by log q_j is
     the sum of these products from k = j on.
@@ -180,7 +179,7 @@ def position_weights(chances: Tensor, valid: Tensor) -> Tensor:
 
 def _selector_errors(ids: Tensor, scores: Tensor, blocks: Blocks) -> Tensor:
     """Cross-entropy [A, n_draft] of the selector's choice, with those labels that are candidates;
-    0 where none is."""
+    0 if none is."""
     same = ids[..., :, None] == blocks.label_ids[..., None, :]
     labels = (same * blocks.label_probs[..., None, :]).sum(dim=-1)
     labels = labels / labels.sum(dim=-1, keepdim=True).clamp(min=1e-6)

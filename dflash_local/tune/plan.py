@@ -1,4 +1,4 @@
-"""What is trained and where, by the memory of the GPU: all weights or low-rank additions, beside
+"""The plan of a training, by the memory of the GPU: of all weights or low-rank additions, beside
 the target or by turns with it."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BYTES_KEPT = 2
 _SLACK = 3 << 30
 """Bytes of GPU memory for the output head, logits and activations of a step."""
 _PASS_BYTES = 2 << 30
-"""Of these, for what a pass over some answers keeps until it has gone back."""
+"""Of these, for the data that a pass over some answers keeps until it has gone back."""
 _MOST_PACKED = 16
 """Answers of one pass. More leave a GPU no time for steps."""
 
@@ -45,7 +45,7 @@ class TunePlan:
         cls, drafter: GgufFile, state: Mapping[str, Any], free: int | None, answer_bytes: int
     ) -> TunePlan:
         """The plan for a GPU with `free` bytes beside the target, None on a CPU, which gains
-        nothing from packing. A run that goes on from a `state` trains what it trained, whatever
+        nothing from packing. A run that goes on from a `state` trains the same weights, whatever
         memory is free by now."""
         n, n_low = n_trainable(drafter), n_low_rank(drafter)
         whole, low = cls(False, False, n, n), cls(True, False, n, n_low)
@@ -70,7 +70,7 @@ class TunePlan:
         return 4 * self.n_weights + 2 * _BYTES_EACH * self.n_trained
 
     def lines(self, free: int | None) -> list[str]:
-        """The plan in words, with what is `free` as for `of`."""
+        """The plan in words, with `free` as for `of`."""
         what = f"to train: {self.n_trained / 1e6:.0f} million numbers"
         if self.low_rank:
             whole = TunePlan(False, False, self.n_weights, self.n_weights).bytes
@@ -89,7 +89,7 @@ class TunePlan:
 
 
 def answer_bytes(spec: DrafterSpec, n_ctx: int, n_anchors: int = N_ANCHORS) -> int:
-    """What one answer of `n_ctx` tokens takes of a pass of the trainer on a GPU."""
+    """Bytes of one answer of `n_ctx` tokens in a pass of the trainer on a GPU."""
     n_rows = n_anchors * spec.block_size
     # Bytes of a row, as PyTorch's autocast keeps them for the way back, and gradients of logits.
     logits = 24 * spec.n_vocab

@@ -29,7 +29,7 @@ def write_state(state: Mapping[str, Any], place: Path) -> None:
 
 
 def read_state(place: Path) -> dict[str, Any]:
-    """What `write_state` wrote. Raises InputError."""
+    """Read the state that `write_state` wrote. Raises InputError."""
     with state_told(place):
         found: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
         bool(found["low_rank"])  # what is read first
@@ -38,7 +38,7 @@ def read_state(place: Path) -> dict[str, Any]:
 
 @contextmanager
 def state_told(place: Path) -> Iterator[None]:
-    """A damaged state, or one of another version, as InputError with what to do."""
+    """A damaged state, or one of another version, as InputError with advice."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -51,5 +51,5 @@ def state_told(place: Path) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first: those of PyTorch have many lines."""
+    """The first line of an error: those of PyTorch have many."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -82,8 +82,8 @@ def read_texts(
 
 
 def conversations(prompts: Sequence[BenchPrompt]) -> list[list[BenchPrompt]]:
-    """The different prompts, together with those that go on from them: a request repeats what was
-    said before it, and an editor asks again after each key."""
+    """The different prompts, together with those that go on from them: a request repeats the turns
+    before it, and an editor asks again after each key."""
     by_text = {_whole(prompt): prompt for prompt in prompts}
     texts = sorted(by_text)
     group = list(range(len(texts)))
@@ -211,8 +211,8 @@ def _library() -> Iterator[tuple[str, str]]:
 
 
 def _tasks(files: Mapping[str, str]) -> dict[str, list[BenchPrompt]]:
-    """To write the functions that Python files document, one prompt for each, by file. What two
-    files document is that of the first."""
+    """To write the functions that Python files document, one prompt for each, by file. A function
+    in two files is that of the first."""
     known: set[tuple[str, str]] = set()
     found: dict[str, list[BenchPrompt]] = {name: [] for name in files}
     for file, text in files.items():
@@ -244,7 +244,7 @@ def files_of(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _text(path: Path) -> str | None:
-    """None for what is no text, or too short or too long to be one that somebody wrote."""
+    """None for data that are no text, or too short or too long to be one that somebody wrote."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             return None

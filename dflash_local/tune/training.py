@@ -43,7 +43,7 @@ _CLIP = 1.0
 _MEMORY = 0.995
 """Of the running mean of the weights: it goes back some 200 steps."""
 _PATIENCE = 0.5
-"""Part of the whole training. The rate falls over all of it, and what that gains comes late: with a
+"""Part of the whole training. The rate falls over all of it, and its gain comes late: with a
 quarter, runs ended too soon."""
 _FROZEN = ("token_embd.weight", "output.weight", "d2t", "rope_freqs.weight")
 _LOOKED_UP = ("markov_w1.weight", "selector_predecessor.weight", "selector_successor.weight")
@@ -93,7 +93,7 @@ class Trainer:
         torch.manual_seed(seed)
         self._trained = _trainable(drafter, low_rank)
         self.mean = {name: each.detach().clone() for name, each in self._trained.items()}
-        """The running mean of what is trained. It is what is measured and kept: it has less of the
+        """The running mean of the trained weights. It is measured and kept: it has less of the
         noise of single steps."""
         self._best: dict[str, Tensor] = self._copy()
         width = int(drafter.keys["embedding_length"])
@@ -109,7 +109,7 @@ class Trainer:
 
     def step(self, answers: Sequence[Answer], progress: float) -> Tensor:
         """One step over blocks of these answers; their mean loss, [], which nothing waits for.
-        `progress`, 0 to 1, is how much of the training is over: the learning rate falls with
+        `progress`, 0 to 1, is the finished part of the training: the learning rate falls with
         it."""
         total = torch.zeros((), device=self._device)
         for pack in self._packs(answers):
@@ -154,9 +154,9 @@ class Trainer:
 
     @torch.no_grad()
     def length_on(self, answers: Sequence[Answer]) -> float:
-        """Tokens per round on given answers, as the engine counts them: a round begins behind what
-        the one before it emitted. Blocks are drafted at all anchors, many at once, and those of
-        the rounds are read."""
+        """Tokens per round on given answers, as the engine counts them: a round begins behind the
+        tokens that the one before it emitted. Blocks are drafted at all anchors, many at once, and
+        those of the rounds are read."""
         tokens = rounds = 0
         for pack in self._packs(answers):
             anchors = [all_anchors(each) for each in pack]
@@ -166,7 +166,7 @@ class Trainer:
         return tokens / rounds
 
     def _accepted(self, pack: Sequence[Answer], anchors: Sequence[Tensor]) -> list[list[int]]:
-        """What greedy rounds would emit at these anchors of each answer."""
+        """The numbers of tokens that greedy rounds would emit at these anchors of each answer."""
         found: list[list[int]] = [[] for _ in pack]
         step = max(N_ANCHORS, self._n_anchors)
         for begin in range(0, max(map(len, anchors)), step):
@@ -268,18 +268,18 @@ class Trainer:
 
 
 def is_trained(name: str) -> bool:
-    """Whether a tensor of this name is the drafter's own. What it shares with the target stays as
-    it is."""
+    """Whether a tensor of this name is the drafter's own. Weights shared with the target stay as
+    they are."""
     return name not in _FROZEN and not name.endswith(".scale")
 
 
 def n_trainable(file: GgufFile) -> int:
-    """How many numbers the weights of a drafter have that may be trained."""
+    """The number of a drafter's weights that may be trained."""
     return sum(math.prod(each.shape) for each in file.tensors.values() if is_trained(each.name))
 
 
 def n_low_rank(file: GgufFile) -> int:
-    """How many numbers are trained where matrices get low-rank additions."""
+    """The number of weights trained if matrices get low-rank additions."""
     return sum(
         _RANK * sum(each.shape) if _takes_addition(each.name, each.shape) else math.prod(each.shape)
         for each in file.tensors.values()
@@ -292,7 +292,7 @@ def _takes_addition(name: str, shape: Sequence[int]) -> bool:
 
 
 def _trainable(drafter: TorchDrafter, low_rank: bool) -> dict[str, Tensor]:
-    """What the optimiser trains, by name; adapters are put into the drafter."""
+    """The tensors that the optimiser trains, by name; adapters are put into the drafter."""
     found: dict[str, Tensor] = {}
     for name in filter(is_trained, list(drafter.weights)):
         weight = drafter.weights[name]

@@ -1,4 +1,4 @@
-"""Many texts of a target at once, without a drafter, and then their hidden states in wide passes.
+"""Many texts of a target at once, without a drafter, and then their features in wide passes.
 
 A drafter that knows nothing cannot speed its teacher up. So texts are written in a context of their
 own, in which each has its own stream of cells, by one row each in a pass. The pass that reads whole
@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Asked:
-    """A text to write: what it begins with, its temperature (0: greedy), and the most tokens.
+    """A text to write: its beginning, its temperature (0: greedy), and the most tokens.
     `is_prompt`: it becomes the prompt of another text, and its own answer teaches nothing.
     `answer`: it is written already."""
 
@@ -147,7 +147,7 @@ class Writer:
         """Nothing is kept between two calls; another answerer has to empty caches."""
 
     def read(self, texts: Sequence[Text]) -> Iterator[Answer]:
-        """The answers of whole texts, with the hidden states of their tokens."""
+        """The answers of whole texts, with the features of their tokens."""
         target, waiting = self._target, deque(texts)
         n_seq = 1 if target.is_recurrent else target.options.n_seq
         while waiting:
@@ -183,9 +183,9 @@ class Writer:
     # Writing
 
     def texts(self, asked: Iterator[Asked]) -> Iterator[Text]:
-        """Texts as they end, without hidden states. A new one takes the place of each at once: a
-        pass of the same rows as the last one needs no new graph, and one without gaps between the
-        numbers of its sequences is not split."""
+        """Texts as they end, without features. A new one takes the place of each at once: a pass of
+        the same rows as the last one needs no new graph, and one without gaps between the numbers
+        of its sequences is not split."""
         free = list(range(self._n_seq))
         running: dict[int, Text] = {}
         more = True

@@ -20,8 +20,8 @@ class Job:
     """Work that a caller may give up at any moment.
 
     `sink` is called on the model's thread with every item, and with the job itself at its end.
-    `ticket` is what the queue knows about it. `error` is what went wrong; it is set before the job
-    is passed to the sink.
+    `ticket` is the queue's record of it. `error` is its fault; it is set before the job is passed
+    to the sink.
     """
 
     def __init__(self, sink: Callable[[Any], None]) -> None:
@@ -60,7 +60,7 @@ class Job:
 
 
 class Task(Job):
-    """Work that needs the engine without any running sequence. Its one item is what it returns."""
+    """Work that needs the engine without any running sequence. Its one item is its result."""
 
     def __init__(self, work: Callable[[], Any], sink: Callable[[Any], None]) -> None:
         super().__init__(sink)
@@ -69,12 +69,12 @@ class Task(Job):
 
 @dataclass(frozen=True)
 class TextRequest:
-    """A request, and what the engine need not know about it.
+    """A request, with the facts that the engine need not know.
 
     The request's `on_token` is `text.push`. `cancel` is the caller's own event. Times are in
     seconds: `queue_timeout` to wait for a slot, `deadline_s` from the first token to the last.
-    `on_end` is called with the stats at the end. `tells_prompt`: the first chunks tell how much of
-    the prompt is read.
+    `on_end` is called with the stats at the end. `tells_prompt`: the first chunks tell the prompt's
+    progress.
     """
 
     request: Request
@@ -127,7 +127,7 @@ class Generation(Job):
 
     @property
     def stats(self) -> Stats:
-        """What the request has cost so far."""
+        """The cost of the request so far."""
         return self.sequence.stats if self.sequence else Stats()
 
     def cells(self, n_ctx: int) -> int:
@@ -160,7 +160,7 @@ class Generation(Job):
             self.running.finish_reason = "length"
 
     def deliver(self) -> None:
-        """Hand out what is new."""
+        """Hand out the new tokens."""
         self._tell_prompt()
         if self._n < len(self.running.tokens):
             if self._first_token_at is None:
@@ -187,7 +187,7 @@ class Generation(Job):
         self._put(rest, last, result=self._result(sequence))
 
     def _tell_prompt(self) -> None:
-        """Hand out how much of the prompt is read, where that is asked for and has grown."""
+        """Hand out the progress of the prompt, where that is asked for and has grown."""
         sequence, stats = self.running, self.running.stats
         n = len(sequence.request.prompt)
         n_read = n if sequence.tokens else min(len(sequence.slot.cached), n)

@@ -34,7 +34,7 @@ class TextStream:
         self._pending = ""  # decoded, not yet taken, and cut before a stop string
         self._stopped = False
         self.ends: list[int] = []
-        """For each token: how many characters were complete after it. The text may end earlier,
+        """For each token: the number of characters complete after it. The text may end earlier,
         before a stop string."""
         self._n = 0
 

@@ -19,20 +19,20 @@ from dflash_local.worker.job import Generation, Job, Task, TextRequest
 T = TypeVar("T")
 
 _REMEMBERED = 32
-"""How many durations of ended requests are remembered, to estimate how long others take."""
+"""The number of durations of ended requests kept, to estimate those of others."""
 
 
 class Worker:
     """Continuous batching: requests join and leave between rounds.
 
     Each step of its loop takes in new jobs, begins those that fit, runs one step of the engine for
-    all sequences, and hands out what is new. `scheduler` decides which jobs begin. Until its end
+    all sequences, and hands out the new tokens. `scheduler` decides which jobs begin. Until its end
     the thread takes no lock. So neither a caller nor a finalizer that runs in one can block it.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.max_queue: int | None = None
-        """How many requests may wait, besides those that run; None: any number."""
+        """The number of requests that may wait, besides those that run; None: any number."""
         self._engine = engine
         self._n_slots = len(engine.slots)
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -65,7 +65,7 @@ class Worker:
         yield from self._items(self.submit(wanted, items.put), items)
 
     def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns, called on the engine's thread while no sequence is running."""
+        """Call `work` on the engine's thread while no sequence is running; returns its value."""
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         task = Task(work, items.put)
         self._put(task, None)
@@ -79,7 +79,7 @@ class Worker:
         return max(self._n_submitted - self._n_ended - len(self._running), 0)
 
     def totals(self) -> tuple[int, Stats]:
-        """How many requests have ended, and what they and the running ones have cost together."""
+        """The number of ended requests, and the cost of these and the running ones together."""
         n, ended, at_work = self._books
         return n, Stats.sum([ended, *at_work])
 
@@ -150,7 +150,7 @@ class Worker:
             self._end_all()
 
     def _receive(self) -> bool:
-        """Take in what was submitted, and wait for it if there is nothing to do. False: the thread
+        """Take in submitted jobs, and wait for them if there is nothing to do. False: the thread
         must end.
 
         While it waits, the thread refers to no request. A request refers to the model, which would
@@ -216,7 +216,7 @@ class Worker:
             self._end(job)
 
     def _step(self) -> None:
-        """Run one step of all sequences, and hand out what is new."""
+        """Run one step of all sequences, and hand out the new tokens."""
         for job in list(self._running):
             job.check_limits()
             if job.is_over:

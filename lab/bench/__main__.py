@@ -35,7 +35,7 @@ from lab.shapes.writer import write_pair
 NAME = "python -m lab.bench"
 _MOST_TOKENS = 1 << 20
 _SHIPPED = "shipped"
-"""What `--replay` without a file stands for."""
+"""The value of `--replay` without a file."""
 _OUTPUT = click.Path(dir_okay=False, writable=True)
 
 
@@ -122,7 +122,7 @@ SECTIONS = {
 )
 @click.pass_context
 def bench(ctx: click.Context, /, **values: Any) -> int:
-    """What `dflash-local bench` measures, and more.
+    """Measure as `dflash-local bench` does, and more.
 
     It takes models of random weights, lets given answers come out, and gives the same prompts to
     llama-server. It also measures prefix hits, a pass of the target by its rows, and memory.
@@ -143,7 +143,7 @@ def bench(ctx: click.Context, /, **values: Any) -> int:
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Refuse what has no meaning, or could not be written in the end, before any work."""
+    """Refuse options without meaning, and files that could not be written, before any work."""
     users.check(values)
     users.exclude(
         values,

@@ -31,8 +31,8 @@ _WARM_UP_TOKENS = 16
 def server_like(
     model: Model, binary: Path, draft: Path | None, *, synthetic_length: float | None
 ) -> OpenServer:
-    """How to start llama-server with the files and settings of `model`; the model itself may be
-    closed before. `draft` is the drafter's file.
+    """A function that starts llama-server with the files and settings of `model`; the model itself
+    may be closed before. `draft` is the drafter's file.
 
     With `synthetic_length`, rounds of whole chains emit so many tokens; None leaves it to the
     models.
@@ -103,7 +103,7 @@ def measure_server(
 ) -> list[ServerRow]:
     """Measure the server on its own: one process for each of `n_drafts` and each number of slots.
 
-    `levels` are the numbers of requests at once, beside 1. Raises what `LlamaServer` raises.
+    `levels` are the numbers of requests at once, beside 1. Raises as `LlamaServer`.
     """
     rows: list[ServerRow] = []
     for n in (1, *(level for level in levels if level > 1)):

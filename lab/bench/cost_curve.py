@@ -1,4 +1,4 @@
-"""What a pass of the target costs, by its number of rows."""
+"""The cost of a pass of the target, by its number of rows."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class LlamaServer:
     are patterns of tensors with their devices. All else is the server's default, except its prompt
     cache in host memory, which is off.
 
-    Raises InputError where `binary` cannot be run; BackendError, with its last words, where the
+    Raises InputError if `binary` cannot be run; BackendError, with its last words, where the
     server does not start.
     """
 
@@ -138,7 +138,7 @@ class LlamaServer:
     ) -> ServerAnswer:
         """Answer one prompt of token ids, from empty caches.
 
-        Raises BackendError where the server refuses, gives no valid answer, or dies.
+        Raises BackendError if the server refuses, gives no valid answer, or dies.
         """
         body: dict[str, Any] = {
             "prompt": list(prompt_tokens),

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes. `drafter_cache` is what that cache has grown to, `drafter_cache_limit` its size at the
-    end of the context; `compute` are the target's buffers as planned."""
+    """Bytes. `drafter_cache` is the present size of that cache, `drafter_cache_limit` its size at
+    the end of the context; `compute` are the target's buffers as planned."""
 
     target: int
     target_cache: int

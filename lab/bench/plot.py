@@ -1,5 +1,5 @@
-"""A picture of a report: what each width accepts and how fast it is, accepted lengths, what a pass
-costs, and what drafting gains."""
+"""A picture of a report: acceptance and speed by width, accepted lengths, the costs of a pass, and
+the gain of drafting."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def plot(report: LabReport, path: Path) -> None:
 
 
 def _panels(report: LabReport) -> list[Panel]:
-    """What there is to draw of the main variants; at least one."""
+    """The panels for the main variants; at least one."""
     found: list[Panel] = []
     if any(report.acceptance(*pair).lengths for pair in _series(report)):
         found.append(accepted_lengths)

@@ -28,7 +28,7 @@ _REPLAY = (
 @dataclass(frozen=True)
 class TreeGain:
     """Trees over chains at one temperature and width, from empty caches: the ratios of tokens a
-    round and of tokens/s, geometric means over the categories. None where nothing was measured."""
+    round and of tokens/s, geometric means over the categories. None if nothing was measured."""
 
     temperature: float
     width: Width
@@ -38,7 +38,7 @@ class TreeGain:
 
 @dataclass
 class LabReport(Report):
-    """`curve` are seconds of a target pass by its rows. `synthetic_length` is None where the
+    """`curve` are seconds of a target pass by its rows. `synthetic_length` is None if the
     models' own drafts were checked. `replay` names where the answers come from, if they were
     given."""
 
@@ -49,7 +49,7 @@ class LabReport(Report):
     replay: str | None = None
 
     def acceptance(self, temperature: float, variant: Variant) -> Acceptance:
-        """What drafts are worth at a temperature, over all categories. Those of long prompts count
+        """The worth of drafts at a temperature, over all categories. Those of long prompts count
         only where there are no others."""
         rows = [
             row

@@ -70,7 +70,7 @@ class LabBenchmark(Benchmark):
         return settings
 
     def engine(self, loading: Mapping[str, Any]) -> tuple[Engine, Plan]:
-        """Where answers are to come out, one that replays them."""
+        """The engine; one that replays answers, if given ones are to come out."""
         engine, plan = super().engine(loading)
         if self.options.replay is None and self._drafts is None:
             return engine, plan

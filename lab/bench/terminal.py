@@ -72,7 +72,7 @@ def _drafting_rows(report: LabReport) -> list[SpeedRow]:
 
 
 def _drafts(report: LabReport, width: int | None) -> str:
-    """What a drafting round verified, and what of it was kept."""
+    """A table of the nodes that drafting rounds verified and kept."""
     rows = []
     has_trees = _has_trees(report)
     for row in _drafting_rows(report):

@@ -21,7 +21,7 @@ _STRATA = 16
 
 @dataclass
 class Walk:
-    """Where an answer is: in the passage of this number, since it had so many tokens."""
+    """The place of an answer: in the passage of this number, since it had so many tokens."""
 
     number: int
     since: int = 1  # the first one is from the prompt's last row
@@ -50,9 +50,8 @@ class ReplayedDrafts:
         return begun
 
     def mark(self, draft: Draft, answer: Sequence[int], n_tokens: int, walk: Walk) -> Draft:
-        """A drafter's chain for what follows the first `n_tokens` of `answer`, with recorded
-        confidence. In a block that is longer than the recorded ones, the last position of theirs is
-        repeated."""
+        """A drafter's chain after the first `n_tokens` of `answer`, with recorded confidence. In a
+        block that is longer than the recorded ones, the last position of theirs is repeated."""
         if n_tokens - walk.since >= self._recorded.n_tokens:
             walk.number, walk.since = walk.number + 1, n_tokens
         known = draft.candidates

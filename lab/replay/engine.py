@@ -2,7 +2,7 @@
 
 Each pass of the target is computed and each token drawn from its logits, as always. Then the token
 of the given text takes the place of the drawn one: it is emitted, it decides which drafts are
-accepted, and it is what the caches, the hidden states and the drafter go on with.
+accepted, and the caches, the features and the drafter go on with it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Recorded drafts of the shipped pair and what the target wrote, for models whose own drafts mean
+"""Recorded drafts of the shipped pair and the target's texts, for models whose own drafts mean
 nothing.
 
 There is an entry for every position of some passages of greedy answers: the log-probabilities of
 the drafter's candidates for the tokens after it, and which of them the target wrote. An answer that
-walks through a passage round by round finds what chains and trees of any width would have been
-worth there, together with the confidence that the drafter had. `lab/record_drafts.py` makes the
-file.
+walks through a passage round by round finds the worth of chains and trees of any width there,
+together with the confidence that the drafter had. `lab/record_drafts.py` makes the file.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class RecordedDrafts:
 
     @cached_property
     def kept(self) -> NDArray[np.int64]:
-        """[passages, tokens]: how many of the drafter's first choices in a row were written."""
+        """[passages, tokens]: the number of the drafter's first choices written in a row."""
         return np.asarray(np.cumprod(self.ranks == 0, axis=2).sum(axis=2), np.int64)
 
     def lengths(self, passage: int, n_drafts: int) -> list[int]:
@@ -115,7 +114,7 @@ class RecordedDrafts:
 
     def rates(self, length: float, n_drafts: int) -> list[float]:
         """The chance of each draft of a chain, 1..n, to be accepted, where whole chains give rounds
-        of `length` tokens: what llama-server's `--spec-synth-rates` takes. Raises InputError."""
+        of `length` tokens: the input of llama-server's `--spec-synth-rates`. Raises InputError."""
         weights, walks = self.weights(length), self._walks(n_drafts)
         places = np.arange(1, n_drafts + 1)
         kept = [(np.array(walk)[:, None] > places).sum(axis=0) for walk in walks]

@@ -2,10 +2,10 @@
 
     python -m lab.server.attack --minutes 60
 
-Eight clients send a server of the shipped pair, with a hostile chat template, what once froze,
-starved or misled it; another one polls /health, and one asks for a plain answer now and then.
-Needs what the tests need. Prints what was found; exit code 1 where a request got an answer of 500
-and up or none at all, the plain answer changed, the loop stalled, or there was a traceback.
+Eight clients send a server of the shipped pair, with a hostile chat template, requests that once
+froze, starved or misled it; another one polls /health, and one asks for a plain answer now and
+then. Needs the tests' packages. Prints its findings; exit code 1 if a request got an answer of
+500 and up or none at all, the plain answer changed, the loop stalled, or there was a traceback.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ ATTACKS: list[tuple[str, Any]] = [
 
 @dataclass
 class Found(Health):
-    """What became of everything that was sent."""
+    """The outcome of all that was sent."""
 
     rounds: int = 0
     statuses: Counter[int] = field(default_factory=Counter)

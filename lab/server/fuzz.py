@@ -4,9 +4,9 @@
 
 Half of the time clients send a server of the shipped pair damaged requests, over all its routes.
 Then damaged GGUF files go through `inspect` and a load, damaged checkpoints through `convert`, and
-damaged chat templates are rendered. Needs what the tests need. Prints what was found; exit code 1
-if anything failed: an answer of 500 and up, none at all, a traceback, a process that died, an error
-of several lines. What failed is kept in build/fuzz.
+damaged chat templates are rendered. Needs the tests' packages. Prints its findings; exit code 1 if
+anything failed: an answer of 500 and up, none at all, a traceback, a process that died, an error of
+several lines. Inputs that failed are kept in build/fuzz.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ PIECES = (
 
 @dataclass
 class Found(Health):
-    """What became of everything that was tried."""
+    """The outcome of all that was tried."""
 
     requests: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -208,7 +208,7 @@ class Clients:
                 n += N_CLIENTS
 
     def _ask(self, client: httpx.Client, method: str, path: str, body: bytes) -> tuple[str, str]:
-        """The status, and what is wrong with the answer."""
+        """The status, and the fault of the answer."""
         headers = {"content-type": "application/json"}
         try:
             answer = client.request(method, path, content=body, headers=headers, timeout=PATIENCE_S)
@@ -285,7 +285,7 @@ class Made:
         return self._folder / f"{kind}.gguf"
 
     def attempt(self, kind: str, path: Path, rng: random.Random) -> str:
-        """What came of a damaged file. Raises AssertionError for what must not come of it."""
+        """The outcome of a damaged file. Raises AssertionError for a forbidden one."""
         match kind:
             case "inspect":
                 good = rng.choice([self._small, self._target, self._drafter])

@@ -64,7 +64,7 @@ _ATTEMPTS = 1000  # of a request that finds the queue full
 
 @dataclass
 class LoadReport:
-    """What became of the requests, by kind. `failures` are the things that must not happen."""
+    """The outcomes of the requests, by kind. `failures` are the things that must not happen."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -326,7 +326,7 @@ class Load:
 
 
 def metric(text: str, name: str) -> float:
-    """One number from a Prometheus page. Raises AssertionError where it is missing."""
+    """One number from a Prometheus page. Raises AssertionError if it is missing."""
     found = re.search(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
     if found is None:
         raise AssertionError(f"the metrics have no {name}")

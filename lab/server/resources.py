@@ -1,4 +1,4 @@
-"""What a server's process takes, on Linux, and how soon it says that it is well."""
+"""The resources of a server's process, on Linux, and the delay of its health route."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Resources(NamedTuple):
 
 
 def resources(pid: int) -> Resources | None:
-    """What the process takes now; None where the system does not tell."""
+    """The resources of the process now; None if the system does not tell."""
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
         return None
@@ -42,7 +42,7 @@ def resources(pid: int) -> Resources | None:
 
 @dataclass(kw_only=True)
 class Health:
-    """How a server has fared."""
+    """The health of a server over a run."""
 
     slowest_health_ms: float = 0.0
     stalls: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Health:
     open_files: list[int] = field(default_factory=list)
 
     def weigh(self, pid: int) -> None:
-        """What its process takes now."""
+        """Add the resources of its process now."""
         taken = resources(pid)
         if taken is not None:
             self.memory_mib.append(taken.memory_mib)
@@ -62,7 +62,7 @@ class Health:
 
     @contextmanager
     def watching(self, server: ServerProcess) -> Iterator[None]:
-        """Ask a server for its health again and again; in the end, see what its log says."""
+        """Ask a server for its health again and again; in the end, read its log."""
         ended = threading.Event()
         with ThreadPoolExecutor(1) as watch:
             asking = watch.submit(self._ask, server, ended)

@@ -4,10 +4,10 @@
 
 Starts servers of the shipped pair, one mode after the other, again and again. Greedy requests come
 from four clients at once: chats that begin alike, go on, and come back. Some clients leave in the
-middle; the model is unloaded, and the server ended and started again on the same cache folder.
-Each answer, with its log-probabilities, is held against that of a server that decodes plainly and
-keeps nothing. Prints what was found for each mode. Exit code 1 where an answer was lost, or differs
-though docs/exactness.md promises that it does not.
+middle; the model is unloaded, and the server ended and started again on the same cache folder. Each
+answer, with its log-probabilities, is held against that of a server that decodes plainly and keeps
+nothing. Prints its findings for each mode. Exit code 1 if an answer was lost, or differs though
+docs/exactness.md promises that it does not.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MODES = {
 
 @dataclass
 class Found(Health):
-    """What became of the requests in one mode."""
+    """The outcome of the requests in one mode."""
 
     promised: bool
     compared: int = 0
@@ -153,7 +153,7 @@ def unload(client: httpx.Client) -> None:
 
 
 class Soak:
-    """Serves the chats in one mode after the other, and notes what was found in each."""
+    """Serves the chats in one mode after the other, and notes the findings in each."""
 
     def __init__(self, seconds: float, seed: int) -> None:
         """`seconds`: how long one server runs."""

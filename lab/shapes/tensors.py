@@ -66,7 +66,7 @@ def find_quant(name: str) -> Quant:
 
 
 def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
-    """All tensors of the target. Raises InputError where rows do not divide into blocks."""
+    """All tensors of the target. Raises InputError if rows do not divide into blocks."""
     n_embd = shape.n_embd
     embeddings = quant.head if shape.tied else quant.base
     tensors = [_matrix("token_embd.weight", n_embd, shape.n_vocab, embeddings)]
@@ -101,7 +101,7 @@ def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
 
 def drafter_tensors(shape: PairShape) -> tuple[TensorSpec, ...]:
     """All tensors of the drafter, whose matrices have eight bits, as those of converted drafters.
-    Raises InputError where rows do not divide into blocks."""
+    Raises InputError if rows do not divide into blocks."""
     n_embd, drafter, kind = shape.n_embd, shape.drafter, Type.Q8_0
     heads = drafter.heads or shape.heads
     tensors = [

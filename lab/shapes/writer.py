@@ -104,7 +104,7 @@ def _check_room(folder: Path, files: Sequence[ShapeFile]) -> None:
 
 @contextlib.contextmanager
 def _one_line_errors(folder: Path) -> Iterator[None]:
-    """Turn what the system says into one line."""
+    """Turn the system's error into one line."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the page shows of the drafting is what the server told."""
+"""The page shows the drafting as the server told it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def drafted(visit: Visit) -> str:
 
 
 def test_accepted_drafts_are_tinted_and_nothing_else(visit: Visit) -> None:
-    """The answer is one block of code; what marks it as such is not shown."""
+    """The answer is one block of code; its fences are not shown."""
     visit.choose("always")
     pieces = [p for c in visit.chunks(FUNCTION)[1:] for p in c["draft_detail"]["pieces"]]
     marked = [(char, piece["from_draft"]) for piece in pieces for char in piece["text"]]
@@ -122,7 +122,7 @@ def test_the_server_s_width_holds_until_another_is_chosen(visit: Visit) -> None:
 
 
 def test_the_controller_is_quoted(visit: Visit) -> None:
-    """Whatever it decides on this machine; where it drafts no more, the page offers to."""
+    """Any decision on this machine; if it drafts no more, the page offers to."""
     visit.choose("auto")
     told = visit.chunks()[-1]["draft_detail"]["drafting"]
     assert told.startswith("drafting ")

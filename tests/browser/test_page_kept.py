@@ -1,4 +1,4 @@
-"""What the browser keeps: chats, until they are deleted, and settings. Questions are changed."""
+"""The browser keeps chats, until they are deleted, and settings. Questions are changed."""
 
 from __future__ import annotations
 

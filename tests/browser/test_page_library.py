@@ -1,4 +1,4 @@
-"""Models on the page: what the list has, fetched from the hub's stand-in, chosen and removed."""
+"""Models on the page: those of the list, fetched from the hub's stand-in, chosen and removed."""
 
 from __future__ import annotations
 

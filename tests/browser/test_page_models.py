@@ -115,8 +115,8 @@ def test_the_chooser_fits_narrow_windows(
 def loading(
     browser: Browser, server: ServerProcess, pair: tuple[Path, Path], tmp_path: Path
 ) -> Iterator[Visit]:
-    """The page of a server while it loads a model for an answer, which takes seconds: what drafting
-    costs is measured anew."""
+    """The page of a server while it loads a model for an answer, which takes seconds: the costs of
+    drafting are measured anew."""
     slow = {"DFLASH_LOCAL_CACHE": str(tmp_path), "DFLASH_LOCAL_CALIBRATION_S": "4"}
     models = ("--model", f"slow={pair[0]},{pair[1]}", "--model", f"quick={pair[0]}")
     with (

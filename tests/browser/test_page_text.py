@@ -1,4 +1,4 @@
-"""What a model writes is shown as it is meant, and stays text whatever it is."""
+"""A model's text is shown as it is meant, and always stays text."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_formulas_are_set_and_money_is_not(visit: Visit) -> None:
 
 
 def test_hostile_formulas_do_nothing(visit: Visit) -> None:
-    """What a formula could name or lead to is left out; what is none is shown as it was written."""
+    """Names and links in a formula are left out; text that is no formula is shown as written."""
     for tex in (
         r"\href{https://evil.example}{x}",
         r"\includegraphics{https://evil.example/x.png}",

@@ -217,7 +217,7 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
 
 def n_accepted(model: Model, grammar: str, text: str) -> tuple[int, int]:
-    """How many of a text's tokens the grammar lets through, and how many there are."""
+    """The number of a text's tokens that the grammar lets through, and of all of them."""
     tokens = model.target.vocabulary.tokenize(text, add_special=False)
     constraint = model.engine.grammars.constraint(SamplingParams(lark=grammar))
     assert constraint is not None

@@ -1,4 +1,4 @@
-"""What is said in a chat is text, whatever it looks like."""
+"""The words of a chat are text, whatever they look like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of commands share."""
+"""Fixtures that the tests of commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dflash_local.target_model import exactness
 
 @pytest.fixture(autouse=True, scope="module")
 def little_is_measured() -> Iterator[None]:
-    """How exact verification is decides no answer, so it need not be measured well."""
+    """The exactness of verification decides no answer, so it need not be measured well."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exactness, "_BUDGET_S", 0.05)
         yield

@@ -20,7 +20,7 @@ FEW = ("--max-tokens", "10", "--limit", "1", *ON_CPU)
 
 
 def told(*arguments: str) -> Any:
-    """What `--json` printed: one object, and nothing else."""
+    """The output of `--json`: one object, and nothing else."""
     done = run_here("bench", "--json", "-q", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)

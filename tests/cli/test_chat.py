@@ -30,7 +30,7 @@ PATIENCE = 120  # seconds until a terminal that says nothing is given up
 
 @pytest.fixture(scope="module")
 def answer() -> str:
-    """The text alone. What `/stats` measures once for all conversations is known after this."""
+    """The text alone. Measurements of `/stats` for all conversations are made with it."""
     done = run_here("chat", "-n", "24", "--json", QUESTION)
     assert done.returncode == 0, done.stderr
     return str(json.loads(done.stdout)["text"])

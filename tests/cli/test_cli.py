@@ -34,7 +34,7 @@ TARGET, DRAFTER = map(str, demo.pair())
 
 
 def completion(*arguments: str, **environment: str) -> dict[str, Any]:
-    """What `complete --json` printed: one object, and nothing else."""
+    """The output of `complete --json`: one object, and nothing else."""
     done = run_here("complete", "--json", *arguments, environment=environment)
     assert done.returncode == 0, done.stderr
     parsed: dict[str, Any] = json.loads(done.stdout)

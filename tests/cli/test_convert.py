@@ -1,4 +1,4 @@
-"""`dflash-local convert` as its users run it: what lands where, and what is left when it fails."""
+"""`dflash-local convert` as its users run it: its files, and those left when it fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the command runs: empty."""
+    """The folder in which the command runs: empty."""
     work = tmp_path / "work"
     work.mkdir()
     return work

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*.md")])
 _FILE = str(demo.pair()[0])
 _PLACES = {"N": "4", "FILE": _FILE, "TARGET": _FILE, "MODEL": _FILE}
-"""What stands in a page for a word of the reader's own, and such a word."""
+"""The place of a word of the reader's own in a page, and such a word."""
 _ENDS = {"|", "||", "&&", ";", ">", "<", "2>", "&", ">>"}
 
 

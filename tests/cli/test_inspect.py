@@ -1,4 +1,4 @@
-"""`dflash-local inspect`: what it prints, and the exit codes."""
+"""`dflash-local inspect`: its output and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def inspect(*arguments: str | Path, **environment: str) -> subprocess.CompletedP
 
 
 def told(*arguments: str | Path, code: int = 0, **environment: str) -> str:
-    """What it printed; nothing on stderr, unless it ends with an error."""
+    """Its output; nothing on stderr, unless it ends with an error."""
     done = inspect(*arguments, **environment)
     assert done.returncode == code, done.stderr
     assert bool(done.stderr) == bool(code)
@@ -40,7 +40,7 @@ def refused(*arguments: str | Path) -> str:
 
 
 def row(text: str, name: str) -> str:
-    """What stands beside `name`."""
+    """The text beside `name`."""
     match = re.search(rf"^ +{re.escape(name)} +(.*)$", text, re.MULTILINE)
     assert match is not None, text
     return match[1]

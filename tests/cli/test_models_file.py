@@ -1,4 +1,4 @@
-"""`--model` and `--models`: what they read, and the one line in which they refuse the rest."""
+"""`--model` and `--models`: the files they read, and the one line in which they refuse the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands show keeps within a narrow terminal, with whole words."""
+"""The output of commands keeps within a narrow terminal, with whole words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `serve` command's options: what it refuses before it loads anything, and what they do."""
+"""The `serve` command's options: refusals before anything is loaded, and effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dflash-local tune` as its users run it: what it refuses, in one line."""
+"""`dflash-local tune` as its users run it: its refusals, in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dflash-local worker`: what it says before it listens."""
+"""`dflash-local worker`: its lines before it listens."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_measured_once_and_kept(own_cache: Path, passes: list[int]) -> None:
 def test_a_rough_idea_is_measured_anew_where_there_is_more_time(
     passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What drafts were worth stays known."""
+    """The record of the drafts stays."""
     monkeypatch.setenv(ENVIRONMENT, "0.1")
     with open_target() as target:
         drafter = fused_drafter(target)
@@ -262,7 +262,7 @@ def test_other_settings_are_measured_apart(own_cache: Path) -> None:
 def test_a_slow_machine_takes_few_points(
     own_cache: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the time is over at once, a plain step and one of two rows are still known."""
+    """If the time is over at once, a plain step and one of two rows are still known."""
     monkeypatch.setenv(ENVIRONMENT, "1e-9")
     with open_target(n_ctx=256) as target:
         costs = measure(target, fused_drafter(target), before=nothing)

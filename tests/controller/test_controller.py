@@ -76,14 +76,14 @@ def test_it_is_near_the_best_width_in_hindsight(
 def test_on_two_cores_it_is_hardly_slower_than_plain_decoding(
     name: str, n_seqs: int, text_name: str
 ) -> None:
-    """Where a pass of two rows costs as much as two."""
+    """A pass of two rows costs as much as two there."""
     machine, lengths = MACHINES[name], LENGTHS * max(1, n_seqs // 2)
     found = play(machine, text(text_name), controller(machine, n_seqs), lengths, n_seqs=n_seqs)
     assert found.rate > 0.98 * fixed(name, text_name, n_seqs, 0)
 
 
 def test_many_answers_of_a_drafter_that_seldom_pays_cost_little() -> None:
-    """Where going to drafting and back costs ten steps and more."""
+    """Going to drafting and back costs ten steps and more there."""
     machine = replace(MACHINES["moe"], steps={1: 1.1, 2: 1.6, 4: 2.1, 8: 2.9, 16: 3.2, 64: 4.4})
     machine = replace(machine, draft=1.3, switch=8.0, host=0.02, draft_host=0.05)
     plain = play(machine, text("dspark"), Fixed(0), [200] * 12)

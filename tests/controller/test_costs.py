@@ -1,4 +1,4 @@
-"""What a round costs: between the measured points, and as live rounds correct them."""
+"""The costs of a round: between the measured points, and as live rounds correct them."""
 
 from __future__ import annotations
 

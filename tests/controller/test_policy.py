@@ -1,4 +1,4 @@
-"""What a user is told of drafting: whether it is on, why, and what looks wrong."""
+"""A user's line on drafting: whether it is on, why, and what looks wrong."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_curve_that_falls_as_in_bf16() -> None:
 
 
 def test_another_shape_begins_anew() -> None:
-    """What chains were worth says nothing of trees."""
+    """The worth of chains says nothing of trees."""
     choice = Rows()
     passes = [1.0 + 0.01 * n for n in range(MOST + 1)]
     choice.price(1, passes, 1.0)

@@ -39,7 +39,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain_tokens(pair: Pair) -> Iterator[list[int]]:
-    """What the target writes by itself."""
+    """The target's own text."""
     with load(pair[0], n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True) as model:
         yield model.generate(PROMPT, max_tokens=16).tokens
 

@@ -1,4 +1,4 @@
-"""What cannot be converted is refused in one line, and leaves no file behind."""
+"""Files that cannot be converted are refused in one line, and leave no file behind."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def fetched(hub: Hub, tmp_path: Path, pair: Pair) -> Callable[..., str]:
-    """What a conversion of a hub's drafter answers."""
+    """The answer of a conversion of a hub's drafter."""
     home = tmp_path / "home"
     home.mkdir()
 

@@ -208,7 +208,7 @@ def test_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_write_has_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    """What a running one writes is not."""
+    """The file of a running one is not."""
     code = """
     def read_rows(plan, start, stop):
         print("writing", flush=True)

@@ -1,4 +1,4 @@
-"""What is learnt of copied tokens, by one request and by those after it."""
+"""Learning from copied tokens, by one request and by those after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
 
 
 def learn(offers: native.CopyOffers, kind: int, is_right: bool) -> None:
-    """What became of one offered token of this kind."""
+    """Learn the outcome of one offered token of this kind."""
     offers.take_kinds([([1], [kind])])
     offers.learn(native.CopyIndex(), [1 if is_right else 2])
 

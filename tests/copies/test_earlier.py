@@ -1,4 +1,4 @@
-"""Texts that have ended: how many are kept, whose they are, and when another text takes one up."""
+"""Texts that have ended: their number, their owners, and the texts that take one up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def index_of(text: list[int]) -> native.CopyIndex:
 
 
 def offered(copier: Copier, text: list[int], begin: int) -> list[list[int]]:
-    """What is offered at each token of an answer, the first `begin` of them at once."""
+    """The offers at each token of an answer, the first `begin` of them at once."""
     offers = []
     for n in range(begin, len(text)):
         copies = copies_of(copier, QUESTION, text[:n], N)
@@ -55,7 +55,7 @@ def test_edits_are_bridged_there_as_well() -> None:
 
 
 def test_a_text_that_repeats_itself_needs_no_other() -> None:
-    """What it ends with stands in it already: it goes on from there, not from the other."""
+    """Its end stands in it already: it goes on from there, not from the other."""
     repeated = FILE[:40]
     own = [*repeated, 7000, 7001, *repeated]
     copier = Copier(CopyPrior(), earlier=[index_of([*repeated, 8000, 8001, 8002, 8003])])

@@ -1,5 +1,5 @@
-"""What copies gain and lose on simulated machines: texts that come out whatever is drafted, and
-rounds that take what they would there. No model runs."""
+"""The gain and loss of copies on simulated machines: texts that come out whatever is drafted, and
+rounds that take as long as there. No model runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def drafted(random: Random, left: list[int], surety: float) -> Draft:
 def found(
     copier: Copier, prompt: list[int], tokens: list[int], n: int, controller: Controller, n_own: int
 ) -> list[Copy]:
-    """The copies that are worth a look: where no drafter drafts, those that may pay."""
+    """The copies that are worth a look: if no drafter drafts, those that may pay."""
     if n_own:
         return copies_of(copier, prompt, tokens, n)
     pays = copier.finds(prompt, tokens, n, controller.least_copied(1))
@@ -112,7 +112,7 @@ def seconds_of(
     controller: Controller | None = None,
     surety: float = 0.0,
 ) -> float:
-    """What the rounds of an answer take; without a prior there are no copies, and without a
+    """The seconds of an answer's rounds; without a prior there are no copies, and without a
     `controller`, one of a drafter of this `surety`, no drafts."""
     there, now, random = machine.costs(), 0.0, Random(len(prompt))
     controller = controller or Controller(machine.costs(), 1, n_copied=MOST)
@@ -152,7 +152,7 @@ def seconds_of(
 
 
 def gains(name: str, every: int | None, seed: int) -> list[float]:
-    """Of several requests, one after the other: how many times as fast as plain decoding."""
+    """Of several requests, one after the other: the speed-up over plain decoding."""
     random, prior, machine = Random(seed), CopyPrior(), MACHINES[name]
     found = []
     for _ in range(3):

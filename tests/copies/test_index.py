@@ -1,4 +1,4 @@
-"""The index of a text: what it offers stands in the text, and edits do not lose the place."""
+"""The index of a text: its offers stand in the text, and edits do not lose the place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def origin(cells: list[int]) -> int:
 
 
 def longest_match(text: list[int]) -> int:
-    """How many tokens at the end of a text stand earlier in it, too, with another after them."""
+    """The number of last tokens of a text that it also has earlier, with another after them."""
     best = 0
     for end in range(1, len(text)):
         n = 0

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 TOKENS = [5 + 7 * i % 300 for i in range(64)]
 TARGETS = ("demo", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
 _SAME = 0.02
-"""Of the logits' standard deviation: what attention in halves and other orders of sums leave."""
+"""Of the logits' standard deviation: errors by attention in halves and other orders of sums."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Which kernels a model needs, how they are compiled, and that they are kept."""
+"""The kernels that a model needs: compiled, and kept."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TYPES = {
 }  # fmt: skip
 
 MOST_SPILLED = {120: (56, 36)}
-"""Bytes, in kernels of four tiles and in smaller ones: what these kernels spill today. For some 128
-registers are not enough; more than this is a step back. 48 and 0 elsewhere."""
+"""Bytes, in kernels of four tiles and in smaller ones: the present spills of these kernels. For
+some 128 registers are not enough; more than this is a step back. 48 and 0 elsewhere."""
 
 Shape = kernels.Shape
 

@@ -1,4 +1,4 @@
-"""What is around the kernels, with the CPU in place of a GPU: ggml's graphs in other pieces and
+"""The code around the kernels, with the CPU in place of a GPU: ggml's graphs in other pieces and
 another order give ggml's very bits."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a trial of kernels finds, and that it is kept; the CPU stands in for the GPU."""
+"""A trial of kernels, and its kept result; the CPU stands in for the GPU."""
 
 from __future__ import annotations
 

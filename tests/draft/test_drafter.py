@@ -1,4 +1,4 @@
-"""What the protocol of drafters promises to those that wrap one."""
+"""Promises of the protocol of drafters to those that wrap one."""
 
 from __future__ import annotations
 

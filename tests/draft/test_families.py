@@ -1,4 +1,4 @@
-"""What a drafter's file decides: its family, what it takes, what is wrong with it."""
+"""A drafter's file decides its family, its inputs, and its faults."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_file_decides_the_family(
 def test_a_drafter_of_each_family_loads_and_changes_no_answer(
     options: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    """Where verification is exact to the bit: in Q8_0, with q8_0 KV."""
+    """Verification is exact to the bit: in Q8_0, with q8_0 KV."""
     target = write_target(tmp_path / "target.gguf", n_layer=3, head_dim=32, quant="Q8_0")
     path = write_drafter(tmp_path / "drafter.gguf", target, head_dim=32, quant="F16", **options)
     prompt, wanted = list(range(40, 90)), {"max_tokens": 40, "temperature": 0.0}

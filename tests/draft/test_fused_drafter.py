@@ -77,7 +77,7 @@ SHAPES: dict[str, Mapping[str, Any]] = ALIKE | {
     },
     "scales beside weights": {"scales": True, "own_head": True},
 }
-"""What llama.cpp knows as well, and what else there may be."""
+"""Options that llama.cpp knows as well, and others."""
 
 
 @pytest.mark.one_in(45)
@@ -93,7 +93,7 @@ def test_equals_the_reference(options: Mapping[str, Any], make_twin: TwinMaker) 
 @pytest.mark.one_in(16)
 @pytest.mark.parametrize("options", ALIKE.values(), ids=ALIKE.keys())
 def test_equals_llama_cpp(options: Mapping[str, Any], make_twin: TwinMaker) -> None:
-    """Which computes the same, in another order only. The reference is held to ours above."""
+    """It computes the same, in another order only. The reference is held to ours above."""
     twin = make_twin(n_ctx=256, top_k=1, **options)
     ours = twin.native
     theirs = LlamaDrafter(ours.path, ours._target, n_seq=1, n_ctx=256)

@@ -1,4 +1,4 @@
-"""What the graphs of a drafter keep, beside the memory that they share, is in the plan."""
+"""The memory that a drafter's graphs keep, beside the shared one, is in the plan."""
 
 from __future__ import annotations
 

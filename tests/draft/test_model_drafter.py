@@ -42,7 +42,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    """Where verification is exact to the bit."""
+    """A target whose verification is exact to the bit."""
     with open_target(n_ctx=2048, n_seq=4, n_batch=64, tapped_layers=()) as opened:
         yield opened
 
@@ -64,7 +64,7 @@ def drafter(target: Target, small: Path, request: pytest.FixtureRequest) -> Iter
 
 
 def own_drafts(drafter: ModelDrafter, text: list[int], n: int) -> list[int]:
-    """What it drafts after a text that it never saw."""
+    """Its draft after a text that it never saw."""
     for seq in range(4):
         drafter.truncate(seq, 0)
     *before, anchor = text

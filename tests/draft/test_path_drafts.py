@@ -382,7 +382,7 @@ def test_activations_beyond_halves_are_computed(
 
 
 def test_values_beyond_halves_stay_numbers(target: Target, tmp_path: Path) -> None:
-    """The cache holds halves. What is larger is kept as the largest of them."""
+    """The cache holds halves. Larger numbers are kept as the largest of them."""
     good = write_drafter(tmp_path / "good.gguf", target.path, post_norms=True)
     for size in (1e4, 1e6):
         large = changed(good, tmp_path / "l.gguf", tensors=_larger({"attn_v.weight": size}))

@@ -1,4 +1,4 @@
-"""What is verified of a draft stays within its bounds, and within what may be emitted."""
+"""The verified part of a draft stays within its bounds, and within the end of the answer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Heads that were trained a little, on the shipped drafter: what ours accepts with them is what the
-reference does."""
+"""Heads that were trained a little, on the shipped drafter: ours accepts the same with them as the
+reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ N = 64  # tokens of an answer
 
 @dataclass(frozen=True)
 class Texts:
-    """What the target wrote: to train on, and to be judged by."""
+    """Texts of the target: to train on, and to be judged by."""
 
     target: Target
     trained: list[Text]

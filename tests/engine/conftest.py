@@ -1,4 +1,4 @@
-"""What the tests of the engine share."""
+"""Fixtures that the tests of the engine share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a drafter proposes, the text is that of plain decoding; only the gain differs."""
+"""The text is that of plain decoding, whatever a drafter proposes; only the gain differs."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_wrong_end_of_text_ends_nothing(known: Known, at: int) -> None:
 def test_a_right_end_of_text_ends_the_answer_with_it(
     targets: Targets, n: int, shape: DraftShape
 ) -> None:
-    """At every place of a block; what is drafted behind it is of no account."""
+    """At every place of a block; drafts behind it do not count."""
     # A digit is a token of its own, so the answer ends after n tokens.
     known = Known(targets[shape], "x = ", shape=shape, grammar=f"root ::= [0-9]{{{n}}}")
     assert len(known.tokens) == n + 1 and known.finish_reason == "stop"
@@ -212,7 +212,7 @@ def test_log_probabilities_that_are_no_numbers(known: Known, logprob: float) -> 
 
 @pytest.mark.one_in(2)
 def test_a_tree_is_refused_and_the_engine_goes_on(known: Known) -> None:
-    """Where chains are asked for, in a context that could fork, too."""
+    """Also in a context that could fork, if chains are asked for."""
     tree = Draft([1, 2, 3], [ANCHOR, ANCHOR, 0])
     drafter = ScriptedDrafter(lambda *_: tree)
     engine = Engine(known.target, drafter)
@@ -224,7 +224,7 @@ def test_a_tree_is_refused_and_the_engine_goes_on(known: Known) -> None:
 
 
 class Fault(Exception):
-    """What no part of the engine knows of."""
+    """An error that no part of the engine knows."""
 
 
 class FaultyDrafter(ScriptedDrafter):

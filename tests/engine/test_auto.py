@@ -91,7 +91,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(shape: DraftShape, either_file: Path) -> Iterator[Pair]:
-    """Where trees are there, they are among what the controller chooses from."""
+    """A pair; the controller may choose trees, if there are any."""
     with (
         exact_target(shape, either_file, n_ctx=2048) as target,
         exact_target(shape, either_file, n_ctx=2048) as other,

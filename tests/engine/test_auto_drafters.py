@@ -63,7 +63,7 @@ def right_for_so_many(n: Callable[[], int]) -> Scripting:
 
 
 def right_but(change: Callable[[list[int]], Draft]) -> Scripting:
-    """What is right, changed."""
+    """The right draft, changed."""
 
     def scripted(known: Known) -> Script:
         know = oracle(known.text)
@@ -112,7 +112,7 @@ SCRIPTS: dict[str, tuple[Scripting, int]] = {
     "two tokens": (of_length(lambda n: 2), 3),
     "too many": (of_length(lambda n: 3 * n + 5), 16),
 }
-"""What is drafted, and how many tokens a round emits at most by it."""
+"""The drafts, and the most tokens that a round emits by them."""
 EVERYWHERE = ("right", "wrong", "right for 7", "right for another number each round")
 CASES = [
     (name, decider)

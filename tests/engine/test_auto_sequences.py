@@ -88,7 +88,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench(shape: DraftShape, either_file: Path) -> Iterator[Bench]:
-    """Where trees are there, they are among what the controller chooses from."""
+    """A bench; the controller may choose trees, if there are any."""
     with exact_target(shape, either_file, n_ctx=1024, n_seq=N_SEQ) as target:
         yield Bench(target, fused_drafter(target), "auto" if shape == "tree" else "chain")
 
@@ -191,7 +191,7 @@ def test_one_that_is_cancelled_leaves_the_others_alone(bench: Bench, decider: st
 
 
 class Listener(ScriptedDrafter):
-    """Keeps all that is injected; what it drafts is as good as nothing."""
+    """Keeps all that is injected; its drafts are as good as none."""
 
     def __init__(self) -> None:
         super().__init__(lambda *_: Draft.chain([5, 6, 7]), n_seq=N_SEQ)

@@ -1,5 +1,5 @@
-"""An answer bound by a grammar is drafted like any other: what the grammar forbids is not proposed,
-and the text is that of plain decoding."""
+"""An answer bound by a grammar is drafted like any other: forbidden tokens are not proposed, and
+the text is that of plain decoding."""
 
 from __future__ import annotations
 

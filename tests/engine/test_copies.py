@@ -43,7 +43,7 @@ def target() -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def forking(f32_target: Path) -> Iterator[Target]:
-    """Where trees are exact."""
+    """A target with exact trees."""
     with exact_target("tree", f32_target) as opened:
         yield opened
 
@@ -223,7 +223,7 @@ def test_recurrent_layers(tmp_path: Path, width: Any, kind: Any) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", ["greedy", "seeded"])
 def test_grammar_and_logprobs(target: Target, way: str) -> None:
-    """What a grammar forbids is not copied, and each token has its log-probabilities."""
+    """A token that a grammar forbids is not copied, and each one has its log-probabilities."""
     tokenize = target.vocabulary.tokenize
     prompt = tokenize('[one, two, 34]\n["one","two",34]\n[one, two, 34]\n')
     options: dict[str, Any] = {"grammar": JSON_LIST, "logprobs": 1}

@@ -40,7 +40,7 @@ def alone() -> list[Sequence]:
 
 @dataclass
 class Drift:
-    """How many answers differ, and the largest difference of a log-probability up to there."""
+    """The answers that differ, and the largest difference of a log-probability up to there."""
 
     n: int = 0
     different: list[int] = field(default_factory=list)

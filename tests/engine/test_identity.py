@@ -36,7 +36,7 @@ MAX_TOKENS: dict[DraftShape, int] = {"chain": 48, "tree": 24}
 PROMPTS = ("code", "chat", "conversation", "source")
 """The last two are of more than 600 tokens."""
 BEFORE = ("nothing", "its beginning")
-"""What the caches have of a prompt."""
+"""The part of a prompt that the caches have."""
 CASES = [
     (shape, *case)
     for shape, widths in WIDTHS.items()

@@ -35,14 +35,14 @@ WAYS = ["slot", "shared", "busy", "memory", "disk"]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """Where verification is exact to the bit."""
+    """An engine whose verification is exact to the bit."""
     with open_engine(n_ctx=2048, n_seq=3, n_batch=256) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def forking(f32_target: Path) -> Iterator[Engine]:
-    """Where trees round as little as can be."""
+    """An engine whose trees round as little as can be."""
     with exact_target("tree", f32_target, n_ctx=1024, n_seq=3) as target:
         yield Engine(target, fused_drafter(target), n_seq=3)
 
@@ -144,7 +144,7 @@ def test_the_second_answer_is_the_first(
 def test_the_second_answer_is_the_first_with_trees(
     forking: Engine, text: list[int], way: str, tmp_path: Path
 ) -> None:
-    """Where a slot, with all its branches, has been, and where it goes on."""
+    """The slot, with all its branches, has been used, and goes on."""
     before, prompt = text[:200], text[:120] if way == "shared" else text[:200]
     options = {"shape": "tree", "logprobs": 2, **(SEEDED if way in ("busy", "disk") else {})}
     expected = cold(forking, prompt, 32, **options)

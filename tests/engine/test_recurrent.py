@@ -217,7 +217,7 @@ def test_sequences_that_come_and_go(targets: Target, plain: PlainAnswers) -> Non
 
 @pytest.mark.one_in(12)
 def test_answers_of_a_grammar(target: Target, plain: PlainAnswers) -> None:
-    """What it forbids is cut from the drafts, and each token has its log-probability."""
+    """Forbidden tokens are cut from the drafts, and each token has its log-probability."""
     (prompt,) = prompts(target, 1)
     options: dict[str, Any] = {"grammar": 'root ::= "[" [a-z ]+ ("," [a-z ]+)* "]"', "logprobs": 1}
     right = plain(prompt, N, **options)
@@ -251,7 +251,7 @@ def test_a_suspended_answer_goes_on(targets: Target, plain: PlainAnswers) -> Non
 def test_turns_after_an_answer_that_was_stopped(
     target: Target, plain: PlainAnswers, width: int
 ) -> None:
-    """It stops inside a draft, or inside several plain steps at once. What the slot has then is
+    """It stops inside a draft, or inside several plain steps at once. The slot's tokens are then
     cut, or all decoded again; the next turn is that of empty caches."""
     (prompt,) = prompts(target, 1)
     right = plain(prompt, N)

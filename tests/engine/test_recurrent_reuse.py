@@ -1,4 +1,4 @@
-"""Prompts that a target with recurrent layers has read in part: what is kept, and is it right?"""
+"""Prompts that a target with recurrent layers has read in part: the kept states are right."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_two_at_once_read_what_they_share_once(chat: Chat, target: Target) -> No
 
 
 A_TURN = st.tuples(st.integers(0, 15), st.floats(0.5, 1), st.integers(1, 60))
-"""Which of the texts before it a prompt begins with, how much of that, and how many new tokens."""
+"""The earlier text that a prompt begins with, the part of it, and the number of new tokens."""
 
 
 @pytest.mark.one_in(7)

@@ -29,7 +29,7 @@ N = 60
 
 @dataclass
 class Next:
-    """What a target and a drafter say after a text: all that later answers depend on."""
+    """The output of a target and a drafter after a text: all that later answers depend on."""
 
     logits: NDArray[np.float32]
     states: NDArray[np.float32]
@@ -80,7 +80,7 @@ class Bench:
     def run(
         self, n_prompt: int, n: int, width: int, n_right: list[int], shape: DraftShape = "chain"
     ) -> list[int]:
-        """Answer the first `n_prompt` tokens of the text with `n`; what the caches then hold."""
+        """Answer the first `n_prompt` tokens of the text with `n`; the caches' tokens then."""
         self.n_right, self.shape = list(n_right), shape
         sequence = answer(self.engine, self.text[:n_prompt], width, n, shape=shape)
         assert sequence.tokens == self.text[n_prompt : n_prompt + n]
@@ -145,7 +145,7 @@ def test_any_history_ends_as_a_fresh_prefill(
 
 
 def after(bench: Bench, history: list[Answered]) -> tuple[Next, Next]:
-    """What comes after some requests, and what comes after a prefill of what they left."""
+    """The output after some requests, and that after a prefill of the text they left."""
     cached: list[int] = []
     for text, n_more, n, width, n_right, shape in history:
         bench.text = bench.texts[text]
@@ -164,7 +164,7 @@ def after(bench: Bench, history: list[Answered]) -> tuple[Next, Next]:
 
 @pytest.fixture(scope="module")
 def forking(f32_target: Path) -> Iterator[Bench]:
-    """Where trees round as little as can be."""
+    """Targets whose trees round as little as can be."""
     with (
         exact_target("tree", f32_target, n_ctx=256) as used,
         exact_target("tree", f32_target, n_ctx=256) as fresh,

@@ -1,4 +1,4 @@
-"""Who begins, who waits, whose prompt goes on: properties of the policy, without a model."""
+"""Properties of the policy, without a model: who begins, who waits, whose prompt goes on."""
 
 from __future__ import annotations
 

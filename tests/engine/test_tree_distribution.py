@@ -39,7 +39,7 @@ def drafted(rng: np.random.Generator, anchor: int) -> Draft:
 
 
 def transitions(verifier: Verifier) -> NDArray[np.int64]:
-    """How often each token was followed by each, [token, next], in a text of `N_SAMPLES`."""
+    """Counts of each token's followers, [token, next], in a text of `N_SAMPLES`."""
     rng = np.random.default_rng(2)
     params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
     sampler = Sampler(params, N_VOCAB, n_ctx=64)
@@ -75,7 +75,7 @@ def test_drafted_samples_have_the_law_of_the_target() -> None:
 
 
 def drawn_again(draft: Draft, sample: Callable[[int], int], stop: Callable[[int], bool]) -> Verdict:
-    """A biased rule: what was not drafted is drawn a second time."""
+    """A biased rule: a token that was not drafted is drawn a second time."""
     edges = set(zip(draft.parents, draft.tokens, strict=True))
 
     def biased(row: int) -> int:

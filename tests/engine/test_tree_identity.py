@@ -233,7 +233,7 @@ def test_what_follows_is_what_follows_a_fresh_prefill(
 def test_widths_left_to_the_controller(
     engine: Engine, known: Known, shape: DraftShape, fork_ms: float
 ) -> None:
-    """Where forks are dear, trees are not worth it; where rows are cheap, they are wide."""
+    """Trees are not worth it if forks are dear, and wide if rows are cheap."""
     rows = {1: 4e-3, 16: 4.4e-3, 64: 5e-3}
     costs = Costs({0: rows}, {0: {1: 4e-4, 4: 8e-4}}, host_s=1e-4, trees={0: 1e-3 * fork_ms})
     engine.slots.forget_all()

@@ -1,4 +1,4 @@
-"""What is told of a file: the truth about its headers, and about whether two of them fit."""
+"""The report of a file: the truth about its headers, and about whether two of them fit."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def drafter() -> GgufFile:
 
 
 def mismatch(target: GgufFile, drafter: GgufFile) -> str:
-    """Why the two do not fit, which is also the error of the comparison."""
+    """The reason why the two do not fit, which is also the error of the comparison."""
     with pytest.raises(PairError) as caught:
         check_pair(target, drafter)
     fit = compare_pair(target, drafter)

@@ -105,7 +105,7 @@ DRAFTER = model(
 
 @dataclass(frozen=True)
 class Spec:
-    """What a plan reads of a DrafterSpec."""
+    """The part of a DrafterSpec that a plan reads."""
 
     n_layer: int = 5
     n_embd: int = 4096

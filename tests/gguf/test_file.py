@@ -1,4 +1,4 @@
-"""Whatever the bytes are, opening a GGUF gives a checked file or one FileError that says why."""
+"""Opening a GGUF of any bytes gives a checked file or one FileError that says why."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_shards_are_one_file(tmp_path: Path) -> None:
 
 
 def test_each_shard_counts_for_what_is_kept_of_a_file(tmp_path: Path) -> None:
-    """What is kept under a key must not be used with another second shard."""
+    """Results kept under a key must not be used with another second shard."""
     paths = shards(tmp_path)
     keys = [file_key(paths[0])]
     assert keys == [file_key(paths[0])]

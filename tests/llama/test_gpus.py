@@ -1,4 +1,4 @@
-"""What the system lists as a GPU, and what to do where llama.cpp does not use it."""
+"""The system's list of GPUs, and advice where llama.cpp does not use them."""
 
 from __future__ import annotations
 

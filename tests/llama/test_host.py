@@ -1,4 +1,4 @@
-"""How much memory and how many cores the host has for this process."""
+"""The memory and the cores that the host has for this process."""
 
 from __future__ import annotations
 

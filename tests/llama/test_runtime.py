@@ -1,4 +1,4 @@
-"""Which llama.cpp is loaded, its devices and its log."""
+"""The loaded llama.cpp, its devices and its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads compute beside other processes."""
+"""The number of threads that compute beside other processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_other_processes_find_cores(
 
 
 def looks(*steps: tuple[float, float, float]) -> Iterator[CpuTime | None]:
-    """What the system says at each look: (of the clock, of all, of our own) since the last one."""
+    """The system's times at each look: (of the clock, of all, of our own) since the last one."""
     sums = accumulate(steps, lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)))
     return (CpuTime(clock, all_, own, 2) for clock, all_, own in sums)
 

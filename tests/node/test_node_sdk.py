@@ -1,6 +1,6 @@
-"""OpenAI's own Node SDK against a real server: what it takes for granted holds.
+"""OpenAI's own Node SDK against a real server: its assumptions hold.
 
-Each `*.test.js` is a run of Node's own test runner; what it says is shown where one fails.
+Each `*.test.js` is a run of Node's own test runner; its output is shown if one fails.
 """
 
 from __future__ import annotations

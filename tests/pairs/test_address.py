@@ -1,4 +1,4 @@
-"""What a user wrote for a model."""
+"""Addresses that a user writes for a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests are answered that do not say: by where the pair comes from."""
+"""The defaults of requests, by the place that the pair comes from."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from dflash_local.pairs.entry import Entry
 FLAGS = Path(__file__).parents[1] / "support" / "engine_flags"
 ENTRIES = registry.own_entries()
 REFUSED = {"vllm": 1, "sglang": 10, "llama-server": 11, "docker-compose": 2, "k8s": 2}
-"""How many pairs of the registry each engine's tables lack."""
+"""The number of the registry's pairs that each engine's tables lack."""
 
 
 def entry(name: str) -> Entry:

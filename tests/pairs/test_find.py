@@ -1,4 +1,4 @@
-"""What is looked for before anything is fetched."""
+"""The search for a pair, before anything is fetched."""
 
 from __future__ import annotations
 

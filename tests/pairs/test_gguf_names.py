@@ -1,4 +1,4 @@
-"""What the names of GGUF files say."""
+"""The meaning of the names of GGUF files."""
 
 from __future__ import annotations
 

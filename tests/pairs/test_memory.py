@@ -1,4 +1,4 @@
-"""What fits is known from a model's header alone."""
+"""The fit is known from a model's header alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Published pairs from the hub, end to end, beside the accepted lengths of the published tables.
 
 `pytest -m hub` runs these; they need the network, some 30 GB of disk, and a GPU if they are to end
-within the hour. What a miss says, the likeliest first: the chat template or its thinking mode is
+within the hour. Causes of a miss, the likeliest first: the chat template or its thinking mode is
 not what the drafter was trained for (`stats` and `doctor` warn of few accepted drafts); the tapped
 layers are others than those of its config.json (`dflash-local inspect`); the draft graph is wrong
 for this architecture (`tests/draft` holds it against PyTorch). Quantising the target moves an

@@ -1,4 +1,4 @@
-"""Which tuned drafter a target uses, and the way back."""
+"""The tuned drafter that a target uses, and the way back."""
 
 from __future__ import annotations
 

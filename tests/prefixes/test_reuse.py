@@ -1,4 +1,4 @@
-"""Which slot takes a prompt, and from where its beginning comes: a decision without a model."""
+"""The slot that takes a prompt, and the source of its beginning: a decision without a model."""
 
 from __future__ import annotations
 

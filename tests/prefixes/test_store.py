@@ -1,5 +1,5 @@
-"""What has left its slot is kept within its bounds, and comes back from memory and from disk as it
-was, or not at all."""
+"""Prefixes that left their slots are kept within bounds, and come back from memory and from disk as
+they were, or not at all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def equal(a: SavedSequence, b: SavedSequence) -> bool:
 
 
 def found(store: PrefixStore, *tokens: int) -> SavedSequence | None:
-    """What there is of a prompt that begins with these tokens."""
+    """The stored prefix of a prompt that begins with these tokens."""
     hit = store.find(Wanted(prompt(*tokens), for_drafts=True))
     return store.fetch(hit) if hit else None
 
@@ -194,8 +194,8 @@ def test_what_leaves_memory_is_found_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread of the model puts entries into the store. What the disk has no time for is
-    forgotten; what is on its way can be had."""
+    """The thread of the model puts entries into the store. Those that the disk has no time for are
+    forgotten; those on their way can be had."""
     may_go_on, folder = threading.Event(), files(tmp_path)
     write = folder.write
 
@@ -397,7 +397,7 @@ while True:
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGKILL")
 def test_killed_while_it_writes(tmp_path: Path) -> None:
-    """Whatever it leaves, what is found afterwards is whole."""
+    """A prefix found afterwards is whole, whatever the process leaves."""
     rng = random.Random(1)
     code = WRITER.format(path=sys.path, folder=str(tmp_path))
     n_whole = 0

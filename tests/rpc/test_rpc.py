@@ -147,7 +147,7 @@ def test_copies_are_accepted_over_workers(local: Model, two: list[WorkerProcess]
 def test_prompts_are_kept_in_memory_and_in_files(
     local: Model, two: list[WorkerProcess], tmp_path: Path
 ) -> None:
-    """What a prompt left on the workers comes back from this machine: after another prompt, and
+    """The state of a prompt on the workers comes back from this machine: after another prompt, and
     after another load."""
     first, second = (4 * prompts[0] for prompts in list(demo.prompts().values())[:2])
     expected = local.generate(first, max_tokens=24, temperature=0, draft_width=0)
@@ -340,7 +340,7 @@ class Mutating(SlowNetwork):
 
 
 def use_buffer(device: int) -> None:
-    """What llama.cpp does with a device: memory on it, written and read."""
+    """Use a device as llama.cpp does: memory on it, written and read."""
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     buffer_type = runtime.function("ggml_backend_dev_buffer_type", pointer, pointer)(device)
     allocate = runtime.function("ggml_backend_buft_alloc_buffer", pointer, pointer, size)

@@ -1,5 +1,5 @@
-"""Constraints: what they allow, that looking leaves them where they are, and that no grammar
-hangs or ends the process, however bad."""
+"""Constraints: the tokens they allow; looking leaves them where they are, and no grammar hangs or
+ends the process, however bad."""
 
 from __future__ import annotations
 

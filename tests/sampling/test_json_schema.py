@@ -1,4 +1,4 @@
-"""What texts a JSON schema lets through, where grammars need it put another way."""
+"""The texts that a JSON schema lets through, where grammars need it put another way."""
 
 from __future__ import annotations
 

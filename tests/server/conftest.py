@@ -1,4 +1,4 @@
-"""What only tests of the server share."""
+"""Fixtures that only tests of the server share."""
 
 from __future__ import annotations
 

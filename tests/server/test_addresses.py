@@ -1,4 +1,4 @@
-"""How a server may listen besides plain HTTP at a port: a UNIX socket, a prefix, HTTPS."""
+"""Addresses of a server besides plain HTTP at a port: a UNIX socket, a prefix, HTTPS."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Requests as editors and agents send them, replayed against a real server.
 
 `editor_requests/` holds what each client sends: every field under its own name, prompts shortened
-and a few of its tools kept. `version` and `source` say of what: clients that can be had from npm
-or PyPI were run against this server and recorded, with the model bound to call a tool and to answer
+and a few of its tools kept. `version` and `source` say of what: clients that can be had from npm or
+PyPI were run against this server and recorded, with the model bound to call a tool and to answer
 then; requests of the others were put together from their sources. Each answer is read as that
-client reads it, which is all that it needs; where a client sets no end to an answer, or a far one,
-the replay does. Of a request that `adds` something to the one before it the file has only what
-differs: the messages that are added, and fields with other values.
+client reads it, which is all that it needs; if a client sets no end to an answer, or a far one, the
+replay does. Of a request that `adds` something to the one before it the file has only what differs:
+the messages that are added, and fields with other values.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LIMIT_NAMES = (*LIMITS.values(), "max_completion_tokens", "n_predict")
 
 
 def lines(answer: httpx.Response) -> list[str]:
-    """What the `data:` lines of a stream hold, as all of these clients read it: line by line."""
+    """The text of a stream's `data:` lines, as all of these clients read it: line by line."""
     assert answer.headers["content-type"].startswith("text/event-stream")
     return [line[5:].strip() for line in answer.text.split("\n") if line.startswith("data:")]
 

@@ -1,6 +1,6 @@
 """Event streams, byte by byte, as files in `golden/` have them.
 
-What differs from run to run is replaced first: ids by `<id>`, times by `<time>`, the fingerprint by
+Parts that differ by run are replaced first: ids by `<id>`, times by `<time>`, the fingerprint by
 `<fingerprint>`, durations, and every number in `timings` and of a log-probability, by `<number>`;
 comments and pings that keep a connection alive are left out. Texts are those of a target that
 decodes plainly, where it is certain or bound, so that they do not hang on the last bit of a sum.
@@ -44,7 +44,7 @@ TURN = (
     "<think>\nOh\n</think>\n\nOff!\n"
     '<tool_call>\n{"name": "go", "arguments": {"to": "Rome", "days": 3}}\n</tool_call>'
 )
-"""What an answer of Qwen3 is made of."""
+"""The parts of an answer of Qwen3."""
 USAGE = {"stream_options": {"include_usage": True}}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"messages": user(QUESTION), "max_tokens": 4}),

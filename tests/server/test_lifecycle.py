@@ -1,4 +1,4 @@
-"""How a server begins and ends."""
+"""The start and the end of a server."""
 
 from __future__ import annotations
 

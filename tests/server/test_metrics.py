@@ -1,4 +1,4 @@
-"""`/metrics` as Prometheus reads it, and `/slots`: what was asked is what is counted."""
+"""`/metrics` as Prometheus reads it, and `/slots`: all requests are counted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scrape(client: httpx.Client) -> Samples:
 
 @dataclass(frozen=True)
 class Counted:
-    """What a new server tells, what it answers to two equal requests, and what it tells then."""
+    """The metrics of a new server, its answers to two equal requests, and its metrics then."""
 
     server: ServerProcess
     before: Samples

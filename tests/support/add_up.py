@@ -1,4 +1,4 @@
-"""What the statistics of an answer with drafts of width "auto" must add up to."""
+"""Sums that hold for the statistics of an answer with drafts of width "auto"."""
 
 from __future__ import annotations
 

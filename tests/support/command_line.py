@@ -36,9 +36,9 @@ def run_here(
     environment: Mapping[str, str] | None = None,
     entry: Callable[[Sequence[str]], int] = main.run,
 ) -> subprocess.CompletedProcess[str]:
-    """The command in this process, which saves the imports: for tests of what it answers.
+    """The command in this process, which saves the imports: for tests of its answers.
 
-    What llama.cpp itself writes to stderr is not in the result.
+    llama.cpp's own output on stderr is not in the result.
     """
     out, err = io.StringIO(), io.StringIO()
     with (

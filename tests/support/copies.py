@@ -1,4 +1,4 @@
-"""What a sequence's text offers."""
+"""The copies that a sequence's text offers."""
 
 from __future__ import annotations
 

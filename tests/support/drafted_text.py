@@ -17,7 +17,7 @@ from lab.replay.recorded import RecordedDrafts
 BLOCK = 16
 _FOLDER = Path(__file__).resolve().parent / "recordings"
 _SHARES = np.array([0.5, 0.25, 0.125])
-"""What a made-up drafter gives its next candidates of what its first one leaves."""
+"""The shares of a made-up drafter's next candidates in the rest after its first one."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Place:
 
     @property
     def written(self) -> list[int]:
-        """What the target writes after it: of each position the candidate, or one more."""
+        """The target's text after it: of each position the candidate, or one more."""
         ranks: list[int] = self.drafts.ranks[self.passage, self.token].tolist()
         return [*ranks, 99]
 

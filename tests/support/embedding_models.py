@@ -79,7 +79,7 @@ def write_rerank_template(path: Path, target: Path) -> tuple[Path, str]:
 
 
 def _words(model: RandomModel) -> None:
-    """A vocabulary as llama.cpp has BERT's: what begins a word has a mark before it."""
+    """A vocabulary as llama.cpp has BERT's: a token that begins a word has a mark before it."""
     begun = [*_WORDS.split(), *string.ascii_lowercase[1:], *string.digits, *".,?!'-"]
     unique = list(dict.fromkeys(begun))
     inner = [*_ENDS, *(c for c in string.ascii_lowercase if c not in _ENDS), *string.digits]

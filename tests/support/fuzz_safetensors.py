@@ -1,8 +1,8 @@
-"""Damage checkpoints and mask embeddings at random: what comes of it is a FileError or a file.
+"""Damage checkpoints and mask embeddings at random: the result is a FileError or a file.
 
     python tests/support/fuzz_safetensors.py 10000 [seed]
 
-What our reader accepts, the safetensors package must accept too, with the same tensors.
+Files that our reader accepts must pass the safetensors package, too, with the same tensors.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def try_mask(data: bytes, folder: Path) -> str:
 
 
 def run(count: int, seed: int, folder: Path) -> Counter[str]:
-    """Try `count` damaged files; how many of each kind were refused and accepted."""
+    """Try `count` damaged files; the numbers refused and accepted of each kind."""
     rng = random.Random(seed)
     weights, mask = checkpoint_bytes(folder), mask_bytes(folder)
     for path in folder.iterdir():

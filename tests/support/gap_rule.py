@@ -1,5 +1,5 @@
-"""Where batched kernels round otherwise than one-token steps, two greedy answers may part, but only
-where the target is undecided.
+"""Two greedy answers may part where batched kernels round otherwise than one-token steps, but only
+if the target is undecided.
 
 The gap rule: at the first token that differs from plain decoding, the two likeliest logits of the
 plain run must be closer than rounding can bring them: twice the measured noise, as each of the two
@@ -7,8 +7,8 @@ may move by that much.
 
 In a mixture of experts rounding may choose another expert, and then a logit moves by far more than
 in rows of other texts. There the noise is that of the row itself: what it differs by when the same
-text is decoded at the other width. It bounds the gap by definition: where two ways of decoding
-choose different tokens, one of the two logits has moved by half the gap at least.
+text is decoded at the other width. It bounds the gap by definition: if two ways of decoding choose
+different tokens, one of the two logits has moved by half the gap at least.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def top_two_gap(logprob: TokenLogprob) -> float:
-    """How far the likeliest logit is above the second; needs `logprobs=2`."""
+    """The lead of the likeliest logit over the second; needs `logprobs=2`."""
     (_, first), (_, second) = logprob.top[:2]
     return first - second
 

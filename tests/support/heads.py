@@ -46,8 +46,8 @@ def heads_drafter(target: Target) -> HeadsDrafter:
 def drafts_of_llama_cpp(
     target: Target, tokens: Sequence[int], states: NDArray[np.float32], n: int
 ) -> list[int]:
-    """What `llama-server` drafts after `tokens`, of which the last one is the anchor: step by step,
-    by the functions that its `draft-mtp` calls. `states`, [len(tokens) - 1, n_embd], are the
+    """The drafts of `llama-server` after `tokens`, of which the last one is the anchor: step by
+    step, by the functions that its `draft-mtp` calls. `states`, [len(tokens) - 1, n_embd], are the
     target's after each token before the anchor."""
     params = target.options.context_params(1)
     params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP

@@ -31,7 +31,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked and how much was served."""
+    """A request, and the number of bytes served."""
 
     server: str
     method: str
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass
 class Hub:
-    """What the servers know and did. Change it between requests as a test needs."""
+    """The state and the record of the servers. Change it between requests as a test needs."""
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)

@@ -336,7 +336,7 @@ def _glm_flash(model: _Hybrid, n_vocab: int) -> None:
 
 
 def _further_head(model: _Hybrid, block: str) -> None:
-    """What a head has besides its layer."""
+    """Add the tensors of a head besides its layer."""
     model.numbers(block_count=N_LAYER + 1, nextn_predict_layers=1)
     of_state = model.added * model.normal(block + "of_state", N_EMBD, N_EMBD) / np.sqrt(N_EMBD)
     of_both = np.concatenate([np.eye(N_EMBD, dtype=np.float32), of_state], axis=1)

@@ -1,4 +1,4 @@
-"""Made-up machines: what the parts of a round cost there, for simulated rounds."""
+"""Made-up machines: the costs of a round's parts there, for simulated rounds."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ WRITE_NO_CALLS = {
         '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Rome"}}]'
     ),
 }
-"""They show tools, but leave calls of earlier answers out. What their models are told to write."""
+"""They show tools, but leave calls of earlier answers out. Their models are told to write this."""
 
 DESCRIBED = {"type": "string", "description": "Any."}
 PROPERTIES: dict[str, Any] = {
@@ -81,7 +81,7 @@ ASKED = {"role": "user", "content": "Question?"}
 
 
 def written(source: str, calls: Calls, content: str, reasoning: str) -> tuple[str, bool]:
-    """What a template writes behind its prompt, and whether that is inside of reasoning."""
+    """The text of a template after its prompt, and whether that is inside of reasoning."""
     template = ChatTemplate(source, bos="", eos="")
     message: dict[str, Any] = {"role": "assistant", "content": content}
     message["tool_calls"] = [

@@ -18,7 +18,7 @@ _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def lines_on(columns: int, *arguments: str, variables: Mapping[str, str]) -> list[str]:
-    """What it shows, without colours; a line is what the program ended, not the terminal."""
+    """Its output, without colours; the program ends lines, not the terminal."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     # A size among the variables comes before the terminal's own.

@@ -1,4 +1,4 @@
-"""What tests of OpenAI's routes share: requests, refusals, and the events of a stream.
+"""Shared by tests of OpenAI's routes: requests, refusals, and the events of a stream.
 
 Unless a test says otherwise, prompts are computed anew. A part of one that was computed beside
 other requests may differ from it in the last bits, and answers where the target is undecided.
@@ -18,7 +18,7 @@ CERTAIN = 4
 """So many tokens of the answer to that question are certain, whoever else is answered with it."""
 
 SAMPLER = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""How the server samples where a request says nothing."""
+"""The server's sampling if a request says nothing."""
 
 
 def user(text: str) -> list[dict[str, Any]]:

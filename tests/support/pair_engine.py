@@ -110,7 +110,7 @@ def answer(
 
 
 def plain_tokens(target: Target, prompt: Sequence[int], max_tokens: int = 48) -> list[int]:
-    """What greedy decoding without a drafter answers, from empty caches, which it leaves behind."""
+    """The answer of greedy decoding without a drafter. Caches are empty before and after."""
     target.clear(0)
     try:
         return answer(Engine(target, None), prompt, 0, max_tokens).tokens

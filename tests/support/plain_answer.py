@@ -1,4 +1,4 @@
-"""A prompt and its plain answer: what every drafted answer is held against."""
+"""A prompt and its plain answer: the measure of every drafted answer."""
 
 from __future__ import annotations
 

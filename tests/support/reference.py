@@ -147,7 +147,7 @@ class Reference:
         return rows.scatter(1, ids, torch.log_softmax(scores, dim=-1))
 
     def _hidden(self, seq: int, anchor: int) -> Tensor:
-        """What the output head reads: [block_size, n_embd]."""
+        """The output head's input: [block_size, n_embd]."""
         context = self._contexts.get(seq, Context())
         start = torch.tensor([len(context)])
         return self._drafter.hidden(context, torch.tensor([anchor]), start)[0]

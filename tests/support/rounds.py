@@ -1,8 +1,8 @@
 """Plays a controller on a made-up machine and text, round by round, as the engine asks it.
 
 The controller sees noisy times, some of them hiccups. It is judged by the times without noise, with
-every change of rows, every draft and every injected row in them. What a text's tokens are, and what
-is drafted after each, does not depend on what was done before.
+every change of rows, every draft and every injected row in them. A text's tokens, and the drafts
+after each, do not depend on the rounds before.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def emitted(draft: Draft, written: Sequence[int]) -> list[int]:
 
 @dataclass
 class Played:
-    """What came of it: tokens, seconds, and of each round its rows and whether it drafted."""
+    """The outcome: tokens, seconds, and of each round its rows and whether it drafted."""
 
     tokens: int = 0
     seconds: float = 0.0

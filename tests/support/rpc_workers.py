@@ -94,11 +94,11 @@ class SlowNetwork:
         self._delay_s = seconds
 
     def counts(self) -> tuple[int, int]:
-        """How often an answer came after a request, however many of either there were; bytes."""
+        """The number of turns from request to answer, however many of either; and of bytes."""
         return self._n_waits, self._n_bytes
 
     def changed(self, data: bytes) -> bytes:
-        """What arrives of a worker's answers."""
+        """The bytes that arrive of a worker's answers."""
         return data
 
     def cut(self) -> None:

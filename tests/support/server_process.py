@@ -113,7 +113,7 @@ def serving(
 
 
 def n_busy(client: httpx.Client) -> int:
-    """How many requests the server's first model is answering."""
+    """The number of requests that the server's first model is answering."""
     return sum(slot["is_processing"] for slot in client.get("/slots").json())
 
 

@@ -3,8 +3,8 @@
 Chains: in Q8_0 with a q8_0 KV cache, to the bit. The cells of a tree lie in another order than
 those of plain decoding, so that sums round otherwise, and whatever rounds to few bits makes much of
 that. So trees: weights and KV cache in F32, and no flash attention, which would round keys and
-values to f16. What is left moves a logit by less than 1e-5: answers part where the top two are
-closer than that, draws as seldom.
+values to f16. The rest moves a logit by less than 1e-5: answers part where the top two are closer
+than that, draws as seldom.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def either_model(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
 
 def of_both_shapes(names: str, chain: Iterable[Any], tree: Iterable[Any]) -> pytest.MarkDecorator:
     """A test of either shape and of the values of `names`, tuples if these are several. Fewer are
-    for trees: where theirs are compared, a step takes longer."""
+    for trees: if theirs are compared, a step takes longer."""
     cases = [
         (shape, *(values if isinstance(values, tuple) else (values,)))
         for shape, found in (("chain", chain), ("tree", tree))

@@ -1,7 +1,7 @@
 """A server of four models on a machine that has memory for two of them.
 
 Tests run it as a process, `COMMAND`. It does what `dflash-local serve` does, except that it is told
-how much memory is free: what such a machine would have left beside the loaded models.
+the free memory: that of such a machine beside the loaded models.
 """
 
 from __future__ import annotations

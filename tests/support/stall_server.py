@@ -1,6 +1,6 @@
 """A server that writes a line for each step of its event loop that takes long.
 
-Time of the CPU, so that other processes do not count: what the loop's own thread computes.
+Time of the CPU, so that other processes do not count: only the loop's own thread does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dflash_local.cli import main
 
 COMMAND = (sys.executable, __file__, "serve", "--port", "0")
 LONG_S = float(os.environ.get("STALL_S", "0.3"))
-"""Of the loop's CPU time; under 0.1 on a quiet machine. What this guards against took 10 s."""
+"""Of the loop's CPU time; under 0.1 on a quiet machine. The known stall took 10 s."""
 
 _run = asyncio.events.Handle._run
 

@@ -1,7 +1,7 @@
 """The shipped drafter, continued: with a Markov head (DSpark), or with a selector and convolutions
-(DFlash 2), trained on what the shipped target writes.
+(DFlash 2), trained on texts of the shipped target.
 
-Minutes on two cores. What comes out is no good drafter, but its heads know something, so that its
+Minutes on two cores. The result is no good drafter, but its heads know something, so that its
 accepted length says whether they are computed as they were trained.
 """
 
@@ -39,7 +39,7 @@ _STEP_DECAY = 0.85  # later positions count less, as they are seldom reached
 
 @dataclass(frozen=True)
 class Text:
-    """What the target wrote: a prompt, its greedy answer, and the context feature of each token."""
+    """A text of the target: a prompt, its greedy answer, and the context feature of each token."""
 
     tokens: list[int]
     n_prompt: int
@@ -98,7 +98,7 @@ def _shipped() -> TorchDrafter:
 
 
 def _states(drafter: TorchDrafter, text: Text, anchors: Sequence[int]) -> Tensor:
-    """What the head reads where a block drafts, for anchors at these places in the text: [blocks,
+    """The head's input where a block drafts, for anchors at these places in the text: [blocks,
     block_size - 1, n_embd]."""
     context = drafter.inject(torch.from_numpy(text.features))
     starts = torch.tensor(anchors)

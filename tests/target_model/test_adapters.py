@@ -1,4 +1,4 @@
-"""LoRA adapters and control vectors: what they change, for whom, and which files are refused."""
+"""LoRA adapters and control vectors: their effects, for whom, and the files that are refused."""
 
 from __future__ import annotations
 

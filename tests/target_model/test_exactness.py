@@ -1,4 +1,4 @@
-"""How exact verifying is on this machine: measured, kept, told, and true."""
+"""The exactness of verifying on this machine: measured, kept, told, and true."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_shipped_pair_is_exact_to_its_block(model: Model) -> None:
 
 @pytest.mark.slow
 def test_it_is_measured_once(own_cache: Path, in_48_rows: None) -> None:
-    """The second time nothing is decoded: what the caches hold stays."""
+    """The second time nothing is decoded: the caches stay as they are."""
     prompt = demo.prompts()["code"][0]
     with load(
         *demo.pair(), n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True

@@ -328,8 +328,8 @@ def test_a_replay_begins_while_the_device_drafts(texts: Texts) -> None:
 
 @by_replay
 def test_plain_steps_between_passes_of_drafts(texts: Texts) -> None:
-    """ggml gives out places for the tensors of each kind of graph anew; what is kept of a pass is
-    not written over by a later step of it."""
+    """ggml gives out places for the tensors of each kind of graph anew; data kept of a pass are not
+    written over by a later step of it."""
     for n_rows in (1, 4, 1, 8, 30, 3, 1, 1, 8, 2, 12, 5):
         texts.decode([0], n_rows)
         if 1 < n_rows <= 1 + N_ROWS:

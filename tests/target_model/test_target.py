@@ -1,4 +1,4 @@
-"""What a pass of the target leaves on its device is what its logits and layers say."""
+"""The results that a pass leaves on its device equal the target's logits and layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run with the shipped pair: what it leaves, where it may stop, and how it goes on."""
+"""A whole run with the shipped pair: its files, its stops, and how it goes on."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneOptions:
 
 
 class Watch:
-    """What a run tells, and when it is to stop."""
+    """The lines of a run, and the step at which to stop it."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.lines: list[str] = []

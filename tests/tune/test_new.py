@@ -1,4 +1,4 @@
-"""A drafter from nothing: what a run leaves, that it learns, and how it goes on."""
+"""A drafter from nothing: a run's files, that it learns, and how it goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drafter learns: the blocks, their labels, how much each position counts, the gradient."""
+"""The objective of a drafter: the blocks, their labels, the weights of positions, the gradient."""
 
 from __future__ import annotations
 

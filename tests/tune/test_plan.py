@@ -1,5 +1,5 @@
-"""What is trained and where: all weights where they fit, low-rank additions elsewhere, by turns
-with the target where these do not fit beside it."""
+"""The plan of a training: all weights where they fit, low-rank additions elsewhere, by turns with
+the target where these do not fit beside it."""
 
 from __future__ import annotations
 

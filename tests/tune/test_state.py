@@ -1,4 +1,4 @@
-"""The state of a run: what cannot be written or read is told in one line."""
+"""The state of a run: faults of writing or reading are told in one line."""
 
 from __future__ import annotations
 

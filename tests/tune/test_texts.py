@@ -1,4 +1,4 @@
-"""From texts to prompts: what is held out is never learnt from, and what is no text is left out."""
+"""From texts to prompts: held-out ones are never learnt, and files without text are left out."""
 
 from __future__ import annotations
 

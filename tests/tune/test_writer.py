@@ -1,4 +1,4 @@
-"""What a writer writes is what the target says, with the labels and hidden states of each token."""
+"""A writer writes the target's answers, with the labels and features of each token."""
 
 from __future__ import annotations
 

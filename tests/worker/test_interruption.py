@@ -1,4 +1,4 @@
-"""Whatever interrupts an answer, the model stays usable, and the process ends as it should."""
+"""A model stays usable after any interruption of an answer, and the process ends as it should."""
 
 from __future__ import annotations
 

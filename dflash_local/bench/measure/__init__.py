@@ -1,1 +1,1 @@
-"""How it is timed: one request at a time, several at once, and single passes of the target."""
+"""The measurements: one request at a time, several at once, and single passes of the target."""

@@ -1,4 +1,4 @@
-"""What became of drafts: accepted lengths, widths, and how far branches helped."""
+"""The outcome of drafts: accepted lengths, widths, and the help of branches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_local.stats import Stats
 @dataclass(frozen=True)
 class Acceptance:
     """The counts of some answers together. Unless something else is said, rounds without drafts do
-    not count: they always emit one token, which says nothing about drafts. Averages are None where
+    not count: they always emit one token, which says nothing about drafts. Averages are None if
     no draft was checked."""
 
     stats: Stats = field(default_factory=Stats)
@@ -67,7 +67,7 @@ class Acceptance:
 
     @property
     def mean_rows(self) -> float | None:
-        """Rows of a verify pass, those without drafts included; None where there was none."""
+        """Rows of a verify pass, those without drafts included; None if there was none."""
         return 1 + self.stats.drafted / self.stats.rounds if self.stats.rounds else None
 
     @property

@@ -20,7 +20,7 @@ LEAST_TOKENS = 8
 
 @dataclass(frozen=True)
 class TimedAnswer:
-    """A request's tokens and costs. `ttft_s` is what the caller waited for the first token."""
+    """A request's tokens and costs. `ttft_s` is the caller's wait for the first token."""
 
     tokens: list[int]
     stats: Stats
@@ -41,7 +41,7 @@ def ask(
     seed: int,
     max_tokens: int,
 ) -> TimedAnswer:
-    """One request, as a user's would come. Raises what `Model.stream` raises."""
+    """One request, as a user's would come. Raises as `Model.stream`."""
     model.engine.offers_copies = variant.copies
     start = time.perf_counter()
     ttft_s, result = 0.0, None

@@ -65,9 +65,9 @@ def measure_concurrent(
     say: Say,
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """Measure each category at each of `levels`, numbers of requests at once, by turns plain and
-    with drafts. Returns rows, and notes on what did not fit.
+    with drafts. Returns rows, and notes on those that did not fit.
 
-    The caller owns the engine for that time. Raises what the engine raises.
+    The caller owns the engine for that time. Raises as the engine.
     """
     rows: list[ConcurrencyRow] = []
     notes: list[str] = []

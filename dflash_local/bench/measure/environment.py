@@ -1,4 +1,4 @@
-"""What the numbers were measured on: versions, devices and files."""
+"""The environment of a measurement: versions, devices and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run is, and how long the rest will take."""
+"""The progress of a run, and the time that the rest will take."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dflash_local.target_model.target import Target
 
 @dataclass(frozen=True)
 class Lead:
-    """How far the likeliest token after a text is ahead, and how far rounding moves logits.
+    """The lead of the likeliest token after a text, and the movement of logits by rounding.
 
     `gap` is the difference of the two largest logits, decoded one token at a time. `noise` is the
     largest change of a logit, anywhere in the text, when several tokens are decoded at a time.

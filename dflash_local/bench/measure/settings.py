@@ -1,4 +1,4 @@
-"""How to measure: the variants of decoding that are compared, and the limits of each answer."""
+"""Settings: the variants of decoding that are compared, and the limits of each answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to decode: rows of a verify pass, the shape of the drafts in them, and whether what
-    the text has already is drafted, too."""
+    """One way to decode: rows of a verify pass, the shape of the drafts in them, and whether copies
+    of the text are drafted, too."""
 
     width: Width = "auto"
     shape: DraftShape = "chain"
@@ -37,7 +37,7 @@ class Variant:
         return name if self.copies else f"{name}, no copies"
 
     def options(self) -> dict[str, Any]:
-        """What a request asks for: keyword arguments of `Model.stream` and of `Request`. Copies are
+        """A request's settings: keyword arguments of `Model.stream` and of `Request`. Copies are
         the engine's to offer."""
         return {"draft_width": self.width, "draft_shape": self.shape}
 

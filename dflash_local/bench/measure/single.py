@@ -76,7 +76,7 @@ class SpeedRow:
     over: dict[Variant, Spread] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     forced: Acceptance | None = None
-    """Where the controller hardly drafted: the acceptance of a few answers with whole blocks of
+    """If the controller hardly drafted: the acceptance of a few answers with whole blocks of
     drafts. No other number counts them."""
     drafting: str | None = None
     """Why the controller drafted or did not, by the last answer."""
@@ -89,7 +89,7 @@ class SpeedRow:
 
     @property
     def drafted_median(self) -> float | None:
-        """Tokens/s; None where nothing was drafted or all answers were too short."""
+        """Tokens/s; None if nothing was drafted or all answers were too short."""
         return self.drafted.median if self.drafted else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def by_category(
 ) -> Iterator[list[SpeedRow]]:
     """Measure all cases. Gives the rows of each category as soon as it is measured, and tells of
     each. When it is interrupted, the prompts that were measured with all variants make the last
-    rows. Raises what `Model` raises."""
+    rows. Raises as `Model`."""
     for temperature in settings.temperatures:
         _Answers(model, cases[:1], temperature, settings, pace).warm_up()
     n_each = settings.repeat * len(settings.temperatures) * len(settings.caches)
@@ -148,7 +148,7 @@ class _Answers:
         }
 
     def warm_up(self) -> None:
-        """A short answer of every variant, so that no measured one pays for what happens once."""
+        """A short answer of every variant, so that no measured one pays for work done once."""
         for variant in self.settings.turns():
             self._ask(self.cases[0], variant, min(_WARM_UP_TOKENS, self.settings.max_tokens))
 
@@ -173,21 +173,21 @@ class _Answers:
         )
 
     def keep_complete(self) -> int:
-        """Keep only the prompts that all variants have answered; how many answers each has."""
+        """Keep only the prompts that all variants have answered; the number of answers of each."""
         n = min(map(len, self._answers.values()))
         for answers in self._answers.values():
             del answers[n:]
         return n
 
     def rows(self, *, forced: bool = True) -> Iterator[SpeedRow]:
-        """`forced`: look at what the drafter is worth where it was hardly used."""
+        """`forced`: look at the drafter's worth where it was hardly used."""
         for variant in self.settings.variants or (PLAIN,):
             found = self._forced(variant) if forced else None
             for cache in self.settings.caches:
                 yield self._row(variant, cache, found)
 
     def _forced(self, variant: Variant) -> Acceptance | None:
-        """What the drafter is worth where the controller hardly used it."""
+        """The drafter's worth where the controller hardly used it."""
         drafter = self.model.drafter
         found = [
             answer.stats

@@ -1,4 +1,4 @@
-"""What many answers say together: medians, spread, time per stage."""
+"""The speed of many answers: medians, spread, time per stage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Speed:
-    """What answers of one kind cost. `overall_tokens_per_second` is of all of them together;
+    """The speed of answers of one kind. `overall_tokens_per_second` is of all of them together;
     `stage_s` are mean seconds of a round, by `STAGES`."""
 
     tokens_per_second: Spread | None
@@ -67,5 +67,5 @@ class Speed:
 
     @property
     def median(self) -> float | None:
-        """Of the answers' tokens/s; None where all were too short."""
+        """Of the answers' tokens/s; None if all were too short."""
         return self.tokens_per_second.median if self.tokens_per_second else None

@@ -1,1 +1,1 @@
-"""What the models are asked: built-in prompts, published datasets, files of the user's own."""
+"""The prompts: built-in ones, published datasets, files of the user's own."""

@@ -24,8 +24,8 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt as a model reads it. `index` counts within the category. `answer` is what a replay
-    shall emit."""
+    """A prompt as a model reads it. `index` counts within the category. `answer` is the text for a
+    replay to emit."""
 
     category: str
     index: int

@@ -25,7 +25,7 @@ _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where the test questions are on the hub, and what is written before and after each."""
+    """The place of test questions on the hub, and the texts before and after each."""
 
     repo: str
     file: str

@@ -79,8 +79,8 @@ def read_prompts(path: str | os.PathLike[str], *, limit: int | None = None) -> l
 def read_lines(
     path: str | os.PathLike[str], parse: Callable[[Any, int], list[BenchPrompt]]
 ) -> list[list[BenchPrompt]]:
-    """What `parse` makes of the object, and the number, of each line of a JSON Lines file. Raises
-    InputError, OSError."""
+    """The prompts that `parse` makes of each line of a JSON Lines file: its object and number.
+    Raises InputError, OSError."""
     found = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
@@ -107,7 +107,7 @@ def limited(lines: list[list[BenchPrompt]], limit: int | None) -> list[BenchProm
 
 
 def _check_whole(raw: Any) -> None:
-    """Raises ValueError for what JSON can say and no tokenizer can read."""
+    """Raises ValueError for text that JSON can hold and no tokenizer can read."""
     try:
         json.dumps(raw, ensure_ascii=False).encode()
     except UnicodeEncodeError:

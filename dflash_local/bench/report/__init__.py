@@ -1,1 +1,1 @@
-"""How results are shown: JSON, tables for a terminal and for Markdown, and a picture."""
+"""The forms of results: JSON, tables for a terminal and for Markdown, and a picture."""

@@ -16,7 +16,7 @@ from dflash_local.bench.paper import PaperValue
 OURS = "ours (over theirs)"
 _NAMES = {"fim": "fill-in-the-middle"}
 _KEYS = ("prompts", "temp", "caches", "drafts", "llama-server", "at once", "rows")
-"""Columns that say what a row is about."""
+"""Columns with the subject of a row."""
 _ABOUT = {"temp": "temperature {}", "at once": "{} at once", "caches": "caches {}"}
 _TEXT_COLUMNS = {"prompts", "temp", "caches", "drafts", "paper", "llama-server", "rows", "", OURS}
 _WRAPPED = {"prompts": 14, "drafts": 12, "llama-server": 12, "paper": 20, OURS: 24}
@@ -36,8 +36,8 @@ def table(rows: Sequence[Row], width: int | None = None) -> str:
     """For a terminal of so many columns, None for any number; rows may lack columns. Columns of
     numbers are aligned to the right.
 
-    What is too wide comes in several tables, one below the other, and each repeats the columns that
-    say what a row is about. Where these leave no room, each row is a paragraph.
+    A wide one comes in several tables, one below the other, and each repeats the columns with a
+    row's subject. If these leave no room, each row is a paragraph.
     """
     full = _plain_table(rows)
     if width is None or _width(full) <= width:
@@ -97,7 +97,7 @@ def _wrapped(column: str, text: str) -> str:
 
 
 def _paragraph(row: Row, width: int) -> str:
-    """What a row is about, then its other cells with their names."""
+    """The subject of a row, then its other cells with their names."""
     about = [_ABOUT.get(key, "{}").format(row[key]) for key in _KEYS if row.get(key)]
     cells = [f"{key} {row[key]}" for key in row if key not in _KEYS and row[key]]
     body = textwrap.fill("; ".join(cells), width, initial_indent="  ", subsequent_indent="  ")

@@ -1,4 +1,4 @@
-"""The lines above and below the tables: what was measured where, and what is to be noted."""
+"""The lines above and below the tables: the measurements' places, and notes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _sameness(report: Report) -> str:
 
 
 def _reasons(report: Report) -> Iterator[str]:
-    """What the controller says about its choices: each text once, with its categories."""
+    """The controller's reasons for its choices: each text once, with its categories."""
     said: dict[str, list[str]] = {}
     for row in report.main_rows:
         if row.temperature == report.temperatures[0]:

@@ -24,7 +24,7 @@ _PARTS = ("variant", "acceptance", "lead")
 @dataclass
 class Report:
     """`paper` is by category and temperature. `interrupted`: it was ended before all was measured;
-    `failure`: what else has ended it."""
+    `failure`: any other end."""
 
     command: str
     environment: Environment
@@ -99,7 +99,7 @@ class Report:
 
 
 def jsonable(value: Any) -> Any:
-    """Rows and numbers as JSON has them; more than six digits are below what a clock can tell."""
+    """Rows and numbers as JSON has them; more than six digits are below a clock's resolution."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if hasattr(value, "as_dict"):

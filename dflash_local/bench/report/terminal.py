@@ -69,7 +69,7 @@ def _at_once(report: Report, row: ConcurrencyRow) -> cell.Row:
 def _about(
     report: Report, row: SpeedRow | ConcurrencyRow, prompts: str, n_at_once: int
 ) -> dict[str, str]:
-    """The columns that say what a row is about: those in which rows differ."""
+    """The columns with the subject of a row: those in which rows differ."""
     line = {"prompts": prompts, "temp": f"{row.temperature:g}"}
     if len(report.settings.caches) > 1:
         line["caches"] = row.cache if isinstance(row, SpeedRow) else ""

@@ -1,4 +1,4 @@
-"""What a report comes down to, in one sentence."""
+"""The verdict of a report, in one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_local.stats import Stats
 _FEWEST = 3
 """Answers with drafts; from fewer no verdict is given, as speed differs between prompts."""
 _ALIKE = 0.02
-"""Ratios that differ from 1 by less are within what two runs differ by."""
+"""Ratios that differ from 1 by less are within the spread of two runs."""
 
 
 def verdict(report: Report) -> str:

@@ -49,7 +49,7 @@ def library_of(request: Request) -> Library:
 async def on_model(
     request: Request, name: str | None, body: Body, work: Callable[[Model, Body], Prepared]
 ) -> Prepared:
-    """What `work` makes of `body` with the model of that name, on a thread of that model's."""
+    """Call `work` on `body` with the model of that name, on a thread of that model's."""
     async with pool_of(request).use(name) as loaded:
         return await loaded.threads.run(work, loaded.model, body)
 
@@ -65,9 +65,9 @@ async def respond(
 ) -> Response:
     """The answer of the model of that name: a stream in `form`, or without one a whole.
 
-    `answer` answers `body` with what `prepare` has made of it, on a thread of the model's. Both
-    raise ApiError, InputError for what that model cannot do. While the model is loaded, the
-    comments of a stream tell how far that is.
+    `answer` answers `body` with the result of `prepare`, on a thread of the model's. Both raise
+    ApiError, InputError for requests beyond that model. While the model is loaded, the comments of
+    a stream tell its progress.
     """
     pool = pool_of(request)
     # Raises ApiError before a stream begins.

@@ -1,8 +1,8 @@
 """Types of request fields, each with its bounds, for the schemas of all APIs.
 
 Numbers are strict: as with OpenAI, neither a text nor a boolean is a number. Every field has a
-bound: what no model could use is refused before any work. Fields that a schema does not have are
-ignored, as pydantic does by default: clients send what they know from other servers.
+bound: values that no model could use are refused before any work. Fields that a schema does not
+have are ignored, as pydantic does by default: clients send fields of other servers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 """A list that is refused at the first bad item: an error for each would hold up all clients."""
 
 MessagesOf = Annotated[ListOf[T], Field(max_length=MAX_MESSAGES)]
-"""Messages, or what they consist of."""
+"""Messages, or their parts."""
 
 SomeMessagesOf = Annotated[MessagesOf[T], Field(min_length=1)]
 ToolsOf = Annotated[ListOf[T], Field(max_length=MAX_TOOLS)]
@@ -45,7 +45,7 @@ Predict = Annotated[int, Field(strict=True, ge=-1, le=MAX_INT)]
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]
 LastN = Annotated[int, Field(strict=True, ge=-1, le=MAX_INT)]
-"""How many tokens to look back at; -1 is the whole context."""
+"""The number of tokens to look back at; -1 is the whole context."""
 
 Milliseconds = Annotated[int, Field(strict=True, ge=0, le=24 * 3600 * 1000)]
 Choices = Annotated[int, Field(strict=True, ge=1, le=MAX_CHOICES)]
@@ -53,7 +53,7 @@ Seed = Annotated[int, Field(strict=True, ge=-(2**63), le=2**64 - 1)]
 Logprobs = Annotated[int, Field(strict=True, ge=0, le=5)]
 TopLogprobs = Annotated[int, Field(strict=True, ge=0, le=20)]
 Alternatives = Annotated[int, Field(strict=True, ge=0, le=100)]
-"""llama-server's `n_probs`: how many to report with each token."""
+"""llama-server's `n_probs`: the number to report with each token."""
 
 TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]
 
@@ -99,7 +99,7 @@ are meant."""
 
 
 class LoraScale(BaseModel):
-    """How strongly an adapter acts, by its number in `/lora-adapters`."""
+    """The scale of an adapter, by its number in `/lora-adapters`."""
 
     id: Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]
     scale: Annotated[float, Field(ge=-10000, le=10000, allow_inf_nan=False)]
@@ -143,6 +143,6 @@ def refuse(
 
 
 def field_of(value: Any, name: str) -> Any:
-    """A field of a JSON object or of a model; None where there is none. For discriminators, which
+    """A field of a JSON object or of a model; None if there is none. For discriminators, which
     pydantic calls with either."""
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)

@@ -11,7 +11,7 @@ from dflash_local.server.answering.token_logprobs import LogprobStream, TokenSpa
 
 
 class ChatAnswer(ChatReader):
-    """Reads one answer to a chat. Where the chat does not allow parallel calls, calls after the
+    """Reads one answer to a chat. If the chat does not allow parallel calls, calls after the
     first are left out. `logprobs` tells those of its tokens, where they were asked for.
     `raw_thoughts` leaves reasoning in the content."""
 

@@ -1,4 +1,4 @@
-"""Which parts of an answer were accepted drafts, told while it streams: our addition to a chunk."""
+"""Parts of an answer that were accepted drafts, told while it streams: our addition to a chunk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DraftDetail:
         self._warning: str | None = None
 
     def push(self, chunk: Chunk) -> None:
-        """Take in what the model has added."""
+        """Take in the model's addition."""
         self._origins.add(chunk.pieces)
         for drafted, copied in zip(chunk.from_draft, chunk.from_copy, strict=True):
             self._count(drafted, copied)
@@ -32,13 +32,13 @@ class DraftDetail:
             self._warning = chunk.result.stats.warning
 
     def take(self, shown: str) -> dict[str, Any]:
-        """What to tell with `shown`, the next text of the message.
+        """The detail for `shown`, the next text of the message.
 
         `pieces` join to `shown`. Those that no drafter proposed, as the text had them already, have
-        `from_copy`. `rounds` has for each verify pass since the last call how many
-        tokens it emitted: accepted drafts and one of the target's own; `copied` how many of these
-        drafts were copies. `drafting` is what the controller decides at the moment, and why; None
-        for a fixed width.
+        `from_copy`. `rounds` has the number of tokens emitted by each verify pass since the last
+        call: accepted drafts and one of the target's own; `copied` the number of copies among these
+        drafts. `drafting` is the controller's decision at the moment, and why; None for a fixed
+        width.
         """
         detail = {
             "pieces": _pieces(shown, self._origins.of(shown)),

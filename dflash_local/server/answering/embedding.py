@@ -22,7 +22,7 @@ MAX_TEXTS = 2048
 
 @dataclass(frozen=True)
 class Embedded:
-    """What `model` has made of each text of a request: a vector, several, or a score."""
+    """The results of `model` for each text of a request: a vector, several, or a score."""
 
     model: str
     vectors: list[Vector]
@@ -43,8 +43,8 @@ async def respond_embedded(
     answer: Callable[[Embedded], Any],
     keep_alive_s: float | None = None,
 ) -> Response:
-    """The JSON that `answer` makes of what the model of that name makes of `prompts`. Both run on
-    the model's own threads, and raise ApiError, InputError for what it cannot do."""
+    """The JSON that `answer` makes of the model's results for `prompts`. Both run on the model's
+    own threads, and raise ApiError, InputError for requests beyond it."""
     pool = pool_of(request)
     check: RequestCheck = request.app.state.request_check
     check.check(pool, name, body, use)

@@ -1,5 +1,4 @@
-"""Generating the answers of a request: several at once, their seeds, what ended them, and what they
-cost.
+"""Generating the answers of a request: several at once, their seeds, ends and costs.
 
 Every API makes `GenerationTask`s and reads the chunks of all of them from `stream_all`.
 """
@@ -44,9 +43,8 @@ async def stream_all(
 ) -> AsyncIterator[tuple[int, Chunk]]:
     """The chunks of all tasks as they come, each with the number of its task.
 
-    What is wrong with any task is raised before the first chunk. Closing the iterator, or an error
-    of one task, ends them all within one round. Raises ClosedError where the model is closed
-    meanwhile.
+    Faults of any task are raised before the first chunk. Closing the iterator, or an error of one
+    task, ends them all within one round. Raises ClosedError if the model is closed meanwhile.
     """
     items: asyncio.Queue[tuple[int, Chunk | Exception | None]] = asyncio.Queue()
 
@@ -113,7 +111,7 @@ def stop_text(
     special: bool = False,
     kept: bool = False,
 ) -> str | None:
-    """The one of `stops` that ended a result with the finish reason "stop"; None where the model
+    """The one of `stops` that ended a result with the finish reason "stop"; None if the model
     ended it by itself. `special`: its text includes the names of control tokens. `kept`: it ends
     with that text. As in `TextStream`, of those that end together the longest counts."""
     if result.tokens and vocabulary.ends_text(result.tokens[-1]):
@@ -125,7 +123,7 @@ def stop_text(
 
 
 class RunningTimings:
-    """What is known of the costs of one answer while it arrives, under llama-server's names."""
+    """The costs of one answer while it arrives, under llama-server's names."""
 
     def __init__(self) -> None:
         self._begun_at: float | None = None
@@ -141,7 +139,7 @@ class RunningTimings:
 
 
 def prompt_progress(told: PromptProgress, *, timed: bool) -> dict[str, Any]:
-    """How much of a prompt is read, in llama-server's form, and with its timings where `timed`."""
+    """The progress of a prompt, in llama-server's form, and with its timings where `timed`."""
     ms = round(1e3 * told.seconds, 3)
     counts = {"total": told.n, "cache": told.n_cached, "processed": told.n_read, "time_ms": ms}
     fields: dict[str, Any] = {"prompt_progress": counts}
@@ -158,9 +156,9 @@ def timings(results: Sequence[Result]) -> dict[str, Any]:
     """Counts and milliseconds under llama-server's names, summed over `results`.
 
     `cache_n` and `prompt_n` together are the prompt. Of `draft_n` drafted tokens that were
-    verified, `draft_n_accepted` became part of the answer. `tokens_per_round` is ours: the mean of
-    what a verify pass emitted. These are left out where nothing was drafted. `repeated_n`, ours,
-    is there where so many tokens at the end say again and again what is before them.
+    verified, `draft_n_accepted` became part of the answer. `tokens_per_round` is ours: the mean
+    tokens of a verify pass. These are left out if nothing was drafted. `repeated_n`, ours, is
+    there where so many tokens at the end only repeat those before them.
     """
     stats = [result.stats for result in results]
     cached = sum(s.cached_tokens for s in stats)

@@ -7,11 +7,11 @@ For a model without tokens for repository and file, a line of dashes separates t
 model without tokens for prefix, suffix and middle was never taught to fill a gap: it goes on from
 the text before it.
 
-What does not fit is left out. The text around the gap gets at most three quarters of the room, and
-at most 2,048 tokens: three quarters of these for the text before it. The other texts get the rest.
-None of these shares depends on how long a text is, and the text before the gap loses its beginning
-a quarter of its share at a time. So while somebody types, the prompts begin alike, and most of each
-is in the cache.
+Parts that do not fit are left out. The text around the gap gets at most three quarters of the room,
+and at most 2,048 tokens: three quarters of these for the text before it. The other texts get the
+rest. None of these shares depends on how long a text is, and the text before the gap loses its
+beginning a quarter of its share at a time. So while somebody types, the prompts begin alike, and
+most of each is in the cache.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OtherText(BaseModel):
 
 @dataclass(frozen=True)
 class Gap:
-    """`begun` stands in the gap already, between the prefix and the cursor. Where not all of
+    """`begun` stands in the gap already, between the prefix and the cursor. If not all of
     `others` fit, the first are left out."""
 
     prefix: str
@@ -89,7 +89,7 @@ def infill_prompt(vocabulary: Vocabulary, gap: Gap, *, room: int) -> list[int]:
 
 
 def start_tokens(vocabulary: Vocabulary) -> list[int]:
-    """What the model wants at the start of any text, without what it wants at the end of one."""
+    """The tokens that the model wants at the start of any text, without any that end one."""
     start = vocabulary.tokenize("")[:1]
     return [token for token in start if not vocabulary.ends_text(token)]
 
@@ -129,7 +129,7 @@ def _other_tokens(
 
 
 def _end_of(text: T, n: int) -> T:
-    """At most the last `n` tokens or characters. What is left out grows by a quarter of `n` at a
+    """At most the last `n` tokens or characters. The part left out grows by a quarter of `n` at a
     time."""
     over = len(text) - n
     step = max(n // 4, 1)

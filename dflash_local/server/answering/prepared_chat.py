@@ -1,4 +1,4 @@
-"""A conversation made ready for the model: its prompt, what binds the answer, how to read it.
+"""A conversation made ready for the model: its prompt, and the answer's grammar and reader.
 
 The chats of all APIs end up here.
 """
@@ -42,7 +42,7 @@ class PreparedChat:
     def options(
         self, fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None = None
     ) -> dict[str, Any]:
-        """All keyword arguments of `Model.astream`. `logprobs`: how many alternatives to each
+        """All keyword arguments of `Model.astream`. `logprobs`: the number of alternatives to each
         token; None for no log-probabilities."""
         asked = {**self.sampling, **sampling_options(fields)}
         options = {**asked, **self.bindings, "max_tokens": max_tokens}
@@ -71,7 +71,7 @@ def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], s
     """A conversation without the answer that its last message begins, and that beginning: a last
     message of the assistant, unless it makes calls or is the only one.
 
-    Raises ApiError where it holds reasoning, which no template can leave open.
+    Raises ApiError if it holds reasoning, which no template can leave open.
     """
     last = messages[-1]
     if len(messages) < 2 or last["role"] != "assistant" or last.get("tool_calls"):
@@ -106,9 +106,8 @@ def prepare_chat(
     `schema` binds the answer's content: a JSON schema, or True for any object. `reasoning_effort`
     is for templates that know it; "none" also tells templates like Qwen3's not to think. `begun` is
     the beginning of the answer, which the model goes on from. The budget and its message are as
-    `Model.thinking_budget` has them. Without `begin_answer` the prompt
-    ends with the last message. Raises ApiError for what this model cannot do, InputError for what
-    its template refuses.
+    `Model.thinking_budget` has them. Without `begin_answer` the prompt ends with the last message.
+    Raises ApiError for requests beyond this model, InputError for those its template refuses.
     """
     tools = tools or ToolUse()
     variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
@@ -167,7 +166,7 @@ def _forced_call(model: Model, tools: ToolUse, thinking_open: bool) -> str:
 
 
 def _call(model: Model, tools: ToolUse, thinking_open: bool) -> str | None:
-    """A Lark grammar of calls; None where the model has none."""
+    """A Lark grammar of calls; None if the model has none."""
     return model.dialect.call_grammar(
         tools.allowed,
         parallel=tools.parallel,
@@ -179,7 +178,7 @@ def _call(model: Model, tools: ToolUse, thinking_open: bool) -> str | None:
 def _call_or_answer(
     model: Model, tools: ToolUse, thinking_open: bool, bound: dict[str, Any]
 ) -> dict[str, Any]:
-    """The answer is a call, or what `bound` lets through."""
+    """The answer is a call, or a text that `bound` lets through."""
     call = _call(model, tools, thinking_open)
     if call is None:
         return bound

@@ -1,4 +1,4 @@
-"""What a request names that this server does not know: told in the log once, or refused."""
+"""Names in a request that this server does not know: told in the log once, or refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dflash_local.server.models.source import Use
 log = logging.getLogger("dflash_local.server")
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/@+-]{0,80}")
-"""What is logged as a name: no piece of a prompt that was put in a wrong place."""
+"""Texts that are logged as a name: no piece of a prompt that was put in a wrong place."""
 _MOST = 100
 """Names that are remembered: a client may send ever new ones."""
 _FOR_OTHERS = frozenset(

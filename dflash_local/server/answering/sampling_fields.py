@@ -1,4 +1,4 @@
-"""The fields that all generating requests have, and what they ask of the model."""
+"""The fields that all generating requests have, and the model's settings for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LACKING: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
-"""What other servers know and this one lacks, with the values that change nothing."""
+"""Fields of other servers that this one lacks, with the values that change nothing."""
 
 N_SEEDS = 2**32 - 1
 _LEAST_TOP_P = 1e-6
@@ -66,16 +66,16 @@ DraftWidth = Annotated[
 
 
 class SamplingFields(BaseModel):
-    """Which token to take and where to end: OpenAI's fields, and llama-server's that editors send.
+    """Fields of sampling and stopping: OpenAI's, and llama-server's that editors send.
 
-    `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`;
-    `id_slot` is the slot that is taken if it is free; -1 is any. With --context-shift, `n_keep` and
-    `n_discard` say what stays of a text that has filled the context.
-    `min_tokens`, `stop_token_ids`, `allowed_token_ids` and `bad_words` are vLLM's. This project's
-    own `draft_width` is the verify width: the tokens that a verify pass checks, 0 for plain
-    decoding, "auto" for what pays best; by default the server's. Unknown fields are told in the log
-    and ignored, or refused with --strict; what other servers know and this one lacks is refused
-    where it is switched on, so that nobody waits for the effect of a setting that has none.
+    `seed` -1 draws one, as leaving it out does. `repetition_penalty` is `repeat_penalty`; `id_slot`
+    is the slot that is taken if it is free; -1 is any. With --context-shift, `n_keep` and
+    `n_discard` name the part of a text that stays when it has filled the context. `min_tokens`,
+    `stop_token_ids`, `allowed_token_ids` and `bad_words` are vLLM's. This project's own
+    `draft_width` is the verify width: the tokens that a verify pass checks, 0 for plain decoding,
+    "auto" for the width that pays best; by default the server's. Unknown fields are told in the log
+    and ignored, or refused with --strict; those of other servers that this one lacks are refused
+    where they are switched on, so that nobody waits for the effect of a setting that has none.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -159,7 +159,7 @@ _AS_THEY_ARE = SamplingFields.model_fields.keys() - {
 
 
 def sampling_options(fields: SamplingFields) -> dict[str, Any]:
-    """What `fields` say, as keyword arguments of `Model.astream`."""
+    """The settings in `fields`, as keyword arguments of `Model.astream`."""
     options = fields.model_dump(include=_AS_THEY_ARE, exclude_none=True)
     penalty = fields.repeat_penalty if fields.repeat_penalty else fields.repetition_penalty
     if penalty:
@@ -186,7 +186,7 @@ def sampling_options(fields: SamplingFields) -> dict[str, Any]:
 
 
 def usual_sampling(model: Model) -> dict[str, Any]:
-    """How `model` samples where a request does not say."""
+    """The sampling of `model` where a request does not say."""
     return {**CHAT_SAMPLING, **model.sampling}
 
 

@@ -15,7 +15,7 @@ _UNLIKELY = -9999.0
 
 
 class TokenSpans:
-    """Where tokens stand in the text that they make."""
+    """The places of tokens in the text that they make."""
 
     def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
         self._vocabulary = vocabulary
@@ -40,7 +40,7 @@ WriteLogprobs = Callable[[Vocabulary, Sequence[PlacedLogprob]], dict[str, Any]]
 
 class LogprobStream:
     """Gives tokens only after the text that they begin with has been shown: so neither a stop text
-    nor an end of text is among them. `write`: None where nobody asked for them."""
+    nor an end of text is among them. `write`: None if they were not asked for."""
 
     def __init__(
         self, vocabulary: Vocabulary, write: WriteLogprobs | None, *, special: bool = False
@@ -63,13 +63,13 @@ class LogprobStream:
             self._n_shown += 1
 
     def take(self) -> dict[str, Any] | None:
-        """Those of the tokens since the last call; None where there are none or nobody asked."""
+        """Those of the tokens since the last call; None if there are none, or if not asked for."""
         new = self._logprobs[self._n_taken : self._n_shown]
         self._n_taken = self._n_shown
         return self._write(self.vocabulary, new) if self._write and new else None
 
     def all(self) -> dict[str, Any] | None:
-        """Those of all tokens whose text has begun; None where nobody asked."""
+        """Those of all tokens whose text has begun; None if not asked for."""
         shown = self._logprobs[: self._n_shown]
         return self._write(self.vocabulary, shown) if self._write else None
 

@@ -109,7 +109,7 @@ ToolChoice = Annotated[
 
 
 Choice = tuple[str, list[str] | None]
-"""What an answer may call: "none", "auto" or "required", and of which tools; None is all."""
+"""The calls an answer may make: "none", "auto" or "required", and of which tools; None is all."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def tool_use(
     *,
     parallel: bool | None = True,
 ) -> ToolUse:
-    """What a request asks for by its tools, its `Choice`, and `parallel_tool_calls`.
+    """The use of tools that a request asks for by its tools, `Choice` and `parallel_tool_calls`.
 
     Raises ApiError for a choice without tools, or of a tool that is not among them.
     """

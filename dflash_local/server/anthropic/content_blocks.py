@@ -31,7 +31,7 @@ class ContentBlocks:
         self._input = ""
 
     def take(self, added: Event) -> Iterator[NamedEvent]:
-        """The events of what is added to the message."""
+        """The events of additions to the message."""
         match added:
             case Reasoning(text):
                 if self._thinking:

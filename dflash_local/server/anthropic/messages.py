@@ -41,7 +41,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
-    """How many tokens the prompt of a conversation has. Nothing is generated."""
+    """Count the tokens of a conversation's prompt. Nothing is generated."""
     chat = await on_model(request, body.model, body, _prepare)
     return {"input_tokens": n_cells(chat.prompt)}
 
@@ -96,7 +96,7 @@ class _MessageAnswer:
         yield event("message_stop")
 
     def _message(self) -> dict[str, Any]:
-        """The message without its end, which says how much of the prompt was in a cache."""
+        """The message without its end, with the part of the prompt that was in a cache."""
         return {
             "id": self._id,
             "type": "message",
@@ -109,7 +109,7 @@ class _MessageAnswer:
         }
 
     def _end(self) -> dict[str, Any]:
-        """What ended the message."""
+        """The reason for the message's end."""
         result = self._answer.result
         if self._answer.finish_reason == "tool_calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}

@@ -1,7 +1,7 @@
-"""What `/v1/messages` is sent: https://platform.claude.com/docs/en/api/messages/create.
+"""Requests to `/v1/messages`: https://platform.claude.com/docs/en/api/messages/create.
 
 Cache marks, metadata and other fields that only Anthropic's own servers use are ignored. Tools that
-Anthropic runs itself are left out of what the model is told.
+Anthropic runs itself are not shown to the model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dflash_local.server.answering.tools import Choice, HostedTool, ToolName
 from dflash_local.server.http.errors import REFUSED
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
-"""How a block begins that Claude Code puts before its system prompt, for Anthropic's billing. It is
-not an instruction, and differs between requests: nothing after it would be found in the cache."""
+"""The beginning of a block that Claude Code puts before its system prompt, for billing. It is not
+an instruction, and differs between requests: nothing after it would be found in the cache."""
 
 
 class TextBlock(BaseModel):
@@ -99,7 +99,7 @@ Texts = bounds.TextOr[bounds.MessagesOf[Annotated[TextBlock, _only("text")]]]
 
 
 class ToolResultBlock(BaseModel):
-    """What a called tool returned; where it failed, its own words say so."""
+    """A called tool's result; if it failed, its own words say so."""
 
     type: Literal["tool_result"]
     tool_use_id: bounds.Label
@@ -141,7 +141,7 @@ class UserTurn(BaseModel):
 
 
 class AssistantTurn(BaseModel):
-    """What an earlier answer said. As the last message it is the beginning of the next answer."""
+    """An earlier answer. As the last message it is the beginning of the next answer."""
 
     role: Literal["assistant"]
     content: bounds.TextOr[bounds.MessagesOf[_AssistantBlock]]

@@ -1,1 +1,1 @@
-"""What HTTP needs whatever the API is: who is answered, limits, errors, streams, the access log."""
+"""HTTP for all of the APIs: who is answered, limits, errors, streams, the access log."""

@@ -1,4 +1,4 @@
-"""A line on stderr for each request: who, what, how it ended, how long it took, how many tokens.
+"""A line on stderr for each request: client, route, status, time and tokens.
 
 It holds nothing of a prompt or a query, and no control character, whatever a client sends.
 """
@@ -44,7 +44,7 @@ def record_reason(text: str) -> None:
 
 
 class AccessLog:
-    """Middleware that logs requests when they end. `on_end` gets the status of each, 0 where the
+    """Middleware that logs requests when they end. `on_end` gets the status of each, 0 if the
     client left before an answer, and the results that were generated for it."""
 
     def __init__(self, app: ASGIApp, on_end: Callable[[int, Sequence[ModelResult]], None]) -> None:
@@ -85,7 +85,7 @@ class AccessLog:
 
 
 def log_to_stderr() -> None:
-    """Send what the server, uvicorn and asyncio log to stderr, as plain lines."""
+    """Send the logs of the server, uvicorn and asyncio to stderr, as plain lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_PlainLines())
     handler.addFilter(lambda record: not _is_cancellation(record))

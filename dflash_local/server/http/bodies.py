@@ -21,14 +21,14 @@ _MOST_PARTS = 100_000
 or five hundred tools have."""
 
 body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
-"""How many the body of the request has that is being answered."""
+"""The number in the body of the request that is being answered."""
 
 
 class BodyCheck:
     """Middleware that reads each request's body to its end, and passes it on or refuses it.
 
-    Below `untyped`, a path, bodies are JSON whatever their content type says, unless a web page
-    sends them: pages can send other types to any server without asking it first.
+    Below `untyped`, a path, bodies are JSON with any content type, unless a web page sends them:
+    pages can send other types to any server without asking it first.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, untyped: str) -> None:
@@ -134,7 +134,7 @@ def _count(marks: tuple[bytes, ...], text: bytes) -> int:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A channel that gives the body, and then what comes after it: the client's disconnect."""
+    """A channel that gives the body, and then the messages after it: the client's disconnect."""
     unread = True
 
     async def replay() -> Message:

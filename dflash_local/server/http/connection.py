@@ -40,7 +40,7 @@ class BoundedConnection(H11Protocol):
         self._read_s = self.limits.read_s
 
     def hurry(self, read_s: float) -> None:
-        """From now on the client gets no more than `read_s` seconds to read what is written."""
+        """From now on the client gets no more than `read_s` seconds to read an answer's bytes."""
         self._read_s = min(self._read_s, read_s)
         if self._unread_timer is not None:
             self._unread_timer.cancel()

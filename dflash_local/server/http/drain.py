@@ -73,5 +73,5 @@ async def health(request: Request) -> JSONResponse:
 
 @router.get("/load", include_in_schema=False)
 async def load(request: Request) -> dict[str, int]:
-    """How many requests are being answered, in vLLM's form."""
+    """The number of requests that are being answered, in vLLM's form."""
     return {"server_load": request.app.state.drain.n_running}

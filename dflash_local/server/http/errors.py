@@ -1,4 +1,4 @@
-"""Errors: whatever goes wrong becomes one line in the form of the API that the request went to.
+"""Errors: any fault becomes one line in the form of the API that the request went to.
 
 No client ever sees a traceback.
 """
@@ -46,8 +46,8 @@ _SHOWN.maxstring = _SHOWN.maxother = 60
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong, of which kind, in which field, and a code for programs. Of a prompt that is
-    too long also by how much."""
+    """An error: its message, kind and field, and a code for programs. For a prompt that is too long
+    also its tokens and the context's."""
 
     message: str
     type: str
@@ -87,7 +87,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
         self.numbers = dict(numbers or {})
         self.reason: str | None = message if _QUOTED.search(message) is None else param
-        """For the log, without what the message may quote of a request."""
+        """For the log, without the message's quotes of a request."""
 
     def body(self) -> dict[str, Any]:
         """The JSON of the answer, in OpenAI's form."""
@@ -125,7 +125,7 @@ def error_form(path: str, header: str | None = None) -> Callable[[ErrorForm], Er
 
 
 def form_of(scope: Scope) -> ErrorForm:
-    """How to write errors of the request of `scope`."""
+    """The form of errors for the request of `scope`."""
     path, headers = f"{scope['path']}/", Headers(scope=scope)
     found = [form for prefix, _, form in _FORMS if path.startswith(f"{prefix}/")]
     found += [form for _, header, form in _FORMS if header is not None and header in headers]
@@ -137,7 +137,7 @@ def _openai(error: ApiError) -> tuple[int, dict[str, Any]]:
 
 
 def error_responses(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """What /openapi.json says of errors that have such a body."""
+    """The entries of /openapi.json for errors that have such a body."""
     return {
         "4XX": {"model": body, "description": "The request is refused, and why."},
         "5XX": {"model": body, "description": "The server cannot answer now, or failed."},
@@ -145,7 +145,7 @@ def error_responses(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """What a client is told of `error`. Of an unexpected one the details go to the log alone."""
+    """The error that a client is told. Details of an unexpected one go to the log alone."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -217,7 +217,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 class ErrorHandling:
-    """Middleware that answers errors raised inside of it. Where an answer has already begun, it is
+    """Middleware that answers errors raised inside of it. An answer that has already begun is
     broken off."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -271,7 +271,7 @@ def _http(error: HTTPException) -> ApiError:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """The first fault of a body: where it is, what is wrong, and what was given."""
+    """The first fault of a body: its place, the fault, and the given value."""
     fault = error.errors()[0]
     source, *location = fault["loc"]
     param = _path(error.body, location) if source == "body" else ".".join(map(str, location))

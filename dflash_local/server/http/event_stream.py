@@ -45,7 +45,7 @@ ServerEvent = Mapping[str, Any] | NamedEvent | Comment
 
 @dataclass(frozen=True)
 class StreamForm:
-    """How one API writes a stream. `keep_alive` is sent while there is nothing else to send."""
+    """The form of one API's streams. `keep_alive` is sent while there is nothing else to send."""
 
     media_type: str
     encode: Callable[[Any], bytes]
@@ -161,7 +161,7 @@ class AnswerStream(Response):
 
 
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """The result of `work`, or None where the client leaves before there is one: `work` is
+    """The result of `work`, or None if the client leaves before there is one: `work` is
     cancelled then."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))

@@ -1,10 +1,10 @@
-"""Who is answered: pages and programs of this machine, and everybody who has a key.
+"""The clients that are answered: pages and programs of this machine, and holders of a key.
 
 A page of any website can send requests to a server on its visitor's machine. Two headers give them
 away: Origin; and Host, where the website's own name was made to point to this machine (DNS
-rebinding). What a page merely shows, such as an image, has no Origin, but Sec-Fetch-Site. All are
-refused before any work is done. The checks are plain ASGI, so that streams and
-a client's disconnect pass through unchanged.
+rebinding). Parts that a page merely shows, such as an image, have no Origin, but Sec-Fetch-Site.
+All are refused before any work is done. The checks are plain ASGI, so that streams and a client's
+disconnect pass through unchanged.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.settings import ServerSettings
 
 LOOPBACK_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
-"""The Origin header of this machine's own pages, from whatever port."""
+"""The Origin header of this machine's own pages, from any port."""
 
 client: ContextVar[str] = ContextVar("client", default="")
-"""Whose request is being answered: a digest of its key. Without keys all are one client's."""
+"""The client that is being answered: a digest of its key. Without keys all are one client."""
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:]+)(:\d{1,5})?")

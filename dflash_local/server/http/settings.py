@@ -1,4 +1,4 @@
-"""What a server is set up with, apart from its models."""
+"""Settings of a server, apart from its models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Where a server listens, whom it answers, and its limits.
+    """A server's address, the clients that it answers, and its limits.
 
     `api_keys`: any of them opens everything; where there are none, no key is needed.
     `cors_origins`: the web origins that may send requests, besides those of this machine.

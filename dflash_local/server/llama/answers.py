@@ -52,8 +52,8 @@ def llama_options(body: LlamaRequest) -> dict[str, Any]:
 
 
 def drawn_by(options: Mapping[str, Any]) -> SamplingParams:
-    """How tokens are drawn with these options of `Model.astream`, for `post_sampling_probs`.
-    Raises ApiError where that takes more than the likeliest tokens of a row."""
+    """The sampling by these options of `Model.astream`, for `post_sampling_probs`. Raises ApiError
+    if that takes more than the likeliest tokens of a row."""
     known = sampling_of(options)
     others = {
         "penalties": known.penalises,
@@ -119,7 +119,7 @@ class LineLimits:
 
     `n_indent`: the least blanks and tabs at the beginning of every line but the first, also of an
     empty one; 0 for any. `limit_s`: seconds since the first text after which the next line break
-    ends the answer; 0 for no limit. What is shown is never taken back.
+    ends the answer; 0 for no limit. Text that is shown is never taken back.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class LineLimits:
         self.ended = False
 
     def take(self, text: str) -> str:
-        """What of the answer can be shown now; indentation is held back until its line goes on."""
+        """The part of the answer to show now; indentation is held back until its line goes on."""
         if self._began is None:
             self._began = self._clock()
         late = self._limit_s > 0 and self._clock() - self._began > self._limit_s
@@ -156,7 +156,7 @@ class LineLimits:
         return shown
 
     def rest(self) -> str:
-        """What was held back, when no more text comes."""
+        """The text that was held back, when no more comes."""
         held, self._held = self._held, ""
         return held
 
@@ -271,7 +271,7 @@ class _LlamaAnswer:
         }
 
     def _stop(self, result: Result) -> tuple[str, str]:
-        """What ended the answer, and the stop text if that did."""
+        """The reason for the answer's end, and the stop text if that did it."""
         if self._limits.ended or result.finish_reason != "stop":
             return "limit", ""
         kept = bool(self._body.include_stop_str_in_output)

@@ -1,5 +1,5 @@
-"""`/completion` and `/infill`: llama-server's own completions, and what editors send at every key
-press."""
+"""`/completion` and `/infill`: llama-server's own completions, and the requests of editors at every
+key press."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class RerankRequest(BaseModel):
 
     @property
     def given(self) -> list[str]:
-        """What is to be put into order."""
+        """The texts to be put into order."""
         return self.documents or self.texts or []
 
 

@@ -1,4 +1,4 @@
-"""`/props`: what is served and how, in llama-server's form.
+"""`/props`: the served models and settings, in llama-server's form.
 
 It tells no path of this machine.
 """

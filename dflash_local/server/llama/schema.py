@@ -22,7 +22,7 @@ _ResponseField = Annotated[str, Field(strict=True, max_length=256)]
 
 
 class LlamaRequest(SamplingFields):
-    """What `/completion` and `/infill` have in common, under llama-server's names and defaults."""
+    """Fields of both `/completion` and `/infill`, under llama-server's names and defaults."""
 
     model: bounds.Label | None = None
     stream: bounds.Flag = False

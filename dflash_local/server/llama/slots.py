@@ -1,4 +1,4 @@
-"""`/slots`: what the slots of a model do and have, and their content as files; llama-server's form.
+"""`/slots`: the state of a model's slots, and their content as files; llama-server's form.
 
 Nothing of a prompt is told.
 """
@@ -22,7 +22,7 @@ router = APIRouter()
 
 @router.get("/slots")
 async def slots(request: Request, model: str | None = None) -> list[dict[str, Any]]:
-    """For each slot of a model whether it is busy, and how many tokens its caches hold; nothing
+    """For each slot of a model whether it is busy, and the number of tokens in its caches; nothing
     where the model is not loaded."""
     check_switch(request.app.state.settings.slots, "--no-slots")
     loaded = pool_of(request).find(model).writer
@@ -55,8 +55,8 @@ async def change_slot(
     body: SlotFile | None = None,
     model: str | None = None,
 ) -> dict[str, Any]:
-    """Save what a slot has in a file, restore it from one, or erase it, once no request is running.
-    Needs `--slot-save-path`. Of other API keys neither texts nor files are reached."""
+    """Save a slot's content in a file, restore it from one, or erase it, once no request is
+    running. Needs `--slot-save-path`. Of other API keys neither texts nor files are reached."""
     source = pool_of(request).find(model).source
     if source.options.get("slot_save_path") is None:
         message = "slots are not saved here; start the server with --slot-save-path DIR"

@@ -51,7 +51,7 @@ def mixed_tokens(
 ) -> list[int]:
     """Token ids of texts and ids in a row; a text in front begins as the model wants it.
 
-    Raises what `Vocabulary.tokenize` raises.
+    Raises as `Vocabulary.tokenize`.
     """
     tokens: list[int] = []
     for index, piece in enumerate(pieces):

@@ -1,4 +1,4 @@
-"""Which models have to be unloaded so that another one fits.
+"""The models to unload so that another one fits.
 
 Only plans are compared, nothing is loaded: a model fits beside others if it gets as much of the
 machine as it would get alone.
@@ -15,13 +15,13 @@ from dflash_local.llama.runtime import Device
 from dflash_local.server.models.served_model import ServedModel
 
 Planner = Callable[[Sequence[Device]], Plan]
-"""What a model would take of a machine. Raises InputError where it does not fit."""
+"""The plan of a model on a machine. Raises InputError if it does not fit."""
 
 
 def fits(plan: Planner, devices: Sequence[Device], *, beside: Sequence[Plan]) -> bool:
     """Whether a model fits beside the models that are loaded by the plans `beside`.
 
-    `devices` have the memory that is left beside these. Raises InputError where the model does not
+    `devices` have the memory that is left beside these. Raises InputError if the model does not
     fit even alone, so that none is unloaded for it.
     """
     alone = plan(without(devices, beside))

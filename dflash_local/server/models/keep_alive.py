@@ -1,4 +1,4 @@
-"""How long an idle model stays loaded, in Ollama's words: `5m`, `1h30m`, 300 seconds, 0, -1."""
+"""Times that an idle model stays loaded, in Ollama's words: `5m`, `1h30m`, 300 seconds, 0, -1."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ class Library:
     """One event loop owns it. One model is fetched at a time."""
 
     def __init__(self, pool: ModelPool, source_of: SourceOf | None) -> None:
-        """`source_of`: None where nothing may be changed."""
+        """`source_of`: None if nothing may be changed."""
         self._pool = pool
         self._source_of = source_of
         self._transfer: _Transfer | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The models that have a name, what is here of them, and what fits, for JSON. It reads the
+        """The models that have a name, their files here, and their fit, for JSON. It reads the
         disk, and does not ask the hub."""
         devices = self._pool.whole_machine()
         rows = listing.rows(devices)
@@ -55,10 +55,10 @@ class Library:
         }
 
     async def fetch(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Serve the model of that name, fetched if it is not here. Gives what happens in Ollama's
-        words, file by file. Who closes the iterator ends the transfer; what has come is kept.
+        """Serve the model of that name, fetched if it is not here. Gives the progress in Ollama's
+        words, file by file. Who closes the iterator ends the transfer; the bytes so far are kept.
 
-        Raises ApiError where that is not possible now, InputError for what cannot be had.
+        Raises ApiError if that is not possible now, InputError for a model that cannot be had.
         """
         source_of = self._checked()
         if name not in self._pool.models:
@@ -116,8 +116,8 @@ class Library:
             transfer.given_up.set()
 
     async def remove(self, name: str) -> int:
-        """Remove a model from this disk; the bytes that this frees. Raises ApiError where it is in
-        use or not here, InputError for what is no model of the list or of the hub."""
+        """Remove a model from this disk; the bytes that this frees. Raises ApiError if it is in
+        use or not here, InputError for a name that is no model of the list or of the hub."""
         self._checked()
         address = await run_in_threadpool(_address, name)
         for served in list(self._pool.models.values()):
@@ -141,8 +141,8 @@ class Library:
 
 
 def _address(name: str) -> Address:
-    """What a name means. Raises InputError, also for a path, so that no client can try which files
-    there are."""
+    """The address that a name means. Raises InputError, also for a path, so that no client can try
+    which files there are."""
     with suppress(FileError):
         address = read_address(name.removesuffix(":latest"))
         if not isinstance(address, Path) or stored(name) is not None:
@@ -151,6 +151,6 @@ def _address(name: str) -> Address:
 
 
 def _named(name: str) -> str:
-    """What a model is served as."""
+    """The name under which a model is served."""
     address = _address(name)
     return name if isinstance(address, Path) else str(address)

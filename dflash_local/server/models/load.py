@@ -18,7 +18,7 @@ _FAILURE_CODE = "model_load_failed"
 
 
 class ModelLoad:
-    """Begins at once. `part` is how much of the target's weights is loaded, from 0 to 1. `is_alone`
+    """Begins at once. `part` is the loaded part of the target's weights, from 0 to 1. `is_alone`
     tells whether no request runs on another model."""
 
     def __init__(self, source: ModelSource, is_alone: Callable[[], bool]) -> None:
@@ -34,7 +34,7 @@ class ModelLoad:
         self._thread.start()
 
     async def model(self) -> Model | Embedder:
-        """The model, once it is loaded. Raises what loading it raises."""
+        """The model, once it is loaded. Raises as the loading does."""
         return await asyncio.wrap_future(self._loaded)
 
     def stop(self) -> None:
@@ -42,8 +42,8 @@ class ModelLoad:
         self._stopped.set()
 
     def end(self, limit_s: float) -> bool:
-        """Wait for the thread and close what it has loaded; False where it takes longer than
-        that."""
+        """Wait for the thread and close the model that it has loaded; False if it takes longer
+        than that."""
         self._thread.join(limit_s)
         if self._thread.is_alive():
             return False
@@ -68,8 +68,8 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class LoadFailure:
-    """Why a model could not be loaded. `reason` is one line without folders. `lasting`: the files
-    are at fault, so trying again will not help."""
+    """The reason why a model could not be loaded. `reason` is one line without folders. `lasting`:
+    the files are at fault, so trying again will not help."""
 
     reason: str
     lasting: bool

@@ -34,8 +34,8 @@ from dflash_local.server.models.source import ModelSource, Use
 log = logging.getLogger("dflash_local.server")
 
 SourceOf = Callable[[str, Callable[[str], None], Sequence[Device]], ModelSource]
-"""The model of a name, whose files are fetched where they are missing. It is given what gets a line
-for each step, and the devices of a machine that it has to fit."""
+"""The model of a name, whose files are fetched where they are missing. It is given a function that
+gets a line for each step, and the devices of a machine that it has to fit."""
 
 _RETRY_S = 5
 _MADE = {"chat": "text", "embedding": "embeddings", "rerank": "scores of documents"}
@@ -63,8 +63,8 @@ class ModelPool:
         """`sources`: each has another name.
         `keep_alive_s`: how long idle models stay; with None for ever, whatever requests say.
         `queue_timeout_s`: how long a request may wait for its model, and again for its turn.
-        `devices`: tells what memory the machine has left.
-        `further`: finds models that are added; None where there are to be none."""
+        `devices`: tells the memory that the machine has left.
+        `further`: finds models that are added; None if there are to be none."""
         self.is_pinned = keep_alive_s is None
         usual_s = self._usual_s = FOREVER if keep_alive_s is None else keep_alive_s
         self._queue_timeout_s = queue_timeout_s
@@ -134,7 +134,7 @@ class ModelPool:
         self.models[source.name] = ServedModel(source, usual_s)
 
     async def withdraw(self, name: str) -> None:
-        """Serve a model no longer that was added, and close it. Raises ApiError where it is in use,
+        """Serve a model no longer that was added, and close it. Raises ApiError if it is in use,
         or the server was started with it."""
         served = self.named(name)
         if name in self._given:
@@ -161,7 +161,7 @@ class ModelPool:
         """A hold on a model for a `use`, which is loaded if it is not. `keep_alive_s`: how long it
         stays loaded afterwards.
 
-        Raises ApiError for an unknown name, QueueFullError where too many requests wait for it.
+        Raises ApiError for an unknown name, QueueFullError if too many requests wait for it.
         """
         served = self.find(name, use)
         claim = Claim(served, self._queue_timeout_s)
@@ -181,7 +181,7 @@ class ModelPool:
     async def use(
         self, name: str | None, keep_alive_s: float | None = None
     ) -> AsyncIterator[LoadedModel]:
-        """A model, once it is loaded. Raises what `claim` and `Claim.loaded` raise."""
+        """A model, once it is loaded. Raises as `claim` and `Claim.loaded`."""
         with self.claim(name, keep_alive_s) as claim:
             yield await claim.loaded()
 
@@ -192,7 +192,7 @@ class ModelPool:
         self._start_idle_timer(served)
 
     def close(self, limit_s: float = 5.0) -> bool:
-        """Close all models, also one that is being loaded: False where that takes longer than
+        """Close all models, also one that is being loaded: False if that takes longer than
         `limit_s`. The event loop must have ended."""
         served_models = self.models.values()
         loads = [served.load for served in served_models if served.load is not None]
@@ -355,7 +355,7 @@ class ModelPool:
 
 
 def _unfit(served: ServedModel, use: Use, fitting: Sequence[ServedModel]) -> ApiError:
-    """The refusal of what `served` cannot do, and no model here if none is `fitting`."""
+    """The refusal of a request beyond `served`, and beyond all models if none is `fitting`."""
     makes, wanted = _MADE[served.source.use], _MADE[use]
     advice = f"name {', '.join(each.name for each in fitting)}" if fitting else _HOW[use]
     return ApiError(

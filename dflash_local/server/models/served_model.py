@@ -32,7 +32,7 @@ PROGRESS_S = 1.0
 _SHORT = 4
 _LONG = 2
 _LONG_BYTES = 64 << 10
-"""Of a body. A text of that length is tokenised in some 50 ms, whatever it says."""
+"""Of a body. Any text of that length is tokenised in some 50 ms."""
 
 
 class RequestThreads:
@@ -56,10 +56,10 @@ class RequestThreads:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model as requests get it. `name` is what answers call it. `queue_timeout_s`: how long a
-    request may wait for its turn; None is without limit. `threads` prepare its requests.
-    `recorder` keeps their prompts, if that was asked for. `max_tokens`: the most of an answer,
-    whatever a request asks for."""
+    """A model as requests get it. `name` is its name in answers. `queue_timeout_s`: how long a
+    request may wait for its turn; None is without limit. `threads` prepare its requests. `recorder`
+    keeps their prompts, if that was asked for. `max_tokens`: the most of an answer, whatever a
+    request asks for."""
 
     name: str
     model: Model
@@ -84,7 +84,7 @@ class LoadedEmbedder:
 
 @dataclass(eq=False)
 class ServedModel:
-    """What is known of one model. The pool changes it, on its event loop; others only read."""
+    """The state of one model. The pool changes it, on its event loop; others only read."""
 
     source: ModelSource
     usual_keep_alive_s: float = FOREVER
@@ -98,14 +98,14 @@ class ServedModel:
     load_task: Task[None] | None = None
     close_task: Task[None] | None = None
     failure: LoadFailure | None = None
-    """Why the last attempt to load it failed."""
+    """The reason why the last attempt to load it failed."""
     threads: RequestThreads = field(init=False)
     keep_alive_s: float = field(init=False)
     """As the last request wanted it."""
     last_used: float = -math.inf
     idle_timer: TimerHandle | None = None
     past: ModelStatus | None = None
-    """What it had counted when it was unloaded last."""
+    """Its counts when it was unloaded last."""
 
     def __post_init__(self) -> None:
         self.threads = RequestThreads(self.name)
@@ -122,13 +122,13 @@ class ServedModel:
 
     @property
     def lost(self) -> str:
-        """Why a worker of it is gone; else empty."""
+        """The reason why a worker of it is gone; else empty."""
         return self.writer.target.lost if self.writer else ""
 
     @property
     def counted(self) -> ModelStatus | None:
         """Its status, counted since the server began; of one that is not loaded only the counts
-        mean something. None where it never was loaded."""
+        mean something. None if it never was loaded."""
         if self.model is None:
             return self.past
         status = self.model.status()
@@ -167,7 +167,7 @@ class ServedModel:
         self.waiting.clear()
 
     def progress(self) -> str:
-        """A line on how far it is, for requests that wait."""
+        """A line on its progress, for requests that wait."""
         if self.load is None:
             return f"waiting to load {self.name}"
         if self.load.part == 1:  # of the weights; what comes then takes seconds
@@ -193,7 +193,7 @@ class Claim:
             yield self._served.progress()
 
     async def loaded(self) -> LoadedModel:
-        """The model, once it is loaded. Raises ApiError where that fails, QueueTimeoutError where
+        """The model, once it is loaded. Raises ApiError if that fails, QueueTimeoutError if
         it takes too long."""
         model = await self._model()
         assert isinstance(model, Model), "it was claimed for texts"

@@ -26,17 +26,16 @@ from dflash_local.server.models.recorder import Recorder
 from dflash_local.setup import Setup
 
 Use = Literal["chat", "embedding", "rerank"]
-"""What a model is asked for: texts, vectors or scores."""
+"""The use of a model: for texts, vectors or scores."""
 _FOR_EMBEDDERS = ("n_ctx", "n_gpu_layers", "n_threads", "split_mode", "main_gpu", "tensor_split")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What to load, and how.
+    """The files and options to load a model from.
 
-    `options`: keyword arguments of `dflash_local.load`.
-    `draft_width`: for requests that do not name one; None is the model's own.
-    `max_queue`: how many requests may wait for a slot.
+    `options`: keyword arguments of `dflash_local.load`. `draft_width`: for requests that do not
+    name one; None is the model's own. `max_queue`: the number of requests that may wait for a slot.
     `keep_alive_s`: seconds that the model stays loaded without requests; None is the server's.
     """
 
@@ -50,7 +49,7 @@ class ModelSource:
     thinking: bool | None = None
     """For chats that do not say; None is the pair's own."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """For requests that do not say, before what the model's makers advise."""
+    """For requests that do not say, before the advice of the model's makers."""
     max_tokens: int | None = None
     """The most tokens of an answer, whatever a request asks for."""
     chat_template: str | None = None
@@ -60,14 +59,14 @@ class ModelSource:
     aliases: tuple[str, ...] = ()
     """All names that requests may give, if there are several."""
     tags: tuple[str, ...] = ()
-    """What `/v1/models` tells of it beside."""
+    """Further facts about it in `/v1/models`."""
     context_shift: bool = False
     n_keep: int = 0
     reasoning_budget: int | None = None
     reasoning_budget_message: str = ""
     """For requests that do not say, as `Model` has them."""
     pooling: Pooling | None = None
-    """How it makes vectors or scores of texts; None: it writes texts."""
+    """The way in which it makes vectors or scores of texts; None: it writes texts."""
 
     @property
     def use(self) -> Use:
@@ -81,7 +80,7 @@ class ModelSource:
         """Load it, ready for requests.
 
         `is_alone` tells whether no other request runs, so that a pause of the whole process would
-        delay nobody. Raises what `dflash_local.load` raises.
+        delay nobody. Raises as `dflash_local.load`.
         """
         if self.pooling is not None:
             return load_embedder(self.target, pooling=self.pooling, **self._for_embedders)
@@ -113,7 +112,7 @@ class ModelSource:
 
     @property
     def size(self) -> str:
-        """The size of its file, for a line of progress: `(4.7 GiB) `; "" where it has several."""
+        """The size of its file, for a line of progress: `(4.7 GiB) `; "" if it has several."""
         if is_shard(self.target.name):
             return ""
         try:
@@ -123,15 +122,14 @@ class ModelSource:
 
     @cached_property
     def defaults(self) -> Defaults:
-        """How requests are answered that do not say; known before it is loaded. Raises FileError,
-        OSError."""
+        """The defaults of requests; known before it is loaded. Raises FileError, OSError."""
         is_file = self.draft is not None and str(self.draft) not in WORDS
         draft = GgufFile.open(self.draft) if self.draft and is_file else None
         return defaults_of(GgufFile.open(self.target), draft, self.thinking, self.sampling)
 
     def planner(self) -> Callable[[Sequence[Device]], Plan]:
-        """What tells, of a machine's devices, what loading it there would take, or raises
-        InputError. Its files are checked: raises FileError, PairError."""
+        """A function that plans loading it on a machine's devices, or raises InputError. Its files
+        are checked: raises FileError, PairError."""
         if self.pooling is not None:
             options = LoadOptions(**self._for_embedders)
             return partial(plan_embedder, GgufFile.open(self.target), self.pooling, options)

@@ -94,7 +94,7 @@ class OllamaAnswer:
             yield piece
 
     def _pieces_of(self, event: Event) -> Iterator[dict[str, Any]]:
-        """What an event adds to the message. A call comes once it is complete."""
+        """The pieces that an event adds to the message. A call comes once it is complete."""
         match event:
             case Reasoning(text):
                 if self._thinking:
@@ -122,8 +122,8 @@ class OllamaAnswer:
         yield {"tool_calls": [{"id": call["id"], "function": function}]}
 
     def _end(self) -> dict[str, Any]:
-        """Why the answer ended, and its costs: times in nanoseconds. `load_duration` is the time
-        until the model was loaded and had a slot for the request."""
+        """The reason for the answer's end, and its costs: times in nanoseconds. `load_duration` is
+        the time until the model was loaded and had a slot for the request."""
         result = self._answer.result
         stats = result.stats
         # The ids of images mean nothing without their files.

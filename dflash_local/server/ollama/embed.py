@@ -24,7 +24,7 @@ router = APIRouter(responses=RESPONSES)
 
 
 class _EmbedRequest(BaseModel):
-    """What both have in common. A text that is too long loses its end, unless `truncate` is off."""
+    """Fields of both. A text that is too long loses its end, unless `truncate` is off."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -84,7 +84,7 @@ async def running(request: Request) -> dict[str, Any]:
 
 @router.post("/api/show")
 async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
-    """What the model of that name is, loaded or not."""
+    """Details of the model of that name, loaded or not."""
     pool = pool_of(request)
     served = pool.named(untagged(request, body.model or body.name) or "")
     card = await run_in_threadpool(_card_of, served.source)
@@ -130,7 +130,7 @@ def _expires_at(served: ServedModel) -> str:
 
 @dataclass(frozen=True)
 class _ModelCard:
-    """What a file says about its model."""
+    """A file's facts about its model."""
 
     n_bytes: int
     modified_at: str

@@ -1,4 +1,4 @@
-"""What Ollama's API is sent: https://github.com/ollama/ollama/blob/main/docs/api.md.
+"""Requests to Ollama's API: https://github.com/ollama/ollama/blob/main/docs/api.md.
 
 How a model is loaded is up to whoever starts the server: options such as `num_ctx` are ignored, and
 so is `keep_alive` where the server keeps its only model loaded.
@@ -51,7 +51,7 @@ server's own."""
 
 
 class OllamaRequest(BaseModel):
-    """What chats and completions have in common. Answers are streams unless `stream` is false."""
+    """Fields of both chats and completions. Answers are streams unless `stream` is false."""
 
     model: bounds.Label | None = None
     stream: bounds.Flag | None = None
@@ -66,7 +66,7 @@ class OllamaRequest(BaseModel):
 
     @property
     def n_alternatives(self) -> int | None:
-        """How many to report with each token; None for no log-probabilities."""
+        """The number to report with each token; None for no log-probabilities."""
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property

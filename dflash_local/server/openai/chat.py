@@ -43,7 +43,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
 @router.post("/v1/chat/completions/input_tokens")
 @router.post("/chat/completions/input_tokens", include_in_schema=False)
 async def count_input_tokens(request: Request, body: ChatRequest) -> dict[str, Any]:
-    """How many tokens the prompt of a conversation has. Nothing is generated."""
+    """Count the tokens of a conversation's prompt. Nothing is generated."""
     body.check()
     return input_tokens(await on_model(request, body.model, body, prepare_request))
 
@@ -109,7 +109,7 @@ def _answer(
 
 
 class _ChatChoice:
-    """One of the answers. `drafts`: what tells in each chunk of a stream which text was drafted."""
+    """One of the answers. `drafts`: the detail on drafted text in each chunk of a stream."""
 
     def __init__(self, index: int, answer: ChatAnswer, drafts: DraftDetail | None) -> None:
         self._index = index
@@ -122,7 +122,7 @@ class _ChatChoice:
         return self._answer.n_reasoning_tokens
 
     def take(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """What `chunk` adds to the message, as deltas."""
+        """The additions of `chunk` to the message, as deltas."""
         if self._drafts is not None:
             self._drafts.push(chunk)
         return [_delta(event) for event in self._answer.take(chunk)]
@@ -157,7 +157,7 @@ class _ChatChoice:
         return {"choices": [{**choice, "finish_reason": finish_reason}]}
 
     def _detail(self, delta: dict[str, Any]) -> dict[str, Any]:
-        """What a chunk with `delta` tells about drafts, as a field of it."""
+        """The detail of drafts for a chunk with `delta`, as a field of it."""
         if self._drafts is None:
             return {}
         shown = delta.get("content") or delta.get("reasoning_content") or ""

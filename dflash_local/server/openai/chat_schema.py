@@ -1,7 +1,7 @@
-"""What `/v1/chat/completions` is sent.
+"""Requests to `/v1/chat/completions`.
 
-https://platform.openai.com/docs/api-reference/chat/create, without what a text model cannot do:
-such fields are refused where ignoring them would change what the answer means.
+https://platform.openai.com/docs/api-reference/chat/create, without the fields that a text model
+cannot serve: these are refused where ignoring them would change the answer's meaning.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ Contents = bounds.TextOr[bounds.SomeMessagesOf[Part]]
 
 
 class ChatMessage(BaseModel):
-    """What all messages have in common."""
+    """The fields of all messages."""
 
     name: bounds.Label | None = None
 
@@ -155,14 +155,14 @@ class ChatRequest(ChoicesRequest):
     """A conversation to answer. A server of one model takes any model name; the answer has the
     server's own.
 
-    `draft_detail` adds a field of that name to each chunk of a stream: which pieces of its text
-    were accepted drafts, what each verify pass emitted, and why the controller drafts or does not.
+    `draft_detail` adds a field of that name to each chunk of a stream: the pieces of its text that
+    were accepted drafts, the tokens of each verify pass, and why the controller drafts or does not.
     A last message of the assistant begins the answer, as with llama-server, unless
-    `continue_final_message` is false. Without `add_generation_prompt` the prompt ends with it.
-    With a `reasoning_format` of "none", llama-server's, thoughts stay in the content.
-    After `reasoning_budget_tokens`, also called `thinking_budget_tokens` and `reasoning_budget`,
-    thoughts are ended; -1 is no limit. `verbose` adds the prompt that the chat template has
-    written, as llama-server has it.
+    `continue_final_message` is false. Without `add_generation_prompt` the prompt ends with it. With
+    a `reasoning_format` of "none", llama-server's, thoughts stay in the content. After
+    `reasoning_budget_tokens`, also called `thinking_budget_tokens` and `reasoning_budget`, thoughts
+    are ended; -1 is no limit. `verbose` adds the prompt that the chat template has written, as
+    llama-server has it.
     """
 
     messages: bounds.SomeMessagesOf[AnyMessage]
@@ -195,13 +195,13 @@ class ChatRequest(ChoicesRequest):
 
     @property
     def budget(self) -> int | None:
-        """How many tokens of thoughts there may be."""
+        """The most tokens of thoughts."""
         given = self.reasoning_budget_tokens, self.thinking_budget_tokens, self.reasoning_budget
         return next((n for n in given if n is not None), None)
 
     @property
     def n_alternatives(self) -> int | None:
-        """How many to report with each token; None for no log-probabilities."""
+        """The number to report with each token; None for no log-probabilities."""
         if self.logprobs:
             return self.top_logprobs or self.n_probs or 0
         return self.n_probs or None

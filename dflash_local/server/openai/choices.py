@@ -1,5 +1,5 @@
-"""What the answers of `/v1/chat/completions` and `/v1/completions` have in common: an object with a
-choice for each answer, and what they cost."""
+"""The common part of answers of `/v1/chat/completions` and `/v1/completions`: an object with a
+choice for each answer, and their costs."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ class ArrivingChoice(Protocol):
     """One answer while it arrives."""
 
     def take(self, chunk: Chunk) -> object:
-        """Take in what the model has added to an answer that is to be told as a whole."""
+        """Take in the model's addition to an answer that is to be told as a whole."""
 
     def whole(self) -> dict[str, Any]:
         """The choice of the complete answer."""
         ...
 
     def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """What the model has added, as fields of the chunks of a stream. The last chunk gives at
-        least one piece."""
+        """The model's additions, as fields of the chunks of a stream. The last chunk gives at least
+        one piece."""
         ...
 
     @property
     def n_reasoning_tokens(self) -> int | None:
-        """None where the API has no reasoning."""
+        """None if the API has no reasoning."""
         ...
 
 
 class ChoicesAnswer:
     """The answers to all tasks of a request. Each `n` neighbours answer one prompt. `kind` and
-    `chunk_kind` are what the API calls them, whole and as chunks.
+    `chunk_kind` are the API's names of them, whole and as chunks.
 
     `body` says what a stream tells besides them: with `include_usage` its last chunk the usage,
     with `continuous_usage_stats` each chunk, with `timings_per_token` each chunk the time, and
@@ -115,7 +115,7 @@ class ChoicesAnswer:
         return prompt_logprobs(vocabulary, self._results[index].prompt_logprobs)
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The pieces of all answers. The last chunk tells what they cost."""
+        """The pieces of all answers. The last chunk tells their costs."""
         head = self._head(self._chunk_kind)
         no_usage = {"usage": None} if self._told.include_usage else {}
         async for index, chunk in stream_all(self._loaded, self._tasks):
@@ -195,7 +195,7 @@ def _counts(prompt: int, completion: int) -> dict[str, Any]:
 def _system_fingerprint(model: Model) -> str:
     """Differs where the same seed may give another answer: by model, how it is loaded, versions.
 
-    How it is loaded includes how many requests share the context, and where the layers lie. As
+    Its loading includes the number of requests that share the context, and the layers' places. As
     llama-server's it begins with `b` and the version of llama.cpp.
     """
     parts = (

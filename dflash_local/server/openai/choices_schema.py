@@ -1,4 +1,4 @@
-"""What `/v1/chat/completions` and `/v1/completions` are both sent."""
+"""Fields of requests to both `/v1/chat/completions` and `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class ChoicesRequest(SamplingFields):
         return self.json_schema
 
     def check(self) -> None:
-        """Raises ApiError where fields contradict each other."""
+        """Raises ApiError if fields contradict each other."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(
                 400, "stream_options are for streams; set stream", param="stream_options"

@@ -98,7 +98,7 @@ def _echo(vocabulary: Vocabulary, body: CompletionsRequest, prompt: str | list[i
 
 
 class _TextChoice:
-    """One of the answers. `text` is what it begins with of its prompt, before the model's."""
+    """One of the answers. `text` is the part of its prompt that it begins with."""
 
     n_reasoning_tokens = None
 

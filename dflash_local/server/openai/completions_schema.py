@@ -1,4 +1,4 @@
-"""What `/v1/completions` is sent: https://platform.openai.com/docs/api-reference/completions."""
+"""Requests to `/v1/completions`: https://platform.openai.com/docs/api-reference/completions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ PromptField = Annotated[
 
 
 class CompletionsRequest(ChoicesRequest):
-    """Prompts to go on from. `suffix` is what comes after the answer: models that were taught to
-    fill a gap write what is between. A server of one model takes any model name."""
+    """Prompts to go on from. `suffix` comes after the answer: models that were taught to fill a gap
+    write the text between. A server of one model takes any model name."""
 
     USUAL_LIMIT: ClassVar[int | None] = 16  # OpenAI's, for this route only
 
@@ -55,7 +55,7 @@ class CompletionsRequest(ChoicesRequest):
 
     @property
     def n_alternatives(self) -> int | None:
-        """How many to report with each token; None for no log-probabilities."""
+        """The number to report with each token; None for no log-probabilities."""
         return self.n_probs or None if self.logprobs is None else self.logprobs
 
     def check(self) -> None:

@@ -1,5 +1,5 @@
-"""What the routes of embeddings are sent: https://platform.openai.com/docs/api-reference/embeddings,
-with what llama-server takes besides."""
+"""Requests to the routes of embeddings: https://platform.openai.com/docs/api-reference/embeddings,
+with llama-server's further fields."""
 
 from __future__ import annotations
 

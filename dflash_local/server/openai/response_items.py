@@ -31,7 +31,7 @@ class ResponseItems:
     def take(
         self, event: Event, logprobs: list[dict[str, Any]] | None = None
     ) -> Iterator[NamedEvent]:
-        """The events of what is added to the message."""
+        """The events of additions to the message."""
         match event:
             case Reasoning(text):
                 yield from self._text("reasoning", text, None)

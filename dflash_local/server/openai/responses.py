@@ -39,7 +39,7 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
 @router.post("/v1/responses/input_tokens")
 @router.post("/responses/input_tokens", include_in_schema=False)
 async def count_input_tokens(request: Request, body: ResponsesRequest) -> dict[str, Any]:
-    """How many tokens the prompt of a text or a conversation has. Nothing is generated."""
+    """Count the tokens of the prompt of a text or a conversation. Nothing is generated."""
     return input_tokens(await on_model(request, body.model, body, _prepare))
 
 

@@ -1,8 +1,8 @@
-"""What `/v1/responses` is sent: https://platform.openai.com/docs/api-reference/responses/create.
+"""Requests to `/v1/responses`: https://platform.openai.com/docs/api-reference/responses/create.
 
 Nothing is stored: the answer says `store: false`, and requests that need a stored response are
-refused. Tools that OpenAI runs itself, such as its web search, are left out of what the model is
-told, and of the tools that the answer lists.
+refused. Tools that OpenAI runs itself, such as its web search, are not shown to the model, nor
+listed in the answer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FunctionCall(BaseModel):
 
 
 class FunctionCallOutput(BaseModel):
-    """What the called function returned."""
+    """The called function's result."""
 
     type: Literal["function_call_output"]
     call_id: bounds.Label

@@ -1,5 +1,5 @@
-"""The pages: `/`, to chat with the model and to watch it draft, and `/docs`, which tells people
-what can be called. Their files are in this folder."""
+"""The pages: `/`, to chat with the model and to watch it draft, and `/docs`, which tells people the
+routes. Their files are in this folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = frozenset(
     path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*") if path.suffix in _TYPES
 )
 PATHS = frozenset({"/", "/docs", *(f"/page/{name}" for name in _NAMES)})
-"""What is served without a key: nothing in these files is secret, and the page asks for the key."""
+"""Paths served without a key: nothing in these files is secret, and the page asks for the key."""
 
 HEADERS = {
     "Content-Security-Policy": "; ".join(
@@ -66,7 +66,7 @@ async def index(request: Request) -> Response:
 
 @router.api_route("/docs", methods=["GET", "HEAD"])
 async def docs(request: Request) -> Response:
-    """What can be called, with examples."""
+    """The routes that can be called, with examples."""
     return _answer(request, _file("docs.html"))
 
 

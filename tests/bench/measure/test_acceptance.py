@@ -1,4 +1,4 @@
-"""What became of drafts adds up over answers."""
+"""The outcome of drafts adds up over answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the numbers were measured on."""
+"""The environment of a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variants are measured, and in which order."""
+"""The variants that are measured, and their order."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def test_a_mask_embedding_is_read_as_torch_wrote_it(tmp_path: Path, dtype: torch
 
 
 class Runs:
-    """What unpickling would call."""
+    """A call that unpickling would make."""
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         return exec, ("raise SystemExit('the pickle was executed')",)

@@ -54,7 +54,7 @@ def rotated(vectors: NDArray[np.float64], interleaved: bool) -> NDArray[np.float
 
 
 def test_permuted_heads_have_the_same_scores(tmp_path: Path) -> None:
-    """What a permutation is for: scores of interleaved RoPE before equal those of halves after."""
+    """A permutation's purpose: scores of interleaved RoPE before equal those of halves after."""
     source, plans = checkpoint(tmp_path, "dspark-interleaved")
     weights = hf_drafters.weights("dspark-interleaved")
     by_name = {plan.name: plan for plan in plans}

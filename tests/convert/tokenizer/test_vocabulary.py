@@ -34,7 +34,7 @@ def read_back(keys: list[Key], path: Path) -> GgufFile:
 
 
 def tokenized(path: Path, text: str) -> tuple[list[int], str]:
-    """What llama.cpp makes of `text` with the vocabulary in `path`, and back to text again."""
+    """llama.cpp's tokens of `text` with the vocabulary in `path`, and these back in text."""
     with vocabulary_of(path) as vocabulary:
         tokens = vocabulary.tokenize(text, add_special=False)
         return tokens, vocabulary.detokenize(tokens)
@@ -99,7 +99,7 @@ def test_ids_without_a_token_are_filled(files: Files, tmp_path: Path) -> None:
 
 
 def test_added_tokens_get_the_type_that_their_files_say(files: Files, tmp_path: Path) -> None:
-    """tokenizer_config.json has the last word; what looks like a control token is one."""
+    """tokenizer_config.json has the last word; a token that looks like a control token is one."""
     plain = {"special": False, "normalized": False}
     files["tokenizer.json"]["added_tokens"] += [
         {"id": 8192, "content": "<think>", **plain},

@@ -30,7 +30,7 @@ refused = partial(command_line.refused, entry=partial(main.run, command=bench, n
 
 
 def told(*arguments: str) -> Any:
-    """What `--json` printed: one object, and nothing else."""
+    """The output of `--json`: one object, and nothing else."""
     done = run("--json", "-q", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)

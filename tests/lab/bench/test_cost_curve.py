@@ -1,4 +1,4 @@
-"""What a pass costs, measured without a trace in the caches."""
+"""The cost of a pass, measured without a trace in the caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run on a pair of random weights: what is asked for is measured, or it is told why not."""
+"""A whole run on a pair of random weights: all requests are measured, or refused with a reason."""
 
 from __future__ import annotations
 

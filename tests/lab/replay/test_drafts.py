@@ -21,8 +21,8 @@ TEXT = [1000 + i % 3000 for i in range(9000)]
 
 
 def proposal(n: int = 15, k: int = 8) -> Draft:
-    """What a drafter of random weights gives: tokens 100 + 8 i + r, and log-probabilities that say
-    nothing."""
+    """The draft of a drafter of random weights: tokens 100 + 8 i + r, and log-probabilities that
+    say nothing."""
     ids = (100 + 8 * np.arange(n)[:, None] + np.arange(k)).astype(np.int32)
     logprobs = np.full((n, k), -9.0, np.float32)
     return Draft.chain(ids[:, 0].tolist(), logprobs[:, 0].tolist(), Candidates(ids, logprobs))

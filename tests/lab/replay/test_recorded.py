@@ -1,4 +1,4 @@
-"""The recorded drafts: what they hold, and passages drawn so that rounds have a length."""
+"""The recorded drafts: their contents, and passages drawn so that rounds have a length."""
 
 from __future__ import annotations
 

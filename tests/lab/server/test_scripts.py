@@ -28,7 +28,7 @@ GROWTH_MIB = 32  # what answers of other lengths and shapes may still add after 
 
 
 def found_by(script: str, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """What a script of `lab/server` reports."""
+    """The report of a script of `lab/server`."""
     command = [sys.executable, "-m", f"lab.server.{script}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, cwd=ROOT)
     assert done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""What becomes of an answer when its client leaves."""
+"""The end of an answer whose client leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stream tells of its drafts when it is asked, and how a request chooses its own width."""
+"""A stream's details of its drafts when asked, and a request's own width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request names that the server does not know."""
+"""Names in a request that the server does not know."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
 def wrote(text: str) -> dict[str, Any]:
-    """What binds the model to write `text`."""
+    """Fields that bind the model to write `text`."""
     return {"grammar": f"root ::= {json.dumps(text)}"}
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's own Python SDK against a real server: what it takes for granted holds."""
+"""Anthropic's own Python SDK against a real server: its assumptions hold."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tool_sdk(tool_server: ServerProcess) -> Iterator[anthropic.Anthropic]:
 
 
 def ask(sdk: anthropic.Anthropic, **body: Any) -> Message:
-    """The answer to a question; what the SDK has no parameter for goes into the body as it is."""
+    """The answer to a question; fields that the SDK lacks go into the body as they are."""
     extra = {**GREEDY, **body.pop("extra_body", {})}
     given = {"model": "any-name", "max_tokens": CERTAIN, "messages": user(QUESTION)}
     return sdk.messages.create(**{**given, **body}, extra_body=extra)

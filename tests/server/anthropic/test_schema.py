@@ -1,4 +1,4 @@
-"""What `/v1/messages` refuses: 400, the field, and a line that says why."""
+"""Refusals of `/v1/messages`: 400, the field, and a line that says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a server gets rid of clients that would hold it up, and of what is not HTTP."""
+"""A server gets rid of clients that would hold it up, and of bytes that are not HTTP."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def played(
     path: str = "/",
     sent: list[Message] | None = None,
 ) -> list[Message]:
-    """What a server would be told to send."""
+    """The messages that a server would be told to send."""
     messages: list[Message] = [] if sent is None else sent
 
     async def send(message: Message) -> None:

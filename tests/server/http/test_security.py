@@ -1,4 +1,4 @@
-"""Whom a server answers: hosts, origins, keys."""
+"""Clients that a server answers: by host, origin and key."""
 
 from __future__ import annotations
 

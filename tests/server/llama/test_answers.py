@@ -1,4 +1,4 @@
-"""Where an editor's completion ends: between two lines."""
+"""The end of an editor's completion: between two lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters: how strongly they act, for all requests and for each."""
+"""Adapters: their scales, for all requests and for each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def adapted(lora: Path, cache_folder: Path) -> Iterator[httpx.Client]:
 
 
 def plain(lora: Path, scale: float) -> tuple[str, str]:
-    """What the model says to the prompt and to the messages."""
+    """The model's answers to the prompt and to the messages."""
     options = {"n_gpu_layers": 0, "kv_type": "q8_0", "n_threads": 1, "quiet": True}
     with load(*demo.pair(), lora=[(lora, scale)], **options) as model:  # type: ignore[arg-type]
         ask: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "draft_width": 0}

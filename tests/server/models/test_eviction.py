@@ -1,4 +1,4 @@
-"""Which models fit beside each other, and which is unloaded if not: by plans, then in a server."""
+"""Models that fit beside each other, and the one to unload if not: by plans, then in a server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG = {
     "logprobs": True,
     "top_logprobs": 20,
 }
-"""Some 700 KB; what can be on its way to a client is 160."""
+"""Some 700 KB; at most 160 KB are on their way to a client."""
 SHORT = {"prompt": "def f(x):", "max_tokens": 1}
 
 

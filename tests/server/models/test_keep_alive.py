@@ -1,4 +1,4 @@
-"""How long an idle model stays loaded: what is read as a time, and what is none."""
+"""The time that an idle model stays loaded: texts that are read as one, and that are none."""
 
 from __future__ import annotations
 

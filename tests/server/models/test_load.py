@@ -1,6 +1,6 @@
 """While a model is loaded: who waits is told, who leaves is let go, and the server can end.
 
-Loads are slow here as real ones are: what drafting costs is measured anew, and for seconds.
+Loads are slow here as real ones are: the costs of drafting are measured anew, and for seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ollama's own Python client against a real server: what it takes for granted holds."""
+"""Ollama's own Python client against a real server: its assumptions hold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tool_api(tool_server: ServerProcess) -> ollama.Client:
 
 
 def wrote(text: str) -> dict[str, Any]:
-    """What binds the model to write `text`."""
+    """Fields that bind the model to write `text`."""
     return {**GREEDY, "num_predict": 64, "grammar": f"root ::= {json.dumps(text)}"}
 
 

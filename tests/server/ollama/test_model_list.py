@@ -1,4 +1,4 @@
-"""What Ollama's clients are told of models that are not loaded."""
+"""Facts for Ollama's clients about models that are not loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ollama's routes refuse: 400, the field, and a line that says why."""
+"""Refusals of Ollama's routes: 400, the field, and a line that says why."""
 
 from __future__ import annotations
 

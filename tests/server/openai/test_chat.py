@@ -55,7 +55,7 @@ def test_an_answer_is_the_model_s_own(
 
 @pytest.mark.slow
 def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> None:
-    """Where they part, the target was undecided: by more than that, slots would be mixed up."""
+    """They part only where the target was undecided: by more than that, slots would be mixed up."""
     questions = [QUESTION, "What is a list?", "Hi", "Explain how to sort " + "a, b, c, " * 30]
     lengths = [40, 24, 12, 32]
 
@@ -334,7 +334,7 @@ def test_how_long_an_answer_may_be(
 
 
 def test_what_a_message_may_be(client: httpx.Client) -> None:
-    """Parts of text are its lines; what changes no answer is ignored; any model is taken."""
+    """Parts of text are its lines; fields that change no answer are ignored; any model is taken."""
     expected = content(ask(client, "Hello\n" + QUESTION, max_tokens=8, temperature=0))
     parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": QUESTION}]
     told = post(

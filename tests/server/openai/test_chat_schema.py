@@ -1,4 +1,4 @@
-"""What `/v1/chat/completions` refuses: 400, the field, and a line that says why."""
+"""Refusals of `/v1/chat/completions`: 400, the field, and a line that says why."""
 
 from __future__ import annotations
 

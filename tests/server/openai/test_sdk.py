@@ -1,4 +1,4 @@
-"""OpenAI's own Python SDK against a real server: what it takes for granted holds."""
+"""OpenAI's own Python SDK against a real server: its assumptions hold."""
 
 from __future__ import annotations
 
