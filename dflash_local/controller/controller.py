@@ -59,10 +59,12 @@ class Controller:
         n_copied: int = 0,
         *,
         equal_rows: bool = False,
+        pads: bool = False,
     ) -> None:
         """`block_size` rows with the anchor are the most that a sequence verifies of a drafter's
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
-        a copy; 0 if there are none. `equal_rows`: all sequences of a pass get as many rows."""
+        a copy; 0 if there are none. `equal_rows`: all sequences that draft get as
+        many rows; `pads`: all of the pass do, as recurrent targets need it."""
         self.costs = costs
         self.known = {
             True: greedy or Acceptance(block_size, n_nodes),
@@ -70,10 +72,11 @@ class Controller:
         }
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
         self.n_nodes = n_nodes
-        self._equal = equal_rows
+        self._equal, self._pads = equal_rows or pads, pads
         self._n_draft = block_size - 1
         self._most = max(block_size - 1, n_nodes, n_copied)
-        self._rows, self._copied = Rows(equal=equal_rows), Rows(equal=equal_rows)
+        self._rows = Rows(equal=equal_rows, pads=pads)
+        self._copied = Rows(equal=equal_rows, pads=pads)
         self._passes = Passes(costs)
         self._newest = self.known[True]  # of the request that began last
         self._round = self._depth = 0
@@ -90,7 +93,7 @@ class Controller:
         self._doubt = 0.0
         self._gain = 1.0  # of drafting, while it is on
         # What looks and drafting may still lose, in plain rounds
-        self._spent = 0.0
+        self._spent = self._price_of_look = 0.0
         self._credit, self._off_until, self._off = _CREDIT, 0, _OFF
         # The rounds since
         self._accepted = 0
@@ -128,25 +131,25 @@ class Controller:
     # A round
 
     def n_drafts(
-        self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
+        self, policies: Sequence[Policy], limits: Sequence[int], n_others: int = 0
     ) -> list[int]:
         """The number of tokens to draft for each sequence; 0: do without the drafter this round.
 
         `limits` are the most drafts that make sense for each, by the end of its answer and the room
-        in the context. `other_rows` are rows of sequences in the same pass that have no policy.
+        in the context. `n_others` sequences of the same pass have no policy.
         """
         self._round += 1
         n = len(policies)
-        same = n + other_rows == self._base and list(policies) == self._members
+        same = n + n_others == self._base and list(policies) == self._members
         if same and self._idle > 0:
             self._idle -= 1
             return [0] * n
         if not same or self._round >= self._replan_at:
-            self._plan(policies, other_rows)
+            self._plan(policies, n_others)
         if self._idle > 0:
             return [0] * n
         return [
-            self._n_draft if (p.drafting or p.looking) and limit > 0 else 0
+            self._n_draft if (p.drafting or p.looking) and not p.off and limit > 0 else 0
             for p, limit in zip(policies, limits, strict=True)
         ]
 
@@ -247,14 +250,16 @@ class Controller:
         rebuilt: bool = False,
         n_injected: int = 0,
         inject_s: float = 0.0,
+        n_others: int = 0,
     ) -> None:
         """The times of a round: rows of its target pass and their shape, sequences that drafted,
         cached tokens.
 
         `host_s` is the rest of the round, where the caller knows it. `rebuilt`: llama.cpp has built
         its graph again, whether the row count is another or not. `n_injected` rows were injected
-        for its drafts, in the draft stage or in `inject_s` before it. Not for rounds of which
-        `n_drafts` was not asked, except plain ones.
+        for its drafts, in the draft stage or in `inject_s` before it. `n_others` of those that
+        drafted have no policy: such a round says nothing of whether drafting pays for the rest. Not
+        for rounds of which `n_drafts` was not asked, except plain ones.
         """
         costs, drafted, base = self.costs, n_drafting > 0, self._base
         verified = drafted or n_rows > base
@@ -277,7 +282,10 @@ class Controller:
             if inject_s and not self._looking:  # drafting pays for its rests, not for prompts
                 inject_s *= min(self._n_resting / n_injected, 1.0)
             host_s = costs.host_s + costs.draft_host_s if host_s is None else host_s
-            self._settle(inject_s + draft_s + verify_s + host_s)
+            if not n_others:
+                self._settle(inject_s + draft_s + verify_s + host_s)
+            elif self._looking:  # its own part of the time is not known
+                self._spent += self._price_of_look
         self._accepted = self._n_resting = 0
 
     def _settle(self, seconds: float) -> None:
@@ -295,10 +303,10 @@ class Controller:
 
     # The plan
 
-    def _plan(self, policies: Sequence[Policy], other_rows: int) -> None:
+    def _plan(self, policies: Sequence[Policy], n_others: int) -> None:
         """Whether to draft for the rounds to come, or to look whether it pays."""
         now, costs = self._round, self.costs
-        self._base, self._members = len(policies) + other_rows, list(policies)
+        self._base, self._members = len(policies) + n_others, list(policies)
         self._price(len(policies))
         if not self._on:
             self._prices = {}  # what has just been seen counts
@@ -357,13 +365,16 @@ class Controller:
         costs, depth, base = self.costs, self._depth, self._base
         passes, plain_s = self._passes_s(shape), self._passes_s("chain")[0]
         draft_s = costs.draft_s(len(able), depth) + costs.draft_host_s
-        chances = merged([policy.typical() for policy in able], base if self._equal else 0)
+        chances = merged([policy.typical() for policy in able], equal=self._equal)
+        each = base if self._pads else len(able) if self._equal else 1
         tokens = list(accumulate(chances, initial=float(base)))
-        rates = [got / (draft_s + spent) for got, spent in zip(tokens, passes, strict=False)]
+        rates = [
+            got / (draft_s + spent) for got, spent in zip(tokens, passes[::each], strict=False)
+        ]
         k = max(range(len(rates)), key=rates.__getitem__)
         return Findings(
             n_seqs=base,
-            drafts=k,
+            drafts=k * each,
             tokens=tokens[k],
             gain=rates[k] * plain_s / base,
             draft_cost=costs.draft_s(len(able), depth) / plain_s,
@@ -386,7 +397,7 @@ class Controller:
         short = loss + self._spent - _FIRST - _INCOME * self._round
         left = _FOREVER if policy.known.rounds else _LATEST - self._round
         if short <= 0 or left <= 0:
-            policy.looking = True
+            policy.looking, self._price_of_look = True, max(loss, 0.0)
             return 0
         if upkeep < _INCOME:
             return min(int(short / (_INCOME - upkeep)) + 1, left)

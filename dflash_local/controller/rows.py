@@ -28,16 +28,18 @@ count is found too late."""
 class Rows:
     """Chooses for the batch of the last `price`. Counts are of drafts: rows beyond a plain pass."""
 
-    def __init__(self, *, equal: bool = False) -> None:
-        """`equal`: all sequences of a pass get as many rows, as recurrent targets want it."""
+    def __init__(self, *, equal: bool = False, pads: bool = False) -> None:
+        """`equal`: all sequences that draft get as many rows, for a GPU's graphs; `pads`: all of
+        the pass get them, drafts or not, for recurrent targets."""
         self._equal = equal
+        self._pads = pads
         self.base = 0
         self.rate = 0.0
         """The tokens a second that rows must beat."""
         self._passes: Sequence[float] = ()
         self._prices: list[float] = []
         self._enough: dict[tuple[int, int, float], NDArray[np.float64]] = {}
-        self._means: dict[int, list[float]] = {}  # values of the last rounds; by how many there are
+        self._means: dict[tuple[int, int], list[float]] = {}  # values of the last rounds; by kind
 
     def price(self, base: int, passes: Sequence[float], rate: float) -> None:
         """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
@@ -56,7 +58,8 @@ class Rows:
     def value(self, chances: Sequence[float]) -> float:
         """The worth in tokens of the best part of drafts with these falling chances, beside a plain
         pass."""
-        return max(self._values(self._merged([list(chances)])))
+        chains = [list(chances)]
+        return max(self._values(self._merged(chains), self._each(chains)))
 
     def usual(
         self, chains: Sequence[list[float]], last_rows: int | None, switch_s: float
@@ -67,10 +70,10 @@ class Rows:
         pass will have a new graph. The last count is kept unless another is better by more than its
         graph costs: now, to go there and back, or on average, over the rounds to come.
         """
-        merged = self._merged(chains)
-        values, last = self._values(merged), self._last(last_rows)
+        merged, each = self._merged(chains), self._each(chains)
+        values, last = self._values(merged, each), self._last(last_rows, each)
         switch = self.rate * switch_s
-        means = self._blended(values)
+        means = self._blended(values, each)
         usual, best = means.index(max(means)), values.index(max(values))
         stay = last
         if not 0 <= last < len(values) or (means[usual] - means[last]) * HORIZON > switch:
@@ -83,8 +86,8 @@ class Rows:
     ) -> list[int]:
         """The same for copies alone: each round by itself. From a plain pass there is also the way
         back."""
-        merged = self._merged(chains)
-        values, last = self._values(merged), self._last(last_rows)
+        merged, each = self._merged(chains), self._each(chains)
+        values, last = self._values(merged, each), self._last(last_rows, each)
         way = self.rate * switch_s * (1 if last else 2)
         top = max(values)
         stays = 0 <= last < len(values) and top - values[last] <= way
@@ -94,7 +97,7 @@ class Rows:
         """The least expected number of accepted drafts among the first k + 1 of one of `n_seqs`
         sequences, float64 by k. If all drafts of all of them stay below at each k, `once` chooses a
         plain pass; with one sequence, it does so in no other case."""
-        kind = n_seqs, self._last(last_rows), switch_s
+        kind = n_seqs, self._last(last_rows, 1), switch_s
         if kind not in self._enough:
             self._enough = {kind: self._least(*kind)}
         return self._enough[kind]
@@ -106,39 +109,48 @@ class Rows:
         least = np.array(self._prices[1:]) + (0.0 if last else 2 * switch)
         if 0 < last <= len(least):
             least[last - 1] -= switch  # to stay there costs no change
-        if self._equal and self.base > 1:  # one draft more of each is a row more of all in the pass
-            n = self.base
-            return np.array([least[k : k + n].min() for k in range(n - 1, len(least), n)]) / n_seqs
+        if self._pads:
+            paid: NDArray[np.float64] = least[self.base - 1 :: self.base] / n_seqs
+            return paid
         if n_seqs == 1:
             return least
         counts = np.arange(1.0, len(least) + 1.0)
         each: NDArray[np.float64] = (least / counts).min(initial=inf) * counts
         return each
 
-    def _last(self, rows: int | None) -> int:
-        return -1 if rows is None else rows - self.base
+    def _each(self, chains: Sequence[list[float]]) -> int:
+        """The rows of a pass that one draft more takes."""
+        if self._pads:
+            return self.base
+        return max(sum(map(bool, chains)), 1) if self._equal else 1
+
+    def _last(self, rows: int | None, each: int) -> int:
+        """The drafts of the last pass, if one more may have as many rows; else -1."""
+        n, rest = divmod(-1 if rows is None else rows - self.base, each)
+        return -1 if rest else max(n, -1)
 
     def _merged(self, chains: Sequence[list[float]]) -> list[float]:
-        """The tokens that each further row brings, of all sequences."""
-        return merged(chains, self.base if self._equal else 0)
+        """The tokens that each further draft brings."""
+        return merged(chains, equal=self._equal or self._pads)
 
-    def _values(self, chances: Sequence[float]) -> list[float]:
+    def _values(self, chances: Sequence[float], each: int) -> list[float]:
         """The tokens that drafts bring, less the worth of their time, by their number."""
-        return list(map(sub, accumulate(chances, initial=0.0), self._prices))
+        return list(map(sub, accumulate(chances, initial=0.0), self._prices[::each]))
 
-    def _blended(self, values: list[float]) -> list[float]:
+    def _blended(self, values: list[float], each: int) -> list[float]:
         """With those of the rounds before that had as many: the ends of answers have fewer, which
         say nothing of the usual drafts."""
-        means = self._means.get(len(values), values)
+        kind = each, len(values)
+        means = self._means.get(kind, values)
         blended = [mean + BLEND * (value - mean) for mean, value in zip(means, values, strict=True)]
-        self._means[len(values)] = blended
+        self._means[kind] = blended
         return blended
 
     def _shared(self, chains: Sequence[list[float]], merged: list[float], n: int) -> list[int]:
         """Rows for each sequence, its anchor included, when the `n` likeliest of all drafts are
         verified."""
-        if self._equal:
-            return [1 + n // self.base] * len(chains)
+        if self._equal or self._pads:
+            return [1 + n if chain or self._pads else 1 for chain in chains]
         if len(chains) == 1:
             return [1 + n]
         if n <= 0:
@@ -157,17 +169,11 @@ class Rows:
         return widths
 
 
-def merged(chains: Sequence[list[float]], n_equal: int = 0) -> list[float]:
-    """The tokens that each further row brings, by all sequences' falling chances: likeliest first.
-
-    `n_equal`: a row more of one sequence is one of all of them, so many in a pass, and the last of
-    these completes the next draft of each chain; 0 if each has rows of its own.
-    """
-    if n_equal:
-        brought: list[float] = []
-        for chances in zip_longest(*chains, fillvalue=0.0):
-            brought += [*[0.0] * (n_equal - 1), sum(chances)]
-        return brought
+def merged(chains: Sequence[list[float]], *, equal: bool = False) -> list[float]:
+    """The tokens that each further draft brings, by the falling chances of all sequences: the
+    likeliest first. `equal`: one more of each chain at once."""
+    if equal:
+        return list(map(sum, zip_longest(*chains, fillvalue=0.0)))
     if len(chains) == 1:
         return chains[0]
     return sorted((chance for chain in chains for chance in chain), reverse=True)

@@ -100,5 +100,5 @@ class Copying:
         if own and copier:
             copies = judged_by_drafter(own, copies, copier.chances)
             copier.take_kinds(copies)
-        n_nodes = min(limit, shape.n_nodes) if shape.n_leaves > 1 else limit
+        n_nodes = min(limit, choice.sequence.most_nodes) if shape.n_leaves > 1 else limit
         return joined(own, choice.chances, copies, n_nodes=n_nodes, n_leaves=shape.n_leaves)

@@ -67,7 +67,7 @@ class Lap:
         self._meter = meter
         self._slots = slots
         self._sequences = sequences
-        self._n_drafting = 0
+        self._n_drafting = self._n_others = 0
         self._n_injected = 0
         self._inject_s = 0.0
         self._n_rebuilds = slots.target.n_rebuilds
@@ -86,9 +86,11 @@ class Lap:
         self._inject_s += time.perf_counter() - start
         self._n_injected += n_rows
 
-    def drafting(self, n_sequences: int, n_rows: int) -> None:
-        """So many sequences draft, with so many rows to inject."""
-        self._n_drafting = n_sequences
+    def drafting(self, sequences: list[Sequence]) -> None:
+        """These sequences draft, with all their rows to inject."""
+        self._n_drafting = len(sequences)
+        self._n_others = sum(sequence.policy is None for sequence in sequences)
+        n_rows = sum(len(sequence.slot.pending) for sequence in sequences)
         self._n_injected += n_rows
         self._began = time.perf_counter()
 
@@ -151,4 +153,5 @@ class Lap:
                 rebuilt=n_rebuilds > 0,
                 n_injected=self._n_injected,
                 inject_s=self._inject_s,
+                n_others=self._n_others,
             )

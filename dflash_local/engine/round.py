@@ -78,7 +78,7 @@ class Round:
         Room is made for the widest drafts, not only for the anchors. Otherwise idle slots would
         keep rounds narrow.
         """
-        self._cache.make_room(sum(1 + self._widths.most_nodes(s) for s in sequences))
+        self._cache.make_room(sum(1 + s.most_nodes for s in sequences))
         room = max(self._slots.free_cells, 0)
         for sequence in sequences[room:]:
             if sequence.shift(self._target.n_ctx):
@@ -101,7 +101,7 @@ class Round:
     def _draft(self, choices: list[Choice], lap: Lap) -> None:
         """The drafter's part of each draft, as far as it can be verified; none when it fails."""
         drafting = [choice for choice in choices if choice.n_draft]
-        lap.drafting(len(drafting), sum(len(c.sequence.slot.pending) for c in drafting))
+        lap.drafting([choice.sequence for choice in drafting])
         drafter = self._slots.drafter
         if drafter is None or not drafting:
             return
@@ -125,6 +125,7 @@ class Round:
 
     def _cut(self, sequence: Sequence, proposal: Draft, limit: int) -> Draft:
         """The part of a proposal that can be verified: it has room, and the grammar allows it."""
+        limit = min(limit, sequence.most_nodes)  # only copies may have more
         draft = sequence.shape.cut(
             proposal, self._target.n_vocab, limit, sequence.remaining, sequence.rate
         )

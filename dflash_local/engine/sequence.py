@@ -68,6 +68,12 @@ class Sequence:
         """The shape of its next draft."""
         return self.fixed_shape if self.policy is None else self.policy.shape
 
+    @property
+    def most_nodes(self) -> int:
+        """The most nodes that a round may verify for it, copies apart."""
+        width = self.request.draft_width
+        return self.shape.n_nodes if width == "auto" else max(width - 1, 0)
+
     def rate(self, candidates: Candidates) -> Candidates:
         """Candidates with the log-probabilities that its policy, if any, has learnt for them."""
         return candidates if self.policy is None else self.policy.rate(candidates)

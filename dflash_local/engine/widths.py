@@ -22,16 +22,11 @@ class Widths:
         self._controller = controller
         self._copying = Copying(slots, controller)
 
-    def most_nodes(self, sequence: Sequence) -> int:
-        """The most nodes that a round may verify for a sequence, copies apart."""
-        width = sequence.request.draft_width
-        return sequence.shape.n_nodes if width == "auto" else max(width - 1, 0)
-
     # Before the draft
 
     def choose(self, sequences: list[Sequence]) -> list[Choice]:
-        """Choose the number of tokens to draft for each sequence, and find copies in its text. A
-        fixed width is not reduced: that would need another graph."""
+        """Choose the number of tokens to draft for each sequence, and find copies in its text. Of
+        a fixed width the draft is never shortened: that would need another graph."""
         self._notice_lost(sequences)
         choices = self._limited(sequences)
         managed, policies = self._managed(choices)
@@ -54,7 +49,7 @@ class Widths:
         free = room - len(sequences)  # the anchors
         choices = []
         for sequence in sequences:
-            most = max(min(self.most_nodes(sequence), free), 0)
+            most = max(min(sequence.most_nodes, free), 0)
             choices.append(Choice(sequence, sequence.shape.limit(most, sequence.remaining)))
             free -= choices[-1].limit
         self._copying.widen(choices, free)
@@ -69,7 +64,7 @@ class Widths:
             sequence = choice.sequence
             is_fixed = sequence.request.draft_width != "auto"
             if drafter and choice.limit and is_fixed and not sequence.behind:
-                choice.n_draft = min(self.most_nodes(sequence), drafter.block_size - 1)
+                choice.n_draft = min(sequence.most_nodes, drafter.block_size - 1)
         if self._controller and managed:
             n_others = len(choices) - len(managed)
             n_drafts = self._controller.n_drafts(policies, [c.limit for c in managed], n_others)

@@ -190,7 +190,10 @@ class Generation(Job):
         """Hand out the progress of the prompt, where that is asked for and has grown."""
         sequence, stats = self.running, self.running.stats
         n = len(sequence.request.prompt)
-        n_read = n if sequence.tokens else min(len(sequence.slot.cached), n)
+        if sequence.tokens:
+            n_read = n
+        else:  # a slot that was given back may have another text
+            n_read = min(len(sequence.slot.cached), n) if sequence.has_slot else 0
         if self.wanted.tells_prompt and self._n_read < n_read:
             self._n_read = n_read
             told = PromptProgress(n, stats.cached_tokens, n_read, stats.prompt_s)

@@ -252,10 +252,6 @@ class Worker:
     def _leave(self, job: Generation, error: BaseException | None = None) -> None:
         """Give back the slot of a sequence that has ended or failed, then tell its caller."""
         self._running.remove(job)
-        try:
-            self._engine.end(job.running)
-        except BaseException as raised:
-            error = error or raised
         if job.begun_at is not None:
             seconds = time.monotonic() - job.begun_at
             self._durations = (*self._durations, seconds)[-_REMEMBERED:]
@@ -266,7 +262,10 @@ class Worker:
         self._n_ended += 1
         if isinstance(job, Generation):
             if job.sequence is not None:
-                job.sequence.sampler.close()
+                try:
+                    self._engine.end(job.sequence)
+                except BaseException as raised:
+                    error = error or raised
             n, ended, _ = self._books
             self._books = (n + 1, Stats.sum([ended, job.stats]), self._running_stats())
             try:

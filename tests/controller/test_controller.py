@@ -248,9 +248,31 @@ def test_places_go_from_sequences_of_fixed_width_to_others_and_back() -> None:
         assert sum(map(all, rounds)) >= 18
 
 
-def test_what_has_given_up_is_never_asked_again() -> None:
+def test_time_for_drafts_of_a_fixed_width_is_not_held_against_others() -> None:
+    """A neighbour verifies 15 wrong drafts in each round, which take longer than all the rest."""
+    steps = {n: 1e-3 * (0.75 + 0.25 * n) for n in (1, 2, 4, 8, 16, 32)}
+    chosen = Controller(Costs({DEPTH: steps}, {DEPTH: {1: 1e-4}}), BLOCK)
+    policies, costs, n_drafted = [chosen.open(DEPTH)], chosen.costs, 0
+    for _ in range(300):
+        n_drafts, rows = chosen.n_drafts(policies, [3], 1), [1]
+        drafts = [chain([-0.05] * n) for n in n_drafts]
+        if any(n_drafts):
+            rows = chosen.rows(chosen.chances(policies, drafts, [3]))
+            chosen.observe(policies[0], drafts[0].clip(rows[0] - 1), [0] * rows[0])
+        n_drafting, total = 1 + sum(map(bool, n_drafts)), rows[0] + 16
+        times = costs.draft_s(n_drafting, DEPTH), costs.step_s(total, DEPTH), 1e-4
+        chosen.observe_round(total, "chain", n_drafting, DEPTH, *times, n_others=1)
+        n_drafted += any(n_drafts)
+    assert n_drafted > 270
+
+
+@pytest.mark.parametrize("off_at", [0, 40])
+def test_what_has_given_up_is_never_asked_again(off_at: int) -> None:
+    """Nor where it was drafting, and lost what the drafter knew of its text."""
     chosen = controller(MACHINES["h200-8b-q4"])
     policies = [chosen.open(DEPTH)]
+    drafted = [ask(chosen, policies, [15], -0.01)[0][0] > 0 for _ in range(off_at)]
+    assert all(drafted[-4:])
     policies[0].off = True
     assert not any(ask(chosen, policies, [15], -0.01)[0][0] for _ in range(1200))
 

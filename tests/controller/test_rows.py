@@ -130,13 +130,26 @@ def test_where_all_get_as_many_rows_a_row_is_paid_for_each(how: How) -> None:
     """A sure text beside a hopeless one: each of its rows makes one of the other dearer, too."""
     sure, hopeless = [0.9**j for j in range(1, 16)], [0.0] * 15
     passes = [1.0 + 0.3 * k for k in range(31)]
-    alone, equal = Rows(), Rows(equal=True)
-    for choice in (alone, equal):
+    alone, equal, padded = Rows(), Rows(equal=True), Rows(pads=True)
+    for choice in (alone, equal, padded):
         choice.price(2, passes, 1.0)
     assert how(alone, [sure, hopeless], None, 0.0) == [12, 1]  # while 0.9^j > 0.3
-    assert how(equal, [sure, hopeless], None, 0.0) == [5, 5]  # while 0.9^j > 0.6
-    assert how(equal, [sure, sure], None, 0.0) == [12, 12]
-    assert how(equal, [hopeless, []], None, 0.0) == [1, 1]
+    for choice in (equal, padded):
+        assert how(choice, [sure, hopeless], None, 0.0) == [5, 5]  # while 0.9^j > 0.6
+        assert how(choice, [sure, sure], None, 0.0) == [12, 12]
+        assert how(choice, [hopeless, []], None, 0.0) == [1, 1]
+    # Beside one that has no drafts, only a padded pass has a row more for it.
+    assert how(padded, [sure, []], None, 0.0) == [5, 5]
+    assert how(equal, [sure, []], None, 0.0) == [12, 1]
+
+
+def test_a_count_that_cannot_come_again_is_not_kept() -> None:
+    """Two sequences that get as many rows each, after a pass of five."""
+    choice = Rows(equal=True)
+    choice.price(2, [1.0 + 0.3 * k for k in range(31)], 1.0)
+    sure = [0.9**j for j in range(1, 16)]
+    assert choice.once([sure, sure], 5, 9.0) == [12, 12]
+    assert choice.once([sure, sure], 6, 9.0) == [3, 3]
 
 
 def test_a_copy_pays_the_way_back_to_plain_passes() -> None:
@@ -154,7 +167,7 @@ def test_a_copy_pays_the_way_back_to_plain_passes() -> None:
     st.floats(0.05, 2.0),
     st.sampled_from([None, 0, 1, 5, 20, 200]),
     st.floats(0.0, 2.0),
-    st.booleans(),
+    st.sampled_from([{}, {"equal": True}, {"pads": True}]),
     st.integers(0, 2),
 )
 def test_copies_that_stay_below_the_least_are_never_verified(
@@ -163,10 +176,10 @@ def test_copies_that_stay_below_the_least_are_never_verified(
     rate: float,
     more: int | None,
     switch_s: float,
-    equal: bool,
-    other_rows: int,
+    way: dict[str, bool],
+    n_others: int,
 ) -> None:
-    choice, base = Rows(equal=equal), len(found) + other_rows
+    choice, base = Rows(**way), len(found) + n_others
     choice.price(base, passes, rate)
     last = None if more is None else base + more
     least = choice.least(len(found), last, switch_s)
@@ -177,7 +190,7 @@ def test_copies_that_stay_below_the_least_are_never_verified(
     )
     widths = choice.once(found, last, switch_s)
     assert reaches or widths == [1] * len(found)
-    if len(found) == 1 and not equal:  # nothing is looked at in vain
+    if len(found) == 1 and not way:  # nothing is looked at in vain
         exceeds = any(
             got > enough + 1e-9 for got, enough in zip(accumulate(found[0]), least, strict=False)
         )

@@ -201,6 +201,18 @@ def test_several_at_once(f32_target: Path) -> None:
             assert all(each.stats.copied_accepted > 0 for each in answers)
 
 
+@pytest.mark.parametrize("width", ["auto", 40])
+def test_room_for_copies_makes_no_wider_trees(f32_target: Path, width: Any) -> None:
+    """Each row of a tree has a branch of its own, unless a fixed width asks for more."""
+    with open_target(f32_target, kv_type="f32", flash_attn=False, n_branches=20) as target:
+        prompt = target.vocabulary.tokenize(demo.prompts()["chat"][0])
+        engine = copying(target, fused_drafter(target), n_nodes=19)
+        found = answer(engine, prompt, width, N, shape="tree")
+        assert found.tokens == plain(target, prompt)
+        assert found.stats.tree_rounds > 0 and not found.stats.copied
+        assert max(found.stats.widths) == (20 if width == "auto" else width)
+
+
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("kind", ["snapshots", "replay"])
 @pytest.mark.parametrize("width", [2, 8, 16, "auto"])

@@ -184,7 +184,7 @@ def test_widths_that_a_controller_chooses_for_several(targets: Target, plain: Pl
     for row_s in (1e-5, 3e-4):
         _, drafter = engine_of(targets, texts, lambda: int(rng.integers(0, 9)))
         steps = {n: 1e-3 + row_s * n for n in (1, 3, 16, 64)}
-        controller = Controller(Costs({100: steps}, {100: {1: 1e-4}}), BLOCK, equal_rows=True)
+        controller = Controller(Costs({100: steps}, {100: {1: 1e-4}}), BLOCK, pads=True)
         engine = Engine(targets, drafter, N_SEQ, controller)
         sequences = [engine.begin(request(prompt, "auto", 2 * N)) for prompt in asked]
         engine.run(sequences)

@@ -37,6 +37,7 @@ class Elsewhere(Controller):
         rebuilt: bool = False,
         n_injected: int = 0,
         inject_s: float = 0.0,
+        n_others: int = 0,
     ) -> None:
         there = self._machine
         super().observe_round(
@@ -49,6 +50,7 @@ class Elsewhere(Controller):
             there.host_s + (there.draft_host_s if n_drafting else 0.0),
             n_injected=n_injected,
             inject_s=there.inject_s * n_injected if inject_s else 0.0,
+            n_others=n_others,
         )
 
 
@@ -72,9 +74,9 @@ class Fickle(Controller):
         self._left -= n_rounds
 
     def n_drafts(
-        self, policies: Sequence[Policy], limits: Sequence[int], other_rows: int = 0
+        self, policies: Sequence[Policy], limits: Sequence[int], n_others: int = 0
     ) -> list[int]:
-        assert len(policies) == len(limits) > 0 and other_rows >= 0
+        assert len(policies) == len(limits) > 0 and n_others >= 0
         if self.n_nodes:
             for policy in policies:
                 policy.take("tree" if self._random.random() < 0.5 else "chain")

@@ -286,6 +286,25 @@ def test_cancelled_while_it_waits(bench: Bench) -> None:
     close(streams)
 
 
+def test_cancelled_while_it_is_suspended() -> None:
+    """In a context that is too small for two: its result says as much as that of any other."""
+    endless: dict[str, Any] = {**ENDLESS, "temperature": 0.0}
+    with load(*demo.pair(), n_ctx=544, n_seq=2, **ON_CPU) as model:
+        first, cancel = model.stream("def a", **endless), threading.Event()
+        next(first)
+        with ThreadPoolExecutor(1) as thread:
+            second = thread.submit(model.generate, "def b", cancel=cancel, **endless)
+            while model.status().n_busy < 2 or model.status().n_waiting:
+                next(first)
+            while not model.status().n_waiting:
+                assert next(first).result is None
+            cancel.set()
+            result = second.result(60)
+        assert result.finish_reason == "cancelled" and len(result.tokens) > 16
+        assert result.stats.drafting is not None
+        first.close()
+
+
 def test_cancelled_in_its_prompt(bench: Bench) -> None:
     long = (bench.plain[0].prompt * 30)[:600]
     streams = occupy(bench.model, 1)
