@@ -89,7 +89,8 @@ class Costs:
             return None
         return (
             "this machine is busy with other work: times of the same pass differed by "
-            f"{self.spread:.0%}, so the next load measures again; drafting adapts to what rounds take"
+            f"{self.spread:.0%}, so the next load measures again; drafting adapts to what rounds "
+            "take"
         )
 
     @property
