@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,11 +69,20 @@ def test_units_that_begin_anywhere_have_kernels_of_their_own() -> None:
     assert native.few_rows_operand(34, 512) == ""
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [90, *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES if a != 90)],
-)
-@pytest.mark.parametrize("name", TYPES)
+def cases(kinds: Iterable[Any], most_used: tuple[Any, ...]) -> list[Any]:
+    """Each kind for 90 and two of the other architectures, those that most people have for all."""
+    others = [architecture for architecture in ARCHITECTURES if architecture != 90]
+    return [
+        pytest.param(
+            kind, architecture, marks=[pytest.mark.slow] if kind not in most_used or n else []
+        )
+        for i, kind in enumerate(kinds)
+        for n, architecture in enumerate((90, *others))
+        if kind in most_used or n == 0 or n - 1 in (i % 5, (i + 2) % 5)
+    ]
+
+
+@pytest.mark.parametrize(("name", "architecture"), cases(TYPES, ("Q4_K", "Q6_K", "Q8_0", "MXFP4")))
 def test_kernels_compile_and_spill_no_more_than_they_did(
     compiler: Compiler, name: str, architecture: int
 ) -> None:
@@ -88,10 +99,10 @@ HEADS = tuple(kernels.Heads(1, 1, dim, 8, 2) for dim in (64, 80, 96, 112, 128, 2
 
 
 @pytest.mark.parametrize(
-    "architecture",
-    [90, *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES if a != 90)],
+    ("heads", "architecture"),
+    cases([*HEADS, kernels.Heads(8, 8, 128, 8, 2)], (kernels.Heads(1, 1, 128, 8, 2),)),
+    ids=str,
 )
-@pytest.mark.parametrize("heads", [*HEADS, kernels.Heads(8, 8, 128, 8, 2)], ids=str)
 def test_attention_compiles_and_hardly_spills(
     compiler: Compiler, heads: kernels.Heads, architecture: int
 ) -> None:
