@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dflash_local.controller import calibration
+from dflash_local.controller import calibration, records
 from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.drafter import Drafter
@@ -239,7 +239,7 @@ def _open(
         copies = controller = None
         has_drafts = setup.may_copy and target.max_width > 1
         if has_drafts:
-            copies = calibration.known_copies(target, drafter)
+            copies = records.known_copies(target, drafter)
             if _must_pay(setup, target):
                 controller = _controller(target, drafter, say, options.recalibrate)
                 if not _may_pay(setup, target, controller):
@@ -399,7 +399,7 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
     n_nodes = most_nodes(n_branches, drafter.block_size) if drafter and n_branches > 1 else 0
     greedy = sampled = None
     if drafter:
-        greedy, sampled = calibration.known_drafts(target, drafter, n_nodes)
+        greedy, sampled = records.known_drafts(target, drafter, n_nodes)
     costs = calibration.measure(target, drafter, before=begin, again=again)
     if costs.noise:
         say(costs.noise)

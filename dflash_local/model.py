@@ -22,7 +22,7 @@ from dflash_local.chat.quoting import quoted
 from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
-from dflash_local.controller import calibration
+from dflash_local.controller import records
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
@@ -510,7 +510,7 @@ class Model:
         engine = self.engine
         if engine.controller and engine.learns and self.target.is_open:
             known = engine.controller.known
-            calibration.keep(
+            records.keep(
                 self.target,
                 self.drafter,
                 engine.controller.costs,

@@ -7,16 +7,12 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-from dflash_local import disk_cache
-from dflash_local.controller.acceptance import Acceptance
+from dflash_local.controller import records
 from dflash_local.controller.costs import ROW_COUNTS, TO_MAKE, Costs
-from dflash_local.copies.chances import CopyPrior
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
 from dflash_local.sampling.sampler import not_finite
@@ -39,7 +35,6 @@ _TREE_ROWS = 16  # of the usual tree
 _DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
 
 _MANY_ROWS = max(ROW_COUNTS)  # injected; with fewer, their share of a draft is lost in its noise
-_FORMAT = 8
 
 
 def budget_s() -> float:
@@ -76,7 +71,7 @@ def measure(
     `before` empties all caches of target and drafter: called only if there is something to measure,
     and they are empty after it too. Raises as `budget_s`, `Target.decode` and the drafter.
     """
-    known = disk_cache.read("costs", _key(target, drafter))
+    known = records.of(target, drafter)
     if not again:
         with suppress(ValueError):  # not measured yet, or damaged
             costs = Costs.from_dict(known)
@@ -91,47 +86,8 @@ def measure(
     finally:
         trial.empty()
     # What drafts and copies are worth is not measured here; `again` begins with nothing.
-    besides = known if isinstance(known, dict) and not again else {}
-    disk_cache.write("costs", _key(target, drafter), besides | costs.as_dict())
+    records.write(target, drafter, ({} if again else known) | costs.as_dict())
     return costs
-
-
-def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
-    """The record of this model's copies from earlier processes; else a new one."""
-    try:
-        return CopyPrior.from_dict(disk_cache.read("costs", _key(target, drafter))["copies"])
-    except (ValueError, LookupError, TypeError):
-        return CopyPrior()
-
-
-def known_drafts(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Acceptance, Acceptance]:
-    """The records of this drafter from earlier processes, of greedy requests and of those that
-    sample; else new ones. `n_nodes` are the most of a tree."""
-    size = min(drafter.block_size, target.max_width)
-    try:
-        greedy, sampled = disk_cache.read("costs", _key(target, drafter))["drafts"]
-        return (
-            Acceptance.from_dict(greedy, size, n_nodes),
-            Acceptance.from_dict(sampled, size, n_nodes),
-        )
-    except (ValueError, LookupError, TypeError):
-        return Acceptance(size, n_nodes), Acceptance(size, n_nodes)
-
-
-def keep(
-    target: Target,
-    drafter: Drafter | None,
-    costs: Costs,
-    drafts: tuple[Acceptance, Acceptance] | None = None,
-    copies: CopyPrior | None = None,
-) -> None:
-    """For the next process, which begins with the records of this one."""
-    kept = costs.as_dict()
-    if drafts is not None:
-        kept["drafts"] = [known.as_dict() for known in drafts]
-    if copies is not None:
-        kept["copies"] = copies.as_dict()
-    disk_cache.write("costs", _key(target, drafter), kept)
 
 
 class _Trial:
@@ -148,6 +104,7 @@ class _Trial:
         self.n_steps = 0
         self.part = 0  # cached tokens of each sequence
         self.tokens: list[int] = []  # of the last pass
+        self.made_s = 0.0  # the extra of the last passes that made graphs
         self.starts: list[StateCheckpoint] = []  # of each sequence, when it had just these
         self.warm_up = 1 + TO_MAKE if target.options.n_gpu_layers else 1
         self.rng = np.random.default_rng(0)
@@ -282,9 +239,9 @@ class _Trial:
         path = list(range(-1, _TREE_ROWS // 2 - 1))
         tree = [*path, *path[: _TREE_ROWS - 1 - len(path)]]
         guess_s = self._guess(_TREE_ROWS)
-        chain = self._timed(lambda: self._drafted(), 2 * _TIMED, 2 * guess_s)
+        chain = self._timed(self._verified_s, 2 * _TIMED, 2 * guess_s)
         if chain:
-            seconds = self._timed(lambda: self._drafted(tree), 2 * _TIMED, guess_s, needed=True)
+            seconds = self._timed(lambda: self._verified_s(tree), 2 * _TIMED, guess_s, needed=True)
             self.trees[self.depth] = max(median(seconds) - median(chain), 0.0)
 
     def _draft(self, n_seqs: int, timed: int, features: Features | None = None) -> None:
@@ -295,17 +252,19 @@ class _Trial:
             if not self._affords(1, (self.warm_up + timed) * usual + self._guess(SHALLOW)):
                 return
             features = self._new_features(SHALLOW)
-        seconds = self._timed(lambda: self._drafted_s(n_seqs, features), timed, 0.0, needed=True)
+        seconds = self._timed(
+            lambda: self._draft_stage_s(n_seqs, features), timed, 0.0, needed=True
+        )
         known.setdefault(n_seqs, []).extend(seconds)
 
     def _inject(self) -> None:
         """Time a draft that has many rows to inject first."""
         usual = median(self.drafts[self.depth][1])
         n_rows = min(_MANY_ROWS, self.target.n_batch, self.target.n_ctx // self.n_seq - self.part)
-        seconds = (self.warm_up + 1) * usual + 2 * self._guess(n_rows)
-        if n_rows > 2 * SHALLOW and self._affords(1, seconds):
+        guess_s = (self.warm_up + 1) * usual + 2 * self._guess(n_rows)
+        if n_rows > 2 * SHALLOW and self._affords(1, guess_s):
             features = self._new_features(n_rows)
-            (seconds,) = self._timed(lambda: self._drafted_s(1, features), 1, 0.0, needed=True)
+            (seconds,) = self._timed(lambda: self._draft_stage_s(1, features), 1, 0.0, needed=True)
             self.injections.append((seconds - usual) / (n_rows - SHALLOW))
 
     def _guess(self, n_rows: int) -> float:
@@ -357,7 +316,7 @@ class _Trial:
         self._undo()
         return seconds
 
-    def _drafted(self, parents: list[int] | None = None) -> float:
+    def _verified_s(self, parents: list[int] | None = None) -> float:
         """Seconds of a pass over random drafts of the first sequence: a chain without `parents`."""
         anchor, *tokens = self._random(_TREE_ROWS)
         batch = Batch()
@@ -391,7 +350,7 @@ class _Trial:
         numbers = [self.target.numbers[row] for row in rows]
         return StoredFeatures(self.target, numbers, [self.tokens[row] for row in rows])
 
-    def _drafted_s(self, n_seqs: int, features: Features) -> float:
+    def _draft_stage_s(self, n_seqs: int, features: Features) -> float:
         """Seconds of one draft stage that injects `features` in each sequence."""
         drafter = self.drafter
         assert drafter is not None
@@ -416,18 +375,3 @@ def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, floa
             usual.setdefault(depth, {})[n] = seconds
             least = min(least, seconds)
     return {depth: dict(sorted(row.items())) for depth, row in usual.items()}
-
-
-def _key(target: Target, drafter: Drafter | None) -> dict[str, Any]:
-    options = asdict(target.options)
-    del options["n_ctx"]  # costs follow what is cached, not what could be
-    del options["exact"]  # costs are measured with all threads
-    return {
-        "format": _FORMAT,
-        "machine": target.machine(),
-        "threads": target.n_threads,
-        "target": target.file_key,
-        "drafter": [drafter.file_key, type(drafter).__name__] if drafter else None,
-        "window": drafter.draft_window if drafter else 0,
-        "options": options,
-    }

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.controller.acceptance import Acceptance
-from dflash_local.controller.costs import CONFIRMED, Costs, Passes
+from dflash_local.controller.costs import CONFIRMED, TO_MAKE, Costs, Passes
 from dflash_local.controller.policy import KNOWN, Findings, Policy
 from dflash_local.controller.rows import HORIZON, Rows, merged
 from dflash_local.draft.draft import Draft
@@ -28,7 +28,7 @@ _FIRST, _INCOME = 3.0, 0.004
 """Plain rounds that looks may lose: at first, and for each round. With twice as much for each,
 `h200-8b-bf16` and `h200-8b-hot` lose 2 to 9 % in some texts; with less, a text that has turned is
 found too late."""
-_CREDIT, _OFF = 12.0, 64
+_CREDIT, _PAUSE = 12.0, 64
 """Plain rounds that drafting may lose, in all since it began to, before it is off for so many
 rounds; each time in a row for twice as many. For costs that the forecast does not see: without it,
 `tiny-gpu` and `h200-8b-q4` lose 2 % with an over-confident drafter."""
@@ -94,7 +94,7 @@ class Controller:
         self._gain = 1.0  # of drafting, while it is on
         # What looks and drafting may still lose, in plain rounds
         self._spent = self._price_of_look = 0.0
-        self._credit, self._off_until, self._off = _CREDIT, 0, _OFF
+        self._credit, self._off_until, self._pause = _CREDIT, 0, _PAUSE
         # The rounds since
         self._accepted = 0
         self._n_resting = 0  # rows to inject because their sequences have not drafted
@@ -296,10 +296,10 @@ class Controller:
             return
         self._credit = min(self._credit + gained, 2 * _CREDIT)
         if self._credit >= 2 * _CREDIT:
-            self._off = _OFF
+            self._pause = _PAUSE
         if self._credit < 0:
-            self._credit, self._off_until = _CREDIT, self._round + self._off
-            self._off, self._replan_at = 2 * self._off, 0
+            self._credit, self._off_until = _CREDIT, self._round + self._pause
+            self._pause, self._replan_at = 2 * self._pause, 0
 
     # The plan
 
@@ -333,7 +333,7 @@ class Controller:
         self._idle, self._looking = 0, False
         if self._on:
             if now - self._plain_at > _LATEST:
-                self._idle = 2  # until its graphs are there
+                self._idle = TO_MAKE  # plain rounds, until its graphs are there
             early = any(policy.known.rounds < KNOWN for policy in able)
             self._replan_at = now + self._idle + (1 if early else _REPLAN)
             return

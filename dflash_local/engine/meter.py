@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dflash_local.controller.controller import Controller
+from dflash_local.controller.costs import TO_MAKE
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.engine.accept import Verdict
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
-
-TO_WARM_UP = 2
-"""Passes after a change of graphs that are slower than usual: a GPU records its graph in the second
-one. Their times are not counted as those of a step."""
 
 
 class Meter:
@@ -51,7 +48,7 @@ class Meter:
         """The time of a draft stage without the time for building and recording its graph."""
         n_builds = self._slots.drafter.n_builds if self._slots.drafter else 0
         if n_builds != self._n_builds:
-            self._n_builds, self._warming_up = n_builds, 1 + TO_WARM_UP
+            self._n_builds, self._warming_up = n_builds, 1 + TO_MAKE
         if self._warming_up:
             self._warming_up -= 1
             if self.controller:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dflash_local.controller.controller import Controller
-from dflash_local.engine.meter import TO_WARM_UP, Lap, Meter
+from dflash_local.controller.costs import TO_MAKE
+from dflash_local.engine.meter import Lap, Meter
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 
@@ -53,7 +54,7 @@ class PlainSteps:
             return 1
         left = [s.remaining for s in sequences if s.remaining is not None]
         by_time = int(_AHEAD_S / self._meter.step_s) + 1
-        most = _MOST_AHEAD if n == self._meter.last_rows else TO_WARM_UP
+        most = _MOST_AHEAD if n == self._meter.last_rows else TO_MAKE
         n_steps = min([*left, self._slots.free_cells // n, by_time, most])
         if self._controller and any(
             s.policy and not s.lacks_drafter(self._slots) for s in sequences
@@ -62,7 +63,7 @@ class PlainSteps:
             # soon after another one. So no more steps than there were plain ones (passes of as many
             # rows) since the last copy, or since the answer began.
             new = min([self._meter.n_in_a_row, *(len(s.tokens) for s in sequences)])
-            n_steps = min(n_steps, self._controller.idle + 1, max(new, TO_WARM_UP))
+            n_steps = min(n_steps, self._controller.idle + 1, max(new, TO_MAKE))
         return max(n_steps, 1)
 
     def _emit_steps(self, sequence: Sequence, tokens: list[int], i: int, n: int) -> None:

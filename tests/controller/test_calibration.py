@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 from dflash_local import demo, load
-from dflash_local.controller import calibration
+from dflash_local.controller import calibration, records
 from dflash_local.controller.calibration import (
     BUDGET_S,
     BUDGET_STEPS,
     ENVIRONMENT,
     budget_s,
-    keep,
-    known_drafts,
     measure,
 )
 from dflash_local.controller.controller import Controller
@@ -98,7 +96,7 @@ def test_measured_once_and_kept(own_cache: Path, passes: list[int]) -> None:
         # What live rounds have taught is there for the next process.
         for _ in range(20):
             again.observe_step(5, 100, 1.0)
-        keep(target, drafter, again)
+        records.keep(target, drafter, again)
         assert measure(target, drafter, before=nothing).as_dict() == again.as_dict()
     (kept,) = (own_cache / "costs").iterdir()
     assert json.loads(kept.read_text())["step_s"]
@@ -113,9 +111,9 @@ def test_a_rough_idea_is_measured_anew_where_there_is_more_time(
     with open_target() as target:
         drafter = fused_drafter(target)
         rough = measure(target, drafter, before=nothing)
-        known = known_drafts(target, drafter, 0)
+        known = records.known_drafts(target, drafter, 0)
         known[0].observe(DRAFT, [0] * 16)
-        keep(target, drafter, rough, known)
+        records.keep(target, drafter, rough, known)
         n = len(passes)
         measure(target, drafter, before=nothing)
         assert len(passes) == n
@@ -124,7 +122,7 @@ def test_a_rough_idea_is_measured_anew_where_there_is_more_time(
             monkeypatch.setenv(ENVIRONMENT, budget)
             measure(target, drafter, before=nothing)
             assert (len(passes) > n) == is_measured
-        assert known_drafts(target, drafter, 0)[0].rounds == 1
+        assert records.known_drafts(target, drafter, 0)[0].rounds == 1
 
 
 @pytest.mark.one_in(2)
@@ -155,12 +153,12 @@ def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None
     with open_target(n_ctx=256, n_branches=16) as target:
         drafter = fused_drafter(target)
         costs = measure(target, drafter, before=nothing)
-        cold = known_drafts(target, drafter, 15)
+        cold = records.known_drafts(target, drafter, 15)
         assert [known.rounds for known in cold] == [0, 0]
         cold[0].observe(DRAFT, [0] * 16)
         cold[0].notice([0.5] * 15, "tree")
-        keep(target, drafter, costs, cold)
-        greedy, sampled = known_drafts(target, drafter, 15)
+        records.keep(target, drafter, costs, cold)
+        greedy, sampled = records.known_drafts(target, drafter, 15)
         assert greedy.as_dict() == cold[0].as_dict() and greedy.rounds == 1
         assert sampled.as_dict() == cold[1].as_dict() and sampled.rounds == 0
 
@@ -193,10 +191,10 @@ def test_what_a_busy_machine_tells_is_retried_and_not_relied_on(
             assert "busy" in (costs.noise or "")
             assert len(calls) == n  # the costs of the first time were not taken for known
         # What drafts were worth was learnt from drafts, and stays.
-        known = known_drafts(target, drafter, 15)
+        known = records.known_drafts(target, drafter, 15)
         known[0].observe(DRAFT, [0] * 16)
-        keep(target, drafter, costs, known)
-        assert known_drafts(target, drafter, 15)[0].as_dict() == known[0].as_dict()
+        records.keep(target, drafter, costs, known)
+        assert records.known_drafts(target, drafter, 15)[0].as_dict() == known[0].as_dict()
 
 
 @pytest.mark.slow
