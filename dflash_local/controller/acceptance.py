@@ -45,7 +45,7 @@ class Acceptance:
 
     def __init__(self, block_size: int, n_nodes: int = 0) -> None:
         """`n_nodes` are the most of a tree, 0 if drafts are chains."""
-        self.rounds = 0
+        self.n_verified = 0
         self.n_nodes = n_nodes
         self._n_drafts = block_size - 1
         self._curves: dict[ShapeName, list[float]] = {}
@@ -116,7 +116,7 @@ class Acceptance:
             curve = [*curve, *[0.0] * self.n_nodes]
         elif len(curve) < len(known):
             return  # cut short by the end of an answer, it would count as hopeless beyond
-        part = max(1 / (self.rounds + 2), _BLEND)
+        part = max(1 / (self.n_verified + 2), _BLEND)
         self._curves[shape] = [
             old + part * (new - old) for old, new in zip(known, curve, strict=False)
         ]
@@ -124,7 +124,7 @@ class Acceptance:
     def observe(self, draft: Draft, tokens: Sequence[int]) -> int:
         """The target wrote `tokens` after the anchor of a verified draft; returns the number of
         first choices tried. With candidates, all of these are tried; otherwise the draft itself."""
-        self.rounds += 1
+        self.n_verified += 1
         known = draft.candidates
         if known is None:
             n_right, n_tried = len(tokens) - 1, min(len(tokens), len(draft))
@@ -164,7 +164,7 @@ class Acceptance:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "rounds": self.rounds,
+            "rounds": self.n_verified,
             "curves": self._curves,
             "filter": [self._a, self._b, self._aa, self._ab, self._bb],
         }
@@ -181,7 +181,7 @@ class Acceptance:
                 if name in raw["curves"]
             }
             numbers = [float(x) for x in raw["filter"]]
-            made.rounds = int(raw["rounds"])
+            made.n_verified = int(raw["rounds"])
             made._a, made._b, made._aa, made._ab, made._bb = numbers
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"nothing known of drafts: {error!r}") from None

@@ -120,7 +120,7 @@ class Controller:
     @property
     def may_draft(self) -> bool:
         """Whether a request that begins now may well draft, as far as is known."""
-        return self._on or self._looking or self._newest.rounds < KNOWN
+        return self._on or self._looking or self._newest.n_verified < KNOWN
 
     def skip(self, n_rounds: int) -> None:
         """So many plain rounds were made without asking, at most `idle`."""
@@ -190,10 +190,10 @@ class Controller:
                 chains.append([])
                 continue
             found = policy.chances(draft)
-            if policy.looking or policy.known.rounds < KNOWN:
+            if policy.looking or policy.known.n_verified < KNOWN:
                 found[:_SEEN] = [1.0] * min(_SEEN, len(found))
             chains.append(found[:limit])
-            policy.rounds += 1
+            policy.n_drafted += 1
             self._n_resting += self._round - policy.rest_from
             policy.rest_from = self._round
         return chains
@@ -221,7 +221,7 @@ class Controller:
 
     def _copies(self) -> Rows:
         """Chooses rows if no sequence drafts."""
-        passes = self._passes_s("chain")
+        passes = self._prices_of("chain")
         self._copied.price(self._base, passes, _COPY_MARGIN * self._base / passes[0] * self._gain)
         return self._copied
 
@@ -290,7 +290,7 @@ class Controller:
 
     def _settle(self, seconds: float) -> None:
         """After a round that drafted: its lead over plain decoding."""
-        gained = 1 + self._accepted / self._base - seconds / self._passes_s("chain")[0]
+        gained = 1 + self._accepted / self._base - seconds / self._prices_of("chain")[0]
         if self._looking:
             self._spent = max(self._spent - gained, 0.0)
             return
@@ -318,14 +318,14 @@ class Controller:
         gain = findings.gain if findings else 0.0
         # What going there costs must be earned; and a few drafts tell little: what is lost in all
         # rounds together must be worth the way there and back (2 % of `moe`, 15 % of `tiny-gpu`).
-        switch = costs.switch_s / self._passes_s("chain")[0]
+        switch = costs.switch_s / self._prices_of("chain")[0]
         self._doubt = max(self._doubt + (now - self._planned_at) * (1 - gain), 0.0)
         if not self._on:
             self._doubt = 0.0
         self._on = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / HORIZON
         self._on, self._planned_at = self._on and not is_off, now
         self._gain = max(gain, 1.0) if self._on else 1.0
-        passes = self._passes_s(self._shape)
+        passes = self._prices_of(self._shape)
         self._rows.price(self._base, passes, self._base / passes[0] * self._gain)
         for policy in able:
             policy.drafting, policy.looking, policy.findings = self._on, False, findings
@@ -334,7 +334,7 @@ class Controller:
         if self._on:
             if now - self._plain_at > _LATEST:
                 self._idle = TO_MAKE  # plain rounds, until its graphs are there
-            early = any(policy.known.rounds < KNOWN for policy in able)
+            early = any(policy.known.n_verified < KNOWN for policy in able)
             self._replan_at = now + self._idle + (1 if early else _REPLAN)
             return
         wait = self._off_until - now if is_off else self._look(able)
@@ -351,7 +351,7 @@ class Controller:
             found[name] = self._forecast(able, name)
         gains = {name: findings.gain for name, findings in found.items()}
         if self._shape in gains:
-            gains[self._shape] *= 1 + self.costs.switch_s / self._passes_s("chain")[0] / HORIZON
+            gains[self._shape] *= 1 + self.costs.switch_s / self._prices_of("chain")[0] / HORIZON
         best = max(gains, key=gains.__getitem__)
         if best != self._shape:
             self._rows.forget()
@@ -363,7 +363,7 @@ class Controller:
     def _forecast(self, able: Sequence[Policy], shape: ShapeName) -> Findings:
         """The best that drafting for these can do, by the mean of their last drafts."""
         costs, depth, base = self.costs, self._depth, self._base
-        passes, plain_s = self._passes_s(shape), self._passes_s("chain")[0]
+        passes, plain_s = self._prices_of(shape), self._prices_of("chain")[0]
         draft_s = costs.draft_s(len(able), depth) + costs.draft_host_s
         chances = merged([policy.typical() for policy in able], equal=self._equal)
         each = base if self._pads else len(able) if self._equal else 1
@@ -388,14 +388,14 @@ class Controller:
             return _FOREVER
         costs, depth = self.costs, self._depth
         policy = max(able, key=lambda each: each.rest_from)  # the fewest rows to inject
-        passes, plain_s = self._passes_s(policy.shape.name), self._passes_s("chain")[0]
+        passes, plain_s = self._prices_of(policy.shape.name), self._prices_of("chain")[0]
         n_seen = min(_SEEN, len(passes) - 1)
         seconds = costs.draft_s(1, depth) + costs.draft_host_s + 2 * costs.switch_s
         seconds += costs.inject_s * (self._round - policy.rest_from) + passes[n_seen] - plain_s
         loss = seconds / plain_s - sum(policy.typical()[:n_seen]) / self._base
         upkeep = costs.inject_s / plain_s  # a look that waits has more to inject
         short = loss + self._spent - _FIRST - _INCOME * self._round
-        left = _FOREVER if policy.known.rounds else _LATEST - self._round
+        left = _FOREVER if policy.known.n_verified else _LATEST - self._round
         if short <= 0 or left <= 0:
             policy.looking, self._price_of_look = True, max(loss, 0.0)
             return 0
@@ -415,7 +415,7 @@ class Controller:
         if kind != self._priced:
             self._priced, self._n_seqs, self._prices = kind, n_seqs, {}
 
-    def _passes_s(self, shape: ShapeName) -> list[float]:
+    def _prices_of(self, shape: ShapeName) -> list[float]:
         """Seconds of a pass with k rows beyond a plain one's, the host's part included."""
         if shape not in self._prices:
             costs, depth = self.costs, self._depth

@@ -85,7 +85,7 @@ class Policy:
         """For good: no draft will be asked for again, so the drafter needs no more of the text."""
         self.nearly_off = False
         """Off for good, unless the next rounds show that costs were measured wrong."""
-        self.rounds = 0
+        self.n_drafted = 0
         self.rest_from = now
         self.findings: Findings | None = None
         self._curves: dict[ShapeName, list[float]] = {}
@@ -104,7 +104,7 @@ class Policy:
         """The falling chances of its drafts' nodes, in the mean of the last ones."""
         name, known = self.shape.name, self.known
         curve = self._curves.get(name) or known.usual(name)
-        if known.rounds >= KNOWN:
+        if known.n_verified >= KNOWN:
             return curve
         return list(map(max, curve, known.cold(name)))
 
@@ -114,7 +114,7 @@ class Policy:
         found = known.chances(draft, name)
         self._notice(found, name)
         for other in self.shapes:
-            if other != name and (other == "chain" or self.rounds % _SPARSE == 0):
+            if other != name and (other == "chain" or self.n_drafted % _SPARSE == 0):
                 candidates = draft.candidates
                 curve = known.of_other_shape(candidates, other) if candidates else found
                 self._notice(curve, other)

@@ -146,7 +146,7 @@ def test_it_is_kept_and_read_again() -> None:
     known.notice([0.5] * N_NODES, "tree")
     raw = json.loads(json.dumps(known.as_dict()))
     again = Acceptance.from_dict(raw, BLOCK, N_NODES)
-    assert again.as_dict() == known.as_dict() and again.rounds == 100
+    assert again.as_dict() == known.as_dict() and again.n_verified == 100
     # Trees of another size begin anew.
     other = Acceptance.from_dict(raw, BLOCK, 2 * N_NODES)
     assert other.usual("chain") == known.usual("chain") and len(other.usual("tree")) == 2 * N_NODES

@@ -122,7 +122,7 @@ def test_a_rough_idea_is_measured_anew_where_there_is_more_time(
             monkeypatch.setenv(ENVIRONMENT, budget)
             measure(target, drafter, before=nothing)
             assert (len(passes) > n) == is_measured
-        assert records.known_drafts(target, drafter, 0)[0].rounds == 1
+        assert records.known_drafts(target, drafter, 0)[0].n_verified == 1
 
 
 @pytest.mark.one_in(2)
@@ -154,13 +154,13 @@ def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None
         drafter = fused_drafter(target)
         costs = measure(target, drafter, before=nothing)
         cold = records.known_drafts(target, drafter, 15)
-        assert [known.rounds for known in cold] == [0, 0]
+        assert [known.n_verified for known in cold] == [0, 0]
         cold[0].observe(DRAFT, [0] * 16)
         cold[0].notice([0.5] * 15, "tree")
         records.keep(target, drafter, costs, cold)
         greedy, sampled = records.known_drafts(target, drafter, 15)
-        assert greedy.as_dict() == cold[0].as_dict() and greedy.rounds == 1
-        assert sampled.as_dict() == cold[1].as_dict() and sampled.rounds == 0
+        assert greedy.as_dict() == cold[0].as_dict() and greedy.n_verified == 1
+        assert sampled.as_dict() == cold[1].as_dict() and sampled.n_verified == 0
 
 
 def test_costs_are_kept_under_the_file_that_was_loaded(

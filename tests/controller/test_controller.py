@@ -289,4 +289,4 @@ def test_a_drafter_is_known_to_the_next_process() -> None:
     assert first.may_draft
     play(machine, text("prose"), first, [2000])
     second = Controller(machine.costs(1), BLOCK, known)
-    assert not second.may_draft or known.rounds < 16
+    assert not second.may_draft or known.n_verified < 16
