@@ -32,7 +32,7 @@ STAMP = "dflash-local-setup.json"
 OLDEST_PYTHON = (3, 10)
 LLAMA_VERSION = "0.3.36"
 TORCH = "torch==2.13.0"
-PROBE_MODEL = ROOT / "dflash_local" / "demo" / "tiny-coder-q8_0.gguf"
+PROBE_MODEL = ROOT / "tests" / "tiny_coder" / "tiny-coder-q8_0.gguf"
 
 # Run by the environment's own Python: where things are, and what is installed.
 QUERY = """

@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
 from dflash_local.draft.draft import Candidates, Draft
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="CPU threads")
     arguments = parser.parse_args()
     shipped = arguments.target is None
-    pair = demo.pair() if shipped else (arguments.target, arguments.draft)
+    pair = tiny_coder.pair() if shipped else (arguments.target, arguments.draft)
     prompts = built_in(("chat", "code"), limit=arguments.limit, shipped=shipped)
     options = LoadOptions(n_ctx=2048, n_threads=arguments.threads, draft_shape="tree")
     engine, plan = open_engine(open_pair(*pair), options, say=print)

@@ -22,7 +22,8 @@ import gguf
 import numpy as np
 
 import dflash_local
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from gguf_files import Tensor, changed
 from rpc_workers import Networks, worker_processes
 
@@ -41,7 +42,7 @@ def measure(model: Model, networks: list[Any], how: dict[str, object]) -> str:
     """Tokens a second, waits and bytes a pass, and tokens a round, over the shipped prompts."""
     seconds, n_tokens, n_passes = 0.0, 0, 0
     begin = [net.counts() for net in networks]
-    for prompt in [texts[i] for texts in demo.prompts().values() for i in range(N_PROMPTS)]:
+    for prompt in [texts[i] for texts in tiny_coder.prompts().values() for i in range(N_PROMPTS)]:
         times = []
         for _ in range(N_RUNS):
             start = time.monotonic()
@@ -72,7 +73,7 @@ def in_floats(folder: Path) -> list[Path]:
     kinds = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
     return [
         changed(source, folder / source.name, tensors=lambda found, kind=kind: widened(found, kind))
-        for source, kind in zip(demo.pair(), kinds, strict=True)
+        for source, kind in zip(tiny_coder.pair(), kinds, strict=True)
     ]
 
 
@@ -100,5 +101,5 @@ def main(pair: Sequence[Path], delays_ms: list[float], *, gpu: bool) -> None:
 if __name__ == "__main__":
     delays = [float(each) for each in sys.argv[1:] if not each.startswith("-")]
     with tempfile.TemporaryDirectory() as folder:
-        pair = in_floats(Path(folder)) if "--floats" in sys.argv else demo.pair()
+        pair = in_floats(Path(folder)) if "--floats" in sys.argv else tiny_coder.pair()
         main(pair, delays or [0, 0.2, 1], gpu="--gpu" in sys.argv)

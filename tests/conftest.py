@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from server_process import client, server
 from shapes import chain_model, either_file, either_model, f32_target, shape, tree_model
 from tool_server import tool_client, tool_server
@@ -88,7 +89,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def pair() -> tuple[Path, Path]:
     """Target and drafter of the shipped pair."""
-    return demo.pair()
+    return tiny_coder.pair()
 
 
 @pytest.fixture(scope="session")

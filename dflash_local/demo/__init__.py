@@ -1,11 +1,11 @@
-"""The shipped pair: a tiny trained target and its drafter, for tests and a first try offline."""
+"""The tests' tiny pair, in a checkout alone: what stands in until a real pair ships."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-_FOLDER = Path(__file__).resolve().parent
+_FOLDER = Path(__file__).resolve().parents[2] / "tests" / "tiny_coder"
 
 
 def pair() -> tuple[Path, Path]:

@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGUFWriter, TokenType
 from gguf.vocab import bytes_to_unicode
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 from lab.shapes.shape import DeltaNet, Heads, PairShape
@@ -199,7 +199,7 @@ def _vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
     n_words = n_vocab - len(tokens) - len(SPECIAL_TOKENS)
     if n_words < 1:
         raise InputError(f"a vocabulary of {n_vocab}; expected at least {n_vocab - n_words + 1}")
-    merges = GgufFile.open(demo.pair()[0]).metadata["tokenizer.ggml.merges"]
+    merges = GgufFile.open(tiny_coder.pair()[0]).metadata["tokenizer.ggml.merges"]
     merges = merges if len(merges) <= n_words else merges[:1]
     tokens += [merge.replace(" ", "") for merge in merges]
     words = [f"[{i:x}]" for i in range(n_words - len(merges))]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+import tiny_coder
 from command_line import refused, run_here
-from dflash_local import demo
 from lab.shapes.writer import write_pair
 from mini_shapes import HYBRID
 
-TARGET, DRAFTER = map(str, demo.pair())
+TARGET, DRAFTER = map(str, tiny_coder.pair())
 ALONE = ("--threads", "1", "--gpu-layers", "0")
 ON_CPU = (*ALONE, "--draft-shape", "chain,tree")
 FEW = ("--max-tokens", "10", "--limit", "1", *ON_CPU)

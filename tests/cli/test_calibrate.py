@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import tiny_coder
 from command_line import refused, run_here
-from dflash_local import demo, load
+from dflash_local import load
 from dflash_local.cli.calibrate import cost_lines
 from dflash_local.controller import calibration
 from dflash_local.controller.costs import Costs
 
-TARGET, DRAFTER = map(str, demo.pair())
+TARGET, DRAFTER = map(str, tiny_coder.pair())
 ON_CPU = ("--gpu-layers", "0", "--ctx", "512")
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+import tiny_coder
 from command_line import COMMAND, refused, run, run_here
-from dflash_local import demo
 from dflash_local.cli.chat import chat
 from dflash_local.cli.complete import complete
 from dflash_local.cli.main import group
@@ -30,7 +30,7 @@ LARGE = {
 }
 PROMPT = "def fib(n):"
 LONG = "\n\n".join(f"def add_{n}(a, b):\n    return a + b + {n}" for n in range(20))
-TARGET, DRAFTER = map(str, demo.pair())
+TARGET, DRAFTER = map(str, tiny_coder.pair())
 
 
 def completion(*arguments: str, **environment: str) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 import pytest
 
+import tiny_coder
 from command_line import refused
-from dflash_local import demo
 from dflash_local.cli.models_file import NamedModel, check_names, named_model, read_models
 from dflash_local.cli.serve import SETTINGS_PER_MODEL
 from dflash_local.errors import InputError
 
-TARGET, DRAFTER = demo.pair()
+TARGET, DRAFTER = tiny_coder.pair()
 
 
 @pytest.fixture

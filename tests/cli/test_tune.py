@@ -12,13 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+import tiny_coder
 from command_line import run_here
-from dflash_local import demo
 from dflash_local.cli.tune import check_torch, is_busy
 from dflash_local.errors import InputError
 from server_process import ServerProcess, until
 
-TARGET, DRAFT = map(str, demo.pair())
+TARGET, DRAFT = map(str, tiny_coder.pair())
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from gguf import quants
 import dflash_local
 import hf_drafters
 import shipped_drafter
+import tiny_coder
 import tokenizer_files
-from dflash_local import Model, demo, load
+from dflash_local import Model, load
 from dflash_local.convert import convert
 from dflash_local.convert.tokenizer.pretokenizers import FAMILIES
 from dflash_local.fit import architectures
@@ -27,7 +28,7 @@ from gguf_files import ARRAY, INT32, STRING, Value, changed, parts
 
 Pair = tuple[Path, Path]
 
-PROMPT = demo.prompts()["code"][0]
+PROMPT = tiny_coder.prompts()["code"][0]
 # sizes of the shipped target
 SIZES: dict[str, Any] = {"n_embd": 512, "n_vocab": 8192}
 

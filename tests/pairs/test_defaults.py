@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 import dflash_local
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs import registry
 from dflash_local.pairs.defaults import CHAT_SAMPLING, Defaults, defaults_of, draft_window_of
 from dflash_local.server.answering.prepared_chat import prepare_chat
 from dflash_local.server.answering.sampling_fields import SamplingFields
 
-TARGET, DRAFTER = map(GgufFile.open, demo.pair())
+TARGET, DRAFTER = map(GgufFile.open, tiny_coder.pair())
 
 
 def from_hub(file: GgufFile, repo: str) -> GgufFile:

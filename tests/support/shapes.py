@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local import Model, Result, demo, load
+import tiny_coder
+from dflash_local import Model, Result, load
 from dflash_local.draft.shape import DraftShape
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
@@ -37,13 +38,13 @@ _EXACT: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="session")
 def f32_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped target with its weights in F32."""
-    return dequantised(demo.pair()[0], tmp_path_factory.mktemp("f32") / "tiny-coder-f32.gguf")
+    return dequantised(tiny_coder.pair()[0], tmp_path_factory.mktemp("f32") / "tiny-coder-f32.gguf")
 
 
 @pytest.fixture(scope="session")
 def chain_model() -> Iterator[Model]:
     """The shipped pair, all drafts chains."""
-    with exact_model("chain", demo.pair()[0], n_ctx=2048) as loaded:
+    with exact_model("chain", tiny_coder.pair()[0], n_ctx=2048) as loaded:
         yield loaded
 
 
@@ -91,7 +92,7 @@ def exact_model(shape: DraftShape, target: Path, **options: Any) -> Iterator[Mod
     """`target`, as `exact_file` has it, with the shipped drafter, on the CPU; each request drafts
     up to 15 tokens."""
     on_cpu: dict[str, Any] = {"n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    draft = demo.pair()[1]
+    draft = tiny_coder.pair()[1]
     with load(target, draft, draft_shape=shape, **on_cpu, **_EXACT[shape], **options) as loaded:
         # Left to itself it would draft only where that pays, which says nothing about drafts.
         loaded.draft_width = loaded.engine.max_width
@@ -109,7 +110,7 @@ def exact_target(shape: DraftShape, target: Path, **options: Any) -> Iterator[Ta
 
 def exact_file(shape: DraftShape, request: pytest.FixtureRequest) -> Path:
     """The target to load for drafts of a shape."""
-    path: Path = request.getfixturevalue("f32_target") if shape == "tree" else demo.pair()[0]
+    path: Path = request.getfixturevalue("f32_target") if shape == "tree" else tiny_coder.pair()[0]
     return path
 
 

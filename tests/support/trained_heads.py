@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.target_model.target import Target
@@ -93,7 +93,7 @@ def written(target: Target, texts: Sequence[str], n_tokens: int) -> list[Text]:
 
 
 def _shipped() -> TorchDrafter:
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     return read_torch_drafter(drafter, target, dtype=torch.float32)
 
 
@@ -245,7 +245,7 @@ def write(path: Path, heads: dict[str, Tensor], kind: str = "F16") -> Path:
             else:
                 tensors[name] = values, F32
 
-    return changed(demo.pair()[1], path, keys=keys, tensors=add)
+    return changed(tiny_coder.pair()[1], path, keys=keys, tensors=add)
 
 
 def accepted_length(

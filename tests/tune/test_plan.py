@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.plan import TunePlan, answer_bytes
@@ -16,7 +16,7 @@ EACH = 397_934_592
 
 @pytest.fixture(scope="module")
 def drafter() -> GgufFile:
-    return GgufFile.open(demo.pair()[1])
+    return GgufFile.open(tiny_coder.pair()[1])
 
 
 def test_the_plan_takes_what_fits(drafter: GgufFile) -> None:

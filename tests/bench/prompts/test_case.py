@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from dflash_local.bench.prompts.case import (
     DEPTHS,
     depth_lengths,
@@ -16,7 +17,7 @@ def test_shipped_prompts_are_those_of_the_demo(model: Model) -> None:
     prompts = built_in(("chat",), limit=3, shipped=True)
     cases, notes = tokenized(model, prompts, room=16)
     assert [case.tokens for case in cases] == [
-        model.tokenize(text) for text in demo.prompts()["chat"][:3]
+        model.tokenize(text) for text in tiny_coder.prompts()["chat"][:3]
     ]
     assert notes == []
 
