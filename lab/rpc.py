@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, object]] = {
 
 
 def measure(model: Model, networks: list[Any], how: dict[str, object]) -> str:
-    """Tokens a second, waits and bytes a pass, and tokens a round, over the shipped prompts."""
+    """Tokens a second, waits and bytes a pass, and tokens a round, over its prompts."""
     seconds, n_tokens, n_passes = 0.0, 0, 0
     begin = [net.counts() for net in networks]
     for prompt in [texts[i] for texts in tiny_coder.prompts().values() for i in range(N_PROMPTS)]:
@@ -61,7 +61,7 @@ def measure(model: Model, networks: list[Any], how: dict[str, object]) -> str:
 
 
 def in_floats(folder: Path) -> list[Path]:
-    """The shipped pair with the target's weights in F32, and the drafter's in F16."""
+    """tiny-coder with the target's weights in F32, and the drafter's in F16."""
 
     def widened(tensors: dict[str, Tensor], kind: gguf.GGMLQuantizationType) -> None:
         for name, (data, stored) in tensors.items():

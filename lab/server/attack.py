@@ -2,7 +2,7 @@
 
     python -m lab.server.attack --minutes 60
 
-Eight clients send a server of the shipped pair, with a hostile chat template, what once froze,
+Eight clients send a server of tiny-coder, with a hostile chat template, what once froze,
 starved or misled it; another one polls /health, and one asks for a plain answer now and then.
 Needs what the tests need. Prints what was found; exit code 1 where a request got an answer of 500
 and up or none at all, the plain answer changed, the loop stalled, or there was a traceback.

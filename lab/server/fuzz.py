@@ -2,7 +2,7 @@
 
     python -m lab.server.fuzz --minutes 60
 
-Half of the time clients send a server of the shipped pair damaged requests, over all its routes.
+Half of the time clients send a server of tiny-coder damaged requests, over all its routes.
 Then damaged GGUF files go through `inspect` and a load, damaged checkpoints through `convert`, and
 damaged chat templates are rendered. Needs what the tests need. Prints what was found; exit code 1
 if anything failed: an answer of 500 and up, none at all, a traceback, a process that died, an error

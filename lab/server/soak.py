@@ -2,7 +2,7 @@
 
     python -m lab.server.soak --minutes 60
 
-Starts servers of the shipped pair, one mode after the other, again and again. Greedy requests come
+Starts servers of tiny-coder, one mode after the other, again and again. Greedy requests come
 from four clients at once: chats that begin alike, go on, and come back. Some clients leave in the
 middle; the model is unloaded, and the server ended and started again on the same cache folder.
 Each answer, with its log-probabilities, is held against that of a server that decodes plainly and

@@ -39,7 +39,7 @@ def answer() -> str:
 def test_an_answer_is_all_that_stdout_gets(answer: str) -> None:
     done = run_here("chat", "-n", "24", QUESTION)
     assert done.stdout == answer
-    assert answer and "shipped pair" in done.stderr and "tokens/s" in done.stderr
+    assert answer and "tiny-coder" in done.stderr and "tokens/s" in done.stderr
 
 
 def test_stdin_is_the_prompt_when_it_is_no_terminal(answer: str) -> None:

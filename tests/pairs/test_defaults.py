@@ -21,6 +21,11 @@ from dflash_local.server.answering.sampling_fields import SamplingFields
 TARGET, DRAFTER = map(GgufFile.open, tiny_coder.pair())
 
 
+@pytest.fixture(autouse=True)
+def without_the_tests_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(registry.ENVIRONMENT)
+
+
 def from_hub(file: GgufFile, repo: str) -> GgufFile:
     folder = f"models--{repo.replace('/', '--')}"
     return replace(file, path=Path("/cache/hub", folder, "snapshots", "0" * 40, file.path.name))
@@ -30,10 +35,6 @@ def test_files_of_no_known_pair_have_none() -> None:
     other = replace(TARGET, path=TARGET.path.with_name("other.gguf"))
     assert defaults_of(other, DRAFTER) == defaults_of(other, None) == Defaults()
     assert Defaults().for_chats == CHAT_SAMPLING and CHAT_SAMPLING["temperature"] == 0.8
-
-
-def test_the_shipped_pair_writes_code_greedily() -> None:
-    assert defaults_of(TARGET, None).for_chats["temperature"] == 0
 
 
 def test_chats_are_sampled_where_the_model_says_nothing(
@@ -84,7 +85,7 @@ def test_a_pair_may_say_how_long_its_answers_and_texts_are() -> None:
 
 @pytest.fixture
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Names the shipped pair `mine`, with these lines of its table."""
+    """Names the tests' pair `mine`, with these lines of its table."""
 
     def write(lines: str) -> None:
         own = tmp_path / "own.toml"

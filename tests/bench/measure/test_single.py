@@ -22,9 +22,7 @@ N_PROMPTS = {"chat": 2, "code": 1}
 @pytest.fixture(scope="module")
 def cases(auto_model: Model) -> list[Case]:
     prompts = [
-        prompt
-        for category, n in N_PROMPTS.items()
-        for prompt in built_in((category,), limit=n, shipped=True)
+        prompt for category, n in N_PROMPTS.items() for prompt in built_in((category,), limit=n)
     ]
     return tokenized(auto_model, prompts, room=SETTINGS.max_tokens)[0]
 
