@@ -69,7 +69,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("DFLASH_LOCAL_CACHE", str(folder))
         # A pair of ours where none is named: one that answers in milliseconds.
         patch.setenv("DFLASH_LOCAL_REGISTRY", str(tiny_coder.FOLDER / "registry.toml"))
-        patch.setenv("DFLASH_LOCAL_TARGET", "tiny-coder")
+        patch.setenv("DFLASH_LOCAL_TARGET", "tiny-coder-q8_0")
         # Nor settings, what was typed, or tuned drafters.
         for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME"):
             patch.setenv(name, str(folder / name))

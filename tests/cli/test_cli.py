@@ -238,7 +238,8 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
     ],
 )
 def test_an_error_names_its_cause_and_the_next_step(arguments: tuple[str, ...], said: str) -> None:
-    assert said in refused(*arguments, environment={"EDITOR": "", "VISUAL": ""})
+    unset = dict.fromkeys(("EDITOR", "VISUAL", "DFLASH_LOCAL_TARGET"), "")
+    assert said in refused(*arguments, environment=unset)
 
 
 def test_an_error_names_options_as_the_command_has_them() -> None:
@@ -484,7 +485,7 @@ def test_closed_streams_mix_nothing_up(closed: str, greedy: dict[str, Any]) -> N
     ],
 )
 def test_bad_options(arguments: list[str], named: str) -> None:
-    assert named in refused("complete", *arguments)
+    assert named in refused("complete", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
 
 
 def test_bad_environment_variables_are_named() -> None:

@@ -150,4 +150,6 @@ def test_two_models_of_one_name() -> None:
     ],
 )
 def test_what_the_command_refuses(arguments: list[str], named: str) -> None:
-    assert named in refused("serve", "--port", "0", *arguments)
+    assert named in refused(
+        "serve", "--port", "0", *arguments, environment={"DFLASH_LOCAL_TARGET": ""}
+    )

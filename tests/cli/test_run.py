@@ -303,6 +303,8 @@ def test_a_server_is_asked_without_a_proxy() -> None:
 
 
 def test_a_disk_without_models_is_told(empty: User) -> None:
+    file = empty.home / "registry.toml"  # in place of the one that a package of Python has here
+    file.write_text(f'{REGISTRY}\n[smollm2-135m]\ngguf = "lab/Smol"\ndrafter = "lab/D"\n')
     done = empty.done("list", "--here")
     assert "pull NAME" in done.stderr and not done.stdout
 

@@ -88,7 +88,7 @@ def test_every_combination_has_a_row_and_every_category_a_line(
         for variant in VARIANTS
         for cache in CACHE_STATES
     ]
-    assert [line.split(":")[0] for line in told] == [
+    assert [line.split(":")[0] for line in told if " left" not in line] == [
         "chat, temperature 0",
         "code, temperature 0",
         "chat, temperature 0.8",
