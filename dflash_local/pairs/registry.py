@@ -81,7 +81,7 @@ def of_drafter(place: str) -> Entry | None:
 
 def _is_target(entry: Entry, place: str) -> bool:
     packaged = entry.packaged
-    return _same(entry.gguf, place) or _same(packaged and str(packaged), place)
+    return _same(entry.gguf, place) or (packaged is not None and _same(str(packaged), place))
 
 
 def _same(one: str | None, other: str) -> bool:

@@ -104,7 +104,7 @@ def test_a_target_alone_is_decoded_plainly() -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault: str) -> None:
-    assert fault in refused("bench", "-q", *arguments)
+    assert fault in refused("bench", "-q", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
 
 
 def test_a_width_that_no_pass_has_is_refused_before_the_load() -> None:

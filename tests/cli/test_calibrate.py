@@ -105,7 +105,7 @@ def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], named: str) -> None:
-    assert named in refused("calibrate", *arguments)
+    assert named in refused("calibrate", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
 
 
 def test_a_time_that_is_none_is_one_line_and_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:

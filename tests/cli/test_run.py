@@ -330,7 +330,8 @@ def test_convert_names_what_was_wrong(registry: None) -> None:
 
 def test_a_files_name_is_not_a_prompt(registry: None) -> None:
     for prompt in ("model.gguf", NAME, str(TARGET)):
-        assert f"dflash-local run {prompt}" in refused("chat", prompt)
+        line = refused("chat", prompt, environment={"DFLASH_LOCAL_TARGET": ""})
+        assert f"dflash-local run {prompt}" in line
 
 
 @pytest.mark.slow
