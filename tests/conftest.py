@@ -1,4 +1,4 @@
-"""What the tests share: the shipped pair, loaded once."""
+"""What the tests share: the tiny pair, loaded once."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_a_system_message_is_part_of_the_prompt() -> None:
 
 
 def test_thinking_can_be_turned_off(answer: str) -> None:
-    """The shipped target's template knows no reasoning, so the answer stays what it was."""
+    """The tiny target's template knows no reasoning, so the answer stays what it was."""
     asked = ("--chat-template-kwargs", '{"enable_thinking": false}')
     assert run_here("chat", "-n", "24", "--no-thinking", QUESTION).stdout == answer
     assert run_here("chat", "-n", "24", *asked, QUESTION).stdout == answer

@@ -109,7 +109,7 @@ class User:
 
 @cache
 def checkpoint() -> tuple[tuple[str, bytes], ...]:
-    """The shipped drafter as its makers would publish it: its files and their bytes."""
+    """The tiny drafter as its makers would publish it: its files and their bytes."""
     with tempfile.TemporaryDirectory() as folder:
         written = shipped_drafter.write(Path(folder) / "tiny-coder-dflash")
         return tuple((path.name, path.read_bytes()) for path in written.iterdir())
@@ -117,7 +117,7 @@ def checkpoint() -> tuple[tuple[str, bytes], ...]:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Iterator[User]:
-    """A user, and a hub that holds the shipped pair: the target in GGUF, the drafter in
+    """A user, and a hub that holds the tiny pair: the target in GGUF, the drafter in
     safetensors."""
     with hub_stand_in.running() as hub:
         hub.add(GGUF, {FILE: TARGET.read_bytes(), "README.md": b"# Tiny\n"})

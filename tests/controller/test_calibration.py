@@ -1,4 +1,4 @@
-"""The costs of the shipped pair on this machine: measured once, within bounds, and kept."""
+"""The costs of the tiny pair on this machine: measured once, within bounds, and kept."""
 
 from __future__ import annotations
 

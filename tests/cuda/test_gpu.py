@@ -26,7 +26,7 @@ from gguf_files import dequantised
 pytestmark = pytest.mark.gpu
 
 TOKENS = [5 + 7 * i % 300 for i in range(64)]
-TARGETS = ("demo", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
+TARGETS = ("tiny-coder", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
 _SAME = 0.02
 """Of the logits' standard deviation: what attention in halves and other orders of sums leave."""
 
@@ -66,7 +66,7 @@ def test_passes_are_at_least_as_exact_as_llama_cpps(folder: Path, name: str) -> 
     11. On a CPU, which keeps 8 too, some of these targets are off by half their deviation."""
     shipped = tiny_coder.pair()[0]
     path = folder / f"{name}.gguf"
-    path = shipped if name == "demo" else hybrid.write_hybrid(path, name, shipped)
+    path = shipped if name == "tiny-coder" else hybrid.write_hybrid(path, name, shipped)
     with Target(dequantised(path, folder / "f32.gguf"), TargetOptions(n_ctx=256)) as exact:
         expected = [logits(exact, n) for n in (1, 2, 16)]
     few_rows = opened(path)

@@ -21,7 +21,7 @@ from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 
 ROWS = (1, 8, 16, 1, 8, 64, 33)
-TARGETS = ("demo", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
+TARGETS = ("tiny-coder", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(folder: Path, name: str) -> Path:
     shipped = tiny_coder.pair()[0]
     path = folder / f"{name}.gguf"
-    return shipped if name == "demo" else hybrid.write_hybrid(path, name, shipped)
+    return shipped if name == "tiny-coder" else hybrid.write_hybrid(path, name, shipped)
 
 
 def logits(path: Path, few_rows: FewRows | None) -> list[NDArray[np.float32]]:

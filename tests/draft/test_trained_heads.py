@@ -1,4 +1,4 @@
-"""Heads that were trained a little, on the shipped drafter: what ours accepts with them is what the
+"""Heads that were trained a little, on the tiny drafter: what ours accepts with them is what the
 reference does."""
 
 from __future__ import annotations

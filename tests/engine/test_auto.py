@@ -31,7 +31,7 @@ N = 24
 
 
 class Pair:
-    """The shipped pair on the CPU, and what plain decoding answers."""
+    """The tiny pair on the CPU, and what plain decoding answers."""
 
     def __init__(
         self, target: Target, drafter: FusedDrafter, other: Target, shape: DraftShape

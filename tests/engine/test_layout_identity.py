@@ -1,4 +1,4 @@
-"""Drafters of every layout: what the shipped target writes with them is what it writes alone.
+"""Drafters of every layout: what the tiny target writes with them is what it writes alone.
 
 Drafted by chains and by trees, one sequence and four, where answers are token by token those of
 plain decoding: in F32, see `shapes`.

@@ -36,7 +36,7 @@ BRANCHES = 32
 
 @pytest.fixture(scope="module", params=["f32", pytest.param("q8_0", marks=pytest.mark.slow)])
 def target(request: pytest.FixtureRequest, f32_target: Path) -> Iterator[Target]:
-    """The shipped target with four slots that may fork, its weights in F32 and as they are."""
+    """The tiny target with four slots that may fork, its weights in F32 and as they are."""
     path = f32_target if request.param == "f32" else None
     with open_target(path, n_ctx=1024, n_seq=4, kv_type="f16", n_branches=BRANCHES) as opened:
         yield opened

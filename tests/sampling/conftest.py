@@ -1,4 +1,4 @@
-"""The shipped target's vocabulary, loaded once."""
+"""The tiny target's vocabulary, loaded once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of the shipped pair with very short limits, which users cannot set.
+"""A server of the tiny pair with very short limits, which users cannot set.
 
 Tests run it as a process, `COMMAND`; apart from the limits it does what `dflash-local serve` does.
 `READ_S` of its environment makes it wait longer for its clients.

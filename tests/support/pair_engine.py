@@ -1,4 +1,4 @@
-"""The shipped pair as a bare engine: target, drafter, and runs of requests through them."""
+"""The tiny pair as a bare engine: target, drafter, and runs of requests through them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_target(
     tapped_layers: tuple[int, ...] | None = None,
     exact: bool = False,
 ) -> Iterator[Target]:
-    """The shipped target, or one of its shape, on the CPU with the layers tapped as its drafter
+    """The tiny target, or one of its shape, on the CPU with the layers tapped as its drafter
     wants.
 
     One thread: those that wait for each other by spinning make tests that share the machine's cores
@@ -64,7 +64,7 @@ def open_target(
 
 
 def fused_drafter(target: Target) -> FusedDrafter:
-    """The shipped drafter on an open target, which closes it; with candidates for trees where the
+    """The tiny drafter on an open target, which closes it; with candidates for trees where the
     target takes them."""
     drafter = tiny_coder.pair()[1]
     return FusedDrafter(

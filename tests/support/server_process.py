@@ -128,7 +128,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="session")
 def server(cache_folder: Path) -> Iterator[ServerProcess]:
-    """The shipped pair as users get it, but exact to the bit. Tests leave it as they found it."""
+    """The tiny pair as users get it, but exact to the bit. Tests leave it as they found it."""
     with serving(*EXACT) as running:
         yield running
         with running.client() as client:

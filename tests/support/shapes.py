@@ -1,4 +1,4 @@
-"""The shipped pair for each shape of drafts, where answers are plain decoding's token by token.
+"""The tiny pair for each shape of drafts, where answers are plain decoding's token by token.
 
 Chains: in Q8_0 with a q8_0 KV cache, to the bit. The cells of a tree lie in another order than
 those of plain decoding, so that sums round otherwise, and whatever rounds to few bits makes much of
@@ -37,20 +37,20 @@ _EXACT: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def f32_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped target with its weights in F32."""
+    """The tiny target with its weights in F32."""
     return dequantised(tiny_coder.pair()[0], tmp_path_factory.mktemp("f32") / "tiny-coder-f32.gguf")
 
 
 @pytest.fixture(scope="session")
 def chain_model() -> Iterator[Model]:
-    """The shipped pair, all drafts chains."""
+    """The tiny pair, all drafts chains."""
     with exact_model("chain", tiny_coder.pair()[0], n_ctx=2048) as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="session")
 def tree_model(f32_target: Path) -> Iterator[Model]:
-    """The shipped pair, all drafts trees."""
+    """The tiny pair, all drafts trees."""
     with exact_model("tree", f32_target, n_ctx=2048) as loaded:
         yield loaded
 
@@ -89,7 +89,7 @@ def of_both_shapes(names: str, chain: Iterable[Any], tree: Iterable[Any]) -> pyt
 
 @contextmanager
 def exact_model(shape: DraftShape, target: Path, **options: Any) -> Iterator[Model]:
-    """`target`, as `exact_file` has it, with the shipped drafter, on the CPU; each request drafts
+    """`target`, as `exact_file` has it, with the tiny drafter, on the CPU; each request drafts
     up to 15 tokens."""
     on_cpu: dict[str, Any] = {"n_gpu_layers": 0, "n_threads": 1, "quiet": True}
     draft = tiny_coder.pair()[1]

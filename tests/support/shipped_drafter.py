@@ -1,4 +1,4 @@
-"""The shipped drafter as its makers would publish it: config.json and safetensors."""
+"""The tiny drafter as its makers would publish it: config.json and safetensors."""
 
 from __future__ import annotations
 

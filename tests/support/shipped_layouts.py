@@ -1,5 +1,5 @@
-"""The shipped drafter in other layouts: with small heads and other parts that leave most of what it
-was trained for, so that the shipped target accepts its drafts."""
+"""The tiny drafter in other layouts: with small heads and other parts that leave most of what it
+was trained for, so that the tiny target accepts its drafts."""
 
 from __future__ import annotations
 
@@ -233,6 +233,6 @@ LAYOUTS: dict[str, tuple[dict[str, Value | None], _Change]] = {
 
 
 def in_layout(name: str, path: Path) -> Path:
-    """The shipped drafter at `path` in one of `LAYOUTS`."""
+    """The tiny drafter at `path` in one of `LAYOUTS`."""
     keys, change = LAYOUTS[name]
     return changed(tiny_coder.pair()[1], path, keys=keys, tensors=change)

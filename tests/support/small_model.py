@@ -1,4 +1,4 @@
-"""Small models of the shipped target's vocabulary, which draft for it."""
+"""Small models of the tiny target's vocabulary, which draft for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gguf_files import UINT32, Tensor, changed
 
 
 def write_small(path: Path, n_layer: int = 5) -> Path:
-    """The shipped target without its last layers: it guesses some of the tokens."""
+    """The tiny target without its last layers: it guesses some of the tokens."""
 
     def cut(tensors: dict[str, Tensor]) -> None:
         for name in list(tensors):
@@ -28,7 +28,7 @@ def write_small(path: Path, n_layer: int = 5) -> Path:
 
 
 def model_drafter(target: Target, path: Path | None = None, **options: Any) -> ModelDrafter:
-    """A drafter on an open target: a small model, or the shipped target, which is always right."""
+    """A drafter on an open target: a small model, or the tiny target, which is always right."""
     path = path or tiny_coder.pair()[0]
     spec = read_spec(GgufFile.open(path))
     assert isinstance(spec, ModelSpec)

@@ -1,5 +1,5 @@
-"""The shipped drafter, continued: with a Markov head (DSpark), or with a selector and convolutions
-(DFlash 2), trained on what the shipped target writes.
+"""The tiny drafter, continued: with a Markov head (DSpark), or with a selector and convolutions
+(DFlash 2), trained on what the tiny target writes.
 
 Minutes on two cores. What comes out is no good drafter, but its heads know something, so that its
 accepted length says whether they are computed as they were trained.
@@ -223,7 +223,7 @@ def train_selector(
 
 
 def write(path: Path, heads: dict[str, Tensor], kind: str = "F16") -> Path:
-    """The shipped drafter with these heads; their matrices are of this type."""
+    """The tiny drafter with these heads; their matrices are of this type."""
     from random_model import quantize
 
     keys: dict[str, Value | None] = {"dflash.sample_from_anchor": (False, BOOL, None)}

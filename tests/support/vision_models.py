@@ -1,6 +1,6 @@
 """Tiny targets that see, with projectors of random weights, and pictures to show them.
 
-The targets have the shipped target's weights under the names of families with images: `qwen3vl`,
+The targets have the tiny target's weights under the names of families with images: `qwen3vl`,
 whose positions are M-RoPE's, and `gemma3`, which sees all of an image at once. `qwen35` has random
 weights, and recurrent layers.
 """

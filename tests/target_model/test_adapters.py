@@ -201,7 +201,7 @@ PROMPT = "def add(a, b):\n    return a + b\n\n\n" * 4 + "def add_all(numbers):\n
 
 @pytest.fixture(scope="module")
 def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Strong enough to change what the shipped target says, not so strong that it says nothing."""
+    """Strong enough to change what the tiny target says, not so strong that it says nothing."""
     return write_lora(
         tmp_path_factory.mktemp("lora") / "lora.gguf", tiny_coder.pair()[0], gain=0.02
     )

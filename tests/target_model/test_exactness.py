@@ -25,7 +25,7 @@ from pair_engine import open_target
 
 @pytest.fixture(scope="module")
 def f32(f32_target: Path) -> Iterator[Target]:
-    """The shipped target with its weights in F32, whose products depend on the batch."""
+    """The tiny target with its weights in F32, whose products depend on the batch."""
     with open_target(f32_target, n_ctx=256) as target:
         yield target
 

@@ -1,4 +1,4 @@
-"""The comparison of two drafters, with the shipped pair."""
+"""The comparison of two drafters, with the tiny pair."""
 
 from __future__ import annotations
 

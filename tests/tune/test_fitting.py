@@ -1,4 +1,4 @@
-"""A whole run with the shipped pair: what it leaves, where it may stop, and how it goes on."""
+"""A whole run with the tiny pair: what it leaves, where it may stop, and how it goes on."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ torch.set_num_threads(1)  # those of other tests want the cores as well
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
-    """A run of some steps for a copy of the shipped target, for a drafter of one layer."""
+    """A run of some steps for a copy of the tiny target, for a drafter of one layer."""
     monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
     target = Path(shutil.copy(tiny_coder.pair()[0], tmp_path))
     return options_for(

@@ -11,7 +11,7 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.plan import TunePlan, answer_bytes
 
 EACH = 397_934_592
-"""Bytes of an answer of 2048 tokens, of the shipped pair."""
+"""Bytes of an answer of 2048 tokens, of the tiny pair."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The shipped pair as the benchmark loads it: ready for chains and for trees."""
+"""The tiny pair as the benchmark loads it: ready for chains and for trees."""
 
 from __future__ import annotations
 

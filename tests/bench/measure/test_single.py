@@ -1,4 +1,4 @@
-"""One request at a time: real answers of the shipped pair, plain and drafted in turn."""
+"""One request at a time: real answers of the tiny pair, plain and drafted in turn."""
 
 from __future__ import annotations
 
