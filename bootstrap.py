@@ -553,7 +553,8 @@ def fingerprint() -> str:
     """
     files = [ROOT / "bootstrap.py", ROOT / "pyproject.toml", ROOT / "CMakeLists.txt"]
     for folder in ("cmake", "tools", "native"):
-        files += sorted(p for p in (ROOT / folder).rglob("*") if p.is_file())
+        found = (p for p in (ROOT / folder).rglob("*") if p.is_file())
+        files += sorted(p for p in found if p.suffix != ".pyc")  # the build itself leaves one
     digest = hashlib.sha256(str(ROOT).encode())
     for path in files:
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
