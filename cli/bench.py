@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dflash_local import demo
 from dflash_local.bench.paper import PaperValue, paper_value
 from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
 from dflash_local.bench.prompts.prompt import CATEGORIES, USUAL, BenchPrompt, read_prompts
@@ -165,7 +164,7 @@ def bench(ctx: click.Context, /, **values: Any) -> int:
 
     Each prompt is decoded plainly and with drafts in turn, on the same loaded model. A table on
     stdout shows tokens/s, their ratio, and how many tokens a round emits; the line above says
-    whether drafting pays. Without --target, the tiny shipped pair is measured.
+    whether drafting pays. Without --target, smollm2-135m is measured.
     """
     check(values)
     check_categories(values["categories"])
@@ -247,12 +246,9 @@ def _usual_shape(values: Mapping[str, Any]) -> DraftShape:
 
 def chosen_pair(values: Mapping[str, Any], say: Speaker) -> tuple[Path, Path | None]:
     """Target and drafter."""
-    if values["target"] is not None:
-        from dflash_local.fit.options import LoadOptions
+    from dflash_local.fit.options import LoadOptions
 
-        return chosen_files(values, say, LoadOptions(**values_of(MACHINE, values)))
-    say("no --target: measuring the shipped pair, a tiny model of Python code")
-    return demo.pair()
+    return chosen_files(values, say, LoadOptions(**values_of(MACHINE, values)))
 
 
 def prompts_of(values: Mapping[str, Any]) -> list[BenchPrompt] | None:

@@ -36,7 +36,7 @@ SECTIONS = {
 def doctor(pair: str | None, **values: Any) -> int:
     """Tell whether this machine and a pair work as they should.
 
-    PAIR is what --target takes. Without it, that of --target is examined, or the shipped pair. It
+    PAIR is what --target takes. Without it, that of --target is examined, or smollm2-135m. It
     finds GPU and driver, and whether llama.cpp was built for them, plans the memory, loads the pair
     and asks it three built-in questions, with drafts and without. A target alone is asked, too. The
     first line is the verdict; the facts below it name neither you nor your folders, so that they

@@ -1,7 +1,7 @@
 """A model for simonw/llm, once both are installed in one environment: `llm -m dflash "..."`.
 
 The pair and its settings are those of `dflash-local chat`: of the settings file and the
-environment, else the shipped pair. `llm -m dflash -o target FILE -o draft FILE` names another.
+environment, else smollm2-135m. `llm -m dflash -o target FILE -o draft FILE` names another.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def check_files(values: Mapping[str, Any]) -> None:
     if draft is not None and target is None:
         raise click.UsageError(
             f"--draft {draft} is given without its target: add --target, or leave out --draft to "
-            "use the shipped pair."
+            "use smollm2-135m."
         )
     for given in (target, draft):
         if given not in (None, *WORDS):
@@ -104,20 +104,14 @@ def tell_missing_drafter(draft: Path | None, say: Speaker) -> None:
 def chosen_files(
     values: Mapping[str, Any], say: Speaker, options: LoadOptions | None = None
 ) -> tuple[Path, Path | None]:
-    """The files of --target and --draft, fetched if they are missing, or those of the shipped pair.
+    """The files of --target and --draft, fetched if they are missing, or those of the usual pair.
     `options` say how they are to be loaded, so that nothing is fetched that does not fit."""
+    from dflash_local.pairs.find import find_pair
+    from dflash_local.pairs.registry import USUAL
+
     target, draft = values["target"], values["draft"]
-    if target is not None:
-        from dflash_local.pairs.find import find_pair
-
-        bars = not values.get("quiet")
-        found = find_pair(target, draft, say=say, options=options, bars=bars)
-        return found.target, found.draft
-    from dflash_local import demo
-
-    target, draft = demo.pair()
-    say(
-        "no --target: using the shipped pair, a tiny model of Python code for trying "
-        f"things out ({target.name})"
-    )
-    return target, draft
+    bars = not values.get("quiet")
+    found = find_pair(target or USUAL, draft, say=say, options=options, bars=bars)
+    if target is None:
+        say(f"no --target: using {USUAL}, a tiny model for trying things out")
+    return found.target, found.draft

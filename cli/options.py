@@ -179,7 +179,7 @@ TARGET = Option(
     "--hf-repo",
     type=WholeText(),
     metavar="MODEL",
-    help=f"{TARGET_HELP} Without it, a tiny shipped pair is used.",
+    help=f"{TARGET_HELP} Without it, smollm2-135m is used.",
 )
 
 DRAFT = Option(

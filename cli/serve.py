@@ -333,7 +333,7 @@ def serve(**values: Any) -> int:
     """Answer editors and programs over HTTP.
 
     It speaks the APIs of OpenAI, llama-server, Anthropic and Ollama, and has a page to chat.
-    Without options it serves the shipped pair, to this machine alone. --model or --models serve
+    Without options it serves smollm2-135m, to this machine alone. --model or --models serve
     several models, and requests name theirs. SIGTERM lets running answers finish; Ctrl-C ends at
     once.
     """
@@ -437,13 +437,15 @@ def _recorder(path: Path | None, say: Speaker) -> Recorder | None:
 
 
 def _single(values: Mapping[str, Any], say: Speaker, recorder: Recorder | None) -> ModelSource:
-    """The one model of --target, or of the shipped pair."""
+    """The one model of --target, or else the usual one."""
     from dflash_local.pairs.address import NamedPair, read_address
+    from dflash_local.pairs.registry import USUAL
 
     target, draft = chosen_files(values, say, _load_options(values))
-    given = read_address(values["target"]) if values["target"] else target
-    if isinstance(given, Path) and given != Path(values["target"] or target).expanduser():
-        usual = str(values["target"])  # another program's name for it
+    word = values["target"] or USUAL
+    given = read_address(word)
+    if isinstance(given, Path) and given != Path(word).expanduser():
+        usual = str(word)  # another program's name for it
     else:
         usual = str(given) if isinstance(given, NamedPair) else target.stem
     aliases, tags = _listed(values["alias"]), _listed(values["tags"])

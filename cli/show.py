@@ -27,6 +27,7 @@ _ROWS = (  # as an entry of the registry has them
     "target",
     "architecture",
     "gguf",
+    "package",
     "drafter",
     "family",
     "thinking",

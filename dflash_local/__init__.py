@@ -14,7 +14,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_local import demo
 from dflash_local.errors import (
     BackendError,
     ClosedError,
@@ -57,7 +56,6 @@ __all__ = [
     "Stats",
     "Target",
     "__version__",
-    "demo",
     "load",
     "load_embedder",
 ]

@@ -105,7 +105,7 @@ def load(
     `draft_window` is how many tokens of a sequence the drafter looks back at. Its cache then holds
     little more than that. 0 means all. None, the default, is the length of the texts on which the
     drafter was trained, where the registry knows it, or else all. Beyond that length drafts are
-    poor without a window: after 1800 tokens the shipped pair makes 2.3 tokens per round with a
+    poor without a window: after 1800 tokens the tests' pair makes 2.3 tokens per round with a
     window of 512, and 1.1 without one. After 500 tokens it makes 2.6 either way.
 
     `draft_shape`: "chain"; "tree", whose branches the target checks in one pass; "auto", whichever

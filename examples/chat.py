@@ -9,15 +9,15 @@ import dflash_local
 
 
 def main() -> None:
-    target, drafter = dflash_local.demo.pair()  # or the paths of your own GGUF files
-    with dflash_local.load(target, drafter, quiet=True) as model:
-        messages = [{"role": "user", "content": "Implement `add`: Return the sum of two numbers."}]
+    # or load("target.gguf", "drafter.gguf")
+    with dflash_local.load("smollm2-135m", quiet=True) as model:
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
         first = model.chat(messages, max_tokens=64)
         print(first.text)
 
         messages += [
             {"role": "assistant", "content": first.text},
-            {"role": "user", "content": "Implement `mul`: Return the product of two numbers."},
+            {"role": "user", "content": "What is it famous for?"},
         ]
         second = model.chat(messages, max_tokens=64)
         print(second.text)

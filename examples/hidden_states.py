@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash_local import Target, demo
+from dflash_local import Target
+from dflash_local.pairs.find import find_pair
 
 LAYER = 5
 CODE = """
@@ -23,7 +24,8 @@ for name, value in pairs:  # the shortest first
 
 
 def main() -> None:
-    with Target.load(demo.pair()[0], n_ctx=512, tapped_layers=(LAYER,)) as target:
+    path = find_pair("smollm2-135m", say=print).target  # or the path of your own GGUF file
+    with Target.load(path, n_ctx=512, tapped_layers=(LAYER,)) as target:
         tokens = target.vocabulary.tokenize(CODE)
         n = len(tokens)
         target.decode(tokens, range(n), [0] * n, [False] * n)

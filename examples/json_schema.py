@@ -22,8 +22,7 @@ SCHEMA = {
 
 
 def main() -> None:
-    target, drafter = dflash_local.demo.pair()
-    with dflash_local.load(target, drafter, quiet=True) as model:
+    with dflash_local.load("smollm2-135m", quiet=True) as model:
         prompt = "# A function, described in JSON: "
         result = model.generate(prompt, json_schema=SCHEMA, max_tokens=128)
         print(json.dumps(json.loads(result.text), indent=2))

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dflash_local import Target, demo
+from dflash_local import Target
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.model import Model
+from dflash_local.pairs.find import find_pair
 from dflash_local.target_model.taps import Features
 
 
@@ -59,10 +60,9 @@ class LookupDrafter(Drafter):
 
 
 def main() -> None:
-    target = Target.load(demo.pair()[0], n_ctx=1024)
+    target = Target.load(find_pair("smollm2-135m", say=print).target, n_ctx=1024)
     with Model(Engine(target, LookupDrafter())) as model:
-        source = "def load(path):\n    return json.load(open(path))\n\n\n"
-        prompt = f"{source}def load(path):\n    return json"
+        prompt = "Monday: soup and bread\nTuesday: soup and bread\nWednesday:"
         plain = model.generate(prompt, max_tokens=24, draft_width=0)
         drafted = model.generate(prompt, max_tokens=24, draft_width=9)
         assert drafted.text == plain.text

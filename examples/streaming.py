@@ -9,11 +9,11 @@ import asyncio
 
 import dflash_local
 
-NAMES = ("read_json", "is_prime", "reverse_words")
+TOPICS = ("the sea", "a clock", "bread")
 
 
-async def answer(model: dflash_local.Model, name: str) -> str:
-    messages = [{"role": "user", "content": f"Implement `{name}` in Python."}]
+async def answer(model: dflash_local.Model, topic: str) -> str:
+    messages = [{"role": "user", "content": f"Write two sentences about {topic}."}]
     parts = []
     async for chunk in model.astream_chat(messages, max_tokens=64):
         parts.append(chunk.text)  # arrives round by round, several tokens at a time
@@ -21,10 +21,9 @@ async def answer(model: dflash_local.Model, name: str) -> str:
 
 
 async def main() -> None:
-    target, drafter = dflash_local.demo.pair()
     # One target batch and one draft graph serve up to `n_seq` answers.
-    with dflash_local.load(target, drafter, n_seq=len(NAMES), quiet=True) as model:
-        for text in asyncio.as_completed([answer(model, name) for name in NAMES]):
+    with dflash_local.load("smollm2-135m", n_seq=len(TOPICS), quiet=True) as model:
+        for text in asyncio.as_completed([answer(model, topic) for topic in TOPICS]):
             print(await text, end="\n\n")
 
 

@@ -9,15 +9,19 @@ anchor of one draft.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TypeAlias
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from dflash_local.bench.prompts.case import Case, tokenized
-from dflash_local.bench.prompts.prompt import built_in
+from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.engine.engine import Engine
@@ -84,7 +88,7 @@ def _ranks(candidates: Candidates, written: NDArray[np.int64]) -> NDArray[np.uin
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
     parser.add_argument("file", type=Path, help="where to write, .npz")
-    parser.add_argument("--target", type=Path, help="GGUF file of another target")
+    parser.add_argument("--target", type=Path, help="GGUF file of another target than tiny-coder")
     parser.add_argument("--draft", type=Path, help="and of its drafter")
     parser.add_argument("--limit", type=int, default=8, help="prompts of each category")
     parser.add_argument("--passages", type=int, default=4, help="of each answer at most")
@@ -92,9 +96,16 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="of the answers")
     parser.add_argument("--threads", type=int, help="CPU threads")
     arguments = parser.parse_args()
-    shipped = arguments.target is None
-    pair = demo.pair() if shipped else (arguments.target, arguments.draft)
-    prompts = built_in(("chat", "code"), limit=arguments.limit, shipped=shipped)
+    if arguments.target is None:
+        pair = tiny_coder.pair()
+        prompts = [
+            BenchPrompt(kind, text=text)
+            for kind, texts in tiny_coder.prompts().items()
+            for text in [text for text in texts if "<|fim_" not in text][: arguments.limit]
+        ]
+    else:
+        pair = arguments.target, arguments.draft
+        prompts = built_in(("chat", "code"), limit=arguments.limit)
     options = LoadOptions(n_ctx=2048, n_threads=arguments.threads, draft_shape="tree")
     engine, plan = open_engine(open_pair(*pair), options, say=print)
     assert engine.drafter is not None

@@ -22,7 +22,8 @@ import gguf
 import numpy as np
 
 import dflash_local
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from gguf_files import Tensor, changed
 from rpc_workers import Networks, worker_processes
 
@@ -38,10 +39,10 @@ WAYS: dict[str, dict[str, object]] = {
 
 
 def measure(model: Model, networks: list[Any], how: dict[str, object]) -> str:
-    """Tokens a second, waits and bytes a pass, and tokens a round, over the shipped prompts."""
+    """Tokens a second, waits and bytes a pass, and tokens a round, over its prompts."""
     seconds, n_tokens, n_passes = 0.0, 0, 0
     begin = [net.counts() for net in networks]
-    for prompt in [texts[i] for texts in demo.prompts().values() for i in range(N_PROMPTS)]:
+    for prompt in [texts[i] for texts in tiny_coder.prompts().values() for i in range(N_PROMPTS)]:
         times = []
         for _ in range(N_RUNS):
             start = time.monotonic()
@@ -60,7 +61,7 @@ def measure(model: Model, networks: list[Any], how: dict[str, object]) -> str:
 
 
 def in_floats(folder: Path) -> list[Path]:
-    """The shipped pair with the target's weights in F32, and the drafter's in F16."""
+    """tiny-coder with the target's weights in F32, and the drafter's in F16."""
 
     def widened(tensors: dict[str, Tensor], kind: gguf.GGMLQuantizationType) -> None:
         for name, (data, stored) in tensors.items():
@@ -72,7 +73,7 @@ def in_floats(folder: Path) -> list[Path]:
     kinds = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
     return [
         changed(source, folder / source.name, tensors=lambda found, kind=kind: widened(found, kind))
-        for source, kind in zip(demo.pair(), kinds, strict=True)
+        for source, kind in zip(tiny_coder.pair(), kinds, strict=True)
     ]
 
 
@@ -100,5 +101,5 @@ def main(pair: Sequence[Path], delays_ms: list[float], *, gpu: bool) -> None:
 if __name__ == "__main__":
     delays = [float(each) for each in sys.argv[1:] if not each.startswith("-")]
     with tempfile.TemporaryDirectory() as folder:
-        pair = in_floats(Path(folder)) if "--floats" in sys.argv else demo.pair()
+        pair = in_floats(Path(folder)) if "--floats" in sys.argv else tiny_coder.pair()
         main(pair, delays or [0, 0.2, 1], gpu="--gpu" in sys.argv)

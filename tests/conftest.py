@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the shipped pair, loaded once."""
+"""Fixtures of all tests: the tiny pair, loaded once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from server_process import client, server
 from shapes import chain_model, either_file, either_model, f32_target, shape, tree_model
 from tool_server import tool_client, tool_server
@@ -69,7 +70,9 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DFLASH_LOCAL_CACHE", str(folder))
-        patch.delenv("DFLASH_LOCAL_REGISTRY", raising=False)
+        # A pair of ours where none is named: one that answers in milliseconds.
+        patch.setenv("DFLASH_LOCAL_REGISTRY", str(tiny_coder.FOLDER / "registry.toml"))
+        patch.setenv("DFLASH_LOCAL_TARGET", "tiny-coder-q8_0")
         # Nor settings, what was typed, or tuned drafters.
         for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME"):
             patch.setenv(name, str(folder / name))
@@ -90,13 +93,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def pair() -> tuple[Path, Path]:
-    """Target and drafter of the shipped pair."""
-    return demo.pair()
+    """Target and drafter of the tests' pair."""
+    return tiny_coder.pair()
 
 
 @pytest.fixture(scope="session")
 def model(chain_model: Model) -> Model:
-    """The shipped pair where its verification is exact to the bit: Q8_0 and q8_0 KV, on the CPU."""
+    """The tests' pair where its verification is exact to the bit: Q8_0 and q8_0 KV, on the CPU."""
     return chain_model
 
 

@@ -172,3 +172,18 @@ def test_without_a_terminal_it_says_what_it_took(
     found = bootstrap.choose_gpu(("NVIDIA",), True, {"cuda"}, None)
     assert bootstrap.settled(found) == "cuda"
     assert "built for it, with cuda" in capsys.readouterr().err
+
+
+def test_a_second_set_up_is_none(
+    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytecode that the build leaves beside its sources is no change; a source file is one."""
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    (tmp_path / "tools" / "__pycache__").mkdir(parents=True)
+    for name in ("bootstrap.py", "pyproject.toml", "CMakeLists.txt", "tools/build_backend.py"):
+        (tmp_path / name).touch()
+    before = bootstrap.fingerprint()
+    (tmp_path / "tools" / "__pycache__" / "build_backend.cpython-312.pyc").touch()
+    assert bootstrap.fingerprint() == before
+    (tmp_path / "tools" / "build_backend.py").write_text("pass\n")
+    assert bootstrap.fingerprint() != before

@@ -33,7 +33,8 @@ def test_chat() -> None:
 
 @pytest.mark.slow
 def test_streaming() -> None:
-    assert output("streaming").count("```python") == 3
+    told = output("streaming").lower()
+    assert all(topic in told for topic in ("sea", "clock", "bread"))
 
 
 def test_json_schema() -> None:

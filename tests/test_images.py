@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local import Model, Result, demo, load
+import tiny_coder
+from dflash_local import Model, Result, load
 from dflash_local.chat.pictures import MOST_IMAGES
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.options import HEADS
@@ -35,7 +36,7 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("vision")
     kind: str = request.param
     target = write_vision_target(folder / f"{kind}.gguf", kind)
-    draft = demo.pair()[1]
+    draft = tiny_coder.pair()[1]
     if kind == "qwen35":
         draft = write_drafter(folder / "dflash-drafter.gguf", target, target_layers=TAPS)
     return [target, draft, write_projector(folder / f"mmproj-{kind}.gguf", target)]
@@ -172,7 +173,7 @@ def test_drafts_change_no_answer_in_two_turns(model: Model, sampling: dict[str, 
 @pytest.mark.parametrize("kind", ["small model", "heads"])
 def test_drafters_that_read_tokens_go_on_after_a_picture(kind: str, tmp_path: Path) -> None:
     if kind == "heads":
-        target = write_hybrid(tmp_path / "seeing.gguf", "qwen35", demo.pair()[0], head=0.1)
+        target = write_hybrid(tmp_path / "seeing.gguf", "qwen35", tiny_coder.pair()[0], head=0.1)
         draft: Path | str = HEADS
     else:
         target = write_vision_target(tmp_path / "seeing.gguf", "qwen3vl")

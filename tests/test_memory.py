@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dflash_local import Model, demo, load
+import tiny_coder
+from dflash_local import Model, load
 from dflash_local.draft.draft import ANCHOR
 from dflash_local.target_model.batch import Batch
 from lab.shapes.writer import write_pair
@@ -65,9 +66,9 @@ def test_memory_is_flat_over_300_requests() -> None:
 def after_requests(counts: tuple[int, ...]) -> list[int]:
     """Resident bytes after so many requests of all kinds."""
     draw = random.Random(0)
-    prompts = [prompt for kind in demo.prompts().values() for prompt in kind]
+    prompts = [prompt for kind in tiny_coder.prompts().values() for prompt in kind]
     used = []
-    with load(*demo.pair(), n_ctx=256, n_gpu_layers=0, n_threads=1, quiet=True) as model:
+    with load(*tiny_coder.pair(), n_ctx=256, n_gpu_layers=0, n_threads=1, quiet=True) as model:
         for n in range(1, counts[-1] + 1):
             one_request(model, draw, draw.choice(prompts))
             if n in counts:
@@ -190,5 +191,5 @@ def after_loads(n: int) -> list[int]:
 
 
 def load_once() -> None:
-    with load(*demo.pair(), n_ctx=2048, n_gpu_layers=0, n_threads=1, quiet=True) as model:
+    with load(*tiny_coder.pair(), n_ctx=2048, n_gpu_layers=0, n_threads=1, quiet=True) as model:
         model.generate("def f(x):", max_tokens=16)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import tiny_coder
 from dflash_local import (
     ContextFullError,
     FileError,
@@ -16,7 +17,6 @@ from dflash_local import (
     InputError,
     Model,
     Result,
-    demo,
     load,
 )
 from shapes import of_both_shapes
@@ -27,7 +27,7 @@ NON_ASCII = "root ::= [äöüßéñ€日本語한국🙂😀]{14}"
 
 @pytest.fixture
 def prompt() -> str:
-    return demo.prompts()["code"][0]
+    return tiny_coder.prompts()["code"][0]
 
 
 def cold(model: Model, prompt: str | list[int], **options: Any) -> Result:
@@ -162,7 +162,7 @@ def test_a_seed_that_was_drawn_can_be_given_again(either_model: Model, prompt: s
 
 def test_without_a_drafter(model: Model, prompt: str) -> None:
     with load(
-        demo.pair()[0],
+        tiny_coder.pair()[0],
         n_ctx=512,
         kv_type="q8_0",
         n_gpu_layers=0,
@@ -182,7 +182,13 @@ def test_without_a_drafter(model: Model, prompt: str) -> None:
 @pytest.mark.parametrize("draft", [None, "copies"])
 def test_without_a_drafter_it_copies(model: Model, prompt: str, draft: str | None) -> None:
     with load(
-        demo.pair()[0], draft, n_ctx=512, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
+        tiny_coder.pair()[0],
+        draft,
+        n_ctx=512,
+        kv_type="q8_0",
+        n_gpu_layers=0,
+        n_threads=1,
+        quiet=True,
     ) as copying:
         assert copying.draft_width == "auto" and copying.drafter is None
         expected = cold(model, prompt * 3, max_tokens=N, draft_width=0)
@@ -315,7 +321,7 @@ def no_file(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_pairs_that_do_not_load(no_file: Path, tmp_path: Path) -> None:
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     missing = tmp_path / "missing.gguf"
     cases: list[tuple[list[Path], str]] = [
         ([missing], "missing.gguf"),
@@ -347,7 +353,7 @@ def test_pairs_that_do_not_load(no_file: Path, tmp_path: Path) -> None:
 )
 def test_settings_that_do_not_load(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named) as found:
-        load(*demo.pair(), quiet=True, **options)
+        load(*tiny_coder.pair(), quiet=True, **options)
     assert "\n" not in str(found.value)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local import Model, demo, load
+import tiny_coder
+from dflash_local import Model, load
 from dflash_local.controller.calibration import budget_s
 from dflash_local.controller.costs import Costs
 from dflash_local.errors import InputError
@@ -49,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tupl
         if not target.exists():
             # With seed 0 its first answer has no text to stop at.
             seed = 1 if architecture == "qwen3next" else 0
-            write_hybrid(target, architecture, demo.pair()[0], seed=seed)
+            write_hybrid(target, architecture, tiny_coder.pair()[0], seed=seed)
         if kind == "copies":
             return target, Path(kind)
         if not draft.exists():
@@ -323,7 +324,7 @@ def test_a_width_of_plain_decoding_needs_no_snapshots(
 def test_where_drafts_cost_a_plain_step_nothing_they_can_be_asked_for(
     files: Callable[[str, str], tuple[Path, Path]],
 ) -> None:
-    for pair in (demo.pair(), files("qwen35", "fused")):
+    for pair in (tiny_coder.pair(), files("qwen35", "fused")):
         with load(*pair, draft_width=0, **OPTIONS) as model:
             assert model.drafter is not None and model.draft_width == 0
 
@@ -349,7 +350,7 @@ def test_a_conversation_goes_on_after_a_restart(
     architecture: str, files: Callable[[str, str], tuple[Path, Path]], tmp_path: Path
 ) -> None:
     target, draft = files(architecture, "fused")
-    prompt = "\n".join(demo.prompts()["chat"])[:900]
+    prompt = "\n".join(tiny_coder.prompts()["chat"])[:900]
     following = prompt + " And now?"
     kept = {"cache_mb": 64, "cache_dir": tmp_path, **DRAFTING}
     with load(target, **OPTIONS) as plain:
@@ -367,7 +368,7 @@ def test_a_conversation_goes_on_after_a_restart(
 @pytest.mark.parametrize("architecture", ["lfm2", "nemotron_h", "qwen3next", "kimi-linear"])
 def test_copies_are_asked_for(tmp_path: Path, architecture: str) -> None:
     """By themselves they would slow down every step, or take memory for states."""
-    path = write_hybrid(tmp_path / "target.gguf", architecture, demo.pair()[0])
+    path = write_hybrid(tmp_path / "target.gguf", architecture, tiny_coder.pair()[0])
     prompt = [400, 401] * 8
     few: dict[str, Any] = {"max_tokens": N, "logit_bias": {400: 60.0, 401: 60.0}}
     with load(path, **OPTIONS) as plain:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dflash_local import demo, load
+import tiny_coder
+from dflash_local import load
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
@@ -34,7 +35,7 @@ def test_a_small_model_lies_where_the_target_s_logits_are() -> None:
     cpu = Device("CPU", "", "cpu", 1 << 34, 1 << 34)
     first, last = (Device(f"CUDA{i}", "", "gpu", 1 << 34, 1 << 34) for i in (0, 1))
     worker = Device("RPC0", "", "gpu", 1 << 34, 1 << 34, is_remote=True)
-    target = demo.pair()[0]
+    target = tiny_coder.pair()[0]
 
     def place(*devices: Device, **options: Any) -> int | None:
         setup = Setup(open_pair(target, target), LoadOptions(n_ctx=512, **options), devices)
@@ -50,7 +51,7 @@ def test_a_small_model_lies_where_the_target_s_logits_are() -> None:
 
 def test_a_small_model_has_no_window() -> None:
     cpu = Device("CPU", "", "cpu", 1 << 34, 1 << 34)
-    target, draft = demo.pair()
+    target, draft = tiny_coder.pair()
     options = LoadOptions(n_ctx=512, draft_window=64)
     assert "for the last 64 tokens" in str(Setup(open_pair(target, draft), options, [cpu]).lines())
     assert "for the last" not in str(Setup(open_pair(target, target), options, [cpu]).lines())

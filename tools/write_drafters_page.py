@@ -36,7 +36,9 @@ def _table(entries: Iterable[Entry], family: str) -> str:
 
 def _row(entry: Entry) -> list[str]:
     architecture = f"`{entry.architecture}`"
-    cells = [f"`{entry.name}`", f"`{entry.drafter}`", entry.target, architecture]
+    drafter = Path(entry.drafter)  # a hub repository, or a file of this package
+    named = drafter.name if drafter.is_absolute() else entry.drafter
+    cells = [f"`{entry.name}`", f"`{named}`", entry.target, architecture]
     return [*cells, drafts(entry.architecture or ""), entry.notes]
 
 

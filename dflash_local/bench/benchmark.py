@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_local import demo
 from dflash_local.bench.measure.concurrent import ConcurrencyRow, measure_concurrent
 from dflash_local.bench.measure.environment import Environment
 from dflash_local.bench.measure.pace import Pace
@@ -115,8 +114,7 @@ class Benchmark:
         options, room = self.options, self.options.settings.max_tokens
         prompts, depths = options.prompts, options.depths
         if prompts is None:
-            shipped = options.target.resolve() == demo.pair()[0].resolve()
-            prompts = built_in(options.categories, limit=options.limit, shipped=shipped)
+            prompts = built_in(options.categories, limit=options.limit)
             if depths is None and "long" in options.categories:
                 depths = DEPTHS if model.target.options.n_gpu_layers else DEPTHS[:1]
         lengths, left_out = depth_lengths(depths or (), n_ctx=model.n_ctx, room=room)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_local import demo
 from dflash_local.bench.paper import paper_value
 from dflash_local.doctor.machine import Machine
 from dflash_local.doctor.trial import PairTrial, try_pair, try_target
@@ -19,9 +18,8 @@ from dflash_local.fit.plan import drafter_name
 from dflash_local.gguf.drafter_spec import HeadsSpec, ModelSpec
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
+from dflash_local.pairs.defaults import pair_of
 
-_SHIPPED = 3.7
-"""Tokens per round of the shipped pair, as docs/drafters.md has it."""
 _MADE_FOR = ("general.base_model.0.name", "dflash_local.target")
 
 
@@ -65,7 +63,7 @@ def examine(choose: Callable[[], Files], load: Callable[[Files], Model]) -> Exam
         pair = _names_of(open_pair(target, draft))
         with load(files) as model:
             plan = tuple(model.plan.lines()) if model.plan else ()
-            trial = try_pair(model, shipped=pair.is_shipped) if model.drafter else None
+            trial = try_pair(model) if model.drafter else None
             speed = trial.plain_speed if trial else try_target(model)
             few_rows = model.engine.target.few_rows
             faults = few_rows.faults if few_rows else []
@@ -88,7 +86,6 @@ def _names_of(pair: Pair) -> PairNames:
     facts = inspect_file(target).file
     drafter = inspect_file(draft).file if draft and draft is not target else None
     is_dflash = not isinstance(pair.spec, (ModelSpec, HeadsSpec))
-    is_shipped = target.path.resolve() == demo.pair()[0]
     made_for = None
     if drafter:
         told = (drafter.provenance.get(key) for key in _MADE_FOR)
@@ -101,15 +98,15 @@ def _names_of(pair: Pair) -> PairNames:
         quantization=facts.quantization,
         target_name=facts.name,
         made_for=made_for,
-        is_shipped=is_shipped,
         is_dflash=is_dflash,
-        expected=_expected(pair, is_shipped) if is_dflash else None,
+        expected=_expected(pair) if is_dflash else None,
     )
 
 
-def _expected(pair: Pair, is_shipped: bool) -> float | None:
+def _expected(pair: Pair) -> float | None:
     """Tokens per round that are known of such a pair."""
-    if is_shipped:
-        return _SHIPPED
+    known = pair_of(pair.draft)
+    if known and known.tokens_per_round:
+        return known.tokens_per_round
     published = paper_value("humaneval", pair.target.path.name)
     return published.accepted_length if published else None

@@ -57,12 +57,9 @@ def try_target(model: Model) -> float:
     ).tokens_per_second
 
 
-def try_pair(model: Model, *, shipped: bool) -> PairTrial:
-    """Try a model with its drafter. `shipped` takes prompts that the shipped pair was trained on.
-
-    Raises InputError if the model can read none of the prompts.
-    """
-    cases = _usable_cases(model, shipped=shipped)
+def try_pair(model: Model) -> PairTrial:
+    """Try a model with its drafter. Raises InputError if the model can read none of the prompts."""
+    cases = _usable_cases(model)
     width = model.engine.max_width
     blocks = [_answer(model, case, draft_width=width, draft_shape="chain") for case in cases]
     largest = model.largest_hidden_state()
@@ -72,7 +69,7 @@ def try_pair(model: Model, *, shipped: bool) -> PairTrial:
     plain, chosen = zip(*(_in_turns(model, case) for case in cases), strict=True)
     thinking = None
     if thinks(model):
-        again = _cases(model, shipped=shipped, thinking=True)
+        again = _cases(model, thinking=True)
         answers = [_answer(model, case, draft_width=width, draft_shape="chain") for case in again]
         thinking = Stats.sum(answers).tokens_per_round
     all_chosen = Stats.sum(chosen)
@@ -110,8 +107,8 @@ def unknown_marks(model: Model) -> Iterator[str]:
             yield mark
 
 
-def _usable_cases(model: Model, *, shipped: bool = False) -> Sequence[Case]:
-    cases = _cases(model, shipped=shipped, thinking=False)
+def _usable_cases(model: Model) -> Sequence[Case]:
+    cases = _cases(model, thinking=False)
     if not cases:
         raise InputError(
             f"none of the built-in prompts fits the context of {model.n_ctx} tokens: give --ctx a "
@@ -120,8 +117,8 @@ def _usable_cases(model: Model, *, shipped: bool = False) -> Sequence[Case]:
     return cases
 
 
-def _cases(model: Model, *, shipped: bool, thinking: bool) -> Sequence[Case]:
-    prompts = built_in(("chat", "code"), limit=2, shipped=shipped)
+def _cases(model: Model, *, thinking: bool) -> Sequence[Case]:
+    prompts = built_in(("chat", "code"), limit=2)
     cases, _ = tokenized(model, prompts, room=N_TOKENS, thinking=thinking)
     return cases[:3]
 

@@ -13,7 +13,7 @@ from dflash_local.doctor.trial import PairTrial
 NONE_ACCEPTED = 1.2
 """Tokens per round below which drafts are wrong, not poor: one in five rounds kept a draft."""
 FEW_ACCEPTED = 2.0
-"""Below it a pair does worse than any that was published for its target (3 to 7)."""
+"""Below it a pair of which nothing is known does worse than any that was published (3 to 7)."""
 _BETTER = 1.4
 """A thinking mode that gives so many times the tokens per round is the one that was trained."""
 _F16 = 65504.0
@@ -32,7 +32,6 @@ class PairNames:
     quantization: str | None
     target_name: str | None = None
     made_for: str | None = None
-    is_shipped: bool = False
     is_dflash: bool = True
     """Whether the drafter was trained for its target, so that many of its drafts are accepted."""
     expected: float | None = None
@@ -125,7 +124,10 @@ def _of_trial(pair: PairNames, trial: PairTrial) -> Iterator[Alarm]:
             f"{thinking:.2f} with it; ask without, as by --no-thinking",
             is_fault=False,
         )
-    if rate >= (FEW_ACCEPTED if pair.is_dflash else NONE_ACCEPTED):
+    least = FEW_ACCEPTED if pair.is_dflash else NONE_ACCEPTED
+    if pair.expected:
+        least = max(NONE_ACCEPTED, min(least, pair.expected / 2))
+    if rate >= least:
         if pair.expected and rate < pair.expected / 2:
             yield Alarm(
                 "below_expected",

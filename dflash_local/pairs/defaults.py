@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from dflash_local import demo
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.repository import repository_of
 from dflash_local.pairs import registry
@@ -33,10 +32,6 @@ CHAT_SAMPLING: Mapping[str, float] = {
 """Of chats where neither a request nor the model says: llama.cpp's own. Greedy, a small model fills
 a screen with one sentence. OpenAI's defaults (temperature 1, top_p 1) draw from the whole
 vocabulary: from a small quantised model a misplaced token every few sentences."""
-
-_SHIPPED: Mapping[str, float] = {"temperature": 0.0}
-_SHIPPED_LENGTH = 256
-"""Of the shipped pair, which writes only short functions, and does not always find their end."""
 
 _SOURCE = "dflash_local.source"
 """The key by which the converter says where a drafter comes from."""
@@ -84,15 +79,14 @@ def defaults_of(
 ) -> Defaults:
     """What the registry says of these files, by where they come from, or else the target's file.
     `thinking` and `sampling` come first where they are given."""
-    pair = _pair_of(draft)
+    pair = pair_of(draft)
     known = pair or registry.of_target(repository_of(target.path) or str(target.path))
     is_given = thinking is not None
     if thinking is None and pair is not None:
         thinking = pair.thinking
     advised = _in_file(target)
     if known is None:
-        length = _SHIPPED_LENGTH if _is_shipped(target) else None
-        return Defaults({**advised, **sampling}, {}, thinking, length, is_given)
+        return Defaults({**advised, **sampling}, {}, thinking, None, is_given)
     each_way = {
         each: {**(known.sampling_for(each) or advised), **sampling} for each in (None, True, False)
     }
@@ -103,11 +97,12 @@ def defaults_of(
 def draft_window_of(draft: GgufFile | None) -> int:
     """How many tokens drafts should look back at: as many as the drafter was trained on, 0 for all
     where the registry does not know."""
-    pair = _pair_of(draft)
+    pair = pair_of(draft)
     return (pair and pair.training_length) or 0
 
 
-def _pair_of(draft: GgufFile | None) -> Entry | None:
+def pair_of(draft: GgufFile | None) -> Entry | None:
+    """What the registry says of a drafter's file, by where it comes from."""
     if draft is None:
         return None
     source = draft.get(_SOURCE)
@@ -117,13 +112,8 @@ def _pair_of(draft: GgufFile | None) -> Entry | None:
 
 def _in_file(target: GgufFile) -> dict[str, float]:
     found = {name: target.get(key) for key, name in _SAMPLING_KEYS.items()}
-    advised = {
+    return {
         name: value
         for name, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    return dict(_SHIPPED) if _is_shipped(target) and not advised else advised
-
-
-def _is_shipped(target: GgufFile) -> bool:
-    return target.path.name == demo.pair()[0].name

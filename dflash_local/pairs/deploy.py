@@ -50,7 +50,7 @@ class Deployment:
         """How many tokens are drafted in a round."""
         if self.n_drafts:
             return self.n_drafts
-        block = re.search(r"(block|-b)(\d+)$", self.entry.drafter)
+        block = re.search(r"(block|-b)(\d+)(?:$|-)", self.entry.drafter)
         if block is None:
             return _USUAL_DRAFTS[self.entry.family]
         return int(block[2]) - (block[1] == "-b")  # "block7" drafts at its anchor, too
@@ -129,7 +129,7 @@ def llama_server_arguments(wanted: Deployment) -> list[str]:
     ]
     return [
         *("-hf", f"{entry.gguf}:{entry.quant or 'Q4_K_M'}", "--alias", entry.name),
-        *("--port", str(wanted.port), "-md", f"{entry.name}-drafter.gguf"),
+        *("--port", str(wanted.port), "-md", _drafter_file(entry)),
         *("--spec-type", "draft-dspark" if entry.family == "dspark" else "draft-dflash"),
         *("--spec-draft-n-max", str(wanted.drafts)),
         *(["-c", str(wanted.n_ctx)] if wanted.n_ctx else []),
@@ -151,8 +151,9 @@ def _sglang(wanted: Deployment) -> str:
 def _llama_server(wanted: Deployment) -> str:
     entry = wanted.entry
     arguments = llama_server_arguments(wanted)
-    convert = f"dflash-local convert {entry.drafter} -o {entry.name}-drafter.gguf"
-    return f"# {LLAMA_SERVER}\n{convert}\n" + _command("llama-server", arguments)
+    file = _drafter_file(entry)
+    convert = "" if _is_file(entry) else f"dflash-local convert {entry.drafter} -o {file}\n"
+    return f"# {LLAMA_SERVER}\n{convert}" + _command("llama-server", arguments)
 
 
 def _compose(wanted: Deployment) -> str:
@@ -229,10 +230,16 @@ def _check(entry: Entry, engine: str) -> None:
         raise _refused(entry, engine, "it has no Gemma4DSparkModel")
     if engine != LLAMA_SERVER and entry.weights is None:
         raise InputError(f"{entry.name}: the registry does not say where its target's weights are")
+    if engine != LLAMA_SERVER and _is_file(entry):
+        raise _refused(entry, engine, "it takes no drafter in GGUF")
 
 
 def _refused(entry: Entry, engine: str, why: str) -> InputError:
     return InputError(f"{engine} cannot serve {entry.name} with {entry.drafter}: {why}")
+
+
+def _is_file(entry: Entry) -> bool:
+    return entry.drafter.endswith(".gguf")
 
 
 def _is_of_speculators(entry: Entry) -> bool:
@@ -256,6 +263,10 @@ def _holds_both(entry: Entry) -> bool:
 def _weights(entry: Entry) -> str:
     assert entry.weights is not None
     return entry.weights.split("/")[-1] if _holds_both(entry) else entry.weights
+
+
+def _drafter_file(entry: Entry) -> str:
+    return entry.drafter if _is_file(entry) else f"{entry.name}-drafter.gguf"
 
 
 def _drafter(entry: Entry) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import InputError
@@ -21,6 +23,7 @@ class Entry:
     drafter: str
     target: str = ""
     gguf: str | None = None
+    package: str | None = None
     weights: str | None = None
     quant: str | None = None
     size: int | None = None
@@ -33,12 +36,23 @@ class Entry:
     no_thinking_sampling: Mapping[str, float] = field(default_factory=dict)
     answer_length: int | None = None
     training_length: int | None = None
+    tokens_per_round: float | None = None
     notes: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names that it goes by."""
         return (self.name, *self.aliases)
+
+    @property
+    def packaged(self) -> Path | None:
+        """The target's file, if the package of Python that brings it is installed."""
+        try:
+            files = metadata.files(self.package) if self.package else None
+        except metadata.PackageNotFoundError:
+            return None
+        found = (Path(file.locate()) for file in files or () if file.suffix == ".gguf")
+        return next((path for path in found if path.is_file()), None)
 
     @property
     def is_mixture(self) -> bool:
@@ -55,6 +69,7 @@ _KINDS: dict[str, type] = {
     "drafter": str,
     "target": str,
     "gguf": str,
+    "package": str,
     "weights": str,
     "quant": str,
     "size": int,
@@ -67,6 +82,7 @@ _KINDS: dict[str, type] = {
     "no_thinking_sampling": dict,
     "answer_length": int,
     "training_length": int,
+    "tokens_per_round": float,
     "notes": str,
 }
 _SAMPLING = {each.name for each in fields(SamplingParams)}
@@ -93,4 +109,8 @@ def read_entry(where: str, name: str, table: Any) -> Entry:
         if unknown:
             raise InputError(f"{at} {key}: {min(unknown)} is no sampling option")
     values = {**table, "aliases": tuple(map(str, table.get("aliases", ())))}
+    for key in ("gguf", "drafter"):
+        beside = Path(where).parent / table.get(key, "")
+        if beside.is_file():
+            values[key] = str(beside.absolute())
     return Entry(name=name, **{"target": name, **values})

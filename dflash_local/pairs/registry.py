@@ -15,6 +15,9 @@ from dflash_local.text_file import read_toml
 ENVIRONMENT = "DFLASH_LOCAL_REGISTRY"
 """Names a file of the user's own, with the keys of `pairs.toml`."""
 
+USUAL = "smollm2-135m"
+"""The pair where none is named: its drafter lies in this package."""
+
 _OWN = Path(__file__).with_name("pairs.toml")
 
 
@@ -68,12 +71,17 @@ def hint(text: str, others: Iterable[str] = ()) -> str:
 
 def of_target(place: str) -> Entry | None:
     """The first pair whose target comes from this repository, or is this file."""
-    return next((entry for entry in entries() if _same(entry.gguf, place)), None)
+    return next((entry for entry in entries() if _is_target(entry, place)), None)
 
 
 def of_drafter(place: str) -> Entry | None:
     """The pair whose drafter comes from this repository, or is this file."""
     return next((entry for entry in entries() if _same(entry.drafter, place)), None)
+
+
+def _is_target(entry: Entry, place: str) -> bool:
+    packaged = entry.packaged
+    return _same(entry.gguf, place) or (packaged is not None and _same(str(packaged), place))
 
 
 def _same(one: str | None, other: str) -> bool:

@@ -19,7 +19,7 @@ import gguf
 import torch
 from safetensors import SafetensorError
 
-from dflash_local import demo, disk_cache
+from dflash_local import disk_cache
 from dflash_local.bench.prompts.case import tokenized
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 from dflash_local.draft.drafter import Drafter
@@ -332,15 +332,12 @@ class Run:
         texts = self._read_texts(forms)
         if self._options.data is not None:
             self._general = general(forms, seed=self._options.seed)
-        shipped = self._options.target.resolve() == demo.pair()[0].resolve()
         parts = {
             "tune": texts.tune,
             "watch": texts.watch[:_WATCHED],
             "test": texts.test[: self._part_of(self._n_compared)],
             "built-in": built_in(
-                ("chat", "code", "fim"),
-                limit=self._part_of(self._n_compared) // 3,
-                shipped=shipped,
+                ("chat", "code", "fim"), limit=self._part_of(self._n_compared) // 3
             ),
         }
         cases = {name: self._tokens(prompts) for name, prompts in parts.items()}

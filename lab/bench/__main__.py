@@ -65,7 +65,7 @@ SHAPE = (
         "--synthetic-length",
         type=number(1, 16),
         help="Accept drafts as if a round of whole chains emitted so many tokens, whatever the "
-        "models say; trees emit as many more as with the shipped pair. The text is invalid, the "
+        "models say; trees emit as many more as with tiny-coder. The text is invalid, the "
         "speed is real.",
     ),
 )

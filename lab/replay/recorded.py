@@ -1,4 +1,4 @@
-"""Recorded drafts of the shipped pair and the target's texts, for models whose own drafts mean
+"""Recorded drafts of tiny-coder and the target's texts, for models whose own drafts mean
 nothing.
 
 There is an entry for every position of some passages of greedy answers: the log-probabilities of

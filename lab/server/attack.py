@@ -2,7 +2,7 @@
 
     python -m lab.server.attack --minutes 60
 
-Eight clients send a server of the shipped pair, with a hostile chat template, requests that once
+Eight clients send a server of tiny-coder, with a hostile chat template, requests that once
 froze, starved or misled it; another one polls /health, and one asks for a plain answer now and
 then. Needs the tests' packages. Prints its findings; exit code 1 if a request got an answer of
 500 and up or none at all, the plain answer changed, the loop stalled, or there was a traceback.
@@ -27,7 +27,7 @@ import httpx
 
 import gguf_files
 import stall_server
-from dflash_local import demo
+import tiny_coder
 from lab.server.resources import PATIENCE_S, Health
 from server_process import EXACT, ServerProcess, serving
 
@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60, help="how long, at least one round")
     options = parser.parse_args()
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "target.gguf"
         keys = {"tokenizer.chat_template": (TEMPLATE, gguf_files.STRING, None)}

@@ -2,7 +2,7 @@
 
     python -m lab.server.fuzz --minutes 60
 
-Half of the time clients send a server of the shipped pair damaged requests, over all its routes.
+Half of the time clients send a server of tiny-coder damaged requests, over all its routes.
 Then damaged GGUF files go through `inspect` and a load, damaged checkpoints through `convert`, and
 damaged chat templates are rendered. Needs the tests' packages. Prints its findings; exit code 1 if
 anything failed: an answer of 500 and up, none at all, a traceback, a process that died, an error of
@@ -39,9 +39,9 @@ import gguf_files
 import hf_drafters
 import stall_server
 import synthetic
+import tiny_coder
 from command_line import run_here
 from damage import damaged_bytes, damaged_value
-from dflash_local import demo
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.errors import InputError
 from embedding_models import write_bert
@@ -148,7 +148,7 @@ class Found(Health):
 
 def requests(found: Found, seed: int, until: float) -> None:
     """Clients send a server damaged requests, all at once."""
-    files = ["--target", str(demo.pair()[0]), "--draft", str(demo.pair()[1])]
+    files = ["--target", str(tiny_coder.pair()[0]), "--draft", str(tiny_coder.pair()[1])]
     with tempfile.TemporaryDirectory() as folder:
         for name, pooling in (("embedder", 1), ("reranker", 4)):
             path = Path(folder, f"{name}.gguf")

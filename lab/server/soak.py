@@ -2,7 +2,7 @@
 
     python -m lab.server.soak --minutes 60
 
-Starts servers of the shipped pair, one mode after the other, again and again. Greedy requests come
+Starts servers of tiny-coder, one mode after the other, again and again. Greedy requests come
 from four clients at once: chats that begin alike, go on, and come back. Some clients leave in the
 middle; the model is unloaded, and the server ended and started again on the same cache folder. Each
 answer, with its log-probabilities, is held against that of a server that decodes plainly and keeps
@@ -32,7 +32,7 @@ sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 import httpx
 
 import stall_server
-from dflash_local import demo
+import tiny_coder
 from lab.server.resources import PATIENCE_S, Health
 from server_process import ServerProcess
 from server_process import serving as any_serving
@@ -97,7 +97,7 @@ class Found(Health):
 def chats() -> list[dict[str, Any]]:
     """Bodies of requests: of one turn or several, many of which begin alike."""
     draw = random.Random(0)
-    prompts = [prompt for kind in demo.prompts().values() for prompt in kind]
+    prompts = [prompt for kind in tiny_coder.prompts().values() for prompt in kind]
     made = []
     for _ in range(N_CHATS):
         said = [draw.choice(prompts) for _ in range(draw.choice((1, 1, 2, 3)))]
@@ -120,7 +120,7 @@ def chats() -> list[dict[str, Any]]:
 @contextmanager
 def serving(*options: str) -> Iterator[tuple[ServerProcess, httpx.Client]]:
     """A server of the pair, and a client of it. It is asked to end, and must."""
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     with any_serving(
         *("--model", f"pair={target},{drafter}", *MACHINE, *options),
         command=stall_server.COMMAND,

@@ -11,7 +11,6 @@ import numpy as np
 from gguf import GGUFWriter, TokenType
 from gguf.vocab import bytes_to_unicode
 
-from dflash_local import demo
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 from lab.shapes.shape import DeltaNet, Heads, PairShape
@@ -189,17 +188,20 @@ def _add_vocabulary(header: GGUFWriter, shape: PairShape) -> None:
     header.add_add_bos_token(False)
 
 
+_WORDS = Path(__file__).parents[2] / "tests" / "tiny_coder" / "tiny-coder-q8_0.gguf"
+
+
 @cache
 def _vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
     """Tokens and merges of a byte-level BPE that can tokenize any text: 256 bytes, the pieces of
-    words of the shipped pair (its first merge alone, where there is no room), then words that no
+    words of tiny-coder (its first merge alone, where there is no room), then words that no
     text has, up to the size of the real vocabulary. The last four are special."""
     letters = bytes_to_unicode()
     tokens = [letters[byte] for byte in range(256)]
     n_words = n_vocab - len(tokens) - len(SPECIAL_TOKENS)
     if n_words < 1:
         raise InputError(f"a vocabulary of {n_vocab}; expected at least {n_vocab - n_words + 1}")
-    merges = GgufFile.open(demo.pair()[0]).metadata["tokenizer.ggml.merges"]
+    merges = GgufFile.open(_WORDS).metadata["tokenizer.ggml.merges"]
     merges = merges if len(merges) <= n_words else merges[:1]
     tokens += [merge.replace(" ", "") for merge in merges]
     words = [f"[{i:x}]" for i in range(n_words - len(merges))]

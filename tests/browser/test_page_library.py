@@ -26,7 +26,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def running(hub: Hub, tmp_path: Path, server: ServerProcess) -> Iterator[ServerProcess]:
-    """The shipped pair, served to someone with an empty cache. It waits for the other server, as
+    """The tiny pair, served to someone with an empty cache. It waits for the other server, as
     all do."""
     with serving(*EXACT, environment=library_hub.environment(hub, tmp_path)) as running:
         yield running

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, FilePayload, expect
 
-from dflash_local import demo
+import tiny_coder
 from server_process import EXACT, ServerProcess, serving
 from vision_models import picture, write_projector, write_vision_target
 from visit import Visit, visiting
@@ -36,7 +36,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("vision")
     target = write_vision_target(folder / "seeing.gguf", "qwen3vl")
     projector = write_projector(folder / "mmproj-seeing.gguf", target)
-    files = ("-m", str(target), "--draft", str(demo.pair()[1]), "--mmproj", str(projector))
+    files = ("-m", str(target), "--draft", str(tiny_coder.pair()[1]), "--mmproj", str(projector))
     with serving(*files, *EXACT, "--ctx", "2048") as running:
         yield running
 

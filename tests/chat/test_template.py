@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import chat_models
+import tiny_coder
 from chat_models import CALLED, HELLO
-from dflash_local import demo
 from dflash_local.chat.events import Reasoning, ToolCallArguments, ToolCallStart, joined
 from dflash_local.chat.families import dialect_of
 from dflash_local.chat.template import ChatTemplate
@@ -65,7 +65,7 @@ def test_special_tokens_are_those_of_the_file() -> None:
 
 
 def test_the_shipped_model_s_template_renders() -> None:
-    source = GgufFile.open(demo.pair()[0]).require("tokenizer.chat_template", str)
+    source = GgufFile.open(tiny_coder.pair()[0]).require("tokenizer.chat_template", str)
     assert "Hello" in template(source).render(HELLO)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+import tiny_coder
 from command_line import refused, run_here
-from dflash_local import demo
 from lab.shapes.writer import write_pair
 from mini_shapes import HYBRID
 
-TARGET, DRAFTER = map(str, demo.pair())
+TARGET, DRAFTER = map(str, tiny_coder.pair())
 ALONE = ("--threads", "1", "--gpu-layers", "0")
 ON_CPU = (*ALONE, "--draft-shape", "chain,tree")
 FEW = ("--max-tokens", "10", "--limit", "1", *ON_CPU)
@@ -104,7 +104,7 @@ def test_a_target_alone_is_decoded_plainly() -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault: str) -> None:
-    assert fault in refused("bench", "-q", *arguments)
+    assert fault in refused("bench", "-q", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
 
 
 def test_a_width_that_no_pass_has_is_refused_before_the_load() -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import tiny_coder
 from command_line import refused, run_here
-from dflash_local import demo, load
+from dflash_local import load
 from dflash_local.cli.calibrate import cost_lines
 from dflash_local.controller import calibration
 from dflash_local.controller.costs import Costs
 
-TARGET, DRAFTER = map(str, demo.pair())
+TARGET, DRAFTER = map(str, tiny_coder.pair())
 ON_CPU = ("--gpu-layers", "0", "--ctx", "512")
 
 
@@ -104,7 +105,7 @@ def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], named: str) -> None:
-    assert named in refused("calibrate", *arguments)
+    assert named in refused("calibrate", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
 
 
 def test_a_time_that_is_none_is_one_line_and_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 import chat_models
+import tiny_coder
 import vision_models
 from command_line import COMMAND, run, run_here
-from dflash_local import demo
 from dflash_local.cli.answer import write_stdout
 from dflash_local.cli.line_editor import LineEditor, unquoted
 
@@ -39,7 +39,7 @@ def answer() -> str:
 def test_an_answer_is_all_that_stdout_gets(answer: str) -> None:
     done = run_here("chat", "-n", "24", QUESTION)
     assert done.stdout == answer
-    assert answer and "shipped pair" in done.stderr and "tokens/s" in done.stderr
+    assert answer and "tiny-coder" in done.stderr and "tokens/s" in done.stderr
 
 
 def test_stdin_is_the_prompt_when_it_is_no_terminal(answer: str) -> None:
@@ -88,7 +88,7 @@ def test_a_system_message_is_part_of_the_prompt() -> None:
 
 
 def test_thinking_can_be_turned_off(answer: str) -> None:
-    """The shipped target's template knows no reasoning, so the answer stays what it was."""
+    """The tiny target's template knows no reasoning, so the answer stays what it was."""
     asked = ("--chat-template-kwargs", '{"enable_thinking": false}')
     assert run_here("chat", "-n", "24", "--no-thinking", QUESTION).stdout == answer
     assert run_here("chat", "-n", "24", *asked, QUESTION).stdout == answer
@@ -98,7 +98,7 @@ def test_thinking_can_be_turned_off(answer: str) -> None:
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Arguments of a chat whose model thinks before it answers, always the same."""
     folder = tmp_path_factory.mktemp("thinker")
-    target = chat_models.with_template(demo.pair()[0], folder / "thinks.gguf", "qwen3")
+    target = chat_models.with_template(tiny_coder.pair()[0], folder / "thinks.gguf", "qwen3")
     grammar = folder / "answer.gbnf"
     grammar.write_text('root ::= "<think>\\nHm.\\n</think>\\n\\nYes."\n')
     return ("--target", str(target), "--grammar-file", str(grammar), "--ctx", "512")
@@ -532,7 +532,7 @@ def test_a_text_that_repeats_itself_is_said_and_no_boast(tmp_path: Path) -> None
 def test_another_model_goes_on_with_the_conversation(
     open_terminal: OpenTerminal, answer: str
 ) -> None:
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     terminal = open_terminal("-n", "24")
     terminal.ask(QUESTION)
     assert drafter.name in terminal.ask("/model")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+import tiny_coder
 from command_line import COMMAND, refused, run, run_here
-from dflash_local import demo
 from dflash_local.cli.chat import chat
 from dflash_local.cli.complete import complete
 from dflash_local.cli.main import group
@@ -30,7 +30,7 @@ LARGE = {
 }
 PROMPT = "def fib(n):"
 LONG = "\n\n".join(f"def add_{n}(a, b):\n    return a + b + {n}" for n in range(20))
-TARGET, DRAFTER = map(str, demo.pair())
+TARGET, DRAFTER = map(str, tiny_coder.pair())
 
 
 def completion(*arguments: str, **environment: str) -> dict[str, Any]:
@@ -238,7 +238,8 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
     ],
 )
 def test_an_error_names_its_cause_and_the_next_step(arguments: tuple[str, ...], said: str) -> None:
-    assert said in refused(*arguments, environment={"EDITOR": "", "VISUAL": ""})
+    unset = dict.fromkeys(("EDITOR", "VISUAL", "DFLASH_LOCAL_TARGET"), "")
+    assert said in refused(*arguments, environment=unset)
 
 
 def test_an_error_names_options_as_the_command_has_them() -> None:
@@ -484,7 +485,7 @@ def test_closed_streams_mix_nothing_up(closed: str, greedy: dict[str, Any]) -> N
     ],
 )
 def test_bad_options(arguments: list[str], named: str) -> None:
-    assert named in refused("complete", *arguments)
+    assert named in refused("complete", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
 
 
 def test_bad_environment_variables_are_named() -> None:

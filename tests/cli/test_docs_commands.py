@@ -11,12 +11,12 @@ from typing import Any
 import click
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.cli.main import NAME, group
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*.md")])
-_FILE = str(demo.pair()[0])
+_FILE = str(tiny_coder.pair()[0])
 _PLACES = {"N": "4", "FILE": _FILE, "TARGET": _FILE, "MODEL": _FILE}
 """The place of a word of the reader's own in a page, and such a word."""
 _ENDS = {"|", "||", "&&", ";", ">", "<", "2>", "&", ">>"}

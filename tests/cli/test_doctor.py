@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import gguf_files
+import tiny_coder
 from chat_models import with_template
 from command_line import run_here
-from dflash_local import demo
 from hybrid import write_hybrid
 from small_model import write_small
 
@@ -29,7 +29,7 @@ def test_the_shipped_pair_is_well() -> None:
 
 
 def test_a_small_model_and_heads_are_told_apart(tmp_path: Path) -> None:
-    target = demo.pair()[0]
+    target = tiny_coder.pair()[0]
     small = write_small(tmp_path / "small.gguf")
     done = run_here("doctor", "--target", str(target), "--draft", str(small), "-q")
     assert done.returncode == 0, done.stdout
@@ -54,7 +54,7 @@ def test_json_tells_the_same() -> None:
 
 def check_private(text: str) -> None:
     """It names neither the user nor the host, nor a folder."""
-    private = [str(Path.home()), str(demo.pair()[0].parent), platform.node()]
+    private = [str(Path.home()), str(tiny_coder.pair()[0].parent), platform.node()]
     assert not [name for name in private if len(name) > 3 and name in text]
     assert getpass.getuser() == "root" or getpass.getuser() not in text
 
@@ -65,7 +65,7 @@ def test_a_drafter_that_drafts_nonsense(tmp_path: Path) -> None:
         data, kind = tensors["fc.weight"]
         tensors["fc.weight"] = data[::-1].copy(), kind
 
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     broken = gguf_files.changed(drafter, tmp_path / "broken.gguf", tensors=shuffle)
     done = run_here("doctor", "--target", str(target), "--draft", str(broken), "--json")
     told = json.loads(done.stdout)
@@ -76,14 +76,14 @@ def test_a_drafter_that_drafts_nonsense(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_template_of_another_family_is_seen(tmp_path: Path) -> None:
-    target = with_template(demo.pair()[0], tmp_path / "harmony.gguf", "harmony")
-    asked = ("--target", str(target), "--draft", str(demo.pair()[1]), "--json")
+    target = with_template(tiny_coder.pair()[0], tmp_path / "harmony.gguf", "harmony")
+    asked = ("--target", str(target), "--draft", str(tiny_coder.pair()[1]), "--json")
     told = json.loads(run_here("doctor", *asked).stdout)
     assert "<|start|>" in told["trial"]["unknown_marks"]
 
 
 def test_a_target_alone_is_told_so() -> None:
-    done = run_here("doctor", str(demo.pair()[0]))
+    done = run_here("doctor", str(tiny_coder.pair()[0]))
     assert done.stderr.count("without a drafter") == 1
     assert done.returncode == 0 and "--draft" in done.stdout.splitlines()[0]
 
@@ -93,7 +93,7 @@ def test_damaged_weights_are_found_without_a_drafter(tmp_path: Path) -> None:
         data, kind = tensors["output_norm.weight"]
         tensors["output_norm.weight"] = np.full_like(data, np.nan), kind
 
-    broken = gguf_files.changed(demo.pair()[0], tmp_path / "broken.gguf", tensors=spoil)
+    broken = gguf_files.changed(tiny_coder.pair()[0], tmp_path / "broken.gguf", tensors=spoil)
     done = run_here("doctor", "--json", str(broken))
     told = json.loads(done.stdout)
     assert done.returncode == 1 and "finite" in told["verdict"]
@@ -101,7 +101,7 @@ def test_damaged_weights_are_found_without_a_drafter(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_loaded_are_the_verdict(tmp_path: Path) -> None:
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     for arguments in ((str(tmp_path / "nonesuch.gguf"),), ("--target", str(drafter))):
         done = run_here("doctor", "--json", *arguments)
         told = json.loads(done.stdout)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import command_line
+import tiny_coder
 import vision_models
-from dflash_local import demo
 from dflash_local.fit.pairing import compare_pair
 from dflash_local.gguf.file import GgufFile
 from gguf_files import STRING, UINT32, changed
 from hybrid import write_hybrid
 from synthetic import Markov, Selector, write_drafter, write_target
 
-TARGET, DRAFTER = map(str, demo.pair())
+TARGET, DRAFTER = map(str, tiny_coder.pair())
 
 
 def inspect(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

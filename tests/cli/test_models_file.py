@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 import pytest
 
+import tiny_coder
 from command_line import refused
-from dflash_local import demo
 from dflash_local.cli.models_file import NamedModel, check_names, named_model, read_models
 from dflash_local.cli.serve import SETTINGS_PER_MODEL
 from dflash_local.errors import InputError
 
-TARGET, DRAFTER = demo.pair()
+TARGET, DRAFTER = tiny_coder.pair()
 
 
 @pytest.fixture
@@ -150,4 +150,6 @@ def test_two_models_of_one_name() -> None:
     ],
 )
 def test_what_the_command_refuses(arguments: list[str], named: str) -> None:
-    assert named in refused("serve", "--port", "0", *arguments)
+    assert named in refused(
+        "serve", "--port", "0", *arguments, environment={"DFLASH_LOCAL_TARGET": ""}
+    )

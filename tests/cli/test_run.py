@@ -109,7 +109,7 @@ class User:
 
 @cache
 def checkpoint() -> tuple[tuple[str, bytes], ...]:
-    """The shipped drafter as its makers would publish it: its files and their bytes."""
+    """The tiny drafter as its makers would publish it: its files and their bytes."""
     with tempfile.TemporaryDirectory() as folder:
         written = shipped_drafter.write(Path(folder) / "tiny-coder-dflash")
         return tuple((path.name, path.read_bytes()) for path in written.iterdir())
@@ -117,7 +117,7 @@ def checkpoint() -> tuple[tuple[str, bytes], ...]:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Iterator[User]:
-    """A user, and a hub that holds the shipped pair: the target in GGUF, the drafter in
+    """A user, and a hub that holds the tiny pair: the target in GGUF, the drafter in
     safetensors."""
     with hub_stand_in.running() as hub:
         hub.add(GGUF, {FILE: TARGET.read_bytes(), "README.md": b"# Tiny\n"})
@@ -303,6 +303,8 @@ def test_a_server_is_asked_without_a_proxy() -> None:
 
 
 def test_a_disk_without_models_is_told(empty: User) -> None:
+    file = empty.home / "registry.toml"  # in place of the one that a package of Python has here
+    file.write_text(f'{REGISTRY}\n[smollm2-135m]\ngguf = "lab/Smol"\ndrafter = "lab/D"\n')
     done = empty.done("list", "--here")
     assert "pull NAME" in done.stderr and not done.stdout
 
@@ -328,7 +330,8 @@ def test_convert_names_what_was_wrong(registry: None) -> None:
 
 def test_a_files_name_is_not_a_prompt(registry: None) -> None:
     for prompt in ("model.gguf", NAME, str(TARGET)):
-        assert f"dflash-local run {prompt}" in refused("chat", prompt)
+        line = refused("chat", prompt, environment={"DFLASH_LOCAL_TARGET": ""})
+        assert f"dflash-local run {prompt}" in line
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import command_line
-from dflash_local import demo
+import tiny_coder
 from server_process import ServerProcess, serving
 
-TARGET, DRAFTER = map(str, demo.pair())
+TARGET, DRAFTER = map(str, tiny_coder.pair())
 
 
 def refused(*arguments: str, **environment: str) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import tiny_coder
 from command_line import refused, run_here
-from dflash_local import demo
 from dflash_local.cli.main import group
 from dflash_local.cli.settings import VARIABLES, default_map, template
 
@@ -60,7 +60,7 @@ def test_the_usual_target_is_not_what_drafters_are_held_against(settings: Path) 
     found = default_map(group)
     assert found["chat"]["target"] == found["serve"]["target"] == "qwen3-8b"
     assert "target" not in found["inspect"] and "target" not in found["convert"]
-    target, _ = demo.pair()
+    target, _ = tiny_coder.pair()
     assert json.loads(run_here("inspect", str(target)).stdout)["role"] == "target"
 
 

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 import gguf_files
+import tiny_coder
 from command_line import run_here
-from dflash_local import demo
 from dflash_local.cli.progress import loading_progress
 from dflash_local.printable import shown
 
@@ -26,7 +26,7 @@ def check(text: str) -> None:
     "key", ["general.architecture", "tokenizer.ggml.pre", "tokenizer.ggml.model", "file name"]
 )
 def test_no_text_of_a_file_controls_the_terminal(key: str, tmp_path: Path) -> None:
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     name = f"{HOSTILE}.gguf" if key == "file name" else "target.gguf"
     architecture = HOSTILE if key == "general.architecture" else "nonesuch-evil"
     keys = dict(gguf_files.parts(target)[0])

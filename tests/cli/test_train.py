@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import tiny_coder
 from command_line import COMMAND, run_here
-from dflash_local import demo
 
-TARGET, DRAFT = map(str, demo.pair())
+TARGET, DRAFT = map(str, tiny_coder.pair())
 
 
 @pytest.mark.parametrize(

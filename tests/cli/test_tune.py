@@ -12,13 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+import tiny_coder
 from command_line import run_here
-from dflash_local import demo
 from dflash_local.cli.tune import check_torch, is_busy
 from dflash_local.errors import InputError
 from server_process import ServerProcess, until
 
-TARGET, DRAFT = map(str, demo.pair())
+TARGET, DRAFT = map(str, tiny_coder.pair())
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,8 @@ def test_what_cannot_be_tuned_is_told_in_one_line(
     texts.mkdir()
     given = [each.format(texts=texts) for each in arguments]
     out = tmp_path / "out"
-    found = run_here(
-        "tune", *given, "-o", str(out), environment={"DFLASH_LOCAL_TUNED": str(tmp_path / "data")}
-    )
+    environment = {"DFLASH_LOCAL_TUNED": str(tmp_path / "data"), "DFLASH_LOCAL_TARGET": ""}
+    found = run_here("tune", *given, "-o", str(out), environment=environment)
     assert found.returncode == 2
     assert found.stdout == ""
     assert expected in found.stderr.splitlines()[-1]

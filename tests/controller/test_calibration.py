@@ -1,4 +1,4 @@
-"""The costs of the shipped pair on this machine: measured once, within bounds, and kept."""
+"""The costs of the tiny pair on this machine: measured once, within bounds, and kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dflash_local import demo, load
+import tiny_coder
+from dflash_local import load
 from dflash_local.controller import calibration, records
 from dflash_local.controller.calibration import (
     BUDGET_S,
@@ -169,13 +170,13 @@ def test_costs_are_kept_under_the_file_that_was_loaded(
     """Not under what lies at its path when the model is closed."""
     monkeypatch.setenv(ENVIRONMENT, "0.5")  # too short to be judged noisy, and so kept
     path = tmp_path / "target.gguf"
-    shutil.copy(demo.pair()[0], path)
+    shutil.copy(tiny_coder.pair()[0], path)
     with load(path, n_ctx=128, n_gpu_layers=0, n_threads=1, quiet=True) as model:
         model.generate("def f(x):", max_tokens=4)
         (kept,) = (own_cache / "costs").iterdir()
         kept.unlink()
         path.unlink()
-        shutil.copy(demo.pair()[1], path)
+        shutil.copy(tiny_coder.pair()[1], path)
     assert list((own_cache / "costs").iterdir()) == [kept]
 
 
@@ -356,7 +357,7 @@ def test_passes_over_a_recurrent_state_begin_with_the_same(
         decode(self, tokens, positions, *rest)
 
     monkeypatch.setattr(Target, "decode", seen)
-    path = write_hybrid(tmp_path / "target.gguf", "qwen35", demo.pair()[0])
+    path = write_hybrid(tmp_path / "target.gguf", "qwen35", tiny_coder.pair()[0])
     options = TargetOptions(n_ctx=128, n_threads=1, n_batch=128, way_back=back)
     with Target(path, options) as target:
         measure(target, None, before=nothing)

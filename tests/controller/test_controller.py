@@ -155,7 +155,7 @@ def test_costs_that_were_measured_on_a_busy_machine_are_found_out(
 
 
 def test_a_plain_step_that_was_measured_too_fast_is_found_out_in_the_first_answer() -> None:
-    """The shipped pair on two busy cores, where some plain passes are undisturbed, and longer ones
+    """The tiny pair on two busy cores, where some plain passes are undisturbed, and longer ones
     never: that it does not pay to draft is no verdict for a whole answer."""
     steps = {1: 12.0, 2: 14.5, 4: 16.5, 8: 20.5, 16: 31.0, 32: 50.0, 64: 92.0, 128: 180.0}
     true = Machine("", steps, 14.0, 8.0, 0.2, 0.15, noise=0.1, takes_trees=False)

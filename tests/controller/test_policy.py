@@ -32,7 +32,7 @@ def test_the_reason_in_words(name: str, text_name: str, told: str) -> None:
 
 
 def test_where_two_tokens_are_worth_their_check_the_draft_is_the_reason() -> None:
-    """The shipped pair on two cores: passes of 1, 2 and 8 rows in 2.2, 3.6 and 5.8 ms."""
+    """The tiny pair on two cores: passes of 1, 2 and 8 rows in 2.2, 3.6 and 5.8 ms."""
     costs = Costs({4: {1: 2.2e-3, 2: 3.6e-3, 8: 5.8e-3, 16: 9.6e-3}}, {4: {1: 7.7e-3}})
     chosen = Controller(costs, BLOCK)
     policy = chosen.open(4)

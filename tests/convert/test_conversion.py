@@ -17,8 +17,9 @@ from gguf import quants
 import dflash_local
 import hf_drafters
 import shipped_drafter
+import tiny_coder
 import tokenizer_files
-from dflash_local import Model, demo, load
+from dflash_local import Model, load
 from dflash_local.convert import convert
 from dflash_local.convert.tokenizer.pretokenizers import FAMILIES
 from dflash_local.fit import architectures
@@ -27,8 +28,8 @@ from gguf_files import ARRAY, INT32, STRING, Value, changed, parts
 
 Pair = tuple[Path, Path]
 
-PROMPT = demo.prompts()["code"][0]
-# sizes of the shipped target
+PROMPT = tiny_coder.prompts()["code"][0]
+# sizes of the tiny target
 SIZES: dict[str, Any] = {"n_embd": 512, "n_vocab": 8192}
 
 
@@ -204,7 +205,7 @@ def test_a_target_that_is_not_drafted_for_here_is_no_obstacle(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Every architecture that takes the shipped target's tensors is tapped by now: as before that.
+    # Every architecture that takes the tiny target's tensors is tapped by now: as before that.
     tapped = architectures.TAPPED_ARCHITECTURES - {"qwen3vl"}
     monkeypatch.setattr(architectures, "TAPPED_ARCHITECTURES", tapped)
     keys, _ = parts(pair[0])

@@ -26,7 +26,7 @@ MB = 1 << 20
 
 
 def write_zeros(folder: Path, n_ff: int) -> Path:
-    """A drafter of one layer for the shipped target, its weights a hole in a file."""
+    """A drafter of one layer for the tiny target, its weights a hole in a file."""
     folder.mkdir()
     changes = {"intermediate_size": n_ff, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
     config = hf_configs.VARIANTS["plain"](512, 8192) | changes

@@ -52,7 +52,7 @@ MACHINES = {
     ),
     # A mixture of experts: more rows read more experts.
     "experts": Machine({1: 2.0, 2: 2.9, 4: 4.2, 8: 6.2, 16: 8.5, 32: 11.0, 64: 15.0}, 0.8, 1.6),
-    # The shipped pair on two CPU cores
+    # The tiny pair on two CPU cores
     "cpu": Machine({1: 1.36, 2: 3.0, 4: 3.6, 8: 4.6, 16: 7.2, 32: 12.5, 64: 24.0}, 0.05, 1.5),
 }
 

@@ -12,7 +12,8 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 import hybrid
-from dflash_local import demo, load
+import tiny_coder
+from dflash_local import load
 from dflash_local.cuda import kernels
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.cuda.trial import Finding
@@ -25,7 +26,7 @@ from gguf_files import dequantised
 pytestmark = pytest.mark.gpu
 
 TOKENS = [5 + 7 * i % 300 for i in range(64)]
-TARGETS = ("demo", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
+TARGETS = ("tiny-coder", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
 _SAME = 0.02
 """Of the logits' standard deviation: errors by attention in halves and other orders of sums."""
 
@@ -46,7 +47,7 @@ def opened(path: Path, *, everything: bool = True) -> FewRows:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    path = demo.pair()[0]
+    path = tiny_coder.pair()[0]
     options = TargetOptions(n_ctx=512, n_gpu_layers=-1)
     with Target(path, options, few_rows=opened(path)) as loaded:
         yield loaded
@@ -63,9 +64,9 @@ def logits(target: Target, n: int) -> NDArray[np.float32]:
 def test_passes_are_at_least_as_exact_as_llama_cpps(folder: Path, name: str) -> None:
     """Against the same weights in F32 on the CPU: llama.cpp's kernels keep 8 bits of an input, ours
     11. On a CPU, which keeps 8 too, some of these targets are off by half their deviation."""
-    shipped = demo.pair()[0]
+    shipped = tiny_coder.pair()[0]
     path = folder / f"{name}.gguf"
-    path = shipped if name == "demo" else hybrid.write_hybrid(path, name, shipped)
+    path = shipped if name == "tiny-coder" else hybrid.write_hybrid(path, name, shipped)
     with Target(dequantised(path, folder / "f32.gguf"), TargetOptions(n_ctx=256)) as exact:
         expected = [logits(exact, n) for n in (1, 2, 16)]
     few_rows = opened(path)
@@ -99,7 +100,7 @@ def test_graphs_are_recorded_once_and_played(target: Target) -> None:
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_a_row_has_the_same_bits_beside_any_others(kv_type: str) -> None:
-    path = demo.pair()[0]
+    path = tiny_coder.pair()[0]
     few_rows = open_few_rows([GgufFile.open(path)], print, kv_types=(kv_type, kv_type), exact=True)
     options = TargetOptions(n_ctx=512, n_gpu_layers=-1, kv_type=kv_type)
     with Target(path, options, few_rows=few_rows) as loaded:
@@ -112,7 +113,7 @@ def test_a_row_has_the_same_bits_beside_any_others(kv_type: str) -> None:
 @pytest.mark.parametrize("floats", ["F16", "BF16"])
 def test_a_row_of_floats_has_the_same_bits_beside_any_others(folder: Path, floats: str) -> None:
     kind = GGMLQuantizationType[floats]
-    path = dequantised(demo.pair()[0], folder / f"{floats}.gguf", kind)
+    path = dequantised(tiny_coder.pair()[0], folder / f"{floats}.gguf", kind)
     few_rows = opened(path)
     options = TargetOptions(n_ctx=256, n_gpu_layers=-1)
     with Target(path, options, few_rows=few_rows) as loaded:
@@ -128,7 +129,7 @@ def test_a_row_of_floats_has_the_same_bits_beside_any_others(folder: Path, float
 @pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "qwen3next", "lfm2moe", "nemotron_h_moe"])
 def test_a_row_of_a_hybrid_has_the_same_bits_beside_any_others(folder: Path, name: str) -> None:
     """Also with experts: a router never sees other sums."""
-    path = hybrid.write_hybrid(folder / f"{name}.gguf", name, demo.pair()[0])
+    path = hybrid.write_hybrid(folder / f"{name}.gguf", name, tiny_coder.pair()[0])
     with Target(path, TargetOptions(n_ctx=512, n_gpu_layers=-1), few_rows=opened(path)) as loaded:
         widest = logits(loaded, 33)
         for n in (1, 2, 8, 16):
@@ -139,7 +140,7 @@ def test_products_with_experts_are_right_and_the_same_beside_any_rows() -> None:
     runtime.init()
     wrong = []
     for device, architecture, _ in native.few_rows_gpus()[0]:
-        compiler = opened(demo.pair()[0]).compiler
+        compiler = opened(tiny_coder.pair()[0]).compiler
         assert compiler is not None
         for kind, k, rows in (
             (12, 2048, 512),
@@ -160,7 +161,7 @@ def test_attention_is_right_and_the_same_beside_any_rows() -> None:
     runtime.init()
     wrong = []
     for device, architecture, _ in native.few_rows_gpus()[0]:
-        compiler = opened(demo.pair()[0]).compiler
+        compiler = opened(tiny_coder.pair()[0]).compiler
         assert compiler is not None
         for heads in (
             *(kernels.Heads(1, 1, dim, 8, 2) for dim in (64, 80, 96, 112, 128, 256)),
@@ -186,7 +187,7 @@ def test_products_are_right_and_the_same_beside_any_columns() -> None:
     runtime.init()
     wrong = []
     for device, architecture, _ in native.few_rows_gpus()[0]:
-        compiler = opened(demo.pair()[0]).compiler
+        compiler = opened(tiny_coder.pair()[0]).compiler
         assert compiler is not None
         for kind in (1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 18, 20, 21, 23, 30, 39):
             for k, rows in ((4096, 1024), (512, 48), (768, 1000), (288, 200)):
@@ -201,14 +202,14 @@ def test_products_are_right_and_the_same_beside_any_columns() -> None:
 
 
 def test_another_trial_comes_to_the_same_verdicts() -> None:
-    few_rows = opened(demo.pair()[0], everything=False)
+    few_rows = opened(tiny_coder.pair()[0], everything=False)
     assert few_rows.findings
     assert all(isinstance(finding, Finding) and not finding.fault for finding in few_rows.findings)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_drafted_answers_are_plain_ones_in_exact_mode(temperature: float) -> None:
-    with load(*demo.pair(), quiet=True, exact=True, n_seq=1) as model:
+    with load(*tiny_coder.pair(), quiet=True, exact=True, n_seq=1) as model:
         few_rows = model.engine.target.few_rows
         assert few_rows is not None and few_rows.native.reason == ""
         for seed, prompt in enumerate(("def fib(n):", "class Stack:", "import os", "# Sort")):
@@ -223,7 +224,7 @@ def test_drafted_answers_are_plain_ones_in_exact_mode(temperature: float) -> Non
 
 def test_drafted_answers_begin_as_plain_ones() -> None:
     """At a near tie they may part where llama.cpp's kernels are the faster ones."""
-    with load(*demo.pair(), quiet=True) as model:
+    with load(*tiny_coder.pair(), quiet=True) as model:
         few_rows = model.engine.target.few_rows
         assert few_rows is not None and few_rows.native.reason == ""
         for prompt in ("def fib(n):", "Implement `read_json` in Python: Read a JSON file."):

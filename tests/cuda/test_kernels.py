@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hybrid
-from dflash_local import demo
+import tiny_coder
 from dflash_local.cuda import few_rows, kernels
 from dflash_local.cuda.compiler import Compiler, compiler_for, find_compilers
 from dflash_local.errors import BackendError
@@ -37,7 +37,7 @@ def compiler() -> Compiler:
 
 
 def test_matrices_of_the_shipped_pair() -> None:
-    target = kernels.shapes_of(GgufFile.open(demo.pair()[0]))
+    target = kernels.shapes_of(GgufFile.open(tiny_coder.pair()[0]))
     assert target["blk.0.attn_q.weight"] == Shape(TYPES["Q8_0"], 512, 512)
     assert "output_norm.weight" not in target
     assert kernels.pairs_of(target.items()) == [("Q8_0", "Q8_0")]
@@ -120,15 +120,15 @@ def test_experts_have_a_kernel_of_each_type(compiler: Compiler, name: str) -> No
 
 
 def test_experts_of_a_mixture(tmp_path: Path) -> None:
-    path = hybrid.write_hybrid(tmp_path / "m.gguf", "qwen35moe", demo.pair()[0])
+    path = hybrid.write_hybrid(tmp_path / "m.gguf", "qwen35moe", tiny_coder.pair()[0])
     found = kernels.experts_of(GgufFile.open(path))
     assert found and all(experts.type == TYPES["Q8_0"] for experts in found)
     assert all(1 <= experts.n_used <= experts.n_experts for experts in found)
-    assert kernels.experts_of(GgufFile.open(demo.pair()[0])) == set()
+    assert kernels.experts_of(GgufFile.open(tiny_coder.pair()[0])) == set()
 
 
 def test_heads_of_the_shipped_target() -> None:
-    file = GgufFile.open(demo.pair()[0])
+    file = GgufFile.open(tiny_coder.pair()[0])
     assert kernels.heads_of(file, "f16", "f16") == {kernels.Heads(1, 1, 64, 8, 2)}
     assert kernels.heads_of(file, "q4_0", "q4_0") == set()
 
@@ -182,5 +182,5 @@ def test_a_driver_gets_code_of_its_own_major_version_or_older(compiler: Compiler
 def test_without_an_nvidia_gpu_nothing_is_opened_and_nothing_said() -> None:
     assert native.few_rows_gpus() == ([], "llama.cpp sees no NVIDIA GPU")
     said: list[str] = []
-    assert few_rows.open_few_rows([GgufFile.open(demo.pair()[0])], said.append) is None
+    assert few_rows.open_few_rows([GgufFile.open(tiny_coder.pair()[0])], said.append) is None
     assert said == [] and few_rows.advice() is None

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import hybrid
-from dflash_local import demo
+import tiny_coder
 from dflash_local.cuda.few_rows import FewRows
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_drafter import FusedDrafter
@@ -21,7 +21,7 @@ from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 
 ROWS = (1, 8, 16, 1, 8, 64, 33)
-TARGETS = ("demo", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
+TARGETS = ("tiny-coder", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(folder: Path, name: str) -> Path:
-    shipped = demo.pair()[0]
+    shipped = tiny_coder.pair()[0]
     path = folder / f"{name}.gguf"
-    return shipped if name == "demo" else hybrid.write_hybrid(path, name, shipped)
+    return shipped if name == "tiny-coder" else hybrid.write_hybrid(path, name, shipped)
 
 
 def logits(path: Path, few_rows: FewRows | None) -> list[NDArray[np.float32]]:
@@ -69,22 +69,22 @@ def test_products_with_experts_are_ours(folder: Path) -> None:
 
 def test_attention_of_few_rows_is_ours() -> None:
     few_rows = FewRows(on_cpu=True)
-    logits(demo.pair()[0], few_rows)
-    with Target(demo.pair()[0], TargetOptions(n_ctx=64)) as target:
+    logits(tiny_coder.pair()[0], few_rows)
+    with Target(tiny_coder.pair()[0], TargetOptions(n_ctx=64)) as target:
         assert few_rows.counts["attentions"] == len(ROWS) * target.n_layer
 
 
 def test_a_layer_takes_four_launches(folder: Path) -> None:
     few_rows = FewRows(on_cpu=True)
-    logits(demo.pair()[0], few_rows)
-    with Target(demo.pair()[0], TargetOptions(n_ctx=64)) as target:
+    logits(tiny_coder.pair()[0], few_rows)
+    with Target(tiny_coder.pair()[0], TargetOptions(n_ctx=64)) as target:
         # q with k and v; their output; gate with up; down. And the head.
         assert few_rows.counts["launches"] == len(ROWS) * (4 * target.n_layer + 1)
 
 
 def test_drafts_are_those_of_ggml() -> None:
     def drafted(few_rows: FewRows | None) -> list[int]:
-        target_path, drafter_path = demo.pair()
+        target_path, drafter_path = tiny_coder.pair()
         layers = read_drafter(GgufFile.open(drafter_path)).target_layers
         options = TargetOptions(n_ctx=256, n_threads=1, tapped_layers=layers)
         with Target(target_path, options, few_rows=few_rows) as target:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, ContextFullError
@@ -116,9 +116,9 @@ def test_equals_llama_cpp(options: Mapping[str, Any], make_twin: TwinMaker) -> N
 
 @pytest.mark.slow
 def test_the_shipped_pair_answers_as_without_and_accepts_as_in_llama_cpp() -> None:
-    prompts = demo.prompts()
+    prompts = tiny_coder.prompts()
     prompts = prompts["chat"][:3] + prompts["code"][:3]
-    path = demo.pair()[1]
+    path = tiny_coder.pair()[1]
     with open_target() as target:
         tokens = [target.vocabulary.tokenize(prompt) for prompt in prompts]
         plain = [plain_tokens(target, prompt, 96) for prompt in tokens]
@@ -333,7 +333,7 @@ def history_twin(make_twin: TwinMaker) -> Twin:
 
 
 def test_hidden_states_of_the_shipped_pair_draft_as_in_the_reference() -> None:
-    target_path, drafter_path = demo.pair()
+    target_path, drafter_path = tiny_coder.pair()
     reference = Reference(drafter_path, target_path, cache_dtype=torch.float16)
     text = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a"
     options = {"n_ctx": 256, "n_threads": 1, "n_gpu_layers": GPU_LAYERS}

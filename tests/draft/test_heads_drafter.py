@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_local import demo, load
+import tiny_coder
+from dflash_local import load
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.engine.engine import Engine
@@ -44,7 +45,7 @@ TARGETS = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder, source = tmp_path_factory.mktemp("heads"), demo.pair()[0]
+    folder, source = tmp_path_factory.mktemp("heads"), tiny_coder.pair()[0]
     return {
         name: write_hybrid(folder / f"{i}.gguf", architecture, source, head=added)
         for i, (name, (architecture, added)) in enumerate(TARGETS.items())
@@ -87,7 +88,7 @@ def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) 
     if width == "auto":
         engine.control(controller("cheap"))
     assert engine.drafter
-    for text in demo.prompts()["code"][:2]:
+    for text in tiny_coder.prompts()["code"][:2]:
         plain = PlainAnswer(target, text, N, **WAYS[way])
         found = plain.asked(engine, width)
         assert found.stats.drafted > 0
@@ -97,7 +98,7 @@ def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
-    texts = [*demo.prompts()["code"][:2], *demo.prompts()["chat"][:2]]
+    texts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
     known = [PlainAnswer(target, text, N, **WAYS[way]) for text in texts]
     answers: list[Sequence] = [
         engine.begin(request(plain.prompt, width, N, **WAYS[way]))
@@ -220,11 +221,11 @@ def test_heads_without_their_model(files: dict[str, Path]) -> None:
 
 
 def test_a_target_without_heads(files: dict[str, Path]) -> None:
-    shipped = GgufFile.open(demo.pair()[0])
+    shipped = GgufFile.open(tiny_coder.pair()[0])
     with pytest.raises(PairError, match=r"has no heads to draft with: no qwen3\.nextn_predict"):
         check_heads(shipped)
     with pytest.raises(PairError, match="has no heads to draft with"):
-        load(demo.pair()[0], "mtp", quiet=True)
+        load(tiny_coder.pair()[0], "mtp", quiet=True)
     other = GgufFile.open(files["never right"])
     assert check_heads(other).n_draft == 6
     several = edited(other, keys={"qwen35.nextn_predict_layers": (2, UINT32, None)})

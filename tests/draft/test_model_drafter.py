@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_local import Model, demo, load
+import tiny_coder
+from dflash_local import Model, load
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.model_drafter import ModelDrafter
 from dflash_local.engine.engine import Engine
@@ -49,7 +50,7 @@ def target() -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def known(target: Target) -> dict[str, list[PlainAnswer]]:
-    texts = [*demo.prompts()["code"][:2], *demo.prompts()["chat"][:2]]
+    texts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
     return {
         way: [PlainAnswer(target, text, N, **params) for text in texts]
         for way, params in WAYS.items()
@@ -178,7 +179,7 @@ def test_what_left_its_slot_comes_back_with_what_the_drafter_knew(
 
 def test_a_draft_ends_with_the_text(target: Target) -> None:
     drafter = model_drafter(target)
-    plain = PlainAnswer(target, demo.prompts()["chat"][2], 60)
+    plain = PlainAnswer(target, tiny_coder.prompts()["chat"][2], 60)
     assert plain.finish_reason == "stop"
     assert own_drafts(drafter, plain.text[:-3], 8) == plain.text[-3:]
     assert plain.asked(Engine(target, drafter, 4), 9).stats.accepted > 20
@@ -203,13 +204,13 @@ def test_a_failure_puts_it_aside(target: Target, known: dict[str, list[PlainAnsw
 
 
 def test_loaded_by_name(small: Path) -> None:
-    with load(demo.pair()[0], small, n_ctx=512, n_seq=2, n_threads=1, quiet=True) as model:
+    with load(tiny_coder.pair()[0], small, n_ctx=512, n_seq=2, n_threads=1, quiet=True) as model:
         assert isinstance(model.drafter, ModelDrafter)
         assert not model.target.options.tapped_layers
         assert model.plan is not None
         assert model.plan.drafter_name == "small.gguf"
         assert model.plan.drafter_bytes > 0 < model.plan.drafter_kv_bytes
-        prompt = demo.prompts()["code"][0]
+        prompt = tiny_coder.prompts()["code"][0]
         plain = model.generate(prompt, max_tokens=N, draft_width=0)
         drafted = model.generate(prompt, max_tokens=N, draft_width=9)
         assert drafted.stats.accepted > 0
@@ -218,11 +219,11 @@ def test_loaded_by_name(small: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["small", "recurrent"])
 def test_answers_equal_after_a_load(small: Path, tmp_path: Path, kind: str) -> None:
-    prompts = demo.prompts()["chat"][:2]
+    prompts = tiny_coder.prompts()["chat"][:2]
     if kind == "recurrent":
-        small = write_hybrid(tmp_path / "hybrid.gguf", "qwen35", demo.pair()[0])
+        small = write_hybrid(tmp_path / "hybrid.gguf", "qwen35", tiny_coder.pair()[0])
     options = {"kv_type": "q8_0", "n_ctx": 512, "n_threads": 1, "quiet": True, "n_seq": 2}
-    with load(demo.pair()[0], small, **options) as model:
+    with load(tiny_coder.pair()[0], small, **options) as model:
         for way in WAYS.values():
             for prompt in prompts:
                 plain = model.generate(prompt, max_tokens=N, draft_width=0, **way)
@@ -235,9 +236,9 @@ def text_of(model: Model, prompt: str, width: int | str, way: dict[str, float]) 
 
 
 def test_a_recurrent_target(small: Path, tmp_path: Path) -> None:
-    path = write_hybrid(tmp_path / "hybrid.gguf", "qwen35", demo.pair()[0])
+    path = write_hybrid(tmp_path / "hybrid.gguf", "qwen35", tiny_coder.pair()[0])
     with hybrid_target(path, n_seq=2, tapped_layers=()) as target:
-        texts = demo.prompts()["code"][:2]
+        texts = tiny_coder.prompts()["code"][:2]
         known = [PlainAnswer(target, text, N, **SEEDED) for text in texts]
         drafter = model_drafter(target, small)
         engine = Engine(target, drafter, 2)
@@ -257,7 +258,7 @@ def test_a_recurrent_model_that_drafts_for_itself_is_always_right(
 ) -> None:
     """At once with others, where a text goes on from an earlier one, is cut, or shares another
     one's beginning, and after it was saved."""
-    path = write_hybrid(tmp_path / "hybrid.gguf", architecture, demo.pair()[0])
+    path = write_hybrid(tmp_path / "hybrid.gguf", architecture, tiny_coder.pair()[0])
     with hybrid_target(path, n_seq=3, n_ctx=1024, tapped_layers=()) as target:
         tokenize = target.vocabulary.tokenize
         first = tokenize(PYTHON_SOURCE)[:90]
@@ -283,7 +284,7 @@ def test_a_recurrent_model_that_drafts_for_itself_is_always_right(
 
 def test_a_recurrent_model_drafts_again_after_a_failure(tmp_path: Path) -> None:
     """It leaves nothing of a draft that failed half way."""
-    path = write_hybrid(tmp_path / "hybrid.gguf", "qwen35", demo.pair()[0])
+    path = write_hybrid(tmp_path / "hybrid.gguf", "qwen35", tiny_coder.pair()[0])
     with hybrid_target(path, n_seq=2, n_ctx=1024, tapped_layers=()) as target:
         prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:240]
         drafter = model_drafter(target, path, n_ctx=256)
@@ -299,7 +300,7 @@ def test_a_recurrent_model_drafts_again_after_a_failure(tmp_path: Path) -> None:
 
 def test_drafts_are_chains_whatever_is_asked_for(small: Path) -> None:
     options = {"draft_shape": "tree", "n_ctx": 256, "n_threads": 1, "quiet": True}
-    with load(demo.pair()[0], small, **options) as model:
+    with load(tiny_coder.pair()[0], small, **options) as model:
         result = model.generate("def add(a, b):", max_tokens=8, draft_width=9)
         assert result.stats.drafting == (
             "drafts are chains: this drafter gives only one token for each position"
@@ -308,7 +309,7 @@ def test_drafts_are_chains_whatever_is_asked_for(small: Path) -> None:
 
 
 def test_its_vocabulary_must_be_the_target_s() -> None:
-    target = GgufFile.open(demo.pair()[0])
+    target = GgufFile.open(tiny_coder.pair()[0])
     tokens = list(target.get("tokenizer.ggml.tokens"))
     tokens[7] = "another"
     other = edited(target, keys={"tokenizer.ggml.tokens": (tokens, ARRAY, STRING)})
@@ -321,5 +322,5 @@ def test_its_vocabulary_must_be_the_target_s() -> None:
 
 def test_a_width_beyond_its_block_is_refused(small: Path) -> None:
     with pytest.raises(InputError, match="draft_width is 10; this drafter's block allows at most"):
-        load(demo.pair()[0], small, n_ctx=256, draft_width=10, n_threads=1, quiet=True)
+        load(tiny_coder.pair()[0], small, n_ctx=256, draft_width=10, n_threads=1, quiet=True)
     assert runtime.devices()

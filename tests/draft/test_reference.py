@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.target_model.target import Target
 from drafter_kinds import ALONE, COMMON
 from gguf_files import Tensor, changed
@@ -78,9 +78,9 @@ def test_drafts_of_real_hidden_states_are_accepted() -> None:
 
     With the taps in reverse order it is 1.5, with each row one position late 1.8, with none 1.1.
     """
-    target_path, drafter_path = demo.pair()
+    target_path, drafter_path = tiny_coder.pair()
     reference = Reference(drafter_path, target_path)
-    prompts = demo.prompts()
+    prompts = tiny_coder.prompts()
     emitted = rounds = 0
     with Target.load(target_path, n_ctx=512, n_threads=1, tapped_layers=(2, 4, 6)) as target:
         for prompt in prompts["chat"][:3] + prompts["code"][:3]:

@@ -1,4 +1,4 @@
-"""Heads that were trained a little, on the shipped drafter: ours accepts the same with them as the
+"""Heads that were trained a little, on the tiny drafter: ours accepts the same with them as the
 reference."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.loading import open_drafter
@@ -43,7 +43,7 @@ class Texts:
 
 @pytest.fixture(scope="module")
 def texts() -> Iterator[Texts]:
-    chosen = demo.prompts()
+    chosen = tiny_coder.prompts()
     with open_target(n_ctx=1024, n_seq=4) as target:
         trained = written(target, prompts(24), N)
         held_out = written(target, [*chosen["code"][:3], *chosen["chat"][:3]], N)
@@ -64,7 +64,7 @@ def test_the_accepted_length_is_that_of_the_reference(
     target = texts.target
     drafter = open_drafter(path, target, n_seq=1, n_ctx=1024, n_threads=1)
     assert drafter.spec.family == family
-    expected = of_reference(Reference(path, demo.pair()[0]), texts.held_out)
+    expected = of_reference(Reference(path, tiny_coder.pair()[0]), texts.held_out)
     assert expected > 1.5  # so that there is something to compare
     assert of_drafter(drafter, texts.held_out) / expected == pytest.approx(1, abs=0.03)
     if family == "dspark":

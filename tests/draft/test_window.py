@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local import demo, load
+import tiny_coder
+from dflash_local import load
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
@@ -236,7 +237,7 @@ def test_memory_does_not_grow_beyond_the_window(
 
 
 def planned(path: Path, window: int, n_ctx: int, n_seq: int) -> int:
-    target = GgufFile.open(demo.pair()[0])
+    target = GgufFile.open(tiny_coder.pair()[0])
     file = GgufFile.open(path)
     options = LoadOptions(n_seq=n_seq, draft_window=window)
     footprint = Footprint(target, file, read_drafter(file), options)
@@ -246,7 +247,7 @@ def planned(path: Path, window: int, n_ctx: int, n_seq: int) -> int:
 
 def test_the_plan_says_what_the_window_bounds() -> None:
     options: dict[str, Any] = {"n_ctx": 4096, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    with load(*demo.pair(), draft_window=100, **options) as model:
+    with load(*tiny_coder.pair(), draft_window=100, **options) as model:
         assert model.plan is not None and isinstance(model.drafter, FusedDrafter)
         assert model.plan.draft_window == model.drafter.draft_window == 100
         assert any("for the last 100 tokens" in line for line in model.plan.lines())
@@ -277,4 +278,4 @@ def test_answers_are_those_without_a_window(
 @pytest.mark.parametrize("window", [-1, 1.5, "many", True])
 def test_no_window_is_no_number(window: Any) -> None:
     with pytest.raises(InputError, match="draft_window is"):
-        load(*demo.pair(), draft_window=window, quiet=True)
+        load(*tiny_coder.pair(), draft_window=window, quiet=True)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import tiny_coder
 from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
-from dflash_local import demo
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.draft.shape import DraftShape
@@ -83,7 +83,7 @@ def known(targets: Targets, request: pytest.FixtureRequest) -> Known:
     """Of trees the chains in these tests are those that never fork."""
     shape: DraftShape = "tree" if request.param.endswith("tree") else "chain"
     params = SEEDED if request.param.startswith("seeded") else {}
-    return Known(targets[shape], demo.prompts()["chat"][0], shape=shape, **params)
+    return Known(targets[shape], tiny_coder.prompts()["chat"][0], shape=shape, **params)
 
 
 def ends_of_text(target: Target) -> list[int]:
@@ -285,7 +285,7 @@ def test_answers_that_do_not_draft_do_not_hear_of_a_drafter_that_fails(
 ) -> None:
     """They share the passes of one that does."""
     with exact_target("chain", exact_file("chain", request), n_seq=2) as target:
-        known = Known(target, demo.prompts()["code"][0])
+        known = Known(target, tiny_coder.prompts()["code"][0])
         drafter = FaultyDrafter(oracle(known.text), "draft", 2, n_seq=2)
         engine = Engine(target, drafter, n_seq=2)
         both = [engine.begin(asked(known.prompt, width, N)) for width in (16, 0)]
@@ -308,7 +308,7 @@ def test_a_drafter_that_is_back_is_not_asked_for_texts_that_it_has_lost(
             return super().draft(requests)
 
     with exact_target("chain", exact_file("chain", request), n_seq=2) as target:
-        known = Known(target, demo.prompts()["code"][0])
+        known = Known(target, tiny_coder.prompts()["code"][0])
         drafter = Watched(oracle(known.text), "draft", 1, n_seq=2)
         engine = Engine(target, drafter, n_seq=2)
         first = engine.begin(asked(known.prompt, 16, N))

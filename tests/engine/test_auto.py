@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+import tiny_coder
 from add_up import LOT, N_NODES, add_up
-from dflash_local import Model, demo
+from dflash_local import Model
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -30,7 +31,7 @@ N = 24
 
 
 class Pair:
-    """The shipped pair on the CPU, and what plain decoding answers."""
+    """The tiny pair on the CPU, and what plain decoding answers."""
 
     def __init__(
         self, target: Target, drafter: FusedDrafter, other: Target, shape: DraftShape
@@ -101,7 +102,7 @@ def pair(shape: DraftShape, either_file: Path) -> Iterator[Pair]:
 
 @pytest.fixture
 def prompts(pair: Pair) -> list[list[int]]:
-    known = demo.prompts()
+    known = tiny_coder.prompts()
     return [pair.tokens(text) for text in (known["chat"][0], known["code"][0])]
 
 
@@ -192,7 +193,7 @@ def test_an_end_of_text_ends_the_answer(pair: Pair, decider: str) -> None:
     engine = pair.engine(decider)
     places = set()
     for i in (1, 2, 5, 6):
-        sequence = pair.check(engine, pair.tokens(demo.prompts()["chat"][i]), 96)
+        sequence = pair.check(engine, pair.tokens(tiny_coder.prompts()["chat"][i]), 96)
         if sequence.finish_reason == "stop":
             assert pair.target.vocabulary.ends_text(sequence.tokens[-1])
             places.add(len(sequence.tokens) % 16)
@@ -202,7 +203,7 @@ def test_an_end_of_text_ends_the_answer(pair: Pair, decider: str) -> None:
 @pytest.mark.one_in(8)
 @of_both_shapes("decider", ["cheap", "even", "probing", "hopeless", "by lot"], LOT)
 def test_stop_texts_are_found_wherever_they_come(pair: Pair, decider: str) -> None:
-    prompt = demo.prompts()["code"][0]
+    prompt = tiny_coder.prompts()["code"][0]
     expected = pair.plain(pair.tokens(prompt)).tokens
     text = pair.target.vocabulary.detokenize(expected)
     stops = [text[at : at + 3] for at in range(5, 60, 11)]

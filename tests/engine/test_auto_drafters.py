@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import tiny_coder
 from add_up import N_NODES, add_up
 from adversarial import Script, ScriptedDrafter, oracle, right_for
-from dflash_local import demo
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -51,7 +51,7 @@ def target() -> Iterator[Target]:
 
 @pytest.fixture(scope="module", params=["greedy", "seeded"])
 def known(target: Target, request: pytest.FixtureRequest) -> Known:
-    prompt = target.vocabulary.tokenize(demo.prompts()["chat"][0])
+    prompt = target.vocabulary.tokenize(tiny_coder.prompts()["chat"][0])
     return Known(target, prompt, N, **(SEEDED if request.param == "seeded" else {}))
 
 
@@ -157,7 +157,7 @@ def test_an_end_of_text_at_every_place_of_a_block(target: Target, decider: str, 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("max_tokens", [2, 15, 16, 17, 18, 40])
 def test_steps_made_ahead_are_those_made_one_by_one(target: Target, max_tokens: int) -> None:
-    prompt = target.vocabulary.tokenize(demo.prompts()["code"][1])
+    prompt = target.vocabulary.tokenize(tiny_coder.prompts()["code"][1])
     known = Known(target, prompt, max_tokens)
     engine = Engine(target, None)
     engine.slots.forget_all()
@@ -181,7 +181,7 @@ def long_answers(shape: DraftShape, either_file: Path) -> Iterator[Callable[[int
     """By the length of the prompt. The target stores 192 rows, fewer than there are tokens."""
     with exact_target(shape, either_file, n_ctx=1024, n_batch=64) as target:
         assert target.n_stored == 192
-        source = "\n".join(demo.prompts()["code"] + demo.prompts()["chat"])
+        source = "\n".join(tiny_coder.prompts()["code"] + tiny_coder.prompts()["chat"])
         tokens = target.vocabulary.tokenize(source)
 
         @cache

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import tiny_coder
 from add_up import LOT, N_NODES, add_up
 from adversarial import ScriptedDrafter
-from dflash_local import demo
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
@@ -43,7 +43,7 @@ class Bench:
         """`shape` is what requests ask for that say nothing else."""
         self.target, self.drafter, self.shape = target, drafter, shape
         self.n_nodes = 0 if shape == "chain" else N_NODES
-        known = demo.prompts()
+        known = tiny_coder.prompts()
         texts = [*known["code"][:3], *known["chat"][:3]]
         self.plain = [PlainAnswer(target, text, N) for text in texts]
         four = self.plain[1:5]
@@ -233,7 +233,7 @@ def test_a_context_that_fills_up_ends_answers_for_their_length(
     asked, n_nodes = ("auto", N_NODES) if shape == "tree" else (shape, 0)
     with exact_target(shape, either_file, n_ctx=256, n_seq=2) as target:
         engine = Engine(target, fused_drafter(target), 2, controller(decider, n_nodes))
-        text = target.vocabulary.tokenize("\n".join(demo.prompts()["code"]))
+        text = target.vocabulary.tokenize("\n".join(tiny_coder.prompts()["code"]))
         sequences = [
             engine.begin(request(text[i : i + 90], "auto", None, shape=asked)) for i in (0, 40)
         ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import gguf_files
-from dflash_local import demo
+import tiny_coder
 from dflash_local.engine.engine import Engine
 from pair_engine import answer, fused_drafter, open_target, request
 from sampling_ways import WAYS
@@ -67,7 +67,7 @@ def test_log_probabilities_change_no_token_among_equal_ones(tmp_path: Path) -> N
         data, _ = tensors["token_embd.weight"]
         data[1::2] = data[::2]
 
-    path = gguf_files.changed(demo.pair()[0], tmp_path / "pairs.gguf", tensors=in_pairs)
+    path = gguf_files.changed(tiny_coder.pair()[0], tmp_path / "pairs.gguf", tensors=in_pairs)
     with open_target(path) as target:
         found = []
         for search_on_cpu in (False, True):

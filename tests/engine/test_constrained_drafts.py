@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+import tiny_coder
 from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
-from dflash_local import Model, demo
+from dflash_local import Model
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -72,7 +73,7 @@ def test_drafted_answers_are_the_plain_ones(
     model: Model, shape: DraftShape, bound: str, drawn: str
 ) -> None:
     accepted = 0
-    for prompt in demo.prompts()["code"][:1]:
+    for prompt in tiny_coder.prompts()["code"][:1]:
         options: dict[str, Any] = {"max_tokens": N, **BOUND[bound], **DRAWN[drawn]}
         model.forget()
         plain = model.generate(prompt, draft_width=0, **options)
@@ -197,7 +198,7 @@ def test_branches_that_the_grammar_forbids_are_pruned(f32_target: Path) -> None:
 @pytest.mark.one_in(2)
 def test_several_at_once_each_keep_to_their_own(shape: DraftShape, either_file: Path) -> None:
     ways = [BOUND["json_schema"], BOUND["gbnf"], BOUND["lark"], {}]
-    prompts = demo.prompts()["code"][:4]
+    prompts = tiny_coder.prompts()["code"][:4]
     with exact_target(shape, either_file, n_ctx=1024, n_seq=len(ways)) as target:
         engine = Engine(target, fused_drafter(target), n_seq=len(ways))
         ids = [target.vocabulary.tokenize(text) for text in prompts]
@@ -217,7 +218,7 @@ def test_several_at_once_each_keep_to_their_own(shape: DraftShape, either_file: 
 @pytest.mark.one_in(2)
 def test_log_probabilities_are_the_target_s_own(model: Model) -> None:
     """The grammar takes no part in them, drafted or not."""
-    prompt = demo.prompts()["code"][0]
+    prompt = tiny_coder.prompts()["code"][0]
     free = model.generate(prompt, max_tokens=1, logprobs=4).logprobs[0]
     for width in (0, 16):
         model.forget()

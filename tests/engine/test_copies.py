@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiny_coder
 from adversarial import ScriptedDrafter, right_for
-from dflash_local import demo
 from dflash_local.copies.chances import N_KINDS, CopyPrior
 from dflash_local.draft.draft import Draft
 from dflash_local.engine.engine import Engine
@@ -218,7 +218,7 @@ def test_room_for_copies_makes_no_wider_trees(f32_target: Path, width: Any) -> N
 @pytest.mark.parametrize("width", [2, 8, 16, "auto"])
 def test_recurrent_layers(tmp_path: Path, width: Any, kind: Any) -> None:
     """Chains of copies, as far as rows can be taken back."""
-    path = write_hybrid(tmp_path / "target.gguf", TAPPED[0], demo.pair()[0])
+    path = write_hybrid(tmp_path / "target.gguf", TAPPED[0], tiny_coder.pair()[0])
     alphabet = [40, 41, 42]
     options = options_of("seeded", alphabet)
     prompt = alphabet * 6

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
@@ -72,7 +72,7 @@ def assert_equal(engine: Engine, expected: list[PlainAnswer], found: list[Sequen
 
 @pytest.mark.slow
 def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
-    prompts = [engine.target.vocabulary.tokenize(p) for p in demo.prompts()["code"][:2]]
+    prompts = [engine.target.vocabulary.tokenize(p) for p in tiny_coder.prompts()["code"][:2]]
     expected = [PlainAnswer(engine.target, prompt, N) for prompt in prompts]
     first = begin(engine, prompts[0], 8, N)
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
 
 @pytest.mark.one_in(2)
 def test_one_may_be_cancelled_while_the_other_goes_on(engine: Engine) -> None:
-    prompts = [engine.target.vocabulary.tokenize(p) for p in demo.prompts()["code"][:2]]
+    prompts = [engine.target.vocabulary.tokenize(p) for p in tiny_coder.prompts()["code"][:2]]
     expected = [PlainAnswer(engine.target, prompt, N) for prompt in prompts]
     first, second = (begin(engine, prompt, 5, N) for prompt in prompts)
     for _ in range(3):
@@ -106,7 +106,7 @@ def test_one_may_be_cancelled_while_the_other_goes_on(engine: Engine) -> None:
 
 def test_a_request_takes_the_slot_that_has_most_of_it(engine: Engine) -> None:
     long = text(engine, 90)
-    other = engine.target.vocabulary.tokenize(demo.prompts()["chat"][0])
+    other = engine.target.vocabulary.tokenize(tiny_coder.prompts()["chat"][0])
     engine.run([begin(engine, other, 16, 2), begin(engine, long, 16, 2)])
     assert engine.slots[1].cached[:90] == long
     sequence = begin(engine, long, 16, 2)

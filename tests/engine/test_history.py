@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local import demo, load
+import tiny_coder
+from dflash_local import load
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.engine.sequence import Sequence
@@ -60,7 +61,7 @@ def requests(engine: Engine, n: int, width: int) -> list[Request]:
     """Prompts of many lengths, some of which begin alike, with answers of many lengths."""
     draw = random.Random(5)
     tokenize = engine.target.vocabulary.tokenize
-    prompts = [tokenize(text) for kind in demo.prompts().values() for text in kind]
+    prompts = [tokenize(text) for kind in tiny_coder.prompts().values() for text in kind]
     source = tokenize(PYTHON_SOURCE)
     made = []
     for _ in range(n):
@@ -149,12 +150,12 @@ def test_exact_answers_in_half_precision(width: int) -> None:
 @pytest.mark.parametrize("options", [{"n_seq": 2}, {"draft_shape": "tree"}])
 def test_what_exact_answers_exclude(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="exact"):
-        load(*demo.pair(), exact=True, quiet=True, **options)
+        load(*tiny_coder.pair(), exact=True, quiet=True, **options)
 
 
 def test_an_exact_model() -> None:
     options: dict[str, Any] = {"n_ctx": 256, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    with load(*demo.pair(), exact=True, **options) as model:
+    with load(*tiny_coder.pair(), exact=True, **options) as model:
         assert model.draft_shape == "chain"
         first, again = (model.generate("def f(x):", max_tokens=8, logprobs=1) for _ in range(2))
         assert again.stats.cached_tokens == 0

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local import Model, Result, demo
+import tiny_coder
+from dflash_local import Model, Result
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.draft.shape import DraftShape
@@ -68,7 +69,7 @@ def plain(model: Model) -> Plain:
 
 
 def text_of(kind: str) -> str:
-    prompts = demo.prompts()
+    prompts = tiny_coder.prompts()
     if kind == "source":
         return PYTHON_SOURCE[:2600]
     if kind == "conversation":
@@ -148,7 +149,7 @@ def test_after_a_request_whose_every_draft_was_rejected(
 ) -> None:
     with exact_target(shape, either_file) as target:
         honest = Engine(target, None)
-        prompt = target.vocabulary.tokenize(demo.prompts()["chat"][0])
+        prompt = target.vocabulary.tokenize(tiny_coder.prompts()["chat"][0])
         expected = answer(honest, prompt, 0, N).tokens
         honest.slots.forget_all()
 
@@ -211,7 +212,7 @@ def test_every_one_of_several_sequences(
     widths: tuple[int, ...], kv_type: str, record_property: Callable[[str, object], None]
 ) -> None:
     """They share batches, and end at different times."""
-    prompts = demo.prompts()
+    prompts = tiny_coder.prompts()
     lengths = (32, 21, 27, 30)[: len(widths)]
     with open_engine(n_ctx=1024, n_seq=len(widths), kv_type=kv_type) as engine:
         target = engine.target
@@ -242,7 +243,7 @@ def test_every_one_of_several_sequences(
 
 @pytest.mark.slow
 def test_all_prompts_of_the_shipped_pair(model: Model, shape: DraftShape) -> None:
-    for prompt in chain.from_iterable(demo.prompts().values()):
+    for prompt in chain.from_iterable(tiny_coder.prompts().values()):
         model.forget()
         plain = model.generate(prompt, max_tokens=64, draft_width=0)
         model.forget()

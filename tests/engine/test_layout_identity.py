@@ -1,4 +1,4 @@
-"""Drafters of every layout: the shipped target writes the same with them as alone.
+"""Drafters of every layout: the tiny target writes the same with them as alone.
 
 Drafted by chains and by trees, one sequence and four, where answers are token by token those of
 plain decoding: in F32, see `shapes`.
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hf_drafters
-from dflash_local import demo
+import tiny_coder
 from dflash_local.convert.config.drafter_config import read_config
 from dflash_local.convert.files.safetensors_header import TensorEntry
 from dflash_local.convert.tensors.names import plan_tensors
@@ -43,21 +43,21 @@ UNTRAINED = {
 
 @pytest.fixture(scope="module")
 def plain(f32_target: Path) -> Iterator[list[PlainAnswer]]:
-    texts = demo.prompts()
+    texts = tiny_coder.prompts()
     with exact_target("tree", f32_target, n_ctx=1024, n_seq=4) as target:
         yield [PlainAnswer(target, text, N) for text in [*texts["code"][:2], *texts["chat"][1:3]]]
 
 
 def test_each_key_of_published_drafters_is_in_a_layout() -> None:
     published = {f"dflash.{key}" for keys in EXPECTED.values() for key in keys}
-    tested = set(parts(demo.pair()[1])[0]).union(*(keys for keys, _ in LAYOUTS.values()))
+    tested = set(parts(tiny_coder.pair()[1])[0]).union(*(keys for keys, _ in LAYOUTS.values()))
     assert published - tested == set()
 
 
 def test_each_tensor_of_published_drafters_is_in_a_layout() -> None:
     tested: set[str] = set()
     for _, change in LAYOUTS.values():
-        tensors = dict(parts(demo.pair()[1])[1])
+        tensors = dict(parts(tiny_coder.pair()[1])[1])
         change(tensors)
         tested |= set(tensors)
     published: set[str] = set()

@@ -22,8 +22,9 @@ OPTIONS = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1, "
 
 SPILLER = """
 import sys
-from dflash_local import demo, load
-model = load(*demo.pair(), **{options!r}, cache_mb=1, cache_dir={folder!r})
+from dflash_local import load
+import tiny_coder
+model = load(*tiny_coder.pair(), **{options!r}, cache_mb=1, cache_dir={folder!r})
 while True:
     for prompt in {prompts!r}:
         model.generate(prompt, max_tokens=2, draft_width=8)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.loading import open_drafter, state_key
@@ -162,7 +162,7 @@ def test_what_two_prompts_have_in_common_is_not_computed_again(
     engine: Engine, text: list[int], way: str, tmp_path: Path
 ) -> None:
     """A chat whose last turn is another one."""
-    other = engine.target.vocabulary.tokenize(demo.prompts()["code"][0])
+    other = engine.target.vocabulary.tokenize(tiny_coder.prompts()["code"][0])
     before, prompt = text[:300], text[:200] + other
     at = first_difference(before, prompt)
     expected = cold(engine, prompt, 8)
@@ -263,9 +263,9 @@ def test_saved_bytes_that_do_not_fit_are_refused(engine: Engine, text: list[int]
 def test_a_window_that_has_moved_on_is_decoded_again(engine: Engine, text: list[int]) -> None:
     """Of a text that is cut far back the drafter has no rows left that it would look at."""
     with open_target(n_ctx=2048, n_seq=2) as target:
-        drafter = open_drafter(demo.pair()[1], target, n_seq=2, n_ctx=2048, draft_window=64)
+        drafter = open_drafter(tiny_coder.pair()[1], target, n_seq=2, n_ctx=2048, draft_window=64)
         windowed = Engine(target, drafter, n_seq=2)
-        prompt = text[:300] + target.vocabulary.tokenize(demo.prompts()["code"][0])
+        prompt = text[:300] + target.vocabulary.tokenize(tiny_coder.prompts()["code"][0])
         expected = cold(windowed, prompt, 8)
         empty(windowed)
         answer(windowed, text[:900], 8, 2)
@@ -284,7 +284,7 @@ def test_a_window_that_has_moved_on_is_decoded_again(engine: Engine, text: list[
 
 def test_a_recurrent_target_keeps_to_its_slots(text: list[int], tmp_path: Path) -> None:
     """Its state cannot be cut, so that only a whole text can go on."""
-    path = write_mamba(tmp_path / "mamba.gguf", demo.pair()[0])
+    path = write_mamba(tmp_path / "mamba.gguf", tiny_coder.pair()[0])
     with Target(path, TargetOptions(n_ctx=512, n_seq=2, n_threads=1)) as target:
         recurrent = Engine(target, None, n_seq=2)
         prompts = [text[:100], text[:150], text[:70], text[200:300]]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
@@ -43,7 +43,7 @@ def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def path(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
-    return write_hybrid(folder / "target.gguf", kind[0], demo.pair()[0])
+    return write_hybrid(folder / "target.gguf", kind[0], tiny_coder.pair()[0])
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.engine.engine import Engine
 from dflash_local.fit.architectures import WayBack
 from dflash_local.prefixes import checkpoints
@@ -49,7 +49,7 @@ def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def path(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reuse")
-    return write_hybrid(folder / f"{kind[0]}.gguf", kind[0], demo.pair()[0])
+    return write_hybrid(folder / f"{kind[0]}.gguf", kind[0], tiny_coder.pair()[0])
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
 from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.draft.fused_drafter import FusedDrafter
@@ -41,7 +41,7 @@ class Bench:
 
     def __init__(self, used: Target, fresh: Target) -> None:
         self.fresh, self.fresh_drafter = fresh, fused_drafter(fresh)
-        prompt = used.vocabulary.tokenize(demo.prompts()["code"][0])
+        prompt = used.vocabulary.tokenize(tiny_coder.prompts()["code"][0])
         # Two texts that begin alike; the target itself goes on with either from `begin`.
         self.begin = len(prompt)
         other = [*prompt[: len(prompt) // 2], *prompt[:3] * len(prompt)][: len(prompt)]
@@ -207,7 +207,7 @@ def test_within_rounding_where_nothing_is_exact() -> None:
     """An f16 cache past 256 cells: the history's logits are as far from those of a prefill as
     logits of single steps are from those of batches, and no farther."""
     with open_target(n_ctx=1024, kv_type="f16") as used:
-        source = "\n".join(demo.prompts()["code"] * 2)
+        source = "\n".join(tiny_coder.prompts()["code"] * 2)
         prompt = used.vocabulary.tokenize(source)[:400]
         text = prompt + plain_tokens(used, prompt, N)
         single = step_logits(used, text, len(prompt))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local import demo, load
+import tiny_coder
+from dflash_local import load
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError
 from dflash_local.sampling.params import SamplingParams
@@ -185,7 +186,7 @@ def test_a_stop_string_among_several_steps_leaves_a_recurrent_target_usable(
     tmp_path: Path, temperature: float
 ) -> None:
     """Its state cannot forget the steps after the stop string, so the slot has to know of them."""
-    path = write_mamba(tmp_path / "mamba.gguf", demo.pair()[0])
+    path = write_mamba(tmp_path / "mamba.gguf", tiny_coder.pair()[0])
     options = {"n_ctx": 512, "n_seq": 1, "n_threads": 1}
     prompt = "def read"
     sampling = {"temperature": temperature, "seed": 4}

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+import tiny_coder
 from adversarial import ScriptedDrafter
-from dflash_local import InputError, Model, demo, load
+from dflash_local import InputError, Model, load
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -120,7 +121,7 @@ def test_several_at_once_all_come_to_their_end(shape: DraftShape, either_file: P
 def test_an_exact_model_keeps_no_row_of_a_shifted_answer() -> None:
     """Passes of answers are not those of a prompt, which may begin with the same text."""
     with load(
-        *(demo.pair()[0], None),
+        *(tiny_coder.pair()[0], None),
         exact=True,
         n_ctx=N_CTX,
         n_batch=32,

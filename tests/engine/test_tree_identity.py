@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import tiny_coder
 from adversarial import ScriptedDrafter
-from dflash_local import demo
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
@@ -36,7 +36,7 @@ BRANCHES = 32
 
 @pytest.fixture(scope="module", params=["f32", pytest.param("q8_0", marks=pytest.mark.slow)])
 def target(request: pytest.FixtureRequest, f32_target: Path) -> Iterator[Target]:
-    """The shipped target with four slots that may fork, its weights in F32 and as they are."""
+    """The tiny target with four slots that may fork, its weights in F32 and as they are."""
     path = f32_target if request.param == "f32" else None
     with open_target(path, n_ctx=1024, n_seq=4, kv_type="f16", n_branches=BRANCHES) as opened:
         yield opened
@@ -46,7 +46,7 @@ class Known:
     """Prompts, their plain answers, and how far rounding moves a logit of these."""
 
     def __init__(self, target: Target) -> None:
-        prompts = demo.prompts()
+        prompts = tiny_coder.prompts()
         texts = [*prompts["code"][:2], *prompts["chat"][1:3]]
         self.runs = [PlainAnswer(target, text, N) for text in texts]
         self.prompts = [run.prompt for run in self.runs]
@@ -373,7 +373,7 @@ def test_without_ids_drafts_are_chains_and_it_is_said() -> None:
         drafter = fused_drafter(target)
         assert drafter.top_k == 1
         engine = Engine(target, drafter)
-        prompt = target.vocabulary.tokenize(demo.prompts()["code"][0])
+        prompt = target.vocabulary.tokenize(tiny_coder.prompts()["code"][0])
         drafted = answer(engine, prompt, 16, N, shape="tree")
         assert drafted.stats.drafted and not drafted.stats.tree_rounds
         assert "drafts are chains" in (drafted.stats.drafting or "")

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import FileError
 from dflash_local.fit.architectures import (
     RECURRENT_ARCHITECTURES,
@@ -32,7 +32,7 @@ from dflash_local.gguf.file import GgufFile
 from gguf_files import ARRAY, STRING, UINT32, Value, changed, edited, of_architecture, parts
 from synthetic import Markov, Selector, write_drafter, write_target
 
-TARGET, DRAFTER = demo.pair()
+TARGET, DRAFTER = tiny_coder.pair()
 F16 = gguf.GGMLQuantizationType.F16
 Keys = dict[str, Value | None]
 
@@ -221,11 +221,10 @@ def test_files_that_are_neither() -> None:
 def test_llama_cpp_stays_out() -> None:
     code = (
         "import sys\n"
-        "from dflash_local import demo\n"
         "from dflash_local.fit.pairing import compare_pair\n"
         "from dflash_local.fit.inspection import inspect_file\n"
         "from dflash_local.gguf.file import GgufFile\n"
-        "target, drafter = map(GgufFile.open, demo.pair())\n"
+        f"target, drafter = map(GgufFile.open, ({str(TARGET)!r}, {str(DRAFTER)!r}))\n"
         "inspect_file(target), inspect_file(drafter), compare_pair(target, drafter)\n"
         "print([name for name in sys.modules if name.startswith('llama_cpp')])\n"
     )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import FileError, InputError, PairError
 from dflash_local.fit.architectures import RECURRENT_ARCHITECTURES, TAPPED_ARCHITECTURES
 from dflash_local.fit.inspection import inspect_file
@@ -25,12 +25,12 @@ Keys = dict[str, Value | None]
 
 @pytest.fixture(scope="module")
 def target() -> GgufFile:
-    return GgufFile.open(demo.pair()[0])
+    return GgufFile.open(tiny_coder.pair()[0])
 
 
 @pytest.fixture(scope="module")
 def drafter() -> GgufFile:
-    return GgufFile.open(demo.pair()[1])
+    return GgufFile.open(tiny_coder.pair()[1])
 
 
 def mismatch(target: GgufFile, drafter: GgufFile) -> str:

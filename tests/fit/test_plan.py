@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.demo import pair
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint
@@ -32,6 +31,7 @@ from dflash_local.target_model.target import Target
 from gguf_files import edited
 from hybrid import SNAPSHOTS, WITHOUT, write_hybrid
 from shipped_layouts import in_layout
+from tiny_coder import pair
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
@@ -13,7 +13,7 @@ from gguf_files import edited
 
 @pytest.fixture(scope="module")
 def shipped() -> GgufFile:
-    return GgufFile.open(demo.pair()[1])
+    return GgufFile.open(tiny_coder.pair()[1])
 
 
 @pytest.mark.parametrize(

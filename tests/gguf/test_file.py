@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import FileError
 from dflash_local.gguf.file import GgufFile, file_key, shard_files
 from gguf_files import ARRAY, BOOL, INT32, STRING, UINT32, changed, small, write
@@ -56,7 +56,7 @@ def after_tensor(data: bytes, name: str) -> int:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("which", [0, 1])
 def test_reads_what_the_gguf_package_reads(which: int) -> None:
-    path = demo.pair()[which]
+    path = tiny_coder.pair()[which]
     ours, theirs = GgufFile.open(path), gguf.GGUFReader(path)
     keys = {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
     assert ours.metadata == keys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, cuda_architectures, has_nvidia_driver, listed_gpus
 
@@ -88,6 +88,6 @@ def test_loads_on_the_cpu_tell_it_once(
         "for _ in range(2):\n"
         f"    dflash_local.load(sys.argv[1], n_gpu_layers={layers}, say=print).close()\n"
     )
-    command = [sys.executable, "-c", code, str(demo.pair()[0])]
+    command = [sys.executable, "-c", code, str(tiny_coder.pair()[0])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("there is an NVIDIA GPU") == lines

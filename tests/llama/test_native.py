@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_local import InputError, Target, demo
+import tiny_coder
+from dflash_local import InputError, Target
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.errors import BackendError, ClosedError, ContextFullError
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -25,7 +26,7 @@ TEXT = "def add(a, b):\n    return a"
 
 def drafted(n_threads: int, drafter_threads: int | None = None) -> tuple[list[int], list[int]]:
     """The likeliest token after TEXT, and the drafts after that one."""
-    target_path, drafter_path = demo.pair()
+    target_path, drafter_path = tiny_coder.pair()
     options = {"n_ctx": 256, "kv_type": "q8_0", "tapped_layers": (2, 4, 6)}
     with Target.load(target_path, n_threads=n_threads, **options) as target:
         drafter = open_drafter(drafter_path, target, n_seq=1, n_ctx=256, n_threads=drafter_threads)
@@ -60,7 +61,7 @@ def test_a_number_that_ggml_does_not_take_is_refused(n: int) -> None:
 
 @pytest.mark.parametrize("id_", [-1, 1, 256, 2**31 - 1, -(2**31)])
 def test_cells_of_other_ids_are_refused(id_: int) -> None:
-    with Target.load(demo.pair()[0], n_ctx=64, n_batch=32) as target:
+    with Target.load(tiny_coder.pair()[0], n_ctx=64, n_batch=32) as target:
         context = native.address(target.context)
         for cuts, copies in (([(id_, 0)], []), ([], [(id_, 0, 0, 1)]), ([], [(0, id_, 0, 1)])):
             with pytest.raises(InputError, match=f"id {id_} is not in 0 .. 0"):
@@ -69,7 +70,7 @@ def test_cells_of_other_ids_are_refused(id_: int) -> None:
 
 
 def test_a_cut_that_a_recurrent_state_refuses_is_an_error(tmp_path: Path) -> None:
-    path = write_mamba(tmp_path / "mamba.gguf", demo.pair()[0])
+    path = write_mamba(tmp_path / "mamba.gguf", tiny_coder.pair()[0])
     with Target.load(path, n_ctx=64, n_batch=32) as target:
         target.decode([1, 2, 3], range(3), [0] * 3, [False, False, True])
         with pytest.raises(BackendError, match="cannot forget positions 1 and up of id 0"):
@@ -84,7 +85,7 @@ def test_more_candidates_than_tokens_are_refused(n: int) -> None:
 
 def test_a_drafter_outlives_the_pass_whose_rows_it_reads() -> None:
     """As where they are freed in the wrong order."""
-    target_path, drafter_path = demo.pair()
+    target_path, drafter_path = tiny_coder.pair()
     spec = read_drafter(GgufFile.open(drafter_path))
     with Target.load(target_path, n_ctx=64, n_batch=32, tapped_layers=(2, 4, 6)) as target:
         target.decode(range(9), range(9), [0] * 9, [True] * 9)
@@ -115,14 +116,14 @@ def test_a_draw_outlives_its_sampler() -> None:
 
 @pytest.mark.parametrize("k", [0, -1, 8193, 2**31 - 1])
 def test_candidates_beyond_the_vocabulary_take_no_memory(k: int) -> None:
-    with Target.load(demo.pair()[0], n_ctx=64, n_batch=32) as target:
+    with Target.load(tiny_coder.pair()[0], n_ctx=64, n_batch=32) as target:
         target.decode([1], [0], [0], [True])
         with pytest.raises(InputError, match=f"^{k} candidates of 8192 tokens"):
             target.candidates(0, k)
 
 
 def test_more_rows_than_a_batch_are_refused() -> None:
-    with Target.load(demo.pair()[0], n_ctx=256, n_batch=32, tapped_layers=(1,)) as target:
+    with Target.load(tiny_coder.pair()[0], n_ctx=256, n_batch=32, tapped_layers=(1,)) as target:
         n = target.n_batch + 1
         for method in (target.decode_ahead, target.native.decode_ahead):
             with pytest.raises(InputError, match=f"a pass of {n} rows; expected 1 to {n - 1}"):
@@ -131,7 +132,7 @@ def test_more_rows_than_a_batch_are_refused() -> None:
 
 
 def test_a_pass_that_fails_leaves_no_rows_to_draw_from() -> None:
-    with Target.load(demo.pair()[0], n_ctx=256, n_batch=128) as target:
+    with Target.load(tiny_coder.pair()[0], n_ctx=256, n_batch=128) as target:
         for begin in (0, 128):
             rows = range(begin, begin + 128)
             target.decode([1] * 128, rows, [0] * 128, [row % 128 == 0 for row in rows])

@@ -11,8 +11,8 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from dflash_local.demo import pair
 from dflash_local.llama import runtime
+from tiny_coder import pair
 
 PACKAGE = Path(runtime.__file__).parent.parent
 

@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 
 import dflash_local
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs import registry
 from dflash_local.pairs.defaults import CHAT_SAMPLING, Defaults, defaults_of, draft_window_of
 from dflash_local.server.answering.prepared_chat import prepare_chat
 from dflash_local.server.answering.sampling_fields import SamplingFields
 
-TARGET, DRAFTER = map(GgufFile.open, demo.pair())
+TARGET, DRAFTER = map(GgufFile.open, tiny_coder.pair())
+
+
+@pytest.fixture(autouse=True)
+def without_the_tests_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(registry.ENVIRONMENT)
 
 
 def from_hub(file: GgufFile, repo: str) -> GgufFile:
@@ -29,10 +35,6 @@ def test_files_of_no_known_pair_have_none() -> None:
     other = replace(TARGET, path=TARGET.path.with_name("other.gguf"))
     assert defaults_of(other, DRAFTER) == defaults_of(other, None) == Defaults()
     assert Defaults().for_chats == CHAT_SAMPLING and CHAT_SAMPLING["temperature"] == 0.8
-
-
-def test_the_shipped_pair_writes_code_greedily() -> None:
-    assert defaults_of(TARGET, None).for_chats["temperature"] == 0
 
 
 def test_chats_are_sampled_where_the_model_says_nothing(
@@ -83,7 +85,7 @@ def test_a_pair_may_say_how_long_its_answers_and_texts_are() -> None:
 
 @pytest.fixture
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Names the shipped pair `mine`, with these lines of its table."""
+    """Names the tests' pair `mine`, with these lines of its table."""
 
     def write(lines: str) -> None:
         own = tmp_path / "own.toml"

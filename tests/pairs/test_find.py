@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import InputError
 from dflash_local.hub.repository import Repository
 from dflash_local.pairs.address import read_address
@@ -43,4 +43,4 @@ def test_a_local_checkpoint_is_converted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stream", [None, object(), SimpleNamespace(isatty=lambda: False)])
 def test_a_notebook_s_stderr_will_do(stream: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    assert find_pair(*demo.pair(), say=str).target == demo.pair()[0]
+    assert find_pair(*tiny_coder.pair(), say=str).target == tiny_coder.pair()[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.file import GgufFile
@@ -27,7 +27,7 @@ def machine(free: int) -> list[Device]:
 
 @pytest.fixture(scope="module")
 def target() -> GgufFile:
-    return GgufFile.open(demo.pair()[0])
+    return GgufFile.open(tiny_coder.pair()[0])
 
 
 def test_the_quantisations_that_fit_are_named(target: GgufFile) -> None:
@@ -54,7 +54,7 @@ def test_the_drafter_counts(target: GgufFile) -> None:
 
 def test_what_is_no_target_is_refused() -> None:
     with pytest.raises(FileError, match="drafter"):
-        drafter = GgufFile.open(demo.pair()[1])
+        drafter = GgufFile.open(tiny_coder.pair()[1])
         check_memory(drafter, 0, LoadOptions(), machine(GIB), {})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs.address import read_address
@@ -36,12 +36,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.write_text(text)
     blobs = ollama / "blobs"
     blobs.mkdir()
-    (blobs / "sha256-12ab").symlink_to(demo.pair()[0])
+    (blobs / "sha256-12ab").symlink_to(tiny_coder.pair()[0])
     (tmp_path / "secret").write_text("secret")
     studio = tmp_path / ".lmstudio/models/lab/Tiny-GGUF"
     studio.mkdir(parents=True)
-    (studio / "Tiny-Q8_0.gguf").symlink_to(demo.pair()[0])
-    (studio / "mmproj-Tiny.gguf").symlink_to(demo.pair()[0])
+    (studio / "Tiny-Q8_0.gguf").symlink_to(tiny_coder.pair()[0])
+    (studio / "mmproj-Tiny.gguf").symlink_to(tiny_coder.pair()[0])
     return tmp_path
 
 
@@ -64,7 +64,7 @@ def test_models_of_other_programs_are_found_by_their_names(home: Path) -> None:
 
 def test_names_of_ours_come_first(home: Path) -> None:
     qwen = home / ".lmstudio/models/qwen3-8b.gguf"
-    qwen.symlink_to(demo.pair()[0])
+    qwen.symlink_to(tiny_coder.pair()[0])
     assert str(read_address("qwen3-8b")) == "qwen3-8b"
 
 
@@ -82,5 +82,5 @@ def test_what_another_program_keeps_is_removed_there() -> None:
 
 def test_a_file_that_is_named_by_its_sum_is_called_what_its_model_is(home: Path) -> None:
     blob = home / ".ollama/models/blobs/sha256-12ab"
-    assert GgufFile.open(blob).name == GgufFile.open(demo.pair()[0]).get("general.name")
-    assert GgufFile.open(demo.pair()[0]).name == demo.pair()[0].name
+    assert GgufFile.open(blob).name == GgufFile.open(tiny_coder.pair()[0]).get("general.name")
+    assert GgufFile.open(tiny_coder.pair()[0]).name == tiny_coder.pair()[0].name

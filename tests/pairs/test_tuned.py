@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.cli.loading import check_drafter
 from dflash_local.errors import InputError
 from dflash_local.pairs import tuned
@@ -18,11 +18,11 @@ from dflash_local.pairs.find import find_pair
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
-    return Path(shutil.copy(demo.pair()[0], tmp_path / "t.gguf"))
+    return Path(shutil.copy(tiny_coder.pair()[0], tmp_path / "t.gguf"))
 
 
 def drafter(folder: Path, name: str) -> Path:
-    return Path(shutil.copy(demo.pair()[1], folder / name))
+    return Path(shutil.copy(tiny_coder.pair()[1], folder / name))
 
 
 def test_a_tuned_drafter_is_used_until_it_is_undone(target: Path, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_tuned_drafter_is_used_until_it_is_undone(target: Path, tmp_path: Path
     tuned.make_default(target, second, "org/one")
     assert find_pair(target, say=said.append).draft == second
     assert "--undo" in said[-1]
-    assert find_pair(target, demo.pair()[1], say=said.append).draft == demo.pair()[1]
+    assert find_pair(target, tiny_coder.pair()[1], say=said.append).draft == tiny_coder.pair()[1]
     assert tuned.undo(target) == second
     assert find_pair(target, say=said.append).draft == first
     assert tuned.undo(target) == first

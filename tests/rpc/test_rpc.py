@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import dflash_local
-from dflash_local import Model, Result, demo
+import tiny_coder
+from dflash_local import Model, Result
 from dflash_local.errors import BackendError, InputError, WorkerLostError
 from dflash_local.llama import relay, runtime, workers
 from dflash_local.llama.relay import VERSION
@@ -34,7 +35,9 @@ EXACT = {"n_ctx": 1024, "kv_type": "q8_0", "n_threads": 1, "draft_shape": "chain
 
 def load(*rpc: str, **options: object) -> Model:
     split = {"tensor_split": [1] * len(rpc)} if rpc else {"n_gpu_layers": 0}
-    return dflash_local.load(*demo.pair(), draft_width=8, rpc=rpc, **(EXACT | split | options))  # type: ignore[arg-type]
+    return dflash_local.load(
+        *tiny_coder.pair(), draft_width=8, rpc=rpc, **(EXACT | split | options)
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,7 @@ def local() -> Iterator[Model]:
 
 def check_equal(local: Model, remote: Model, case: int) -> None:
     """A request of its own for each number: greedy or seeded, with drafts or without."""
-    prompts = [prompt for group in demo.prompts().values() for prompt in group]
+    prompts = [prompt for group in tiny_coder.prompts().values() for prompt in group]
     how = {"temperature": 0.0 if case % 2 else 0.8, "seed": case, "max_tokens": 40}
     prompt, width = prompts[case % len(prompts)], 0 if case % 5 == 0 else 8
     expected = local.generate(prompt, draft_width=0, **how)
@@ -97,7 +100,7 @@ def test_what_is_fetched_of_a_pass_comes_together(two: list[WorkerProcess]) -> N
     with Networks() as host:
         networks = [host.SlowNetwork(worker.port) for worker in two]
         with load(*(net.name() for net in networks)) as model:
-            prompt = demo.prompts()["code"][0]
+            prompt = tiny_coder.prompts()["code"][0]
             for width in (0, 8):
                 model.generate(prompt, max_tokens=40, temperature=0, draft_width=width)
                 before = [net.counts()[0] for net in networks]
@@ -119,7 +122,7 @@ def test_trees_are_those_of_one_process(two: list[WorkerProcess], kv_type: str) 
 
 def answers(model: Model) -> list[Result]:
     """Greedy and seeded ones."""
-    prompts = demo.prompts()["code"][:6]
+    prompts = tiny_coder.prompts()["code"][:6]
     return [
         model.generate(prompt, max_tokens=40, temperature=0.8 * (i % 2), seed=i)
         for i, prompt in enumerate(prompts)
@@ -127,12 +130,12 @@ def answers(model: Model) -> list[Result]:
 
 
 def test_copies_are_accepted_over_workers(local: Model, two: list[WorkerProcess]) -> None:
-    prompt = demo.prompts()["code"][0]
+    prompt = tiny_coder.prompts()["code"][0]
     text = prompt + local.generate(prompt, max_tokens=40, temperature=0).text
     again = f"{text}\n\n{prompt}"
     expected = local.generate(again, max_tokens=40, temperature=0, draft_width=0)
     with dflash_local.load(  # no drafter: all that is drafted is copied
-        demo.pair()[0],
+        tiny_coder.pair()[0],
         "copies",
         rpc=[worker.name for worker in two],
         tensor_split=[1, 1],
@@ -149,7 +152,7 @@ def test_prompts_are_kept_in_memory_and_in_files(
 ) -> None:
     """The state of a prompt on the workers comes back from this machine: after another prompt, and
     after another load."""
-    first, second = (4 * prompts[0] for prompts in list(demo.prompts().values())[:2])
+    first, second = (4 * prompts[0] for prompts in list(tiny_coder.prompts().values())[:2])
     expected = local.generate(first, max_tokens=24, temperature=0, draft_width=0)
     rpc = [worker.name for worker in two]
     with load(*rpc, cache_mb=16, cache_dir=tmp_path) as model:
@@ -166,7 +169,7 @@ def test_prompts_are_kept_in_memory_and_in_files(
 def test_several_requests_at_once_are_those_of_one_process(
     local: Model, two: list[WorkerProcess]
 ) -> None:
-    prompts = demo.prompts()["code"][:4]
+    prompts = tiny_coder.prompts()["code"][:4]
     expected = [local.generate(p, max_tokens=32, temperature=0, draft_width=0) for p in prompts]
     with load(*(worker.name for worker in two), n_seq=4) as model, ThreadPoolExecutor(4) as threads:
         found = threads.map(lambda p: model.generate(p, max_tokens=32, temperature=0), prompts)
@@ -178,7 +181,7 @@ def test_recurrent_targets_take_snapshots_or_draft_nothing(
     two: list[WorkerProcess], tmp_path: Path, architecture: str, way_back: str
 ) -> None:
     """A graph of ours on a worker, which replay needs, is never tried."""
-    target = write_hybrid(tmp_path / "target.gguf", architecture, demo.pair()[0], seed=1)
+    target = write_hybrid(tmp_path / "target.gguf", architecture, tiny_coder.pair()[0], seed=1)
     drafter = write_drafter(tmp_path / "draft.gguf", target, target_layers=TAPS)
     options = EXACT | {"draft_width": 8 if way_back else "auto", "quiet": False}
     said: list[str] = []
@@ -201,7 +204,7 @@ def test_recurrent_targets_take_snapshots_or_draft_nothing(
 
 
 def test_a_worker_with_a_cache_is_sent_large_tensors_once(tmp_path: Path) -> None:
-    shipped, _ = demo.pair()
+    shipped, _ = tiny_coder.pair()
     target = changed(shipped, tmp_path / "wide.gguf", keys=WIDE, tensors=widen)
     worker = WorkerProcess("--cache")
     sent = []

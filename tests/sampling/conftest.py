@@ -1,4 +1,4 @@
-"""The shipped target's vocabulary, loaded once."""
+"""The tiny target's vocabulary, loaded once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.sampling.grammar import Grammars
 from dflash_local.target_model.vocabulary import Vocabulary
 from vocab_only import vocabulary_of
@@ -14,7 +14,7 @@ from vocab_only import vocabulary_of
 
 @pytest.fixture(scope="session")
 def vocabulary() -> Iterator[Vocabulary]:
-    with vocabulary_of(demo.pair()[0]) as found:
+    with vocabulary_of(tiny_coder.pair()[0]) as found:
         yield found
 
 

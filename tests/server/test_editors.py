@@ -253,7 +253,7 @@ def prompt_tokens(answer: httpx.Response) -> tuple[int, int]:
 @pytest.mark.one_in(11)
 @pytest.mark.parametrize("name", sorted(CLIENTS))
 def test_a_client_reads_what_it_needs(name: str, server: ServerProcess) -> None:
-    """From the shipped pair, with which somebody tries an editor first."""
+    """From the tiny pair, with which somebody tries an editor first."""
     for request in CLIENTS[name]["requests"]:
         replay(server, request)
 

@@ -37,7 +37,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def running(files: tuple[Path, Path]) -> Iterator[ServerProcess]:
-    """The shipped pair, and both beside it."""
+    """The tiny pair, and both beside it."""
     both = [word for file in files for word in ("--embedding-model", str(file))]
     with serving(*EXACT, *both) as server:
         yield server

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from server_process import EXACT, serving
 from vision_models import asked, data_uri, picture, write_projector, write_vision_target
 
@@ -24,7 +24,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("vision")
     target = write_vision_target(folder / "seeing.gguf", "qwen3vl")
     write_projector(folder / "mmproj-seeing.gguf", target)  # it is found there
-    files = ("-m", str(target), "--draft", str(demo.pair()[1]))
+    files = ("-m", str(target), "--draft", str(tiny_coder.pair()[1]))
     with serving(*files, *EXACT, "--ctx", "2048") as server, server.client() as client:
         yield client
 

@@ -9,6 +9,8 @@ from importlib.resources import files
 import httpx
 import pytest
 
+from dflash_local import load
+from dflash_local.pairs.registry import USUAL
 from dflash_local.server import page
 
 FILES = sorted(page.PATHS - {"/", "/docs"})
@@ -156,16 +158,14 @@ def test_no_other_file_is_served(client: httpx.Client, name: str) -> None:
     assert answer.json()["error"]["code"] == "not_found"
 
 
-def test_the_prompts_that_it_offers_for_the_shipped_pair_are_answered_to_the_end(
-    client: httpx.Client,
-) -> None:
-    """None of the answers repeats itself up to the longest."""
+def test_the_prompts_that_it_offers_for_the_usual_pair_are_answered_to_the_end() -> None:
+    """None of the answers repeats itself until the context is full."""
     script = files(page).joinpath("page.js").read_text(encoding="utf-8")
     offered = re.search(r"const TINY = .*?prompts: \[(.*?)\]", script, re.DOTALL)
     assert offered
     prompts = re.findall(r'"(.+?)"', offered[1])
     assert len(prompts) == 3
-    for prompt in prompts:
-        chat = {"messages": [{"role": "user", "content": prompt}]}
-        answer = client.post("/v1/chat/completions", json=chat).json()
-        assert answer["choices"][0]["finish_reason"] == "stop", prompt
+    with load(USUAL, "none", n_ctx=512, n_gpu_layers=0, n_threads=1, quiet=True) as model:
+        for prompt in prompts:
+            answer = model.chat([{"role": "user", "content": prompt}], seed=1)
+            assert answer.finish_reason == "stop", prompt

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from server_process import ServerProcess, n_busy, serving, until
 
 N = 24
@@ -23,7 +24,7 @@ SEEDED = {"temperature": 0.8, "seed": 7, "repeat_penalty": 1.1}
 @pytest.fixture(scope="module")
 def trees(f32_target: Path) -> Iterator[ServerProcess]:
     """Three slots for six clients; wider than any chain."""
-    files = "--target", str(f32_target), "--draft", str(demo.pair()[1])
+    files = "--target", str(f32_target), "--draft", str(tiny_coder.pair()[1])
     drafts = "--draft-shape", "tree", "--draft-width", "32"
     with serving(*files, *ROUNDS_HARDLY, *drafts, "--parallel", "3", "--ctx", "1024") as server:
         yield server
@@ -51,7 +52,7 @@ def given_up(server: ServerProcess, prompt: str) -> str:
 
 @pytest.mark.slow
 def test_several_clients_some_of_whom_leave(trees: ServerProcess, tree_model: Model) -> None:
-    code, chat = demo.prompts()["code"], demo.prompts()["chat"]
+    code, chat = tiny_coder.prompts()["code"], tiny_coder.prompts()["chat"]
     whole = tree_model.generate(code[0], max_tokens=N, draft_width=0).text
     wanted: list[tuple[str, dict[str, Any]]] = [
         (code[0], {}),

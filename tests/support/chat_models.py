@@ -1,4 +1,4 @@
-"""The shipped target with the chat template of another family, and chats to render with it.
+"""The tiny target with the chat template of another family, and chats to render with it.
 
 The templates in `chat_templates/` write what those of the families' models write.
 """

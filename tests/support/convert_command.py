@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import tiny_coder
 from command_line import COMMAND, run_here
-from dflash_local import demo
 from hub_stand_in import Hub
 
-TARGET, DRAFTER = demo.pair()
+TARGET, DRAFTER = tiny_coder.pair()
 
 Environment = Mapping[str, str]
 

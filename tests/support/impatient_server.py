@@ -1,4 +1,4 @@
-"""A server of the shipped pair with very short limits, which users cannot set.
+"""A server of the tiny pair with very short limits, which users cannot set.
 
 Tests run it as a process, `COMMAND`; apart from the limits it does what `dflash-local serve` does.
 `READ_S` of its environment makes it wait longer for its clients.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.server import lifecycle
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.pool import ModelPool
@@ -33,7 +33,7 @@ SETTINGS = ServerSettings(
 def main() -> int:
     """Serve until a signal comes; the exit code."""
     with lifecycle.bind(SETTINGS) as bound:
-        target, drafter = demo.pair()
+        target, drafter = tiny_coder.pair()
         options = {"n_threads": 1, "n_gpu_layers": 0, "n_seq": 1}
         source = ModelSource(target.stem, target, drafter, options, max_queue=1)
         pool = ModelPool([source], queue_timeout_s=1.0)

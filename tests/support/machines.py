@@ -89,7 +89,7 @@ _H200_Q4 = Machine(  # a model of Qwen3-8B's shape on an H200, as measured
      128: 19.0},
     draft=2.0, draft_more=0.1, switch=5.9, inject=0.002, tokens=0.07, row_tokens=0.002,
 )  # fmt: skip
-_CPU_TINY = Machine(  # the shipped pair on two cores: a check of two tokens costs 2.7 steps
+_CPU_TINY = Machine(  # the tiny pair on two cores: a check of two tokens costs 2.7 steps
     "cpu-tiny",
     {1: 1.15, 2: 3.1, 4: 5.2, 8: 7.4, 16: 9.6, 32: 18.0, 64: 35.0, 128: 69.0},
     draft=4.5, draft_more=3.5, switch=0.1, inject=0.08, tokens=0.3, row_tokens=0.1,
@@ -139,7 +139,7 @@ _KEPT_OUT = [
         {1: 7.0, 2: 7.3, 4: 8.0, 8: 10.5, 9: 12.0, 16: 13.0, 32: 17.0, 64: 28.0, 128: 52.0},
         draft=1.6, draft_more=0.2, switch=2.0, inject=0.003, tokens=0.25, row_tokens=0.006,
     ),
-    Machine(  # a new graph costs five steps: the shipped pair as measured on an H200
+    Machine(  # a new graph costs five steps: the tiny pair as measured on an H200
         "tiny-h200",
         {1: 0.32, 2: 0.37, 4: 0.41, 8: 0.46, 9: 0.95, 16: 1.02, 32: 1.23, 64: 1.47, 128: 2.4},
         draft=0.30, draft_more=0.035, switch=1.5, inject=0.001, host=0.01, draft_host=0.05,

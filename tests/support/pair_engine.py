@@ -1,4 +1,4 @@
-"""The shipped pair as a bare engine: target, drafter, and runs of requests through them."""
+"""The tiny pair as a bare engine: target, drafter, and runs of requests through them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.draft.shape import DraftShape
@@ -40,13 +40,13 @@ def open_target(
     tapped_layers: tuple[int, ...] | None = None,
     exact: bool = False,
 ) -> Iterator[Target]:
-    """The shipped target, or one of its shape, on the CPU with the layers tapped as its drafter
+    """The tiny target, or one of its shape, on the CPU with the layers tapped as its drafter
     wants.
 
     One thread: those that wait for each other by spinning make tests that share the machine's cores
     many times slower, and any number of them computes the same in a q8_0 cache.
     """
-    shipped, drafter = demo.pair()
+    shipped, drafter = tiny_coder.pair()
     layers = read_drafter(GgufFile.open(drafter)).target_layers
     options = TargetOptions(
         n_ctx=n_ctx,
@@ -64,9 +64,9 @@ def open_target(
 
 
 def fused_drafter(target: Target) -> FusedDrafter:
-    """The shipped drafter on an open target, which closes it; with candidates for trees where the
+    """The tiny drafter on an open target, which closes it; with candidates for trees where the
     target takes them."""
-    drafter = demo.pair()[1]
+    drafter = tiny_coder.pair()[1]
     return FusedDrafter(
         drafter,
         target,

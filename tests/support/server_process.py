@@ -39,13 +39,14 @@ class ServerProcess:
         self.log: list[str] = []
         self._news = threading.Condition()
         self._ended = False
+        usual = {"DFLASH_LOCAL_TARGET": ""} if {"--model", "--models"} & set(arguments) else {}
         self.process = subprocess.Popen(
             [*command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **usual, **(environment or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -127,7 +128,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="session")
 def server(cache_folder: Path) -> Iterator[ServerProcess]:
-    """The shipped pair as users get it, but exact to the bit. Tests leave it as they found it."""
+    """The tiny pair as users get it, but exact to the bit. Tests leave it as they found it."""
     with serving(*EXACT) as running:
         yield running
         with running.client() as client:

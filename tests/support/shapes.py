@@ -1,4 +1,4 @@
-"""The shipped pair for each shape of drafts, where answers are plain decoding's token by token.
+"""The tiny pair for each shape of drafts, where answers are plain decoding's token by token.
 
 Chains: in Q8_0 with a q8_0 KV cache, to the bit. The cells of a tree lie in another order than
 those of plain decoding, so that sums round otherwise, and whatever rounds to few bits makes much of
@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local import Model, Result, demo, load
+import tiny_coder
+from dflash_local import Model, Result, load
 from dflash_local.draft.shape import DraftShape
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.stats import Stats
@@ -36,20 +37,20 @@ _EXACT: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def f32_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped target with its weights in F32."""
-    return dequantised(demo.pair()[0], tmp_path_factory.mktemp("f32") / "tiny-coder-f32.gguf")
+    """The tiny target with its weights in F32."""
+    return dequantised(tiny_coder.pair()[0], tmp_path_factory.mktemp("f32") / "tiny-coder-f32.gguf")
 
 
 @pytest.fixture(scope="session")
 def chain_model() -> Iterator[Model]:
-    """The shipped pair, all drafts chains."""
-    with exact_model("chain", demo.pair()[0], n_ctx=2048) as loaded:
+    """The tiny pair, all drafts chains."""
+    with exact_model("chain", tiny_coder.pair()[0], n_ctx=2048) as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="session")
 def tree_model(f32_target: Path) -> Iterator[Model]:
-    """The shipped pair, all drafts trees."""
+    """The tiny pair, all drafts trees."""
     with exact_model("tree", f32_target, n_ctx=2048) as loaded:
         yield loaded
 
@@ -88,10 +89,10 @@ def of_both_shapes(names: str, chain: Iterable[Any], tree: Iterable[Any]) -> pyt
 
 @contextmanager
 def exact_model(shape: DraftShape, target: Path, **options: Any) -> Iterator[Model]:
-    """`target`, as `exact_file` has it, with the shipped drafter, on the CPU; each request drafts
+    """`target`, as `exact_file` has it, with the tiny drafter, on the CPU; each request drafts
     up to 15 tokens."""
     on_cpu: dict[str, Any] = {"n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    draft = demo.pair()[1]
+    draft = tiny_coder.pair()[1]
     with load(target, draft, draft_shape=shape, **on_cpu, **_EXACT[shape], **options) as loaded:
         # Left to itself it would draft only where that pays, which says nothing about drafts.
         loaded.draft_width = loaded.engine.max_width
@@ -109,7 +110,7 @@ def exact_target(shape: DraftShape, target: Path, **options: Any) -> Iterator[Ta
 
 def exact_file(shape: DraftShape, request: pytest.FixtureRequest) -> Path:
     """The target to load for drafts of a shape."""
-    path: Path = request.getfixturevalue("f32_target") if shape == "tree" else demo.pair()[0]
+    path: Path = request.getfixturevalue("f32_target") if shape == "tree" else tiny_coder.pair()[0]
     return path
 
 

@@ -1,4 +1,4 @@
-"""The shipped drafter as its makers would publish it: config.json and safetensors."""
+"""The tiny drafter as its makers would publish it: config.json and safetensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 from gguf import quants
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.gguf.file import GgufFile
 from hf_drafters import write_safetensors
 
@@ -36,7 +36,7 @@ _LAYERS = {
 
 def config() -> dict[str, Any]:
     """Its config.json."""
-    data = GgufFile.open(demo.pair()[1]).metadata
+    data = GgufFile.open(tiny_coder.pair()[1]).metadata
     n_layer = data["dflash.block_count"]
     return {
         "architectures": ["DFlashDraftModel"],
@@ -79,7 +79,7 @@ def write(folder: Path) -> Path:
 @cache
 def _tensors() -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     found: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
-    for tensor in gguf.GGUFReader(demo.pair()[1]).tensors:
+    for tensor in gguf.GGUFReader(tiny_coder.pair()[1]).tensors:
         values = quants.dequantize(tensor.data, tensor.tensor_type)
         shape = tuple(int(extent) for extent in reversed(tensor.shape))
         found[_hf_name(tensor.name)] = ("F32", shape, values.astype("<f4").tobytes())

@@ -1,5 +1,5 @@
-"""The shipped drafter in other layouts: with small heads and other parts that leave most of what it
-was trained for, so that the shipped target accepts its drafts."""
+"""The tiny drafter in other layouts: with small heads and other parts that leave most of what it
+was trained for, so that the tiny target accepts its drafts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local import demo
+import tiny_coder
 from gguf_files import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Tensor, Value, changed, parts
 
 F16 = gguf.GGMLQuantizationType.F16
@@ -30,12 +30,12 @@ def _values(name: str, *shape: int, size: float) -> NDArray[np.float32]:
 def _sizes(tensors: dict[str, Tensor]) -> tuple[int, int, int]:
     """Layers, hidden size, heads."""
     n_layer = sum(name.endswith("attn_norm.weight") for name in tensors)
-    keys, _ = parts(demo.pair()[1])
+    keys, _ = parts(tiny_coder.pair()[1])
     return n_layer, len(tensors["output_norm.weight"][0]), keys["dflash.attention.head_count"][0]
 
 
 def _n_vocab() -> int:
-    return len(parts(demo.pair()[0])[0]["tokenizer.ggml.tokens"][0])
+    return len(parts(tiny_coder.pair()[0])[0]["tokenizer.ggml.tokens"][0])
 
 
 def _markov_alone(tensors: dict[str, Tensor]) -> None:
@@ -71,7 +71,7 @@ def _selector(tensors: dict[str, Tensor]) -> None:
 
 def _reduced(tensors: dict[str, Tensor]) -> None:
     """A head of its own for half of the tokens, those of text among them."""
-    _, target = parts(demo.pair()[0])
+    _, target = parts(tiny_coder.pair()[0])
     data, kind = target.get("output.weight", target["token_embd.weight"])
     known = np.sort(np.r_[: _n_vocab() // 2])
     tensors["output.weight"] = np.ascontiguousarray(data[known]), kind
@@ -104,7 +104,7 @@ def _rope_factors(tensors: dict[str, Tensor]) -> None:
 
 
 def _own_ends(tensors: dict[str, Tensor]) -> None:
-    _, target = parts(demo.pair()[0])
+    _, target = parts(tiny_coder.pair()[0])
     tensors["token_embd.weight"] = target["token_embd.weight"]
     tensors["output.weight"] = target.get("output.weight", target["token_embd.weight"])
 
@@ -233,6 +233,6 @@ LAYOUTS: dict[str, tuple[dict[str, Value | None], _Change]] = {
 
 
 def in_layout(name: str, path: Path) -> Path:
-    """The shipped drafter at `path` in one of `LAYOUTS`."""
+    """The tiny drafter at `path` in one of `LAYOUTS`."""
     keys, change = LAYOUTS[name]
-    return changed(demo.pair()[1], path, keys=keys, tensors=change)
+    return changed(tiny_coder.pair()[1], path, keys=keys, tensors=change)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.llama.runtime import Device
 from dflash_local.server import lifecycle
 from dflash_local.server.http.settings import ServerSettings
@@ -28,7 +28,7 @@ _NEEDED = 2.5
 
 def main() -> int:
     """Serve until a signal comes; the exit code."""
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     sources = [ModelSource(name, target, drafter, OPTIONS, 0, max_queue=1) for name in NAMES]
     plain = Device("CPU", "a CPU", "cpu", 1 << 40, 1 << 40)
     needed = sources[0].planner()([plain]).host.needed

@@ -1,11 +1,11 @@
-"""Small models of the shipped target's vocabulary, which draft for it."""
+"""Small models of the tiny target's vocabulary, which draft for it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.draft.model_drafter import ModelDrafter
 from dflash_local.fit.pairing import read_spec
 from dflash_local.gguf.drafter_spec import ModelSpec
@@ -16,7 +16,7 @@ from gguf_files import UINT32, Tensor, changed
 
 
 def write_small(path: Path, n_layer: int = 5) -> Path:
-    """The shipped target without its last layers: it guesses some of the tokens."""
+    """The tiny target without its last layers: it guesses some of the tokens."""
 
     def cut(tensors: dict[str, Tensor]) -> None:
         for name in list(tensors):
@@ -24,12 +24,12 @@ def write_small(path: Path, n_layer: int = 5) -> Path:
                 del tensors[name]
 
     keys = {"qwen3.block_count": (n_layer, UINT32, None)}
-    return changed(demo.pair()[0], path, keys=keys, tensors=cut)
+    return changed(tiny_coder.pair()[0], path, keys=keys, tensors=cut)
 
 
 def model_drafter(target: Target, path: Path | None = None, **options: Any) -> ModelDrafter:
-    """A drafter on an open target: a small model, or the shipped target, which is always right."""
-    path = path or demo.pair()[0]
+    """A drafter on an open target: a small model, or the tiny target, which is always right."""
+    path = path or tiny_coder.pair()[0]
     spec = read_spec(GgufFile.open(path))
     assert isinstance(spec, ModelSpec)
     n_seq = target.options.n_seq * (2 if spec.is_recurrent else 1)

@@ -1,5 +1,5 @@
-"""The shipped drafter, continued: with a Markov head (DSpark), or with a selector and convolutions
-(DFlash 2), trained on texts of the shipped target.
+"""The tiny drafter, continued: with a Markov head (DSpark), or with a selector and convolutions
+(DFlash 2), trained on texts of the tiny target.
 
 Minutes on two cores. The result is no good drafter, but its heads know something, so that its
 accepted length says whether they are computed as they were trained.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.target_model.target import Target
@@ -93,7 +93,7 @@ def written(target: Target, texts: Sequence[str], n_tokens: int) -> list[Text]:
 
 
 def _shipped() -> TorchDrafter:
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     return read_torch_drafter(drafter, target, dtype=torch.float32)
 
 
@@ -223,7 +223,7 @@ def train_selector(
 
 
 def write(path: Path, heads: dict[str, Tensor], kind: str = "F16") -> Path:
-    """The shipped drafter with these heads; their matrices are of this type."""
+    """The tiny drafter with these heads; their matrices are of this type."""
     from random_model import quantize
 
     keys: dict[str, Value | None] = {"dflash.sample_from_anchor": (False, BOOL, None)}
@@ -245,7 +245,7 @@ def write(path: Path, heads: dict[str, Tensor], kind: str = "F16") -> Path:
             else:
                 tensors[name] = values, F32
 
-    return changed(demo.pair()[1], path, keys=keys, tensors=add)
+    return changed(tiny_coder.pair()[1], path, keys=keys, tensors=add)
 
 
 def accepted_length(

@@ -1,6 +1,6 @@
 """Tiny targets that see, with projectors of random weights, and pictures to show them.
 
-The targets have the shipped target's weights under the names of families with images: `qwen3vl`,
+The targets have the tiny target's weights under the names of families with images: `qwen3vl`,
 whose positions are M-RoPE's, and `gemma3`, which sees all of an image at once. `qwen35` has random
 weights, and recurrent layers.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dflash_local import demo
+import tiny_coder
 from gguf_files import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Value, keys_of, parts, write
 from hybrid import write_hybrid
 from random_model import RandomModel
@@ -31,7 +31,7 @@ _SIDE = 8
 
 def write_vision_target(path: Path, kind: str) -> Path:
     """Write the target of that kind."""
-    source = demo.pair()[0]
+    source = tiny_coder.pair()[0]
     if kind == "gemma3":
         return write_windowed(path, source, 1024)
     if kind == "qwen35":

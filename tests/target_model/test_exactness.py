@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local import Model, demo, load
+import tiny_coder
+from dflash_local import Model, load
 from dflash_local.target_model import exactness
 from dflash_local.target_model.exactness import (
     WIDTHS,
@@ -24,7 +25,7 @@ from pair_engine import open_target
 
 @pytest.fixture(scope="module")
 def f32(f32_target: Path) -> Iterator[Target]:
-    """The shipped target with its weights in F32, whose products depend on the batch."""
+    """The tiny target with its weights in F32, whose products depend on the batch."""
     with open_target(f32_target, n_ctx=256) as target:
         yield target
 
@@ -59,9 +60,9 @@ def test_the_shipped_pair_is_exact_to_its_block(model: Model) -> None:
 @pytest.mark.slow
 def test_it_is_measured_once(own_cache: Path, in_48_rows: None) -> None:
     """The second time nothing is decoded: the caches stay as they are."""
-    prompt = demo.prompts()["code"][0]
+    prompt = tiny_coder.prompts()["code"][0]
     with load(
-        *demo.pair(), n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
+        *tiny_coder.pair(), n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
     ) as model:
         expected = model.generate(prompt, max_tokens=8)
         found = model.exactness()
@@ -77,7 +78,7 @@ def test_it_is_measured_once(own_cache: Path, in_48_rows: None) -> None:
         assert model.exactness() == found
         assert json.loads(kept.read_text())
     with load(
-        *demo.pair(), n_ctx=128, kv_type="f16", n_gpu_layers=0, n_threads=1, quiet=True
+        *tiny_coder.pair(), n_ctx=128, kv_type="f16", n_gpu_layers=0, n_threads=1, quiet=True
     ) as other:
         other.exactness()
         assert len(list((own_cache / "exactness").iterdir())) == 2

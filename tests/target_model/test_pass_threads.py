@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.engine.engine import Engine
 from dflash_local.target_model.bare_pass import prefill, rows_of
 from dflash_local.target_model.options import TargetOptions
@@ -126,7 +126,7 @@ def test_an_answer_across_256_tokens_is_the_same(
     engine: Engine, width: int, logprobs: int | None
 ) -> None:
     target = engine.target
-    prompt = target.vocabulary.tokenize(demo.prompts()["code"][0] * 9)[:230]
+    prompt = target.vocabulary.tokenize(tiny_coder.prompts()["code"][0] * 9)[:230]
     answers = []
     for cores in (None, Turns(2)):
         target._pass_threads.cores = cores  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import BackendError, InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.llama import native
@@ -46,7 +46,7 @@ def path_of(tmp_path_factory: pytest.TempPathFactory) -> PathOf:
     folder = tmp_path_factory.mktemp("hybrid")
 
     def find(architecture: str, quant: str = "Q8_0") -> Path:
-        path, source = folder / f"{architecture}-{quant}.gguf", demo.pair()[0]
+        path, source = folder / f"{architecture}-{quant}.gguf", tiny_coder.pair()[0]
         if path.exists():
             return path
         if architecture == "mamba":

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local import demo, load
+import tiny_coder
+from dflash_local import load
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.errors import BackendError, InputError
@@ -324,7 +325,7 @@ def test_weights_of_the_target_that_are_no_numbers_do_not_blame_the_drafter(
         values, kind = tensors["blk.3.attn_norm.weight"]
         tensors["blk.3.attn_norm.weight"] = np.full_like(values, np.nan), kind
 
-    target, drafter = demo.pair()
+    target, drafter = tiny_coder.pair()
     bad = changed(target, tmp_path / "bad.gguf", tensors=spoil_norm)
     with (
         pytest.raises(BackendError, match="the target's logits are not finite numbers"),

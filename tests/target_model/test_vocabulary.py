@@ -12,7 +12,7 @@ import llama_cpp.llama_cpp as api
 import pytest
 
 import gguf_files
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import ClosedError, ContextFullError
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
@@ -104,7 +104,7 @@ def test_a_model_that_is_collected_in_the_midst_of_a_reader() -> None:
     read: list[str] = []
 
     def reader() -> None:
-        abandoned = Target(demo.pair()[0], TargetOptions(n_ctx=64, n_threads=1))
+        abandoned = Target(tiny_coder.pair()[0], TargetOptions(n_ctx=64, n_threads=1))
         found = abandoned.vocabulary
         with found.reading() as pointer:
             del abandoned

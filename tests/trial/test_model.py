@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import BackendError, FileError
 from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.file import GgufFile
@@ -16,7 +16,7 @@ from dflash_local.trial import child
 from dflash_local.trial.model import ensure_loadable
 from gguf_files import STRING, UINT32, Value, changed
 
-TARGET, DRAFTER = demo.pair()
+TARGET, DRAFTER = tiny_coder.pair()
 TAPS = (2, 4, 6)
 
 

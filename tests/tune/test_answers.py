@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.loading import open_drafter
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
@@ -29,7 +29,7 @@ def target() -> Iterator[Target]:
     options = TargetOptions(
         n_ctx=512, n_seq=2, kv_type="q8_0", n_threads=1, tapped_layers=(2, 4, 6), n_gpu_layers=0
     )
-    with Target(demo.pair()[0], options) as loaded:
+    with Target(tiny_coder.pair()[0], options) as loaded:
         yield loaded
 
 
@@ -43,13 +43,13 @@ SAMPLINGS = (
 
 @pytest.fixture(scope="module")
 def prompts(target: Target) -> list[list[int]]:
-    texts = [text for kind in demo.prompts().values() for text in kind[:2]]
+    texts = [text for kind in tiny_coder.prompts().values() for text in kind[:2]]
     return [target.vocabulary.tokenize(text, special=True) for text in texts]
 
 
 @pytest.fixture(scope="module")
 def answers(target: Target, prompts: list[list[int]]) -> list[Answer]:
-    drafter = open_drafter(demo.pair()[1], target, n_seq=2, n_ctx=512)
+    drafter = open_drafter(tiny_coder.pair()[1], target, n_seq=2, n_ctx=512)
     answerer = Answerer(target, drafter, 2, N_TOKENS, torch.float32)
     found = list(answerer.answers(zip(prompts, SAMPLINGS, strict=True)))
     answerer.pause()
@@ -103,7 +103,7 @@ def test_an_answer_knows_where_the_engine_began_its_rounds(answers: list[Answer]
 
 
 def test_rounds_are_counted_as_the_engine_counts_them(answers: list[Answer]) -> None:
-    target, draft = demo.pair()
+    target, draft = tiny_coder.pair()
     drafter = read_torch_drafter(draft, target, dtype=torch.float32)
     trainer = Trainer(drafter, low_rank=False, n_packed=2)
     for answer in answers[:2]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import BackendError, InputError
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.beside import Beside
@@ -79,7 +79,7 @@ def test_who_waits_for_answers_can_be_stopped(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_target_writes_in_a_process_of_its_own(tmp_path: Path) -> None:
     options = options_for(
-        demo.pair()[0],
+        tiny_coder.pair()[0],
         tmp_path / "out",
         n_ctx=256,
         max_tokens=16,

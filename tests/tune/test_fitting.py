@@ -1,4 +1,4 @@
-"""A whole run with the shipped pair: its files, its stops, and how it goes on."""
+"""A whole run with the tiny pair: its files, its stops, and how it goes on."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+import tiny_coder
 from adapters import write_lora
 from command_line import COMMAND
-from dflash_local import demo, setup
+from dflash_local import setup
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.errors import BackendError, InputError, PairError
 from dflash_local.loading import load
@@ -46,7 +47,7 @@ torch.set_num_threads(1)  # those of other tests want the cores as well
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneOptions:
     """A run of some steps, of copies of the shipped files."""
     monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
-    target, draft = (Path(shutil.copy(path, tmp_path)) for path in demo.pair())
+    target, draft = (Path(shutil.copy(path, tmp_path)) for path in tiny_coder.pair())
     texts = tmp_path / "texts"
     texts.mkdir()
     for path in sorted(Path(json.__file__).parent.glob("*.py")):
@@ -127,7 +128,7 @@ def test_a_run_goes_on_after_it_was_stopped_and_its_drafter_can_be_undone(
 
     assert card.won
     assert find_pair(options.target, say=print).draft == card.after
-    prompt = demo.prompts()["code"][0]
+    prompt = tiny_coder.prompts()["code"][0]
     answers = []
     for draft, width in ((None, 0), (card.after, 8)):
         with load(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gguf_files
-from dflash_local import demo
+import tiny_coder
 from dflash_local.errors import InputError
 from dflash_local.loading import load
 from dflash_local.pairs.find import find_pair
@@ -26,9 +26,9 @@ torch.set_num_threads(1)  # those of other tests want the cores as well
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
-    """A run of some steps for a copy of the shipped target, for a drafter of one layer."""
+    """A run of some steps for a copy of the tiny target, for a drafter of one layer."""
     monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
-    target = Path(shutil.copy(demo.pair()[0], tmp_path))
+    target = Path(shutil.copy(tiny_coder.pair()[0], tmp_path))
     return options_for(
         target,
         tmp_path / "out",
@@ -91,7 +91,7 @@ def test_a_drafter_from_nothing_learns_and_goes_on_after_a_stop(options: TrainOp
     answers = []
     for draft, width in ((None, 0), (card.after, 4)):
         with load(options.target, draft, n_ctx=512, n_gpu_layers=0, n_threads=1, quiet=True) as m:
-            prompt = demo.prompts()["code"][0]
+            prompt = tiny_coder.prompts()["code"][0]
             answers.append(m.generate(prompt, max_tokens=24, draft_width=width).tokens)
     assert answers[0] == answers[1]
 

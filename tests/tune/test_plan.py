@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.plan import TunePlan, answer_bytes
 
 EACH = 397_934_592
-"""Bytes of an answer of 2048 tokens, of the shipped pair."""
+"""Bytes of an answer of 2048 tokens, of the tiny pair."""
 
 
 @pytest.fixture(scope="module")
 def drafter() -> GgufFile:
-    return GgufFile.open(demo.pair()[1])
+    return GgufFile.open(tiny_coder.pair()[1])
 
 
 def test_the_plan_takes_what_fits(drafter: GgufFile) -> None:

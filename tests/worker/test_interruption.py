@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+import tiny_coder
 from adversarial import ScriptedDrafter
-from dflash_local import ClosedError, InputError, Model, Result, demo, load
+from dflash_local import ClosedError, InputError, Model, Result, load
 from dflash_local.draft.draft import Draft
 from dflash_local.engine.engine import Engine
 from pair_engine import open_target
@@ -30,13 +31,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def prompt() -> str:
-    return demo.prompts()["code"][0]
+    return tiny_coder.prompts()["code"][0]
 
 
 def short_load(**options: Any) -> Model:
     """A model of a test's own, to close it."""
     settings = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    return load(*demo.pair(), **settings | options)
+    return load(*tiny_coder.pair(), **settings | options)
 
 
 def cold(model: Model, prompt: str, **options: Any) -> Result:
@@ -86,7 +87,7 @@ def test_cancelled_from_another_thread(either_model: Model, prompt: str) -> None
 
 @pytest.mark.slow
 def test_threads_take_turns(model: Model) -> None:
-    prompts = [*demo.prompts()["code"][:2], *demo.prompts()["chat"][:2]]
+    prompts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
     expected = [cold(model, p, max_tokens=N).text for p in prompts]
     found: dict[int, list[str]] = {}
 
@@ -233,9 +234,9 @@ def test_a_model_that_nobody_holds_is_freed(prompt: str) -> None:
 BEGIN = """
 import asyncio, os, signal, sys, threading
 import dflash_local
-from dflash_local import demo
-target_path, drafter_path = demo.pair()
-prompt = demo.prompts()["code"][0]
+import tiny_coder
+target_path, drafter_path = tiny_coder.pair()
+prompt = tiny_coder.prompts()["code"][0]
 options = {"n_ctx": 8192, "kv_type": "q8_0", "n_threads": 1, "quiet": True}
 model = dflash_local.load(target_path, drafter_path, **options)
 endless = {"max_tokens": None, "ignore_eos": True}
@@ -287,7 +288,7 @@ model.generate(prompt, max_tokens=4)
 
 HANDLES = """
 import gc, sys
-from dflash_local import demo
+import tiny_coder
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.loading import open_drafter
 from dflash_local.target_model.target import Target
@@ -295,8 +296,8 @@ from dflash_local.target_model.options import TargetOptions
 import numpy as np
 def handles():
     options = TargetOptions(n_ctx=256, n_threads=1, tapped_layers=(2, 4, 6))
-    target = Target(demo.pair()[0], options)
-    drafter = open_drafter(demo.pair()[1], target, n_seq=1, n_ctx=256)
+    target = Target(tiny_coder.pair()[0], options)
+    drafter = open_drafter(tiny_coder.pair()[1], target, n_seq=1, n_ctx=256)
     target.decode([5, 6], [0, 1], [0, 0], [False, True])
     drafter.inject(0, target.hidden_states().reshape(2, -1))
     return target, drafter
@@ -350,7 +351,8 @@ except KeyboardInterrupt:
 
 
 def python(code: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    support = str(ROOT / "tests" / "support")
+    path = os.pathsep.join(filter(None, [str(ROOT), support, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": path},
@@ -383,7 +385,7 @@ AT_EXIT = """
 import atexit
 atexit.register(lambda: print([model.target.is_open for model in models]))
 from dflash_local import load
-from dflash_local.demo import pair
+from tiny_coder import pair
 
 def stuck():
     raise RuntimeError("stuck")
@@ -406,7 +408,7 @@ def test_at_exit_one_model_that_fails_to_close_keeps_no_other_open() -> None:
 SILENT = """
 import sys
 from dflash_local import load
-from dflash_local.demo import pair
+from tiny_coder import pair
 sys.stderr.close()
 model = load(*pair(), n_ctx=128, n_gpu_layers=0, n_threads=1)
 assert model._say("a line") is None

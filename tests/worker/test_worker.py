@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+import tiny_coder
 from adversarial import ScriptedDrafter, forked
-from dflash_local import DflashError, InputError, Model, Result, demo, load
+from dflash_local import DflashError, InputError, Model, Result, load
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import DraftShape
@@ -46,7 +47,7 @@ class Bench:
     def __init__(self, model: Model, shape: DraftShape, file: Path) -> None:
         """Drafts have a shape; `file` is the target's."""
         self.model, self.shape, self.file = model, shape, file
-        known = demo.prompts()
+        known = tiny_coder.prompts()
         self.plain: list[PlainAnswer] = []
         for text in [*known["code"][:3], *known["chat"][:2]]:
             model._worker.run(
@@ -82,7 +83,7 @@ def opened(shape: DraftShape, file: Path) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def of_chains() -> Iterator[Bench]:
-    with opened("chain", demo.pair()[0]) as bench:
+    with opened("chain", tiny_coder.pair()[0]) as bench:
         yield bench
 
 
@@ -419,7 +420,7 @@ def test_waiting_too_long(bench: Bench) -> None:
 
 
 def test_closing_ends_all() -> None:
-    model = load(*demo.pair(), n_ctx=4096, n_seq=2, **ON_CPU)
+    model = load(*tiny_coder.pair(), n_ctx=4096, n_seq=2, **ON_CPU)
     streams = occupy(model, 2)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(model.generate, [9])
@@ -493,7 +494,10 @@ def test_the_totals_are_sums(bench: Bench) -> None:
 def test_if_its_thread_dies_no_caller_waits_for_ever() -> None:
     """Those that submit in that moment, too."""
     options: dict[str, Any] = {"n_ctx": 128, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    with load(demo.pair()[0], draft_width=0, **options) as model, ThreadPoolExecutor(8) as threads:
+    with (
+        load(tiny_coder.pair()[0], draft_width=0, **options) as model,
+        ThreadPoolExecutor(8) as threads,
+    ):
         worker = model._worker
 
         def ask(_: int) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_local import demo
 from dflash_local.errors import InputError
 from dflash_local.text_file import read_text
 
@@ -43,21 +42,14 @@ class BenchPrompt:
         return cls(category, messages=({"role": "user", "content": text},))
 
 
-def built_in(categories: Sequence[str], *, limit: int, shipped: bool) -> list[BenchPrompt]:
-    """At most `limit` prompts of each category except `long`, which `case.long_cases` makes.
-
-    `shipped`: those on which the shipped pair was trained, not those of a general model.
-    """
+def built_in(categories: Sequence[str], *, limit: int) -> list[BenchPrompt]:
+    """At most `limit` prompts of each category except `long`, which `case.long_cases` makes."""
     general = json.loads(_FILE.read_text(encoding="utf-8"))
     found = {
         "chat": [BenchPrompt.question("chat", text) for text in general["chat"]],
         "code": [BenchPrompt.question("code", text) for text in general["code"]],
         "fim": [BenchPrompt("fim", infill=(prefix, suffix)) for prefix, suffix in general["fim"]],
     }
-    if shipped:
-        for category, texts in demo.prompts().items():
-            kept = [text for text in texts if "<|fim_" not in text]
-            found[category] = [BenchPrompt(category, text=text) for text in kept]
     return [
         prompt for category in categories for prompt in found.get(category, [])[: max(0, limit)]
     ]

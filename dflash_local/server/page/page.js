@@ -22,15 +22,15 @@ const PROMPTS = [
   "Explain speculative decoding in five sentences.",
   "Make a table of five sorting algorithms: name, average time, worst time, stable or not.",
 ];
-/** The shipped pair writes nothing but Python functions. */
+/** The model where none is named answers simple questions only. */
 const TINY = {
-  file: /^tiny-coder/,
+  file: /^SmolLM2-135M/,
   prompts: [
-    "Implement `read_json` in Python: Read a JSON file and return its contents.",
-    "Implement `word_count` in Python: Count how often each word occurs in a text.",
-    "Implement `merge` in Python: Merge two dictionaries into a new one.",
+    "What is the capital of France, and why is it famous?",
+    "How do plants make their food?",
+    "What is gravity?",
   ],
-  hint: "This tiny model writes Python functions, and not always good ones. Try one:",
+  hint: "This tiny model answers simple questions, and not always right. Try one:",
 };
 
 /** The choices of "When to draft". */

@@ -1,4 +1,4 @@
-"""The shipped pair as the benchmark loads it: ready for chains and for trees."""
+"""The tiny pair as the benchmark loads it: ready for chains and for trees."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from dflash_local import Model, demo, load
+import tiny_coder
+from dflash_local import Model, load
 
 
 @pytest.fixture(scope="session")
 def auto_model() -> Iterator[Model]:
     """On one thread: fastest where other tests need the rest of the cores."""
     options = {"n_ctx": 2048, "n_gpu_layers": 0, "n_threads": 1}
-    with load(*demo.pair(), quiet=True, draft_shape="auto", kv_type="q8_0", **options) as loaded:
+    with load(
+        *tiny_coder.pair(), quiet=True, draft_shape="auto", kv_type="q8_0", **options
+    ) as loaded:
         yield loaded

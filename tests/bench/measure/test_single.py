@@ -1,4 +1,4 @@
-"""One request at a time: real answers of the shipped pair, plain and drafted in turn."""
+"""One request at a time: real answers of the tiny pair, plain and drafted in turn."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ N_PROMPTS = {"chat": 2, "code": 1}
 @pytest.fixture(scope="module")
 def cases(auto_model: Model) -> list[Case]:
     prompts = [
-        prompt
-        for category, n in N_PROMPTS.items()
-        for prompt in built_in((category,), limit=n, shipped=True)
+        prompt for category, n in N_PROMPTS.items() for prompt in built_in((category,), limit=n)
     ]
     return tokenized(auto_model, prompts, room=SETTINGS.max_tokens)[0]
 
@@ -90,7 +88,7 @@ def test_every_combination_has_a_row_and_every_category_a_line(
         for variant in VARIANTS
         for cache in CACHE_STATES
     ]
-    assert [line.split(":")[0] for line in told] == [
+    assert [line.split(":")[0] for line in told if " left" not in line] == [
         "chat, temperature 0",
         "code, temperature 0",
         "chat, temperature 0.8",

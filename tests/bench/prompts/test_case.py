@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_local import Model, demo
+from dflash_local import Model
 from dflash_local.bench.prompts.case import (
     DEPTHS,
     depth_lengths,
@@ -12,17 +12,8 @@ from dflash_local.bench.prompts.case import (
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 
 
-def test_shipped_prompts_are_those_of_the_demo(model: Model) -> None:
-    prompts = built_in(("chat",), limit=3, shipped=True)
-    cases, notes = tokenized(model, prompts, room=16)
-    assert [case.tokens for case in cases] == [
-        model.tokenize(text) for text in demo.prompts()["chat"][:3]
-    ]
-    assert notes == []
-
-
-def test_chat_prompts_of_other_models_go_through_their_template(model: Model) -> None:
-    prompts = built_in(("chat", "code"), limit=2, shipped=False)
+def test_chat_prompts_go_through_the_template(model: Model) -> None:
+    prompts = built_in(("chat", "code"), limit=2)
     cases, _ = tokenized(model, prompts, room=16)
     assert [case.category for case in cases] == ["chat", "chat", "code", "code"]
     start = model.tokenize("<|im_start|>user\n")

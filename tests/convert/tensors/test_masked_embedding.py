@@ -14,8 +14,9 @@ from gguf import quants
 from numpy.typing import NDArray
 
 import shipped_drafter
+import tiny_coder
 import tokenizer_files
-from dflash_local import demo, load
+from dflash_local import load
 from dflash_local.convert import convert
 from dflash_local.convert.tensors.masked_embedding import GgufRows
 from dflash_local.errors import FileError, InputError
@@ -24,7 +25,7 @@ from hf_drafters import as_bfloat16, write_safetensors
 
 Pair = tuple[Path, Path]
 
-PROMPT = demo.prompts()["code"][0]
+PROMPT = tiny_coder.prompts()["code"][0]
 MASK = 8191
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import command_line
+import tiny_coder
 from command_line import run_here
-from dflash_local import demo
 from dflash_local.cli import main
 from lab.bench.__main__ import NAME, bench
 from mini_shapes import DENSE
 
 ROOT = Path(__file__).parents[3]
-TARGET, DRAFTER = map(str, demo.pair())
+TARGET, DRAFTER = map(str, tiny_coder.pair())
 ALONE = ("--threads", "1", "--gpu-layers", "0")
 ON_CPU = (*ALONE, "--draft-shape", "chain,tree")
 FEW = ("--max-tokens", "10", "--limit", "1", *ON_CPU)

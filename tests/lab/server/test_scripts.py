@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from guarded_server import guarded
 from server_process import EXACT, ServerProcess, serving
 
@@ -80,7 +80,7 @@ def test_no_hostile_request_stops_the_others() -> None:
 
 @pytest.mark.slow
 def test_it_ends_at_once_in_the_middle_of_an_attack() -> None:
-    target, drafter = map(str, demo.pair())
+    target, drafter = map(str, tiny_coder.pair())
     with serving("--target", target, "--draft", drafter, *EXACT) as server:
 
         def attack() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.server.answering.request_check import RequestCheck
 from dflash_local.server.answering.sampling_fields import SamplingFields
 from dflash_local.server.http.errors import ApiError
@@ -13,7 +13,7 @@ from dflash_local.server.models.source import ModelSource
 
 
 def test_a_strict_server_refuses_what_it_does_not_know() -> None:
-    pool = ModelPool([ModelSource("tiny", demo.pair()[0])])
+    pool = ModelPool([ModelSource("tiny", tiny_coder.pair()[0])])
     strict, usual = RequestCheck(strict=True), RequestCheck()
     body = SamplingFields.model_validate({"temprature": 0.5, "user": "me"})
     with pytest.raises(ApiError, match="did you mean temperature"):

@@ -1,6 +1,6 @@
 """Tools and reasoning over `/v1/chat/completions`, with the chat template of Qwen3.
 
-The shipped model was taught neither, so it is bound to write what a model of that family would.
+The tiny model was taught neither, so it is bound to write what a model of that family would.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_with_tools_and_a_schema_the_answer_is_a_call_or_of_the_schema(
         "tools": [WEATHER],
         "parallel_tool_calls": False,
         "response_format": {"type": "json_object", "schema": {"const": {"a": 1}}},
-        # The shipped model would do neither.
+        # The tiny model would do neither.
         "logit_bias": {str(model.tokenize(likely)[0]): 30},
         "reasoning_effort": "none",
     }

@@ -253,9 +253,9 @@ def test_a_body_is_not_read_before_the_key(guarded: ServerProcess) -> None:
 def test_no_answer_names_a_path_of_this_machine(
     client: httpx.Client, server: ServerProcess
 ) -> None:
-    from dflash_local import demo
+    import tiny_coder
 
-    folder = str(demo.pair()[0].parent)
+    folder = str(tiny_coder.pair()[0].parent)
     for path in ("/props", "/v1/models", "/health", "/openapi.json", "/no-such-route"):
         assert folder not in client.get(path).text
 

@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+import tiny_coder
 from adapters import write_lora
-from dflash_local import demo, load
+from dflash_local import load
 from server_process import EXACT, ServerProcess
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add_all(numbers):\n"
@@ -24,12 +25,12 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("lora") / "style.gguf",
         [*map("blk.{}.ffn_down.weight".format, range(8))],
     )
-    return write_lora(path, demo.pair()[0], names=names, gain=0.15)
+    return write_lora(path, tiny_coder.pair()[0], names=names, gain=0.15)
 
 
 @pytest.fixture(scope="module")
 def adapted(lora: Path, cache_folder: Path) -> Iterator[httpx.Client]:
-    target, draft = map(str, demo.pair())
+    target, draft = map(str, tiny_coder.pair())
     server = ServerProcess("--target", target, "--draft", draft, "--lora", f"{lora}:0.5", *EXACT)
     try:
         server.start()
@@ -43,7 +44,7 @@ def adapted(lora: Path, cache_folder: Path) -> Iterator[httpx.Client]:
 def plain(lora: Path, scale: float) -> tuple[str, str]:
     """The model's answers to the prompt and to the messages."""
     options = {"n_gpu_layers": 0, "kv_type": "q8_0", "n_threads": 1, "quiet": True}
-    with load(*demo.pair(), lora=[(lora, scale)], **options) as model:  # type: ignore[arg-type]
+    with load(*tiny_coder.pair(), lora=[(lora, scale)], **options) as model:  # type: ignore[arg-type]
         ask: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "draft_width": 0}
         return model.generate(PROMPT, **ask).text, model.chat(MESSAGES, **ask).text
 

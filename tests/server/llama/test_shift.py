@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from dflash_local import demo
+import tiny_coder
 from server_process import EXACT, serving
 
 PROMPT = "def add(a, b):\n    return a + b\n"
@@ -19,7 +19,7 @@ def completed(client: httpx.Client, **fields: Any) -> dict[str, Any]:
 
 
 def test_an_answer_goes_on(cache_folder: object) -> None:
-    target, draft = map(str, demo.pair())
+    target, draft = map(str, tiny_coder.pair())
     files = ("--target", target, "--draft", draft, "--ctx", "128", "--parallel", "1")
     with serving(*files, *EXACT) as server, server.client() as client:
         told = completed(client)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from long_text import PYTHON_SOURCE
 from server_process import EXACT, ServerProcess
 
@@ -19,7 +19,7 @@ OTHER = "def add(a, b):\n"
 
 
 def server(folder: Path, *options: str) -> ServerProcess:
-    target, draft = map(str, demo.pair())
+    target, draft = map(str, tiny_coder.pair())
     return ServerProcess(
         *("--target", target, "--draft", draft, "--parallel", "2", "--cache-mb", "0"),
         *("--slot-save-path", str(folder), *EXACT, *options),

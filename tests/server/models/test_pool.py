@@ -16,7 +16,8 @@ import ollama
 import openai
 import pytest
 
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from dflash_local.server.models.source import ModelSource
 from openai_api import CERTAIN, CHAT, COMPLETIONS, QUESTION, user
 from server_process import EXACT, ServerProcess, serving, until
@@ -125,9 +126,9 @@ def test_a_request_that_names_none_gets_the_first(client: httpx.Client) -> None:
 
 
 def test_how_a_model_samples_is_known_before_it_is_loaded() -> None:
-    assert ModelSource("tiny", demo.pair()[0]).defaults.for_chats["temperature"] == 0
+    assert ModelSource("tiny", tiny_coder.pair()[0]).defaults.for_chats["temperature"] == 0
     for word in ("copies", "mtp"):
-        source = ModelSource("tiny", demo.pair()[0], Path(word))
+        source = ModelSource("tiny", tiny_coder.pair()[0], Path(word))
         assert source.defaults.for_chats["temperature"] == 0
 
 

@@ -8,7 +8,8 @@ import stat
 from pathlib import Path
 
 import gguf_files
-from dflash_local import Model, demo
+import tiny_coder
+from dflash_local import Model
 from dflash_local.bench.prompts.case import tokenized
 from dflash_local.bench.prompts.prompt import read_prompts
 from dflash_local.loading import load
@@ -43,7 +44,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_load(tmp_path: Path
 
 def test_recorded_prompts_are_read_with_the_tokens_that_they_had(tmp_path: Path) -> None:
     """By a vocabulary that has a token for the start of any text, which is in them already."""
-    shipped = demo.pair()[0]
+    shipped = tiny_coder.pair()[0]
     texts = gguf_files.parts(shipped)[0]["tokenizer.ggml.tokens"][0]
     start = list(texts).index("<|im_start|>")
     keys = {

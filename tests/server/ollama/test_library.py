@@ -10,7 +10,7 @@ import ollama
 import pytest
 
 import library_hub
-from dflash_local import demo
+import tiny_coder
 from dflash_local.server.app import create_app
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.pool import ModelPool
@@ -60,11 +60,11 @@ def test_only_models_by_their_names_are_pulled(client: httpx.Client, name: str) 
 def test_what_the_server_was_started_with_stays(client: httpx.Client) -> None:
     answer = client.request("DELETE", "/api/delete", json={"model": "tiny-coder-q8_0"})
     assert answer.status_code == 400
-    assert demo.pair()[0].is_file()
+    assert tiny_coder.pair()[0].is_file()
 
 
 def test_a_server_for_other_machines_changes_no_models() -> None:
-    pool = ModelPool([ModelSource("m", demo.pair()[0])], further=lambda *_: 1 / 0)  # type: ignore[arg-type,return-value]
+    pool = ModelPool([ModelSource("m", tiny_coder.pair()[0])], further=lambda *_: 1 / 0)  # type: ignore[arg-type,return-value]
     app = create_app(pool, ServerSettings(host="0.0.0.0", api_keys=("k",)))
     headers = {"Authorization": "Bearer k"}
 

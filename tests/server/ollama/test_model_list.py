@@ -34,7 +34,7 @@ def test_a_model_that_is_served_is_shown_as_ollama_shows_it(client: httpx.Client
     shown = client.post("/api/show", json=name).json()
     lines = dict(line.split() for line in shown["parameters"].split("\n"))
     assert lines["num_ctx"] == "4096"
-    assert float(lines["temperature"]) == 0  # the shipped pair is greedy
+    assert float(lines["temperature"]) == 0  # the tiny pair is greedy
     assert shown["license"] == ""
 
 
