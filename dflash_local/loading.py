@@ -73,12 +73,14 @@ def load(
     `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
     `load("qwen3-8b")`: it stands for both. What is not on this disk is fetched, once the memory is
     known to suffice. Without `draft`, the drafter is the name's own, or a `dflash-*.gguf` in the
-    target's folder or repository. A target that is given as a file has none. What the registry or
-    the target's file advises for sampling and thinking is the default of all requests.
+    target's folder or repository. A target that is given as a file has none. One without a drafter
+    drafts with the heads of its own file (layers that predict further tokens), if it has any that
+    can be used and the memory holds them; "none" is no drafter at all. What the registry or the
+    target's file advises for sampling and thinking is the default of all requests.
 
     What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
-    snapshots (see below). "mtp" in its place asks for the heads of the target's own file.
+    snapshots (see below). "mtp" in its place asks for the heads, and no other drafter.
     `draft_from` is a file of further text to copy from.
 
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. Of a
@@ -216,7 +218,7 @@ def _open(
     if told := split_by_layers_because(options, devices):
         say(told)
         options = replace(options, split_mode="layer")
-    setup = Setup(pair, options, devices)
+    setup = Setup(pair, options, devices).fitting()
     is_cpu_meant = options.n_gpu_layers == 0 or options.device
     if not is_cpu_meant and not any(d.type in ("gpu", "igpu") for d in setup.devices):
         _tell_unused_gpu(say)

@@ -104,6 +104,7 @@ def _names_of(pair: Pair) -> PairNames:
         made_for=made_for,
         is_shipped=is_shipped,
         is_dflash=is_dflash,
+        has_heads=isinstance(pair.spec, HeadsSpec),
         expected=_expected(pair, is_shipped) if is_dflash else None,
     )
 

@@ -60,6 +60,7 @@ class HeadsDrafter(Drafter):
     The method is that of DeepSeek-V3 (2024, arXiv 2412.19437), as llama-server's `draft-mtp`.
     """
 
+    name = "the target's heads"
     saves_rows = True
 
     def __init__(self, target: Target, spec: HeadsSpec, *, n_seq: int, n_ctx: int) -> None:

@@ -14,10 +14,15 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
-from dflash_local.errors import FileError, PairError
+from dflash_local.errors import FileError, InputError, PairError
+from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.pairing import check_heads, check_pair
+from dflash_local.gguf.drafter_spec import HeadsSpec
 from dflash_local.gguf.file import GgufFile
+from dflash_local.llama.runtime import Device
+from dflash_local.pair import Pair, open_pair
 from dflash_local.prefixes.store import PrefixStore
+from dflash_local.setup import Setup
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 from elsewhere import controller
@@ -182,19 +187,61 @@ def test_a_text_goes_on_from_an_earlier_one(target: Target, engine: Engine) -> N
         consistent(engine, engine.drafter, len(engine.slots[0].cached))
 
 
-def test_loaded_by_the_word(files: dict[str, Path]) -> None:
+OPTIONS = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
+
+
+@pytest.mark.parametrize("word", [None, "mtp"])
+def test_loaded_by_default_and_by_the_word(files: dict[str, Path], word: str | None) -> None:
     said: list[str] = []
     path = files["always right"]
-    options = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
-    with load(path, "mtp", say=said.append, **options) as model:
+    with load(path, word, say=said.append, **OPTIONS) as model:
         assert isinstance(model.drafter, HeadsDrafter)
         assert "drafter: the target's own heads, on CPU" in said
         plain = model.generate("def add(", max_tokens=N, draft_width=0)
         drafted = model.generate("def add(", max_tokens=N, draft_width=7)
         assert drafted.tokens == plain.tokens
         assert drafted.stats.accepted == drafted.stats.drafted > N / 4
-    with load(path, **options, quiet=True) as model:
+        assert drafted.stats.gained_by == "by the target's heads"
+        assert drafted.stats.as_dict()["drafter"] == "the target's heads"
+    with load(path, "none", **OPTIONS, quiet=True) as model:
         assert model.drafter is None
+        assert model.generate("def add(", max_tokens=N).tokens == plain.tokens
+
+
+def test_they_are_put_off_where_they_do_not_pay(files: dict[str, Path]) -> None:
+    said: list[str] = []
+    with load(files["never right"], say=said.append, **OPTIONS) as model:
+        plain = model.generate("def add(", max_tokens=3 * N, draft_width=0)
+        model.forget()
+        for _ in range(3):
+            found = model.generate("def add(", max_tokens=3 * N)
+            assert found.tokens == plain.tokens
+            model.forget()
+        assert found.stats.drafting and found.stats.drafting.startswith("drafting is off")
+    assert any(line.startswith("drafting is off") for line in said)
+
+
+def test_without_room_the_target_is_loaded_alone(files: dict[str, Path]) -> None:
+    pair = open_pair(files["sometimes right"])
+    assert pair.by_default and isinstance(pair.spec, HeadsSpec)
+    options = LoadOptions(n_ctx=1024, n_gpu_layers=0)
+
+    def planned(pair: Pair, free: int) -> Setup:
+        cpu = Device("CPU", "", "cpu", free, free)
+        return Setup(pair, options, [cpu]).fitting()
+
+    with_heads = planned(pair, 1 << 40)
+    alone = planned(open_pair(files["sometimes right"], "none"), 1 << 40)
+    assert with_heads.pair == pair and alone.pair.draft is None
+    least = with_heads.plan.host.needed + (with_heads.plan.host.free - with_heads.plan.host.usable)
+    assert alone.plan.host.needed < with_heads.plan.host.needed
+    assert planned(pair, least).pair.spec == pair.spec
+    found = planned(pair, least - 1)
+    assert found.pair.spec is None and found.plan.drafter_name is None
+    assert "heads are not used: the memory does not hold them" in found.lines()[0]
+    asked = open_pair(files["sometimes right"], "mtp")
+    with pytest.raises(InputError, match="needs"):
+        _ = planned(asked, least - 1).plan
 
 
 def test_a_failure_puts_them_aside(files: dict[str, Path]) -> None:
