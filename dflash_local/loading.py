@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,10 +14,11 @@ from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
+from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.draft.model_drafter import ModelDrafter
 from dflash_local.engine.engine import Engine, most_nodes
-from dflash_local.errors import DflashError, FileError, InputError
+from dflash_local.errors import BackendError, DflashError, FileError, InputError
 from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
@@ -372,6 +374,16 @@ def open_drafter(
     )
 
 
+def open_heads(target: Target, spec: HeadsSpec, *, n_seq: int, n_ctx: int) -> Drafter:
+    """The heads of a loaded target's own file, which it closes: in one graph of ours if it can
+    compute them where they are, else in llama.cpp's context for them. `n_seq` and `n_ctx` are as
+    for `open_drafter`. Raises BackendError if the memory does not suffice."""
+    if spec.layer is not None and not target.options.bends_rope:
+        with suppress(FileError, BackendError):
+            return FusedHeads(target, spec, spec.layer, n_seq=n_seq, n_ctx=n_ctx)
+    return HeadsDrafter(target, spec, n_seq=n_seq, n_ctx=n_ctx)
+
+
 def _drafter_of(setup: Setup, target: Target) -> Drafter | None:
     """The drafter of a setup for its loaded target."""
     draft, spec = setup.pair.draft, setup.pair.spec
@@ -380,7 +392,7 @@ def _drafter_of(setup: Setup, target: Target) -> Drafter | None:
     if isinstance(spec, ModelSpec):
         return ModelDrafter(draft.path, target, spec, setup.model_drafter_options)
     if isinstance(spec, HeadsSpec):
-        return HeadsDrafter(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx)
+        return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx)
     return open_drafter(
         draft.path,
         target,

@@ -127,12 +127,32 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class HeadLayerSpec:
+    """The sizes of the first head's layer, if it is one that our own graph computes."""
+
+    layer: int
+    """Its number in the file."""
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_expert_used: int
+    """0: a dense layer."""
+    rms_eps: float
+    expert_scale: float
+    """Of the experts' weights; 0: none."""
+    rope: RopeSpec
+
+
+@dataclass(frozen=True)
 class HeadsSpec:
     """Layers behind those of a target, in its own file, that predict further tokens."""
 
     n_heads: int
     n_layer: int
     """Layers of the target itself."""
+    layer: HeadLayerSpec | None = None
+    """None: only llama.cpp's context for heads knows how to compute them."""
 
     @property
     def target_layers(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import pytest
 
 from dflash_local import demo, load
 from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
@@ -195,7 +196,7 @@ def test_loaded_by_default_and_by_the_word(files: dict[str, Path], word: str | N
     said: list[str] = []
     path = files["always right"]
     with load(path, word, say=said.append, **OPTIONS) as model:
-        assert isinstance(model.drafter, HeadsDrafter)
+        assert isinstance(model.drafter, FusedHeads)
         assert "drafter: the target's own heads, on CPU" in said
         plain = model.generate("def add(", max_tokens=N, draft_width=0)
         drafted = model.generate("def add(", max_tokens=N, draft_width=7)

@@ -12,6 +12,7 @@ import llama_cpp.llama_cpp as api
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.fit.architectures import WayBack
 from dflash_local.fit.pairing import check_heads
@@ -41,6 +42,13 @@ def target_with_heads(path: Path, **options: Any) -> Iterator[Target]:
 def heads_drafter(target: Target) -> HeadsDrafter:
     spec = check_heads(GgufFile.open(target.path))
     return HeadsDrafter(target, spec, n_seq=target.options.n_seq, n_ctx=target.n_ctx)
+
+
+def fused_heads(target: Target) -> FusedHeads:
+    spec = check_heads(GgufFile.open(target.path))
+    assert spec.layer
+    n_seq = target.options.n_seq
+    return FusedHeads(target, spec, spec.layer, n_seq=n_seq, n_ctx=target.n_ctx)
 
 
 def drafts_of_llama_cpp(
