@@ -285,15 +285,20 @@ def _tried(setup: Setup, say: Say) -> Setup:
     for line in setup.lines():
         say(line)
     pair, way_back = setup.pair, setup.plan.way_back
-    found = ensure_loadable(
-        pair.target.path,
-        pair.draft.path if pair.draft else None,
-        layers=setup.target_options.tapped_layers,
-        n_gpu_layers=0 if setup.options.rpc else setup.plan.n_gpu_layers,
-        way_back=way_back,
-        how=setup.how_loaded,
-        say=say,
-    )
+    try:
+        found = ensure_loadable(
+            pair.target.path,
+            pair.draft.path if pair.draft else None,
+            layers=setup.target_options.tapped_layers,
+            n_gpu_layers=0 if setup.options.rpc else setup.plan.n_gpu_layers,
+            way_back=way_back,
+            how=setup.how_loaded,
+            say=say,
+        )
+    except FileError as fault:
+        if not pair.by_default:
+            raise
+        return _tried(setup.without_heads(str(fault)), say)
     if pair.draft is not None and isinstance(pair.spec, ModelSpec):
         n_gpu_layers = setup.model_drafter_options.n_gpu_layers
         ensure_loadable(pair.draft.path, None, layers=(), n_gpu_layers=n_gpu_layers, say=say)

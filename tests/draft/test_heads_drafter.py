@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -27,7 +28,7 @@ from dflash_local.setup import Setup
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 from elsewhere import controller
-from gguf_files import UINT32, edited
+from gguf_files import UINT32, Tensor, changed, edited
 from heads import drafts_of_llama_cpp, heads_drafter, target_with_heads
 from hybrid import write_hybrid
 from long_text import PYTHON_SOURCE
@@ -243,6 +244,21 @@ def test_without_room_the_target_is_loaded_alone(files: dict[str, Path]) -> None
     asked = open_pair(files["sometimes right"], "mtp")
     with pytest.raises(InputError, match="needs"):
         _ = planned(asked, least - 1).plan
+
+
+def test_heads_that_llama_cpp_fails_on_are_left_out(files: dict[str, Path], tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        name = "blk.6.nextn.enorm.weight"  # ggml does not multiply with such numbers
+        tensors[name] = (tensors[name][0].astype(np.int8), gguf.GGMLQuantizationType.I8)
+
+    path = changed(files["always right"], tmp_path / "spoilt.gguf", tensors=spoil)
+    said: list[str] = []
+    with load(path, say=said.append, **OPTIONS) as model:
+        assert model.drafter is None
+        assert len(model.generate("def add(", max_tokens=N).tokens) == N
+    assert any("heads are not used" in line and "draft with its heads" in line for line in said)
+    with pytest.raises(FileError, match="draft with its heads"):
+        load(path, "mtp", quiet=True, **OPTIONS)
 
 
 def test_a_failure_puts_them_aside(files: dict[str, Path]) -> None:
