@@ -45,12 +45,17 @@ void heads_graph::create_inputs() {
 }
 
 ggml_tensor * heads_graph::norm(ggml_tensor * x, ggml_tensor * weight) const {
-    return ggml_mul(nodes_.get(), ggml_rms_norm(nodes_.get(), x, p_.rms_eps), weight);
+    return weight == nullptr
+               ? x
+               : ggml_mul(nodes_.get(), ggml_rms_norm(nodes_.get(), x, p_.rms_eps), weight);
 }
 
-ggml_tensor * heads_graph::product(ggml_tensor * weight, ggml_tensor * x) const {
+ggml_tensor * heads_graph::product(ggml_tensor * weight, ggml_tensor * x,
+                                   ggml_tensor * bias) const {
     ggml_tensor * wide = widened(nodes_.get(), parts_.backend, weight, x);
-    return first_columns(nodes_.get(), ggml_mul_mat(nodes_.get(), weight, wide), x->ne[1]);
+    ggml_tensor * y =
+        first_columns(nodes_.get(), ggml_mul_mat(nodes_.get(), weight, wide), x->ne[1]);
+    return bias != nullptr ? ggml_add(nodes_.get(), y, bias) : y;
 }
 
 // x: [head_dim, heads, n], at the positions from `first` on.
@@ -90,11 +95,12 @@ void heads_graph::store(ggml_tensor * x, int first) {
     const heads_weights & w = parts_.weights;
     const int64_t n = x->ne[1];
     ggml_tensor * cells = ggml_view_1d(c, cells_, n, first * sizeof(int64_t));
-    ggml_tensor * k = ggml_reshape_3d(c, product(w.attn_k, x), p_.head_dim, p_.n_head_kv, n);
+    ggml_tensor * k = product(w.attn_k, x, w.attn_k_bias);
+    k = ggml_reshape_3d(c, k, p_.head_dim, p_.n_head_kv, n);
     k = rope(norm(k, w.attn_k_norm), first);
     // A view, not a reshape: backends need it to rotate and store in one kernel.
     k = ggml_view_2d(c, k, p_.n_embd_kv(), n, k->nb[2], 0);
-    ggml_tensor * v = product(w.attn_v, x);
+    ggml_tensor * v = product(w.attn_v, x, w.attn_v_bias);
     ggml_build_forward_expand(graph_, ggml_set_rows(c, parts_.cache.k[0], k, cells));
     ggml_build_forward_expand(graph_, ggml_set_rows(c, parts_.cache.v[0], v, cells));
 }
@@ -106,11 +112,9 @@ ggml_tensor * heads_graph::attention(int step, ggml_tensor * x, int first) {
     const draft_cache & cache = parts_.cache;
     const int64_t n = bucket.n_streams;
     const int64_t width = static_cast<int64_t>(p_.head_dim) * p_.n_head;
-    ggml_tensor * both = product(w.attn_q, x);
-    const size_t head = 2 * p_.head_dim * sizeof(float);
+    ggml_tensor * both = product(w.attn_q, x, w.attn_q_bias);
+    const size_t head = (p_.is_gated ? 2 : 1) * p_.head_dim * sizeof(float);
     ggml_tensor * q = ggml_view_3d(c, both, p_.head_dim, p_.n_head, n, head, head * p_.n_head, 0);
-    ggml_tensor * gate = ggml_view_3d(c, both, p_.head_dim, p_.n_head, n, head, head * p_.n_head,
-                                      p_.head_dim * sizeof(float));
     q = rope(norm(q, w.attn_q_norm), first);
     q = ggml_permute(c, ggml_reshape_4d(c, q, p_.head_dim, p_.n_head, 1, n), 0, 2, 1, 3);
 
@@ -130,7 +134,11 @@ ggml_tensor * heads_graph::attention(int step, ggml_tensor * x, int first) {
         out = ggml_cont(c, ggml_permute(c, ggml_mul_mat(c, vt, weights), 0, 2, 1, 3));
     }
     out = ggml_reshape_2d(c, out, width, n);
-    out = ggml_mul(c, out, ggml_sigmoid(c, ggml_cont_2d(c, gate, width, n)));
+    if (p_.is_gated) {
+        ggml_tensor * gate = ggml_view_3d(c, both, p_.head_dim, p_.n_head, n, head,
+                                          head * p_.n_head, p_.head_dim * sizeof(float));
+        out = ggml_mul(c, out, ggml_sigmoid(c, ggml_cont_2d(c, gate, width, n)));
+    }
     return product(w.attn_output, out);
 }
 
@@ -147,7 +155,9 @@ ggml_tensor * heads_graph::feed_forward(ggml_tensor * x) const {
     if (of_experts == nullptr) {
         return y;
     }
-    y = ggml_mul(c, y, ggml_sigmoid(c, ggml_mul_mat(c, w.shared_gate, x)));
+    if (w.shared_gate != nullptr) {
+        y = ggml_mul(c, y, ggml_sigmoid(c, ggml_mul_mat(c, w.shared_gate, x)));
+    }
     return ggml_add(c, of_experts, y);
 }
 
@@ -157,13 +167,17 @@ ggml_tensor * heads_graph::experts(ggml_tensor * x) const {
     const heads_weights & w = parts_.weights;
     const int64_t n = x->ne[1];
     const int64_t n_used = p_.n_expert_used;
-    ggml_tensor * chances = ggml_soft_max(c, ggml_mul_mat(c, w.router, x));
-    ggml_tensor * chosen = ggml_argsort_top_k(c, chances, static_cast<int>(n_used));
+    ggml_tensor * chances = ggml_mul_mat(c, w.router, x);
+    chances = p_.by_sigmoid ? ggml_sigmoid(c, chances) : ggml_soft_max(c, chances);
+    ggml_tensor * liked = w.router_bias != nullptr ? ggml_add(c, chances, w.router_bias) : chances;
+    ggml_tensor * chosen = ggml_argsort_top_k(c, liked, static_cast<int>(n_used));
     ggml_tensor * weights =
         ggml_get_rows(c, ggml_reshape_3d(c, chances, 1, w.router->ne[1], n), chosen);
-    weights = ggml_reshape_2d(c, weights, n_used, n);
-    ggml_tensor * sum = ggml_clamp(c, ggml_sum_rows(c, weights), least_sum, INFINITY);
-    weights = ggml_reshape_3d(c, ggml_div(c, weights, sum), 1, n_used, n);
+    if (p_.adds_to_one) {
+        weights = ggml_reshape_2d(c, weights, n_used, n);
+        ggml_tensor * sum = ggml_clamp(c, ggml_sum_rows(c, weights), least_sum, INFINITY);
+        weights = ggml_reshape_3d(c, ggml_div(c, weights, sum), 1, n_used, n);
+    }
     if (p_.expert_scale != 0.0f && p_.expert_scale != 1.0f) {
         weights = ggml_scale(c, weights, p_.expert_scale);
     }

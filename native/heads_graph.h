@@ -46,7 +46,7 @@ struct heads_parts {
 // before and the head's own state after it, and looks up the token's embedding on the device.
 //
 // The method is that of DeepSeek-V3 (2024, arXiv 2412.19437). A step's layer is gated attention,
-// and a dense feed-forward part or a mixture, as Qwen3.5's.
+// and a dense feed-forward part or a mixture, as Qwen3.5's, or attention without a gate, as GLM's.
 class heads_graph {
   public:
     // Throws backend_error when the backend lacks an operation or the room.
@@ -79,7 +79,9 @@ class heads_graph {
     void build();
     void allocate();
     ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight) const;
-    ggml_tensor * product(ggml_tensor * weight, ggml_tensor * x) const;
+    // bias: may be null, like the weight of a norm.
+    ggml_tensor * product(ggml_tensor * weight, ggml_tensor * x,
+                          ggml_tensor * bias = nullptr) const;
     ggml_tensor * rope(ggml_tensor * x, int first) const;
     ggml_tensor * states_before();
     ggml_tensor * joined(ggml_tensor * ids, ggml_tensor * states) const;

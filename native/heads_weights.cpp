@@ -4,6 +4,7 @@
 #include <array>
 #include <initializer_list>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -69,6 +70,9 @@ void heads_weights::bind(const llama_model * model) {
         {"attn_q.weight", &attn_q},
         {"attn_k.weight", &attn_k},
         {"attn_v.weight", &attn_v},
+        {"attn_q.bias", &attn_q_bias},
+        {"attn_k.bias", &attn_k_bias},
+        {"attn_v.bias", &attn_v_bias},
         {"attn_q_norm.weight", &attn_q_norm},
         {"attn_k_norm.weight", &attn_k_norm},
         {"attn_output.weight", &attn_output},
@@ -79,6 +83,7 @@ void heads_weights::bind(const llama_model * model) {
     };
     if (is_mixture) {
         places["ffn_gate_inp.weight"] = &router;
+        places["exp_probs_b.bias"] = &router_bias;
         places["ffn_gate_inp_shexp.weight"] = &shared_gate;
         places["ffn_gate_exps.weight"] = &experts_gate;
         places["ffn_up_exps.weight"] = &experts_up;
@@ -101,9 +106,13 @@ void heads_weights::bind(const llama_model * model) {
     if (head_norm == nullptr) {
         head_norm = output_norm;
     }
+    const std::set<ggml_tensor **> optional = {&attn_q_bias, &attn_k_bias, &attn_v_bias,
+                                               &attn_q_norm, &attn_k_norm, &router_bias,
+                                               &shared_gate};
     const bool has_shared = ffn_up != nullptr;
     for (const auto & [name, place] : places) {
-        const bool is_needed = has_shared || name.find("_shexp") == std::string::npos;
+        const bool is_needed =
+            optional.count(place) == 0 && (has_shared || name.find("_shexp") == std::string::npos);
         if (*place == nullptr && is_needed) {
             throw file_error("the target's heads lack " + prefix + name);
         }
@@ -116,12 +125,22 @@ void heads_weights::check_shapes() const {
     for (const ggml_tensor * norm : {embedding_norm, state_norm, attn_norm, post_norm, head_norm}) {
         check_shape(norm, {n});
     }
-    check_shape(attn_q_norm, {params.head_dim});
-    check_shape(attn_k_norm, {params.head_dim});
+    const auto check_optional = [](const ggml_tensor * tensor, int64_t size) {
+        if (tensor != nullptr) {
+            check_shape(tensor, {size});
+        }
+    };
+    const int64_t n_q = params.is_gated ? 2 * width : width;
+    check_optional(attn_q_norm, params.head_dim);
+    check_optional(attn_k_norm, params.head_dim);
+    check_optional(attn_q_bias, n_q);
+    check_optional(attn_k_bias, params.n_embd_kv());
+    check_optional(attn_v_bias, params.n_embd_kv());
+    check_optional(shared_gate, n);
     check_shape(embedding, {n, embedding->ne[1]});
     check_shape(head, {n, head->ne[1]});
     check_shape(joined, {2 * n, n});
-    check_shape(attn_q, {n, 2 * width});
+    check_shape(attn_q, {n, n_q});
     check_shape(attn_k, {n, params.n_embd_kv()});
     check_shape(attn_v, {n, params.n_embd_kv()});
     check_shape(attn_output, {width, n});
@@ -141,9 +160,7 @@ void heads_weights::check_shapes() const {
         if (params.n_expert_used > n_expert) {
             throw file_error("the target's heads use more experts than they have");
         }
-        if (shared_gate != nullptr) {
-            check_shape(shared_gate, {n});
-        }
+        check_optional(router_bias, n_expert);
     }
     if (head->ne[1] < embedding->ne[1]) {
         throw file_error("the target's output head has fewer tokens than its embedding");
@@ -156,9 +173,11 @@ void heads_weights::place(ggml_backend_t backend) {
                ggml_backend_supports_buft(backend, ggml_backend_buffer_get_type(tensor->buffer));
     };
     for (const ggml_tensor * tensor :
-         {embedding_norm, state_norm,  joined,       attn_norm,  attn_q,       attn_k,    attn_v,
-          attn_q_norm,    attn_k_norm, attn_output,  post_norm,  ffn_gate,     ffn_up,    ffn_down,
-          router,         shared_gate, experts_gate, experts_up, experts_down, head_norm, head}) {
+         {embedding_norm, state_norm,  joined,       attn_norm,   attn_q,
+          attn_k,         attn_v,      attn_q_bias,  attn_k_bias, attn_v_bias,
+          attn_q_norm,    attn_k_norm, attn_output,  post_norm,   ffn_gate,
+          ffn_up,         ffn_down,    router,       router_bias, shared_gate,
+          experts_gate,   experts_up,  experts_down, head_norm,   head}) {
         if (tensor != nullptr && !is_there(tensor)) {
             throw backend_error(std::string(tensor->name) + " is not on " +
                                 ggml_backend_dev_name(device_));

@@ -21,6 +21,9 @@ struct heads_params {
     int n_draft = 0;        // tokens of a draft, at most
     float rms_eps = 1e-6f;
     float expert_scale = 0.0f;  // of the experts' weights; 0: none
+    bool is_gated = true;       // attention's output has a gate, made with the queries
+    bool by_sigmoid = false;    // the router's chances are sigmoids, else they are a softmax
+    bool adds_to_one = true;    // the weights of a row's experts
     rope_params rope;
 
     int n_embd_kv() const { return n_head_kv * head_dim; }
@@ -49,9 +52,13 @@ class heads_weights {
     ggml_tensor * state_norm = nullptr;
     ggml_tensor * joined = nullptr;  // [2 n_embd, n_embd]: of an embedding, then of a state
     ggml_tensor * attn_norm = nullptr;
-    ggml_tensor * attn_q = nullptr;  // [n_embd, 2 * head_dim * n_head]: of each head q, then a gate
+    // [n_embd, head_dim * n_head]; with a gate twice as much: of each head q, then the gate
+    ggml_tensor * attn_q = nullptr;
     ggml_tensor * attn_k = nullptr;
     ggml_tensor * attn_v = nullptr;
+    ggml_tensor * attn_q_bias = nullptr;  // optional, like the next four
+    ggml_tensor * attn_k_bias = nullptr;
+    ggml_tensor * attn_v_bias = nullptr;
     ggml_tensor * attn_q_norm = nullptr;
     ggml_tensor * attn_k_norm = nullptr;
     ggml_tensor * attn_output = nullptr;
@@ -62,7 +69,8 @@ class heads_weights {
     ggml_tensor * ffn_down = nullptr;
     // Of a mixture; else null.
     ggml_tensor * router = nullptr;
-    ggml_tensor * shared_gate = nullptr;  // f32 [n_embd]
+    ggml_tensor * router_bias = nullptr;  // f32 [n_expert], of the choice alone; optional
+    ggml_tensor * shared_gate = nullptr;  // f32 [n_embd]; optional
     ggml_tensor * experts_gate = nullptr;
     ggml_tensor * experts_up = nullptr;
     ggml_tensor * experts_down = nullptr;

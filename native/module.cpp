@@ -222,6 +222,9 @@ heads_params heads_params_of(const nb::handle & spec, int n_draft) {
     params.n_draft = n_draft;
     params.rms_eps = field<float>(spec, "rms_eps");
     params.expert_scale = field<float>(spec, "expert_scale");
+    params.is_gated = field<bool>(spec, "is_gated");
+    params.by_sigmoid = field<bool>(spec, "by_sigmoid");
+    params.adds_to_one = field<bool>(spec, "adds_to_one");
     params.rope = rope_of(spec.attr("rope"));
     return params;
 }

@@ -34,7 +34,7 @@ class FusedHeads(Drafter):
     ) -> None:
         """Raises FileError for heads that the graph does not know, BackendError if they are on
         several devices, or if the memory does not suffice."""
-        self._spec, self._target = spec, target
+        self.spec, self._target = spec, target
         self.file_key = [*target.file_key, "heads"]
         self._native: native.HeadsDrafter | None = None
         with target.own_kernels():
@@ -60,7 +60,7 @@ class FusedHeads(Drafter):
 
     @property
     def block_size(self) -> int:
-        return self._spec.block_size
+        return self.spec.block_size
 
     @property
     def n_builds(self) -> int:  # type: ignore[override]
@@ -99,7 +99,7 @@ class FusedHeads(Drafter):
         seq, n = draft.request.seq, len(draft.tokens)
         most = self.most_steps[seq]
         most = max(most - 1, n) if draft.is_poor else max(most, n + 1)
-        self.most_steps[seq] = min(most, self._spec.n_draft)
+        self.most_steps[seq] = min(most, self.spec.n_draft)
 
     def _n_steps(self, request: DraftRequest) -> int:
         most = request.n_draft if request.whole else self.most_steps[request.seq]
@@ -108,7 +108,7 @@ class FusedHeads(Drafter):
     def truncate(self, seq: int, length: int) -> None:
         self._open.truncate(seq, min(length, self._open.length(seq)))
         if not length:
-            self.most_steps[seq] = self._spec.n_draft
+            self.most_steps[seq] = self.spec.n_draft
 
     def copy(self, source: int, target: int, length: int) -> None:
         self._open.copy(source, target, length)

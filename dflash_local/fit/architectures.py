@@ -28,9 +28,9 @@ TAPPED_ARCHITECTURES = frozenset({
 # context for these, which the tests have tried.
 HEADS_ARCHITECTURES = frozenset({"deepseek2", "glm4moe", "qwen35", "qwen35moe", "qwen3next"})
 
-# Our own graph computes the heads of these: gated attention, and a dense layer or a mixture with an
-# expert for all tokens (native/heads_graph.cpp).
-GRAPHED_HEADS = frozenset({"qwen35", "qwen35moe"})
+# Our own graph computes the heads of these: attention, and a dense layer or a mixture
+# (native/heads_graph.cpp).
+GRAPHED_HEADS = frozenset({"glm4moe", "qwen35", "qwen35moe", "qwen3next"})
 
 # llm_arch_is_recurrent and llm_arch_is_hybrid: a state stands for all tokens of a sequence
 RECURRENT_ARCHITECTURES = frozenset({

@@ -36,6 +36,7 @@ from dflash_local.gguf.file import GgufFile
 
 _TOKENS = "tokenizer.ggml.tokens"
 _WAYS = {"cells": "yes", "replay": "by replay", "snapshots": "by snapshots"}
+_SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
 _MOST_UNUSED = 128  # as llama.cpp has it for speculative decoding
 _PLAIN = "or leave the drafter out for plain decoding"
 
@@ -181,12 +182,16 @@ def _head_layer(target: GgufFile, layer: int) -> HeadLayerSpec | None:
 
     if target.architecture not in GRAPHED_HEADS:
         return None
+    is_glm = target.architecture == "glm4moe"
     prefix = f"{target.architecture}.rope."
     sections = target.get(f"{prefix}dimension_sections") or [0]
     is_scaled = any(name.startswith(f"{prefix}scaling.") for name in target.metadata)
     key_length, value_length = number("attention.key_length"), number("attention.value_length")
-    # With a fourth section a token's other positions would count.
-    if is_scaled or key_length != value_length or any(sections[3:]):
+    gating = number("expert_gating_func", _SIGMOID) if is_glm else _SOFTMAX
+    # With a fourth section a token's other positions would count. GLM's rotate in another order.
+    if is_scaled or key_length != value_length or any(sections[0 if is_glm else 3 :]):
+        return None
+    if gating not in (_SOFTMAX, _SIGMOID) or number("expert_group_count", 0):
         return None
     found = {
         "n_embd": number("embedding_length"),
@@ -204,7 +209,14 @@ def _head_layer(target: GgufFile, layer: int) -> HeadLayerSpec | None:
     }
     if None in (*found.values(), *rope.values()):
         return None
-    return HeadLayerSpec(layer=layer, rope=RopeSpec(**rope), **found)
+    return HeadLayerSpec(
+        layer=layer,
+        rope=RopeSpec(**rope),
+        is_gated=not is_glm,
+        by_sigmoid=gating == _SIGMOID,
+        adds_to_one=bool(number("expert_weights_norm", False)) if is_glm else True,
+        **found,
+    )
 
 
 def n_heads_of(target: GgufFile) -> int:

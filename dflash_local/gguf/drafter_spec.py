@@ -142,6 +142,12 @@ class HeadLayerSpec:
     expert_scale: float
     """Of the experts' weights; 0: none."""
     rope: RopeSpec
+    is_gated: bool = True
+    """Whether attention's output has a gate, which is made with the queries."""
+    by_sigmoid: bool = False
+    """Whether the router's chances are sigmoids, and not a softmax."""
+    adds_to_one: bool = True
+    """Whether the weights of a row's experts add up to one before they are scaled."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,12 @@ from pair_engine import request as ask
 from plain_answer import PlainAnswer
 
 N, N_SEQ, N_TEXT = 32, 4, 60
-TARGETS = {"dense": ("qwen35", 0.5), "experts": ("qwen35moe", 0.5)}
+TARGETS = {
+    "dense": ("qwen35", 0.5),
+    "experts": ("qwen35moe", 0.5),
+    "next": ("qwen3next", 0.5),
+    "glm": ("glm4moe", 0.5),
+}
 CLOSE = 1e-2
 """Log-probabilities differ by rounding: attention sums halves, in the order of the cells."""
 
@@ -90,14 +95,17 @@ def request(seq: int, anchor: int, features: StoredFeatures, n: int = 6) -> Draf
 
 
 def compare(ours: FusedHeads, theirs: HeadsDrafter, requests: list[DraftRequest]) -> Counter[str]:
-    """Check drafts of both, and count them. They may part where two tokens are as likely."""
+    """Check drafts of both, and count them. They may part where two tokens are as likely, and in a
+    mixture where two experts are."""
+    routes = ours.spec.layer is not None and ours.spec.layer.n_expert_used > 0
     counts: Counter[str] = Counter()
     for one, other in zip(ours.draft(requests), theirs.draft(requests), strict=True):
         assert len(one.tokens) == len(other.tokens)
-        equal = [a == b for a, b in zip(one.tokens, other.tokens, strict=True)]
-        n = equal.index(False) + 1 if False in equal else len(equal)
-        assert one.logprobs[:n] == pytest.approx(other.logprobs[:n], abs=CLOSE)
-        counts += Counter(drafts=1, tokens=n, ties=False in equal)
+        close = np.isclose(one.logprobs, other.logprobs, rtol=0, atol=CLOSE)
+        equal = np.equal(one.tokens, other.tokens) & (close if routes else True)
+        n = len(equal) if equal.all() else int(equal.argmin()) + 1
+        assert routes or close[:n].all()
+        counts += Counter(drafts=1, tokens=n, parted=not equal.all())
     return counts
 
 
@@ -159,7 +167,7 @@ def test_many_rounds(
         lengths = [drafter.length(seq) for drafter in (ours, theirs) for seq in range(N_SEQ)]
         assert lengths == at * 2
     assert counts["tokens"] > 300
-    assert counts["ties"] <= counts["drafts"] / 20
+    assert counts["parted"] <= counts["drafts"] / 20
 
 
 def test_a_long_text(files: dict[str, Path]) -> None:
@@ -171,7 +179,7 @@ def test_a_long_text(files: dict[str, Path]) -> None:
         ours, theirs = fused_heads(target), heads_drafter(target)
         for begin, end in ((0, 200), (200, 1499), (1499, 1500)):
             found = compare(ours, theirs, [request(0, text[end % 100], part(features, begin, end))])
-            assert not found["ties"]
+            assert not found["parted"]
         ours.close()
         theirs.close()
 
@@ -310,7 +318,7 @@ def test_other_heads_are_left_to_llama_cpp(files: dict[str, Path], tmp_path: Pat
         drafter.close()
 
 
-@pytest.fixture(scope="module", params=["qwen35", "qwen35moe"])
+@pytest.fixture(scope="module", params=["qwen35", "qwen35moe", "qwen3next"])
 def answering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Exact to the bit, with heads that are sometimes right."""
     folder = tmp_path_factory.mktemp("answering")
