@@ -46,6 +46,9 @@ TARGETS = {
     "no recurrent layers": ("glm4moe", 0.02),
     "cut to outputs": ("qwen3next", 0.02),
     "latent attention": ("deepseek2", 0.02),
+    "sliding windows": ("step35", 0.02),
+    "one matrix for attention": ("mimo2", 0.02),
+    "snapshots": ("nemotron_h_moe", 0.02),
 }
 
 
@@ -132,6 +135,9 @@ def test_heads_that_are_right_are_accepted(files: dict[str, Path]) -> None:
     assert 0.9 > accepted["no recurrent layers"] > 0.1
     assert 0.9 > accepted["cut to outputs"] > 0.1
     assert 0.9 > accepted["latent attention"] > 0.1
+    assert 0.9 > accepted["sliding windows"] > 0.1
+    assert 0.9 > accepted["one matrix for attention"] > 0.1
+    assert 0.9 > accepted["snapshots"] > 0.1
 
 
 def test_drafts_are_llama_cpp_s(target: Target, engine: Engine) -> None:

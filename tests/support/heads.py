@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
-from dflash_local.fit.architectures import WayBack
+from dflash_local.fit.architectures import WayBack, way_back
 from dflash_local.fit.pairing import check_heads
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
@@ -24,13 +24,14 @@ from dflash_local.target_model.target import Target
 @contextmanager
 def target_with_heads(path: Path, **options: Any) -> Iterator[Target]:
     """Exact to the bit, and ready for its heads."""
-    spec = check_heads(GgufFile.open(path))
+    file = GgufFile.open(path)
+    spec = check_heads(file)
     wanted = {
         "n_ctx": 1024,
         "n_threads": 1,
         "n_batch": 64,
         "kv_type": "q8_0",
-        "way_back": WayBack("replay", spec.n_draft),
+        "way_back": WayBack(way_back(file.architecture) or "cells", spec.n_draft),
         "tapped_layers": spec.target_layers,
         "heads": True,
         **options,
