@@ -25,9 +25,9 @@ from dflash_local.loading import open_heads
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
-from gguf_files import FLOAT32, STRING, changed
+from gguf_files import FLOAT32, STRING, Tensor, changed
 from heads import drafts_of_llama_cpp, fused_heads, heads_drafter, target_with_heads
-from hybrid import write_hybrid
+from hybrid import N_LAYER, write_hybrid
 from long_text import PYTHON_SOURCE
 from pair_engine import answer, consistent
 from pair_engine import request as ask
@@ -305,7 +305,15 @@ def test_other_heads_are_left_to_llama_cpp(files: dict[str, Path], tmp_path: Pat
             "qwen35.rope.scaling.factor": (2.0, FLOAT32, None),
         },
     )
-    for path, kind in ((file.path, FusedHeads), (scaled, HeadsDrafter)):
+
+    def fuse(tensors: dict[str, Tensor]) -> None:
+        parts = [tensors.pop(f"blk.{N_LAYER}.attn_{name}.weight") for name in "qkv"]
+        fused = np.concatenate([values for values, _ in parts])
+        tensors[f"blk.{N_LAYER}.attn_qkv.weight"] = fused, parts[0][1]
+
+    fused = changed(file.path, tmp_path / "fused.gguf", tensors=fuse)
+    kinds = ((file.path, FusedHeads), (scaled, HeadsDrafter), (fused, HeadsDrafter))
+    for path, kind in kinds:
         with target_with_heads(path, kv_type="f16") as target:
             spec = check_heads(GgufFile.open(path))
             drafter = open_heads(target, spec, n_seq=1, n_ctx=256)
