@@ -151,17 +151,18 @@ def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:
     )
     if report.n_heads:
         layers = f"{report.n_heads} layer{'s' if report.n_heads > 1 else ''}"
-        use = "--draft mtp" if report.drafts_with_heads else "not used here"
+        use = "they draft if no drafter does" if report.drafts_with_heads else "not used here"
         yield "heads", f"{layers} to predict further tokens: {use}"
     yield "roll back", _WAYS_BACK[report.way_back]
     yield "drafting", _drafting_text(report)
 
 
 def _drafting_text(report: TargetReport) -> str:
+    heads = "with its heads, " if report.drafts_with_heads else ""
     if report.takes_drafters:
-        return "with a drafter, or plain"
+        return f"{heads}with a drafter, or plain"
     if report.rolls_back:
-        return "with a small model of the same vocabulary as the drafter, or plain"
+        return f"{heads}with a small model of the same vocabulary as the drafter, or plain"
     return "plain decoding only"
 
 

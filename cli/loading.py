@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_local.fit.options import WORDS
+from dflash_local.fit.options import NONE, WORDS
 
 from . import interrupt
 from .options import LOADING, values_of
@@ -37,14 +37,15 @@ def check_files(values: Mapping[str, Any]) -> None:
 
 
 def check_drafter(values: Mapping[str, Any], why: str) -> None:
-    """Refuse a target's file without a drafter, given or tuned; names and folders may have one of
-    their own. Raises click.UsageError, InputError."""
+    """Refuse a target's file without a drafter, given or tuned, and without heads; names and
+    folders may have a drafter of their own. Raises click.UsageError, InputError, FileError."""
+    from dflash_local.pair import open_pair
     from dflash_local.pairs.tuned import tuned_drafter
 
     target, draft = values["target"], values["draft"]
     if target is None or draft is not None or not Path(target).is_file():
         return
-    if tuned_drafter(Path(target)) is None:
+    if tuned_drafter(Path(target)) is None and open_pair(target).draft is None:
         raise click.UsageError(f"{why}: add --draft.")
 
 
@@ -91,13 +92,13 @@ def load_model(
         model = dflash_local.load(
             target, draft, say=say, progress=progress, check=check, **{**options, **more}
         )
-    tell_missing_drafter(draft, say)
+    tell_missing_drafter(draft, model, say)
     return model
 
 
-def tell_missing_drafter(draft: Path | None, say: Speaker) -> None:
+def tell_missing_drafter(draft: Path | None, model: Model, say: Speaker) -> None:
     """Once a target is loaded without one: an error of its file is to stand alone."""
-    if draft is None:
+    if model.drafter is None and str(draft) in ("None", NONE):
         say("without a drafter only copies of what the text repeats are drafted, where that pays")
 
 

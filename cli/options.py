@@ -189,12 +189,12 @@ DRAFT = Option(
     "--spec-draft-model",
     type=WholeText(),
     metavar="DRAFTER",
-    show_default="the name's own, or a DFlash file in the folder or repository that is given",
+    show_default="the name's own, a DFlash file in the folder or repository, or the model's heads",
     help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter or of a "
     "small model with the same vocabulary; the word mtp for the heads that the target's own file "
-    "has. Without one, what the text repeats is drafted as copies, where that costs nothing; the "
-    "word copies in its place asks for them also where they take memory, the word none for no "
-    "drafter at all.",
+    "has, which are also used where there is no drafter. Without either, what the text repeats is "
+    "drafted as copies, where that costs nothing; the word copies in its place asks for them also "
+    "where they take memory, the word none for no drafter at all.",
 )
 
 FILES = (TARGET, DRAFT)

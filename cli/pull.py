@@ -23,4 +23,6 @@ def pull(model: str, draft: str | None, quiet: bool) -> None:
     from dflash_local.pairs.find import find_pair
 
     found = find_pair(model, draft, say=Speaker(quiet), newest=True, bars=not quiet)
-    write_stdout("".join(f"{path}\n" for path in (found.target, found.draft) if path))
+    write_stdout(
+        "".join(f"{path}\n" for path in (found.target, found.draft) if path and path.is_file())
+    )

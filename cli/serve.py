@@ -339,6 +339,7 @@ def serve(**values: Any) -> int:
     """
     _check_choice(values)
     say = Speaker(False)
+    from dflash_local.model import Model
     from dflash_local.server import lifecycle
     from dflash_local.server.http.security import check_exposure
     from dflash_local.server.models.pool import ModelPool
@@ -364,9 +365,10 @@ def serve(**values: Any) -> int:
         )
         for source in reversed(at_once):  # what is smaller comes first, and the rest is planned
             with interrupt.ending():
-                pool.adopt(source.name, source.load())
-            if source.use == "chat":
-                tell_missing_drafter(source.draft, say)
+                model = source.load()
+                pool.adopt(source.name, model)
+            if isinstance(model, Model):
+                tell_missing_drafter(source.draft, model, say)
         return lifecycle.serve(pool, settings, bound, say)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,10 +14,11 @@ from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
+from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.draft.model_drafter import ModelDrafter
 from dflash_local.engine.engine import Engine, most_nodes
-from dflash_local.errors import DflashError, FileError, InputError
+from dflash_local.errors import BackendError, DflashError, FileError, InputError
 from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
@@ -73,12 +75,14 @@ def load(
     `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
     `load("qwen3-8b")`: it stands for both. What is not on this disk is fetched, once the memory is
     known to suffice. Without `draft`, the drafter is the name's own, or a file with `dflash` in its
-    name in the target's folder or repository. A target that is given as a file has none. What the
+    name in the target's folder or repository. A target that is given as a file has none. One
+    without a drafter drafts with the heads of its own file (layers that predict further tokens), if
+    it has any that can be used and the memory holds them; "none" is no drafter at all. What the
     registry or the target's file advises for sampling and thinking is the default of all requests.
 
     What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
-    snapshots (see below). "mtp" in its place asks for the heads of the target's own file.
+    snapshots (see below). "mtp" in its place asks for the heads, and no other drafter.
     `draft_from` is a file of further text to copy from.
 
     `n_ctx` (tokens) and `n_gpu_layers` (-1 for all): None takes what fits the free memory. Of a
@@ -216,7 +220,7 @@ def _open(
     if told := split_by_layers_because(options, devices):
         say(told)
         options = replace(options, split_mode="layer")
-    setup = Setup(pair, options, devices)
+    setup = Setup(pair, options, devices).fitting()
     is_cpu_meant = options.n_gpu_layers == 0 or options.device
     if not is_cpu_meant and not any(d.type in ("gpu", "igpu") for d in setup.devices):
         _tell_unused_gpu(say)
@@ -281,15 +285,20 @@ def _tried(setup: Setup, say: Say) -> Setup:
     for line in setup.lines():
         say(line)
     pair, way_back = setup.pair, setup.plan.way_back
-    found = ensure_loadable(
-        pair.target.path,
-        pair.draft.path if pair.draft else None,
-        layers=setup.target_options.tapped_layers,
-        n_gpu_layers=0 if setup.options.rpc else setup.plan.n_gpu_layers,
-        way_back=way_back,
-        how=setup.how_loaded,
-        say=say,
-    )
+    try:
+        found = ensure_loadable(
+            pair.target.path,
+            pair.draft.path if pair.draft else None,
+            layers=setup.target_options.tapped_layers,
+            n_gpu_layers=0 if setup.options.rpc else setup.plan.n_gpu_layers,
+            way_back=way_back,
+            how=setup.how_loaded,
+            say=say,
+        )
+    except FileError as fault:
+        if not pair.by_default:
+            raise
+        return _tried(setup.without_heads(str(fault)), say)
     if pair.draft is not None and isinstance(pair.spec, ModelSpec):
         n_gpu_layers = setup.model_drafter_options.n_gpu_layers
         ensure_loadable(pair.draft.path, None, layers=(), n_gpu_layers=n_gpu_layers, say=say)
@@ -370,6 +379,16 @@ def open_drafter(
     )
 
 
+def open_heads(target: Target, spec: HeadsSpec, *, n_seq: int, n_ctx: int) -> Drafter:
+    """The heads of a loaded target's own file, which it closes: in one graph of ours if it can
+    compute them where they are, else in llama.cpp's context for them. `n_seq` and `n_ctx` are as
+    for `open_drafter`. Raises BackendError if the memory does not suffice."""
+    if spec.layer is not None and not target.options.bends_rope:
+        with suppress(FileError, BackendError):
+            return FusedHeads(target, spec, spec.layer, n_seq=n_seq, n_ctx=n_ctx)
+    return HeadsDrafter(target, spec, n_seq=n_seq, n_ctx=n_ctx)
+
+
 def _drafter_of(setup: Setup, target: Target) -> Drafter | None:
     """The drafter of a setup for its loaded target."""
     draft, spec = setup.pair.draft, setup.pair.spec
@@ -378,7 +397,7 @@ def _drafter_of(setup: Setup, target: Target) -> Drafter | None:
     if isinstance(spec, ModelSpec):
         return ModelDrafter(draft.path, target, spec, setup.model_drafter_options)
     if isinstance(spec, HeadsSpec):
-        return HeadsDrafter(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx)
+        return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx)
     return open_drafter(
         draft.path,
         target,

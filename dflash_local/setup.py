@@ -46,6 +46,7 @@ _NO_WIDTH = (
 _NO_REPLAY = (
     "this device cannot replay the recurrent state, so rejected drafts are taken back another way:"
 )
+_NO_ROOM_FOR_HEADS = "the memory does not hold them, too"
 _FEWER_SNAPSHOTS = (
     "llama.cpp's graph has room for {} snapshots of this target's recurrent state; planned again:"
 )
@@ -194,6 +195,20 @@ class Setup:
             most, limit = min(spec.n_draft + 1, most), "this drafter's block"
         if isinstance(width, int) and width > most:
             raise InputError(f"draft_width is {width}; {limit} allows at most {most}")
+
+    def fitting(self) -> Setup:
+        """This setup; where heads that nobody asked for do not fit, that of the target alone."""
+        if self.named.by_default:
+            try:
+                self.plan  # noqa: B018
+            except InputError:
+                return self.without_heads(_NO_ROOM_FOR_HEADS)
+        return self
+
+    def without_heads(self, why: str) -> Setup:
+        """The next setup where heads that nobody asked for cannot be used."""
+        finding = f"the target's own heads are not used: {why}"
+        return replace(self, named=self.named.without_drafts(), finding=finding)
 
     def without_replay(self) -> Setup:
         """The next setup of a loaded target, which cannot replay rows here."""

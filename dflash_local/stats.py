@@ -21,7 +21,7 @@ class Stats:
     its graph again. `shifts` counts the parts of the text left out to make room.
 
     `copied` are the drafted tokens that no drafter proposed, as the text had them already, and
-    `copied_accepted` those of them that were accepted.
+    `copied_accepted` those of them that were accepted. `drafter` says what proposed the others.
 
     `drafting` says in a line why the controller drafts or does not, `warning` names a fault.
     `prompt_tokens` include the `cached_tokens`, which were not computed again. `prompt_s` ends and
@@ -49,6 +49,7 @@ class Stats:
     shifts: int = 0
     drafting: str | None = None
     warning: str | None = None
+    drafter: str | None = None
     tree_rounds: int = 0
     leaves: int = 0
     side_rounds: int = 0
@@ -58,11 +59,12 @@ class Stats:
     @classmethod
     def sum(cls, parts: Iterable[Stats]) -> Stats:
         """The counts and seconds of several requests added up, `ttft_s` too. `drafting` and
-        `warning` stay None."""
+        `warning` stay None, and `drafter` is that of the last one."""
         total = cls()
         for part in parts:
             for name in _SUMMED:
                 setattr(total, name, getattr(total, name) + getattr(part, name))
+            total.drafter = part.drafter or total.drafter
             # Copied in one step: another thread may be recording a round.
             total.outcomes.update(dict(part.outcomes))
             total.reaches.update(dict(part.reaches))
@@ -134,11 +136,15 @@ class Stats:
         """The source of the accepted drafts, in words; "" if none was accepted."""
         own = self.accepted - self.copied_accepted
         if not self.copied_accepted:
-            return "by the drafter" if own else ""
+            return f"by {self._drafter}" if own else ""
         if not own:
             return "by copies of the text alone"
         tokens = "1 token" if own == 1 else f"{own} tokens"
-        return f"by the drafter ({tokens}) and by copies of the text ({self.copied_accepted})"
+        return f"by {self._drafter} ({tokens}) and by copies of the text ({self.copied_accepted})"
+
+    @property
+    def _drafter(self) -> str:
+        return self.drafter or "the drafter"
 
     @property
     def tokens_per_second(self) -> float:
@@ -174,6 +180,7 @@ class Stats:
             "widths": {str(width): rounds for width, rounds in self.widths.items()},
             "position_drafted": self.position_drafted,
             "position_accepted": self.position_accepted,
+            "drafter": self.drafter,
             "drafting": self.drafting,
             "warning": self.warning,
             "shares": {name: round(share, 4) for name, share in self.shares.items()},

@@ -27,6 +27,7 @@
 #include "few_rows_cuda.h"
 #include "few_rows_trial.h"
 #include "fused_drafter.h"
+#include "heads_drafter.h"
 #include "llama.h"
 #include "private_abi.h"
 #include "target_pass.h"
@@ -160,7 +161,8 @@ void inject(fused_drafter & self, int seq, given_rows features) {
     self.inject(seq, rows);
 }
 
-nb::ndarray<nb::numpy, uint8_t> save(const fused_drafter & self, int seq) {
+template <typename Drafter>
+nb::ndarray<nb::numpy, uint8_t> save(const Drafter & self, int seq) {
     const size_t n = self.n_saved_bytes(seq);
     auto out = std::unique_ptr<uint8_t[]>(new uint8_t[n]);  // not zeroed first
     {
@@ -170,7 +172,8 @@ nb::ndarray<nb::numpy, uint8_t> save(const fused_drafter & self, int seq) {
     return as_array(std::move(out), out.get(), {n});
 }
 
-void restore(fused_drafter & self, int seq, const byte_array & saved) {
+template <typename Drafter>
+void restore(Drafter & self, int seq, const byte_array & saved) {
     const nb::gil_scoped_release release;
     self.restore(seq, saved.data(), saved.size());
 }
@@ -205,6 +208,65 @@ nb::tuple read_draft(fused_drafter & self) {
     return nb::make_tuple(as_array(std::move(ids), ids.data(), {n, n_draft, k}),
                           as_array(std::move(logprobs), logprobs.data(), {n, n_draft, k}),
                           of_steps);
+}
+
+// The numbers of a `gguf.drafter_spec.HeadLayerSpec`.
+heads_params heads_params_of(const nb::handle & spec, int n_draft) {
+    heads_params params;
+    params.layer = field<int>(spec, "layer");
+    params.n_embd = field<int>(spec, "n_embd");
+    params.n_head = field<int>(spec, "n_head");
+    params.n_head_kv = field<int>(spec, "n_head_kv");
+    params.head_dim = field<int>(spec, "head_dim");
+    params.n_expert_used = field<int>(spec, "n_expert_used");
+    params.n_draft = n_draft;
+    params.rms_eps = field<float>(spec, "rms_eps");
+    params.expert_scale = field<float>(spec, "expert_scale");
+    params.is_gated = field<bool>(spec, "is_gated");
+    params.by_sigmoid = field<bool>(spec, "by_sigmoid");
+    params.adds_to_one = field<bool>(spec, "adds_to_one");
+    params.rope = rope_of(spec.attr("rope"));
+    return params;
+}
+
+std::unique_ptr<heads_drafter> open_heads(uintptr_t model, const target_pass & pass,
+                                          const nb::handle & spec, int n_draft, int n_seq,
+                                          int n_ctx, int n_threads,
+                                          std::shared_ptr<thread_pool> threads) {
+    const heads_params params = heads_params_of(spec, n_draft);
+    const nb::gil_scoped_release release;
+    return std::make_unique<heads_drafter>(reinterpret_cast<const llama_model *>(model),
+                                           pass.store(), params, n_seq, n_ctx, n_threads,
+                                           std::move(threads));
+}
+
+void inject_into_heads(heads_drafter & self, int seq, std::vector<int32_t> tokens,
+                       std::vector<int64_t> stored) {
+    const nb::gil_scoped_release release;
+    self.inject(seq, {std::move(tokens), std::move(stored)});
+}
+
+nb::tuple draft_with_heads(heads_drafter & self, const std::vector<int> & seqs,
+                           std::vector<std::vector<int32_t>> tokens,
+                           std::vector<std::vector<int64_t>> stored,
+                           const std::vector<int32_t> & anchors, int n_draft) {
+    const size_t n = seqs.size();
+    if (tokens.size() != n || stored.size() != n || anchors.size() != n) {
+        throw std::invalid_argument("give tokens, rows and one anchor for each sequence");
+    }
+    std::vector<heads_request> requests;
+    for (size_t i = 0; i < n; i++) {
+        requests.push_back({seqs[i], {std::move(tokens[i]), std::move(stored[i])}, anchors[i]});
+    }
+    heads_drafts found;
+    {
+        const nb::gil_scoped_release release;
+        found = self.draft(std::move(requests), n_draft);
+    }
+    auto & [ids, logprobs] = found;
+    const auto n_each = static_cast<size_t>(n_draft);
+    return nb::make_tuple(as_array(std::move(ids), ids.data(), {n, n_each}),
+                          as_array(std::move(logprobs), logprobs.data(), {n, n_each}));
 }
 
 using id_lists = std::vector<std::vector<int32_t>>;
@@ -775,6 +837,24 @@ NB_MODULE(_native, m) {
         .def("truncate", &fused_drafter::truncate, nb::arg("seq"), nb::arg("length"))
         .def("copy", &fused_drafter::copy, nb::arg("source"), nb::arg("target"), nb::arg("length"))
         .def("n_visible", &fused_drafter::n_visible, nb::arg("seq"), nb::arg("length"))
-        .def("save", &save, nb::arg("seq"), "The rows of a sequence, uint8 [n], for `restore`.")
-        .def("restore", &restore, nb::arg("seq"), nb::arg("saved"));
+        .def("save", &save<fused_drafter>, nb::arg("seq"),
+             "The rows of a sequence, uint8 [n], for `restore`.")
+        .def("restore", &restore<fused_drafter>, nb::arg("seq"), nb::arg("saved"));
+
+    nb::class_<heads_drafter>(m, "HeadsDrafter",
+                              "A head of a target's own file at work. See native/heads_drafter.h.")
+        .def(nb::new_(&open_heads), nb::arg("model"), nb::arg("target_pass"), nb::arg("spec"),
+             nb::arg("n_draft"), nb::arg("n_seq"), nb::arg("n_ctx"), nb::arg("n_threads"),
+             nb::arg("threads").none() = nb::none())
+        .def_prop_ro("n_builds", &heads_drafter::n_builds)
+        .def("length", &heads_drafter::length, nb::arg("seq"))
+        .def("inject", &inject_into_heads, nb::arg("seq"), nb::arg("tokens"), nb::arg("stored"))
+        .def("draft", &draft_with_heads, nb::arg("seqs"), nb::arg("tokens"), nb::arg("stored"),
+             nb::arg("anchors"), nb::arg("n_draft"),
+             "ids int32 and log-probabilities float32, both [n_seqs, n_draft].")
+        .def("truncate", &heads_drafter::truncate, nb::arg("seq"), nb::arg("length"))
+        .def("copy", &heads_drafter::copy, nb::arg("source"), nb::arg("target"), nb::arg("length"))
+        .def("save", &save<heads_drafter>, nb::arg("seq"),
+             "The rows of a sequence, uint8 [n], for `restore`.")
+        .def("restore", &restore<heads_drafter>, nb::arg("seq"), nb::arg("saved"));
 }

@@ -99,6 +99,7 @@ def _names_of(pair: Pair) -> PairNames:
         target_name=facts.name,
         made_for=made_for,
         is_dflash=is_dflash,
+        has_heads=isinstance(pair.spec, HeadsSpec),
         expected=_expected(pair) if is_dflash else None,
     )
 

@@ -14,6 +14,7 @@ NONE_ACCEPTED = 1.2
 """Tokens per round below which drafts are wrong, not poor: one in five rounds kept a draft."""
 FEW_ACCEPTED = 2.0
 """Below it a pair of which nothing is known does worse than any that was published (3 to 7)."""
+_STRANGERS = "a drafter of another fine-tune"
 _BETTER = 1.4
 """A thinking mode that gives so many times the tokens per round is the one that was trained."""
 _F16 = 65504.0
@@ -34,6 +35,8 @@ class PairNames:
     made_for: str | None = None
     is_dflash: bool = True
     """Whether the drafter was trained for its target, so that many of its drafts are accepted."""
+    has_heads: bool = False
+    """Whether it drafts with heads of the target's own file."""
     expected: float | None = None
     """Tokens per round that were measured or published for this pair, on other prompts."""
 
@@ -158,10 +161,10 @@ def _of_trial(pair: PairNames, trial: PairTrial) -> Iterator[Alarm]:
             f"{pair.target_name}: take the drafter of that model, or that model",
         )
     else:
+        strangers = "heads that a fine-tune left behind" if pair.has_heads else _STRANGERS
         yield Alarm(
             "few_accepted",
-            f"{text}likely causes: a drafter of another fine-tune, a target below four bits, or "
-            "another chat template",
+            f"{text}likely causes: {strangers}, a target below four bits, or another chat template",
         )
 
 

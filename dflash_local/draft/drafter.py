@@ -39,6 +39,8 @@ class Drafter(ABC):
     own implements the abstract methods; the others have defaults.
     """
 
+    name: str = "the drafter"
+    """What it is called in what is said of a request."""
     top_k: int = 1
     """Candidates per position in `Draft.candidates`; trees need more than one."""
     gives_candidates: bool = False
@@ -123,6 +125,7 @@ class WrappedDrafter(Drafter):
     ) -> None:
         self.inner = inner
         self.change = change
+        self.name = inner.name
         self.top_k = inner.top_k
         self.gives_candidates = inner.gives_candidates
         self.draft_window = inner.draft_window

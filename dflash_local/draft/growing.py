@@ -28,14 +28,21 @@ class GrowingDraft:
     def draw(self, model: Target | TargetPass, output_row: int) -> int:
         """Add the likeliest token of a row of the model's last pass."""
         ids, logits = model.candidates(output_row, 1)
-        self.tokens.append(int(ids[0]))
-        self.logprobs.append(float(logits[0]) - model.log_sum(output_row))
+        self.add(int(ids[0]), float(logits[0]) - model.log_sum(output_row))
         return self.tokens[-1]
 
+    def add(self, token: int, logprob: float) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether it has become too unlikely."""
+        return sum(self.logprobs) < math.log(self.least_chance) and not self.request.whole
+
     def is_done(self, vocabulary: Vocabulary) -> bool:
-        is_poor = sum(self.logprobs) < math.log(self.least_chance) and not self.request.whole
         is_long = len(self.tokens) >= self.request.n_draft
-        return is_poor or is_long or vocabulary.ends_text(self.tokens[-1])
+        return self.is_poor or is_long or vocabulary.ends_text(self.tokens[-1])
 
     def draft(self) -> Draft:
         return Draft.chain(self.tokens, self.logprobs)

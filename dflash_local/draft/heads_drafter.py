@@ -25,7 +25,7 @@ from dflash_local.target_model.target import Target
 # isort: split
 import llama_cpp.llama_cpp as api
 
-_LEAST_CHANCE = 0.1
+LEAST_CHANCE = 0.1
 """A draft ends where its chance, all of it together, is less: a step of a head takes about a tenth
 of a pass of the target, most of it the output head's."""
 
@@ -60,6 +60,7 @@ class HeadsDrafter(Drafter):
     The method is that of DeepSeek-V3 (2024, arXiv 2412.19437), as llama-server's `draft-mtp`.
     """
 
+    name = "the target's heads"
     saves_rows = True
 
     def __init__(self, target: Target, spec: HeadsSpec, *, n_seq: int, n_ctx: int) -> None:
@@ -133,7 +134,7 @@ class HeadsDrafter(Drafter):
         for request, (tokens, states) in zip(requests, read, strict=True):
             rows.append(self._next(request.seq, [*tokens, request.anchor], states))
             self._take(request.seq, states)
-        drafts = [GrowingDraft(request, _LEAST_CHANCE) for request in requests]
+        drafts = [GrowingDraft(request, LEAST_CHANCE) for request in requests]
         going = list(range(len(requests)))
         while going:
             self._decode([rows[i] for i in going], output=True)

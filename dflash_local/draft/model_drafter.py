@@ -32,6 +32,7 @@ class ModelDrafter(Drafter):
     that shares the text's, and is emptied after it.
     """
 
+    name = "the small model"
     saves_rows = True
 
     def __init__(

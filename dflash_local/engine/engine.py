@@ -165,6 +165,7 @@ class Engine:
         n_cached = self.target.n_cells(slot.seq, len(slot.cached))
         stats = Stats(prompt_tokens=request.n_cells, cached_tokens=n_cached)
         stats.drafting = reason
+        stats.drafter = self.drafter.name if self.drafter else None
         return Sequence(
             request,
             slot,

@@ -26,7 +26,13 @@ TAPPED_ARCHITECTURES = frozenset({
 
 # Their files may have heads, layers that predict further tokens (`nextn`), and llama.cpp has a
 # context for these, which the tests have tried.
-HEADS_ARCHITECTURES = frozenset({"deepseek2", "glm4moe", "qwen35", "qwen35moe", "qwen3next"})
+HEADS_ARCHITECTURES = frozenset({
+    "deepseek2", "glm4moe", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
+})  # fmt: skip
+
+# Our own graph computes the heads of these: attention, and a dense layer or a mixture
+# (native/heads_graph.cpp).
+GRAPHED_HEADS = frozenset({"glm4moe", "qwen35", "qwen35moe", "qwen3next"})
 
 # llm_arch_is_recurrent and llm_arch_is_hybrid: a state stands for all tokens of a sequence
 RECURRENT_ARCHITECTURES = frozenset({

@@ -194,9 +194,15 @@ class Footprint:
     def _read_drafter(self, drafter: GgufFile | None, spec: AnySpec | None) -> None:
         self.drafter_weights = self._drafter_row = self._drafter_block = 0
         self._drafter_compute = self._drafter_on_host = self._drafter_masks = 0
+        self.looked_up = 0
+        """A copy of the embeddings for heads, if these are on a GPU."""
         if drafter is None or spec is None:
             return
         self._drafter_block = spec.block_size
+        if isinstance(spec, HeadsSpec) and spec.layer is not None:
+            self._drafter_row = 4 * spec.layer.n_head_kv * spec.layer.head_dim
+            embeddings = drafter.tensors.get("token_embd.weight")
+            self.looked_up = embeddings.n_bytes if embeddings and not self.head_copy else 0
         if self._own:
             self.drafter_weights = self._own.weights + self._own.head_copy
         if isinstance(spec, (ModelSpec, HeadsSpec)):
@@ -342,8 +348,9 @@ class Footprint:
             own, n_own = self._own, self._own_ctx(n_ctx)
             compute = max(own.compute_blocks(n_own), own.compute_head(n_own))
             return self.drafter_weights + self.drafter_kv(n_ctx) + compute
-        if self._has_heads:  # their weights and cells are counted as those of the target's layers
-            return max(self.compute_blocks(n_ctx), self.compute_head(n_ctx))
+        if self._has_heads:  # their weights are counted as those of the target's layers
+            compute = max(self.compute_blocks(n_ctx), self.compute_head(n_ctx))
+            return 2 * self.drafter_kv(n_ctx) + compute
         compute = self._drafter_compute + self.kept_graphs(n_ctx)
         return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute
 

@@ -10,6 +10,7 @@ from typing import Any
 from dflash_local.errors import InputError, PairError
 from dflash_local.fit.architectures import (
     EMBEDDING_ARCHITECTURES,
+    GRAPHED_HEADS,
     HEADS_ARCHITECTURES,
     NOT_GENERATIVE_ARCHITECTURES,
     OWN_STATE_ARCHITECTURES,
@@ -23,11 +24,19 @@ from dflash_local.gguf.drafter_keys import (
     read_drafter,
     refuse_old,
 )
-from dflash_local.gguf.drafter_spec import DrafterSpec, FileSpec, HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import (
+    DrafterSpec,
+    FileSpec,
+    HeadLayerSpec,
+    HeadsSpec,
+    ModelSpec,
+    RopeSpec,
+)
 from dflash_local.gguf.file import GgufFile
 
 _TOKENS = "tokenizer.ggml.tokens"
 _WAYS = {"cells": "yes", "replay": "by replay", "snapshots": "by snapshots"}
+_SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
 _MOST_UNUSED = 128  # as llama.cpp has it for speculative decoding
 _PLAIN = "or leave the drafter out for plain decoding"
 
@@ -158,7 +167,56 @@ def check_heads(target: GgufFile) -> HeadsSpec:
             f"{target.path}: heads of {name!r} cannot be used here; expected one of "
             f"{', '.join(sorted(HEADS_ARCHITECTURES))}"
         )
-    return HeadsSpec(n_heads, _tappable_layers(target))
+    n_layer = _tappable_layers(target)
+    return HeadsSpec(n_heads, n_layer, _head_layer(target, n_layer) if n_heads == 1 else None)
+
+
+def _head_layer(target: GgufFile, layer: int) -> HeadLayerSpec | None:
+    """The sizes of the layer of a target's head; None where our own graph would not compute what
+    llama.cpp does."""
+
+    def number(name: str, usual: float | None = None, kind: type = int) -> Any:
+        value = target.get(f"{target.architecture}.{name}", usual)
+        value = value[layer] if isinstance(value, list) and layer < len(value) else value
+        return value if isinstance(value, kind) else None
+
+    if target.architecture not in GRAPHED_HEADS:
+        return None
+    is_glm = target.architecture == "glm4moe"
+    prefix = f"{target.architecture}.rope."
+    sections = target.get(f"{prefix}dimension_sections") or [0]
+    is_scaled = any(name.startswith(f"{prefix}scaling.") for name in target.metadata)
+    key_length, value_length = number("attention.key_length"), number("attention.value_length")
+    gating = number("expert_gating_func", _SIGMOID) if is_glm else _SOFTMAX
+    # With a fourth section a token's other positions would count. GLM's rotate in another order.
+    if is_scaled or key_length != value_length or any(sections[0 if is_glm else 3 :]):
+        return None
+    if gating not in (_SOFTMAX, _SIGMOID) or number("expert_group_count", 0):
+        return None
+    found = {
+        "n_embd": number("embedding_length"),
+        "n_head": number("attention.head_count"),
+        "n_head_kv": number("attention.head_count_kv"),
+        "head_dim": key_length,
+        "n_expert_used": number("expert_used_count", 0),
+        "rms_eps": number("attention.layer_norm_rms_epsilon", kind=float),
+        "expert_scale": number("expert_weights_scale", 0.0, float),
+    }
+    rope = {
+        "freq_base": number("rope.freq_base", 10000.0, float),
+        "n_dims": number("rope.dimension_count", key_length),
+        "original_context": number("context_length"),
+    }
+    if None in (*found.values(), *rope.values()):
+        return None
+    return HeadLayerSpec(
+        layer=layer,
+        rope=RopeSpec(**rope),
+        is_gated=not is_glm,
+        by_sigmoid=gating == _SIGMOID,
+        adds_to_one=bool(number("expert_weights_norm", False)) if is_glm else True,
+        **found,
+    )
 
 
 def n_heads_of(target: GgufFile) -> int:

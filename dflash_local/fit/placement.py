@@ -179,7 +179,7 @@ class Devices:
             )
             + (model.head_weights + model.head_copy if head else 0),
             kv=model.kv(n_ctx, blocks),
-            drafter=model.drafter(n_ctx) if head else 0,
+            drafter=model.drafter(n_ctx) + model.looked_up if head else 0,
             compute=compute + model.replayed(blocks),
         )
 

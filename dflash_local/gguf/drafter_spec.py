@@ -127,12 +127,38 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class HeadLayerSpec:
+    """The sizes of the first head's layer, if it is one that our own graph computes."""
+
+    layer: int
+    """Its number in the file."""
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_expert_used: int
+    """0: a dense layer."""
+    rms_eps: float
+    expert_scale: float
+    """Of the experts' weights; 0: none."""
+    rope: RopeSpec
+    is_gated: bool = True
+    """Whether attention's output has a gate, which is made with the queries."""
+    by_sigmoid: bool = False
+    """Whether the router's chances are sigmoids, and not a softmax."""
+    adds_to_one: bool = True
+    """Whether the weights of a row's experts add up to one before they are scaled."""
+
+
+@dataclass(frozen=True)
 class HeadsSpec:
     """Layers behind those of a target, in its own file, that predict further tokens."""
 
     n_heads: int
     n_layer: int
     """Layers of the target itself."""
+    layer: HeadLayerSpec | None = None
+    """None: only llama.cpp's context for heads knows how to compute them."""
 
     @property
     def target_layers(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from dflash_local import disk_cache
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.architectures import takes_drafters
 from dflash_local.fit.footprint import size_text
-from dflash_local.fit.options import COPIES, HEADS, WORDS, LoadOptions
+from dflash_local.fit.options import WORDS, LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.download import progress_bars
 from dflash_local.hub.repository import Repository, cached, listed, remote_model
@@ -40,7 +40,7 @@ _DRAFTER_QUANTS = ("Q8_0", "BF16", "F16")
 
 @dataclass(frozen=True)
 class PairFiles:
-    """GGUF files on this disk."""
+    """GGUF files on this disk. `draft` may be one of `fit.options.WORDS`."""
 
     target: Path
     draft: Path | None
@@ -124,11 +124,11 @@ def find_pair(
     Without `draft` the drafter is the one that a name of the registry stands for, or a file with
     `dflash` in its name beside the target in its folder or repository, or one that was tuned here
     from this one and won. For a target's file alone it is the last one that was tuned and won;
-    "copies", "mtp" and "none" ask for none. What is on this disk is used without asking the hub,
-    unless `newest` is set. Before anything is fetched, the room on the disk is checked, and the
-    memory if `options` say how the pair is to be loaded: that of `devices`, or of the machine as it
-    is. `say` gets a line for each step; with `bars`, a terminal shows how far each file has come,
-    its rate and the time left.
+    "copies", "mtp" and "none" ask for none, and are passed on in its place. What is on this disk is
+    used without asking the hub, unless `newest` is set. Before anything is fetched, the room on the
+    disk is checked, and the memory if `options` say how the pair is to be loaded: that of
+    `devices`, or of the machine as it is. `say` gets a line for each step; with `bars`, a terminal
+    shows how far each file has come, its rate and the time left.
 
     Raises InputError, FileError: nothing of that name, no access, no network, no room, or a drafter
     that cannot be converted.
@@ -141,7 +141,7 @@ def find_pair(
             say(f"the drafter that was tuned here: {tuned} (`dflash-local tune --undo` goes back)")
             return PairFiles(model.path(), tuned)
     word = None if draft is None else os.fspath(draft)
-    own = Path(word) if word in (COPIES, HEADS) else None
+    own = Path(word) if word in WORDS else None
     drafter = None
     if word not in WORDS:
         drafter = find_drafter(draft, address, model, newest=newest)

@@ -173,7 +173,8 @@ def test_an_ordinary_model_as_a_drafter(tmp_path: Path) -> None:
 def test_heads_are_told(tmp_path: Path) -> None:
     file = write_hybrid(tmp_path / "head.gguf", "qwen35", Path(TARGET), head=0.0)
     text = told(file)
-    assert row(text, "heads") == "1 layer to predict further tokens: --draft mtp"
+    assert row(text, "heads").endswith("further tokens: they draft if no drafter does")
+    assert row(text, "drafting") == "with its heads, with a drafter, or plain"
     assert row(text, "layers").startswith("6, ")
     found = json.loads(told(file, "--json"))
     assert (found["n_heads"], found["n_layer"], found["drafts_with_heads"]) == (1, 6, True)

@@ -6,23 +6,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
 import tiny_coder
 from dflash_local import load
 from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
-from dflash_local.errors import FileError, PairError
+from dflash_local.errors import FileError, InputError, PairError
+from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.pairing import check_heads, check_pair
+from dflash_local.gguf.drafter_spec import HeadsSpec
 from dflash_local.gguf.file import GgufFile
+from dflash_local.llama.runtime import Device
+from dflash_local.pair import Pair, open_pair
 from dflash_local.prefixes.store import PrefixStore
+from dflash_local.setup import Setup
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 from elsewhere import controller
-from gguf_files import UINT32, edited
+from gguf_files import UINT32, Tensor, changed, edited
 from heads import drafts_of_llama_cpp, heads_drafter, target_with_heads
 from hybrid import write_hybrid
 from long_text import PYTHON_SOURCE
@@ -40,6 +47,9 @@ TARGETS = {
     "no recurrent layers": ("glm4moe", 0.02),
     "cut to outputs": ("qwen3next", 0.02),
     "latent attention": ("deepseek2", 0.02),
+    "sliding windows": ("step35", 0.02),
+    "one matrix for attention": ("mimo2", 0.02),
+    "snapshots": ("nemotron_h_moe", 0.02),
 }
 
 
@@ -126,6 +136,9 @@ def test_heads_that_are_right_are_accepted(files: dict[str, Path]) -> None:
     assert 0.9 > accepted["no recurrent layers"] > 0.1
     assert 0.9 > accepted["cut to outputs"] > 0.1
     assert 0.9 > accepted["latent attention"] > 0.1
+    assert 0.9 > accepted["sliding windows"] > 0.1
+    assert 0.9 > accepted["one matrix for attention"] > 0.1
+    assert 0.9 > accepted["snapshots"] > 0.1
 
 
 def test_drafts_are_llama_cpp_s(target: Target, engine: Engine) -> None:
@@ -183,19 +196,76 @@ def test_a_text_goes_on_from_an_earlier_one(target: Target, engine: Engine) -> N
         consistent(engine, engine.drafter, len(engine.slots[0].cached))
 
 
-def test_loaded_by_the_word(files: dict[str, Path]) -> None:
+OPTIONS = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
+
+
+@pytest.mark.parametrize("word", [None, "mtp"])
+def test_loaded_by_default_and_by_the_word(files: dict[str, Path], word: str | None) -> None:
     said: list[str] = []
     path = files["always right"]
-    options = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
-    with load(path, "mtp", say=said.append, **options) as model:
-        assert isinstance(model.drafter, HeadsDrafter)
+    with load(path, word, say=said.append, **OPTIONS) as model:
+        assert isinstance(model.drafter, FusedHeads)
         assert "drafter: the target's own heads, on CPU" in said
         plain = model.generate("def add(", max_tokens=N, draft_width=0)
         drafted = model.generate("def add(", max_tokens=N, draft_width=7)
         assert drafted.tokens == plain.tokens
         assert drafted.stats.accepted == drafted.stats.drafted > N / 4
-    with load(path, **options, quiet=True) as model:
+        assert drafted.stats.gained_by == "by the target's heads"
+        assert drafted.stats.as_dict()["drafter"] == "the target's heads"
+    with load(path, "none", **OPTIONS, quiet=True) as model:
         assert model.drafter is None
+        assert model.generate("def add(", max_tokens=N).tokens == plain.tokens
+
+
+def test_they_are_put_off_where_they_do_not_pay(files: dict[str, Path]) -> None:
+    said: list[str] = []
+    with load(files["never right"], say=said.append, **OPTIONS) as model:
+        plain = model.generate("def add(", max_tokens=3 * N, draft_width=0)
+        model.forget()
+        for _ in range(3):
+            found = model.generate("def add(", max_tokens=3 * N)
+            assert found.tokens == plain.tokens
+            model.forget()
+        assert found.stats.drafting and found.stats.drafting.startswith("drafting is off")
+    assert any(line.startswith("drafting is off") for line in said)
+
+
+def test_without_room_the_target_is_loaded_alone(files: dict[str, Path]) -> None:
+    pair = open_pair(files["sometimes right"])
+    assert pair.by_default and isinstance(pair.spec, HeadsSpec)
+    options = LoadOptions(n_ctx=1024, n_gpu_layers=0)
+
+    def planned(pair: Pair, free: int) -> Setup:
+        cpu = Device("CPU", "", "cpu", free, free)
+        return Setup(pair, options, [cpu]).fitting()
+
+    with_heads = planned(pair, 1 << 40)
+    alone = planned(open_pair(files["sometimes right"], "none"), 1 << 40)
+    assert with_heads.pair == pair and alone.pair.draft is None
+    least = with_heads.plan.host.needed + (with_heads.plan.host.free - with_heads.plan.host.usable)
+    assert alone.plan.host.needed < with_heads.plan.host.needed
+    assert planned(pair, least).pair.spec == pair.spec
+    found = planned(pair, least - 1)
+    assert found.pair.spec is None and found.plan.drafter_name is None
+    assert "heads are not used: the memory does not hold them" in found.lines()[0]
+    asked = open_pair(files["sometimes right"], "mtp")
+    with pytest.raises(InputError, match="needs"):
+        _ = planned(asked, least - 1).plan
+
+
+def test_heads_that_llama_cpp_fails_on_are_left_out(files: dict[str, Path], tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        name = "blk.6.nextn.enorm.weight"  # ggml does not multiply with such numbers
+        tensors[name] = (tensors[name][0].astype(np.int8), gguf.GGMLQuantizationType.I8)
+
+    path = changed(files["always right"], tmp_path / "spoilt.gguf", tensors=spoil)
+    said: list[str] = []
+    with load(path, say=said.append, **OPTIONS) as model:
+        assert model.drafter is None
+        assert len(model.generate("def add(", max_tokens=N).tokens) == N
+    assert any("heads are not used" in line and "draft with its heads" in line for line in said)
+    with pytest.raises(FileError, match="draft with its heads"):
+        load(path, "mtp", quiet=True, **OPTIONS)
 
 
 def test_a_failure_puts_them_aside(files: dict[str, Path]) -> None:

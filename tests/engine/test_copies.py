@@ -205,7 +205,7 @@ def test_several_at_once(f32_target: Path) -> None:
 def test_room_for_copies_makes_no_wider_trees(f32_target: Path, width: Any) -> None:
     """Each row of a tree has a branch of its own, unless a fixed width asks for more."""
     with open_target(f32_target, kv_type="f32", flash_attn=False, n_branches=20) as target:
-        prompt = target.vocabulary.tokenize(demo.prompts()["chat"][0])
+        prompt = target.vocabulary.tokenize(tiny_coder.prompts()["chat"][0])
         engine = copying(target, fused_drafter(target), n_nodes=19)
         found = answer(engine, prompt, width, N, shape="tree")
         assert found.tokens == plain(target, prompt)

@@ -17,10 +17,11 @@ from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint
 from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.pairing import check_heads
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import DrafterSpec
+from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.gguf.header import TensorInfo
 from dflash_local.llama import runtime
@@ -29,7 +30,7 @@ from dflash_local.setup import split_by_layers_because
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from gguf_files import edited
-from hybrid import SNAPSHOTS, WITHOUT, write_hybrid
+from hybrid import HEAD_DIM, N_HEAD_KV, SNAPSHOTS, WITHOUT, write_hybrid
 from shipped_layouts import in_layout
 from tiny_coder import pair
 
@@ -206,6 +207,27 @@ def test_the_drafter_takes_room_on_the_device_of_the_output_head():
     assert more > with_drafter.drafter_bytes + with_drafter.drafter_kv_bytes
     assert plain.drafter_bytes == plain.drafter_kv_bytes == 0
     assert "none" in plain.lines()[1]
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_heads_take_a_cache_and_on_a_gpu_a_copy_of_the_embeddings(tmp_path: Path, is_tied: bool):
+    path = write_hybrid(tmp_path / "heads.gguf", "qwen35", pair()[0], head=0.0)
+    file = GgufFile.open(path)
+    if is_tied:
+        file = edited(file, tensors={"output.weight": None})
+    spec = check_heads(file)
+
+    def needed(spec: HeadsSpec, *devices: Device, on_gpu: int) -> int:
+        found = make_plan(file, file, spec, LoadOptions(n_ctx=1024, n_seq=2), devices)
+        return found.gpus[0].needed if on_gpu else found.host.needed
+
+    by_llama_cpp = replace(spec, layer=None)
+    # Of both sequences, keys and values in halves; while it grows, the old one is there, too.
+    cache = 2 * (2 * 1280 * 2 * HEAD_DIM * N_HEAD_KV * 2)
+    embeddings = file.tensors["token_embd.weight"].n_bytes
+    for devices, on_gpu in (([host()], 0), ([gpu(8), host()], 1)):
+        more = needed(spec, *devices, on_gpu=on_gpu) - needed(by_llama_cpp, *devices, on_gpu=on_gpu)
+        assert more == cache + (embeddings if on_gpu and not is_tied else 0)
 
 
 def test_the_logits_of_a_markov_head_are_counted():

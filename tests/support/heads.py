@@ -12,8 +12,9 @@ import llama_cpp.llama_cpp as api
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
-from dflash_local.fit.architectures import WayBack
+from dflash_local.fit.architectures import WayBack, way_back
 from dflash_local.fit.pairing import check_heads
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
@@ -23,13 +24,14 @@ from dflash_local.target_model.target import Target
 @contextmanager
 def target_with_heads(path: Path, **options: Any) -> Iterator[Target]:
     """Exact to the bit, and ready for its heads."""
-    spec = check_heads(GgufFile.open(path))
+    file = GgufFile.open(path)
+    spec = check_heads(file)
     wanted = {
         "n_ctx": 1024,
         "n_threads": 1,
         "n_batch": 64,
         "kv_type": "q8_0",
-        "way_back": WayBack("replay", spec.n_draft),
+        "way_back": WayBack(way_back(file.architecture) or "cells", spec.n_draft),
         "tapped_layers": spec.target_layers,
         "heads": True,
         **options,
@@ -41,6 +43,13 @@ def target_with_heads(path: Path, **options: Any) -> Iterator[Target]:
 def heads_drafter(target: Target) -> HeadsDrafter:
     spec = check_heads(GgufFile.open(target.path))
     return HeadsDrafter(target, spec, n_seq=target.options.n_seq, n_ctx=target.n_ctx)
+
+
+def fused_heads(target: Target) -> FusedHeads:
+    spec = check_heads(GgufFile.open(target.path))
+    assert spec.layer
+    n_seq = target.options.n_seq
+    return FusedHeads(target, spec, spec.layer, n_seq=n_seq, n_ctx=target.n_ctx)
 
 
 def drafts_of_llama_cpp(

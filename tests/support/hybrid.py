@@ -1,7 +1,7 @@
 """Tiny targets with random weights whose layers are partly recurrent, one of each architecture.
 
 Their weights are scaled so that the next token depends on the whole state: a state that is wrong
-anywhere shows in the answer. Some of them may have a head that predicts further tokens, and two
+anywhere shows in the answer. Some of them may have a head that predicts further tokens, and four
 have no recurrent layer at all.
 """
 
@@ -376,10 +376,41 @@ def _lfm2(model: RandomModel, n_vocab: int) -> None:
             _dense(model, block)
 
 
-def _nemotron_h(model: RandomModel, n_vocab: int) -> None:
-    """nemotron_h and nemotron_h_moe: Mamba 2, attention and feed-forward in layers of their own."""
+def _sliding(model: _Hybrid, n_vocab: int) -> None:
+    """step35 and mimo2: attention, in most layers over a window. Here they have no experts."""
+    layers = range(N_LAYER + model.has_head)
+    _shape(
+        model,
+        feed_forward_length=N_FF,
+        expert_feed_forward_length=N_FF_EXPERT,
+        attention__head_count_kv=N_HEAD_KV,
+        attention__sliding_window=24,
+        attention__sliding_window_pattern=[int(layer % 3 > 0) for layer in layers],
+        rope__dimension_count=HEAD_DIM,
+    )
+    _head(model, n_vocab)
+    for layer in layers:
+        block = f"blk.{layer}."
+        model.norm(block + "attn_norm.weight", N_EMBD)
+        model.norm(block + "ffn_norm.weight", N_EMBD)
+        if model.architecture == "mimo2":
+            width = (N_HEAD + 2 * N_HEAD_KV) * HEAD_DIM
+            model.matrix(block + "attn_qkv.weight", width, N_EMBD)
+            model.matrix(block + "attn_output.weight", N_EMBD, N_HEAD * HEAD_DIM, gain=2)
+        else:
+            _attention(model, block)
+            model.matrix(block + "attn_gate.weight", N_HEAD, N_EMBD)
+        if layer == N_LAYER:
+            _further_head(model, block)
+        _dense(model, block)
+
+
+def _nemotron_h(model: _Hybrid, n_vocab: int) -> None:
+    """nemotron_h and nemotron_h_moe: Mamba 2, attention and feed-forward in layers of their own. A
+    head has both of the latter."""
     has_experts = model.architecture == "nemotron_h_moe"
     kinds = ["mamba", "dense", "attention", "mamba", "dense", "attention"]
+    kinds += ["attention"] * model.has_head
     _shape(
         model,
         feed_forward_length=[N_FF * (kind == "dense") for kind in kinds],
@@ -402,6 +433,11 @@ def _nemotron_h(model: RandomModel, n_vocab: int) -> None:
             _dense(model, block, gated=False)
         else:
             _attention(model, block, qk_norm=False)
+        if layer == N_LAYER:
+            _further_head(model, block)
+            model.norm(block + "nextn.shared_head_norm.weight", N_EMBD)
+            model.norm(block + "post_attention_norm.weight", N_EMBD)
+            _experts(model, block, shared=True, gated=False, biased=True)
 
 
 def _granite_hybrid(model: RandomModel, n_vocab: int) -> None:
@@ -496,6 +532,8 @@ _WRITERS: dict[str, Callable[[RandomModel, int], None]] = {
     "qwen35moe": _qwen,
     "qwen3next": _qwen,
     "glm4moe": _glm,
+    "mimo2": _sliding,
+    "step35": _sliding,
     "deepseek2": _glm_flash,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,

@@ -290,7 +290,7 @@ def test_cancelled_while_it_waits(bench: Bench) -> None:
 def test_cancelled_while_it_is_suspended() -> None:
     """In a context that is too small for two: its result says as much as that of any other."""
     endless: dict[str, Any] = {**ENDLESS, "temperature": 0.0}
-    with load(*demo.pair(), n_ctx=544, n_seq=2, **ON_CPU) as model:
+    with load(*tiny_coder.pair(), n_ctx=544, n_seq=2, **ON_CPU) as model:
         first, cancel = model.stream("def a", **endless), threading.Event()
         next(first)
         with ThreadPoolExecutor(1) as thread:

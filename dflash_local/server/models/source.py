@@ -135,7 +135,9 @@ class ModelSource:
             return partial(plan_embedder, GgufFile.open(self.target), self.pooling, options)
         pair = open_pair(self.target, self.draft)
         options = LoadOptions(draft_width=self.draft_width, **self.options)
-        return lambda devices: Setup(pair, options, [*remote_devices(options.rpc), *devices]).plan
+        return lambda devices: (
+            Setup(pair, options, [*remote_devices(options.rpc), *devices]).fitting().plan
+        )
 
     @property
     def _for_embedders(self) -> dict[str, Any]:

@@ -1,0 +1,361 @@
+"""The heads of a target's own file in one graph of ours: drafts are those of llama.cpp's context
+for them, whatever came before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dflash_local import demo
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused_heads import FusedHeads
+from dflash_local.draft.growing import GrowingDraft
+from dflash_local.draft.heads_drafter import LEAST_CHANCE, HeadsDrafter
+from dflash_local.engine.engine import Engine
+from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
+from dflash_local.fit.pairing import check_heads
+from dflash_local.gguf.drafter_spec import HeadLayerSpec
+from dflash_local.gguf.file import GgufFile
+from dflash_local.loading import open_heads
+from dflash_local.prefixes.store import PrefixStore
+from dflash_local.target_model.taps import StoredFeatures
+from dflash_local.target_model.target import Target
+from gguf_files import FLOAT32, STRING, Tensor, changed
+from heads import drafts_of_llama_cpp, fused_heads, heads_drafter, target_with_heads
+from hybrid import N_LAYER, write_hybrid
+from long_text import PYTHON_SOURCE
+from pair_engine import answer, consistent
+from pair_engine import request as ask
+from plain_answer import PlainAnswer
+
+N, N_SEQ, N_TEXT = 32, 4, 60
+TARGETS = {
+    "dense": ("qwen35", 0.5),
+    "experts": ("qwen35moe", 0.5),
+    "next": ("qwen3next", 0.5),
+    "glm": ("glm4moe", 0.5),
+}
+CLOSE = 1e-2
+"""Log-probabilities differ by rounding: attention sums halves, in the order of the cells."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("fused_heads")
+    source = demo.pair()[0]
+    return {
+        name: write_hybrid(folder / f"{name}.gguf", architecture, source, quant="F32", head=added)
+        for name, (architecture, added) in TARGETS.items()
+    }
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def target(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Target]:
+    with target_with_heads(files[request.param], n_seq=N_SEQ, kv_type="f16") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def texts(target: Target) -> list[StoredFeatures]:
+    """A text for each sequence, with the target's states after its tokens."""
+    tokens = target.vocabulary.tokenize(PYTHON_SOURCE)[: N_SEQ * N_TEXT]
+    found = []
+    for seq in range(N_SEQ):
+        text = tokens[seq * N_TEXT :][:N_TEXT]
+        target.decode(text, range(N_TEXT), [seq] * N_TEXT, [False] * N_TEXT)
+        found.append(StoredFeatures(target, list(target.numbers), text))
+    return found
+
+
+@pytest.fixture
+def ours(target: Target) -> Iterator[FusedHeads]:
+    drafter = fused_heads(target)
+    yield drafter
+    drafter.close()
+
+
+@pytest.fixture
+def theirs(target: Target) -> Iterator[HeadsDrafter]:
+    drafter = heads_drafter(target)
+    yield drafter
+    drafter.close()
+
+
+def part(text: StoredFeatures, begin: int, end: int) -> StoredFeatures:
+    return StoredFeatures(text.target, text.rows[begin:end], text.tokens[begin:end])
+
+
+def request(seq: int, anchor: int, features: StoredFeatures, n: int = 6) -> DraftRequest:
+    return DraftRequest(seq, anchor, features, n, whole=True)
+
+
+def compare(ours: FusedHeads, theirs: HeadsDrafter, requests: list[DraftRequest]) -> Counter[str]:
+    """Check drafts of both, and count them. They may part where two tokens are as likely, and in a
+    mixture where two experts are."""
+    routes = ours.spec.layer is not None and ours.spec.layer.n_expert_used > 0
+    counts: Counter[str] = Counter()
+    for one, other in zip(ours.draft(requests), theirs.draft(requests), strict=True):
+        assert len(one.tokens) == len(other.tokens)
+        close = np.isclose(one.logprobs, other.logprobs, rtol=0, atol=CLOSE)
+        equal = np.equal(one.tokens, other.tokens) & (close if routes else True)
+        n = len(equal) if equal.all() else int(equal.argmin()) + 1
+        assert routes or close[:n].all()
+        counts += Counter(drafts=1, tokens=n, parted=not equal.all())
+    return counts
+
+
+def test_drafts_are_those_of_llama_server(
+    target: Target, ours: FusedHeads, texts: list[StoredFeatures]
+) -> None:
+    text = texts[0]
+    expected = drafts_of_llama_cpp(target, [*text.tokens, 300], np.asarray(text), 6)
+    assert ours.draft([request(0, 300, text)])[0].tokens == expected
+    assert ours.draft([request(0, 300, part(text, 0, 0))])[0].tokens == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_rounds(
+    target: Target,
+    ours: FusedHeads,
+    theirs: HeadsDrafter,
+    texts: list[StoredFeatures],
+    seed: int,
+) -> None:
+    """Any sequences at once, some or no new rows, drafts of any length, texts that are cut, moved,
+    saved and read again."""
+    random = np.random.default_rng(seed)
+    at = [0] * N_SEQ
+    owner = list(range(N_SEQ))
+    counts: Counter[str] = Counter()
+    for _ in range(60):
+        chosen = random.permutation(N_SEQ)[: random.integers(1, N_SEQ + 1)]
+        requests = []
+        for seq in map(int, chosen):
+            text = texts[owner[seq]]
+            n = int(random.integers(0, 8))
+            end = min(at[seq] + n, N_TEXT)
+            features, at[seq] = part(text, at[seq], end), end
+            anchor = text.tokens[end] if end < N_TEXT else 300
+            if random.random() < 0.3:  # what was drafted was rejected
+                anchor = int(random.integers(target.n_vocab))
+            if random.random() < 0.2:
+                ours.inject(seq, features)
+                theirs.inject(seq, features)
+                features = part(text, 0, 0)
+            requests.append(request(seq, anchor, features, int(random.integers(1, 7))))
+        counts += compare(ours, theirs, requests)
+        seq, other = map(int, random.permutation(N_SEQ)[:2])
+        what = random.integers(6)
+        length = int(random.integers(at[seq] + 1))
+        for drafter in (ours, theirs):
+            if what == 0:
+                drafter.truncate(seq, length)
+            elif what == 1:
+                drafter.copy(seq, other, length)
+            elif what == 2:
+                drafter.truncate(other, 0)
+                drafter.restore(other, drafter.save(seq))
+        if what == 0:
+            at[seq] = length
+        elif what in (1, 2):
+            at[other], owner[other] = (length if what == 1 else at[seq]), owner[seq]
+        lengths = [drafter.length(seq) for drafter in (ours, theirs) for seq in range(N_SEQ)]
+        assert lengths == at * 2
+    assert counts["tokens"] > 300
+    assert counts["parted"] <= counts["drafts"] / 20
+
+
+def test_a_long_text(files: dict[str, Path]) -> None:
+    """It is read in several graphs, and the cache grows under it."""
+    with target_with_heads(files["dense"], n_ctx=4096, n_batch=2048, kv_type="f16") as target:
+        text = target.vocabulary.tokenize(PYTHON_SOURCE * 8)[:1500]
+        target.decode(text, range(len(text)), [0] * len(text), [False] * len(text))
+        features = StoredFeatures(target, list(target.numbers), text)
+        ours, theirs = fused_heads(target), heads_drafter(target)
+        for begin, end in ((0, 200), (200, 1499), (1499, 1500)):
+            found = compare(ours, theirs, [request(0, text[end % 100], part(features, begin, end))])
+            assert not found["parted"]
+        ours.close()
+        theirs.close()
+
+
+def test_drafts_are_as_long_as_they_were_of_use(
+    ours: FusedHeads, texts: list[StoredFeatures]
+) -> None:
+    """These heads are not sure of a single token."""
+    ours.inject(0, texts[0])
+    none = part(texts[0], 0, 0)
+    whole = ours.draft([request(0, 300, none)])[0]
+    assert whole.logprobs[0] < np.log(LEAST_CHANCE)
+    for n in (5, 4, 3, 2, 1, 1):
+        (draft,) = ours.draft([replace(request(0, 300, none), whole=False)])
+        assert draft.tokens == whole.tokens[:1]
+        assert ours.most_steps[0] == n
+    for n in range(1, 7):
+        sure = GrowingDraft(replace(request(0, 300, none, n), whole=False), LEAST_CHANCE)
+        for token in whole.tokens[:n]:
+            sure.add(token, 0.0)
+        ours.adapt(sure)
+        assert ours.most_steps[0] == min(n + 1, 6)
+    ours.draft([replace(request(0, 300, none), whole=False)])
+    assert ours.draft([request(0, 300, none)])[0].tokens == whole.tokens
+    ours.truncate(0, 0)
+    assert ours.most_steps[0] == 6
+
+
+def test_states_that_are_no_numbers(files: dict[str, Path]) -> None:
+    """They are told, and later texts are not spoilt by them."""
+    with target_with_heads(files["dense"], kv_type="f16") as target:
+        text = target.vocabulary.tokenize(PYTHON_SOURCE)[:40]
+        target.decode(text, range(40), [0] * 40, [False] * 40)
+        features = StoredFeatures(target, list(target.numbers), text)
+        ours = fused_heads(target)
+        (expected,) = ours.draft([request(0, 300, features)])
+        saved = ours.save(0)
+        spoilt = saved.copy()
+        spoilt[: 4 * target.n_embd].view(np.float32)[:] = np.nan
+        ours.restore(0, spoilt)
+        with pytest.raises(BackendError, match="not a number"):
+            ours.draft([request(0, 300, part(features, 0, 0))])
+        assert ours.length(0) == 0
+        (found,) = ours.draft([request(0, 300, features)])
+        assert found.tokens == expected.tokens
+        ours.close()
+
+
+def test_what_cannot_be_is_refused(
+    target: Target, ours: FusedHeads, texts: list[StoredFeatures]
+) -> None:
+    text = texts[0]
+    ours.inject(0, text)
+    none = part(text, 0, 0)
+    for wrong, message in (
+        ([request(0, 300, none, 7)], "cannot draft 7 tokens"),
+        ([request(0, 300, none, 0)], "cannot draft 0 tokens"),
+        ([request(0, -1, none)], "token -1 is not in"),
+        ([request(0, target.n_vocab, none)], "is not in 0"),
+        ([request(N_SEQ, 300, none)], "sequence 4 is not in"),
+        ([request(0, 300, none), request(0, 300, none)], "twice"),
+        ([request(0, 300, StoredFeatures(target, [1 << 40], [5]))], "are not there"),
+        ([request(0, 300, StoredFeatures(target, text.rows[:2], [5]))], "one token and one state"),
+        ([request(0, 300, np.zeros((1, target.n_embd), np.float32))], "in the store"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ours.draft(wrong)
+    for saved in (np.zeros(3, np.uint8), ours.save(0)[:-1]):
+        with pytest.raises(InputError, match="bytes are"):
+            ours.restore(1, saved)
+    assert ours.draft([]) == []
+    assert [ours.length(seq) for seq in range(N_SEQ)] == [N_TEXT, 0, 0, 0]
+
+
+def test_a_full_context(target: Target, texts: list[StoredFeatures]) -> None:
+    spec = check_heads(GgufFile.open(target.path))
+    assert spec.layer
+    small = FusedHeads(target, spec, spec.layer, n_seq=1, n_ctx=N_TEXT)
+    small.inject(0, texts[0])
+    assert len(small.draft([request(0, 300, part(texts[0], 0, 0))])[0].tokens) == 6
+    with pytest.raises(ContextFullError, match="holds 60 rows, asked for 61"):
+        small.draft([request(0, 300, part(texts[0], 0, 1))])
+    assert small.length(0) == N_TEXT
+    small.close()
+
+
+def test_sizes_that_the_file_has_not(target: Target) -> None:
+    spec = check_heads(GgufFile.open(target.path))
+    assert spec.layer
+    good = spec.layer
+
+    def opened(layer: HeadLayerSpec) -> None:
+        FusedHeads(target, spec, layer, n_seq=1, n_ctx=64).close()
+
+    opened(good)
+    for wrong in (
+        replace(good, n_head=4),
+        replace(good, n_head_kv=2),
+        replace(good, n_embd=32),
+        replace(good, layer=good.layer - 1),
+        replace(good, layer=good.layer + 1),
+        replace(good, n_expert_used=0 if good.n_expert_used else 2),
+    ):
+        with pytest.raises(FileError):
+            opened(wrong)
+    for wrong in (
+        replace(good, n_head=0),
+        replace(good, n_head=1 << 25),
+        replace(good, n_head=3, n_head_kv=2),
+        replace(good, rope=replace(good.rope, n_dims=3)),
+    ):
+        with pytest.raises(InputError):
+            opened(wrong)
+
+
+def test_other_heads_are_left_to_llama_cpp(files: dict[str, Path], tmp_path: Path) -> None:
+    file = GgufFile.open(files["dense"])
+    scaled = changed(
+        file.path,
+        tmp_path / "scaled.gguf",
+        keys={
+            "qwen35.rope.scaling.type": ("linear", STRING, None),
+            "qwen35.rope.scaling.factor": (2.0, FLOAT32, None),
+        },
+    )
+
+    def fuse(tensors: dict[str, Tensor]) -> None:
+        parts = [tensors.pop(f"blk.{N_LAYER}.attn_{name}.weight") for name in "qkv"]
+        fused = np.concatenate([values for values, _ in parts])
+        tensors[f"blk.{N_LAYER}.attn_qkv.weight"] = fused, parts[0][1]
+
+    fused = changed(file.path, tmp_path / "fused.gguf", tensors=fuse)
+    kinds = ((file.path, FusedHeads), (scaled, HeadsDrafter), (fused, HeadsDrafter))
+    for path, kind in kinds:
+        with target_with_heads(path, kv_type="f16") as target:
+            spec = check_heads(GgufFile.open(path))
+            drafter = open_heads(target, spec, n_seq=1, n_ctx=256)
+            assert type(drafter) is kind
+            drafter.close()
+    stretched = {"rope_scaling": "linear", "rope_scale": 2.0}
+    with target_with_heads(file.path, kv_type="f16", **stretched) as target:
+        drafter = open_heads(target, check_heads(file), n_seq=1, n_ctx=256)
+        assert type(drafter) is HeadsDrafter
+        drafter.close()
+
+
+@pytest.fixture(scope="module", params=["qwen35", "qwen35moe", "qwen3next"])
+def answering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exact to the bit, with heads that are sometimes right."""
+    folder = tmp_path_factory.mktemp("answering")
+    return write_hybrid(folder / "model.gguf", request.param, demo.pair()[0], head=0.02)
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}])
+def test_answers_are_those_of_plain_decoding(answering: Path, how: dict[str, float]) -> None:
+    """Of one sequence, of four, and where a text goes on from an earlier one."""
+    with target_with_heads(answering, n_seq=N_SEQ) as target:
+        texts = [*demo.prompts()["code"][:2], *demo.prompts()["chat"][:2]]
+        known = [PlainAnswer(target, text, N, **how) for text in texts]
+        drafter = fused_heads(target)
+        engine = Engine(target, drafter, N_SEQ, store=PrefixStore(64 << 20))
+        engine.slots.forget_all()
+        alone = known[0].asked(engine, 7)
+        consistent(engine, drafter, len(known[0].text) - 1)
+        assert alone.stats.accepted > 0
+        engine.slots.forget_all()
+        answers = [
+            engine.begin(ask(plain.prompt, width, N, **how))
+            for plain, width in zip(known, (7, 4, 7, 2), strict=True)
+        ]
+        engine.run(answers)
+        for found, plain in zip(answers, known, strict=True):
+            assert found.error is None
+            assert found.tokens == plain.tokens
+        for plain in known:  # from the slots, and from the store
+            again = answer(engine, plain.prompt, 7, N, **how)
+            # The last bits of a recurrent state may differ after a checkpoint.
+            assert again.error is None
+            assert again.stats.drafted > 0
