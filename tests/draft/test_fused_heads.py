@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_local import demo
+import tiny_coder
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.growing import GrowingDraft
@@ -47,7 +47,7 @@ CLOSE = 1e-2
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("fused_heads")
-    source = demo.pair()[0]
+    source = tiny_coder.pair()[0]
     return {
         name: write_hybrid(folder / f"{name}.gguf", architecture, source, quant="F32", head=added)
         for name, (architecture, added) in TARGETS.items()
@@ -330,14 +330,14 @@ def test_other_heads_are_left_to_llama_cpp(files: dict[str, Path], tmp_path: Pat
 def answering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Exact to the bit, with heads that are sometimes right."""
     folder = tmp_path_factory.mktemp("answering")
-    return write_hybrid(folder / "model.gguf", request.param, demo.pair()[0], head=0.02)
+    return write_hybrid(folder / "model.gguf", request.param, tiny_coder.pair()[0], head=0.02)
 
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}])
 def test_answers_are_those_of_plain_decoding(answering: Path, how: dict[str, float]) -> None:
     """Of one sequence, of four, and where a text goes on from an earlier one."""
     with target_with_heads(answering, n_seq=N_SEQ) as target:
-        texts = [*demo.prompts()["code"][:2], *demo.prompts()["chat"][:2]]
+        texts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
         known = [PlainAnswer(target, text, N, **how) for text in texts]
         drafter = fused_heads(target)
         engine = Engine(target, drafter, N_SEQ, store=PrefixStore(64 << 20))
