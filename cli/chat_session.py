@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.chat.pictures import NO_PROJECTOR, data_uri, image_file
 from dflash_local.errors import DflashError, InputError
 from dflash_local.pair import open_pair
+from dflash_local.target_model.images import n_cells
 from dflash_local.text_file import read_text
 
 from .answer import write_answer
@@ -144,7 +145,7 @@ class ChatSession:
         """Answer, or go on with what was `begun` of the answer, its text and its tokens."""
         model = self._model
         try:
-            n_prompt = len(model.chat_prompt(asked, chat_template_kwargs=self._template))
+            n_prompt = n_cells(model.chat_prompt(asked, chat_template_kwargs=self._template))
             n_prompt += len(begun[1])
             arguments = self._options.arguments()
             arguments["max_tokens"] = answer_limit(model, arguments)

@@ -153,7 +153,7 @@ class Model:
         """What the model is doing, and totals since it was loaded. Never waits for the model."""
         requests, totals = self._worker.totals()
         own, cache = self.engine.slots, self.engine.prefix_cache
-        slots = tuple(SlotStatus(slot.seq, slot.busy, len(slot.cached)) for slot in own)
+        slots = tuple(SlotStatus(slot.seq, slot.busy, own.n_cells(slot)) for slot in own)
         return ModelStatus(
             n_slots=len(slots),
             n_busy=sum(slot.busy for slot in slots),
@@ -460,14 +460,14 @@ class Model:
             return self.engine.prefix_cache.saved(slot)
 
         entry = self._worker.run(saved)
-        return len(entry), files.write(name, entry, owner)
+        return entry.n_cells, files.write(name, entry, owner)
 
     def restore_slot(self, index: int, name: str, *, owner: str = "") -> tuple[int, int]:
         """Give slot `index` what `save_slot` has saved under that name; as `save_slot`."""
         slot = self._slot(index)
         entry, n_bytes = self._slot_files().read(name, owner)
         self._worker.run(lambda: self.engine.prefix_cache.put_back(slot, entry))
-        return len(entry), n_bytes
+        return entry.n_cells, n_bytes
 
     def erase_slot(self, index: int, *, owner: str = "") -> int:
         """Empty slot `index` if it has a text of the `owner`; how many tokens it had. Waits for
@@ -475,9 +475,10 @@ class Model:
         slot = self._slot(index)
 
         def erase() -> int:
-            n = len(slot.cached) if self.engine.owner_of(slot) == owner else 0
+            slots = self.engine.slots
+            n = slots.n_cells(slot) if self.engine.owner_of(slot) == owner else 0
             if n:
-                self.engine.slots.forget(slot)
+                slots.forget(slot)
             return n
 
         return self._worker.run(erase)

@@ -18,8 +18,9 @@ from dflash_local.target_model.pixels import MOST_BYTES
 from dflash_local.target_model.projector import Projector
 from dflash_local.target_model.vocabulary import Vocabulary
 
-MOST_IMAGES = 32
-"""Of a request."""
+MOST_IMAGES = 256
+"""Of a request. A chat sends all of its pictures again with each turn; most are known then, and the
+context and a request's bytes end it first."""
 
 NO_PROJECTOR = (
     "image input is not supported: this model reads text only, as it was loaded without a "
@@ -74,7 +75,9 @@ class Pictures:
             raise InputError(NO_PROJECTOR)
         n = len(self._found)
         if n == MOST_IMAGES:
-            raise InputError(f"more than {MOST_IMAGES} images; give fewer in one request")
+            raise InputError(
+                f"more than {MOST_IMAGES} images in a request; leave out the first ones"
+            )
         self._found.append(self._projector.read(image_bytes(part)))
         return f"<{self._nonce}:{n}>"
 

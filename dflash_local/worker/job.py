@@ -189,8 +189,8 @@ class Generation(Job):
     def _tell_prompt(self) -> None:
         """Hand out how much of the prompt is read, where that is asked for and has grown."""
         sequence, stats = self.running, self.running.stats
-        n = len(sequence.request.prompt)
-        n_read = n if sequence.tokens else min(len(sequence.slot.cached), n)
+        n = sequence.request.n_cells
+        n_read = n if sequence.tokens else n - max(sequence.n_cells_left, 0)
         if self.wanted.tells_prompt and self._n_read < n_read:
             self._n_read = n_read
             told = PromptProgress(n, stats.cached_tokens, n_read, stats.prompt_s)
