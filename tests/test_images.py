@@ -238,7 +238,8 @@ def test_a_picture_that_left_its_slot_is_not_computed_again(files: list[Path]) -
 
 
 def test_exact_answers_after_a_picture_are_those_of_a_cold_cache(files: list[Path]) -> None:
-    with loaded(files, exact=True, n_batch=64, n_ctx=1024) as model:
+    n_batch = 128 if files[0].stem == "gemma4" else 64  # an image of 81 tokens, at once
+    with loaded(files, exact=True, n_batch=n_batch, n_ctx=1024) as model:
 
         def ask(end: str) -> Result:
             text = "def add(a, b): return a + b\n" * 20 + end
@@ -257,8 +258,8 @@ def test_exact_answers_after_a_picture_are_those_of_a_cold_cache(files: list[Pat
 def test_a_picture_fills_the_context_by_its_cells(files: list[Path]) -> None:
     with loaded(files, n_ctx=300, n_batch=256) as model:
         assert answer(model, [asked("a", picture(128, 128))]).tokens
-        if model.target.path.stem == "gemma3":
-            return  # its pictures all have 16 rows
+        if model.target.path.stem.startswith("gemma"):
+            return  # those of gemma3 have 16 rows, those of gemma4 must fit a batch
         with pytest.raises(InputError, match="the context holds 300"):
             answer(model, [asked("a", picture(320, 256))])
         n_free = model.n_ctx - model.status().cells_used
