@@ -509,12 +509,12 @@ def _source(
 
 def _sees(source: ModelSource) -> bool:
     """Whether a model reads images, with a projector that was given or lies beside it."""
+    from dflash_local.fit.options import AUTO
     from dflash_local.pairs.projector import find_projector
 
+    given = source.options.get("mmproj")
     with suppress(DflashError):  # its load says what is wrong
-        return (
-            find_projector(source.target, source.options.get("mmproj"), lambda _: None) is not None
-        )
+        return given == AUTO or find_projector(source.target, given, lambda _: None) is not None
     return False
 
 
