@@ -213,6 +213,14 @@ SHIFTING = (
     ),
 )
 
+REMOTE = Option(
+    "--allow-remote-images",
+    "remote_images",
+    is_flag=True,
+    help="Fetch pictures from the web addresses in OpenAI's image parts; else only those are read "
+    "that come with the request.",
+)
+
 SERVING = (
     PARALLEL,
     Option(
@@ -248,6 +256,7 @@ SERVING = (
     THINKING,
     *REASONING_BUDGET,
     *SHIFTING,
+    REMOTE,
     Option(
         "--chat-template",
         type=click.Choice(["chatml", "llama3"]),
@@ -503,7 +512,7 @@ def _source(
         _chat_template(values),
         recorder,
         pooling=pooling,
-        **values_of((*REASONING_BUDGET, *SHIFTING), values),
+        **values_of((*REASONING_BUDGET, *SHIFTING, REMOTE), values),
     )
 
 

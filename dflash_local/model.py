@@ -99,6 +99,8 @@ class Model:
         """After how many tokens the thoughts of chats are ended that do not say; None: never."""
         self.reasoning_budget_message = ""
         """What is written before such an end."""
+        self.remote_images = False
+        """Whether a server fetches pictures from addresses of the web."""
         self.context_shift = False
         """Whether answers go on where the context is full, for requests that do not say."""
         self.n_keep = 0
