@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 # Imported only with a conversation: prompt_toolkit takes longer than all the rest.
 from dflash_local.chat.pictures import NO_PROJECTOR, data_uri, image_file
 from dflash_local.errors import DflashError, InputError
 from dflash_local.pair import open_pair
+from dflash_local.target_model.images import n_cells
 from dflash_local.text_file import read_text
 
 from .answer import write_answer
@@ -55,6 +59,9 @@ KEYS = (
 )
 
 Message = dict[str, Any]
+
+_WORD = re.compile(r"""'(?:[^']|'\\'')*'|"[^"]*"|(?:\\.|[^\s\\])+""")
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 
 
 class ChatSession:
@@ -126,8 +133,7 @@ class ChatSession:
         found = re.fullmatch(r"(/(?:[a-zA-Z][\w-]*|\?))(?:\s+(.*))?", message.strip(), re.DOTALL)
         if not found:
             text = message.replace("//", "/", 1) if message.lstrip().startswith("//") else message
-            shown = [*self._pictures, {"type": "text", "text": text}] if self._pictures else text
-            self._answer([*self.messages, {"role": "user", "content": shown}])
+            self._send(text)
             return
         name, rest = found[1].lower(), (found[2] or "").strip()
         action = self._actions.get(_OTHER_NAMES.get(name, name))
@@ -140,11 +146,28 @@ class ChatSession:
         except OSError as error:
             self._say.write(f"error: {error.filename}: {error.strerror}")
 
+    def _send(self, text: str) -> None:
+        """Answer a message, with the pictures whose paths were pasted into it."""
+        if self._model.projector is not None:
+            (rest, paths), before = without_paths(text), list(self._pictures)
+            try:
+                for path in paths:
+                    self._image(str(path))
+            except InputError as error:
+                self._say.write(f"error: {in_options(str(error))}")
+                self._typed, self._pictures = text, before
+                return
+            if paths and not rest:
+                return
+            text = rest if paths else text
+        shown = [*self._pictures, {"type": "text", "text": text}] if self._pictures else text
+        self._answer([*self.messages, {"role": "user", "content": shown}])
+
     def _answer(self, asked: list[Message], begun: tuple[str, list[int]] = ("", [])) -> None:
         """Answer, or go on with what was `begun` of the answer, its text and its tokens."""
         model = self._model
         try:
-            n_prompt = len(model.chat_prompt(asked, chat_template_kwargs=self._template))
+            n_prompt = n_cells(model.chat_prompt(asked, chat_template_kwargs=self._template))
             n_prompt += len(begun[1])
             arguments = self._options.arguments()
             arguments["max_tokens"] = answer_limit(model, arguments)
@@ -294,6 +317,29 @@ class ChatSession:
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
             self._say.write(line)
+
+
+def without_paths(message: str) -> tuple[str, list[Path]]:
+    """A message without the absolute paths of pictures in it, and these: as terminals write files
+    that are dropped on them, in quotes, with backslashes, or as file: addresses."""
+    paths: list[Path] = []
+
+    def taken(found: re.Match[str]) -> str:
+        word = found[0]
+        if word[0] == word[-1] and word[0] in "\"'" and len(word) > 1:
+            word = word[1:-1].replace(r"'\''", "'")
+        elif os.name != "nt":
+            word = re.sub(r"\\(.)", r"\1", word)
+        if word.startswith("file://"):
+            word = url2pathname(urlsplit(word).path)
+        path = Path(word).expanduser() if word.startswith("~/") else Path(word)
+        is_picture = path.is_absolute() and path.suffix.lower() in _PICTURES
+        if not is_picture or not os.path.isfile(path):
+            return found[0]
+        paths.append(path)
+        return ""
+
+    return _WORD.sub(taken, message).strip(), paths
 
 
 def _no_command(name: str, rest: str) -> str:

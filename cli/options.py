@@ -416,8 +416,9 @@ LOADING = (
     Option(
         "--mmproj",
         metavar="FILE",
-        help="A vision model's projector, as a GGUF file, to read images with. Without it, the "
-        "only mmproj*.gguf beside the only model in a folder; none: no images.",
+        help="A vision model's projector, as a GGUF file, to read images with; auto: the "
+        "mmproj*.gguf beside the model or in its repository, fetched if missing. Without it, the "
+        "only one beside the only model in a folder; none: no images.",
     ),
     Option(
         "--rpc",

@@ -213,6 +213,14 @@ SHIFTING = (
     ),
 )
 
+REMOTE = Option(
+    "--allow-remote-images",
+    "remote_images",
+    is_flag=True,
+    help="Fetch pictures from the web addresses in OpenAI's image parts; else only those are read "
+    "that come with the request.",
+)
+
 SERVING = (
     PARALLEL,
     Option(
@@ -248,6 +256,7 @@ SERVING = (
     THINKING,
     *REASONING_BUDGET,
     *SHIFTING,
+    REMOTE,
     Option(
         "--chat-template",
         type=click.Choice(["chatml", "llama3"]),
@@ -507,18 +516,18 @@ def _source(
         _chat_template(values),
         recorder,
         pooling=pooling,
-        **values_of((*REASONING_BUDGET, *SHIFTING), values),
+        **values_of((*REASONING_BUDGET, *SHIFTING, REMOTE), values),
     )
 
 
 def _sees(source: ModelSource) -> bool:
     """Whether a model reads images, with a projector that was given or lies beside it."""
+    from dflash_local.fit.options import AUTO
     from dflash_local.pairs.projector import find_projector
 
+    given = source.options.get("mmproj")
     with suppress(DflashError):  # its load says what is wrong
-        return (
-            find_projector(source.target, source.options.get("mmproj"), lambda _: None) is not None
-        )
+        return given == AUTO or find_projector(source.target, given, lambda _: None) is not None
     return False
 
 

@@ -100,7 +100,8 @@ def load(
     keys of the target's file, and other values for them.
     `mmproj` is the GGUF file of a projector, with which a vision model reads images: see
     `Model.chat_prompt`. Without it, it is the only `mmproj*.gguf` beside the only target in a
-    folder; "none" is none.
+    folder; "none" is none, and "auto" the one beside the target or in the repository on the hub
+    that it comes from, fetched if it is missing.
     `rpc` are further machines as "HOST:PORT", each with a `dflash-local worker`;
     their devices come first. `lora` are adapters, and `control_vectors` control vectors, as GGUF
     files: "FILE", or "FILE:SCALE" for one that shall act more or less. `n_seq` sequences can be

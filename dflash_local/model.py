@@ -99,6 +99,8 @@ class Model:
         """After how many tokens the thoughts of chats are ended that do not say; None: never."""
         self.reasoning_budget_message = ""
         """What is written before such an end."""
+        self.remote_images = False
+        """Whether a server fetches pictures from addresses of the web."""
         self.context_shift = False
         """Whether answers go on where the context is full, for requests that do not say."""
         self.n_keep = 0
@@ -153,7 +155,7 @@ class Model:
         """What the model is doing, and totals since it was loaded. Never waits for the model."""
         requests, totals = self._worker.totals()
         own, cache = self.engine.slots, self.engine.prefix_cache
-        slots = tuple(SlotStatus(slot.seq, slot.busy, len(slot.cached)) for slot in own)
+        slots = tuple(SlotStatus(slot.seq, slot.busy, own.n_cells(slot)) for slot in own)
         return ModelStatus(
             n_slots=len(slots),
             n_busy=sum(slot.busy for slot in slots),
@@ -460,14 +462,14 @@ class Model:
             return self.engine.prefix_cache.saved(slot)
 
         entry = self._worker.run(saved)
-        return len(entry), files.write(name, entry, owner)
+        return entry.n_cells, files.write(name, entry, owner)
 
     def restore_slot(self, index: int, name: str, *, owner: str = "") -> tuple[int, int]:
         """Give slot `index` what `save_slot` has saved under that name; as `save_slot`."""
         slot = self._slot(index)
         entry, n_bytes = self._slot_files().read(name, owner)
         self._worker.run(lambda: self.engine.prefix_cache.put_back(slot, entry))
-        return len(entry), n_bytes
+        return entry.n_cells, n_bytes
 
     def erase_slot(self, index: int, *, owner: str = "") -> int:
         """Empty slot `index` if it has a text of the `owner`; how many tokens it had. Waits for
@@ -475,9 +477,10 @@ class Model:
         slot = self._slot(index)
 
         def erase() -> int:
-            n = len(slot.cached) if self.engine.owner_of(slot) == owner else 0
+            slots = self.engine.slots
+            n = slots.n_cells(slot) if self.engine.owner_of(slot) == owner else 0
             if n:
-                self.engine.slots.forget(slot)
+                slots.forget(slot)
             return n
 
         return self._worker.run(erase)

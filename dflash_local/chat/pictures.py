@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.chat.quoting import tokenized
+from dflash_local.chat.remote_images import RemoteImages
 from dflash_local.errors import InputError
 from dflash_local.target_model.images import ImageText, Prompt
 from dflash_local.target_model.pixels import MOST_BYTES
 from dflash_local.target_model.projector import Projector
 from dflash_local.target_model.vocabulary import Vocabulary
 
-MOST_IMAGES = 32
-"""Of a request."""
+MOST_IMAGES = 256
+"""Of a request. A chat sends all of its pictures again with each turn; most are known then, and the
+context and a request's bytes end it first."""
 
 NO_PROJECTOR = (
     "image input is not supported: this model reads text only, as it was loaded without a "
@@ -35,8 +37,10 @@ class Pictures:
     """The pictures of one conversation. Messages get marks in their place, which no text can have:
     they are drawn anew each time."""
 
-    def __init__(self, projector: Projector | None) -> None:
+    def __init__(self, projector: Projector | None, remote: RemoteImages | None = None) -> None:
+        """With `remote`, addresses of the web are fetched."""
         self._projector = projector
+        self._remote = remote
         self._nonce = secrets.token_hex(16)
         self._found: list[ImageText] = []
 
@@ -74,8 +78,10 @@ class Pictures:
             raise InputError(NO_PROJECTOR)
         n = len(self._found)
         if n == MOST_IMAGES:
-            raise InputError(f"more than {MOST_IMAGES} images; give fewer in one request")
-        self._found.append(self._projector.read(image_bytes(part)))
+            raise InputError(
+                f"more than {MOST_IMAGES} images in a request; leave out the first ones"
+            )
+        self._found.append(self._projector.read(image_bytes(part, self._remote)))
         return f"<{self._nonce}:{n}>"
 
     def marked(self, text: str, files: Sequence[str]) -> str:
@@ -119,13 +125,15 @@ def _is_image(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") in _KINDS
 
 
-def image_bytes(part: Mapping[str, Any]) -> bytes:
+def image_bytes(part: Mapping[str, Any], remote: RemoteImages | None = None) -> bytes:
     """The file of an image part. Raises InputError: only a caller in Python can name a file, and
-    nothing is fetched from an address."""
+    without `remote` nothing is fetched from an address."""
     given = part.get("image_url") if "image_url" in part else part.get("image")
     if isinstance(given, Mapping):
         given = given.get("url")
     if isinstance(given, str):
+        if remote is not None and re.match("https?://", given, re.IGNORECASE):
+            return remote.fetch(given)
         return from_data_uri(given)
     if isinstance(given, (bytes, bytearray)):
         return bytes(given)

@@ -162,8 +162,7 @@ class Engine:
                 self.slots.depth, greedy=request.sampling.greedy, shapes=shapes
             )
         slot = self._take(request, request.prompt, policy)
-        n_cached = self.target.n_cells(slot.seq, len(slot.cached))
-        stats = Stats(prompt_tokens=request.n_cells, cached_tokens=n_cached)
+        stats = Stats(prompt_tokens=request.n_cells, cached_tokens=self.slots.n_cells(slot))
         stats.drafting = reason
         stats.drafter = self.drafter.name if self.drafter else None
         return Sequence(

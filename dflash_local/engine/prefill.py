@@ -4,6 +4,7 @@ decode unequal ones together."""
 from __future__ import annotations
 
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from dflash_local.engine import scheduler
 from dflash_local.engine.prefix_cache import PrefixCache
@@ -14,6 +15,10 @@ from dflash_local.engine.slots import Slots
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.prefixes.reuse import LEAST_GAIN
 from dflash_local.target_model.batch import Batch, Outputs
+from dflash_local.target_model.images import Embeddings
+
+_PATIENCE_S = 0.02
+"""How long a step waits for images where nothing else is to do: other requests may come."""
 
 
 class Prefill:
@@ -35,9 +40,17 @@ class Prefill:
         `round_s` is the time of a round: others wait that long anyway. Raises as `Target.decode`.
         """
         start = time.perf_counter()
-        served = self._fitting(self._chunks(sequences, round_s))
+        streaming = any(not s.in_prompt for s in sequences)
+        reading = self._without_repeats([s for s in sequences if s.in_prompt])
+        images = [self._look(sequence) for sequence in reading]
+        ready = [s for s, image in zip(reading, images, strict=True) if image is None]
+        if reading and not ready and not streaming:
+            wait([image for image in images if image], _PATIENCE_S, FIRST_COMPLETED)
+            self._count(reading, 0, start)
+        served = self._fitting(self._chunks(ready, streaming, round_s))
         if not served:
             return
+        n_decoded = self._target.n_decoded
         texts = [(sequence, n) for sequence, n in served if not sequence.at_image]
         for sequence, n in served:
             if sequence.at_image:
@@ -47,7 +60,7 @@ class Prefill:
                 self._decode([chunk], turn)
         elif texts:
             self._decode(texts, turn)
-        n_rows = sum(n for _, n in served)
+        n_rows = self._target.n_decoded - n_decoded
         self._count([sequence for sequence, _ in served], n_rows, start)
 
     def _decode(self, served: list[tuple[Sequence, int]], turn: int) -> None:
@@ -85,10 +98,10 @@ class Prefill:
                 self._cache.keep_checkpoint(sequence.slot)
 
     def _see(self, sequence: Sequence, n: int, turn: int) -> None:
-        """Compute the image that comes next in a prompt, and decode it alone."""
+        """Decode the image that comes next in a prompt, alone."""
         begin = len(sequence.slot.cached)
         with sequence.alone(self._slots):
-            embeddings = sequence.request.images[begin].embeddings(begin)
+            embeddings = sequence.seen.pop(begin).result()
         if sequence.error is not None:
             return
         ids = sequence.request.prompt[begin : begin + n]
@@ -98,14 +111,23 @@ class Prefill:
         if len(sequence.slot.cached) == self._checkpoint_at(sequence):
             self._cache.keep_checkpoint(sequence.slot)
 
-    def _chunks(self, sequences: list[Sequence], round_s: float) -> list[tuple[Sequence, int]]:
+    def _look(self, sequence: Sequence) -> Future[Embeddings] | None:
+        """Begin to compute the next image of a prompt, while what is before it is decoded. Returns
+        it if it is what comes next and not yet there."""
+        begin, images = len(sequence.slot.cached), sequence.request.images
+        place = min((place for place in images if place >= begin), default=-1)
+        if place >= 0 and place not in sequence.seen:
+            sequence.seen = {place: images[place].embeddings(place)}
+        image = sequence.seen.get(begin)
+        return None if image is None or image.done() else image
+
+    def _chunks(
+        self, reading: list[Sequence], streaming: bool, round_s: float
+    ) -> list[tuple[Sequence, int]]:
         """The sequences whose prompt goes on in this step, with their numbers of rows."""
-        reading = self._without_repeats([s for s in sequences if s.in_prompt])
         if not reading:
             return []
-        n_rows = scheduler.chunk_rows(
-            self._target.n_batch, len(reading) < len(sequences), self._rows_per_s, round_s
-        )
+        n_rows = scheduler.chunk_rows(self._target.n_batch, streaming, self._rows_per_s, round_s)
         rows = scheduler.share_rows([Prompt(s.n_left, s.turn) for s in reading], n_rows)
         return [(s, self._chunk(s, n)) for s, n in zip(reading, rows, strict=True) if n]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from dflash_local.prefixes.reuse import (
     worth_keeping,
 )
 from dflash_local.prefixes.store import Found, PrefixStore
-from dflash_local.target_model.images import more_cells
+from dflash_local.target_model.images import n_cells
 from dflash_local.target_model.target import StateCheckpoint
 
 _LENT = 2
@@ -75,17 +76,23 @@ class PrefixCache:
         self._slots.try_drafter_again()
         for_drafts = for_drafts and self._slots.drafter is not None
         wanted = Wanted(list(prompt), for_drafts, unless_gave_up, owner)
-        holders = [self._holder(slot, wanted) for slot in self._slots]
-        found = self._find(wanted)
-        stored = (found.n_usable, len(found.prefix)) if found else None
-        wide = more_cells(prompt)
-        choice = choose(holders, stored, preferred, wide)
+        # A slot that is busy can only be copied from. The others are cut, or go on as they are.
+        usable = [
+            self._slots.reach(slot, self._n_usable(slot, wanted), copied=slot.busy)
+            for slot in self._slots
+        ]
+        holders = [self._holder(slot, n) for slot, n in zip(self._slots, usable, strict=True)]
+        found, stored = self._find(wanted), None
+        if found:
+            stored = n_cells(prompt[: found.n_usable]), found.prefix.n_cells
+        choice = choose(holders, stored, preferred)
         entry = None
         if choice.source is None and found:
             entry = self.store.fetch(found)
             choice = choice if entry else choose(holders, preferred=preferred)
-        slot, length = self._slots[choice.slot], choice.length
-        if length < LEAST_GAIN and length < len(prompt) - 1:
+        slot = self._slots[choice.slot]
+        length = found.n_usable if entry and found else usable[choice.source or 0]
+        if choice.n_cells < LEAST_GAIN and length < len(prompt) - 1:
             length = 0  # saves no time, and rows of another pass may round differently
         origin: Origin = "slot"
         if entry:
@@ -95,7 +102,7 @@ class PrefixCache:
         elif choice.source is not None and choice.source != slot.seq:
             origin = "shared"
             self._save(slot)
-            self._slots.share(self._slots[choice.source], slot, choice.length)
+            self._slots.share(self._slots[choice.source], slot, usable[choice.source])
         else:
             self._save(slot, length)
         # What it has now may be more, or less where taking it over has failed.
@@ -109,7 +116,7 @@ class PrefixCache:
     def catch_up(self, slot: Slot, prompt: Sequence[int], *, for_drafts: bool) -> int:
         """Let a slot in the middle of a prompt take over the part that another slot has decoded.
 
-        Returns the number of these tokens. `for_drafts` as for `take`.
+        Returns the number of these cells. `for_drafts` as for `take`.
         """
         for_drafts = for_drafts and self._slots.drafter is not None
         wanted = Wanted(prompt, for_drafts, owner=slot.owner)
@@ -123,7 +130,7 @@ class PrefixCache:
             n = self._slots.reach(other, n, copied=True)
             if n > length:
                 length, source = n, other
-        gain = length - len(slot.cached)
+        gain = self._slots.n_cells(source, length) - self._slots.n_cells(slot)
         if gain < LEAST_GAIN:
             return 0
         if not self._target.sees(source.seq, length):  # its window has moved past them
@@ -208,10 +215,10 @@ class PrefixCache:
         n_drafter = drafter.length(slot.seq) + len(slot.pending) if drafter else 0
         return wanted.n_usable(slot.cached, n_drafter, slot.gave_up, slot.owner)
 
-    def _holder(self, slot: Slot, wanted: Wanted) -> Holder:
-        # A slot that is busy can only be copied from. The others are cut, or go on as they are.
-        n = self._slots.reach(slot, self._n_usable(slot, wanted), copied=slot.busy)
-        return Holder(len(slot.cached), n, self._n_elsewhere(slot), slot.busy, slot.last_use)
+    def _holder(self, slot: Slot, n_usable: int) -> Holder:
+        n_cells = partial(self._slots.n_cells, slot)
+        n_shared = n_cells(self._n_elsewhere(slot))
+        return Holder(n_cells(), n_cells(n_usable), n_shared, slot.busy, slot.last_use)
 
     def _n_elsewhere(self, slot: Slot) -> int:
         """The number of first tokens of a slot that another slot of its owner has, too."""
@@ -247,8 +254,8 @@ class PrefixCache:
         if not is_whole:
             n = max((checkpoint.length for checkpoint in slot.checkpoints.all), default=0)
         n_kept = max(n_kept, self._n_elsewhere(slot))
-        n_cells, n_cells_kept = (self._target.n_cells(slot.seq, length) for length in (n, n_kept))
-        if not store.max_bytes or not worth_keeping(n_cells - n_cells_kept, n_cells):
+        before, after = (self._slots.n_cells(slot, length) for length in (n, n_kept))
+        if not store.max_bytes or not worth_keeping(before - after, before):
             return
         prefix = self._prefix(slot, n)
         if store.has(prefix):

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_local.prefixes.reuse import common_prefix
+from dflash_local.target_model.images import n_cells
 
 LIKELY_ANSWER = 256
 """Tokens of an answer for which cells are promised when it begins."""
@@ -107,8 +108,9 @@ def ahead(texts: Sequence[list[int]], n_cached: Sequence[int], least: int) -> li
     found: list[int] = []
     for i, text in enumerate(texts):
         for j in range(i):
-            n = common_prefix(text, texts[j]) - max(n_cached[i], n_cached[j])
-            if n >= least:
+            begin, end = max(n_cached[i], n_cached[j]), common_prefix(text, texts[j])
+            # Images may take more cells than positions.
+            if end - begin >= least or n_cells(text[begin:end]) >= least:
                 break
         else:
             found.append(i)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ from dflash_local.engine.slots import Slot, Slots
 from dflash_local.sampling.params import TokenLogprob
 from dflash_local.sampling.sampler import Sampler
 from dflash_local.stats import Stats
+from dflash_local.target_model.images import Embeddings
 from dflash_local.target_model.target import Target
 
 _LEAST_SHIFTED = 16
@@ -62,6 +64,8 @@ class Sequence:
     turn: int = 0
     """The engine's step that last decoded rows of its prompt."""
     begun_at: float = 0.0
+    seen: dict[int, Future[Embeddings]] = field(default_factory=dict)
+    """The image that comes next in its prompt, by its place, once it has been begun."""
 
     @property
     def shape(self) -> Shape:

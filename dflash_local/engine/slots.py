@@ -70,7 +70,7 @@ class Slots:
         self.n_in_passes = 0
         """How many slots had rows in these, added up."""
         self.longest = 0
-        """The most tokens that a slot ever had."""
+        """The most cells that a slot ever had."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -84,21 +84,22 @@ class Slots:
     @property
     def free_cells(self) -> int:
         """Free cells of the cache that all slots share."""
-        return self.target.n_ctx - self._shared.n_used([self._n_cells(s) for s in self._slots])
+        return self.target.n_ctx - self._shared.n_used([self.n_cells(s) for s in self._slots])
 
     @property
     def room(self) -> int:
         """Cells that are free once all free slots are emptied."""
-        busy = [self._n_cells(slot) if slot.busy else 0 for slot in self._slots]
+        busy = [self.n_cells(slot) if slot.busy else 0 for slot in self._slots]
         return self.target.n_ctx - self._shared.n_used(busy)
 
-    def _n_cells(self, slot: Slot) -> int:
-        return self.target.n_cells(slot.seq, len(slot.cached))
+    def n_cells(self, slot: Slot, length: int | None = None) -> int:
+        """Cells that the first `length` tokens of a slot take, or all of them."""
+        return self.target.n_cells(slot.seq, len(slot.cached) if length is None else length)
 
     @property
     def depth(self) -> int:
-        """Cached tokens of all busy slots together."""
-        return sum(len(slot.cached) for slot in self._slots if slot.busy)
+        """Cells of all busy slots, each slot's counted for itself."""
+        return sum(self.n_cells(slot) for slot in self._slots if slot.busy)
 
     @property
     def lacks_drafter(self) -> bool:
@@ -178,7 +179,7 @@ class Slots:
         else:
             slot.pending = []
         slot.cached += tokens
-        self.longest = max(self.longest, len(slot.cached))
+        self.longest = max(self.longest, self.n_cells(slot))
 
     def _keep_stored(self, n_rows: int) -> None:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
@@ -252,7 +253,7 @@ class Slots:
                 self.forget(slot)
                 return
             del slot.cached[length:]
-            self._shared.cut(slot.seq, self._n_cells(slot))
+            self._shared.cut(slot.seq, self.n_cells(slot))
         if not self.target.sees(slot.seq, len(slot.cached)):
             self.forget(slot)
 
@@ -301,7 +302,7 @@ class Slots:
         if not self.target.copy(source.seq, slot.seq, length, at):
             return
         slot.checkpoints.take(checkpoints)
-        self._shared.share(source.seq, slot.seq, self.target.n_cells(source.seq, length))
+        self._shared.share(source.seq, slot.seq, self.n_cells(source, length))
         slot.cached = source.cached[:length]
         slot.gave_up = source.gave_up
         self.inject(source)

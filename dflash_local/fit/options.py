@@ -32,6 +32,8 @@ HEADS = "mtp"
 NONE = "none"
 """In place of a drafter's file: none, also where one lies beside the target."""
 WORDS = (COPIES, HEADS, NONE)
+AUTO = "auto"
+"""In place of a projector's file: the one beside the target, fetched if it is missing."""
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 """The way in which the vectors of a text's tokens become one: not at all, their mean, that of the
 first or of the last token, or a score of how well two texts fit, as rerankers have it."""

@@ -133,10 +133,16 @@ def remove_files(repo: str, names: Iterable[str]) -> int:
 
 def repository_of(path: Path) -> str | None:
     """The hub id of the repository that a file in the client's cache comes from."""
+    place = snapshot_of(path)
+    return place[0] if place else None
+
+
+def snapshot_of(path: Path) -> tuple[str, str] | None:
+    """The same, and the commit."""
     parts = path.absolute().parts
     for i, part in enumerate(parts[:-2]):
         if part.startswith("models--") and parts[i + 1] == "snapshots":
-            return part.removeprefix("models--").replace("--", "/", 1)
+            return part.removeprefix("models--").replace("--", "/", 1), parts[i + 2]
     return None
 
 

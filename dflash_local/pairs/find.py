@@ -19,7 +19,7 @@ from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import WORDS, LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.download import progress_bars
-from dflash_local.hub.repository import Repository, cached, listed, remote_model
+from dflash_local.hub.repository import Repository, cached, listed, remote_model, snapshot_of
 from dflash_local.pairs import gguf_names, registry
 from dflash_local.pairs.address import Address, HubAddress, NamedPair, read_address
 from dflash_local.pairs.drafter import SHARE, converted, kept_drafter, weights
@@ -36,6 +36,7 @@ ModelsOf = Callable[[Iterable[str]], gguf_names.Models]
 
 StrPath = str | os.PathLike[str]
 _DRAFTER_QUANTS = ("Q8_0", "BF16", "F16")
+_PROJECTOR_QUANTS = ("F16", "BF16", "Q8_0", "F32")
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,26 @@ def find_drafter(
         with suppress(FileError):
             return _in_folder(target, gguf_names.drafters, _DRAFTER_QUANTS)
     return None
+
+
+def fetched_projector(target: Path, say: Say) -> Path:
+    """The projector that lies beside a target, or else in the repository on the hub that the target
+    comes from. Raises InputError, also where there is none."""
+    folder, models_of = target.parent, gguf_names.projectors
+    if models_of(_names_in(folder)):
+        return _in_folder(folder, models_of, _PROJECTOR_QUANTS).path()
+    if (place := snapshot_of(target)) is None:
+        raise InputError(f"{folder}: holds no mmproj*.gguf; give a projector's file with --mmproj")
+    address = HubAddress(place[0], revision=place[1])
+    part = _held(address, models_of, _PROJECTOR_QUANTS)
+    if part is None:
+        part = _files(listed(*place), address, models_of, _PROJECTOR_QUANTS)
+    if part is None:
+        raise InputError(f"{place[0]}: holds no mmproj*.gguf, so its models read no images")
+    check_room(part, None)
+    _tell(part, say)
+    with progress_bars(_is_terminal(sys.stderr)):
+        return part.path()
 
 
 def drafter_name(target: Address, draft: StrPath | None = None) -> str | None:

@@ -38,6 +38,11 @@ def is_target(name: str) -> bool:
     return not _base(name).startswith(_OTHERS) and not _is_drafter(name)
 
 
+def projectors(names: Iterable[str]) -> Models:
+    """The projectors among these files, with which vision models read images."""
+    return _models(name for name in names if _base(name).startswith("mmproj"))
+
+
 def quantisation(stem: str) -> str | None:
     """The quantisation that a file's name tells, in capitals."""
     found = _QUANT.findall(_SHARD.sub("", stem))

@@ -142,7 +142,8 @@ def _remove_models(held: Repository, quant: str | None, all_files: bool) -> int:
     if quant is not None:
         found = gguf_names.choose(models, quant)
         return 0 if found is None else remove_files(held.name, models[found])
-    names = [name for files in models.values() for name in files]
+    whole = [*models.values(), *gguf_names.projectors(held.sizes).values()]
+    names = [name for files in whole for name in files]
     return remove_files(held.name, list(held.sizes) if all_files else names)
 
 

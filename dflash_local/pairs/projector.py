@@ -9,12 +9,13 @@ from pathlib import Path
 
 from dflash_local.errors import DflashError, FileError
 from dflash_local.fit.inspection import PROJECTOR
-from dflash_local.fit.options import NONE
+from dflash_local.fit.options import AUTO, NONE
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.mtmd import libmtmd
 from dflash_local.llama.runtime import Device
 from dflash_local.pairs import gguf_names
+from dflash_local.pairs.find import fetched_projector
 
 _COMPUTED_IN = 512 << 20
 """Bytes of a GPU that libmtmd takes for the largest pictures that models see, beside weights."""
@@ -24,16 +25,19 @@ def find_projector(
     target: Path, given: str | os.PathLike[str] | None, say: Callable[[str], None]
 ) -> Path | None:
     """The projector's file for a target: the one given, or the only one beside it if it is the only
-    target there. Raises FileError for one that is none, and BackendError without libmtmd."""
-    if given is not None and os.fspath(given) == NONE:
+    target there; for "auto" as `fetched_projector`. Raises FileError for one that is none,
+    InputError where "auto" finds none, and BackendError without libmtmd."""
+    word = None if given is None else os.fspath(given)
+    if word == NONE:
         return None
-    path = None if given is None else Path(given)
-    if path is None:
+    if word is None:
         names = [file.name for file in target.parent.glob("*.gguf")]
-        beside = [name for name in names if name.startswith("mmproj")]
+        beside = gguf_names.projectors(names)
         if len(beside) != 1 or len(gguf_names.targets(names)) != 1:
             return None
-        path = target.parent / beside[0]
+        path = target.parent / next(iter(beside.values()))[0]
+    else:
+        path = fetched_projector(target, say) if word == AUTO else Path(word)
     try:
         file = GgufFile.open(path)
         if file.architecture != PROJECTOR:
@@ -44,7 +48,7 @@ def find_projector(
             raise
         say(f"images are not read: {error}")
         return None
-    if given is None:
+    if word in (None, AUTO):
         say(f"images: {path.name}")
     return path
 

@@ -18,7 +18,7 @@ LEAST_GAIN = 16
 
 @dataclass(frozen=True)
 class Holder:
-    """The content of a slot, in tokens.
+    """The content of a slot, in cells of the target's cache.
 
     `n_usable`: those of the prompt that can be taken over from it. `n_shared`: those at its own
     beginning that another slot has, too.
@@ -33,26 +33,26 @@ class Holder:
 
 @dataclass(frozen=True)
 class Reuse:
-    """Slot `slot` takes the prompt. The first `length` tokens come from slot `source`, which may be
+    """Slot `slot` takes the prompt. Its first `n_cells` cells come from slot `source`, which may be
     the same, or from the store if that is None."""
 
     slot: int
     source: int | None
-    length: int
+    n_cells: int
 
 
 def worth_keeping(n_lost: int, n_cached: int) -> bool:
-    """Whether a sequence that is about to lose its last `n_lost` tokens should be saved.
+    """Whether a sequence that is about to lose its last `n_lost` cells should be saved.
 
-    Saving it costs room and time for all `n_cached` tokens. But decoding a token costs far more
+    Saving it costs room and time for all `n_cached` cells. But decoding a token costs far more
     than copying it, so losing an eighth is enough.
     """
     return n_lost >= LEAST_KEPT and 8 * n_lost >= n_cached
 
 
 def worth_restoring(n_usable: int, n_more: int, n_stored: int) -> bool:
-    """Whether to put back a stored sequence of `n_stored` tokens, of which the first `n_usable` can
-    be used. These are `n_more` tokens more than a slot has."""
+    """Whether to put back a stored sequence of `n_stored` cells, of which the first `n_usable` can
+    be used. These are `n_more` more than a slot has."""
     return n_more >= LEAST_KEPT and 16 * n_usable >= n_stored
 
 
@@ -60,13 +60,11 @@ def choose(
     holders: Sequence[Holder],
     stored: tuple[int, int] | None = None,
     preferred: int | None = None,
-    wide: Sequence[tuple[int, int]] = (),
 ) -> Reuse:
     """Choose a slot, and the prefix to copy into it. At least one slot must not be busy.
 
-    `stored`: the number of usable tokens of the best stored sequence, and of all of them. The slot
-    `preferred` is taken if it is not busy. `wide`: the ends of the prompt's images, and the cells
-    of each beyond its tokens.
+    `stored`: the number of usable cells of the best stored sequence, and of all of them. The slot
+    `preferred` is taken if it is not busy.
     """
     free = [i for i, holder in enumerate(holders) if not holder.busy]
     free = [preferred] if preferred in free else free
@@ -74,8 +72,7 @@ def choose(
     best = holders[source].n_usable
     from_store = False
     if stored is not None:
-        n_more = sum(more for end, more in wide if best < end <= stored[0])
-        from_store = worth_restoring(stored[0], stored[0] - best + n_more, stored[1])
+        from_store = worth_restoring(stored[0], stored[0] - best, stored[1])
 
     def in_place(i: int) -> bool:
         return not from_store and holders[i].n_usable + LEAST_GAIN > best

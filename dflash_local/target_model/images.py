@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,12 +31,12 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class Image:
-    """An image, or a part of one that is decoded at once. `embeddings` computes it for a
-    first position, which only the thread that owns the target may ask for."""
+    """An image, or a part of one that is decoded at once. `embeddings` begins to compute it for a
+    first position, on another thread."""
 
     n_rows: int
     n_positions: int
-    embeddings: Callable[[int], Embeddings]
+    embeddings: Callable[[int], Future[Embeddings]]
 
     @property
     def n_more(self) -> int:

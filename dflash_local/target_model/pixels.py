@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import warnings
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -27,6 +28,11 @@ _MOST_LONGER = 100
 """The largest ratio of a picture's sides: models cut pictures into squares."""
 _RUN_LENGTHS = (1, 2)
 """BMP's compressions that Pillow reads in Python: 20 MiB take it ten seconds."""
+
+_KEPT_BYTES = 32 << 20
+"""Of pixels, from when a picture is counted until it is computed; else it is decoded again."""
+_KEPT_SIZES = 1024
+"""Each turn of a chat brings all of its pictures again."""
 
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -64,6 +70,32 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
     except Exception as error:  # Pillow's readers raise what they come across
         reason = str(error) or type(error).__name__
         raise InputError(f"the image cannot be read: {reason}") from None
+
+
+class Opener:
+    """Opens pictures, one at a time, so that its memory is bounded. `name`: the hash of a file."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sizes: dict[bytes, tuple[int, int]] = {}
+        self._opened: dict[bytes, tuple[int, int, bytes]] = {}
+
+    def size(self, name: bytes, data: bytes) -> tuple[int, int]:
+        """Width and height as models see it. Raises as `pixels`."""
+        with self._lock:
+            if name not in self._sizes:
+                opened = self._opened[name] = pixels(data)
+                self._sizes[name] = opened[:2]
+                while sum(len(rgb) for _, _, rgb in self._opened.values()) > _KEPT_BYTES:
+                    del self._opened[next(iter(self._opened))]
+                if len(self._sizes) > _KEPT_SIZES:
+                    del self._sizes[next(iter(self._sizes))]
+            return self._sizes[name]
+
+    def take(self, name: bytes, data: bytes) -> tuple[int, int, bytes]:
+        """What `pixels` gives. It is not kept any longer."""
+        with self._lock:
+            return self._opened.pop(name, None) or pixels(data)
 
 
 def _in_rgb(image: Image.Image) -> Image.Image:

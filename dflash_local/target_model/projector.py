@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
 from dflash_local.llama.mtmd import libmtmd
 from dflash_local.target_model.images import MOST_MORE, Embeddings, Image, ImageText
-from dflash_local.target_model.pixels import pixels
+from dflash_local.target_model.pixels import Opener
 from dflash_local.target_model.target import Target
 
 # isort: split
@@ -29,8 +30,8 @@ _MARKER = b"<__media__>"
 
 
 class Projector:
-    """Makes rows for a target of pictures. Any thread may `read` pictures. The thread that owns
-    the target computes them, and closes it; the target does so before itself."""
+    """Makes rows for a target of pictures. Any thread may `read` pictures. A thread of its own
+    computes them, one after the other. The target closes it before itself."""
 
     def __init__(self, path: str | os.PathLike[str], target: Target) -> None:
         """Raises FileError if libmtmd refuses the file, or it is for another target, and
@@ -39,7 +40,8 @@ class Projector:
         self._target = target
         self._mtmd = libmtmd()
         self._lock = threading.Lock()
-        self._reading = threading.Lock()  # of one at a time, so that its memory is bounded
+        self._opener = Opener()
+        self._eyes = ThreadPoolExecutor(1, "dflash-local-eyes")
         self._context: Any = None
         self._key = repr(file_key(self.path)).encode()
         params = self._mtmd.mtmd_context_params_default()
@@ -63,6 +65,7 @@ class Projector:
 
     def close(self) -> None:
         """Free everything. Safe to call again."""
+        self._eyes.shutdown(cancel_futures=True)
         with self._lock:
             context, self._context = self._context, None
         if context:
@@ -74,9 +77,9 @@ class Projector:
 
         Raises InputError as `pixels`, and for one that is too large for a batch.
         """
-        with self._reading:
-            width, height, _ = pixels(data)
-        key = hashlib.sha256(self._key + hashlib.sha256(data).digest()).digest()
+        name = hashlib.sha256(data).digest()
+        width, height = self._opener.size(name, data)
+        key = hashlib.sha256(self._key + name).digest()
         text = ImageText()
         with self._lock, self._chunks(width, height) as chunks:
             for i, chunk in enumerate(chunks):
@@ -89,7 +92,7 @@ class Projector:
                     image = Image(
                         self._mtmd.mtmd_input_chunk_get_n_tokens(chunk),
                         self._mtmd.mtmd_input_chunk_get_n_pos(chunk),
-                        partial(self._embeddings, data, i),
+                        partial(self._begin, name, data, i),
                     )
                     self._check_size(image, chunk)
                     text.add_image(image, key + i.to_bytes(4, "little"))
@@ -105,8 +108,11 @@ class Projector:
         if not 0 <= image.n_more <= MOST_MORE:
             raise InputError(f"an image of {n} tokens; give a smaller one")
 
-    def _embeddings(self, data: bytes, index: int, begin: int) -> Embeddings:
-        width, height, rgb = pixels(data)
+    def _begin(self, name: bytes, data: bytes, index: int, begin: int) -> Future[Embeddings]:
+        return self._eyes.submit(self._embeddings, name, data, index, begin)
+
+    def _embeddings(self, name: bytes, data: bytes, index: int, begin: int) -> Embeddings:
+        width, height, rgb = self._opener.take(name, data)
         mtmd = self._mtmd
         with self._chunks(width, height, rgb) as chunks:
             chunk = chunks[index]

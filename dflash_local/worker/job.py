@@ -189,11 +189,11 @@ class Generation(Job):
     def _tell_prompt(self) -> None:
         """Hand out the progress of the prompt, where that is asked for and has grown."""
         sequence, stats = self.running, self.running.stats
-        n = len(sequence.request.prompt)
+        n = sequence.request.n_cells
         if sequence.tokens:
             n_read = n
         else:  # a slot that was given back may have another text
-            n_read = min(len(sequence.slot.cached), n) if sequence.has_slot else 0
+            n_read = n - max(sequence.n_cells_left, 0) if sequence.has_slot else 0
         if self.wanted.tells_prompt and self._n_read < n_read:
             self._n_read = n_read
             told = PromptProgress(n, stats.cached_tokens, n_read, stats.prompt_s)

@@ -57,8 +57,8 @@ class LlamaServer:
     `n_ctx` are the tokens of each of `n_slots` slots. `n_gpu_layers`: -1 for all, 0 for none on any
     GPU. `drafts_by` is its name for the drafter's kind. `synthetic_rates`: the chance of each of
     `n_draft_max` drafts to be accepted, as `RecordedDrafts.rates` gives them. `overrides`
-    are patterns of tensors with their devices. All else is the server's default, except its prompt
-    cache in host memory, which is off.
+    are patterns of tensors with their devices. With a `projector` it reads pictures. All else is
+    the server's default, except its prompt cache in host memory, which is off.
 
     Raises InputError if `binary` cannot be run; BackendError, with its last words, where the
     server does not start.
@@ -80,6 +80,7 @@ class LlamaServer:
         flash_attn: bool = True,
         kv_type: str = "f16",
         overrides: Mapping[str, str] | None = None,
+        projector: Path | None = None,
     ) -> None:
         self._binary = binary.absolute()
         layers = "all" if n_gpu_layers < 0 else str(n_gpu_layers)
@@ -95,6 +96,8 @@ class LlamaServer:
         if overrides:
             shown = ",".join(f"{pattern}={name}" for pattern, name in overrides.items())
             self._arguments += ["-ot", shown]
+        if projector is not None:
+            self._arguments += ["--mmproj", str(projector), "--jinja"]
         if draft is not None:
             self._arguments += ["-md", str(draft), "--spec-type", drafts_by]
             self._arguments += ["--spec-draft-n-max", str(n_draft_max), "--spec-draft-ngl", layers]
@@ -150,6 +153,12 @@ class LlamaServer:
         if seed is not None:
             body["seed"] = seed
         return _answer(self._post("/completion", body))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int) -> str:
+        """The greedy answer to a conversation. Raises as `complete`."""
+        body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
+        said = self._post("/v1/chat/completions", {**body, "cache_prompt": False})
+        return str(said["choices"][0]["message"]["content"])
 
     def complete_all(
         self, prompts: Sequence[Sequence[int]], **options: Any

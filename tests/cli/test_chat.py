@@ -22,6 +22,7 @@ import tiny_coder
 import vision_models
 from command_line import COMMAND, run, run_here
 from dflash_local.cli.answer import write_stdout
+from dflash_local.cli.chat_session import without_paths
 from dflash_local.cli.line_editor import LineEditor, unquoted
 
 QUESTION = "Write a function that adds two numbers."
@@ -345,6 +346,39 @@ def test_a_picture_goes_with_the_next_message(
     terminal.ask("/undo")
     terminal.ask("/retry")
     assert prompt_tokens() == n
+    for pasted in (str(shown), f"'{shown}'", shown.as_uri()):
+        terminal.ask("/clear")
+        assert "images: 1" in terminal.ask(f"{pasted} ")
+        terminal.ask(QUESTION)
+        assert prompt_tokens() == n
+        terminal.ask("/clear")
+        terminal.ask(f"{QUESTION} {pasted}")
+        assert prompt_tokens() == n
+    terminal.ask("/clear")
+    assert "none that can be read" in terminal.ask(str(broken))
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("{}", ""),
+        ("{} what is it?", "what is it?"),
+        ("{} and {}", "and"),
+        ("it's '{}' isn't it", "it's  isn't it"),
+        ('"{}"', ""),
+        ("see cat.png", "see cat.png"),
+        ("/nowhere/cat.png", "/nowhere/cat.png"),
+    ],
+)
+def test_paths_in_a_message_are_taken_out(written: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "it's a cat.PNG"
+    path.write_bytes(b"")
+    escaped = re.sub(r"([ '])", r"\\\1", str(path))
+    for quoted in ("'{}'", '"{}"'):
+        if quoted in written:
+            escaped = str(path).replace("'", r"'\''" if quoted[0] == "'" else "'")
+    found = without_paths(written.replace("{}", escaped))
+    assert found == (text, [path] * written.count("{}"))
 
 
 def test_a_narrow_terminal_has_whole_words(open_terminal: OpenTerminal) -> None:

@@ -23,6 +23,7 @@ from command_line import COMMAND, refused, run_here
 from convert_command import DRAFTER, TARGET, online, settings
 from hub_stand_in import Hub
 from server_process import ServerProcess, until
+from vision_models import write_projector, write_vision_target
 
 NAME = "tiny"
 GGUF = "lab/Tiny-GGUF"
@@ -228,6 +229,27 @@ def test_a_drafter_beside_its_target_is_taken(empty: User) -> None:
     told = json.loads(empty.done("run", address, "--json", "-q", *ASKED).stdout)
     assert told["stats"]["accepted"] > 0
     assert "Q5_K_M; it has Q4_K_M, Q8_0" in empty.refused("pull", "lab/Both-GGUF:Q5_K_M")
+
+
+@pytest.mark.slow
+def test_a_projector_is_fetched_on_request(empty: User, tmp_path: Path) -> None:
+    target = write_vision_target(tmp_path / FILE, "qwen3vl")
+    projector = write_projector(tmp_path / "mmproj-F16.gguf", target).read_bytes()
+    files = {FILE: target.read_bytes(), "mmproj-BF16.gguf": b"not fetched"}
+    empty.hub.add("lab/Seeing-GGUF", {**files, "mmproj-F16.gguf": projector})
+    words = ("--draft", "none", "-n", "4", "Write a function.")
+    asked = ("run", "lab/Seeing-GGUF", *words)
+    assert "mmproj" not in empty.done(*asked).stderr
+    done = empty.done(*asked, "--mmproj", "auto")
+    assert "fetching lab/Seeing-GGUF: mmproj-F16.gguf" in done.stderr
+    assert "images: mmproj-F16.gguf" in done.stderr
+    again = empty.done(*asked, "--mmproj", "auto", HF_HUB_OFFLINE="1")
+    assert "images: mmproj-F16.gguf" in again.stderr and "fetching" not in again.stderr
+    assert len(list(empty.cache.rglob("mmproj*.gguf"))) == 1
+    blind = empty.refused("run", GGUF, "--mmproj", "auto", *words)
+    assert f"{GGUF}: holds no mmproj*.gguf" in blind
+    alone = empty.refused("run", str(TARGET), "--mmproj", "auto", *words)
+    assert "holds no mmproj*.gguf" in alone
 
 
 @pytest.mark.slow

@@ -73,8 +73,8 @@ def test_hardly_a_token_is_missed(found: list[Holder]) -> None:
     choice = choose(found)
     assert not found[choice.slot].busy
     assert choice.source is not None
-    assert choice.length == found[choice.source].n_usable
-    assert choice.length + 16 > max(holder.n_usable for holder in found)
+    assert choice.n_cells == found[choice.source].n_usable
+    assert choice.n_cells + 16 > max(holder.n_usable for holder in found)
 
 
 @given(holders)
@@ -83,7 +83,7 @@ def test_nothing_of_worth_is_lost_while_there_is_another_slot(found: list[Holder
         return worth_keeping(found[i].n_cached - n_kept, found[i].n_cached)
 
     choice = choose(found)
-    if destroys(choice.slot, choice.length if choice.source == choice.slot else 0):
+    if destroys(choice.slot, choice.n_cells if choice.source == choice.slot else 0):
         free = [i for i, holder in enumerate(found) if not holder.busy]
         assert all(destroys(i, 0) for i in free)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -137,3 +138,20 @@ def test_a_model_without_a_projector_refuses_pictures(client: httpx.Client) -> N
     assert answer.status_code == 400
     assert "image input is not supported" in answer.json()["error"]["message"]
     assert client.get("/props").json()["modalities"]["vision"] is False
+
+
+def test_a_server_that_may_fetch_asks_no_machine_around(
+    tmp_path: Path,
+) -> None:
+    target = write_vision_target(tmp_path / "seeing.gguf", "qwen3vl")
+    write_projector(tmp_path / "mmproj-seeing.gguf", target)
+    files = ("-m", str(target), "--draft", "none", "--allow-remote-images")
+    urls = "http://127.0.0.1:1/x.png", "https://localhost/x.png", "http://10.0.0.1/x.png"
+    with serving(*files, *EXACT) as server, server.client() as client:
+        for url in urls:
+            message = asked(QUESTION, b"")
+            message["content"][0]["image_url"]["url"] = url
+            body = {"messages": [message], "max_tokens": 4}
+            answer = client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 400, answer.text
+            assert "it is on no public machine" in answer.json()["error"]["message"]

@@ -1,8 +1,8 @@
 """Tiny targets that see, with projectors of random weights, and pictures to show them.
 
 The targets have the tiny target's weights under the names of families with images: `qwen3vl`,
-whose positions are M-RoPE's, and `gemma3`, which sees all of an image at once. `qwen35` has random
-weights, and recurrent layers.
+whose positions are M-RoPE's, and `gemma3` and `gemma4`, which see all of an image at once, the
+latter only in layers with a window. `qwen35` has random weights, and recurrent layers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
+from gguf import GGMLQuantizationType
 from PIL import Image
 
 import tiny_coder
@@ -21,12 +23,14 @@ from hybrid import write_hybrid
 from random_model import RandomModel
 from windowed import write_windowed
 
-KINDS = ("qwen3vl", "gemma3", "qwen35")
+KINDS = ("qwen3vl", "gemma3", "gemma4", "qwen35")
 N_DEEPSTACK = 1
 """Layers of the qwen3vl target that take more from an image than its first layer's rows."""
 _PATCH, _N_EMBD, _N_FF, _N_HEAD = 8, 32, 64, 2
 _SIDE = 8
 """Patches of a side, for which the projectors have positions."""
+_LONGEST = 1024
+"""The same of gemma4, whose pictures keep their shape."""
 
 
 def write_vision_target(path: Path, kind: str) -> Path:
@@ -34,6 +38,8 @@ def write_vision_target(path: Path, kind: str) -> Path:
     source = tiny_coder.pair()[0]
     if kind == "gemma3":
         return write_windowed(path, source, 1024)
+    if kind == "gemma4":
+        return _write_gemma4(path, source)
     if kind == "qwen35":
         return write_hybrid(path, kind, source)
     keys, tensors = parts(source)
@@ -45,6 +51,34 @@ def write_vision_target(path: Path, kind: str) -> Path:
     sections = [half - 2 * (half // 3), half // 3, half // 3, 0]
     renamed["qwen3vl.rope.dimension_sections"] = (sections, ARRAY, INT32)
     renamed["qwen3vl.n_deepstack_layers"] = (N_DEEPSTACK, UINT32, None)
+    return write(path, renamed, tensors)
+
+
+def _write_gemma4(path: Path, source: Path) -> Path:
+    keys, tensors = parts(source)
+    renamed: dict[str, Value] = {
+        name.replace("qwen3.", "gemma4."): value for name, value in keys.items()
+    }
+    renamed["general.architecture"] = ("gemma4", STRING, None)
+    n_layers, n_embd = (keys[f"qwen3.{name}"][0] for name in ("block_count", "embedding_length"))
+    half = keys["qwen3.attention.key_length"][0] // 2
+    has_window = [layer % 2 == 0 for layer in range(n_layers)]
+    renamed["gemma4.attention.sliding_window"] = (1024, UINT32, None)
+    renamed["gemma4.attention.sliding_window_pattern"] = (has_window, ARRAY, BOOL)
+    renamed["gemma4.embedding_length_per_layer_input"] = (0, UINT32, None)
+    for name in ("key_length_swa", "value_length_swa"):
+        renamed[f"gemma4.attention.{name}"] = (2 * half, UINT32, None)
+    f32 = GGMLQuantizationType.F32
+    tensors["rope_freqs.weight"] = np.ones(half, np.float32), f32
+    table, kind = tensors["token_embd.weight"]
+    tensors.setdefault("output.weight", (table, kind))
+    scaled = gguf.quants.dequantize(table, kind) / np.sqrt(np.float32(n_embd))
+    tensors["token_embd.weight"] = gguf.quants.quantize(scaled, kind), kind
+    for layer in range(n_layers):
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            tensors[f"blk.{layer}.{name}.weight"] = np.full(n_embd, 0.1, np.float32), f32
+        norm = f"blk.{layer}.attn_q_norm.weight"  # gemma4 does not scale its scores
+        tensors[norm] = tensors[norm][0] / np.sqrt(np.float32(2 * half)), f32
     return write(path, renamed, tensors)
 
 
@@ -69,10 +103,16 @@ def write_projector(path: Path, target: Path, *, seed: int = 3) -> Path:
         vision__patch_size=_PATCH,
     )
     model.matrix("v.patch_embd.weight", _N_EMBD, 3, _PATCH, _PATCH, gain=3)
-    model.plain("v.position_embd.weight", model.normal("positions", _SIDE**2, _N_EMBD))
-    _vector(model, "v.patch_embd.bias", _N_EMBD)
-    _norm(model, "v.post_ln", _N_EMBD)
-    if architecture == "gemma3":
+    table = (2, _LONGEST) if architecture == "gemma4" else (_SIDE**2,)
+    model.plain("v.position_embd.weight", model.normal("positions", *table, _N_EMBD))
+    if architecture != "gemma4":
+        _vector(model, "v.patch_embd.bias", _N_EMBD)
+        _norm(model, "v.post_ln", _N_EMBD)
+    if architecture == "gemma4":
+        model.key("projector_type", "gemma4v")
+        model.numbers(vision__projector__scale_factor=2)
+        model.matrix("mm.input_projection.weight", n_embd, _N_EMBD, gain=8)
+    elif architecture == "gemma3":
         model.key("projector_type", "gemma3")
         model.numbers(vision__projector__scale_factor=2)
         model.norm("mm.soft_emb_norm.weight", _N_EMBD)
@@ -88,7 +128,9 @@ def write_projector(path: Path, target: Path, *, seed: int = 3) -> Path:
             _product(model, f"v.deepstack.{layer}.fc2", n_embd, 128)
     for layer in range(2):
         block = f"v.blk.{layer}."
-        names = ("attn_q", "attn_k", "attn_v") if architecture == "gemma3" else ("attn_qkv",)
+        names = ("attn_q", "attn_k", "attn_v")
+        if not architecture.startswith("gemma"):
+            names = ("attn_qkv",)
         for name in (*names, "attn_out"):
             _product(model, block + name, _N_EMBD * (3 if name == "attn_qkv" else 1), _N_EMBD)
         _norm(model, block + "ln1", _N_EMBD)

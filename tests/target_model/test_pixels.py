@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from dflash_local.errors import InputError
-from dflash_local.target_model.pixels import MOST_BYTES, MOST_PIXELS, pixels
+from dflash_local.target_model.pixels import MOST_BYTES, MOST_PIXELS, Opener, pixels
 from vision_models import picture
 
 
@@ -167,3 +167,21 @@ def test_damaged_files_are_read_or_refused(kind: str) -> None:
         else:
             assert len(rgb) == 3 * width * height
     assert n_refused < 80
+
+
+def test_a_picture_is_opened_once_until_it_is_computed() -> None:
+    opener, shown = Opener(), picture(30, 20)
+    assert opener.size(b"name", shown) == (30, 20)
+    assert opener.take(b"name", b"not opened") == pixels(shown)
+    with pytest.raises(InputError):
+        opener.take(b"name", b"opened again")
+    assert opener.size(b"name", b"its size is known") == (30, 20)
+
+
+def test_the_pixels_of_few_pictures_are_kept() -> None:
+    opener, shown = Opener(), picture(2048, 2048)
+    for name in (b"0", b"1", b"2", b"3"):
+        opener.size(name, shown)
+    with pytest.raises(InputError):
+        opener.take(b"0", b"given up")
+    assert opener.take(b"3", b"not opened") == pixels(shown)

@@ -60,6 +60,7 @@ class ModelSource:
     """All names that requests may give, if there are several."""
     tags: tuple[str, ...] = ()
     """Further facts about it in `/v1/models`."""
+    remote_images: bool = False
     context_shift: bool = False
     n_keep: int = 0
     reasoning_budget: int | None = None
@@ -96,6 +97,7 @@ class ModelSource:
         )
         try:
             model.max_queue = self.max_queue
+            model.remote_images = self.remote_images
             model.context_shift, model.n_keep = self.context_shift, self.n_keep
             model.reasoning_budget = self.reasoning_budget
             model.reasoning_budget_message = self.reasoning_budget_message

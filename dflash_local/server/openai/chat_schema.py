@@ -53,7 +53,7 @@ class TextPart(BaseModel):
 
 
 class ImageUrl(BaseModel):
-    """A picture as a data URI: nothing is fetched from elsewhere."""
+    """A picture as a data URI, or its address, if the server may fetch that."""
 
     url: bounds.Picture
 

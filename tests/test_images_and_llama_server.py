@@ -1,0 +1,69 @@
+"""Whole answers about pictures against llama-server's, over HTTP, with the same files.
+
+`LLAMA_SERVER` names the program. Its ggml must be that of the installed llama-cpp-python: kernels
+for other processors round otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dflash_local import load
+from lab.bench.llama_server import LlamaServer
+from vision_models import KINDS, asked, picture, write_projector, write_vision_target
+
+N = 48
+PROGRAM = os.environ.get("LLAMA_SERVER")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PROGRAM, reason="LLAMA_SERVER names no llama-server"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_about_pictures_are_llama_servers(kind: str, tmp_path: Path) -> None:
+    assert PROGRAM is not None
+    target = write_vision_target(tmp_path / f"{kind}.gguf", kind)
+    projector = write_projector(tmp_path / "mmproj.gguf", target)
+    draft = "none" if kind == "qwen35" else tiny_coder.pair()[1]
+    theirs = LlamaServer(
+        Path(PROGRAM),
+        target,
+        None,
+        n_ctx=2048,
+        n_gpu_layers=0,
+        n_threads=1,
+        kv_type="q8_0",
+        projector=projector,
+    )
+    with (
+        theirs,
+        load(
+            *(target, draft),
+            mmproj=projector,
+            n_ctx=2048,
+            n_gpu_layers=0,
+            n_threads=1,
+            kv_type="q8_0",
+            draft_shape="chain",
+            quiet=True,
+        ) as ours,
+    ):
+        width = ours.engine.max_width if ours.drafter else 0
+        for seed, size in enumerate(((64, 48), (256, 256), (96, 320))):
+            messages = [asked("def add(a, b):", picture(*size, seed=seed))]
+            for question in ("def sub(a, b):", None):
+                expected = theirs.chat(messages, max_tokens=N)
+                for draft_width in {0, width}:
+                    result = ours.chat(
+                        messages, max_tokens=N, temperature=0, draft_width=draft_width
+                    )
+                    assert result.content == expected
+                messages.append({"role": "assistant", "content": expected})
+                if question:
+                    shown = picture(48, 48, seed=9), picture(90, 30, seed=seed)
+                    messages.append(asked(question, *shown))
