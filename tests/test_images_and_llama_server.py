@@ -1,7 +1,7 @@
 """Whole answers about pictures against llama-server's, over HTTP, with the same files.
 
-`LLAMA_SERVER` names the program. Its ggml must be that of the installed llama-cpp-python: kernels
-for other processors round otherwise.
+`pytest -m peer` runs these. `LLAMA_SERVER` names the program; its ggml must be that of the installed
+llama-cpp-python: kernels for other processors round otherwise.
 """
 
 from __future__ import annotations
@@ -11,27 +11,22 @@ from pathlib import Path
 
 import pytest
 
+import tiny_coder
 from dflash_local import load
 from lab.bench.llama_server import LlamaServer
 from vision_models import KINDS, asked, picture, write_projector, write_vision_target
 
 N = 48
-PROGRAM = os.environ.get("LLAMA_SERVER")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PROGRAM, reason="LLAMA_SERVER names no llama-server"),
-]
 
 
+@pytest.mark.peer
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_about_pictures_are_llama_servers(kind: str, tmp_path: Path) -> None:
-    assert PROGRAM is not None
     target = write_vision_target(tmp_path / f"{kind}.gguf", kind)
     projector = write_projector(tmp_path / "mmproj.gguf", target)
     draft = "none" if kind == "qwen35" else tiny_coder.pair()[1]
     theirs = LlamaServer(
-        Path(PROGRAM),
+        Path(os.environ["LLAMA_SERVER"]),
         target,
         None,
         n_ctx=2048,
