@@ -75,11 +75,11 @@ class ChannelParser(JsonParser):
             return Content, ""
         while _MESSAGE not in self._text:
             if self._last:
-                if self._text.lstrip().startswith("<|"):
-                    self._text = ""
+                if self._text.startswith("<|"):
+                    self._take(len(self._text))
                 return Content, ""
             yield
-        header, _, self._text = self._text.partition(_MESSAGE)
+        header = self._take(self._text.index(_MESSAGE) + len(_MESSAGE))
         channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
         tool = recipient[1].removeprefix("functions.") if recipient else ""
         reasons = channel is not None and channel[1] == "analysis"
@@ -96,8 +96,8 @@ class ChannelParser(JsonParser):
         called = (yield from self._mark(("{", *_ENDS))) == "{"
         if called:
             self._start_call(tool)
-            self._text, self._at, self._is_certain = self._text.lstrip(), 1, True
+            self._at, self._is_certain = 0, True
             yield from self._tried(self._json())
-        if (yield from self._mark(_ENDS)) or not self._text.strip():
-            self._text = self._text.lstrip()
+        if (yield from self._mark(_ENDS)) or not self._text:
+            self._blank = []
         return called

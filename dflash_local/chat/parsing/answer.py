@@ -41,9 +41,9 @@ class AnswerParser(CallParser):
         self._marks = (*self._openings, *silent)
         self._again = next(iter(marks_of(form.again)), "")
         self._lead = form.again.partition(self._again)[2] if self._again else ""
+        self._tags = (tag,) if tag else ()
         ends = form.closings | ({";", tag} if form.is_bare else set())
         self._between = [mark for mark in (self._again, *ends) if mark]
-        self._blank = ""
         self._shown = True
         """Whether content was shown since the last call, or no call was made."""
         self._said = CodeBlocks()
@@ -53,30 +53,30 @@ class AnswerParser(CallParser):
         if self._thinking:
             yield from self._reason(*self._thinking)
         if self._reads_calls and self._form.is_bare:
-            yield from self._calls((yield from self._next_call()))
+            tag = yield from self._mark(self._tags)
+            yield from self._calls((len(tag), ""))
         yield from self._content()
         if self._shown:
-            self._events.append(Content(self._blank))
+            self._events.append(Content(self._take(0)))
 
     def _reason(self, opening: str, closing: str) -> Waiting[None]:
         if not self._is_open:
             if not (yield from self._mark((opening,))):
                 return
-            self._text = self._text.lstrip()[len(opening) :]
+            self._take(len(opening))
         yield from self._skip_blanks()
         close = yield from self._up_to((closing,), self._think)
+        rest = self._take(len(close))
         if not close:
-            self._events.append(Reasoning(self._blank))
-        self._blank = ""
-        self._take(len(close))
+            self._events.append(Reasoning(rest))
         yield from self._skip_blanks()
 
     def _content(self) -> Waiting[None]:
         """Shows text up to calls, and reads these."""
         while mark := (yield from self._up_to(self._marks, self._show)):
             if mark in self._silent:
-                self._take(len(mark))
-            elif self._said.is_code(self._blank):
+                self._text = self._text.removeprefix(mark)
+            elif self._said.is_code("".join(self._blank)):
                 self._show(1)
             else:
                 yield from self._calls((len(mark), self._openings[mark]))
@@ -93,10 +93,16 @@ class AnswerParser(CallParser):
 
     def _without_blank(self, n: int) -> str:
         """The next `n` characters; white space waits for what follows it."""
-        text = self._blank + self._take(n)
-        shown = text.rstrip()
-        self._blank = text[len(shown) :]
+        solid = len(self._text[:n].rstrip())
+        shown = self._take(solid) if solid else ""
+        self._set_aside(n - solid)
         return shown
+
+    def _skip_blanks(self) -> Waiting[None]:
+        self._text = self._text.lstrip()
+        while not self._text and not self._last:
+            yield
+            self._text = self._text.lstrip()
 
     def _calls(self, begun: tuple[int, str] | None) -> Waiting[None]:
         """Reads calls, one behind the other: where in the text the first one begins, and what comes
@@ -108,25 +114,22 @@ class AnswerParser(CallParser):
         """Reads a call; whether it came to its end."""
         self._at = at
         is_done = yield from self._tried(self._one_call(lead))
-        if not self._is_certain:  # it only looked like a call; another one may begin behind this
+        if at and not self._is_certain:  # it only looked like a call; another one may follow
             self._show(1)
         return is_done
 
     def _start_call(self, name: str) -> None:
-        self._blank, self._said, self._shown = "", CodeBlocks(), False
+        self._said, self._shown = CodeBlocks(), False
         super()._start_call(name)
 
     def _next_call(self) -> Waiting[tuple[int, str] | None]:
         """Leaves out what belongs to the calls, up to where the next one may begin, with what comes
         before it there; None where content is next."""
-        at = 0
         while True:
-            mark = yield from self._mark(self._between, at)
-            rest = self._text[at:].lstrip()
-            at = len(self._text) - len(rest) + len(mark)
+            mark = yield from self._mark(self._between)
             if mark and mark == self._again:
-                return at, self._lead
-            if self._n_calls and (mark or self._again or not rest):
-                self._text, at = self._text[at:], 0
+                return len(mark), self._lead
+            if mark or self._again or not self._text:
+                self._take(len(mark))
             if not mark:
-                return None if self._again or not rest else (at, "")
+                return None if self._again or not self._text else (0, "")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, marks_of, shared_start
-from dflash_local.chat.parsing.json_parser import MAX_DEPTH, JsonParser, Unexpected
+from dflash_local.chat.parsing.json_parser import JsonParser, Unexpected, escaped
 from dflash_local.chat.parsing.marks import held
 from dflash_local.chat.parsing.parser import Waiting
 from dflash_local.chat.parsing.values import ALL_TYPES, json_types, python_arguments, typed
@@ -18,7 +17,6 @@ _BUILT_IN = ".call("
 """What Llama 3.1 writes between the name and the arguments of its built-in tools."""
 # Of a call in Python: its compiler could take long over more.
 _MOST_CHARACTERS = 20_000
-_LONGEST_KEY = 1000
 _ESCAPED = frozenset("\n\\'\"abfnrtvxuUN01234567")
 _KNOWN_KEYS = ("type", "id")
 
@@ -34,12 +32,12 @@ class CallParser(JsonParser):
         super().__init__()
         self._form = form
         self._tools = tools
-        self._name = self._early = ""  # arguments before the name
+        self._name = ""
 
     def _one_call(self, lead: str) -> Waiting[None]:
         """Reads a call behind a `lead`."""
         form = self._form
-        self._name, self._early, self._is_certain = "", "", False
+        self._name, self._is_certain = "", False
         yield from self._literal(lead)
         char = yield from self._solid()
         self._at -= 1
@@ -52,32 +50,25 @@ class CallParser(JsonParser):
             yield from self._elements(form.tags)
         elif form.keys or form.quote == PYTHON:
             yield from self._python()
-        elif form.quote:
-            yield from self._expect("{")
-            self._at -= 1
-            yield from self._loose(form.quote)
         else:
-            yield from self._arguments()
+            yield from self._arguments(form.quote or "")
 
     def _literal(self, text: str) -> Waiting[None]:
         """Reads a text of the form."""
         for piece in re.findall(rf"{ID}|[^\s{ID}]+", text):
+            char = yield from self._solid()
             if piece == ID:
-                char = yield from self._solid()
                 while char in _ID:
                     char = yield from self._next()
                 self._at -= 1
                 continue
-            char = yield from self._solid()
             for i, expected in enumerate(piece):
                 if char != expected:
                     raise Unexpected
                 if i + 1 < len(piece):
                     char = yield from self._next()
 
-    def _one_of(
-        self, texts: Sequence[str] | Mapping[str, Tool], *, longest: bool = False
-    ) -> Waiting[str]:
+    def _one_of(self, texts: Iterable[str], *, longest: bool = False) -> Waiting[str]:
         """Reads one of some texts. If one may begin with another, the `longest` one is meant."""
         read, char = "", (yield from self._solid())
         while any(text.startswith(read + char) for text in texts):
@@ -90,39 +81,36 @@ class CallParser(JsonParser):
         self._at -= 1
         return read
 
-    # Arguments
-
     def _begin(self, text: str = "") -> None:
         """This is a call, as far as is known, with these arguments so far."""
-        if self._name and not self._is_certain:
+        if not self._is_certain:
             self._is_certain = True
             self._start_call(self._name)
-            text = self._early + text
         self._add_arguments(text)
 
-    def _add_arguments(self, text: str) -> None:
-        if self._is_certain:
-            super()._add_arguments(text)
-        else:
-            self._early += text
-
-    def _arguments(self) -> Waiting[None]:
-        """Reads arguments in JSON, as they are written."""
+    def _arguments(self, quote: str = "") -> Waiting[None]:
+        """Reads an object: in JSON, as it is written, or with another `quote`."""
         yield from self._expect("{")
-        self._begin()
-        yield from self._json()
+        if self._name:
+            self._begin()
+        if quote:
+            yield from self._value("{", quote)
+        else:
+            self._at -= 1
+            yield from self._json()
 
     def _object(self, keys: tuple[str, str]) -> Waiting[None]:
         """Reads a JSON object with the keys of a name and of arguments, in any order."""
-        form = self._form
-        known = None if not form.is_bare else ("name", *keys, "arguments", *_KNOWN_KEYS)
+        is_bare = self._form.is_bare
+        known = ("name", *keys, "arguments", *_KNOWN_KEYS) if is_bare else None
         seen: set[str] = set()
+        early = "{}"  # arguments before the name
         char = yield from self._solid()
         while char in "{," and (char == "{") == (not seen):
             yield from self._expect('"')
             key = yield from self._string(None if self._is_certain else known)
-            is_arguments = key == keys[1] or (form.is_bare and key == "arguments")
-            key = keys[1] if is_arguments else key
+            if is_bare and key == "arguments":
+                key = keys[1]
             if key in seen:
                 raise Unexpected
             seen.add(key)
@@ -131,16 +119,18 @@ class CallParser(JsonParser):
                 yield from self._expect('"')
                 self._name = yield from self._string(self._tools)
                 if keys[1] in seen:
-                    self._begin()
-            elif is_arguments:
+                    self._begin(early)
+            elif key == keys[1]:
+                begin = self._at
                 yield from self._arguments()
+                early = self._text[begin : self._at].lstrip()
             else:
                 yield from self._value((yield from self._solid()))
             char = yield from self._solid()
-        if char != "}" or not self._name or (form.is_bare and keys[1] not in seen):
+        if char != "}" or not self._name or (is_bare and keys[1] not in seen):
             raise Unexpected
         if keys[1] not in seen:
-            self._begin("{}")
+            self._begin(early)
 
     def _python(self) -> Waiting[None]:
         """Reads the arguments of a call in Python. They come whole: only a complete call tells what
@@ -167,63 +157,13 @@ class CallParser(JsonParser):
             raise Unexpected
         self._begin(arguments)
 
-    def _loose(self, quote: str, depth: int = 0) -> Waiting[None]:
-        """Reads a value like JSON, in which texts have another quote and keys have none."""
-        char = yield from self._solid()
-        if depth == MAX_DEPTH:
-            raise Unexpected
-        if char in "{[":
-            self._begin(char)
-            close, more = "}" if char == "{" else "]", ""
-            char = yield from self._solid()
-            while char != close:
-                if more:
-                    if char != ",":
-                        raise Unexpected
-                    char = yield from self._solid()
-                self._add_arguments(more)
-                self._at -= 1
-                more = ", "
-                if close == "}":
-                    key = yield from self._until(":")
-                    self._add_arguments(f"{json.dumps(key.strip(), ensure_ascii=False)}: ")
-                yield from self._loose(quote, depth + 1)
-                char = yield from self._solid()
-            self._add_arguments(close)
-        elif char == quote[0]:
-            self._at -= 1
-            yield from self._literal(quote)
-            self._add_arguments('"')
-            text = ""
-            while (where := text.find(quote)) < 0:
-                n = len(text) - held(text, (quote,))
-                self._add_arguments(_escaped(text[:n]))
-                text = text[n:] + (yield from self._piece())
-            self._at -= len(text) - where - len(quote)
-            self._add_arguments(_escaped(text[:where]) + '"')
-        else:
-            text = ""
-            while char not in ",]}":
-                text += char
-                char = yield from self._next()
-            self._at -= 1
-            self._add_arguments(typed(text.strip(), ALL_TYPES - {"string"}))
-
-    def _until(self, end: str) -> Waiting[str]:
-        text = ""
-        while not text.endswith(end):
-            text += yield from self._next()
-            if len(text) > _LONGEST_KEY or "\n" in text.strip():
-                raise Unexpected
-        return text.removesuffix(end)
-
     def _elements(self, tags: Tags) -> Waiting[None]:
         """Reads arguments that are one element each."""
         parameters = self._tools[self._name].parameters
         known = parameters.get("properties")
-        opening, ends = tags.opening.strip(), marks_of(self._form.end)
+        opening = tags.opening.strip()
         # The closing mark of the call stands in for a forgotten one of its arguments.
-        follow = (opening, *ends, *marks_of(self._form.tail))
+        follow = (opening, *marks_of(self._form.end), *marks_of(self._form.tail))
         starts = {text.rstrip(): text for text in tags.values.values()}
         shared = shared_start(*starts)
         key_end = marks_of(shared)[0]
@@ -243,12 +183,12 @@ class CallParser(JsonParser):
             if "" not in tags.values:
                 is_text = tags.values.get("string") == start
                 types = frozenset({"string"}) if is_text else (types or ALL_TYPES) - {"string"}
-            self._begin(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            self._begin(f'{separator}"{escaped(key)}": ')
             separator = ", "
             if types == {"string"}:
                 self._add_arguments('"')
                 mark = yield from self._element(
-                    tags, start, follow, lambda text: self._add_arguments(_escaped(text))
+                    tags, start, follow, lambda text: self._add_arguments(escaped(text))
                 )
                 self._add_arguments('"')
             else:
@@ -265,39 +205,29 @@ class CallParser(JsonParser):
         What looks like its end belongs to it where something else follows, as in a text about this
         very markup."""
         gap = start[len(start.rstrip()) :]
-        end = tags.closing.strip()
-        before = tags.closing[: tags.closing.index(end)]
-        text, begun = "", False
-        while True:
+        heads = (gap, CDATA, gap + CDATA) if tags.cdata else (gap,)
+        text = ""
+        while any(text != head and head.startswith(text) for head in heads):
             text += yield from self._piece()
-            if not begun:
-                if text != gap and gap.startswith(text):
-                    continue
-                inner = text.removeprefix(gap)
-                if tags.cdata and inner != CDATA and CDATA.startswith(inner):
-                    continue
-                text, begun = inner, True
-                if tags.cdata and inner.startswith(CDATA):
-                    text, before, end = inner.removeprefix(CDATA), "", f"]]>{end}"
-            while (where := text.find(end)) >= 0:
-                rest = text[where + len(end) :].lstrip()
-                certain = text[:where].removesuffix(before)
-                if marks := [mark for mark in follow if rest.startswith(mark)]:
-                    give(certain)
-                    mark = min(marks, key=len)
-                    self._at -= len(rest) - len(mark)
-                    return mark
-                if any(mark.startswith(rest) for mark in follow):
-                    give(certain)
-                    text = text[len(certain) :]
-                    break
-                give(text[: where + len(end)])
-                text = text[where + len(end) :]
-            if where < 0:
-                n = len(text) - held(text, (before + end, end))
-                give(text[:n])
-                text = text[n:]
+        text = text.removeprefix(gap)
+        end = tags.closing.strip()
+        ends = [tags.closing[: tags.closing.index(end)] + end, end]
+        if tags.cdata and text.startswith(CDATA):
+            text, ends = text.removeprefix(CDATA), [f"]]>{end}"]
+        closed = rf"({_any_of(ends)})\s*"
+        whole = re.compile(f"{closed}({_any_of(sorted(follow, key=len))})")
+        begun = re.compile(
+            rf"{closed}({_any_of(mark[:n] for mark in follow for n in range(len(mark)))})\Z"
+        )
+        while not (found := whole.search(text)):
+            maybe = begun.search(text)
+            n = maybe.start() if maybe else len(text) - held(text, ends)
+            give(text[:n])
+            text = text[n:] + (yield from self._piece())
+        give(text[: found.start()])
+        self._at -= len(text) - found.end()
+        return found[2]
 
 
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+def _any_of(texts: Iterable[str]) -> str:
+    return "|".join(map(re.escape, texts))

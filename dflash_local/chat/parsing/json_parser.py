@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Collection
 
+from dflash_local.chat.parsing.marks import held
 from dflash_local.chat.parsing.parser import Parser, Waiting
+from dflash_local.chat.parsing.values import ALL_TYPES, typed
 
 _BLANKS = " \t\n\r"
-_ESCAPES = frozenset('"\\/bfnrt')
-_HEX = frozenset("0123456789abcdefABCDEF")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_ESCAPE_BEGUN = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})?')
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _SCALAR_BEGUN = re.compile(
     r"t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?"
@@ -18,7 +20,8 @@ _SCALAR_BEGUN = re.compile(
 )
 # Python's own parser refuses numbers of thousands of digits and very deep nesting.
 _MAX_NUMBER = 400
-MAX_DEPTH = 200
+_MAX_DEPTH = 200
+_LONGEST_KEY = 1000
 
 
 class Unexpected(Exception):
@@ -38,8 +41,8 @@ class JsonParser(Parser):
         """How far `_text` was read. As long as it is not certain that this is a call, all of it may
         become content again."""
         self._is_certain = False
-        self._told: int | None = None
-        """How much of `_text` is told, while arguments in JSON are read."""
+        self._is_json = False
+        """Whether what is read is JSON of the arguments."""
 
     def _tried(self, reading: Waiting[None]) -> Waiting[bool]:
         """Whether what is read comes to its end. Else `_text` begins behind it with what is not
@@ -54,22 +57,22 @@ class JsonParser(Parser):
             return False
         finally:
             self._tell()
-            self._told = None
+            self._is_json = False
 
     def _json(self) -> Waiting[None]:
-        """Reads a JSON object behind its `{`."""
-        self._told = self._at - 1
+        """Reads a JSON object from its `{` on."""
+        self._tell()
+        self._at, self._is_json = self._at + 1, True
         yield from self._value("{")
         self._tell()
-        self._told = None
+        self._is_json = False
 
     def _tell(self) -> None:
-        """Add what was read to the arguments, if it is such, and keep no text that is certain."""
-        if self._told is not None:
-            self._add_arguments(self._text[self._told : self._at])
-            self._told = 0 if self._is_certain else self._at
+        """Keep no text that was read and is certain. JSON of the arguments is added to these."""
         if self._is_certain:
-            self._text, self._at = self._text[self._at :], 0
+            read, self._at = self._take(self._at), 0
+            if self._is_json:
+                self._add_arguments(read)
 
     def _next(self) -> Waiting[str]:
         """The next character. With `_at` one less it comes again."""
@@ -99,70 +102,58 @@ class JsonParser(Parser):
         if (yield from self._solid()) != expected:
             raise Unexpected
 
-    def _value(self, char: str, depth: int = 0) -> Waiting[None]:
-        """Reads a value that begins with `char`."""
-        if char == '"':
-            yield from self._string()
-            return
+    def _until(self, end: str) -> Waiting[str]:
+        """What comes before `end`, on one line."""
+        text = ""
+        while not text.endswith(end):
+            text += yield from self._next()
+            if len(text) > _LONGEST_KEY or "\n" in text.strip():
+                raise Unexpected
+        return text.removesuffix(end)
+
+    def _value(self, char: str, quote: str = "", depth: int = 0) -> Waiting[None]:
+        """Reads a value that begins with `char`.
+
+        With a `quote` it is like JSON, in which texts have this one and keys have none, and it is
+        told as JSON.
+        """
         if char not in "{[":
-            yield from self._scalar(char)
+            yield from self._loose(char, quote) if quote else self._simple(char)
             return
-        if depth == MAX_DEPTH:
+        if depth == _MAX_DEPTH:
             raise Unexpected
         close = "}" if char == "{" else "]"
+        if quote:
+            self._add_arguments(char)
         char = yield from self._solid()
-        if char == close:
-            return
-        self._at -= 1
+        self._at -= char != close
         while char != close:
             if close == "}":
-                yield from self._expect('"')
-                yield from self._string()
-                yield from self._expect(":")
-            yield from self._value((yield from self._solid()), depth + 1)
+                yield from self._key(quote)
+            yield from self._value((yield from self._solid()), quote, depth + 1)
             char = yield from self._solid()
             if char not in (close, ","):
                 raise Unexpected
+            if quote and char == ",":
+                self._add_arguments(", ")
+        if quote:
+            self._add_arguments(close)
 
-    def _string(self, allowed: Collection[str] | None = None) -> Waiting[str]:
-        """Reads a string behind its opening quote, and returns what it says.
+    def _key(self, quote: str) -> Waiting[None]:
+        if quote:
+            key = yield from self._until(":")
+            self._add_arguments(f'"{escaped(key.strip())}": ')
+            return
+        yield from self._expect('"')
+        yield from self._string()
+        yield from self._expect(":")
 
-        Raises Unexpected as soon as it can be none of `allowed`.
-        """
-        read: list[str] = []
-        is_plain = True
-        while (char := (yield from self._next())) != '"':
-            if char < " ":
-                raise Unexpected
-            read.append(char)
-            if char == "\\":
-                read.append((yield from self._escaped()))
-                is_plain = False
-            if allowed is not None and is_plain:
-                begun = "".join(read)
-                if not any(name.startswith(begun) for name in allowed):
-                    raise Unexpected
-        text = str(json.loads(f'"{"".join(read)}"'))
-        if allowed is not None and text not in allowed:
-            raise Unexpected
-        return text
-
-    def _escaped(self) -> Waiting[str]:
-        """Reads what follows a backslash."""
-        char = yield from self._next()
-        if char != "u":
-            if char not in _ESCAPES:
-                raise Unexpected
-            return char
-        for _ in range(4):
-            digit = yield from self._next()
-            if digit not in _HEX:
-                raise Unexpected
-            char += digit
-        return char
-
-    def _scalar(self, char: str) -> Waiting[None]:
-        """Reads a number or a word from its first character. It ends before the one behind it."""
+    def _simple(self, char: str) -> Waiting[None]:
+        """Reads a string, a number or a word from its first character. The latter two end before
+        the character behind them."""
+        if char == '"':
+            yield from self._string()
+            return
         text = ""
         while len(text) < _MAX_NUMBER and _SCALAR_BEGUN.fullmatch(text + char):
             text += char
@@ -170,3 +161,58 @@ class JsonParser(Parser):
         if not _SCALAR.fullmatch(text):
             raise Unexpected
         self._at -= 1
+
+    def _string(self, allowed: Collection[str] | None = None) -> Waiting[str]:
+        """Reads a string behind its opening quote, and returns what it says.
+
+        Raises Unexpected as soon as it can be none of `allowed`.
+        """
+        read: list[str] = []
+        escape = ""
+        while (char := (yield from self._next())) != '"' or escape:
+            if escape or char == "\\":
+                escape += char
+                if not _ESCAPE_BEGUN.fullmatch(escape):
+                    raise Unexpected
+                if len(escape) == (6 if escape[1:2] == "u" else 2):
+                    escape = ""
+            elif char < " ":
+                raise Unexpected
+            elif plain := _PLAIN.match(self._text, self._at):
+                char += plain[0]
+                self._at = plain.end()
+            read.append(char)
+            if allowed is not None:
+                begun = "".join(read)
+                if "\\" not in begun and not any(name.startswith(begun) for name in allowed):
+                    raise Unexpected
+        text = str(json.loads(f'"{"".join(read)}"'))
+        if allowed is not None and text not in allowed:
+            raise Unexpected
+        return text
+
+    def _loose(self, char: str, quote: str) -> Waiting[None]:
+        """Reads a text within `quote`, or a number or a word, from its first character."""
+        text = ""
+        if char != quote[0]:
+            while char not in ",]}":
+                text += char
+                char = yield from self._next()
+            self._at -= 1
+            self._add_arguments(typed(text.strip(), ALL_TYPES - {"string"}))
+            return
+        for expected in quote[1:]:
+            if (yield from self._next()) != expected:
+                raise Unexpected
+        self._add_arguments('"')
+        while (where := text.find(quote)) < 0:
+            n = len(text) - held(text, (quote,))
+            self._add_arguments(escaped(text[:n]))
+            text = text[n:] + (yield from self._piece())
+        self._at -= len(text) - where - len(quote)
+        self._add_arguments(escaped(text[:where]) + '"')
+
+
+def escaped(text: str) -> str:
+    """A text as JSON has it between quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

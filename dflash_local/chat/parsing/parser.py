@@ -24,6 +24,8 @@ class Parser:
     def __init__(self) -> None:
         self._text = ""
         """What has come and is not parsed yet."""
+        self._blank: list[str] = []
+        """White space before `_text`, of which it is not known yet whether it belongs to a text."""
         self._last = False
         """Whether no more comes."""
         self._events: list[Event] = []
@@ -46,13 +48,13 @@ class Parser:
         """Parses all of the answer."""
         raise NotImplementedError
 
-    def _mark(self, marks: Collection[str], at: int = 0) -> Waiting[str]:
-        """Waits until it is certain with which of `marks` the text goes on at `at`, behind white
-        space; "" if with none."""
+    def _mark(self, marks: Collection[str]) -> Waiting[str]:
+        """Waits until it is certain with which of `marks` the text goes on, behind white space; ""
+        if with none."""
         while True:
-            rest = self._text[at:].lstrip()
-            found = next((mark for mark in marks if rest.startswith(mark)), "")
-            if found or self._last or not any(mark.startswith(rest) for mark in marks):
+            self._set_aside(len(self._text) - len(self._text.lstrip()))
+            found = next((mark for mark in marks if self._text.startswith(mark)), "")
+            if found or self._last or not any(mark.startswith(self._text) for mark in marks):
                 return found
             yield
 
@@ -74,15 +76,18 @@ class Parser:
             yield
 
     def _take(self, n: int) -> str:
-        text, self._text = self._text[:n], self._text[n:]
-        return text
+        """The next `n` characters of the text, with the white space before them."""
+        taken = "".join([*self._blank, self._text[:n]])
+        self._text, self._blank = self._text[n:], []
+        return taken
 
-    def _skip_blanks(self) -> Waiting[None]:
-        while not self._last and not self._text.strip():
-            yield
-        self._text = self._text.lstrip()
+    def _set_aside(self, n: int) -> None:
+        """The next `n` characters are white space, and wait for what follows."""
+        self._blank.append(self._text[:n])
+        self._text = self._text[n:]
 
     def _start_call(self, name: str) -> None:
+        self._blank = []
         self._events.append(ToolCallStart(self._n_calls, call_id(), name))
         self._n_calls += 1
 
