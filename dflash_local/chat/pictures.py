@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dflash_local.chat.quoting import tokenized
 from dflash_local.errors import InputError
 from dflash_local.target_model.images import ImageText, Prompt
-from dflash_local.target_model.pixels import MOST_BYTES
+from dflash_local.target_model.pixels import from_base64, image_file
 from dflash_local.target_model.projector import Projector
 from dflash_local.target_model.vocabulary import Vocabulary
 
@@ -51,31 +47,29 @@ class Pictures:
         parts = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(parts, str) or not isinstance(parts, Sequence):
             return message
-        if not any(_is_image(part) for part in parts):
+        if not any(map(_is_image, parts)):
             return message
         # As llama-server has it: a line break between texts, and none beside a picture.
-        joined: list[Any] = []
+        content, gap = "", ""
         for part in parts:
-            is_image, after = _is_image(part), bool(joined) and joined[-1][0]
-            text = self._mark(part) if is_image else part
-            if not is_image and not (
-                isinstance(part, Mapping) and isinstance(part.get("text"), str)
-            ):
+            if _is_image(part):
+                given = part.get("image_url") if "image_url" in part else part.get("image")
+                given = given.get("url") if isinstance(given, Mapping) else given
+                content, gap = content + self._mark(given), ""
+            elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                content += (gap if content else "") + part["text"]
+                gap = "\n"
+            else:
                 return {**message, "content": [p for p in parts if not _is_image(p)]}
-            joined.append((is_image, text if is_image else part["text"], after))
-        content = ""
-        for is_image, text, after in joined:
-            content += "\n" if content and not is_image and not after else ""
-            content += text
         return {**message, "content": content}
 
-    def _mark(self, part: Mapping[str, Any]) -> str:
+    def _mark(self, given: object) -> str:
         if self._projector is None:
             raise InputError(NO_PROJECTOR)
         n = len(self._found)
         if n == MOST_IMAGES:
             raise InputError(f"more than {MOST_IMAGES} images; give fewer in one request")
-        self._found.append(self._projector.read(image_bytes(part)))
+        self._found.append(self._projector.read(image_file(given)))
         return f"<{self._nonce}:{n}>"
 
     def marked(self, text: str, files: Sequence[str]) -> str:
@@ -86,7 +80,7 @@ class Pictures:
             raise InputError(
                 f"{len(files)} images, and {len(pieces) - 1} times {MARKER} in the prompt"
             )
-        marks = [self._mark({"image": from_base64(file)}) for file in files]
+        marks = [self._mark(from_base64(file)) for file in files]
         return "".join(map("".join, zip(pieces, [*marks, ""], strict=True)))
 
     @property
@@ -117,57 +111,3 @@ class Pictures:
 
 def _is_image(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") in _KINDS
-
-
-def image_bytes(part: Mapping[str, Any]) -> bytes:
-    """The file of an image part. Raises InputError: only a caller in Python can name a file, and
-    nothing is fetched from an address."""
-    given = part.get("image_url") if "image_url" in part else part.get("image")
-    if isinstance(given, Mapping):
-        given = given.get("url")
-    if isinstance(given, str):
-        return from_data_uri(given)
-    if isinstance(given, (bytes, bytearray)):
-        return bytes(given)
-    if isinstance(given, os.PathLike):
-        return image_file(given)
-    raise InputError(
-        "an image is given as a data URI, data:image/png;base64,..., in image_url's url"
-    )
-
-
-def image_file(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a picture's file. Raises InputError."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{os.fspath(path)}: no image can be read: {error.strerror}") from None
-
-
-def data_uri(data: bytes) -> str:
-    """The file of a picture as an address."""
-    return f"data:;base64,{base64.b64encode(data).decode()}"
-
-
-def from_data_uri(uri: str) -> bytes:
-    """The bytes in a data URI. Raises InputError for any other address."""
-    head, comma, body = uri.partition(",")
-    if not head.lower().startswith("data:") or not comma:
-        raise InputError(
-            f"the image {uri[:40]!r} is not a data URI, and nothing is fetched from elsewhere; "
-            "give its content as data:image/png;base64,..."
-        )
-    if not head.lower().endswith(";base64"):
-        raise InputError("the data URI of an image is not in base64; give data:...;base64,...")
-    return from_base64(body)
-
-
-def from_base64(text: str) -> bytes:
-    """The bytes of a picture in base64, perhaps in lines. Raises InputError."""
-    if len(text) > MOST_BYTES * 4 // 3 + 4:
-        raise InputError(f"an image is too large; give one of at most {MOST_BYTES >> 20} MiB")
-    try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError):
-        raise InputError("an image is not valid base64") from None
