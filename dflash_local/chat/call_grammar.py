@@ -5,13 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_local.chat.form import PYTHON, Form, Tags
-from dflash_local.chat.lark import IsToken, any_of, json_rule, literal, pattern, text_rule
+from dflash_local.chat.form import PYTHON, Form
+from dflash_local.chat.lark import IsToken, any_of, json_rule, literal, rules_up_to, text_rule
 from dflash_local.chat.parsing.values import ALL_TYPES, json_types
 from dflash_local.chat.tool import Tool
 
 # A bound on the length of a text that a grammar counts.
 _MAX_LENGTH = 100_000
+# Any value like JSON with another quote, and keys without one.
+_LOOSE = r"""loosetext: QUOTE LOOSETEXT QUOTE
+LOOSETEXT: /[^<]*/
+LOOSENUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?/
+LOOSEBOOL: /true|false/
+LOOSENULL: /null/
+loosevalue: loosetext | LOOSENUMBER | LOOSEBOOL | LOOSENULL | looselist | looseobject
+looselist: "[" (loosevalue ("," loosevalue)*)? "]"
+looseobject: "{" (loosepair ("," loosepair)*)? "}"
+loosepair: LOOSEKEY loosevalue
+LOOSEKEY: /[^:<>{}]{1,64}:/"""
+_AROUND = {None: ("", "", ""), PYTHON: ("", ", ", ")")}
+_LOOSE_NAMES = {
+    "string": "loosetext",
+    "boolean": "LOOSEBOOL",
+    "null": "LOOSENULL",
+    "array": "looselist",
+    "object": "looseobject",
+}
 
 
 def call_rules(
@@ -37,107 +56,60 @@ def call_rules(
         if form.tags is None and form.quote is None:
             rules.append(json_rule(f"args{i}", tool.parameters))
         else:
-            rules += _Arguments(form, tool, f"args{i}", is_token).rules
+            rules += _argument_rules(form, tool, f"args{i}", is_token)
     if form.quote not in (None, PYTHON):
-        rules += _loose_rules(form.quote or "", is_token)
+        rules.append(_LOOSE.replace("QUOTE", text(form.quote or "")))
     return rules
 
 
-class _Arguments:
-    """The `rules` of one tool's arguments, where these are not in JSON."""
+def _argument_rules(form: Form, tool: Tool, name: str, is_token: IsToken) -> list[str]:
+    """Rules of one tool's arguments that are not in JSON."""
+    required = tool.parameters.get("required") or ()
+    opening, comma, close = _AROUND.get(form.quote, ("{", ",", "}"))
+    rules: list[str] = []
+    # `first` begins with this key or a later one, `more` goes on with it.
+    more, first = literal(""), literal("")
+    properties = [*(tool.parameters.get("properties") or {}).items()]
+    for i, (key, schema) in reversed([*enumerate(properties)]):
+        part, maybe = f"{name}x{i}", key not in required
+        rules += [
+            *_value_rules(form, part, key, schema, tool.parameters, is_token),
+            f"{part}more: {more}",
+            f"{part}first: {part} {part}more" + f" | {first}" * maybe,
+        ]
+        more = f"{literal(comma)} {part} {part}more" + f" | {part}more" * maybe
+        first = f"{part}first"
+    return [*rules, f"{name}: {literal(opening)} ({first}) {literal(close)}"]
 
-    def __init__(self, form: Form, tool: Tool, name: str, is_token: IsToken) -> None:
-        self._form, self._root, self._is_token = form, tool.parameters, is_token
-        properties = tool.parameters.get("properties") or {}
-        required = tool.parameters.get("required") or ()
-        self.rules: list[str] = []
-        names = [f"{name}x{k}" for k in range(len(properties))]
-        for part, (key, schema) in zip(names, properties.items(), strict=True):
-            if form.tags:
-                self._element(form.tags, part, key, schema)
-            else:
-                self._pair(part, key, schema)
-        is_optional = [key not in required for key in properties]
-        if form.tags:
-            parts = [n + "?" * maybe for n, maybe in zip(names, is_optional, strict=True)]
-            self.rules.append(f"{name}: {' '.join(parts) or literal('')}")
-            return
-        # `first` begins with this key or a later one, `more` goes on with it.
-        more, first = literal(""), literal("")
-        for part, maybe in reversed(list(zip(names, is_optional, strict=True))):
-            begun = f"{part} {part}more"
-            self.rules.append(f"{part}more: {more}")
-            self.rules.append(f"{part}first: {begun}" + f" | {first}" * maybe)
-            comma = literal(", " if form.quote == PYTHON else ",")
-            more = f"{comma} {begun}" + f" | {part}more" * maybe
-            first = f"{part}first"
-        opening, close = ("", ")") if form.quote == PYTHON else ("{", "}")
-        self.rules.append(f"{name}: {literal(opening)} ({first}) {literal(close)}")
 
-    def _pair(self, name: str, key: str, schema: Any) -> None:
-        if self._form.quote == PYTHON:
-            text = r" | /'([^'\\\n]|\\.)*'/" * ("string" in json_types(schema, self._root))
-            self.rules.append(f"{name}: {literal(f'{key}=')} ({name}value{text})")
-            self.rules.append(self._json(f"{name}value", schema))
-            return
-        kinds = json_types(schema, self._root)
-        texts = _texts(schema)
-        quote = text_rule(self._form.quote or "", self._is_token)
+def _value_rules(
+    form: Form, name: str, key: str, schema: Any, root: Mapping[str, Any], is_token: IsToken
+) -> list[str]:
+    """Rules of one argument: its key and its value."""
+
+    def in_json() -> str:
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return json_rule(f"{name}json", {**shared, **schema})
+
+    kinds, texts = json_types(schema, root), _texts(schema)
+    is_text = "string" in kinds
+    if form.quote == PYTHON:
+        text = r" | /'([^'\\\n]|\\.)*'/" * is_text
+        return [f"{name}: {literal(f'{key}=')} ({name}json{text})", in_json()]
+    if form.tags is None:
+        quote = text_rule(form.quote or "", is_token)
         listed = [f"{quote} {literal(text)} {quote}" for text in texts]
-        words = {
-            "string": "loosetext",
-            "boolean": "LOOSEBOOL",
-            "null": "LOOSENULL",
-            "array": "looselist",
-            "object": "looseobject",
-        }
-        plain = sorted({words.get(kind, "LOOSENUMBER") for kind in kinds})
-        self.rules.append(f"{name}: {literal(f'{key}:')} ({any_of(listed or plain)})")
-
-    def _json(self, name: str, schema: Any) -> str:
-        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-        return json_rule(name, {**shared, **schema})
-
-    def _element(self, tags: Tags, name: str, key: str, schema: Any) -> None:
-        kinds = json_types(schema, self._root)
-        is_text = "string" in kinds
-        kind = "string" if is_text else min(kinds or ALL_TYPES)
-        begin = tags.values.get("", "") or tags.values.get(kind) or tags.values["string"]
-        begin = text_rule(f"{tags.opening}{key}{begin}", self._is_token)
-        closing = text_rule(tags.closing, self._is_token)
-        value, texts = f"{name}value", _texts(schema)
-        self.rules.append(f"{name}: {begin} {value}")
-        low, high = _lengths(schema)
-        if not is_text:
-            self.rules += [f"{value}: {name}json {closing}", self._json(f"{name}json", schema)]
-        elif texts:
-            self.rules.append(f"{value}: ({any_of([literal(text) for text in texts])}) {closing}")
-        elif self._is_token(tags.closing.strip()):
-            # No token can match within a terminal, so it ends before the mark by itself.
-            terminal = f"TEXT{name.upper()}"
-            self.rules += [
-                f"{value}: {terminal} {closing}",
-                rf"{terminal}: /(.|\n){{{low},{high}}}/",
-            ]
-        else:
-            self.rules.append(rf"{value}[lazy]: /(.|\n){{{low},{high}}}{pattern(tags.closing)}/")
-
-
-def _loose_rules(quote: str, is_token: IsToken) -> list[str]:
-    """Rules for any value like JSON with another quote, and keys without one."""
-    mark = text_rule(quote, is_token)
-    return [
-        f"loosetext: {mark} LOOSETEXT {mark}",
-        r"LOOSETEXT: /[^<]*/",
-        r"LOOSENUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?/",
-        "LOOSEBOOL: /true|false/",
-        "LOOSENULL: /null/",
-        "loosevalue: loosetext | LOOSENUMBER | LOOSEBOOL | LOOSENULL | looselist | looseobject",
-        'looselist: "[" (loosevalue ("," loosevalue)*)? "]"',
-        'looseobject: "{" (loosepair ("," loosepair)*)? "}"',
-        "loosepair: LOOSEKEY loosevalue",
-        "LOOSEKEY: /[^:<>{}]{1,64}:/",
-    ]
+        plain = sorted({_LOOSE_NAMES.get(kind, "LOOSENUMBER") for kind in kinds})
+        return [f"{name}: {literal(f'{key}:')} ({any_of(listed or plain)})"]
+    values, closing = form.tags.values, form.tags.closing
+    kind = "string" if is_text else min(kinds or ALL_TYPES)
+    begin = values.get("", "") or values.get(kind) or values["string"]
+    rules = [f"{name}: {text_rule(f'{form.tags.opening}{key}{begin}', is_token)} {name}value"]
+    if is_text and not texts:
+        return [*rules, *rules_up_to(closing, is_token, f"{name}value", _lengths(schema))]
+    value = any_of([literal(text) for text in texts]) if is_text else f"{name}json"
+    rules.append(f"{name}value: ({value}) {text_rule(closing, is_token)}")
+    return rules if is_text else [*rules, in_json()]
 
 
 def _texts(schema: Any) -> list[str]:
@@ -150,12 +122,11 @@ def _texts(schema: Any) -> list[str]:
     return values
 
 
-def _lengths(schema: Any) -> tuple[int, int | str]:
-    """Fewest and most characters of a text, as a regular expression writes them."""
-    if not isinstance(schema, Mapping):
-        return 0, ""
-    low, high = schema.get("minLength"), schema.get("maxLength")
-    return (
-        low if isinstance(low, int) and 0 <= low <= _MAX_LENGTH else 0,
-        high if isinstance(high, int) and 0 <= high <= _MAX_LENGTH else "",
+def _lengths(schema: Any) -> str:
+    """How often a text repeats any character, as a regular expression writes it."""
+    given = schema if isinstance(schema, Mapping) else {}
+    low, high = (
+        bound if isinstance(bound, int) and 0 <= bound <= _MAX_LENGTH else ""
+        for bound in (given.get("minLength"), given.get("maxLength"))
     )
+    return f"{{{low or 0},{high}}}"

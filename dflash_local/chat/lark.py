@@ -43,9 +43,17 @@ def text_rule(text: str, is_token: IsToken) -> str:
     return " ".join([*parts, *([literal(plain)] if plain else [])])
 
 
-def pattern(text: str) -> str:
-    """A text within a regular expression of the grammar."""
-    return re.sub(r"([\\^$.|?*+()\[\]{}/])", r"\\\1", text).replace("\n", "\\n")
+def rules_up_to(mark: str, is_token: IsToken, name: str, repeat: str = "*") -> list[str]:
+    """A rule `name` and what it needs: any character, repeated so often, and the first `mark`."""
+    if is_token(mark.strip()):
+        # No token can match within a terminal, so it ends before the mark by itself.
+        terminal = name.upper()
+        return [
+            f"{name}: {terminal} {text_rule(mark, is_token)}",
+            rf"{terminal}: /(.|\n){repeat}/",
+        ]
+    plain = re.sub(r"([\\^$.|?*+()\[\]{}/])", r"\\\1", mark).replace("\n", "\\n")
+    return [rf"{name}[lazy]: /(.|\n){repeat}{plain}/"]
 
 
 def json_rule(name: str, schema: Any, *, lenient: bool = True) -> str:
@@ -66,11 +74,8 @@ def reasoning_rules(is_token: IsToken, marks: Marks, gap: str, *, is_open: bool)
     opening, closing = marks
     thought = f"thought {text_rule(gap, is_token) or 'GAP'}"
     begun = thought if is_open else f"({text_rule(opening, is_token)} {thought})?"
-    rules = [f"reasoning: {begun}", r"GAP: /\n{0,2}/"]
-    if is_token(closing):
-        # No token can match within a terminal, so it ends before the mark by itself.
-        return [*rules, f"thought: THOUGHT {closing}", r"THOUGHT: /(.|\n)*/"]
-    return [*rules, rf"thought[lazy]: /(.|\n)*{pattern(closing)}/"]
+    gaps = [f"reasoning: {begun}", r"GAP: /\n{0,2}/"]
+    return [*gaps, *rules_up_to(closing, is_token, "thought")]
 
 
 def any_of(names: Sequence[str]) -> str:

@@ -9,13 +9,23 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from dflash_local.chat.events import ToolCallArguments, ToolCallStart, joined
-from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, common_end, common_start, marks_of
+from dflash_local.chat.form import (
+    CDATA,
+    ID,
+    PYTHON,
+    Form,
+    Marks,
+    Tags,
+    common_end,
+    common_start,
+    marks_of,
+)
 from dflash_local.chat.parsing.answer import AnswerParser
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
@@ -41,28 +51,21 @@ _TYPED: Mapping[str, tuple[Any, str]] = {
     "object": ({"deep": 7531}, r"\{\W*deep\W*7531\}"),
 }
 """A value of each type, and how it may be written, as a regular expression."""
-_TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "A probe.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    key: {"type": "string", "description": "A key."} for key in (_KEY, _KEY_2)
-                },
-                "required": [],
-            },
-        },
-    }
-    for name in (_TOOL, _OTHER)
-]
+_DESCRIBED = {"type": "string", "description": "A key."}
+_PARAMETERS = {
+    "type": "object",
+    "properties": {_KEY: _DESCRIBED, _KEY_2: _DESCRIBED},
+    "required": [],
+}
+_TOOLS = {name: Tool(name, "A probe.", _PARAMETERS) for name in (_TOOL, _OTHER)}
 _DECODER = json.JSONDecoder(strict=False)
 
 
-class _Unknown(Exception):
+class _Unknown(ValueError):
     """The template's calls have none of the known forms."""
+
+
+_FAULTS = (InputError, ValueError, IndexError)
 
 
 class Probe:
@@ -98,7 +101,7 @@ class Probe:
     def _rendered(self, messages: list[dict[str, Any]], *, begin_answer: bool = False) -> str:
         if time.monotonic() > self._until:
             raise _Unknown
-        return self._template.render(messages, begin_answer, tools=_TOOLS)
+        return self._template.render(messages, begin_answer, tools=[*_TOOLS.values()])
 
 
 def _call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -108,28 +111,21 @@ def _call(name: str, **arguments: Any) -> dict[str, Any]:
 _CALLS = _call(_TOOL, colour=_TEXT), _call(_OTHER, colour=_TEXT_2)
 
 
-def learned(
-    template: ChatTemplate,
-) -> tuple[Form | None, tuple[str, str] | None, tuple[str, ...]]:
+def learned(template: ChatTemplate) -> tuple[Form | None, Marks | None, tuple[str, ...]]:
     """The form of the template's calls, the marks around reasoning, and those around content; none
     where it writes none, or in a form that is unknown."""
-    try:
+    found: tuple[Form | None, Marks | None, tuple[str, ...]] = None, None, ()
+    with suppress(*_FAULTS):
         probe = Probe(template)
-    except (InputError, _Unknown):
-        return None, None, ()
-    thinking: tuple[str, str] | None = None
-    silent: tuple[str, ...] = ()
-    with suppress(InputError, _Unknown):
-        thinking = _reasoning(probe)
-    with suppress(InputError, _Unknown):
-        silent = _wrapping(probe, thinking)
-    try:
-        return _form(probe), thinking, silent
-    except (InputError, _Unknown, ValueError, IndexError):
-        return None, thinking, silent
+        with suppress(*_FAULTS):
+            found = None, _reasoning(probe), ()
+        with suppress(*_FAULTS):
+            found = None, found[1], _wrapping(probe, found[1] or ())
+        found = _form(probe), *found[1:]
+    return found
 
 
-def _reasoning(probe: Probe) -> tuple[str, str] | None:
+def _reasoning(probe: Probe) -> Marks | None:
     said = probe.answer(content=_SAID, reasoning=_THOUGHT).partition(_THOUGHT)
     called = probe.answer(_CALLS[0], reasoning=_THOUGHT).partition(_THOUGHT)
     before = said[0] if said[1] else called[0]
@@ -140,10 +136,10 @@ def _reasoning(probe: Probe) -> tuple[str, str] | None:
     return (opening, closing.strip()) if is_known else None
 
 
-def _wrapping(probe: Probe, thinking: tuple[str, str] | None) -> tuple[str, ...]:
+def _wrapping(probe: Probe, thinking: Sequence[str]) -> tuple[str, ...]:
     before, _, behind = probe.plain.partition(_SAID)
     before = before[len(common_start(before, probe.prompt())) :]
-    for mark in thinking or ():
+    for mark in thinking:
         before = before.replace(mark, "")
     before = before.strip()
     return (before, *marks_of(behind)[:1]) if before else ()
@@ -158,7 +154,7 @@ def _form(probe: Probe) -> Form:
     turn_end = common_end(probe.plain, one)
     found = _object_form(one, two) or _named_form(one, two) or _tagged_form(probe, begin, one, two)
     found = replace(found, tail=found.tail.removesuffix(turn_end))
-    parser = AnswerParser(found, {tool.name: tool for tool in map(Tool.of, _TOOLS)})
+    parser = AnswerParser(found, _TOOLS)
     events = joined(parser.feed(two.replace(ID, _IDS[0])) + parser.finish())
     names = [event.name for event in events if isinstance(event, ToolCallStart)]
     arguments = [json.loads(each.text) for each in events if isinstance(each, ToolCallArguments)]
@@ -169,17 +165,17 @@ def _form(probe: Probe) -> Form:
 
 def _object_form(one: str, two: str) -> Form | None:
     """Each call is a JSON object that has its name and its arguments."""
-    first, again, last = (_object(t, n) for t, n in ((one, _TOOL), (two, _TOOL), (two, _OTHER)))
-    if first is None or again is None or last is None:
+    found = [_object(text, name) for text, name in ((one, _TOOL), (two, _TOOL), (two, _OTHER))]
+    if None in found:
         return None
-    start, stop, keys = first
+    (start, stop, keys), (_, first_stop, _), (again, last_stop, _) = filter(None, found)
     begin, middle, end = _around(one[start:stop], _TOOL)
     return Form(
         head=one[:start],
-        begin=_unnumbered(begin, _around(two[last[0] : last[1]], _OTHER)[0]),
+        begin=_unnumbered(begin, _around(two[again:last_stop], _OTHER)[0]),
         middle=middle,
         end=end,
-        between=two[again[1] : last[0]],
+        between=two[first_stop:again],
         tail=one[stop:],
         keys=keys,
     )
@@ -188,14 +184,14 @@ def _object_form(one: str, two: str) -> Form | None:
 def _object(text: str, name: str) -> tuple[int, int, tuple[str, str]] | None:
     """Where the object of a call is, and its keys of name and arguments."""
     for found in re.finditer("{", text[: text.index(name)]):
-        try:
+        with suppress(ValueError):
             value, stop = _DECODER.raw_decode(text, found.start())
-        except ValueError:
-            continue
-        names = [key for key, each in value.items() if each == name]
-        arguments = [key for key, each in value.items() if isinstance(each, dict) and _KEY in each]
-        if names and arguments:
-            return found.start(), stop, (names[0], arguments[0])
+            names = [key for key, each in value.items() if each == name]
+            arguments = [
+                key for key, each in value.items() if isinstance(each, dict) and _KEY in each
+            ]
+            if names and arguments:
+                return found.start(), stop, (names[0], arguments[0])
     return None
 
 
