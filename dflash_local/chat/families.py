@@ -26,9 +26,7 @@ NAMED = {
     ),
     "List of tools: ": Form(
         head="<|tool_call_start|>[",
-        begin="",
         middle="(",
-        end="",
         between=", ",
         tail="]<|tool_call_end|>",
         quote=PYTHON,

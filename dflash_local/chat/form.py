@@ -47,12 +47,12 @@ class Form:
     texts have this one, and whose keys have none; if it is `PYTHON`, they are a call's in Python.
     """
 
-    head: str
-    begin: str
-    middle: str
-    end: str
-    between: str
-    tail: str
+    head: str = ""
+    begin: str = ""
+    middle: str = ""
+    end: str = ""
+    between: str = ""
+    tail: str = ""
     keys: tuple[str, str] | None = None
     tags: Tags | None = None
     quote: str | None = None

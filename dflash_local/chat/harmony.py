@@ -25,16 +25,8 @@ _ENDS = (_END, "<|return|>", "<|call|>", _START)
 _HEADS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", "to=functions.")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
-
-
-_FORM = Form(
-    head=f"{_CHANNEL}commentary to=functions.",
-    begin="",
-    middle=" <|constrain|>json<|message|>",
-    end="",
-    between="",  # a call ends the answer
-    tail="",
-)
+# A call ends the answer.
+_FORM = Form(f"{_CHANNEL}commentary to=functions.", middle=" <|constrain|>json<|message|>")
 
 
 @dataclass(frozen=True)

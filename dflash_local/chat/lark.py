@@ -18,11 +18,7 @@ IsToken = Callable[[str], bool]
 
 # The layout of Python's json.dumps, which templates show the models. If white space were free,
 # small models would write nothing else.
-_LAYOUT = {
-    "whitespace_flexible": False,
-    "item_separator": ", ?",
-    "key_separator": ": ?",
-}
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 def literal(text: str) -> str:
@@ -48,10 +44,7 @@ def rules_up_to(mark: str, is_token: IsToken, name: str, repeat: str = "*") -> l
     if is_token(mark.strip()):
         # No token can match within a terminal, so it ends before the mark by itself.
         terminal = name.upper()
-        return [
-            f"{name}: {terminal} {text_rule(mark, is_token)}",
-            rf"{terminal}: /(.|\n){repeat}/",
-        ]
+        return [f"{name}: {terminal} {text_rule(mark, is_token)}", rf"{terminal}: /(.|\n){repeat}/"]
     plain = re.sub(r"([\\^$.|?*+()\[\]{}/])", r"\\\1", mark).replace("\n", "\\n")
     return [rf"{name}[lazy]: /(.|\n){repeat}{plain}/"]
 

@@ -61,11 +61,11 @@ _TOOLS = {name: Tool(name, "A probe.", _PARAMETERS) for name in (_TOOL, _OTHER)}
 _DECODER = json.JSONDecoder(strict=False)
 
 
+_FAULTS = (InputError, ValueError, IndexError)
+
+
 class _Unknown(ValueError):
     """The template's calls have none of the known forms."""
-
-
-_FAULTS = (InputError, ValueError, IndexError)
 
 
 class Probe:
@@ -152,7 +152,7 @@ def _form(probe: Probe) -> Form:
     if one.count(_TOOL) != 1 or two.count(_OTHER) != 1:
         raise _Unknown
     turn_end = common_end(probe.plain, one)
-    found = _object_form(one, two) or _named_form(one, two) or _tagged_form(probe, begin, one, two)
+    found = _json_form(one, two) or _tagged_form(probe, begin, one, two)
     found = replace(found, tail=found.tail.removesuffix(turn_end))
     parser = AnswerParser(found, _TOOLS)
     events = joined(parser.feed(two.replace(ID, _IDS[0])) + parser.finish())
@@ -163,36 +163,28 @@ def _form(probe: Probe) -> Form:
     return found
 
 
-def _object_form(one: str, two: str) -> Form | None:
-    """Each call is a JSON object that has its name and its arguments."""
-    found = [_object(text, name) for text, name in ((one, _TOOL), (two, _TOOL), (two, _OTHER))]
-    if None in found:
+def _json_form(one: str, two: str) -> Form | None:
+    """The arguments are a JSON object, perhaps in another one that has the name, too."""
+    try:
+        head, middle, tail = _around(one, _TOOL)
+        before, again, _ = _around(two, _OTHER)
+        between = _around(before, _TOOL)[2]
+    except ValueError:
         return None
-    (start, stop, keys), (_, first_stop, _), (again, last_stop, _) = filter(None, found)
-    begin, middle, end = _around(one[start:stop], _TOOL)
+    start, stop, keys = _object(one) or (len(head), len(one) - len(tail), None)
+    begin, end = head[start:], one[len(one) - len(tail) : stop]
+    if not keys and not head.strip():  # nothing tells a call from content
+        raise _Unknown
+    n = len(between) - len(begin)
     return Form(
-        head=one[:start],
-        begin=_unnumbered(begin, _around(two[again:last_stop], _OTHER)[0]),
-        middle=middle,
-        end=end,
-        between=two[first_stop:again],
-        tail=one[stop:],
-        keys=keys,
+        head[:start],
+        _unnumbered(begin, between[n:]),
+        _unnumbered(middle, again),
+        end,
+        between[len(end) : n],
+        tail[len(end) :],
+        keys,
     )
-
-
-def _object(text: str, name: str) -> tuple[int, int, tuple[str, str]] | None:
-    """Where the object of a call is, and its keys of name and arguments."""
-    for found in re.finditer("{", text[: text.index(name)]):
-        with suppress(ValueError):
-            value, stop = _DECODER.raw_decode(text, found.start())
-            names = [key for key, each in value.items() if each == name]
-            arguments = [
-                key for key, each in value.items() if isinstance(each, dict) and _KEY in each
-            ]
-            if names and arguments:
-                return found.start(), stop, (names[0], arguments[0])
-    return None
 
 
 def _around(text: str, name: str) -> tuple[str, str, str]:
@@ -205,17 +197,16 @@ def _around(text: str, name: str) -> tuple[str, str, str]:
     return begin, rest[:at], rest[stop:]
 
 
-def _named_form(one: str, two: str) -> Form | None:
-    """The arguments are a JSON object, the name is outside of it."""
-    try:
-        head, middle, tail = _around(one, _TOOL)
-        first, second, _ = _around(two, _OTHER)
-        between = _around(first, _TOOL)[2]
-    except ValueError:
-        return None
-    if not head.strip():  # nothing tells a call from content
-        raise _Unknown
-    return Form(head, "", _unnumbered(middle, second), "", between, tail)
+def _object(text: str) -> tuple[int, int, tuple[str, str]] | None:
+    """Where the object of a call is, and its keys of name and arguments."""
+    for found in re.finditer("{", text[: text.index(_TOOL)]):
+        with suppress(ValueError):
+            value, stop = _DECODER.raw_decode(text, found.start())
+            names = [key for key, each in value.items() if each == _TOOL]
+            inner = [key for key, each in value.items() if isinstance(each, dict) and _KEY in each]
+            if names and inner:
+                return found.start(), stop, (names[0], inner[0])
+    return None
 
 
 def _tagged_form(probe: Probe, begin: int, one: str, two: str) -> Form:
@@ -235,9 +226,7 @@ def _tagged_form(probe: Probe, begin: int, one: str, two: str) -> Form:
         n = last.index(")" if is_python else "}", len(quote)) + 1
         return Form(
             head,
-            begin="",
             middle=first if is_python else first.rstrip("{"),
-            end="",
             between=between[n:],
             tail=last[n:],
             quote=PYTHON if is_python else quote,
@@ -254,7 +243,6 @@ def _tagged_form(probe: Probe, begin: int, one: str, two: str) -> Form:
     cdata = CDATA in probe.answer(_call(_TOOL, colour="<Ruby>\n&"))
     return Form(
         head,
-        begin="",
         middle=_unnumbered(middle, second),
         end=end,
         between=between[len(end) :],

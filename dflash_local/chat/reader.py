@@ -108,12 +108,7 @@ def call_of(event: ToolCallStart) -> dict[str, Any]:
 
 
 def forced_call(
-    dialect: Dialect,
-    tools: Sequence[Tool],
-    choice: str,
-    *,
-    is_token: IsToken,
-    thinking_open: bool,
+    dialect: Dialect, tools: Sequence[Tool], choice: str, *, is_token: IsToken, thinking_open: bool
 ) -> str:
     """A Lark grammar for a `choice` of "required" or the name of a tool. Raises InputError for
     another choice, and where the model has no tool calls."""

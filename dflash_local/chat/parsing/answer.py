@@ -31,7 +31,7 @@ class AnswerParser(CallParser):
         tag: str = "",
         silent: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(form or Form("", "", "", "", "", ""), tools)
+        super().__init__(form or Form(), tools)
         self._reads_calls = form is not None
         self._thinking = thinking
         self._is_open = is_open
