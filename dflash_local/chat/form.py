@@ -93,12 +93,6 @@ class Form:
 PYTHON = "'"
 
 
-def boundary(text: str) -> str:
-    """A text without a mark that has begun at its end and is not complete."""
-    begun = text.rfind("<")
-    return text if begun <= text.rfind(">") else text[:begun]
-
-
 def shared_start(*texts: str) -> str:
     """What all texts begin with."""
     differ = (i for i, each in enumerate(zip(*texts, strict=False)) if len({*each}) > 1)
@@ -107,7 +101,9 @@ def shared_start(*texts: str) -> str:
 
 def common_start(a: str, b: str) -> str:
     """What both texts begin with, in whole marks."""
-    return boundary(shared_start(a, b))
+    start = shared_start(a, b)
+    begun = start.rfind("<")
+    return start if begun <= start.rfind(">") else start[:begun]
 
 
 def common_end(a: str, b: str) -> str:

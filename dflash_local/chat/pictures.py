@@ -34,6 +34,7 @@ class Pictures:
     def __init__(self, projector: Projector | None) -> None:
         self._projector = projector
         self._nonce = secrets.token_hex(16)
+        self._marks = re.compile(f"<{self._nonce}:([0-9]+)>")
         self._found: list[ImageText] = []
 
     def taken_from(self, messages: Any) -> Any:
@@ -82,10 +83,6 @@ class Pictures:
             )
         marks = [self._mark(from_base64(file)) for file in files]
         return "".join(map("".join, zip(pieces, [*marks, ""], strict=True)))
-
-    @property
-    def _marks(self) -> re.Pattern[str]:
-        return re.compile(f"<{self._nonce}:([0-9]+)>")
 
     def tokenized(self, text: str, vocabulary: Vocabulary, n_ctx: int) -> list[int]:
         """Token ids of a rendered conversation: a `Prompt` if there are pictures in it. Raises as

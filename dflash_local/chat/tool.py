@@ -12,11 +12,7 @@ from dflash_local.errors import InputError
 # Characters that every dialect can write between its marks; the length is Anthropic's, twice
 # OpenAI's.
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}", re.ASCII)
-_NO_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {},
-    "additionalProperties": False,
-}
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -62,14 +58,12 @@ class Tool:
                 f"the description of tool {function['name']} is not a text; give a text"
             )
         parameters = function.get("parameters")
-        if parameters is None:
-            return cls(function["name"], description)
-        return cls(function["name"], description, parameters)
+        return cls(
+            function["name"], description, _NO_PARAMETERS if parameters is None else parameters
+        )
 
     def shown(self) -> dict[str, Any]:
         """The tool in OpenAI's shape, as chat templates read it."""
-        function: dict[str, Any] = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = dict(self.parameters)
+        described = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **described, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}

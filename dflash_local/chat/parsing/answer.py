@@ -54,7 +54,7 @@ class AnswerParser(CallParser):
             yield from self._reason(*self._thinking)
         if self._reads_calls and self._form.is_bare:
             tag = yield from self._mark(self._tags)
-            yield from self._calls((len(tag), ""))
+            yield from self._calls(len(tag), "")
         yield from self._content()
         if self._shown:
             self._events.append(Content(self._take(0)))
@@ -65,7 +65,9 @@ class AnswerParser(CallParser):
                 return
             self._take(len(opening))
         yield from self._skip_blanks()
-        close = yield from self._up_to((closing,), self._think)
+        close = yield from self._up_to(
+            (closing,), lambda n: self._events.append(Reasoning(self._without_blank(n)))
+        )
         rest = self._take(len(close))
         if not close:
             self._events.append(Reasoning(rest))
@@ -79,10 +81,7 @@ class AnswerParser(CallParser):
             elif self._said.is_code("".join(self._blank)):
                 self._show(1)
             else:
-                yield from self._calls((len(mark), self._openings[mark]))
-
-    def _think(self, n: int) -> None:
-        self._events.append(Reasoning(self._without_blank(n)))
+                yield from self._calls(len(mark), self._openings[mark])
 
     def _show(self, n: int) -> None:
         """Make the next `n` characters content."""
@@ -104,32 +103,27 @@ class AnswerParser(CallParser):
             yield
             self._text = self._text.lstrip()
 
-    def _calls(self, begun: tuple[int, str] | None) -> Waiting[None]:
+    def _calls(self, at: int, lead: str) -> Waiting[None]:
         """Reads calls, one behind the other: where in the text the first one begins, and what comes
         before it there."""
-        while begun and (yield from self._call(*begun)):
-            begun = yield from self._next_call()
-
-    def _call(self, at: int, lead: str) -> Waiting[bool]:
-        """Reads a call; whether it came to its end."""
-        self._at = at
-        is_done = yield from self._tried(self._one_call(lead))
-        if at and not self._is_certain:  # it only looked like a call; another one may follow
-            self._show(1)
-        return is_done
+        while True:
+            self._at = at
+            is_done = yield from self._tried(self._one_call(lead))
+            if at and not self._is_certain:  # it only looked like a call; another one may follow
+                self._show(1)
+            if not is_done:
+                return
+            # What belongs to the calls is left out, up to where the next one may begin.
+            while True:
+                mark = yield from self._mark(self._between)
+                if mark == self._again or not mark:
+                    break
+                self._take(len(mark))
+            at, lead = len(mark), self._lead if mark else ""
+            if not mark and (self._again or not self._text):
+                self._take(0)
+                return
 
     def _start_call(self, name: str) -> None:
         self._said, self._shown = CodeBlocks(), False
         super()._start_call(name)
-
-    def _next_call(self) -> Waiting[tuple[int, str] | None]:
-        """Leaves out what belongs to the calls, up to where the next one may begin, with what comes
-        before it there; None where content is next."""
-        while True:
-            mark = yield from self._mark(self._between)
-            if mark and mark == self._again:
-                return len(mark), self._lead
-            if mark or self._again or not self._text:
-                self._take(len(mark))
-            if not mark:
-                return None if self._again or not self._text else (0, "")

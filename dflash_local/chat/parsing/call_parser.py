@@ -56,17 +56,16 @@ class CallParser(JsonParser):
     def _literal(self, text: str) -> Waiting[None]:
         """Reads a text of the form."""
         for piece in re.findall(rf"{ID}|[^\s{ID}]+", text):
-            char = yield from self._solid()
+            yield from self._solid()
+            self._at -= 1
             if piece == ID:
-                while char in _ID:
-                    char = yield from self._next()
+                while (yield from self._next()) in _ID:
+                    pass
                 self._at -= 1
                 continue
-            for i, expected in enumerate(piece):
-                if char != expected:
+            for expected in piece:
+                if (yield from self._next()) != expected:
                     raise Unexpected
-                if i + 1 < len(piece):
-                    char = yield from self._next()
 
     def _one_of(self, texts: Iterable[str], *, longest: bool = False) -> Waiting[str]:
         """Reads one of some texts. If one may begin with another, the `longest` one is meant."""

@@ -62,17 +62,12 @@ class Parser:
         """Gives how much of the text is certain to be before the first of `marks`, as it comes;
         returns that mark, with which the text goes on then, "" at the end of the answer."""
         while True:
-            found = find(self._text, marks)
-            if found is None:
-                give(len(self._text) - (0 if self._last else held(self._text, marks)))
-                if self._last:
-                    return ""
-            else:
-                give(found[0])
-                if self._last or not any(
-                    mark != found[1] and mark.startswith(self._text) for mark in marks
-                ):
-                    return found[1]
+            n_held = 0 if self._last else held(self._text, marks)
+            where, mark = find(self._text, marks) or (len(self._text) - n_held, "")
+            give(where)
+            is_longer = any(other != mark and other.startswith(self._text) for other in marks)
+            if self._last or (mark and not is_longer):
+                return mark
             yield
 
     def _take(self, n: int) -> str:
