@@ -29,11 +29,9 @@ class Dialect:
     tag: str = ""
     silent: tuple[str, ...] = ()
     special: bool = False
-    opens_with_mark: ClassVar[bool] = False
-    """Whether every answer opens with marks of the family, so that plain text cannot begin one."""
     behind_reasoning: ClassVar[str] = ""
     before_answer: ClassVar[str] = ""
-    """What is always written there, beside the marks."""
+    """What is always written there, beside the marks. So plain text cannot begin such an answer."""
 
     @property
     def has_calls(self) -> bool:

@@ -14,7 +14,6 @@ from typing import ClassVar
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.events import Content, Reasoning
 from dflash_local.chat.form import Form, Marks
-from dflash_local.chat.parsing.json_parser import JsonParser
 from dflash_local.chat.parsing.parser import Parser, Waiting
 from dflash_local.chat.tool import Tool
 
@@ -36,7 +35,6 @@ class Harmony(Dialect):
     form: Form | None = _FORM
     thinking: Marks | None = (f"{_CHANNEL}analysis{_MESSAGE}", _END)
     special: bool = True
-    opens_with_mark: ClassVar[bool] = True
     behind_reasoning: ClassVar[str] = f"{_START}assistant"
     before_answer: ClassVar[str] = f"{_CHANNEL}final{_MESSAGE}"
 
@@ -47,7 +45,7 @@ class Harmony(Dialect):
         return ChannelParser({tool.name for tool in tools})
 
 
-class ChannelParser(JsonParser):
+class ChannelParser(Parser):
     """Marks and headers are never text; a message to an unknown tool is content."""
 
     def __init__(self, names: set[str]) -> None:

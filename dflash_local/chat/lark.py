@@ -29,14 +29,14 @@ def literal(text: str) -> str:
 def text_rule(text: str, is_token: IsToken) -> str:
     """A text, in which the names of tokens are these tokens, and ids of calls are free."""
     parts, plain = [], ""
-    for piece in re.split(rf"(<[^<>\s]+>|{ID})", text):  # other names have no syntax there
+    # Other names have no syntax there. What is text comes in one literal: it is lexed as a whole.
+    for piece in re.split(rf"(<[^<>\s]+>|{ID})", text):
         if piece == ID or (piece[:1] == "<" and is_token(piece)):
-            parts += [literal(plain)] if plain else []
-            parts.append("/[a-zA-Z0-9_-]{1,64}/" if piece == ID else piece)
+            parts += [literal(plain), "/[a-zA-Z0-9_-]{1,64}/" if piece == ID else piece]
             plain = ""
         else:
             plain += piece
-    return " ".join([*parts, *([literal(plain)] if plain else [])])
+    return " ".join(part for part in [*parts, literal(plain)] if part != literal(""))
 
 
 def rules_up_to(mark: str, is_token: IsToken, name: str, repeat: str = "*") -> list[str]:

@@ -29,7 +29,6 @@ from dflash_local.chat.form import (
 from dflash_local.chat.parsing.answer import AnswerParser
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
-from dflash_local.errors import InputError
 
 _MOST_SECONDS = 10.0
 """For all renderings of a template: a dozen, of some milliseconds each."""
@@ -52,16 +51,11 @@ _TYPED: Mapping[str, tuple[Any, str]] = {
 }
 """A value of each type, and how it may be written, as a regular expression."""
 _DESCRIBED = {"type": "string", "description": "A key."}
-_PARAMETERS = {
-    "type": "object",
-    "properties": {_KEY: _DESCRIBED, _KEY_2: _DESCRIBED},
-    "required": [],
-}
+_PROPERTIES = {_KEY: _DESCRIBED, _KEY_2: _DESCRIBED}
+_PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": []}
 _TOOLS = {name: Tool(name, "A probe.", _PARAMETERS) for name in (_TOOL, _OTHER)}
 _DECODER = json.JSONDecoder(strict=False)
-
-
-_FAULTS = (InputError, ValueError, IndexError)
+_FAULTS = (ValueError, IndexError)  # InputError is the former
 
 
 class _Unknown(ValueError):
@@ -74,34 +68,26 @@ class Probe:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._until = time.monotonic() + _MOST_SECONDS
-        self._before = self._rendered([_ASKED])
+        self._before = ""
+        self._before = self.behind([_ASKED])
         self.plain = self.answer(content=_SAID)
 
     def answer(self, *calls: dict[str, Any], content: str = "", reasoning: str = "") -> str:
         """The text behind the user's message, with `ID` for the ids of calls."""
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if calls:
-            message["tool_calls"] = [
-                {"id": id_, "type": "function", "function": call}
-                for id_, call in zip(_IDS, calls, strict=False)
-            ]
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        text = self._rendered([_ASKED, message])
-        text = text[len(common_start(text, self._before)) :]
-        for id_ in _IDS:
-            text = text.replace(id_, ID)
-        return text
+        called = [
+            {"id": id_, "type": "function", "function": call}
+            for id_, call in zip(_IDS, calls, strict=False)
+        ]
+        said = {"content": content, "reasoning_content": reasoning, "tool_calls": called}
+        text = self.behind([_ASKED, {"role": "assistant", **said}])
+        return text.replace(_IDS[0], ID).replace(_IDS[1], ID)
 
-    def prompt(self) -> str:
-        """What the template writes before an answer, behind the user's message."""
-        text = self._rendered([_ASKED], begin_answer=True)
-        return text[len(common_start(text, self._before)) :]
-
-    def _rendered(self, messages: list[dict[str, Any]], *, begin_answer: bool = False) -> str:
+    def behind(self, messages: list[dict[str, Any]], *, begin_answer: bool = False) -> str:
+        """What the template writes behind the user's message."""
         if time.monotonic() > self._until:
             raise _Unknown
-        return self._template.render(messages, begin_answer, tools=[*_TOOLS.values()])
+        text = self._template.render(messages, begin_answer, tools=[*_TOOLS.values()])
+        return text[len(common_start(text, self._before)) :]
 
 
 def _call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -138,7 +124,8 @@ def _reasoning(probe: Probe) -> Marks | None:
 
 def _wrapping(probe: Probe, thinking: Sequence[str]) -> tuple[str, ...]:
     before, _, behind = probe.plain.partition(_SAID)
-    before = before[len(common_start(before, probe.prompt())) :]
+    prompt = probe.behind([_ASKED], begin_answer=True)
+    before = before[len(common_start(before, prompt)) :]
     for mark in thinking:
         before = before.replace(mark, "")
     before = before.strip()

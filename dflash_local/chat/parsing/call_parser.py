@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Tags, marks_of, shared_start
-from dflash_local.chat.parsing.json_parser import JsonParser, Unexpected, escaped
 from dflash_local.chat.parsing.marks import held
-from dflash_local.chat.parsing.parser import Waiting
+from dflash_local.chat.parsing.parser import Parser, Unexpected, Waiting, escaped
 from dflash_local.chat.parsing.values import ALL_TYPES, json_types, python_arguments, typed
 from dflash_local.chat.tool import Tool
 
@@ -21,7 +20,7 @@ _ESCAPED = frozenset("\n\\'\"abfnrtvxuUN01234567")
 _KNOWN_KEYS = ("type", "id")
 
 
-class CallParser(JsonParser):
+class CallParser(Parser):
     """Reads one call of a tool, and tells its arguments as JSON.
 
     `tools` are those that may be called, by name. White space between marks may be missing, or be
@@ -180,20 +179,14 @@ class CallParser(JsonParser):
             schema = known.get(key, {"type": "string"}) if isinstance(known, Mapping) else {}
             types = json_types(schema, parameters)
             if "" not in tags.values:
-                is_text = tags.values.get("string") == start
-                types = frozenset({"string"}) if is_text else (types or ALL_TYPES) - {"string"}
-            self._begin(f'{separator}"{escaped(key)}": ')
+                others = (types or ALL_TYPES) - {"string"}
+                types = frozenset({"string"}) if tags.values.get("string") == start else others
+            is_text, kept = types == {"string"}, list[str]()
+            self._begin(f'{separator}"{escaped(key)}": ' + '"' * is_text)
             separator = ", "
-            if types == {"string"}:
-                self._add_arguments('"')
-                mark = yield from self._element(
-                    tags, start, follow, lambda text: self._add_arguments(escaped(text))
-                )
-                self._add_arguments('"')
-            else:
-                kept: list[str] = []
-                mark = yield from self._element(tags, start, follow, kept.append)
-                self._add_arguments(typed("".join(kept), types))
+            give = self._add_text if is_text else kept.append
+            mark = yield from self._element(tags, start, follow, give)
+            self._add_arguments('"' if is_text else typed("".join(kept), types))
         self._begin("{}" if separator == "{" else "}")
 
     def _element(

@@ -24,10 +24,10 @@ _DEEPEST_SCHEMA = 16
 def python_arguments(text: str) -> str | None:
     """`key=value, ...` of a call in Python as a JSON object; None where it is something else."""
     try:
-        call = ast.parse(f"_({text})", mode="eval").body
+        call = _parsed(f"_({text})")
         if not isinstance(call, ast.Call) or call.args:
             return None
-        values = {word.arg: _python_value(word.value) for word in call.keywords}
+        values = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
         return None if None in values else json.dumps(values, ensure_ascii=False, allow_nan=False)
     except _FAULTS:
         return None
@@ -40,9 +40,8 @@ class _WithWords(ast.NodeTransformer):
         return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 
-def _python_value(tree: ast.AST) -> Any:
-    """Raises ValueError or SyntaxError for what is no plain value, and the like."""
-    return ast.literal_eval(_WithWords().visit(tree))
+def _parsed(text: str) -> Any:
+    return _WithWords().visit(ast.parse(text, mode="eval").body)
 
 
 def typed(text: str, types: frozenset[str]) -> str:
@@ -54,7 +53,7 @@ def typed(text: str, types: frozenset[str]) -> str:
         value = text
         if word[:1] in ("[", "{"):
             with suppress(*_FAULTS):
-                found = _python_value(ast.parse(word, mode="eval"))
+                found = ast.literal_eval(_parsed(word))
                 json.dumps(found, allow_nan=False)
                 value = found
     # A text is written as it is, not in JSON.
