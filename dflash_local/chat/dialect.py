@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dflash_local.chat.call_grammar import call_rules
 from dflash_local.chat.form import Form, Marks
-from dflash_local.chat.lark import IsToken, json_rule, reasoning_rules, text_rule
+from dflash_local.chat.lark import IsToken, call_rules, json_rule, reasoning_rules, text_rule
 from dflash_local.chat.parsing.answer import AnswerParser
 from dflash_local.chat.parsing.parser import Parser
 from dflash_local.chat.tool import Tool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,17 +12,13 @@ from typing import Any
 from dflash_local.chat.conversation import conversation
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
-from dflash_local.trial.child import WarmChild
+from dflash_local.trial.child import WarmChildren
 
 MAX_SECONDS = 2.0
 MAX_CHARACTERS = 16 << 20
 """Of a prompt: more than any context holds."""
-_MOST_IDLE = 2
-_idle: list[WarmChild] = []
-"""Children that render the templates of all models. Appending and popping are atomic."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)  # two processes cannot talk to one child
-
+_CHILDREN = WarmChildren("dflash_local.chat.template_child")
+"""They render the templates of all models."""
 _USUAL = {
     "tool_choice": None,
     # llama-server's: templates differ in what they do with one that is not there.
@@ -133,16 +128,12 @@ class ChatTemplate:
         }
         # One at a time, so that a template that hangs takes one process at most.
         with self._lock:
-            child = _child()
             try:
-                outcome = child.ask(request, limit_s=self._max_seconds)
+                outcome = _CHILDREN.ask(request, limit_s=self._max_seconds)
             except (TypeError, ValueError, RecursionError) as error:
                 raise InputError(
                     f"messages, tools and variables of a chat must be JSON: {error}"
                 ) from None
-            finally:
-                if child.is_alive and len(_idle) < _MOST_IDLE:
-                    _idle.append(child)
         if outcome.done:
             return str(outcome.said[-1]["text"])
         fault = outcome.fault or outcome.death or "its process ended"
@@ -150,14 +141,6 @@ class ChatTemplate:
             fault = f"it takes longer than {self._max_seconds:g} s"
         failed = "cannot be read" if variables is None else "refuses this"
         raise InputError(f"the model's chat template {failed}: {fault}")
-
-
-def _child() -> WarmChild:
-    with suppress(IndexError):
-        while True:
-            if (child := _idle.pop()).is_alive:
-                return child
-    return WarmChild("dflash_local.chat.template_child")
 
 
 def _offered(tools: object) -> list[dict[str, Any]]:
