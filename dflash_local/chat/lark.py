@@ -182,9 +182,9 @@ def _texts(schema: Any) -> list[str]:
     if not isinstance(schema, Mapping):
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        return []
-    return values
+    if isinstance(values, list) and all(isinstance(value, str) for value in values):
+        return values
+    return []
 
 
 def _lengths(schema: Any) -> str:

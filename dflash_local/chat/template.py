@@ -121,11 +121,7 @@ class ChatTemplate:
 
     def _rendered(self, variables: Mapping[str, Any] | None) -> str:
         """The text that a child process renders; without variables it only reads the template."""
-        request = {
-            "source": self._source,
-            "variables": variables,
-            "max_characters": self._max_characters,
-        }
+        request = {"source": self._source, "variables": variables, "most": self._max_characters}
         # One at a time, so that a template that hangs takes one process at most.
         with self._lock:
             try:

@@ -40,12 +40,11 @@ def main(request: dict[str, Any]) -> None:
     try:
         sandbox, variables = _sandbox(request["source"]), request["variables"]
         try:
-            say(done=True, text=variables and sandbox.text(variables, request["max_characters"]))
+            say(done=True, text=variables and sandbox.text(variables, request["most"]))
         except Exception:
             # Some templates cannot do with a variable that is null, or join arguments as texts.
             with suppress(Exception):
-                variables = _as_llama_server(variables)
-                say(done=True, text=sandbox.text(variables, request["max_characters"]))
+                say(done=True, text=sandbox.text(_as_llama_server(variables), request["most"]))
                 return
             raise
     except MemoryError:
@@ -74,14 +73,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._template = self.from_string(source)
         self._given: Container[int] = ()  # the ids of its lists and objects
 
-    def text(self, variables: dict[str, Any], max_characters: int) -> str:
+    def text(self, variables: dict[str, Any], most: int) -> str:
+        """What the template writes, at most so many characters."""
         self._given = set(_containers(variables))
         ours = {"raise_exception": _raise, "strftime_now": _strftime_now}
         texts, n = [], 0
         for part in self._template.generate({**variables, **ours}):
             n += len(part)
-            if n > max_characters:
-                raise ValueError(f"it writes more than {max_characters} characters")
+            if n > most:
+                raise ValueError(f"it writes more than {most} characters")
             texts.append(part)
         return "".join(texts)
 

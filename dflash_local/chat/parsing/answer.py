@@ -279,10 +279,8 @@ class AnswerParser(Parser):
             if not key or key[0] in "<\n":
                 raise Unexpected
             yield from self._literal(shared.removeprefix(key_end))
-            rest = ""
-            if len(starts) > 1:
-                rest = yield from self._one_of([start[len(shared) :] for start in starts])
-            start = starts[shared + rest]
+            rests = [start[len(shared) :] for start in starts]
+            start = starts[shared + ((yield from self._one_of(rests)) if len(rests) > 1 else "")]
             schema = known.get(key, {"type": "string"}) if isinstance(known, Mapping) else {}
             types = json_types(schema, parameters)
             if "" not in tags.values:
