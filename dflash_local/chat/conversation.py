@@ -111,11 +111,8 @@ def _calls(where: str, calls: object) -> list[dict[str, Any]]:
 
 def _call(where: str, call: object) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if (
-        not isinstance(call, Mapping)
-        or not isinstance(function, Mapping)
-        or not (name := function.get("name"))
-    ):
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
         raise InputError(
             f'{where} names no function; give {{"id": ..., "type": "function", "function": '
             '{"name": ..., "arguments": ...}}'

@@ -10,6 +10,7 @@ ID = "\0"
 """Stands in a form's texts where a call has its id or its number."""
 
 CDATA = "<![CDATA["
+PYTHON = "'"
 Marks = tuple[str, str]
 THINK = "<think>", "</think>"
 
@@ -88,9 +89,6 @@ class Form:
     def is_bare(self) -> bool:
         """Whether no mark tells a call from content."""
         return not self.head.strip()
-
-
-PYTHON = "'"
 
 
 def shared_start(*texts: str) -> str:

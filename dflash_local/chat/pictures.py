@@ -45,10 +45,9 @@ class Pictures:
         return [self._message(message) for message in messages]
 
     def _message(self, message: Any) -> Any:
-        parts = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(parts, str) or not isinstance(parts, Sequence):
-            return message
-        if not any(map(_is_image, parts)):
+        parts: Any = message.get("content") if isinstance(message, Mapping) else None
+        is_list = isinstance(parts, Sequence) and not isinstance(parts, str)
+        if not is_list or not any(map(_is_image, parts)):
             return message
         # As llama-server has it: a line break between texts, and none beside a picture.
         content, gap = "", ""

@@ -20,8 +20,6 @@ _MARK = "\ufdd0"
 """Inside of a name it makes it another text. Unicode keeps it for such uses; one that was in the
 text comes twice."""
 _MARKS = re.compile(f"{_MARK}({_MARK}?)")
-_KEPT = THINK
-"""Templates look for these in earlier answers, to leave their thoughts out."""
 
 
 def quoted(value: Any, vocabulary: Vocabulary) -> Any:
@@ -46,7 +44,8 @@ def quoted(value: Any, vocabulary: Vocabulary) -> Any:
 def _quoted_text(text: str, vocabulary: Vocabulary) -> str:
     parts, end = [], 0
     for begin, stop in vocabulary.control_names(text):
-        if stop - begin > 1 and text[begin:stop] not in _KEPT:
+        # Templates look for marks of thoughts in earlier answers, to leave these out.
+        if stop - begin > 1 and text[begin:stop] not in THINK:
             parts += [text[end : begin + 1].replace(_MARK, 2 * _MARK), _MARK]
             end = begin + 1
     return "".join([*parts, text[end:].replace(_MARK, 2 * _MARK)])

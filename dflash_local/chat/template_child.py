@@ -76,7 +76,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def text(self, variables: dict[str, Any], most: int) -> str:
         """What the template writes, at most so many characters."""
         self._given = set(_containers(variables))
-        ours = {"raise_exception": _raise, "strftime_now": _strftime_now}
+        ours = {
+            "raise_exception": _raise,
+            "strftime_now": lambda layout: datetime.now().strftime(layout),
+        }
         texts, n = [], 0
         for part in self._template.generate({**variables, **ours}):
             n += len(part)
@@ -141,9 +144,7 @@ def _set_limits() -> None:
     bound_memory(_MOST_BYTES)
 
 
-@lru_cache(4)
-def _sandbox(source: str) -> Sandbox:
-    return Sandbox(source)
+_sandbox = lru_cache(4)(Sandbox)
 
 
 def _as_llama_server(variables: dict[str, Any]) -> dict[str, Any]:
@@ -157,10 +158,6 @@ def _as_llama_server(variables: dict[str, Any]) -> dict[str, Any]:
 
 def _raise(message: str) -> NoReturn:
     raise ValueError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
 
 
 def _line(error: Exception) -> str:

@@ -42,12 +42,10 @@ class Tool:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Tool:
         """A tool in OpenAI's shape: `{"type": "function", "function": {"name": ..., ...}}`."""
-        function = given.get("function") if isinstance(given, Mapping) else None
-        if (
-            not isinstance(function, Mapping)
-            or "name" not in function
-            or given.get("type", "function") != "function"
-        ):
+        function = None
+        if isinstance(given, Mapping) and given.get("type", "function") == "function":
+            function = given.get("function")
+        if not isinstance(function, Mapping) or "name" not in function:
             raise InputError(
                 'a tool is not a function with a name; give {"type": "function", "function": '
                 '{"name": ..., "parameters": ...}}'

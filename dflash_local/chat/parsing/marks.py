@@ -10,12 +10,6 @@ _OPENING = re.compile(r" {0,3}(`{3,}(?=[^`]*\Z)|~{3,})")
 _CLOSING = re.compile(r" {0,3}(`{3,}|~{3,})\s*")
 
 
-def find(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
-    """The first of `marks` in `text`: its place, and which mark it is."""
-    found = [(where, mark) for mark in marks if (where := text.find(mark)) >= 0]
-    return min(found, key=lambda pair: (pair[0], -len(pair[1])), default=None)
-
-
 def held(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end of `text` may be the beginning of a mark."""
     longest = max(map(len, marks), default=1) - 1

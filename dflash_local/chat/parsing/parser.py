@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
 
 from dflash_local.chat.events import Event, ToolCallArguments, ToolCallStart, call_id, joined
-from dflash_local.chat.parsing.marks import find, held
+from dflash_local.chat.parsing.marks import held
 from dflash_local.chat.parsing.values import ALL_TYPES, typed
 
 _BLANKS = " \t\n\r"
@@ -89,8 +89,10 @@ class Parser:
         """Gives how much of the text is certain to be before the first of `marks`, as it comes;
         returns that mark, with which the text goes on then, "" at the end of the answer."""
         while True:
+            places = [(self._text.find(mark), -len(mark), mark) for mark in marks]
             n_held = 0 if self._last else held(self._text, marks)
-            where, mark = find(self._text, marks) or (len(self._text) - n_held, "")
+            nothing = len(self._text) - n_held, 0, ""
+            where, _, mark = min((place for place in places if place[0] >= 0), default=nothing)
             give(where)
             is_longer = any(other != mark and other.startswith(self._text) for other in marks)
             if self._last or (mark and not is_longer):
@@ -202,8 +204,13 @@ class Parser:
         char = yield from self._solid()
         self._at -= char != close
         while char != close:
-            if close == "}":
-                yield from self._key(quote)
+            if close == "}" and quote:
+                key = yield from self._until(":")
+                self._add_arguments(f'"{escaped(key.strip())}": ')
+            elif close == "}":
+                yield from self._expect('"')
+                yield from self._string()
+                yield from self._expect(":")
             yield from self._value((yield from self._solid()), quote, depth + 1)
             char = yield from self._solid()
             if char not in (close, ","):
@@ -212,15 +219,6 @@ class Parser:
                 self._add_arguments(", ")
         if quote:
             self._add_arguments(close)
-
-    def _key(self, quote: str) -> Waiting[None]:
-        if quote:
-            key = yield from self._until(":")
-            self._add_arguments(f'"{escaped(key.strip())}": ')
-            return
-        yield from self._expect('"')
-        yield from self._string()
-        yield from self._expect(":")
 
     def _simple(self, char: str) -> Waiting[None]:
         """Reads a string, a number or a word from its first character. The latter two end before
