@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from dflash_local.chat.dialect import Dialect
-from dflash_local.chat.events import ToolCallArguments, ToolCallStart, joined
+from dflash_local.chat.events import ToolCallArguments, ToolCallStart
 from dflash_local.chat.form import (
     CDATA,
     ID,
@@ -184,7 +184,7 @@ def _form(probe: _Probe) -> Form:
     found = _json_form(one, two) or _tagged_form(probe, begin, one, two)
     found = replace(found, tail=found.tail.removesuffix(turn_end))
     parser = AnswerParser(found, _TOOLS)
-    events = joined(parser.feed(two.replace(ID, _IDS[0])) + parser.finish())
+    events = parser.feed(two.replace(ID, _IDS[0]), is_last=True)
     names = [event.name for event in events if isinstance(event, ToolCallStart)]
     arguments = [json.loads(each.text) for each in events if isinstance(each, ToolCallArguments)]
     if list(zip(names, arguments, strict=False)) != [(c["name"], c["arguments"]) for c in _CALLS]:

@@ -59,17 +59,17 @@ class Parser:
         """Whether what is read is JSON of the arguments, which are told as they are written."""
         self._steps = self._parse()
 
-    def feed(self, text: str) -> list[Event]:
-        """The events of the next piece of the answer."""
+    def feed(self, text: str, *, is_last: bool = False) -> list[Event]:
+        """The events of the next piece of the answer; of the last one, all that was held back."""
         self._text += text
+        self._last = is_last
         next(self._steps, None)
         events, self._events = joined(self._events), []
         return events
 
     def finish(self) -> list[Event]:
         """The events of the text that was held back: the answer has ended."""
-        self._last = True
-        return self.feed("")
+        return self.feed("", is_last=True)
 
     def _parse(self) -> Waiting[None]:
         """Parses all of the answer."""
