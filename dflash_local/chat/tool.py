@@ -56,9 +56,8 @@ class Tool:
                 f"the description of tool {function['name']} is not a text; give a text"
             )
         parameters = function.get("parameters")
-        return cls(
-            function["name"], description, _NO_PARAMETERS if parameters is None else parameters
-        )
+        given = {} if parameters is None else {"parameters": parameters}
+        return cls(function["name"], description, **given)
 
     def shown(self) -> dict[str, Any]:
         """The tool in OpenAI's shape, as chat templates read it."""
