@@ -118,6 +118,11 @@ def image_file(given: object) -> bytes:
         raise InputError(f"{os.fspath(given)}: no image can be read: {error.strerror}") from None
 
 
+def data_uri(data: bytes) -> str:
+    """The file of a picture as an address."""
+    return f"data:;base64,{base64.b64encode(data).decode()}"
+
+
 def _from_data_uri(uri: str) -> bytes:
     """The bytes in a data URI. Raises InputError for any other address."""
     head, comma, body = uri.partition(",")

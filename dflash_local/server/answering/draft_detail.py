@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from dflash_local.result import Chunk, Piece
-
-Origin = tuple[bool, bool]
-"""Of a character: whether it was drafted, and whether only the text itself proposed it."""
+from dflash_local.origins import Origin, Origins
+from dflash_local.result import Chunk
 
 
 class DraftDetail:
@@ -70,31 +68,3 @@ def _pieces(text: str, origins: Sequence[Origin]) -> list[dict[str, Any]]:
         if copied:
             pieces[-1]["from_copy"] = True
     return pieces
-
-
-class Origins:
-    """Reads what the model writes, and tells the origins of what is shown of it.
-
-    The shown text may lag behind the model's, and may lack parts that do not belong to the message,
-    such as the marks around reasoning.
-    """
-
-    def __init__(self) -> None:
-        self._text = ""  # not yet asked for
-        self._origins: list[Origin] = []  # of its characters
-
-    def add(self, pieces: Iterable[Piece]) -> None:
-        """What the model wrote next."""
-        for text, drafted, copied in pieces:
-            self._text += text
-            self._origins += [(drafted, copied)] * len(text)
-
-    def of(self, shown: str) -> list[Origin]:
-        """Of the characters of `shown`, the next text that is shown."""
-        begin = self._text.find(shown)
-        if begin < 0:
-            return [(False, False)] * len(shown)
-        end = begin + len(shown)
-        found = self._origins[begin:end]
-        self._text, self._origins = self._text[end:], self._origins[end:]
-        return found
