@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dflash_local.chat.events import Content, Reasoning
 from dflash_local.chat.form import CDATA, ID, PYTHON, Form, Marks, Tags, marks_of, shared_start
-from dflash_local.chat.parsing.marks import CodeBlocks, held
+from dflash_local.chat.parsing.marks import CodeBlocks
 from dflash_local.chat.parsing.parser import Parser, Unexpected, Waiting, escaped
 from dflash_local.chat.parsing.values import ALL_TYPES, json_types, python_arguments, typed
 from dflash_local.chat.tool import Tool
@@ -313,17 +313,19 @@ class AnswerParser(Parser):
             text, ends = text.removeprefix(CDATA), [f"]]>{end}"]
         closed = rf"({_any_of(ends)})\s*"
         whole = re.compile(f"{closed}({_any_of(sorted(follow, key=len))})")
-        begun = re.compile(
-            rf"{closed}({_any_of(mark[:n] for mark in follow for n in range(len(mark)))})\Z"
-        )
+        begun = re.compile(rf"({closed}({_begun(follow)})?|{_begun(ends)})\Z")
         while not (found := whole.search(text)):
             maybe = begun.search(text)
-            n = maybe.start() if maybe else len(text) - held(text, ends)
+            n = maybe.start() if maybe else len(text)
             give(text[:n])
             text = text[n:] + (yield from self._piece())
         give(text[: found.start()])
         self._at -= len(text) - found.end()
         return found[2]
+
+
+def _begun(texts: Iterable[str]) -> str:
+    return _any_of(text[:n] for text in texts for n in range(1, len(text)))
 
 
 def _any_of(texts: Iterable[str]) -> str:

@@ -89,20 +89,21 @@ class Parser:
         """Gives how much of the text is certain to be before the first of `marks`, as it comes;
         returns that mark, with which the text goes on then, "" at the end of the answer."""
         while True:
-            places = [(self._text.find(mark), -len(mark), mark) for mark in marks]
-            n_held = 0 if self._last else held(self._text, marks)
-            nothing = len(self._text) - n_held, 0, ""
-            where, _, mark = min((place for place in places if place[0] >= 0), default=nothing)
+            text = self._text
+            found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0]
+            n_held = 0 if found or self._last else held(text, marks)
+            where, _, mark = min(found, default=(len(text) - n_held, 0, ""))
             give(where)
-            is_longer = any(other != mark and other.startswith(self._text) for other in marks)
-            if self._last or (mark and not is_longer):
+            longer = (other for other in marks if other != mark and other.startswith(self._text))
+            if self._last or (mark and not any(longer)):
                 return mark
             yield
 
     def _take(self, n: int) -> str:
         """The next `n` characters of the text, with the white space before them."""
-        taken = "".join([*self._blank, self._text[:n]])
-        self._text, self._blank = self._text[n:], []
+        taken, self._text = self._text[:n], self._text[n:]
+        if self._blank:
+            taken, self._blank = "".join([*self._blank, taken]), []
         return taken
 
     def _set_aside(self, n: int) -> None:
