@@ -13,9 +13,9 @@ _CLOSING = re.compile(r" {0,3}(`{3,}|~{3,})\s*")
 def held(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end of `text` may be the beginning of a mark."""
     longest = max(map(len, marks), default=1) - 1
+    begins = {mark[:1] for mark in marks}
     for n in range(min(longest, len(text)), 0, -1):
-        end = text[-n:]
-        if any(mark.startswith(end) for mark in marks):
+        if text[-n] in begins and any(mark.startswith(text[-n:]) for mark in marks):
             return n
     return 0
 
