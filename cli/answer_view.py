@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
-from dflash_local.chat.origins import Origin, Origins
+from dflash_local.origins import Origin, Origins
 from dflash_local.printable import shown
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 # Imported only with a conversation: prompt_toolkit takes longer than all the rest.
-from dflash_local.chat.pictures import NO_PROJECTOR, data_uri, image_file
+from dflash_local.chat.pictures import NO_PROJECTOR
 from dflash_local.errors import DflashError, InputError
 from dflash_local.pair import open_pair
 from dflash_local.target_model.images import n_cells
+from dflash_local.target_model.pixels import data_uri, image_file
 from dflash_local.text_file import read_text
 
 from .answer import write_answer

@@ -48,10 +48,11 @@ settings.load_profile("any machine")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked `one_in(n)`, one case of each n stays in the daily run. The others are slow
-    tests, which CI runs as well. Those for a GPU are in neither, and those for the hub run only if
-    `-m` names it."""
-    if "hub" not in config.option.markexpr:
-        items[:] = [item for item in items if not item.get_closest_marker("hub")]
+    tests, which CI runs as well. Those for a GPU are in neither, and those for the hub or
+    another program run only if `-m` names them."""
+    for name in ("hub", "peer"):
+        if name not in config.option.markexpr:
+            items[:] = [item for item in items if not item.get_closest_marker(name)]
     seen: Counter[str] = Counter()
     for item in items:
         if item.get_closest_marker("gpu"):

@@ -1,7 +1,7 @@
 """Whole answers about pictures against llama-server's, over HTTP, with the same files.
 
-`pytest -m peer` runs these. `LLAMA_SERVER` names the program; its ggml must be that of the installed
-llama-cpp-python: kernels for other processors round otherwise.
+`pytest -m peer` runs these. `LLAMA_SERVER` names the program; its ggml must be that of the
+installed llama-cpp-python: kernels for other processors round otherwise.
 """
 
 from __future__ import annotations

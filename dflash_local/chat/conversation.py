@@ -49,9 +49,7 @@ def _message(index: int, message: object, source: str) -> dict[str, Any]:
     where = f"message {index}"
     if not isinstance(message, Mapping):
         raise InputError(f"{where} is {_kind(message)}; give an object with role and content")
-    role = message.get("role")
-    if not isinstance(role, str):
-        raise InputError(f"{where}: role is {_found(message, 'role')}; give a text")
+    role = _text(where, message, "role")
     shown = {
         key: value
         for key, value in message.items()
@@ -60,64 +58,47 @@ def _message(index: int, message: object, source: str) -> dict[str, Any]:
     if role == "developer" and "developer" not in source:
         shown["role"] = "system"
     calls = _calls(where, message.get("tool_calls"))
-    reasoning = _reasoning(where, message)
+    told = (_text(where, message, key) for key in _REASONING if message.get(key) is not None)
+    reasoning = next(filter(None, told), "")
     content = _content(where, message, is_optional=bool(calls or reasoning))
-    if reasoning and "reasoning_content" in source:
-        shown["reasoning_content"] = reasoning
-    elif reasoning and "thinking" in source:
-        # Beside a call gpt-oss's template takes only one of the two, and shows it as reasoning.
-        both = calls and content
-        shown["thinking"] = f"{reasoning}\n\n{content}" if both else reasoning
-        content = "" if both else content
     shown["content"] = content
     if reasoning and "block['thinking']" in source:  # Ministral's
-        del shown["thinking"]
         parts = [{"type": "thinking", "thinking": reasoning}, {"type": "text", "text": content}]
         shown["content"] = parts if content else parts[:1]
+    elif reasoning and "reasoning_content" in source:
+        shown["reasoning_content"] = reasoning
+    elif reasoning and "thinking" in source:
+        shown["thinking"] = reasoning
+        if calls and content:
+            # gpt-oss's template takes only one of the two there, and shows it as reasoning.
+            shown |= {"thinking": f"{reasoning}\n\n{content}", "content": ""}
     if calls:
         shown["tool_calls"] = calls
-        if not content and _CALLS_WITHOUT_CONTENT.search(source):
+        if not shown["content"] and _CALLS_WITHOUT_CONTENT.search(source):
             shown["content"] = None
     return shown
 
 
 def _content(where: str, message: Mapping[str, Any], *, is_optional: bool) -> str:
     content = message.get("content")
-    if isinstance(content, str):
-        return content
     if content is None and is_optional:
         return ""
-    if isinstance(content, Sequence) and content:
+    if isinstance(content, Sequence) and content and not isinstance(content, str):
         return "\n".join(_part(f"{where}: part {i}", part) for i, part in enumerate(content))
-    raise InputError(f"{where}: content is {_found(message, 'content')}; give a text")
+    return _text(where, message, "content")
 
 
 def _part(where: str, part: object) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or not isinstance(kind, str):
+    if not isinstance(part, Mapping) or not isinstance(kind := part.get("type"), str):
         raise InputError(
             f'{where} is not an object with a type; give {{"type": "text", "text": ...}}'
         )
-    # A refusal is the text of an earlier answer.
-    text = part.get(kind) if kind in ("text", "refusal") else None
-    if isinstance(text, str):
-        return text
-    if kind in ("text", "refusal"):
-        raise InputError(f"{where}: {kind} is {_found(part, kind)}; give a text")
+    if kind in ("text", "refusal"):  # the text of an earlier answer
+        return _text(where, part, kind)
     raise InputError(
         f"{where} is of type {kind!r}, but this model reads only text; give parts "
         '{"type": "text", "text": ...}'
     )
-
-
-def _reasoning(where: str, message: Mapping[str, Any]) -> str:
-    for key in _REASONING:
-        text = message.get(key)
-        if text is not None and not isinstance(text, str):
-            raise InputError(f"{where}: {key} is {_kind(text)}; give a text")
-        if text:
-            return text
-    return ""
 
 
 def _calls(where: str, calls: object) -> list[dict[str, Any]]:
@@ -138,12 +119,7 @@ def _call(where: str, call: object) -> dict[str, Any]:
         )
     if not isinstance(name, str):
         raise InputError(f"{where}: the function's name is {_kind(name)}; give a text")
-    arguments = _arguments(where, function.get("arguments"))
-    function = {**function, "name": name, "arguments": arguments}
-    return {"type": "function", **call, "function": function}
-
-
-def _arguments(where: str, arguments: object) -> dict[str, Any]:
+    arguments = function.get("arguments")
     if isinstance(arguments, str) and arguments.strip():
         try:
             arguments = json.loads(arguments)
@@ -157,7 +133,7 @@ def _arguments(where: str, arguments: object) -> dict[str, Any]:
         raise InputError(
             f"{where}: arguments are {_kind(arguments)}; give the text of a JSON object"
         )
-    return dict(arguments)
+    return {"type": "function", **call, "function": {**function, "arguments": dict(arguments)}}
 
 
 def _name_tools(messages: list[dict[str, Any]]) -> None:
@@ -168,31 +144,38 @@ def _name_tools(messages: list[dict[str, Any]]) -> None:
         if isinstance(call.get("id"), str)
     }
     for message in messages:
-        if message["role"] == "tool" and "name" not in message:
-            called = message.get("tool_call_id")
-            if isinstance(called, str) and called in names:
-                message["name"] = names[called]
+        called = message.get("tool_call_id")
+        if message["role"] == "tool" and isinstance(called, str) and called in names:
+            message.setdefault("name", names[called])
+
+
+_Turn = tuple[dict[str, Any], list[dict[str, Any]]]
+
+
+def _turns(messages: list[dict[str, Any]]) -> list[_Turn]:
+    """Each message with the answers of tools behind it."""
+    turns: list[_Turn] = []
+    for message in messages:
+        if turns and message["role"] == "tool":
+            turns[-1][1].append(message)
+        else:
+            turns.append((message, []))
+    return turns
 
 
 def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with one call each, every call followed by its answer."""
     apart: list[dict[str, Any]] = []
-    left = list(messages)
-    while left:
-        message = left.pop(0)
+    for message, answers in _turns(messages):
         calls = message.get("tool_calls", ())
         if len(calls) < 2:
-            apart.append(message)
+            apart += [message, *answers]
             continue
-        answers: list[dict[str, Any]] = []
-        while left and left[0]["role"] == "tool":
-            answers.append(left.pop(0))
         for n, call in enumerate(calls):
             # Content and reasoning belong to the first call.
             said = message if n == 0 else {"role": message["role"], "content": ""}
-            apart.append({**said, "tool_calls": [call]})
             mine = [a for a in answers if call.get("id") and a.get("tool_call_id") == call["id"]]
-            apart += mine
+            apart += [{**said, "tool_calls": [call]}, *mine]
             answers = [answer for answer in answers if answer not in mine]
         apart += answers
     return apart
@@ -202,22 +185,23 @@ def _answers_beside_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]
     """The messages with the answers of tools as `tool_responses` of the message before them, and
     with the text that follows as its content."""
     joined: list[dict[str, Any]] = []
-    left = list(messages)
-    while left:
-        message = left.pop(0)
-        if not message.get("tool_calls"):
-            joined.append(message)
-            continue
-        if message["content"]:  # the template would write it after the answers
-            joined.append({"role": message["role"], "content": message["content"]})
-        answers = []
-        while left and left[0]["role"] == "tool":
-            answer = left.pop(0)
-            answers.append({"name": answer.get("name", ""), "response": _parsed(answer["content"])})
-        called = {**message, "content": "", "tool_responses": answers}
-        if answers and left and left[0]["role"] == "assistant" and not left[0].get("tool_calls"):
-            called["content"] = left.pop(0)["content"]
-        joined.append(called)
+    called: dict[str, Any] | None = None  # the last message, if the next text belongs to it
+    for message, answers in _turns(messages):
+        if message.get("tool_calls"):
+            if message["content"]:  # the template would write it after the answers
+                joined.append({"role": message["role"], "content": message["content"]})
+            responses = [
+                {"name": answer.get("name", ""), "response": _parsed(answer["content"])}
+                for answer in answers
+            ]
+            joined.append({**message, "content": "", "tool_responses": responses})
+            called = joined[-1] if answers else None
+        elif called and message["role"] == "assistant":
+            called["content"], called = message["content"], None
+            joined += answers
+        else:
+            joined += [message, *answers]
+            called = None
     return joined
 
 
@@ -229,8 +213,12 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _found(message: Mapping[str, Any], key: str) -> str:
-    return _kind(message[key]) if key in message else "missing"
+def _text(where: str, given: Mapping[str, Any], key: str) -> str:
+    text = given.get(key)
+    if not isinstance(text, str):
+        found = _kind(text) if key in given else "missing"
+        raise InputError(f"{where}: {key} is {found}; give a text")
+    return text
 
 
 def _kind(value: object) -> str:

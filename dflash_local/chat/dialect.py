@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dflash_local.chat.call_grammar import call_rules
 from dflash_local.chat.form import Form, Marks
-from dflash_local.chat.lark import IsToken, json_rule, reasoning_rules, text_rule
+from dflash_local.chat.lark import IsToken, call_rules, json_rule, reasoning_rules, text_rule
 from dflash_local.chat.parsing.answer import AnswerParser
 from dflash_local.chat.parsing.parser import Parser
 from dflash_local.chat.tool import Tool
@@ -29,11 +28,9 @@ class Dialect:
     tag: str = ""
     silent: tuple[str, ...] = ()
     special: bool = False
-    opens_with_mark: ClassVar[bool] = False
-    """Whether every answer opens with marks of the family, so that plain text cannot begin one."""
     behind_reasoning: ClassVar[str] = ""
     before_answer: ClassVar[str] = ""
-    """What is always written there, beside the marks."""
+    """What is always written there, beside the marks. So plain text cannot begin such an answer."""
 
     @property
     def has_calls(self) -> bool:

@@ -10,6 +10,7 @@ ID = "\0"
 """Stands in a form's texts where a call has its id or its number."""
 
 CDATA = "<![CDATA["
+PYTHON = "'"
 Marks = tuple[str, str]
 THINK = "<think>", "</think>"
 
@@ -47,12 +48,12 @@ class Form:
     texts have this one, and whose keys have none; if it is `PYTHON`, they are a call's in Python.
     """
 
-    head: str
-    begin: str
-    middle: str
-    end: str
-    between: str
-    tail: str
+    head: str = ""
+    begin: str = ""
+    middle: str = ""
+    end: str = ""
+    between: str = ""
+    tail: str = ""
     keys: tuple[str, str] | None = None
     tags: Tags | None = None
     quote: str | None = None
@@ -90,15 +91,6 @@ class Form:
         return not self.head.strip()
 
 
-PYTHON = "'"
-
-
-def boundary(text: str) -> str:
-    """A text without a mark that has begun at its end and is not complete."""
-    begun = text.rfind("<")
-    return text if begun <= text.rfind(">") else text[:begun]
-
-
 def shared_start(*texts: str) -> str:
     """What all texts begin with."""
     differ = (i for i, each in enumerate(zip(*texts, strict=False)) if len({*each}) > 1)
@@ -107,7 +99,9 @@ def shared_start(*texts: str) -> str:
 
 def common_start(a: str, b: str) -> str:
     """What both texts begin with, in whole marks."""
-    return boundary(shared_start(a, b))
+    start = shared_start(a, b)
+    begun = start.rfind("<")
+    return start if begun <= start.rfind(">") else start[:begun]
 
 
 def common_end(a: str, b: str) -> str:

@@ -14,7 +14,6 @@ from typing import ClassVar
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.events import Content, Reasoning
 from dflash_local.chat.form import Form, Marks
-from dflash_local.chat.parsing.json_parser import JsonParser
 from dflash_local.chat.parsing.parser import Parser, Waiting
 from dflash_local.chat.tool import Tool
 
@@ -25,16 +24,8 @@ _ENDS = (_END, "<|return|>", "<|call|>", _START)
 _HEADS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", "to=functions.")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
-
-
-_FORM = Form(
-    head=f"{_CHANNEL}commentary to=functions.",
-    begin="",
-    middle=" <|constrain|>json<|message|>",
-    end="",
-    between="",  # a call ends the answer
-    tail="",
-)
+# A call ends the answer.
+_FORM = Form(f"{_CHANNEL}commentary to=functions.", middle=" <|constrain|>json<|message|>")
 
 
 @dataclass(frozen=True)
@@ -44,7 +35,6 @@ class Harmony(Dialect):
     form: Form | None = _FORM
     thinking: Marks | None = (f"{_CHANNEL}analysis{_MESSAGE}", _END)
     special: bool = True
-    opens_with_mark: ClassVar[bool] = True
     behind_reasoning: ClassVar[str] = f"{_START}assistant"
     before_answer: ClassVar[str] = f"{_CHANNEL}final{_MESSAGE}"
 
@@ -55,7 +45,7 @@ class Harmony(Dialect):
         return ChannelParser({tool.name for tool in tools})
 
 
-class ChannelParser(JsonParser):
+class ChannelParser(Parser):
     """Marks and headers are never text; a message to an unknown tool is content."""
 
     def __init__(self, names: set[str]) -> None:
@@ -75,11 +65,11 @@ class ChannelParser(JsonParser):
             return Content, ""
         while _MESSAGE not in self._text:
             if self._last:
-                if self._text.lstrip().startswith("<|"):
-                    self._text = ""
+                if self._text.startswith("<|"):
+                    self._take(len(self._text))
                 return Content, ""
             yield
-        header, _, self._text = self._text.partition(_MESSAGE)
+        header = self._take(self._text.index(_MESSAGE) + len(_MESSAGE))
         channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
         tool = recipient[1].removeprefix("functions.") if recipient else ""
         reasons = channel is not None and channel[1] == "analysis"
@@ -96,8 +86,8 @@ class ChannelParser(JsonParser):
         called = (yield from self._mark(("{", *_ENDS))) == "{"
         if called:
             self._start_call(tool)
-            self._text, self._at, self._is_certain = self._text.lstrip(), 1, True
+            self._at, self._is_certain = 0, True
             yield from self._tried(self._json())
-        if (yield from self._mark(_ENDS)) or not self._text.strip():
-            self._text = self._text.lstrip()
+        if (yield from self._mark(_ENDS)) or not self._text:
+            self._blank = []
         return called

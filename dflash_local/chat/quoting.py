@@ -20,34 +20,32 @@ _MARK = "\ufdd0"
 """Inside of a name it makes it another text. Unicode keeps it for such uses; one that was in the
 text comes twice."""
 _MARKS = re.compile(f"{_MARK}({_MARK}?)")
-_KEPT = THINK
-"""Templates look for these in earlier answers, to leave their thoughts out."""
 
 
 def quoted(value: Any, vocabulary: Vocabulary) -> Any:
     """Messages or tools, with a mark inside of each name of a control token in their texts."""
-    try:
-        return _quoted(value, vocabulary)
-    except RecursionError:  # the template refuses it in words
+
+    def inner(value: Any) -> Any:
+        if isinstance(value, str):
+            return _quoted_text(value, vocabulary)
+        value = value.shown() if isinstance(value, Tool) else value
+        if isinstance(value, Mapping):
+            return {key: inner(each) for key, each in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+            return [*map(inner, value)]
         return value
 
-
-def _quoted(value: Any, vocabulary: Vocabulary) -> Any:
-    if isinstance(value, str):
-        return _quoted_text(value, vocabulary)
-    if isinstance(value, Tool):
-        return _quoted(value.shown(), vocabulary)
-    if isinstance(value, Mapping):
-        return {key: _quoted(each, vocabulary) for key, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        return [_quoted(each, vocabulary) for each in value]
-    return value
+    try:
+        return inner(value)
+    except RecursionError:  # the template refuses it in words
+        return value
 
 
 def _quoted_text(text: str, vocabulary: Vocabulary) -> str:
     parts, end = [], 0
     for begin, stop in vocabulary.control_names(text):
-        if stop - begin > 1 and text[begin:stop] not in _KEPT:
+        # Templates look for marks of thoughts in earlier answers, to leave these out.
+        if stop - begin > 1 and text[begin:stop] not in THINK:
             parts += [text[end : begin + 1].replace(_MARK, 2 * _MARK), _MARK]
             end = begin + 1
     return "".join([*parts, text[end:].replace(_MARK, 2 * _MARK)])

@@ -8,14 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from dflash_local.chat.dialect import Dialect
-from dflash_local.chat.events import (
-    Content,
-    Event,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallStart,
-    joined,
-)
+from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.chat.lark import IsToken
 from dflash_local.chat.parsing.parser import Parser
 from dflash_local.chat.tool import Tool
@@ -50,9 +43,7 @@ class ChatReader:
 
     def take(self, chunk: Chunk) -> list[Event]:
         """What `chunk` adds to the message; no event is without text."""
-        events = self._parser.feed(chunk.text)
-        if chunk.result is not None:
-            events = joined(events + self._parser.finish())
+        events = self._parser.feed(chunk.text, is_last=chunk.result is not None)
         return [event for event in events if self._is_kept(event)]
 
     def read(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
@@ -108,12 +99,7 @@ def call_of(event: ToolCallStart) -> dict[str, Any]:
 
 
 def forced_call(
-    dialect: Dialect,
-    tools: Sequence[Tool],
-    choice: str,
-    *,
-    is_token: IsToken,
-    thinking_open: bool,
+    dialect: Dialect, tools: Sequence[Tool], choice: str, *, is_token: IsToken, thinking_open: bool
 ) -> str:
     """A Lark grammar for a `choice` of "required" or the name of a tool. Raises InputError for
     another choice, and where the model has no tool calls."""

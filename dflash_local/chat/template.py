@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from dflash_local.chat.conversation import conversation
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
-from dflash_local.trial.child import WarmChild
+from dflash_local.trial.child import WarmChildren
 
 MAX_SECONDS = 2.0
 MAX_CHARACTERS = 16 << 20
 """Of a prompt: more than any context holds."""
+_CHILDREN = WarmChildren("dflash_local.chat.template_child")
+"""They render the templates of all models."""
+_USUAL = {
+    "tool_choice": None,
+    # llama-server's: templates differ in what they do with one that is not there.
+    "enable_thinking": True,
+    # Names that templates have for one thing: the reasoning of earlier answers, where the
+    # messages have it, stays. So the prompt goes on from what the cache has.
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+    "drop_thinking": False,
+}
+"""Variables that a caller may set otherwise."""
 
 
 class ChatTemplate:
@@ -47,9 +60,7 @@ class ChatTemplate:
         self._max_characters = max_characters
         self._ours = {"bos_token": bos, "eos_token": eos}
         self._lock = threading.Lock()
-        _, fault, _ = self._answer({})
-        if fault:
-            raise InputError(f"the model's chat template cannot be read: {fault}")
+        self._rendered(None)
 
     def render(
         self,
@@ -72,11 +83,12 @@ class ChatTemplate:
         """
         shown = conversation(messages, self._source)
         offered = _offered(tools)
+        functions = [tool.get("function", tool) for tool in offered]
         ours = {
             **self._ours,
             "messages": shown,
             # Firefunction's name for the tools, as a text.
-            "functions": _functions(offered),
+            "functions": json.dumps(functions, indent=4) if functions else "",
             "function_call": None,
             "add_generation_prompt": begin_answer,
         }
@@ -87,68 +99,44 @@ class ChatTemplate:
             )
         now = datetime.now()
         variables = {
-            "tool_choice": None,
-            # llama-server's: without them Llama 3.1's template takes a day of 2024, and templates
-            # differ in what they do with an `enable_thinking` that is not there.
+            **_USUAL,
+            # llama-server's: without them Llama 3.1's template takes a day of 2024.
             "date_string": now.strftime("%d %b %Y"),
             "datetime": now.strftime("%b %d %Y"),
-            "enable_thinking": True,
-            # Names that templates have for one thing: the reasoning of earlier answers, where the
-            # messages have it, stays. So the prompt goes on from what the cache has.
-            "preserve_thinking": True,
-            "clear_thinking": False,
-            "truncate_history_thinking": False,
-            "drop_thinking": False,
             **kwargs,
             "tools": offered or None,
             **ours,
         }
         merged = _without_system(shown)
-        try:
+        if merged is None:
+            return self._rendered(variables)
+        with suppress(InputError):
             text = self._rendered(variables)
-            if merged is None or not self._leaves_out_system(text, variables):
+            # Whether the text is the same without the system message.
+            if shown[0]["content"].strip() in text or text != self._rendered(
+                {**variables, "messages": shown[1:]}
+            ):
                 return text
-        except InputError:
-            if merged is None:
-                raise
         return self._rendered({**variables, "messages": merged})
 
-    def _leaves_out_system(self, text: str, variables: Mapping[str, Any]) -> bool:
-        """Whether the text of a conversation is the same without its system message."""
-        system, *others = variables["messages"]
-        if system["content"].strip() in text:
-            return False
-        return text == self._rendered({**variables, "messages": others})
-
-    def _rendered(self, variables: Mapping[str, Any]) -> str:
-        text, fault, is_said = self._answer({"variables": variables})
-        if is_said:
-            # Some templates cannot do with a variable that is null, or join arguments as texts.
-            text, other, _ = self._answer({"variables": _as_llama_server(variables)})
-            if not other:
-                return text
-        if fault:
-            raise InputError(f"the model's chat template refuses this: {fault}")
-        return text
-
-    def _answer(self, request: dict[str, Any]) -> tuple[str, str, bool]:
-        """The text and the fault of a rendering, by a child process, and whether the template
-        itself said that fault."""
-        request |= {"source": self._source, "max_characters": self._max_characters}
+    def _rendered(self, variables: Mapping[str, Any] | None) -> str:
+        """The text that a child process renders; without variables it only reads the template."""
+        request = {"source": self._source, "variables": variables, "most": self._max_characters}
         # One at a time, so that a template that hangs takes one process at most.
-        with self._lock, _child() as child:
+        with self._lock:
             try:
-                outcome = child.ask(request, limit_s=self._max_seconds)
+                outcome = _CHILDREN.ask(request, limit_s=self._max_seconds)
             except (TypeError, ValueError, RecursionError) as error:
                 raise InputError(
                     f"messages, tools and variables of a chat must be JSON: {error}"
                 ) from None
         if outcome.done:
-            return str(outcome.said[-1].get("text", "")), "", False
-        if outcome.short:
-            return "", f"it takes longer than {self._max_seconds:g} s", False
+            return str(outcome.said[-1]["text"])
         fault = outcome.fault or outcome.death or "its process ended"
-        return "", fault, bool(outcome.fault)
+        if outcome.short:
+            fault = f"it takes longer than {self._max_seconds:g} s"
+        failed = "cannot be read" if variables is None else "refuses this"
+        raise InputError(f"the model's chat template {failed}: {fault}")
 
 
 def _offered(tools: object) -> list[dict[str, Any]]:
@@ -159,28 +147,6 @@ def _offered(tools: object) -> list[dict[str, Any]]:
     return [tool.shown() if isinstance(tool, Tool) else dict(tool) for tool in found]
 
 
-def _functions(tools: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps([tool.get("function", tool) for tool in tools], indent=4) if tools else ""
-
-
-def _as_llama_server(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables that are not null, with the arguments of calls as texts."""
-    found = {name: value for name, value in variables.items() if value is not None}
-    found["messages"] = [
-        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else message
-        for message in variables["messages"]
-    ]
-    return found
-
-
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    text = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": text}}
-
-
 def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
     """The messages with a system message in front put into the user's message after it; None where
     there are no such two."""
@@ -188,23 +154,3 @@ def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | No
         return None
     system, user = messages[0]["content"], messages[1]
     return [{**user, "content": f"{system}\n{user['content']}"}, *messages[2:]]
-
-
-_MOST_IDLE = 2
-_idle: list[WarmChild] = []
-"""Children that render the templates of all models. Appending and popping are atomic."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)  # two processes cannot talk to one child
-
-
-@contextmanager
-def _child() -> Iterator[WarmChild]:
-    """A child for one request. It is kept for others unless it has ended."""
-    child = None
-    while child is None or not child.is_alive:
-        child = _idle.pop() if _idle else WarmChild("dflash_local.chat.template_child")
-    try:
-        yield child
-    finally:
-        if child.is_alive and len(_idle) < _MOST_IDLE:
-            _idle.append(child)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Container, Iterator
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -29,40 +30,36 @@ _MOST_BYTES = 1 << 30
 """Of address space: eight times the text of the longest prompt, as Python objects."""
 _ORPHAN_S = 120
 """After that it ends by itself: whoever should have ended it is gone."""
+_alarm = getattr(signal, "alarm", lambda _: None)  # Windows has none
 
 
 def main(request: dict[str, Any]) -> None:
     """Render the template `source` with `variables`; without these, only read it."""
     _set_limits()
-    if hasattr(signal, "alarm"):
-        signal.alarm(_ORPHAN_S)
+    _alarm(_ORPHAN_S)
     try:
-        sandbox, template = _template(request["source"])
-        if (variables := request.get("variables")) is None:
-            say(done=True)
-            return
-        sandbox.given = set(_containers(variables))
-        parts = template.generate(
-            {**variables, "raise_exception": _raise, "strftime_now": _strftime_now}
-        )
-        say(done=True, text=_joined(parts, request["max_characters"]))
+        sandbox, variables = _sandbox(request["source"]), request["variables"]
+        try:
+            say(done=True, text=variables and sandbox.text(variables, request["most"]))
+        except Exception:
+            # Some templates cannot do with a variable that is null, or join arguments as texts.
+            with suppress(Exception):
+                say(done=True, text=sandbox.text(_as_llama_server(variables), request["most"]))
+                return
+            raise
     except MemoryError:
         say(fault=f"it takes more than {_MOST_BYTES >> 20} MiB of memory")
     except Exception as error:  # a template is a program, and may fail in any way
         say(fault=_line(error))
     finally:
-        if hasattr(signal, "alarm"):
-            signal.alarm(0)
+        _alarm(0)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of chat templates, as transformers has it. Lists and objects of a template's
     own may be changed as well, which Kimi K2's does to count the calls of tools."""
 
-    given: Container[int] = ()
-    """The ids of the lists and objects that a rendering is given."""
-
-    def __init__(self) -> None:
+    def __init__(self, source: str) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -73,9 +70,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         # Nothing is escaped here, and jinja2's own `safe` would escape what is added to its text.
         self.filters["safe"] = str
+        self._template = self.from_string(source)
+        self._given: Container[int] = ()  # the ids of its lists and objects
+
+    def text(self, variables: dict[str, Any], most: int) -> str:
+        """What the template writes, at most so many characters."""
+        self._given = set(_containers(variables))
+        ours = {
+            "raise_exception": _raise,
+            "strftime_now": lambda layout: datetime.now().strftime(layout),
+        }
+        texts, n = [], 0
+        for part in self._template.generate({**variables, **ours}):
+            n += len(part)
+            if n > most:
+                raise ValueError(f"it writes more than {most} characters")
+            texts.append(part)
+        return "".join(texts)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, (list, dict)) and id(obj) not in self.given:
+        if isinstance(obj, (list, dict)) and id(obj) not in self._given:
             return SandboxedEnvironment.is_safe_attribute(self, obj, attr, value)
         return super().is_safe_attribute(obj, attr, value)
 
@@ -85,10 +99,9 @@ class _Undefined(jinja2.Undefined):
     it: Command R+'s template adds descriptions that parameters may lack."""
 
     def __add__(self, other: Any) -> Any:
-        return other if isinstance(other, str) else super().__add__(other)
+        return other if isinstance(other, str) else self._fail_with_undefined_error()
 
-    def __radd__(self, other: Any) -> Any:
-        return other if isinstance(other, str) else super().__radd__(other)
+    __radd__ = __add__
 
 
 class _GenerationTags(Extension):
@@ -102,20 +115,10 @@ class _GenerationTags(Extension):
 
 
 def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, **layout: Any
 ) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=_listed,
-    )
+    """`layout`: `separators`, `sort_keys`."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, default=_listed, **layout)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -141,28 +144,20 @@ def _set_limits() -> None:
     bound_memory(_MOST_BYTES)
 
 
-@lru_cache(4)
-def _template(source: str) -> tuple[Sandbox, jinja2.Template]:
-    sandbox = Sandbox()
-    return sandbox, sandbox.from_string(source)
+_sandbox = lru_cache(4)(Sandbox)
 
 
-def _joined(parts: Iterator[str], max_characters: int) -> str:
-    texts, n = [], 0
-    for part in parts:
-        n += len(part)
-        if n > max_characters:
-            raise ValueError(f"it writes more than {max_characters} characters")
-        texts.append(part)
-    return "".join(texts)
+def _as_llama_server(variables: dict[str, Any]) -> dict[str, Any]:
+    """The variables that are not null, with the arguments of calls as texts."""
+    for message in variables["messages"]:
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def _raise(message: str) -> NoReturn:
     raise ValueError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
 
 
 def _line(error: Exception) -> str:

@@ -12,11 +12,7 @@ from dflash_local.errors import InputError
 # Characters that every dialect can write between its marks; the length is Anthropic's, twice
 # OpenAI's.
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}", re.ASCII)
-_NO_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {},
-    "additionalProperties": False,
-}
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -46,12 +42,10 @@ class Tool:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Tool:
         """A tool in OpenAI's shape: `{"type": "function", "function": {"name": ..., ...}}`."""
-        function = given.get("function") if isinstance(given, Mapping) else None
-        if (
-            not isinstance(function, Mapping)
-            or "name" not in function
-            or given.get("type", "function") != "function"
-        ):
+        function = None
+        if isinstance(given, Mapping) and given.get("type", "function") == "function":
+            function = given.get("function")
+        if not isinstance(function, Mapping) or "name" not in function:
             raise InputError(
                 'a tool is not a function with a name; give {"type": "function", "function": '
                 '{"name": ..., "parameters": ...}}'
@@ -62,14 +56,11 @@ class Tool:
                 f"the description of tool {function['name']} is not a text; give a text"
             )
         parameters = function.get("parameters")
-        if parameters is None:
-            return cls(function["name"], description)
-        return cls(function["name"], description, parameters)
+        given = {} if parameters is None else {"parameters": parameters}
+        return cls(function["name"], description, **given)
 
     def shown(self) -> dict[str, Any]:
         """The tool in OpenAI's shape, as chat templates read it."""
-        function: dict[str, Any] = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = dict(self.parameters)
+        described = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **described, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}

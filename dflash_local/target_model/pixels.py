@@ -6,10 +6,14 @@ WebP and no orientation, and has no bound on pixels but their number's 32 bits.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import io
 import math
+import os
 import threading
 import warnings
+from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
@@ -126,3 +130,49 @@ def _check(image: Image.Image) -> None:
     # Phones put a depth map or a preview behind a photo.
     if getattr(image, "is_animated", False) and not is_jpeg:
         raise InputError("the image is a moving one; give a single picture")
+
+
+def image_file(given: object) -> bytes:
+    """The file of a picture: its bytes, a path or a data URI. Raises InputError: only a caller in
+    Python can name a file, and nothing is fetched from an address."""
+    if isinstance(given, str):
+        return _from_data_uri(given)
+    if isinstance(given, (bytes, bytearray)):
+        return bytes(given)
+    if not isinstance(given, os.PathLike):
+        raise InputError(
+            "an image is given as a data URI, data:image/png;base64,..., in image_url's url"
+        )
+    try:
+        with Path(given).open("rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{os.fspath(given)}: no image can be read: {error.strerror}") from None
+
+
+def data_uri(data: bytes) -> str:
+    """The file of a picture as an address."""
+    return f"data:;base64,{base64.b64encode(data).decode()}"
+
+
+def _from_data_uri(uri: str) -> bytes:
+    """The bytes in a data URI. Raises InputError for any other address."""
+    head, comma, body = uri.partition(",")
+    if not head.lower().startswith("data:") or not comma:
+        raise InputError(
+            f"the image {uri[:40]!r} is not a data URI, and nothing is fetched from elsewhere; "
+            "give its content as data:image/png;base64,..."
+        )
+    if not head.lower().endswith(";base64"):
+        raise InputError("the data URI of an image is not in base64; give data:...;base64,...")
+    return from_base64(body)
+
+
+def from_base64(text: str) -> bytes:
+    """The bytes of a picture in base64, perhaps in lines. Raises InputError."""
+    if len(text) > MOST_BYTES * 4 // 3 + 4:
+        raise InputError(f"an image is too large; give one of at most {MOST_BYTES >> 20} MiB")
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError("an image is not valid base64") from None

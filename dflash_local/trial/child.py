@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 _QUIET_S = 2.0
+_MOST_IDLE = 2
 # The child gets our own search path, so that it finds this package just as we did.
 _LAUNCH = """
 import signal, sys
@@ -149,6 +150,33 @@ class WarmChild:
         if late.is_set():
             return ChildOutcome(fault=f"stopped after {limit_s:g} s", short=True)
         return _outcome(code, out, "")
+
+
+class WarmChildren:
+    """Warm children of one module, for any thread. Up to two of them are kept."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._idle: list[WarmChild] = []  # appending and popping are atomic
+        if hasattr(os, "register_at_fork"):
+            # Two processes cannot talk to one child.
+            os.register_at_fork(after_in_child=self._idle.clear)
+
+    def ask(self, request: dict[str, Any], *, limit_s: float) -> ChildOutcome:
+        """`WarmChild.ask` of a child that does nothing else."""
+        child = self._alive()
+        try:
+            return child.ask(request, limit_s=limit_s)
+        finally:
+            if child.is_alive and len(self._idle) < _MOST_IDLE:
+                self._idle.append(child)
+
+    def _alive(self) -> WarmChild:
+        with contextlib.suppress(IndexError):
+            while True:
+                if (child := self._idle.pop()).is_alive:
+                    return child
+        return WarmChild(self._module)
 
 
 def _popen(without_gpu: bool, stderr: int, *mode: str) -> subprocess.Popen[bytes]:

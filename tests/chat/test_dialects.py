@@ -29,6 +29,7 @@ from model_templates import TEMPLATES
 HERMES = dialect_of(chat_models.template("qwen3"))
 CODER = dialect_of(chat_models.template("qwen3_coder"))
 LLAMA = dialect_of(chat_models.template("llama31"))
+LFM = dialect_of(TEMPLATES["LFM2.5-8B-A1B"])
 THINKING_CODER = replace(CODER, thinking=THINK)
 PLAIN = Dialect()
 
@@ -213,6 +214,19 @@ def test_a_call_behind_what_only_looked_like_one_is_found() -> None:
         Content(f"<tool_call> {false}"),
         *call(0, "now", "{}"),
     ]
+
+
+def test_calls_right_behind_other_calls_are_found() -> None:
+    text = "<|tool_call_start|>[now()]<|tool_call_end|>"
+    both = [*call(0, "now", "{}"), *call(1, "now", "{}")]
+    assert read(LFM, [text + text]) == read(LFM, [text, " \n", text]) == both
+
+
+def test_blanks_wait_for_what_follows_them() -> None:
+    for dialect in (HERMES, LLAMA, Harmony(), LFM):
+        blanks = list(" \n" * 5000)
+        for end in ("x", ""):
+            assert read(dialect, [*blanks, end]) == [Content("".join(blanks) + end)]
 
 
 def test_a_call_behind_a_code_block_is_found() -> None:

@@ -320,3 +320,4 @@ def test_reasoning_as_a_part_of_the_content() -> None:
     found = template(THOUGHTS_IN_PARTS)
     assert found.render([*HELLO, answer]) == "[Hello]<Hm.>Hi."
     assert found.render([*HELLO, {**answer, "content": None}]) == "[Hello]<Hm.>"
+    assert found.render([*HELLO, {**answer, "tool_calls": [chat_models.CALL]}]) == "[Hello]<Hm.>Hi."

@@ -1,1 +1,1 @@
-"""The parsers, one upon the other: text that waits, JSON, a call, an answer."""
+"""The parsers, one upon the other: text that waits and JSON, an answer with its calls."""

@@ -5,21 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)", re.DOTALL)
-
-
-def find(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
-    """The first of `marks` in `text`: its place, and which mark it is."""
-    found = [(where, mark) for mark in marks if (where := text.find(mark)) >= 0]
-    return min(found, key=lambda pair: (pair[0], -len(pair[1])), default=None)
+# Three backticks with another one later on the line are code within the line.
+_OPENING = re.compile(r" {0,3}(`{3,}(?=[^`]*\Z)|~{3,})")
+_CLOSING = re.compile(r" {0,3}(`{3,}|~{3,})\s*")
 
 
 def held(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end of `text` may be the beginning of a mark."""
     longest = max(map(len, marks), default=1) - 1
+    begins = {mark[:1] for mark in marks}
     for n in range(min(longest, len(text)), 0, -1):
-        end = text[-n:]
-        if any(mark.startswith(end) for mark in marks):
+        if text[-n] in begins and any(mark.startswith(text[-n:]) for mark in marks):
             return n
     return 0
 
@@ -36,12 +32,11 @@ class CodeBlocks:
         """The next piece of the text."""
         *lines, rest = text.split("\n")
         for end in lines:
-            line = "".join([*self._line, end])
-            self._line = []
-            found = _FENCE.fullmatch(line)
+            line, self._line = "".join([*self._line, end]), []
             if self._fence is None:
-                self._fence = _opened(line)
-            elif found and found[1].startswith(self._fence) and not found[2].strip():
+                found = _OPENING.match(line)
+                self._fence = found and found[1]
+            elif (found := _CLOSING.fullmatch(line)) and found[1].startswith(self._fence):
                 self._fence = None
         if rest:
             self._line.append(rest)
@@ -53,13 +48,4 @@ class CodeBlocks:
         end._fence, end._line = self._fence, [*self._line]
         end.add(blank)
         line = "".join(end._line)
-        return end._fence is not None or line.endswith("`") or _opened(line) is not None
-
-
-def _opened(line: str) -> str | None:
-    """The fence that a line begins a block with."""
-    found = _FENCE.fullmatch(line)
-    # Three backticks with another one later on the line are code within the line.
-    if found is None or (found[1][0] == "`" and "`" in found[2]):
-        return None
-    return found[1]
+        return bool(end._fence or line.endswith("`") or _OPENING.match(line))

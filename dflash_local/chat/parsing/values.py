@@ -14,6 +14,7 @@ from dflash_local.sampling.json_schema import referenced
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _WORDS = {"true": True, "false": False, "null": None}
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+_TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string"}
 # Of texts that are no value in Python, or none that JSON has.
 _FAULTS = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 # Schemas may refer to themselves. Deeper than this, every type is allowed.
@@ -23,10 +24,10 @@ _DEEPEST_SCHEMA = 16
 def python_arguments(text: str) -> str | None:
     """`key=value, ...` of a call in Python as a JSON object; None where it is something else."""
     try:
-        call = ast.parse(f"_({text})", mode="eval").body
+        call = _parsed(f"_({text})")
         if not isinstance(call, ast.Call) or call.args:
             return None
-        values = {word.arg: _python_value(word.value) for word in call.keywords}
+        values = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
         return None if None in values else json.dumps(values, ensure_ascii=False, allow_nan=False)
     except _FAULTS:
         return None
@@ -39,10 +40,8 @@ class _WithWords(ast.NodeTransformer):
         return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 
-def _python_value(written: str | ast.expr) -> Any:
-    """Raises ValueError or SyntaxError for what is no plain value, and the like."""
-    tree = ast.parse(written, mode="eval").body if isinstance(written, str) else written
-    return ast.literal_eval(_WithWords().visit(tree))
+def _parsed(text: str) -> Any:
+    return _WithWords().visit(ast.parse(text, mode="eval").body)
 
 
 def typed(text: str, types: frozenset[str]) -> str:
@@ -54,11 +53,12 @@ def typed(text: str, types: frozenset[str]) -> str:
         value = text
         if word[:1] in ("[", "{"):
             with suppress(*_FAULTS):
-                found = _python_value(word)
+                found = ast.literal_eval(_parsed(word))
                 json.dumps(found, allow_nan=False)
                 value = found
     # A text is written as it is, not in JSON.
-    if "string" in types and (isinstance(value, str) or not _admits(types, value)):
+    admitted = types | {"integer"} if "number" in types else types
+    if "string" in types and (isinstance(value, str) or _type_of(value) not in admitted):
         value = text
     return json.dumps(value, ensure_ascii=False)
 
@@ -72,40 +72,26 @@ def json_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozense
     if not isinstance(schema, Mapping) or depth > _DEEPEST_SCHEMA:
         return ALL_TYPES
     found = ALL_TYPES
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        found &= {kind}
-    elif isinstance(kind, list):
-        found &= {name for name in kind if isinstance(name, str)}
+    kinds = schema.get("type")
+    if isinstance(kinds, (str, list)):
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        found &= {name for name in kinds if isinstance(name, str)}
     if "const" in schema:
         found &= {_type_of(schema["const"])}
     if isinstance(schema.get("enum"), list):
         found &= {_type_of(value) for value in schema["enum"]}
     if isinstance(schema.get("$ref"), str):
         found &= json_types(referenced(schema["$ref"], root), root, depth + 1)
-    for key in ("anyOf", "oneOf"):
+    for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), list):
             each = [json_types(part, root, depth + 1) for part in schema[key]]
-            found &= frozenset().union(*each)
-    for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        found &= json_types(part, root, depth + 1)
+            of_any = frozenset[str]().union(*each)
+            found &= ALL_TYPES.intersection(*each) if key == "allOf" else of_any
     return found
 
 
 def _type_of(value: Any) -> str:
     """The JSON type of a Python value; whole numbers are integers."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, (int, float)):
-        return "integer" if isinstance(value, int) or value.is_integer() else "number"
-    if isinstance(value, str):
-        return "string"
-    return "object" if isinstance(value, Mapping) else "array"
-
-
-def _admits(types: frozenset[str], value: Any) -> bool:
-    """Whether a value's type is among `types`."""
-    kind = _type_of(value)
-    return kind in types or (kind == "integer" and "number" in types)
+    if isinstance(value, float) and value.is_integer():
+        return "integer"
+    return _TYPES.get(type(value), "object" if isinstance(value, Mapping) else "array")

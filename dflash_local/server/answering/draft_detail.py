@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from dflash_local.chat.origins import Origin, Origins
+from dflash_local.origins import Origin, Origins
 from dflash_local.result import Chunk
 
 

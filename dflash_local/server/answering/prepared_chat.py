@@ -132,7 +132,7 @@ def prepare_chat(
         if tools.allowed:
             bindings = _call_or_answer(model, tools, thinking_open, bindings)
     if begun:
-        if bindings or thinking_open or dialect.opens_with_mark:
+        if bindings or thinking_open or dialect.before_answer:
             raise ApiError(
                 400,
                 "an answer can be begun for the model only where it is free text without reasoning "
