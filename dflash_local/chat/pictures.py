@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dflash_local.chat.quoting import tokenized
-from dflash_local.chat.remote_images import RemoteImages
 from dflash_local.errors import InputError
 from dflash_local.target_model.images import ImageText, Prompt
 from dflash_local.target_model.pixels import from_base64, image_file
@@ -33,10 +32,12 @@ class Pictures:
     """The pictures of one conversation. Messages get marks in their place, which no text can have:
     they are drawn anew each time."""
 
-    def __init__(self, projector: Projector | None, remote: RemoteImages | None = None) -> None:
-        """With `remote`, addresses of the web are fetched."""
+    def __init__(
+        self, projector: Projector | None, fetch: Callable[[str], bytes] | None = None
+    ) -> None:
+        """`fetch` gives the file at an address of the web, if such are fetched."""
         self._projector = projector
-        self._remote = remote
+        self._fetch = fetch
         self._nonce = secrets.token_hex(16)
         self._marks = re.compile(f"<{self._nonce}:([0-9]+)>")
         self._found: list[ImageText] = []
@@ -75,11 +76,9 @@ class Pictures:
             raise InputError(
                 f"more than {MOST_IMAGES} images in a request; leave out the first ones"
             )
-        if self._remote and isinstance(given, str) and re.match("https?://", given, re.IGNORECASE):
-            data = self._remote.fetch(given)
-        else:
-            data = image_file(given)
-        self._found.append(self._projector.read(data))
+        if self._fetch and isinstance(given, str) and re.match("https?://", given, re.IGNORECASE):
+            given = self._fetch(given)
+        self._found.append(self._projector.read(image_file(given)))
         return f"<{self._nonce}:{n}>"
 
     def marked(self, text: str, files: Sequence[str]) -> str:

@@ -15,8 +15,8 @@ from dflash_local.chat.lark import either, json_rule
 from dflash_local.chat.pictures import Pictures
 from dflash_local.chat.quoting import unquoted
 from dflash_local.chat.reader import NO_CALLS
-from dflash_local.chat.remote_images import RemoteImages
 from dflash_local.model import Model
+from dflash_local.server.answering.remote_images import RemoteImages
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
 from dflash_local.server.answering.tools import ToolUse
 from dflash_local.server.http.errors import ApiError
@@ -113,7 +113,7 @@ def prepare_chat(
     tools = tools or ToolUse()
     variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
     vocabulary = model.target.vocabulary
-    pictures = Pictures(model.projector, RemoteImages() if model.remote_images else None)
+    pictures = Pictures(model.projector, RemoteImages().fetch if model.remote_images else None)
     text = model.rendered_chat(
         messages,
         tools=tools.shown or None,
