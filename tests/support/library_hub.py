@@ -42,5 +42,7 @@ def environment(hub: Hub, home: Path) -> dict[str, str]:
         **online(hub, home / "hf"),
         "HF_HUB_DOWNLOAD_TIMEOUT": "1",
         "DFLASH_LOCAL_REGISTRY": str(home / "registry.toml"),
+        "DFLASH_LOCAL_TARGET": str(TARGET),
+        "DFLASH_LOCAL_DRAFT": str(DRAFTER),
         "HOME": str(home),  # of other programs' models
     }

@@ -51,6 +51,7 @@ def test_tables_go_to_stdout_and_to_files(tmp_path: Path) -> None:
 
 
 def test_a_shape_is_written_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DFLASH_LOCAL_TARGET")
     monkeypatch.setattr("lab.shapes.writer.find_shape", {"tiny": DENSE}.__getitem__)
     shape = ("--shape", "tiny", "--quant", "Q8_0", "--shape-folder", str(tmp_path))
     found = told(*shape, *FEW, "--ctx", "512", "--temps", "0", "--synthetic-length", "3.74")
@@ -195,4 +196,4 @@ def test_memory_is_told_of_a_target_alone() -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault: str) -> None:
-    assert fault in refused("-q", *arguments)
+    assert fault in refused("-q", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
