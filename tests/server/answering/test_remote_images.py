@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from dflash_local.chat import remote_images
 from dflash_local.errors import InputError
+from dflash_local.server.answering import remote_images
 from dflash_local.server.answering.remote_images import RemoteImages, is_public
 
 FILE = bytes(range(256)) * 400
