@@ -337,7 +337,14 @@ SECTIONS = {
 }
 
 
-@click.command(cls=SectionedCommand, sections=SECTIONS)
+USUAL_OPTIONS = (
+    *("target", "draft", "named_models", "models_file", "host", "port", "api_keys", "cors_origins"),
+    *("n_seq", "alias", "thinking", "n_ctx", "n_gpu_layers", "kv_type", "exact", "mmproj"),
+)
+"""Those that people set; -h shows no others."""
+
+
+@click.command(cls=SectionedCommand, sections=SECTIONS, usual=USUAL_OPTIONS)
 def serve(**values: Any) -> int:
     """Answer editors and programs over HTTP.
 

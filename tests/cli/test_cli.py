@@ -83,6 +83,13 @@ def test_help_shows_what_people_set_and_explains_its_words(command: str) -> None
     assert "--kv-type" in run_here(command, "--help-all").stdout
 
 
+def test_the_servers_help_is_short_too() -> None:
+    text = run_here("serve", "-h").stdout
+    assert len(text.splitlines()) < 100 and "env var" not in text
+    assert "--port" in text and "--yarn-beta-fast" not in text
+    assert "--yarn-beta-fast" in run_here("serve", "--help-all").stdout
+
+
 def test_help_comes_without_a_command_too() -> None:
     done = run_here()
     assert (done.returncode, done.stdout) == (2, "")
