@@ -18,7 +18,8 @@ TARGET, DRAFTER = map(str, tiny_coder.pair())
 
 def refused(*arguments: str, **environment: str) -> str:
     """The one line of a refusal, before a model is loaded."""
-    return command_line.refused("serve", *arguments, environment=environment)
+    unset = {"DFLASH_LOCAL_TARGET": ""}
+    return command_line.refused("serve", *arguments, environment=unset | environment)
 
 
 @pytest.mark.parametrize(
