@@ -56,6 +56,7 @@ def write_vision_target(path: Path, kind: str) -> Path:
 
 def _write_gemma4(path: Path, source: Path) -> Path:
     keys, tensors = parts(source)
+    tensors = dict(tensors)  # `parts` keeps them for others
     renamed: dict[str, Value] = {
         name.replace("qwen3.", "gemma4."): value for name, value in keys.items()
     }
