@@ -73,6 +73,10 @@ heads_drafter::heads_drafter(const llama_model * model, std::shared_ptr<const ta
         refuse_room(backend_.get(), "the states of the target's heads");
     }
     ggml_backend_buffer_clear(state_buffer_.get(), 0);
+    // What this backend cannot compute is refused here, before drafts rely on it.
+    cache_.reserve(1);
+    const int n_kv = std::min(smallest_kv_step, cache_.n_cells());
+    slot({1, smallest_rows, n_kv, params.n_draft});
 }
 
 int heads_drafter::length(int seq) const {
