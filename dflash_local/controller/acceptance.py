@@ -35,8 +35,10 @@ _COLD_CHANCE = 0.8
 _BLEND = 0.02
 """The weight of one draft in the curve that the next request begins with."""
 _COLD_SHARES = (0.5, 0.25, 0.125)
-_FLOOR, _NUDGE, _LEAST = -20.0, 0.001, 1e-12
-_NO_FEATURE = 1.0
+"""The parts of the rest that the next candidates have, before any tree is seen: each half of the
+one before. They only rank the nodes of the first trees."""
+_FLOOR, _NUDGE, _LEAST = -20.0, 0.001, 1e-12  # keep logarithms finite
+_NO_FEATURE = 1.0  # `x` of a drafter that gives no probabilities: about 0.7, before it is learnt
 _ANY_TOKEN = 1 << 30
 
 
