@@ -246,7 +246,7 @@ def choose_gpu(
     asked: str | None = None,
     refused: bool = False,
 ) -> Choice:
-    """What to build for. Fails if the backend that was asked for cannot be built.
+    """The backend to build for. Fails if the backend that was asked for cannot be built.
 
     `gpus` are makers of the GPUs here, `driver` whether one for NVIDIA answers. `buildable` are the
     backends whose tools are here. `built` is that of the installed llama-cpp-python, None if none
@@ -323,7 +323,8 @@ def at_terminal(question: str) -> bool | None:
 
 
 def gpu_facts() -> ModuleType:
-    """What looks for GPUs, from the package, which cannot be imported before it is installed."""
+    """The module that looks for GPUs, of the package, which cannot be imported before it is
+    installed."""
     path = ROOT / "dflash_local" / "llama" / "gpus.py"
     spec = importlib.util.spec_from_file_location("gpus", path)
     assert spec and spec.loader

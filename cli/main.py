@@ -187,7 +187,7 @@ def _unknown(error: click.NoSuchOption) -> str:
 
 
 def _target_hint(error: click.ClickException) -> str:
-    """How to name a model to a command that was given it as an argument."""
+    """The way to name a model to a command that was given it as an argument."""
     extra = re.fullmatch(r"Got unexpected extra argument \((\S+)\)", error.message)
     ctx = getattr(error, "ctx", None)
     takes = ctx is not None and any(param.name == "target" for param in ctx.command.params)

@@ -59,7 +59,7 @@ class Option(click.Option):
         super().__init__(list(names), envvar=variable, show_envvar=True, **attributes)
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """What an error names: the option, or the variable if the value comes from there."""
+        """The name in errors: the option, or the variable if the value comes from there."""
         source = ctx.get_parameter_source(self.name) if ctx and self.name else None
         if source is click.core.ParameterSource.ENVIRONMENT:
             return str(self.envvar)

@@ -307,7 +307,7 @@ def _tried(setup: Setup, say: Say) -> Setup:
 
 
 def machine_devices(options: LoadOptions) -> list[Device]:
-    """What a load with these options may use. Raises WorkerLostError."""
+    """The devices that a load with these options may use. Raises WorkerLostError."""
     return named_devices([*remote_devices(options.rpc), *runtime.devices()], options.device)
 
 

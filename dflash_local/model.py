@@ -141,8 +141,8 @@ class Model:
 
     @property
     def max_queue(self) -> int | None:
-        """How many requests may wait for a slot. One more is refused with QueueFullError. None, the
-        default: any number."""
+        """The number of requests that may wait for a slot. One more is refused with QueueFullError.
+        None, the default: any number."""
         return self._worker.max_queue
 
     @max_queue.setter
@@ -152,7 +152,7 @@ class Model:
         self._worker.max_queue = n
 
     def status(self) -> ModelStatus:
-        """What the model is doing, and totals since it was loaded. Never waits for the model."""
+        """The model's present work, and totals since it was loaded. Never waits for the model."""
         requests, totals = self._worker.totals()
         own, cache = self.engine.slots, self.engine.prefix_cache
         slots = tuple(SlotStatus(slot.seq, slot.busy, own.n_cells(slot)) for slot in own)
@@ -193,7 +193,7 @@ class Model:
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How this model writes reasoning and tool calls, learned from its chat template."""
+        """The form of this model's reasoning and tool calls, learned from its chat template."""
         return dialect_of(self.target.chat_template, self._vocabulary.control_names)
 
     def is_token(self, name: str) -> bool:
@@ -422,7 +422,7 @@ class Model:
         return prompt, reader, options
 
     def exactness(self) -> Exactness:
-        """How much verifying differs from plain decoding on this machine, in some random rows, and
+        """The difference of verifying from plain decoding on this machine, in some random rows, and
         whether other requests change an answer.
 
         It is measured once, in about two seconds, which empties the caches. Then it is kept.

@@ -1,4 +1,4 @@
-"""Which characters of an answer were drafted, by what the model wrote."""
+"""The origin of each character of an answer: drafted, or the model's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Origins:
         self._origins: list[Origin] = []  # of its characters
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """What the model wrote next."""
+        """Add the text that the model wrote next."""
         for text, drafted, copied in pieces:
             self._text += text
             self._origins += [(drafted, copied)] * len(text)

@@ -1,4 +1,4 @@
-"""How a pair is loaded on a machine, and the next way to try where that fails."""
+"""The way to load a pair on a machine, and the next one to try if that fails."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def split_by_layers_because(
     devices: Sequence[Device],
     can_split_rows: Callable[[str], bool] = runtime.can_split_rows,
 ) -> str | None:
-    """Why whole layers are put on the GPUs, although another way was asked for; None if none was,
-    or if that works.
+    """The reason for whole layers on the GPUs, although another way was asked for; None if none
+    was, or if that works.
 
     With tensors split, `llama_context::set_sampler` refuses what runs on the device, our way into
     the graph, and logits would come from no one device. By rows, `make_gpu_buft_list` refuses
@@ -78,7 +78,7 @@ def split_by_layers_because(
 
 @dataclass(frozen=True)
 class Setup:
-    """What it means to load these files with these options on a machine with these devices.
+    """All that follows for a load of these files with these options on these devices.
 
     `named` are the files as they were named; `pair` what is loaded of them. What a trial finds
     makes the next setup: that rows cannot be replayed, or how many snapshots llama.cpp can keep.
@@ -124,7 +124,7 @@ class Setup:
 
     @property
     def target_options(self) -> TargetOptions:
-        """How the target is opened."""
+        """The options by which the target is opened."""
         pair, plan = self.pair, self.plan
         shared = {field.name: getattr(self.options, field.name) for field in fields(ContextOptions)}
         planned = {
@@ -142,7 +142,7 @@ class Setup:
 
     @property
     def model_drafter_options(self) -> TargetOptions:
-        """How a drafter that is a language model is opened: whole, where the target's logits are,
+        """The options of a drafter that is a language model: whole, where the target's logits are,
         with a block of cells more for each sequence."""
         plan, spec = self.plan, self.pair.spec
         assert isinstance(spec, ModelSpec)
@@ -166,8 +166,8 @@ class Setup:
 
     @property
     def how_loaded(self) -> dict[str, Any]:
-        """What a trial must do as the load does, for JSON: other devices, tensors elsewhere than
-        their layers, other values of keys."""
+        """The options that a trial shares with the load, for JSON: other devices, tensors elsewhere
+        than their layers, other values of keys."""
         options, plan = self.options, self.plan
         overrides = dict(options.override_tensor)
         if plan.n_cpu_moe:

@@ -93,3 +93,13 @@ def test_every_file_that_the_map_names_is_there() -> None:
     missing = {name for name in names if not any(file.endswith(f"/{name}") for file in files)}
     assert {name for name in missing if not (ROOT / name).exists()} == set()
     assert len(names) > 50
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    """A clause ("What is known of …") hides the thing itself."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    clauses = re.compile(r"(What|Which|Who|Where|When|Why|How)\b")
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            text = ast.get_docstring(node) if isinstance(node, documented) else None
+            assert not text or not clauses.match(text), f"{path}: {text}"

@@ -206,7 +206,7 @@ def _answers_beside_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def _parsed(text: str) -> Any:
-    """What JSON means, else the text itself."""
+    """The value of JSON, else the text itself."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How a family of models writes reasoning and tool calls into its text."""
+"""The way a family of models writes reasoning and tool calls into its text."""
 
 from __future__ import annotations
 

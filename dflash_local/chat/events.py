@@ -1,4 +1,4 @@
-"""What an answer consists of, as its text arrives: pieces of content, reasoning and tool calls."""
+"""The parts of an answer, as its text arrives: pieces of content, reasoning and tool calls."""
 
 from __future__ import annotations
 

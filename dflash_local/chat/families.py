@@ -1,6 +1,6 @@
-"""Which dialect a model speaks, as its chat template shows it.
+"""The dialect of a model, as its chat template shows it.
 
-The template writes answers with known calls, and these are compared: what all of them have is the
+The template writes answers with known calls, and these are compared: their common parts are the
 form.
 """
 
@@ -139,7 +139,7 @@ class _Probe:
         return text.replace(_IDS[0], ID).replace(_IDS[1], ID)
 
     def behind(self, messages: list[dict[str, Any]], *, begin_answer: bool = False) -> str:
-        """What the template writes behind the user's message."""
+        """The text that the template writes behind the user's message."""
         if time.monotonic() > self._until:
             raise _Unknown
         text = self._template.render(messages, begin_answer, tools=[*_TOOLS.values()])
@@ -210,7 +210,7 @@ def _json_form(one: str, two: str) -> Form | None:
 
 
 def _around(text: str, name: str) -> tuple[str, str, str]:
-    """What is before a name, between it and its arguments in JSON, and behind these."""
+    """The texts before a name, between it and its arguments in JSON, and behind these."""
     begin, _, rest = text.partition(name)
     at = rest.index("{")
     value, stop = _DECODER.raw_decode(rest, at)
@@ -220,7 +220,7 @@ def _around(text: str, name: str) -> tuple[str, str, str]:
 
 
 def _object(text: str) -> tuple[int, int, tuple[str, str]] | None:
-    """Where the object of a call is, and its keys of name and arguments."""
+    """The place of a call's object, and its keys of name and arguments."""
     for found in re.finditer("{", text[: text.index(_TOOL)]):
         with suppress(ValueError):
             value, stop = _DECODER.raw_decode(text, found.start())
@@ -263,7 +263,7 @@ def _tagged_form(probe: _Probe, begin: int, one: str, two: str) -> Form:
 
 
 def _value_start(probe: _Probe, kind: str) -> str | None:
-    """What comes between a key and a value of a type; None where the template leaves it out."""
+    """The text between a key and a value of a type; None if the template leaves it out."""
     value, shown = _TYPED[kind]
     text = probe.answer(_call(_TOOL, colour=value)).rpartition(_KEY)[2]
     *_, last = [None, *re.finditer(shown, text)]

@@ -1,4 +1,4 @@
-"""How a model writes its tool calls, as a chat template shows it."""
+"""The form of a model's tool calls, as a chat template shows it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Form:
 
     @property
     def again(self) -> str:
-        """What of `between` begins a call: `head` ends with it."""
+        """The part of `between` that begins a call: `head` ends with it."""
         return common_end(self.head, self.between)
 
     @property
@@ -92,20 +92,20 @@ class Form:
 
 
 def shared_start(*texts: str) -> str:
-    """What all texts begin with."""
+    """The beginning of all texts."""
     differ = (i for i, each in enumerate(zip(*texts, strict=False)) if len({*each}) > 1)
     return texts[0][: next(differ, min(map(len, texts)))]
 
 
 def common_start(a: str, b: str) -> str:
-    """What both texts begin with, in whole marks."""
+    """The beginning of both texts, in whole marks."""
     start = shared_start(a, b)
     begun = start.rfind("<")
     return start if begun <= start.rfind(">") else start[:begun]
 
 
 def common_end(a: str, b: str) -> str:
-    """What both texts end with, in whole marks."""
+    """The end of both texts, in whole marks."""
     end = shared_start(a[::-1], b[::-1])[::-1]
     begun, close = end.find("<"), end.find(">")
     return end[close + 1 :] if close >= 0 and not 0 <= begun < close else end

@@ -188,7 +188,7 @@ def _texts(schema: Any) -> list[str]:
 
 
 def _lengths(schema: Any) -> str:
-    """How often a text repeats any character, as a regular expression writes it."""
+    """The repetition of any character, as a regular expression writes it."""
     given = schema if isinstance(schema, Mapping) else {}
     low, high = (
         bound if isinstance(bound, int) and 0 <= bound <= _MAX_LENGTH else ""

@@ -42,7 +42,7 @@ class ChatReader:
         return "".join(self._content)
 
     def take(self, chunk: Chunk) -> list[Event]:
-        """What `chunk` adds to the message; no event is without text."""
+        """Take in a chunk, and return what it adds to the message; no event is without text."""
         events = self._parser.feed(chunk.text, is_last=chunk.result is not None)
         return [event for event in events if self._is_kept(event)]
 

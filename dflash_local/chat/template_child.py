@@ -74,7 +74,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._given: Container[int] = ()  # the ids of its lists and objects
 
     def text(self, variables: dict[str, Any], most: int) -> str:
-        """What the template writes, at most so many characters."""
+        """The template's text, at most so many characters."""
         self._given = set(_containers(variables))
         ours = {
             "raise_exception": _raise,
@@ -95,8 +95,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Undefined(jinja2.Undefined):
-    """What a message or a tool does not have is no text where texts are joined, as llama-server has
-    it: Command R+'s template adds descriptions that parameters may lack."""
+    """A value that a message or a tool does not have: no text where texts are joined, as
+    llama-server has it: Command R+'s template adds descriptions that parameters may lack."""
 
     def __add__(self, other: Any) -> Any:
         return other if isinstance(other, str) else self._fail_with_undefined_error()
@@ -122,7 +122,7 @@ def _tojson(
 
 
 def _listed(value: Any) -> list[Any]:
-    """What filters such as `map` give instead of a list."""
+    """The results of filters such as `map`, as a list."""
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"{type(value).__name__} is not JSON")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class GrowingDraft:
-    """What is written so far for a request. It ends, too, where its chance, all of it together, is
+    """A draft as far as it is written. It ends, too, where its chance, all of it together, is
     less than `least_chance`."""
 
     request: DraftRequest

@@ -34,7 +34,7 @@ _States = NDArray[np.float32]
 
 @dataclass
 class _Text:
-    """What the heads have of a sequence: `length` rows, and the target's last hidden state,
+    """The heads' part of a sequence: `length` rows, and the target's last hidden state,
     [n_embd], which comes with the next token. It is 0 at the beginning, and where it is lost
     because the text was cut."""
 

@@ -200,7 +200,7 @@ class Slots:
 
     @contextmanager
     def drafter_may_fail(self) -> Iterator[None]:
-        """What the drafter raises in here puts it aside."""
+        """Put the drafter aside for an error that it raises in here."""
         try:
             yield
         except Exception as error:

@@ -151,7 +151,7 @@ def check_pair(target: GgufFile, drafter: GgufFile) -> FileSpec:
 
 
 def check_heads(target: GgufFile) -> HeadsSpec:
-    """What heads a target's own file has, to draft with. Raises FileError if `target` is not a
+    """The heads of a target's own file, to draft with. Raises FileError if `target` is not a
     target, PairError if it has none that can be used."""
     check_target(target)
     if fault := _roll_back(target).fault:
@@ -220,7 +220,7 @@ def _head_layer(target: GgufFile, layer: int) -> HeadLayerSpec | None:
 
 
 def n_heads_of(target: GgufFile) -> int:
-    """How many layers a target's file has that predict further tokens."""
+    """The number of layers in a target's file that predict further tokens."""
     name = target.architecture
     n = target.optional(f"{name}.nextn_predict_layers", int, 0)
     last = target.require(f"{name}.block_count", int) - 1

@@ -242,7 +242,7 @@ def _arrange(model: Footprint, devices: Sequence[Device], options: LoadOptions) 
 
 
 def drafter_name(drafter: GgufFile | None, spec: AnySpec | None) -> str | None:
-    """What a drafter is called: its file, if it has one of its own."""
+    """The name of a drafter: its file, if it has one of its own."""
     if isinstance(spec, HeadsSpec):
         return "the target's own heads"
     return drafter.path.name if drafter else None

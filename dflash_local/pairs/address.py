@@ -1,4 +1,4 @@
-"""What a user wrote for a model: a file, a folder, a name, or a place on the hub."""
+"""A user's word for a model: a file, a folder, a name, or a place on the hub."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ Address = Path | NamedPair | HubAddress
 
 
 def read_address(given: str | os.PathLike[str]) -> Address:
-    """What `given` means. A file or folder that is there comes first, then the registry's names,
-    then those of models that ollama or LM Studio have here, then the hub. Raises InputError for
-    what is none of these."""
+    """Read a word for a model. A file or folder that is there comes first, then the registry's
+    names, then those of models that ollama or LM Studio have here, then the hub. Raises InputError
+    for what is none of these."""
     text = os.fspath(given)
     path = _existing(text)
     if path is not None:

@@ -1,4 +1,4 @@
-"""How requests to a pair are answered if they do not say: sampling, and whether to think."""
+"""Defaults of requests to a pair: sampling, and whether to think."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Defaults:
 
     @property
     def for_chats(self) -> Mapping[str, float]:
-        """What chats are sampled with that do not say."""
+        """The sampling of chats that do not say."""
         return {**CHAT_SAMPLING, **self.sampling}
 
     def lines(self) -> list[str]:
-        """What a user should know of them."""
+        """Lines for a user about them."""
         lines = []
         if self.thinking is False and not self.is_given:
             lines.append(
@@ -77,7 +77,7 @@ def defaults_of(
     thinking: bool | None = None,
     sampling: Mapping[str, float] = MappingProxyType({}),
 ) -> Defaults:
-    """What the registry says of these files, by where they come from, or else the target's file.
+    """The defaults in the registry for these files, by their origin, or else in the target's file.
     `thinking` and `sampling` come first where they are given."""
     pair = pair_of(draft)
     known = pair or registry.of_target(repository_of(target.path) or str(target.path))
@@ -95,14 +95,14 @@ def defaults_of(
 
 
 def draft_window_of(draft: GgufFile | None) -> int:
-    """How many tokens drafts should look back at: as many as the drafter was trained on, 0 for all
-    where the registry does not know."""
+    """The number of tokens that drafts should look back at: as many as the drafter was trained on,
+    0 for all where the registry does not know."""
     pair = pair_of(draft)
     return (pair and pair.training_length) or 0
 
 
 def pair_of(draft: GgufFile | None) -> Entry | None:
-    """What the registry says of a drafter's file, by where it comes from."""
+    """The registry's entry for a drafter's file, by its origin."""
     if draft is None:
         return None
     source = draft.get(_SOURCE)

@@ -38,7 +38,7 @@ _USUAL_DRAFTS = {"dflash": 15, "dflash2": 7, "dspark": 7}
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is served, and how. None: what the engine chooses."""
+    """A pair to be served, and how. None: the engine's choice."""
 
     entry: Entry
     n_ctx: int | None = None
@@ -47,7 +47,7 @@ class Deployment:
 
     @property
     def drafts(self) -> int:
-        """How many tokens are drafted in a round."""
+        """The tokens that are drafted in a round."""
         if self.n_drafts:
             return self.n_drafts
         block = re.search(r"(block|-b)(\d+)(?:$|-)", self.entry.drafter)

@@ -60,7 +60,7 @@ class Entry:
         return bool(re.search(r"-A\d+B", self.target)) or self.architecture in MIXTURES
 
     def sampling_for(self, thinking: bool | None) -> Mapping[str, float]:
-        """What the makers advise where chats ask for thinking, for none, or (None) for nothing."""
+        """The makers' advice for chats that ask for thinking, for none, or (None) for nothing."""
         special = self.no_thinking_sampling if thinking is False else self.thinking_sampling
         return special or self.sampling
 

@@ -80,7 +80,7 @@ class Files:
         return replace(self, names=(self.models or {}).get(quant, self.names))
 
     def quant(self) -> str | None:
-        """Which of them this is."""
+        """The one of them that this is."""
         found = (key for key, names in (self.models or {}).items() if names == self.names)
         return next(found, None)
 
@@ -239,7 +239,7 @@ def fetched_projector(target: Path, say: Say) -> Path:
 
 
 def drafter_name(target: Address, draft: StrPath | None = None) -> str | None:
-    """What the drafter of a pair is called, whichever way the pair was written: a repository or a
+    """The name of a pair's drafter, whichever way the pair was written: a repository or a
     path. None where a target has none of its own. The hub is not asked."""
     if draft is not None:
         address = read_address(draft)
@@ -269,7 +269,7 @@ def drafter_bytes(drafter: Drafter | None) -> int:
 
 
 def _place_of(address: Address) -> Path | HubAddress:
-    """Where a target lies: that of a named pair, with the quantisation that was asked for. Raises
+    """The place of a target: that of a named pair, with the quantisation that was asked for. Raises
     InputError where none is known."""
     if not isinstance(address, NamedPair):
         return address

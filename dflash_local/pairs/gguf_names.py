@@ -1,4 +1,4 @@
-"""What the names of GGUF files say, by llama.cpp's conventions: quantisation, shards, drafters."""
+"""Facts in the names of GGUF files, by llama.cpp's conventions: quantisation, shards, drafters."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def is_shard(name: str) -> bool:
 
 
 def choose(models: Models, asked: str | None, usual: Sequence[str] = ()) -> str | None:
-    """Which of the models to take: the one asked for, or the first `usual` one, or what
-    llama.cpp takes. None if the one asked for is not among them, or there is none at all."""
+    """Choose one of the models: the one asked for, or the first `usual` one, or what llama.cpp
+    takes. None if the one asked for is not among them, or there is none at all."""
     known = {name.casefold(): name for name in models}
     if asked is not None:
         wanted = asked.casefold()

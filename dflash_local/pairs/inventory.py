@@ -1,4 +1,4 @@
-"""What of the registry is on this disk, how large the rest is, and what removing it frees."""
+"""The registry's pairs on this disk, the size of the rest, and the room that removing frees."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ class Stock:
         return not self.here and self.entry.size is None
 
     def place(self, devices: Sequence[Device]) -> Place | None:
-        """Where it would fit on this machine, roughly: `show` plans it. None if its size is not
-        known."""
+        """The place where it would fit on this machine, roughly: `show` plans it. None if its size
+        is not known."""
         if self.n_bytes is None:
             return None
         return place(self.n_bytes, devices, is_mixture=self.entry.is_mixture)
 
 
 def place(n_bytes: int, devices: Sequence[Device], *, is_mixture: bool = False) -> Place:
-    """Where a target of so many bytes would fit, roughly."""
+    """The place where a target of so many bytes would fit, roughly."""
     needed = n_bytes * _BESIDE
     gpus = sum(each.free for each in devices if each.type == "gpu")
     host = max(each.free for each in devices if each.type == "cpu")
@@ -84,7 +84,7 @@ def stock() -> list[Stock]:
 
 
 def stock_of(entry: Entry) -> Stock:
-    """What is here of one pair."""
+    """The files of one pair that are here."""
     place = _gguf(entry)
     if isinstance(place, HubAddress):
         here: dict[str, int] = {}

@@ -85,7 +85,7 @@ def best(listed: Sequence[Row]) -> tuple[str, str] | None:
 
 
 def others(devices: Sequence[Device]) -> list[dict[str, Any]]:
-    """What ollama and LM Studio have on this disk, for JSON."""
+    """The models of ollama and LM Studio on this disk, for JSON."""
     return [
         {
             "name": each.name,

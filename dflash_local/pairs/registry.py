@@ -60,7 +60,7 @@ def named(text: str) -> tuple[Entry, str | None] | None:
 
 
 def hint(text: str, others: Iterable[str] = ()) -> str:
-    """What to type in place of an unknown name: names of the registry and of `others` that look
+    """A hint in place of an unknown name: names of the registry and of `others` that look
     like it, if there are any."""
     known = {name: entry.name for entry in entries() for name in entry.names}
     known |= {name.casefold(): name for name in others}

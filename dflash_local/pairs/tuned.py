@@ -26,7 +26,7 @@ class Tuned:
 
 
 def folder() -> Path:
-    """Where tuned drafters are kept, and which target uses which: `DFLASH_LOCAL_TUNED`, else the
+    """The folder of tuned drafters, and of which target uses which: `DFLASH_LOCAL_TUNED`, else the
     platform's folder for data. It need not exist."""
     chosen = os.environ.get(ENVIRONMENT)
     if chosen:
@@ -42,7 +42,7 @@ def tuned_drafter(target: Path, source: str | None = None) -> Path | None:
 
 
 def source_of(target: Path, drafter: Path) -> str | None:
-    """What a default drafter of this file was tuned from. None for any other drafter."""
+    """The drafter from which the default one of this file was tuned. None for any other drafter."""
     mine = _read().get(_key(target), [])
     return next((each.source for each in mine if each.path == drafter.resolve()), None)
 

@@ -97,7 +97,7 @@ class Opener:
             return self._sizes[name]
 
     def take(self, name: bytes, data: bytes) -> tuple[int, int, bytes]:
-        """What `pixels` gives. It is not kept any longer."""
+        """As `pixels`, but keep it no longer."""
         with self._lock:
             return self._opened.pop(name, None) or pixels(data)
 

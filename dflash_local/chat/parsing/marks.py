@@ -11,7 +11,7 @@ _CLOSING = re.compile(r" {0,3}(`{3,}|~{3,})\s*")
 
 
 def held(text: str, marks: Sequence[str]) -> int:
-    """How many characters at the end of `text` may be the beginning of a mark."""
+    """The number of characters at the end of `text` that may begin a mark."""
     longest = max(map(len, marks), default=1) - 1
     begins = {mark[:1] for mark in marks}
     for n in range(min(longest, len(text)), 0, -1):

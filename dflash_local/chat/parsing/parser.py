@@ -180,7 +180,7 @@ class Parser:
             raise Unexpected
 
     def _until(self, end: str) -> Waiting[str]:
-        """What comes before `end`, on one line."""
+        """The text before `end`, on one line."""
         text = ""
         while not text.endswith(end):
             text += yield from self._next()

@@ -38,7 +38,7 @@ class RemoteImages:
         self._room = _MOST_BYTES
 
     def fetch(self, address: str) -> bytes:
-        """What lies at an http or https address. Raises InputError."""
+        """The file at an http or https address. Raises InputError."""
         at = address
         try:
             for _ in range(_MOST_REDIRECTS + 1):
