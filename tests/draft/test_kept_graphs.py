@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import tiny_coder
+
 N_SEQ, N_CTX, STEP = 8, 4096, 256
 
 WORK = f"""
 import gc
 from pathlib import Path
 import numpy as np
-import tiny_coder
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.fit.footprint import Footprint
 from dflash_local.fit.options import LoadOptions
@@ -28,7 +29,7 @@ def resident():
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-target_path, path = tiny_coder.pair()
+target_path, path = map(Path, {[str(path) for path in tiny_coder.pair()]})
 spec = read_drafter(GgufFile.open(path))
 options = LoadOptions(n_ctx={N_CTX}, n_seq={N_SEQ})
 plan = Footprint(GgufFile.open(target_path), GgufFile.open(path), spec, options)
