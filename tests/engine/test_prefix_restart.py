@@ -21,10 +21,8 @@ N = 12
 OPTIONS = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
 
 SPILLER = """
-import sys
 from dflash_local import load
-import tiny_coder
-model = load(*tiny_coder.pair(), **{options!r}, cache_mb=1, cache_dir={folder!r})
+model = load(*{pair!r}, **{options!r}, cache_mb=1, cache_dir={folder!r})
 while True:
     for prompt in {prompts!r}:
         model.generate(prompt, max_tokens=2, draft_width=8)
@@ -74,7 +72,8 @@ def test_killed_while_it_spills(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = {"max_tokens": N, "draft_width": 8}
-    code = SPILLER.format(options=OPTIONS, folder=str(tmp_path), prompts=prompts)
+    files = [str(path) for path in pair]
+    code = SPILLER.format(pair=files, options=OPTIONS, folder=str(tmp_path), prompts=prompts)
     process = subprocess.Popen([sys.executable, "-c", code], env=os.environ)
     try:
         deadline = time.monotonic() + 120
