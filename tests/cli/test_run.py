@@ -21,6 +21,7 @@ import hub_stand_in
 import shipped_drafter
 from command_line import COMMAND, refused, run_here
 from convert_command import DRAFTER, TARGET, online, settings
+from dflash_local.pairs.registry import USUAL
 from hub_stand_in import Hub
 from server_process import ServerProcess, until
 from vision_models import write_projector, write_vision_target
@@ -103,6 +104,7 @@ class User:
                 **online(self.hub, self.home / "hf"),
                 "DFLASH_LOCAL_CACHE": str(self.home / "own"),
                 "DFLASH_LOCAL_REGISTRY": str(self.home / "registry.toml"),
+                "DFLASH_LOCAL_TARGET": "",
                 **more,
             }
         )
@@ -196,7 +198,8 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     assert f"{FILE}: a target" in empty.done("inspect", NAME).stdout
 
     # the whole life of a pair: it is listed, shown and removed
-    [here] = json.loads(empty.done("list", "--here", "--json").stdout)["models"]
+    models = json.loads(empty.done("list", "--here", "--json").stdout)["models"]
+    [here] = [model for model in models if model["name"] != USUAL]  # which lies in a package
     assert (here["name"], here["here"]) == (NAME, {"Q8_0": TARGET.stat().st_size})
     assert here["drafter_here"] and here["fits"] in ("cpu", "gpu")
     shown = json.loads(empty.done("show", NAME, "--json").stdout)
