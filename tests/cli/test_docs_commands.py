@@ -50,7 +50,7 @@ def test_each_command_of_a_page_is_understood(page: Path, monkeypatch: pytest.Mo
     for given in commands(page.read_text(encoding="utf-8")):
         if given[0].startswith("-"):
             continue
-        context = click.Context(group, info_name=NAME)
+        context = click.Context(group, info_name=NAME, **group.context_settings)
         name, command, rest = group.resolve_command(context, list(given))
         assert command is not None and name is not None, given
         if {"-h", "--help"} & set(rest):
