@@ -72,7 +72,6 @@ class Controller:
         }
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
         self.n_nodes = n_nodes
-        self._equal, self._pads = equal_rows or pads, pads
         self._n_draft = block_size - 1
         self._most = max(block_size - 1, n_nodes, n_copied)
         self._rows = Rows(equal=equal_rows, pads=pads)
@@ -365,8 +364,8 @@ class Controller:
         costs, depth, base = self.costs, self._depth, self._base
         passes, plain_s = self._prices_of(shape), self._prices_of("chain")[0]
         draft_s = costs.draft_s(len(able), depth) + costs.draft_host_s
-        chances = merged([policy.typical() for policy in able], equal=self._equal)
-        each = base if self._pads else len(able) if self._equal else 1
+        chances = merged([policy.typical() for policy in able], equal=self._rows.equal)
+        each = self._rows.each(len(able), base)
         tokens = list(accumulate(chances, initial=float(base)))
         rates = [
             got / (draft_s + spent) for got, spent in zip(tokens, passes[::each], strict=False)

@@ -31,7 +31,7 @@ class Rows:
     def __init__(self, *, equal: bool = False, pads: bool = False) -> None:
         """`equal`: all sequences that draft get as many rows, for a GPU's graphs; `pads`: all of
         the pass get them, drafts or not, for recurrent targets."""
-        self._equal = equal
+        self.equal = equal or pads
         self._pads = pads
         self.base = 0
         self.rate = 0.0
@@ -59,7 +59,7 @@ class Rows:
         """The worth in tokens of the best part of drafts with these falling chances, beside a plain
         pass."""
         chains = [list(chances)]
-        return max(self._values(self._merged(chains), self._each(chains)))
+        return max(self._values(merged(chains, equal=self.equal), self._each(chains)))
 
     def usual(
         self, chains: Sequence[list[float]], last_rows: int | None, switch_s: float
@@ -70,8 +70,8 @@ class Rows:
         pass will have a new graph. The last count is kept unless another is better by more than its
         graph costs: now, to go there and back, or on average, over the rounds to come.
         """
-        merged, each = self._merged(chains), self._each(chains)
-        values, last = self._values(merged, each), self._last(last_rows, each)
+        brought, each = merged(chains, equal=self.equal), self._each(chains)
+        values, last = self._values(brought, each), self._last(last_rows, each)
         switch = self.rate * switch_s
         means = self._blended(values, each)
         usual, best = means.index(max(means)), values.index(max(values))
@@ -79,19 +79,19 @@ class Rows:
         if not 0 <= last < len(values) or (means[usual] - means[last]) * HORIZON > switch:
             stay = usual
         cost = switch if stay != last else 2 * switch
-        return self._shared(chains, merged, best if values[best] - values[stay] > cost else stay)
+        return self._shared(chains, brought, best if values[best] - values[stay] > cost else stay)
 
     def once(
         self, chains: Sequence[list[float]], last_rows: int | None, switch_s: float
     ) -> list[int]:
         """The same for copies alone: each round by itself. From a plain pass there is also the way
         back."""
-        merged, each = self._merged(chains), self._each(chains)
-        values, last = self._values(merged, each), self._last(last_rows, each)
+        brought, each = merged(chains, equal=self.equal), self._each(chains)
+        values, last = self._values(brought, each), self._last(last_rows, each)
         way = self.rate * switch_s * (1 if last else 2)
         top = max(values)
         stays = 0 <= last < len(values) and top - values[last] <= way
-        return self._shared(chains, merged, last if stays else values.index(top))
+        return self._shared(chains, brought, last if stays else values.index(top))
 
     def least(self, n_seqs: int, last_rows: int | None, switch_s: float) -> NDArray[np.float64]:
         """The least expected number of accepted drafts among the first k + 1 of one of `n_seqs`
@@ -118,20 +118,19 @@ class Rows:
         each: NDArray[np.float64] = (least / counts).min(initial=inf) * counts
         return each
 
-    def _each(self, chains: Sequence[list[float]]) -> int:
-        """The rows of a pass that one draft more takes."""
+    def each(self, n_drafting: int, base: int) -> int:
+        """The rows of a pass that one draft more takes, if so many of `base` sequences draft."""
         if self._pads:
-            return self.base
-        return max(sum(map(bool, chains)), 1) if self._equal else 1
+            return base
+        return max(n_drafting, 1) if self.equal else 1
+
+    def _each(self, chains: Sequence[list[float]]) -> int:
+        return self.each(sum(map(bool, chains)), self.base)
 
     def _last(self, rows: int | None, each: int) -> int:
         """The drafts of the last pass, if one more may have as many rows; else -1."""
         n, rest = divmod(-1 if rows is None else rows - self.base, each)
         return -1 if rest else max(n, -1)
-
-    def _merged(self, chains: Sequence[list[float]]) -> list[float]:
-        """The tokens that each further draft brings."""
-        return merged(chains, equal=self._equal or self._pads)
 
     def _values(self, chances: Sequence[float], each: int) -> list[float]:
         """The tokens that drafts bring, less the worth of their time, by their number."""
@@ -149,7 +148,7 @@ class Rows:
     def _shared(self, chains: Sequence[list[float]], merged: list[float], n: int) -> list[int]:
         """Rows for each sequence, its anchor included, when the `n` likeliest of all drafts are
         verified."""
-        if self._equal or self._pads:
+        if self.equal:
             return [1 + n if chain or self._pads else 1 for chain in chains]
         if len(chains) == 1:
             return [1 + n]
