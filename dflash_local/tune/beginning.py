@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dflash_local.convert import convert
@@ -33,6 +33,7 @@ _WIDE = 1024
 """From this hidden size on a drafter gets a layer more and longer blocks; a smaller target is so
 fast itself that a layer costs more than it gains, and of the last positions of a long block next to
 nothing is accepted."""
+_PLAIN, _WITH_MARKOV = "DFlashDraftModel", "DSparkDraftModel"
 _STD = 0.02
 _EPSILON = 1e-6
 _UNUSED, _CONTROL = 5, 3
@@ -47,35 +48,53 @@ def write_beginning(
     begin: Path | None = None,
     block_size: int | None = None,
     n_layer: int | None = None,
+    n_ff: int | None = None,
+    markov_rank: int = 0,
+    copies_target: bool = False,
     seed: int = 0,
 ) -> Path:
     """Write a checkpoint and its GGUF file, which is returned, into a new folder. `begin`: the
     folder of a checkpoint to begin with in place of random weights; its blocks may get another
-    size, as no weight depends on it. Raises InputError."""
+    size, as no weight depends on it. `markov_rank`: of DSpark's Markov head, which a plain
+    checkpoint gets, too; 0: none. Raises InputError."""
     file = GgufFile.open(target)
     check_target(file)
     folder.mkdir()
     if begin is None:
         config = config_for(file, block_size=block_size, n_layer=n_layer)
-        (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        config["intermediate_size"] = n_ff or config["intermediate_size"]
         tensors = random_weights(config, file, seed)
-        save_file(tensors, folder / SINGLE_NAME, metadata={"format": "pt"})
+        if copies_target:
+            tensors |= copied_weights(config, file)
+        if markov_rank:
+            config |= markov_fields(markov_rank, from_anchor=True)
+            tensors |= markov_weights(markov_rank, config["vocab_size"], seed)
     else:
-        for name in (CONFIG, SINGLE_NAME):
-            try:
-                shutil.copyfile(begin / name, folder / name)
-            except OSError as error:
-                raise InputError(
-                    f"{begin}: no checkpoint to begin with: {name}: {error.strerror}; give a "
-                    "folder that this command has written"
-                ) from None
-        if block_size is not None:
-            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            config["block_size"] = block_size
-            (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        config, tensors = _checkpoint(begin)
+        config["block_size"] = block_size or config["block_size"]
+        if markov_rank and config["architectures"] == [_PLAIN]:
+            # The rows that draft stay those that have learnt to.
+            config |= markov_fields(markov_rank, from_anchor=False)
+            tensors |= markov_weights(markov_rank, config["vocab_size"], seed)
+    (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_file(tensors, folder / SINGLE_NAME, metadata={"format": "pt"})
     place = folder / "drafter.gguf"
     convert(folder, target=target, output=place)
     return place
+
+
+def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config and the tensors of a checkpoint in one file. Raises InputError."""
+    what = CONFIG
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        what = SINGLE_NAME
+        return config, load_file(folder / SINGLE_NAME)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(
+            f"{folder}: no checkpoint to begin with: {what}: {error}; give a folder that this "
+            "command has written"
+        ) from None
 
 
 def config_for(target: GgufFile, *, block_size: int | None, n_layer: int | None) -> dict[str, Any]:
@@ -94,7 +113,7 @@ def config_for(target: GgufFile, *, block_size: int | None, n_layer: int | None)
         head_dim, n_head, n_head_kv = 128, max(1, n_embd // 128), max(1, n_embd // 512)
     softcap = target.get(f"{name}.final_logit_softcapping")
     return {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [_PLAIN],
         "attention_bias": False,
         "block_size": block_size or (_LONG_BLOCK if n_embd >= _WIDE else _SHORT_BLOCK),
         "dflash_config": {
@@ -121,6 +140,26 @@ def config_for(target: GgufFile, *, block_size: int | None, n_layer: int | None)
         "tie_word_embeddings": True,
         "use_sliding_window": False,
         "vocab_size": target.n_vocab,
+    }
+
+
+def markov_fields(rank: int, *, from_anchor: bool) -> dict[str, Any]:
+    """The fields of config.json by which a plain drafter becomes one with DSpark's Markov head.
+    `from_anchor`: the row of the anchor drafts a token, too."""
+    return {
+        "architectures": [_WITH_MARKOV],
+        "markov_rank": rank,
+        "sample_from_anchor": from_anchor,
+    }
+
+
+def markov_weights(rank: int, n_vocab: int, seed: int) -> dict[str, Tensor]:
+    """The tables of a Markov head that adds nothing yet."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    before = torch.randn(n_vocab, rank, generator=generator) / math.sqrt(rank)
+    return {
+        "markov_head.markov_w1.weight": before.to(torch.bfloat16),
+        "markov_head.markov_w2.weight": torch.zeros(n_vocab, rank, dtype=torch.bfloat16),
     }
 
 
@@ -195,6 +234,59 @@ def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[
             f"{layer}post_attention_layernorm.weight": torch.ones(n_embd),
         }
     return {name: value.to(torch.bfloat16) for name, value in found.items()}
+
+
+def copied_weights(config: dict[str, Any], target: GgufFile) -> dict[str, Tensor]:
+    """The weights of the target's last layers, as far as a drafter has the like. What is read of
+    the taps at first is the last one, the input of the last but one of these layers or nearly so.
+    """
+    n_layer, n_embd, n_ff = (
+        config[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size")
+    )
+    head_dim, taps = config["head_dim"], config["dflash_config"]["target_layer_ids"]
+    found: dict[str, Tensor] = {}
+
+    def read(layer: int, name: str) -> Tensor:
+        return _tensor(target, f"blk.{layer}.{name}.weight")
+
+    for i in range(n_layer):
+        place, layer = f"layers.{i}.", config["num_target_layers"] - n_layer + i
+        norm = read(layer, "attn_norm")
+        for part, name, n in (
+            ("q", "attn_q", config["num_attention_heads"]),
+            ("k", "attn_k", config["num_key_value_heads"]),
+            ("v", "attn_v", 0),
+        ):
+            # A context row is not multiplied by the layer's own norm: so the matrices are.
+            weight = read(layer, name) * norm
+            if n:
+                own = f"blk.{layer}.{name}_norm.weight"
+                scale = weight.square().sum(dim=1).mean().sqrt()
+                found[f"{place}self_attn.{part}_norm.weight"] = (
+                    _tensor(target, own) if own in target.tensors else scale.expand(head_dim)
+                )
+                if target.architecture == "llama":  # pairs (0, 1), (2, 3), ... to halves
+                    weight = weight.reshape(n, head_dim // 2, 2, -1).transpose(1, 2)
+            found[f"{place}self_attn.{part}_proj.weight"] = weight.reshape(-1, n_embd)
+        found |= {
+            f"{place}self_attn.o_proj.weight": read(layer, "attn_output"),
+            f"{place}mlp.gate_proj.weight": read(layer, "ffn_gate")[:n_ff],
+            f"{place}mlp.up_proj.weight": read(layer, "ffn_up")[:n_ff],
+            f"{place}mlp.down_proj.weight": read(layer, "ffn_down")[:, :n_ff],
+            f"{place}post_attention_layernorm.weight": read(layer, "ffn_norm"),
+        }
+    fc = torch.zeros(n_embd, len(taps) * n_embd)
+    fc[:, -n_embd:] = torch.eye(n_embd)
+    found["fc.weight"] = fc
+    return {name: value.to(torch.bfloat16).contiguous() for name, value in found.items()}
+
+
+def _tensor(target: GgufFile, name: str) -> Tensor:
+    """A tensor of float32, rows first."""
+    tensor = target.tensors[name]
+    data = np.frombuffer(target.data(tensor, 0, tensor.n_bytes), np.uint8)
+    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(tensor.type))
+    return torch.from_numpy(np.array(values, np.float32)).reshape(*reversed(tensor.shape))
 
 
 def _last_norm(target: GgufFile, n_embd: int) -> Tensor:

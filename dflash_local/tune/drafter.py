@@ -57,6 +57,9 @@ class TorchDrafter:
         self.adapters: dict[str, tuple[Tensor, Tensor]] = {}
         """Low-rank additions to weights, by their names without `.weight`: [rank, n_in] and
         [n_out, rank] (LoRA, arXiv 2106.09685)."""
+        self.tap_scale: Tensor | None = None
+        """By which the features are multiplied before `fc`, [n_taps * n_embd]; None: they are
+        not."""
         self.mask_token = mask_token
         self.n_vocab = n_vocab
         self.embed = embed
@@ -93,6 +96,8 @@ class TorchDrafter:
         n_taps * n_embd], at positions `start` and up. Shorter texts have any rows after their own:
         no block sees a row at or behind its anchor."""
         texts = features.reshape(-1, *features.shape[-2:])
+        if self.tap_scale is not None:
+            texts = texts * self.tap_scale
         fused = self._norm(self.linear("fc", texts), "enc.output_norm")
         positions = torch.arange(start, start + texts.shape[1], device=features.device)
         pairs = [self._keys_and_values(i, fused, positions) for i in range(self.n_layer)]

@@ -99,6 +99,8 @@ class TrainOptions(TuneOptions):
     teacher_text: Path | None = None
     block_size: int | None = None
     n_layer: int | None = None
+    markov_rank: int = 0
+    """Of a Markov head; 0: the drafter gets none."""
     n_written: int | None = None
     n_anchors: int | None = None
     """Blocks of one answer in a step."""
@@ -144,6 +146,7 @@ class NewRun(Run):
                 begin=options.begin,
                 block_size=options.block_size,
                 n_layer=options.n_layer,
+                markov_rank=options.markov_rank,
                 seed=options.seed,
             )
         super().__init__(options, *rest)

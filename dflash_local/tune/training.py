@@ -40,6 +40,7 @@ WARM_UP = 20
 """Steps in which the learning rate rises."""
 _LAST_RATE = 0.1
 _CLIP = 1.0
+_MUON_MEMORY = 0.95
 _MEMORY = 0.995
 """Of the running mean of the weights: it goes back some 200 steps."""
 _PATIENCE = 0.5
@@ -48,6 +49,20 @@ quarter, runs ended too soon."""
 _FROZEN = ("token_embd.weight", "output.weight", "d2t", "rope_freqs.weight")
 _LOOKED_UP = ("markov_w1.weight", "selector_predecessor.weight", "selector_successor.weight")
 """Tables by token, which a low-rank addition does not fit."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What may differ between trainings of all weights. `last_rate`: the learning rate in the end,
+    as a part of the largest one; `linear`: it falls in a line, else as a cosine. `muon`: the
+    matrices are trained with Muon. `label_power`: that of the labels' chances. `memory`: of the
+    running mean of the weights."""
+
+    last_rate: float = _LAST_RATE
+    linear: bool = False
+    muon: bool = False
+    label_power: float = 1.0
+    memory: float = _MEMORY
 
 
 @dataclass(frozen=True)
@@ -76,9 +91,11 @@ class Trainer:
         warm_up: int = WARM_UP,
         n_ctx: int = 0,
         seed: int = 0,
+        recipe: Recipe | None = None,
     ) -> None:
         self.drafter = drafter
         self.low_rank = low_rank
+        self._recipe = recipe or Recipe()
         self._n_packed = n_packed
         self._warm_up = warm_up
         self.step_number = 0
@@ -98,8 +115,13 @@ class Trainer:
         self._best: dict[str, Tensor] = self._copy()
         width = int(drafter.keys["embedding_length"])
         self._rate = _LOW_RANK_RATE if low_rank else rate / width
+        matrices = {n for n in self._trained if self._recipe.muon and _by_muon(n, self._trained[n])}
+        self._muon = Muon([self._trained[name] for name in sorted(matrices)])
         self._optimizer = torch.optim.AdamW(
-            self._trained.values(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0
+            [each for name, each in self._trained.items() if name not in matrices],
+            lr=self._rate,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
         )
 
     @property
@@ -119,15 +141,18 @@ class Trainer:
             torch.autograd.backward(loss)
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(self._trained.values(), _CLIP)
-        fall = _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+        last, done = self._recipe.last_rate, min(progress, 1.0)
+        left = 1 - done if self._recipe.linear else (1 + math.cos(math.pi * done)) / 2
         rise = min(1.0, (self.step_number + 1) / self._warm_up)
+        rate = self._rate * (last + (1 - last) * left) * rise
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate * fall * rise
+            group["lr"] = rate
         self._optimizer.step()
+        self._muon.step(rate)
         self._optimizer.zero_grad(set_to_none=True)
         self.step_number += 1
         # At first it forgets faster: the beginning is no good estimate of anything.
-        memory = min(_MEMORY, self.step_number / (self.step_number + 9))
+        memory = min(self._recipe.memory, self.step_number / (self.step_number + 9))
         torch._foreach_lerp_(
             list(self.mean.values()), [each.detach() for each in self._trained.values()], 1 - memory
         )
@@ -135,12 +160,15 @@ class Trainer:
 
     def _outcome(self, pack: Sequence[Answer], starts: Sequence[Tensor]) -> Outcome:
         """Compiled, a step takes an H200 a third of the time: by itself it waits for Python."""
+        power = self._recipe.label_power
         if self._compiled is not None:
             try:
-                return outcome(self.drafter, pack, starts, of=self._compiled, **self._shape)
+                return outcome(
+                    self.drafter, pack, starts, of=self._compiled, power=power, **self._shape
+                )
             except torch._dynamo.exc.TorchDynamoException:  # Triton wants a C compiler, too
                 self._compiled = None
-        return outcome(self.drafter, pack, starts)
+        return outcome(self.drafter, pack, starts, power=power)
 
     def move(self, device: str) -> None:
         """All weights and moments to a device: between its turns the trainer leaves the GPU."""
@@ -216,7 +244,9 @@ class Trainer:
 
     def best_weights(self) -> dict[str, Tensor]:
         """The weights that measured best, by name, of a drafter without low-rank additions."""
-        return self.weights() | {name: value.float() for name, value in self._best.items()}
+        return self._with_taps_scaled(
+            self._whole() | {name: value.float() for name, value in self._best.items()}
+        )
 
     def use_best(self) -> None:
         """Go back to the weights that measured best."""
@@ -226,11 +256,20 @@ class Trainer:
 
     def weights(self) -> dict[str, Tensor]:
         """The drafter's weights, low-rank additions included; float32 on the host, by name."""
+        return self._with_taps_scaled(self._whole())
+
+    def _whole(self) -> dict[str, Tensor]:
         found = {name: value.detach() for name, value in self.drafter.weights.items()}
         for name, (down, up) in self.drafter.adapters.items():
             weight = f"{name}.weight"
             found[weight] = found[weight].float() + (up @ down).detach()
         return {name: value.float().cpu() for name, value in found.items()}
+
+    def _with_taps_scaled(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """With the factors of the features in `fc`."""
+        if (scale := self.drafter.tap_scale) is None:
+            return weights
+        return weights | {"fc.weight": weights["fc.weight"] * scale.cpu()}
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs to go on as if nothing had happened."""
@@ -265,6 +304,57 @@ class Trainer:
         if self._device.type == "cpu":
             return nullcontext()
         return torch.autocast(self._device.type, torch.bfloat16)
+
+
+class Muon:
+    """Steps of matrices by the orthogonal part of their momentum (arXiv 2502.16982): all directions
+    move alike, by as much as Adam would move them. Matrices of one shape go together."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._groups: dict[torch.Size, list[Tensor]] = {}
+        for each in weights:
+            self._groups.setdefault(each.shape, []).append(each)
+        self._momenta = {
+            shape: torch.zeros(len(group), *shape, device=group[0].device)
+            for shape, group in self._groups.items()
+        }
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """One step, by the gradients that the weights have."""
+        for shape, group in self._groups.items():
+            momentum = self._momenta[shape]
+            gradient = torch.stack([each.grad for each in group])
+            momentum.lerp_(gradient, 1 - _MUON_MEMORY)
+            moved = _orthogonal(gradient.lerp(momentum, _MUON_MEMORY))
+            moved = moved * (0.2 * max(shape) ** 0.5 * rate)
+            for each, by in zip(group, moved, strict=True):
+                each.sub_(by)
+                each.grad = None
+
+
+def _orthogonal(matrices: Tensor) -> Tensor:
+    """The nearest matrices, [n, a, b], of singular values near one, by a Newton-Schulz iteration
+    of fifth order."""
+    rows = matrices.bfloat16() if matrices.is_cuda else matrices
+    tall = rows.shape[1] > rows.shape[2]
+    rows = rows.mT if tall else rows
+    rows = rows / (rows.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        products = rows @ rows.mT
+        products = -4.7750 * products + 2.0315 * products @ products
+        rows = 3.4445 * rows + products @ rows
+    return (rows.mT if tall else rows).float()
+
+
+def _by_muon(name: str, weight: Tensor) -> bool:
+    return weight.ndim == 2 and name not in _LOOKED_UP and name != "markov_w2.weight"
+
+
+def tap_scale(answers: Sequence[Answer]) -> Tensor:
+    """One over the usual size of each feature in these answers, [n_features]."""
+    rows = torch.cat([each.features.float() for each in answers])
+    return rows.square().mean(dim=0).rsqrt().clamp(max=1e4)
 
 
 def is_trained(name: str) -> bool:
