@@ -56,13 +56,15 @@ class Recipe:
     """What may differ between trainings of all weights. `last_rate`: the learning rate in the end,
     as a part of the largest one; `linear`: it falls in a line, else as a cosine. `muon`: the
     matrices are trained with Muon. `label_power`: that of the labels' chances. `memory`: of the
-    running mean of the weights."""
+    running mean of the weights; 0: there is none. `table_rate`: the learning rate of a Markov
+    head's tables, over that of the others."""
 
     last_rate: float = _LAST_RATE
     linear: bool = False
     muon: bool = False
     label_power: float = 1.0
     memory: float = _MEMORY
+    table_rate: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class Trainer:
         self._generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         self._trained = _trainable(drafter, low_rank)
-        self.mean = {name: each.detach().clone() for name, each in self._trained.items()}
+        averages = self._recipe.memory > 0
+        self.mean = {n: w.detach().clone() if averages else w for n, w in self._trained.items()}
         """The running mean of the trained weights. It is measured and kept: it has less of the
         noise of single steps."""
         self._best: dict[str, Tensor] = self._copy()
@@ -117,11 +120,12 @@ class Trainer:
         self._rate = _LOW_RANK_RATE if low_rank else rate / width
         matrices = {n for n in self._trained if self._recipe.muon and _by_muon(n, self._trained[n])}
         self._muon = Muon([self._trained[name] for name in sorted(matrices)])
+        tables = [n for n in self._trained if n.startswith("markov")]
+        others = [n for n in self._trained if n not in matrices and n not in tables]
+        self._factors = 1.0, self._recipe.table_rate
+        groups = [{"params": [self._trained[n] for n in names]} for names in (others, tables)]
         self._optimizer = torch.optim.AdamW(
-            [each for name, each in self._trained.items() if name not in matrices],
-            lr=self._rate,
-            betas=(0.9, 0.95),
-            weight_decay=0.0,
+            groups, lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0
         )
 
     @property
@@ -145,17 +149,17 @@ class Trainer:
         left = 1 - done if self._recipe.linear else (1 + math.cos(math.pi * done)) / 2
         rise = min(1.0, (self.step_number + 1) / self._warm_up)
         rate = self._rate * (last + (1 - last) * left) * rise
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        for group, factor in zip(self._optimizer.param_groups, self._factors, strict=True):
+            group["lr"] = rate * factor
         self._optimizer.step()
         self._muon.step(rate)
         self._optimizer.zero_grad(set_to_none=True)
         self.step_number += 1
         # At first it forgets faster: the beginning is no good estimate of anything.
         memory = min(self._recipe.memory, self.step_number / (self.step_number + 9))
-        torch._foreach_lerp_(
-            list(self.mean.values()), [each.detach() for each in self._trained.values()], 1 - memory
-        )
+        if memory:
+            trained = [each.detach() for each in self._trained.values()]
+            torch._foreach_lerp_(list(self.mean.values()), trained, 1 - memory)
         return total
 
     def _outcome(self, pack: Sequence[Answer], starts: Sequence[Tensor]) -> Outcome:
@@ -352,8 +356,9 @@ def _by_muon(name: str, weight: Tensor) -> bool:
 
 
 def tap_scale(answers: Sequence[Answer]) -> Tensor:
-    """One over the usual size of each feature in these answers, [n_features]."""
-    rows = torch.cat([each.features.float() for each in answers])
+    """One over the usual size of each feature in these answers, [n_features]. Prompts do not count:
+    the first token of a text often has a hundred times the size of others."""
+    rows = torch.cat([each.features[each.n_prompt :].float() for each in answers])
     return rows.square().mean(dim=0).rsqrt().clamp(max=1e4)
 
 
