@@ -328,7 +328,7 @@ class Muon:
         """One step, by the gradients that the weights have."""
         for shape, group in self._groups.items():
             momentum = self._momenta[shape]
-            gradient = torch.stack([each.grad for each in group])
+            gradient = torch.stack([each.grad for each in group if each.grad is not None])
             momentum.lerp_(gradient, 1 - _MUON_MEMORY)
             moved = _orthogonal(gradient.lerp(momentum, _MUON_MEMORY))
             moved = moved * (0.2 * max(shape) ** 0.5 * rate)
@@ -348,7 +348,8 @@ def _orthogonal(matrices: Tensor) -> Tensor:
         products = rows @ rows.mT
         products = -4.7750 * products + 2.0315 * products @ products
         rows = 3.4445 * rows + products @ rows
-    return (rows.mT if tall else rows).float()
+    found: Tensor = (rows.mT if tall else rows).float()
+    return found
 
 
 def _by_muon(name: str, weight: Tensor) -> bool:
