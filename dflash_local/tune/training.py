@@ -53,7 +53,7 @@ _LOOKED_UP = ("markov_w1.weight", "selector_predecessor.weight", "selector_succe
 
 @dataclass(frozen=True)
 class Recipe:
-    """What may differ between trainings of all weights. `last_rate`: the learning rate in the end,
+    """The settings of a training of all weights. `last_rate`: the learning rate in the end,
     as a part of the largest one; `linear`: it falls in a line, else as a cosine. `muon`: the
     matrices are trained with Muon. `label_power`: that of the labels' chances. `memory`: of the
     running mean of the weights; 0: there is none. `table_rate`: the learning rate of a Markov
@@ -270,7 +270,7 @@ class Trainer:
         return {name: value.float().cpu() for name, value in found.items()}
 
     def _with_taps_scaled(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """With the factors of the features in `fc`."""
+        """Put the factors of the features into `fc`."""
         if (scale := self.drafter.tap_scale) is None:
             return weights
         return weights | {"fc.weight": weights["fc.weight"] * scale.cpu()}
@@ -357,8 +357,8 @@ def _by_muon(name: str, weight: Tensor) -> bool:
 
 
 def tap_scale(answers: Sequence[Answer]) -> Tensor:
-    """One over the usual size of each feature in these answers, [n_features]. Prompts do not count:
-    the first token of a text often has a hundred times the size of others."""
+    """Factors for each feature, [n_features]: one over its usual size in these answers. Prompts do
+    not count: the first token of a text often has a hundred times the size of others."""
     rows = torch.cat([each.features[each.n_prompt :].float() for each in answers])
     return rows.square().mean(dim=0).rsqrt().clamp(max=1e4)
 

@@ -36,8 +36,8 @@ from trained_heads import Text, written
 
 torch.set_num_threads(1)  # the products are small
 ROUNDING, NOISE = 5e-3, 0.02
-"""Against llama.cpp, where sums round otherwise before they become 8 bits, and against the reference, whose keys and
-values are no halves."""
+"""Against llama.cpp, where sums round otherwise before they become 8 bits, and against the
+reference, whose keys and values are no halves."""
 N = 24  # tokens of an answer
 
 
