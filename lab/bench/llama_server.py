@@ -55,9 +55,9 @@ class LlamaServer:
     """A context: the server runs inside of it, and is always stopped at its end.
 
     `n_ctx` are the tokens of each of `n_slots` slots. `n_gpu_layers`: -1 for all, 0 for none on any
-    GPU. `drafts_by` is its name for what drafts: with a
-    drafter's file its kind, without one "draft-mtp"; "" is plain decoding. `synthetic_rates`: the chance of each of
-    `n_draft_max` drafts to be accepted, as `RecordedDrafts.rates` gives them. `overrides`
+    GPU. `drafts_by` is its name for what drafts: with a drafter's file its kind, without one
+    "draft-mtp"; "" is plain decoding. `synthetic_rates`: the chance of each of `n_draft_max` drafts
+    to be accepted, as `RecordedDrafts.rates` gives them. `overrides`
     are patterns of tensors with their devices. With a `projector` it reads pictures. All else is
     the server's default, except its prompt cache in host memory, which is off.
 

@@ -62,9 +62,9 @@ class LabBenchmark(Benchmark):
         self._server: OpenServer | None = None
 
     def suited(self, settings: RunSettings, options: BenchOptions) -> RunSettings:
-        """Without a drafter or heads there is only plain decoding; in a replay copies, too, whose gain it
-        shows. With synthetic acceptance, answers cannot be compared, and those of a replay need
-        not be: they are long, and measured from empty caches."""
+        """Without a drafter or heads there is only plain decoding; in a replay copies, too, whose
+        gain it shows. With synthetic acceptance, answers cannot be compared, and those of a replay
+        need not be: they are long, and measured from empty caches."""
         assert isinstance(options, LabOptions)
         if not has_drafts(options):
             settings = replace(settings, variants=(Variant(),) if options.replay else ())

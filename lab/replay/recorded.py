@@ -82,8 +82,8 @@ class RecordedDrafts:
         return found
 
     def weights(self, length: float, n_whole: int | None = None) -> NDArray[np.float64]:
-        """[passages]: how often to draw each, so that whole chains of `n_whole` drafts (None: of all)
-        give rounds of `length` tokens, the target's own included.
+        """[passages]: how often to draw each, so that whole chains of `n_whole` drafts (None: of
+        all) give rounds of `length` tokens, the target's own included.
 
         The longer the rounds of a passage, the more its weight is raised or lowered (exponential
         tilting: Siegmund 1976). All weights are equal where the length is that of the recording.
