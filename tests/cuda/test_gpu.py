@@ -249,6 +249,7 @@ def test_answers_drafted_by_heads_are_plain_ones_in_exact_mode(folder: Path, nam
 
 @pytest.mark.parametrize("name", ["qwen35", "glm4moe"])
 def test_heads_draft_on_a_gpu_what_llama_cpps_context_drafts(folder: Path, name: str) -> None:
+    """Without kernels of ours, in a process that had them."""
     path = folder / f"{name}-f32.gguf"
     hybrid.write_hybrid(path, name, tiny_coder.pair()[0], quant="F32", head=0.5)
     with target_with_heads(path, kv_type="f16", n_gpu_layers=-1) as target:
@@ -266,7 +267,7 @@ def test_heads_draft_on_a_gpu_what_llama_cpps_context_drafts(folder: Path, name:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_about_pictures_are_plain_ones_in_exact_mode(folder: Path, kind: str) -> None:
-    """Target and projector share the GPU; a second question decodes nothing of the picture."""
+    """Target and projector share the GPU."""
     path = write_vision_target(folder / f"{kind}-eyes.gguf", kind)
     draft = tiny_coder.pair()[1]
     if kind == "qwen35":
@@ -277,10 +278,10 @@ def test_answers_about_pictures_are_plain_ones_in_exact_mode(folder: Path, kind:
         for temperature in (0.0, 0.8):
             plain, *drafted = (
                 model.chat(messages, max_tokens=48, draft_width=w, temperature=temperature, seed=5)
-                for w in (0, 4, 16)
+                for w in (0, 4, 8)
             )
             assert [found.tokens for found in drafted] == [plain.tokens] * 2
-            assert all(found.stats.cached_tokens >= 10 for found in drafted)
+            assert drafted[0].stats.drafted > 0
 
 
 def test_drafted_answers_begin_as_plain_ones() -> None:
