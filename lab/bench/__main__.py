@@ -91,7 +91,7 @@ SERVER = (
         "llama_server",
         type=READABLE,
         metavar="PATH",
-        help="Give the same prompts to this llama-server, too, plain and with its DFlash.",
+        help="Give the same prompts to this llama-server, too, plain and with its drafts.",
     ),
     Option(
         "--server-drafts",

@@ -1,4 +1,4 @@
-"""The same prompts and limits through llama-server, plain and with its DFlash."""
+"""The same prompts and limits through llama-server, plain and with its drafts."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def _accepted_length(answers: Sequence[ServerAnswer]) -> float | None:
 
 
 def _progress(row: ServerRow) -> str:
-    kind = f"DFlash, {row.n_drafts} drafts" if row.n_drafts else "plain"
+    kind = f"{row.n_drafts} drafts" if row.n_drafts else "plain"
     at_once = f", {row.concurrency} at once" if row.concurrency > 1 else ""
     return (
         f"llama-server, {kind}: {row.category}, temperature {row.temperature:g}{at_once}: "
