@@ -110,6 +110,9 @@ class _Trial:
         self.rng = np.random.default_rng(0)
         self.steps: dict[int, dict[int, list[float]]] = {}
         self.drafts: dict[int, dict[int, list[float]]] = {}
+        self.firsts: list[float] = []  # drafts of one token
+        most = min(drafter.block_size, target.max_width) if drafter else 0
+        self.n_draft = max(most - 1, 1)
         self.switches: list[float] = []
         self.injections: list[float] = []
         self.trees: dict[int, float] = {}
@@ -136,6 +139,7 @@ class _Trial:
             _usual(self.drafts) if self.drafter is not None else {SHALLOW: {1: 0.0}},
             switch_s=max(median(self.switches), 0.0) if self.switches else 0.0,
             inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
+            token_share=self._token_share(),
             trees=self.trees,
             spread=0.0 if self.is_rough else self._spread(),
             budget_s=self.budget_s,
@@ -150,6 +154,8 @@ class _Trial:
             if self.drafter is not None:
                 for n_seqs in sorted({1, self.n_seq}):
                     self._draft(n_seqs, timed)
+                if self.drafter.by_steps and self.n_draft > 1:
+                    self._first(timed)
                 self._inject()
 
     def _measure_deep(self) -> bool:
@@ -257,6 +263,22 @@ class _Trial:
         )
         known.setdefault(n_seqs, []).extend(seconds)
 
+    def _first(self, timed: int) -> None:
+        """Time drafts of one token."""
+        usual = median(self.drafts[self.depth][1])
+        if self._affords(1, (self.warm_up + timed) * usual + self._guess(SHALLOW)):
+            features = self._new_features(SHALLOW)
+            self.firsts += self._timed(
+                lambda: self._draft_stage_s(1, features, 1), timed, 0.0, needed=True
+            )
+
+    def _token_share(self) -> float:
+        """See `Costs`; on a line from a draft of one token to the longest."""
+        if not self.firsts:
+            return 0.0
+        whole = median(self.drafts[self.n_seq * SHALLOW][1])
+        return max(1 - median(self.firsts) / whole, 0.0) / (self.n_draft - 1)
+
     def _inject(self) -> None:
         """Time a draft that has many rows to inject first."""
         usual = median(self.drafts[self.depth][1])
@@ -350,11 +372,11 @@ class _Trial:
         numbers = [self.target.numbers[row] for row in rows]
         return StoredFeatures(self.target, numbers, [self.tokens[row] for row in rows])
 
-    def _draft_stage_s(self, n_seqs: int, features: Features) -> float:
-        """Seconds of one draft stage that injects `features` in each sequence."""
+    def _draft_stage_s(self, n_seqs: int, features: Features, n_draft: int = 0) -> float:
+        """Seconds of one draft stage that injects `features` in each sequence; 0: of all tokens."""
         drafter = self.drafter
         assert drafter is not None
-        n_draft = drafter.block_size - 1
+        n_draft = n_draft or self.n_draft
         requests = [DraftRequest(seq, 1, features, n_draft, whole=True) for seq in range(n_seqs)]
         begin = time.perf_counter()
         drafter.draft(requests)

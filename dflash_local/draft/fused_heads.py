@@ -23,11 +23,11 @@ class FusedHeads(Drafter):
     states, the head's cache and the drafted tokens stay on the device. Its cache is in f16.
 
     The steps of a graph are all computed, also those after a draft has become unlikely, which are
-    left out. So a sequence's drafts get shorter while they do, and longer again while they do not.
+    left out.
     """
 
     name = HeadsDrafter.name
-    saves_rows = True
+    saves_rows = by_steps = True
 
     def __init__(
         self, target: Target, spec: HeadsSpec, layer: HeadLayerSpec, *, n_seq: int, n_ctx: int
@@ -48,8 +48,6 @@ class FusedHeads(Drafter):
                 target.n_threads,
                 target.threads,
             )
-        self.most_steps = [spec.n_draft] * n_seq
-        """The steps of the next draft of each sequence, unless it is to be whole."""
         target.attach(self)
 
     @property
@@ -83,7 +81,7 @@ class FusedHeads(Drafter):
             [each.tokens for each in rows],
             [each.rows for each in rows],
             [request.anchor for request in requests],
-            max(map(self._n_steps, requests)),
+            max(request.n_draft for request in requests),
         )
         drafts = [GrowingDraft(request, LEAST_CHANCE) for request in requests]
         for draft, *drafted in zip(drafts, ids.tolist(), logprobs.tolist(), strict=True):
@@ -91,24 +89,10 @@ class FusedHeads(Drafter):
                 draft.add(token, logprob)
                 if draft.is_done(self._target.vocabulary):
                     break
-            self.adapt(draft)
         return [each.draft() for each in drafts]
-
-    def adapt(self, draft: GrowingDraft) -> None:
-        """Make the next draft of a sequence as long as this one was of use, and one longer."""
-        seq, n = draft.request.seq, len(draft.tokens)
-        most = self.most_steps[seq]
-        most = max(most - 1, n) if draft.is_poor else max(most, n + 1)
-        self.most_steps[seq] = min(most, self.spec.n_draft)
-
-    def _n_steps(self, request: DraftRequest) -> int:
-        most = request.n_draft if request.whole else self.most_steps[request.seq]
-        return min(request.n_draft, most)
 
     def truncate(self, seq: int, length: int) -> None:
         self._open.truncate(seq, min(length, self._open.length(seq)))
-        if not length:
-            self.most_steps[seq] = self.spec.n_draft
 
     def copy(self, source: int, target: int, length: int) -> None:
         self._open.copy(source, target, length)

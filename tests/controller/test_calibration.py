@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from dflash_local.controller.calibration import (
 )
 from dflash_local.controller.controller import Controller
 from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import WayBack
 from dflash_local.target_model.options import TargetOptions
@@ -101,6 +102,29 @@ def test_measured_once_and_kept(own_cache: Path, passes: list[int]) -> None:
         assert measure(target, drafter, before=nothing).as_dict() == again.as_dict()
     (kept,) = (own_cache / "costs").iterdir()
     assert json.loads(kept.read_text())["step_s"]
+
+
+class TokenByToken(WrappedDrafter):
+    """Takes as long for each token as a calibration's look at the clock."""
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        for _ in range(max(request.n_draft for request in requests)):
+            calibration.time.perf_counter()
+        return self.inner.draft(requests)
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("by_steps", [True, False])
+def test_what_each_token_of_a_draft_costs_is_measured_where_it_costs(by_steps: bool) -> None:
+    with open_target() as target:
+        drafter = TokenByToken(fused_drafter(target))
+        drafter.by_steps = by_steps
+        costs = measure(target, drafter, before=nothing)
+        n_draft = drafter.block_size - 1
+        for n in range(1, n_draft + 1):
+            expected = n if by_steps else n_draft
+            found = costs.draft_s(1, costs.depths[0], n_draft - n)
+            assert found == pytest.approx(1e-2 * (expected + 1))
 
 
 @pytest.mark.usefixtures("own_cache")

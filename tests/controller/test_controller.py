@@ -167,6 +167,51 @@ def test_a_plain_step_that_was_measured_too_fast_is_found_out_in_the_first_answe
     assert hopeless > 0.95 * play(true, text("hopeless"), Fixed(0), [1000]).rate
 
 
+# Drafts that are made token by token: at most six
+
+HEADS = replace(MACHINES["rtx-4090"], draft=0.7, draft_token=0.6)
+HEADS_BLOCK = 7
+
+
+def with_heads(text_name: str, n_seqs: int = 1, **changes: float) -> Played:
+    costs = replace(HEADS, **changes).costs(n_seqs, block_size=HEADS_BLOCK)
+    lengths = LENGTHS * max(1, n_seqs // 2)
+    return play(HEADS, text(text_name), Controller(costs, HEADS_BLOCK), lengths, n_seqs=n_seqs)
+
+
+@pytest.mark.parametrize("n_seqs", [1, 4])
+@pytest.mark.parametrize("text_name", ["code", "prose", "switching", "shipped drawn", "dspark"])
+def test_drafts_are_about_as_long_as_the_best_length_in_hindsight(
+    text_name: str, n_seqs: int
+) -> None:
+    lengths = LENGTHS * max(1, n_seqs // 2)
+    rates = [
+        play(HEADS, text(text_name), Fixed(1 + n, n_draft=n), lengths, n_seqs=n_seqs).rate
+        for n in range(HEADS_BLOCK)
+    ]
+    assert with_heads(text_name, n_seqs).rate > 0.95 * max(rates)
+
+
+def test_the_length_of_drafts_follows_acceptance_where_each_token_costs() -> None:
+    def mean(text_name: str, **changes: float) -> float:
+        lengths = with_heads(text_name, **changes).lengths[100:]
+        return sum(lengths) / sum(n > 0 for n in lengths)
+
+    assert mean("geometric 0.3") < 1.5 < 3.5 < mean("geometric 0.85")
+    assert mean("prose") < 2.5 < 5 < mean("code")
+    blocks = {"draft": HEADS.drafts(1, 6), "draft_token": 0.0}  # the same, drafted at once
+    assert mean("prose", **blocks) == mean("code", **blocks) == 6
+
+
+def test_drafts_grow_and_shrink_from_one_answer_to_the_next() -> None:
+    chosen = Controller(HEADS.costs(1, block_size=HEADS_BLOCK), HEADS_BLOCK)
+    means = []
+    for text_name in ("code", "prose", "code"):
+        lengths = play(HEADS, text(text_name), chosen, [600]).lengths[50:]
+        means.append(sum(lengths) / sum(n > 0 for n in lengths))
+    assert min(means[0], means[2]) > means[1] + 2
+
+
 # The round's questions
 
 

@@ -14,7 +14,6 @@ import pytest
 import tiny_coder
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_heads import FusedHeads
-from dflash_local.draft.growing import GrowingDraft
 from dflash_local.draft.heads_drafter import LEAST_CHANCE, HeadsDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
@@ -184,28 +183,18 @@ def test_a_long_text(files: dict[str, Path]) -> None:
         theirs.close()
 
 
-def test_drafts_are_as_long_as_they_were_of_use(
+def test_a_draft_ends_where_it_has_become_unlikely(
     ours: FusedHeads, texts: list[StoredFeatures]
 ) -> None:
-    """These heads are not sure of a single token."""
+    """These heads are not sure of a single token. A shorter draft is the beginning of a longer."""
     ours.inject(0, texts[0])
     none = part(texts[0], 0, 0)
     whole = ours.draft([request(0, 300, none)])[0]
     assert whole.logprobs[0] < np.log(LEAST_CHANCE)
-    for n in (5, 4, 3, 2, 1, 1):
-        (draft,) = ours.draft([replace(request(0, 300, none), whole=False)])
-        assert draft.tokens == whole.tokens[:1]
-        assert ours.most_steps[0] == n
-    for n in range(1, 7):
-        sure = GrowingDraft(replace(request(0, 300, none, n), whole=False), LEAST_CHANCE)
-        for token in whole.tokens[:n]:
-            sure.add(token, 0.0)
-        ours.adapt(sure)
-        assert ours.most_steps[0] == min(n + 1, 6)
-    ours.draft([replace(request(0, 300, none), whole=False)])
-    assert ours.draft([request(0, 300, none)])[0].tokens == whole.tokens
-    ours.truncate(0, 0)
-    assert ours.most_steps[0] == 6
+    (draft,) = ours.draft([replace(request(0, 300, none), whole=False)])
+    assert draft.tokens == whole.tokens[:1]
+    for n in (1, 3, 5):
+        assert ours.draft([request(0, 300, none, n)])[0].tokens == whole.tokens[:n]
 
 
 def test_states_that_are_no_numbers(files: dict[str, Path]) -> None:
