@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -237,7 +236,7 @@ def _open(
         if target.way_back.kind == "replay" and not takes_back(target):
             setup = _tried(setup.without_replay(), say)
             target.reopen(setup.target_options)
-        drafter = _drafter_of(setup, target)
+        drafter = _drafter_of(setup, target, say)
         if few_rows:
             say(few_rows.line)
         progress(1.0)
@@ -380,17 +379,21 @@ def open_drafter(
     )
 
 
-def open_heads(target: Target, spec: HeadsSpec, *, n_seq: int, n_ctx: int) -> Drafter:
+def open_heads(target: Target, spec: HeadsSpec, *, n_seq: int, n_ctx: int, say: Say) -> Drafter:
     """The heads of a loaded target's own file, which it closes: in one graph of ours if it can
-    compute them where they are, else in llama.cpp's context for them. `n_seq` and `n_ctx` are as
-    for `open_drafter`. Raises BackendError if the memory does not suffice."""
-    if spec.layer is not None and not target.options.bends_rope:
-        with suppress(FileError, BackendError):
-            return FusedHeads(target, spec, spec.layer, n_seq=n_seq, n_ctx=n_ctx)
+    compute them where they are, else in llama.cpp's context for them, and a line says why. `n_seq`
+    and `n_ctx` are as for `open_drafter`. Raises BackendError if the memory does not suffice."""
+    layer = "the target's positions are stretched" if target.options.bends_rope else spec.layer
+    if not isinstance(layer, str):
+        try:
+            return FusedHeads(target, spec, layer, n_seq=n_seq, n_ctx=n_ctx)
+        except (FileError, BackendError) as error:
+            layer = str(error)
+    say(f"the target's own heads draft step by step, in llama.cpp's context: {layer}")
     return HeadsDrafter(target, spec, n_seq=n_seq, n_ctx=n_ctx)
 
 
-def _drafter_of(setup: Setup, target: Target) -> Drafter | None:
+def _drafter_of(setup: Setup, target: Target, say: Say) -> Drafter | None:
     """The drafter of a setup for its loaded target."""
     draft, spec = setup.pair.draft, setup.pair.spec
     if draft is None:
@@ -398,7 +401,7 @@ def _drafter_of(setup: Setup, target: Target) -> Drafter | None:
     if isinstance(spec, ModelSpec):
         return ModelDrafter(draft.path, target, spec, setup.model_drafter_options)
     if isinstance(spec, HeadsSpec):
-        return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx)
+        return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx, say=say)
     return open_drafter(
         draft.path,
         target,

@@ -96,7 +96,8 @@ def request(seq: int, anchor: int, features: StoredFeatures, n: int = 6) -> Draf
 def compare(ours: FusedHeads, theirs: HeadsDrafter, requests: list[DraftRequest]) -> Counter[str]:
     """Check drafts of both, and count them. They may part where two tokens are as likely, and in a
     mixture where two experts are."""
-    routes = ours.spec.layer is not None and ours.spec.layer.n_expert_used > 0
+    layer = ours.spec.layer
+    routes = isinstance(layer, HeadLayerSpec) and layer.n_expert_used > 0
     counts: Counter[str] = Counter()
     for one, other in zip(ours.draft(requests), theirs.draft(requests), strict=True):
         assert len(one.tokens) == len(other.tokens)
@@ -245,7 +246,7 @@ def test_what_cannot_be_is_refused(
 
 def test_a_full_context(target: Target, texts: list[StoredFeatures]) -> None:
     spec = check_heads(GgufFile.open(target.path))
-    assert spec.layer
+    assert isinstance(spec.layer, HeadLayerSpec)
     small = FusedHeads(target, spec, spec.layer, n_seq=1, n_ctx=N_TEXT)
     small.inject(0, texts[0])
     assert len(small.draft([request(0, 300, part(texts[0], 0, 0))])[0].tokens) == 6
@@ -257,7 +258,7 @@ def test_a_full_context(target: Target, texts: list[StoredFeatures]) -> None:
 
 def test_sizes_that_the_file_has_not(target: Target) -> None:
     spec = check_heads(GgufFile.open(target.path))
-    assert spec.layer
+    assert isinstance(spec.layer, HeadLayerSpec)
     good = spec.layer
 
     def opened(layer: HeadLayerSpec) -> None:
@@ -301,18 +302,21 @@ def test_other_heads_are_left_to_llama_cpp(files: dict[str, Path], tmp_path: Pat
         tensors[f"blk.{N_LAYER}.attn_qkv.weight"] = fused, parts[0][1]
 
     fused = changed(file.path, tmp_path / "fused.gguf", tensors=fuse)
-    kinds = ((file.path, FusedHeads), (scaled, HeadsDrafter), (fused, HeadsDrafter))
-    for path, kind in kinds:
-        with target_with_heads(path, kv_type="f16") as target:
-            spec = check_heads(GgufFile.open(path))
-            drafter = open_heads(target, spec, n_seq=1, n_ctx=256)
-            assert type(drafter) is kind
-            drafter.close()
     stretched = {"rope_scaling": "linear", "rope_scale": 2.0}
-    with target_with_heads(file.path, kv_type="f16", **stretched) as target:
-        drafter = open_heads(target, check_heads(file), n_seq=1, n_ctx=256)
-        assert type(drafter) is HeadsDrafter
-        drafter.close()
+    for path, options, why in (
+        (file.path, {}, None),
+        (scaled, {}, "positions are scaled"),
+        (fused, {}, "have blk.6.attn_qkv.weight, which is not known here"),
+        (file.path, stretched, "positions are stretched"),
+    ):
+        said: list[str] = []
+        with target_with_heads(path, kv_type="f16", **options) as target:
+            spec = check_heads(GgufFile.open(path))
+            drafter = open_heads(target, spec, n_seq=1, n_ctx=256, say=said.append)
+            assert type(drafter) is (HeadsDrafter if why else FusedHeads)
+            drafter.close()
+        assert bool(said) == bool(why)
+        assert all("in llama.cpp's context: " in line and str(why) in line for line in said)
 
 
 @pytest.fixture(scope="module", params=["qwen35", "qwen35moe", "qwen3next"])
