@@ -239,6 +239,11 @@ def is_model(drafter: GgufFile) -> bool:
 def read_spec(file: GgufFile, *, n_vocab: int | None = None) -> FileSpec:
     """The spec of a drafter. `n_vocab` is used if a DFlash drafter's file has no vocabulary. Raises
     FileError if it is no drafter, and none that is a language model either."""
+    if file.architecture == "gemma4-assistant":
+        file.fail(
+            "a Gemma 4 assistant, which drafts from the target's own cache and is not used here; "
+            "give a DFlash drafter, or a small Gemma 4, as the draft model"
+        )
     if not is_model(file):
         return read_drafter(file, n_vocab=n_vocab)
     check_target(file)
