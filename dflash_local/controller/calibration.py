@@ -155,7 +155,7 @@ class _Trial:
                 for n_seqs in sorted({1, self.n_seq}):
                     self._draft(n_seqs, timed)
                 if self.drafter.by_steps and self.n_draft > 1:
-                    self._first(timed)
+                    self._draft(1, timed, n_draft=1)
                 self._inject()
 
     def _measure_deep(self) -> bool:
@@ -250,8 +250,10 @@ class _Trial:
             seconds = self._timed(lambda: self._verified_s(tree), 2 * _TIMED, guess_s, needed=True)
             self.trees[self.depth] = max(median(seconds) - median(chain), 0.0)
 
-    def _draft(self, n_seqs: int, timed: int, features: Features | None = None) -> None:
-        """Time the draft stage for the first `n_seqs` sequences."""
+    def _draft(
+        self, n_seqs: int, timed: int, features: Features | None = None, n_draft: int = 0
+    ) -> None:
+        """Time the draft stage for the first `n_seqs` sequences: of one token, or 0, of all."""
         known = self.drafts.setdefault(self.depth, {})
         if features is None:
             usual = median(next(iter(self.drafts.values()))[1]) * n_seqs
@@ -259,18 +261,9 @@ class _Trial:
                 return
             features = self._new_features(SHALLOW)
         seconds = self._timed(
-            lambda: self._draft_stage_s(n_seqs, features), timed, 0.0, needed=True
+            lambda: self._draft_stage_s(n_seqs, features, n_draft), timed, 0.0, needed=True
         )
-        known.setdefault(n_seqs, []).extend(seconds)
-
-    def _first(self, timed: int) -> None:
-        """Time drafts of one token."""
-        usual = median(self.drafts[self.depth][1])
-        if self._affords(1, (self.warm_up + timed) * usual + self._guess(SHALLOW)):
-            features = self._new_features(SHALLOW)
-            self.firsts += self._timed(
-                lambda: self._draft_stage_s(1, features, 1), timed, 0.0, needed=True
-            )
+        (self.firsts if n_draft else known.setdefault(n_seqs, [])).extend(seconds)
 
     def _token_share(self) -> float:
         """See `Costs`; on a line from a draft of one token to the longest."""
