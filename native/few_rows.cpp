@@ -285,7 +285,6 @@ class graph_runner {
                      const few_rows_executor::scratch & scratch) const {
         few_rows::choice c = planned.choice;
         c.items = scratch.choice;
-        c.pairs = scratch.choice + 1 + 3 * planned.items;
         if (planned.orders) {
             executor_->order(c);
         }
@@ -296,7 +295,6 @@ class graph_runner {
         }
         few_rows::expert_product e = planned.arguments;
         e.items = c.items;
-        e.pairs = c.pairs;
         e.base.x = scratch.converted;
         e.base.partials = scratch.partials;
         e.base.counters = scratch.counters;

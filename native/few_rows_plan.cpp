@@ -344,7 +344,6 @@ class planner {
     }
 
     void reserve(const few_rows_plan::experts & made) {
-        const few_rows::choice & c = made.choice;
         const size_t tile = few_rows::TILE_BYTES;
         const int units = blocks_of(made.input.k, few_rows::UNIT);
         plan_.converted_bytes = std::max(plan_.converted_bytes, tile * units * made.input.n_tiles);
@@ -353,8 +352,7 @@ class planner {
                                                made.row_blocks * made.items, made.parts, 1)));
         plan_.n_counters =
             std::max(plan_.n_counters, static_cast<size_t>(made.row_blocks) * made.items);
-        plan_.choice_ints = std::max(plan_.choice_ints,
-                                     static_cast<size_t>(1 + 3 * made.items + c.n_rows * c.n_used));
+        plan_.n_items = std::max(plan_.n_items, static_cast<size_t>(made.items));
     }
 
     void emit() {

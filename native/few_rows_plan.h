@@ -57,7 +57,7 @@ struct few_rows_plan {
     std::vector<experts> of_experts;
     std::vector<plain> plains;
     std::vector<step> steps;
-    size_t converted_bytes = 0, partial_floats = 0, n_counters = 0, choice_ints = 0;
+    size_t converted_bytes = 0, partial_floats = 0, n_counters = 0, n_items = 0;
 };
 
 // A pure function of the graph: nothing is launched, and no memory that a tensor points to is read.

@@ -47,13 +47,18 @@ struct product {
     float alpha, limit;  // of SWIGLU_OAI
 };
 
-// What rows chose of some experts, put in order: the pairs of a row and one of its experts, those
-// of an expert side by side, and the tiles of up to eight pairs that one block takes.
+// Up to eight pairs of a row and one of its experts, of the same expert: what one block takes.
+struct expert_item {
+    int expert;
+    int n;                    // of pairs; the places behind them have one of these again
+    int pairs[TILE_COLUMNS];  // row * n_used + which of the row's experts
+};
+
+// What rows chose of some experts, put in order.
 struct choice {
     const int * ids;             // [n_rows, n_used]
     unsigned long long ids_row;  // ints from one row to the next
-    int * items;                 // [0]: how many tiles; then expert, first pair and pairs of each
-    int * pairs;                 // row * n_used + which of the row's experts
+    expert_item * items;         // [most_items()]; those that are not needed have no pairs
     int n_rows, n_used, n_experts;
 };
 constexpr int MAX_EXPERTS = 1024;
@@ -68,8 +73,7 @@ constexpr int most_items(int n_pairs, int n_experts) {
 // bias is the first expert's, and x is the converted input.
 struct expert_product {
     product base;
-    const int * items;
-    const int * pairs;
+    const expert_item * items;
     unsigned long long expert_bytes;  // from one expert's matrix to the next
     unsigned long long expert_bias;   // floats from one expert's bias to the next
     unsigned long long out_row;       // floats from one row's results to the next

@@ -84,9 +84,9 @@ INLINE void multiply_blocks(
             } else {
                 const int phase = (int) address(from) & 15;
                 from += piece - phase;
-                const u64 at = (u64) unit * T::BYTES;
-                if (T::row::SPAN == 1 && at + T::BYTES > m.row_bytes) {  // the rest of a row: zeros behind it
-                    const int left = (int) (m.row_bytes - at) + phase - piece;
+                const int rest = (int) m.row_bytes - unit * T::BYTES;
+                if (T::row::SPAN == 1 && rest < T::BYTES) {  // the rest of a row: zeros behind it
+                    const int left = rest + phase - piece;
 #pragma unroll
                     for (int n = 0; n < T::BYTES + 14; n += 64) {
                         const int size = left - n;
@@ -400,42 +400,29 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     }
 }
 
-// The converted inputs of up to eight pairs, gathered from their columns; places beyond `n` are filled with the first.
+// The converted inputs of an item's pairs, gathered from their columns. A thread copies from one column.
 struct gathered_inputs {
-    const u8 * pieces[2];
-    int n_pieces;
-    u64 step;
-    const u8 * scales[4];
+    const u8 * x;
+    u32 halves, scale;  // bytes from there
+    u32 step;           // from one unit to the next
 
-    INLINE gathered_inputs(const expert_product & e, const int * pairs, int n) {
-        auto column_of = [&](int place) {
-            const int pair = pairs[place < n ? place : 0];
-            return e.n_inputs == 1 ? pair / e.n_used : pair;
-        };
-        auto tile_of = [&](int column) { return e.base.x + (u64) (column / TILE_COLUMNS) * TILE_BYTES; };
-        step = (u64) e.n_tiles * TILE_BYTES;
-        n_pieces = 0;
-        for (int piece = thread_index(); piece < SCALES_AT / 16; piece += BLOCK_THREADS) {
-            const int column = column_of(piece % 32 / 4);
-            pieces[n_pieces++] = tile_of(column) + (piece / 32 * 32 + column % TILE_COLUMNS * 4 + piece % 4) * 16;
-        }
-        if (thread_index() >= BLOCK_THREADS - 2) {  // four scales each
-            for (int i = 0; i < 4; i++) {
-                const int column = column_of((thread_index() - (BLOCK_THREADS - 2)) * 4 + i);
-                scales[i] = tile_of(column) + SCALES_AT + column % TILE_COLUMNS * 4;
-            }
-        }
+    INLINE gathered_inputs(const expert_product & e, int pair) {
+        const int column = e.n_inputs == 1 ? pair / e.n_used : pair;
+        const u32 tile = column / TILE_COLUMNS * TILE_BYTES;
+        x = e.base.x;
+        halves = tile + thread_index() / 32 * 512 + column % TILE_COLUMNS * 64 + thread_index() % 4 * 16;
+        scale = tile + SCALES_AT + column % TILE_COLUMNS * 4;
+        step = e.n_tiles * TILE_BYTES;
     }
+    INLINE static int place() { return thread_index() % 32 / 4; }
     INLINE void copy(int unit, u8 * to) const {
-        const u64 at = unit * step;
-        copy_async(to + thread_index() * 16, pieces[0] + at);
-        if (n_pieces == 2) {
-            copy_async(to + (thread_index() + BLOCK_THREADS) * 16, pieces[1] + at);
-        }
-        if (thread_index() >= BLOCK_THREADS - 2) {
-            u8 * place = to + SCALES_AT + (thread_index() - (BLOCK_THREADS - 2)) * 16;
-            *(floats4 *) place = {*(const float *) (scales[0] + at), *(const float *) (scales[1] + at),
-                                  *(const float *) (scales[2] + at), *(const float *) (scales[3] + at)};
+        static_assert(SUMS_AT == BLOCK_THREADS * 16 && SCALES_AT == SUMS_AT + 32 * 16, "a warp copies the sums");
+        const u8 * const from = x + unit * step;
+        copy_async(to + thread_index() * 16, from + halves);
+        if (thread_index() < 32) {
+            copy_async(to + SUMS_AT + thread_index() * 16, from + halves + SUMS_AT);
+        } else if (thread_index() < 64 && thread_index() % 4 == 0) {
+            copy_float_async(to + SCALES_AT + place() * 4, from + scale);
         }
     }
 };
@@ -445,36 +432,36 @@ template <class A> INLINE void multiply_experts(const expert_product & e) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     let_next_begin();
     wait_for_previous();
-    if (block_z() >= e.items[0]) {
+    const expert_item & item = e.items[block_z()];
+    const int expert = item.expert, pair = item.pairs[gathered_inputs::place()];
+    if (item.n == 0) {
         return;
     }
-    const int * const item = e.items + 1 + 3 * block_z();
-    const int * const pairs = e.pairs + item[1];
-    const int n = item[2];
     int index = 0, row0 = block_x() * BLOCK_ROWS + warp * WARP_ROWS;
     if (p.activation) {
         index = warp / (WARPS / 2);
         row0 = block_x() * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
     }
-    matrix m = p.matrices[index];
-    m.weights += item[0] * e.expert_bytes;
-    m.bias += m.bias ? item[0] * e.expert_bias : 0;
+    matrix of_expert = p.matrices[index];
+    of_expert.weights += expert * e.expert_bytes;
     const int units = (p.k + UNIT - 1) / UNIT, first = block_y() * p.units_per_part;
     const int last = first + p.units_per_part < units ? first + p.units_per_part : units;
     float total[1][4] = {};
-    multiply_part<A, 1>(gathered_inputs(e, pairs, n), m, A::RING, row0, first, last, total);
+    multiply_part<A, 1>(gathered_inputs(e, pair), of_expert, A::RING, row0, first, last, total);
     if (grid_y() > 1 && !add_parts<1>(p, total)) {
         return;
     }
+    matrix m = p.matrices[index];  // and the item: read again, as no register holds them meanwhile
+    m.bias += m.bias ? item.expert * e.expert_bias : 0;
     add_bias<1>(m, row0 + lane / 4, total);
     if (p.activation && !activated<1>(p, total)) {
         return;
     }
     for (int i = 0; i < 4; i++) {
         const int row = row0 + lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        if (row < m.rows && column < n) {
-            const int pair = pairs[column];
-            m.out[pair / e.n_used * e.out_row + pair % e.n_used * m.out_stride + row] = total[0][i];
+        if (row < m.rows && column < item.n) {
+            const int to = item.pairs[column];
+            m.out[to / e.n_used * e.out_row + to % e.n_used * m.out_stride + row] = total[0][i];
         }
     }
 }
@@ -483,7 +470,7 @@ template <class A> INLINE void multiply_experts(const expert_product & e) {
 DEVICE void put_in_order(const choice & c) {
     int * const chosen = (int *) shared_memory();
     int * const n_of = chosen + MAX_PAIRS;      // pairs of each expert
-    int * const before = n_of + MAX_EXPERTS;    // tiles of it and of those before, in the low half; pairs in the high
+    int * const before = n_of + MAX_EXPERTS;    // tiles of it and of those before
     const int n_pairs = c.n_rows * c.n_used;
     let_next_begin();
     wait_for_previous();
@@ -497,7 +484,7 @@ DEVICE void put_in_order(const choice & c) {
             n += chosen[i] == expert;
         }
         n_of[expert] = n;
-        before[expert] = (n + TILE_COLUMNS - 1) / TILE_COLUMNS + (n << 16);
+        before[expert] = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
     }
     for (int by = 1; by < c.n_experts; by *= 2) {
         int sums[MAX_EXPERTS / BLOCK_THREADS];
@@ -512,26 +499,27 @@ DEVICE void put_in_order(const choice & c) {
         }
     }
     sync_threads();
-    if (thread_index() == 0) {
-        c.items[0] = before[c.n_experts - 1] & 0xffff;
+    for (int i = before[c.n_experts - 1] + thread_index(); i < most_items(n_pairs, c.n_experts); i += BLOCK_THREADS) {
+        c.items[i].n = 0;
     }
     for (int expert = thread_index(); expert < c.n_experts; expert += BLOCK_THREADS) {
-        const int n = n_of[expert];
-        if (n == 0) {
-            continue;
-        }
-        const int n_tiles = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
-        int tile = (before[expert] & 0xffff) - n_tiles, pair = (before[expert] >> 16) - n;
-        for (int i = 0; i < n_tiles; i++, tile++) {
-            const int left = n - i * TILE_COLUMNS;
-            c.items[1 + 3 * tile] = expert;
-            c.items[2 + 3 * tile] = pair + i * TILE_COLUMNS;
-            c.items[3 + 3 * tile] = left < TILE_COLUMNS ? left : TILE_COLUMNS;
-        }
-        for (int i = 0; i < n_pairs; i++) {
+        const int n = n_of[expert], n_tiles = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        expert_item * const items = c.items + before[expert] - n_tiles;
+        int place = 0, pair = 0;
+        for (int i = 0; i < n_pairs && place < n; i++) {
             if (chosen[i] == expert) {
-                c.pairs[pair++] = i;
+                pair = i;
+                items[place / TILE_COLUMNS].pairs[place % TILE_COLUMNS] = pair;
+                place++;
             }
+        }
+        for (; place < n_tiles * TILE_COLUMNS; place++) {
+            items[place / TILE_COLUMNS].pairs[place % TILE_COLUMNS] = pair;
+        }
+        for (int i = 0; i < n_tiles; i++) {
+            const int left = n - i * TILE_COLUMNS;
+            items[i].expert = expert;
+            items[i].n = left < TILE_COLUMNS ? left : TILE_COLUMNS;
         }
     }
 }
@@ -602,8 +590,11 @@ KERNEL(order_choice, few_rows::choice, few_rows::BLOCK_THREADS, 1) { few_rows::p
 
 KERNEL(plain_product, few_rows::plain_product, few_rows::BLOCK_THREADS, 2) { few_rows::multiply_plain(arguments); }
 
+// That share a multiprocessor: an expert's few units leave a block little time behind its first ones.
+template <class A> constexpr int EXPERTS_BLOCKS = A::RING == 0 ? 2 : 3;
+
 #define FEW_ROWS_EXPERTS(A) \
-    KERNEL(experts_##A, few_rows::expert_product, few_rows::BLOCK_THREADS, 2) { \
+    KERNEL(experts_##A, few_rows::expert_product, few_rows::BLOCK_THREADS, EXPERTS_BLOCKS<few_rows::A>) { \
         few_rows::multiply_experts<few_rows::A>(arguments); \
     }
 

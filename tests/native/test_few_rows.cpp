@@ -416,10 +416,9 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
                          [&] { convert_input(c); });
 
         const int items = few_rows::most_items(n * n_used, n_experts);
-        std::vector<int> order(1 + 3 * items, -1), pairs(n * n_used, -1);
-        few_rows::choice chosen = {
-            ids.data(), static_cast<unsigned>(n_used), order.data(), pairs.data(), n, n_used,
-            n_experts};
+        std::vector<few_rows::expert_item> order(items, {-1, -1, {}});
+        few_rows::choice chosen = {ids.data(), static_cast<unsigned>(n_used), order.data(), n,
+                                   n_used,     n_experts};
         emulated::launch({1}, few_rows::BLOCK_THREADS, few_rows::CHOICE_SHARED,
                          [&] { order_choice(chosen); });
 
@@ -447,7 +446,6 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
             e.expert_bias = rows;
         }
         e.items = order.data();
-        e.pairs = pairs.data();
         e.expert_bytes = all.row_bytes * rows;
         e.out_row = static_cast<size_t>(rows) * n_used;
         e.n_used = n_used;
