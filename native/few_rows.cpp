@@ -238,7 +238,7 @@ class graph_runner {
             return compute(g, g.nodes, g.n_nodes);
         }
         const few_rows_executor::scratch scratch = executor_->reserve(
-            plan.converted_bytes, plan.partial_floats, plan.n_counters, plan.choice_ints);
+            plan.converted_bytes, plan.partial_floats, plan.n_counters, plan.n_items);
         std::vector<ggml_tensor *> nodes = plan.rest;
         for (const few_rows_plan::step & step : plan.steps) {
             if (step.kind == few_rows_plan::step::ATTENTION) {
@@ -283,18 +283,17 @@ class graph_runner {
 
     void run_experts(const few_rows_plan::experts & planned,
                      const few_rows_executor::scratch & scratch) const {
-        few_rows::choice c = planned.choice;
-        c.items = scratch.choice;
+        few_rows::chosen_input c = {planned.choice, planned.input};
+        c.chosen.items = scratch.items;
+        c.input.out = scratch.converted;
         if (planned.orders) {
+            c.input.n_columns = planned.converts ? c.input.n_columns : 0;
             executor_->order(c);
-        }
-        if (planned.converts) {
-            few_rows::conversion input = planned.input;
-            input.out = scratch.converted;
-            executor_->convert(input);
+        } else if (planned.converts) {
+            executor_->convert(c.input);
         }
         few_rows::expert_product e = planned.arguments;
-        e.items = c.items;
+        e.items = scratch.items;
         e.base.x = scratch.converted;
         e.base.partials = scratch.partials;
         e.base.counters = scratch.counters;

@@ -116,7 +116,11 @@ class cpu_executor : public few_rows_executor {
     }
 
     void multiply(const few_rows_plan::plain & planned) override { compute(*planned.node); }
-    void order(const few_rows::choice &) override {}
+    void order(const few_rows::chosen_input & c) override {
+        if (c.input.n_columns > 0) {
+            convert(c.input);
+        }
+    }
     void multiply(const few_rows_plan::experts & planned,
                   const few_rows::expert_product &) override {
         for (const ggml_tensor * node : planned.before) {

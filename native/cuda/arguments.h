@@ -105,6 +105,12 @@ struct conversion {
     int n_tiles;
 };
 
+// What rows chose, and the input of the experts' product, in one launch.
+struct chosen_input {
+    choice chosen;
+    conversion input;
+};
+
 // Before that, the input is made of x: x / sqrt(mean(x^2) + epsilon) * weight, which goes to
 // `normal`, too.
 struct normalization {

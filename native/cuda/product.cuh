@@ -586,7 +586,13 @@ FEW_ROWS_TYPE(IQ3_S, iq3_s)
 
 }  // namespace few_rows
 
-KERNEL(order_choice, few_rows::choice, few_rows::BLOCK_THREADS, 1) { few_rows::put_in_order(arguments); }
+KERNEL(order_choice, few_rows::chosen_input, few_rows::BLOCK_THREADS, 4) {
+    if (few_rows::block_x() == 0) {
+        few_rows::put_in_order(arguments.chosen);
+    } else {
+        few_rows::convert(arguments.input, few_rows::block_x() - 1);
+    }
+}
 
 KERNEL(plain_product, few_rows::plain_product, few_rows::BLOCK_THREADS, 2) { few_rows::multiply_plain(arguments); }
 

@@ -412,14 +412,11 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
         c.n_tiles = (c.n_columns + 7) / 8;
         std::vector<few_rows::floats4> converted(units * c.n_tiles * few_rows::TILE_BYTES / 16);
         c.out = reinterpret_cast<unsigned char *>(converted.data());
-        emulated::launch({units * c.n_tiles}, few_rows::BLOCK_THREADS, 0,
-                         [&] { convert_input(c); });
-
         const int items = few_rows::most_items(n * n_used, n_experts);
         std::vector<few_rows::expert_item> order(items, {-1, -1, {}});
-        few_rows::choice chosen = {ids.data(), static_cast<unsigned>(n_used), order.data(), n,
-                                   n_used,     n_experts};
-        emulated::launch({1}, few_rows::BLOCK_THREADS, few_rows::CHOICE_SHARED,
+        const few_rows::chosen_input chosen = {
+            {ids.data(), static_cast<unsigned>(n_used), order.data(), n, n_used, n_experts}, c};
+        emulated::launch({1 + units * c.n_tiles}, few_rows::BLOCK_THREADS, few_rows::CHOICE_SHARED,
                          [&] { order_choice(chosen); });
 
         few_rows::expert_product e = {};
