@@ -131,9 +131,9 @@ constexpr int LONG_HEAD = 112;
 constexpr int chunk_begin(int chunk) {
     return chunk < 16    ? chunk * 64
            : chunk < 40  ? 1024 + (chunk - 16) * 128
-           : chunk < 56  ? 4096 + (chunk - 40) * 256
-           : chunk < 104 ? 8192 + (chunk - 56) * 512
-                         : 32768 + (chunk - 104) * 1024;
+           : chunk < 88  ? 4096 + (chunk - 40) * 256
+           : chunk < 120 ? 16384 + (chunk - 88) * 512
+                         : 32768 + (chunk - 120) * 1024;
 }
 
 // Attention of rows over a cache: softmax(mask + scale * q k) v for each head, in grouped queries.
@@ -170,9 +170,16 @@ constexpr int value_pitch(int head_dim) { return head_dim * 2 + 16; }
 constexpr int attention_stage(int head_dim) {
     return CELLS * (key_pitch(head_dim) + value_pitch(head_dim));
 }
+// Cells that a block has there, 32 each: those that are multiplied, and the next ones. A third
+// stage where it costs no block of a multiprocessor.
+constexpr int attention_stages(int head_dim, int groups) {
+    return groups == 4 && head_dim <= 128 ? 3 : 2;
+}
 constexpr int GROUP_SCORES = GROUP_QUERIES * CELLS * 4;
+constexpr int attention_scores(int groups) { return groups < 4 ? groups * GROUP_SCORES : 0; }
 constexpr int attention_shared_memory(int head_dim, int groups) {
-    return 2 * attention_stage(head_dim) + groups * GROUP_SCORES +
+    return attention_stages(head_dim, groups) * attention_stage(head_dim) +
+           attention_scores(groups) +
            (head_dim > LONG_HEAD ? groups * GROUP_QUERIES * head_dim * 2 : 0);
 }
 
