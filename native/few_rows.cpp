@@ -218,8 +218,10 @@ class graph_runner {
                 (node->op == GGML_OP_MUL_MAT ? counts.products : counts.fused)++;
             }
         }
-        counts.products += static_cast<long>(plan.plains.size());
-        counts.launches += static_cast<long>(plan.plains.size());
+        for (const few_rows_plan::plain & made : plan.plains) {
+            counts.products += static_cast<long>(made.nodes.size());
+            counts.launches++;
+        }
         counts.attentions += static_cast<long>(plan.attentions.size());
         for (const few_rows_plan::experts & made : plan.of_experts) {
             counts.experts += made.before.empty() ? 1 : 2;

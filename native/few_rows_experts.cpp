@@ -48,33 +48,36 @@ bool takes_experts(const ggml_tensor & t, const few_rows_rules & rules) {
            rules.takes_experts(w.type, w.ne[0], w.ne[1], n_rows);
 }
 
+bool is_readable_plain(const ggml_tensor & w, const few_rows_rules & rules) {
+    return w.type == GGML_TYPE_F32 && is_matrix(w) && ggml_is_contiguous(&w) &&
+           w.op == GGML_OP_NONE && w.view_src == nullptr && w.ne[0] % 4 == 0 &&
+           is_aligned(w.data, w.nb[1], 16) && rules.reads(w);
+}
+
 bool takes_plain(const ggml_tensor & t, const few_rows_rules & rules) {
-    if (t.op != GGML_OP_MUL_MAT || t.src[0]->type != GGML_TYPE_F32 || !is_computed(t)) {
+    if (t.op != GGML_OP_MUL_MAT || !is_computed(t) || !is_readable_plain(*t.src[0], rules)) {
         return false;
     }
     const ggml_tensor &w = *t.src[0], &x = *t.src[1];
-    return is_matrix(w) && ggml_is_contiguous(&w) && w.op == GGML_OP_NONE &&
-           w.view_src == nullptr && w.ne[0] % 4 == 0 && is_aligned(w.data, w.nb[1], 16) &&
-           rules.reads(w) && is_float_matrix(x) && is_float_matrix(t) &&
+    return is_float_matrix(x) && is_float_matrix(t) &&
            is_aligned(x.data, x.ne[1] > 1 ? x.nb[1] : 0, 16) && x.ne[1] >= 1 &&
            x.ne[1] <= few_rows::MAX_COLUMNS && rules.is_faster(w.type, w.ne[0], w.ne[1], x.ne[1]);
 }
 
-few_rows_plan::plain plan_plain(const ggml_tensor & t) {
+void add_plain(few_rows_plan::plain & made, const ggml_tensor & t) {
     const ggml_tensor &w = *t.src[0], &x = *t.src[1];
-    few_rows_plan::plain made;
-    made.node = &t;
     few_rows::plain_product & p = made.arguments;
-    p.weights = static_cast<const float *>(w.data);
-    p.row = floats(w.nb[1]);
+    few_rows::plain_matrix & m = p.matrices[made.nodes.size()];
+    m.weights = static_cast<const float *>(w.data);
+    m.row = floats(w.nb[1]);
+    m.out = static_cast<float *>(t.data);
+    m.out_stride = floats(t.nb[1]);
+    m.rows = static_cast<int>(w.ne[1]);
     p.x = static_cast<const float *>(x.data);
     p.x_stride = floats(x.nb[1]);
-    p.out = static_cast<float *>(t.data);
-    p.out_stride = floats(t.nb[1]);
     p.k = static_cast<int>(w.ne[0]);
-    p.rows = static_cast<int>(w.ne[1]);
     p.n_columns = static_cast<int>(x.ne[1]);
-    return made;
+    made.nodes.push_back(&t);
 }
 
 few_rows_plan::experts plan_experts(const ggml_tensor & t, const few_rows_rules & rules) {

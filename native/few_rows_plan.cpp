@@ -80,16 +80,24 @@ class planner {
 
     bool fits(const few_rows_chain & c, int at, const std::vector<few_rows_chain> & others) const {
         const ggml_tensor & result = g_[c.last];
-        const ggml_tensor * x = g_[c.node].src[1];
-        if (!is_apart(result, c.residual) ||
-            !may_move(result, c.last, at, {x, c.bias, c.residual}, g_.nodes_of(c))) {
+        const range out(result);
+        std::vector<const ggml_tensor *> sources = c.reads();
+        sources.push_back(g_[c.node].src[1]);
+        sources.push_back(c.bias);
+        if (!std::all_of(c.residuals.begin(), c.residuals.end(),
+                         [&](const ggml_tensor * r) { return is_apart(result, r); }) ||
+            (c.gate != nullptr && out.overlaps(range(*c.gate))) ||
+            !may_move(result, c.last, at, sources, g_.nodes_of(c))) {
             return false;
         }
+        const auto overlaps = [](const std::vector<const ggml_tensor *> & read, const range & of) {
+            return std::any_of(read.begin(), read.end(),
+                               [&](const ggml_tensor * t) { return range(*t).overlaps(of); });
+        };
         return std::none_of(others.begin(), others.end(), [&](const few_rows_chain & o) {
-            const range out(result), of_other(g_[o.last]);
-            return out.overlaps(of_other) ||
-                   (o.residual != nullptr && out.overlaps(range(*o.residual))) ||
-                   (c.residual != nullptr && of_other.overlaps(range(*c.residual)));
+            const range of_other(g_[o.last]);
+            return out.overlaps(of_other) || overlaps(o.reads(), out) ||
+                   overlaps(c.reads(), of_other);
         });
     }
 
@@ -103,22 +111,11 @@ class planner {
             const int at = left[0].node;
             std::vector<few_rows_chain> together, later;
             for (few_rows_chain c : left) {
-                if (!fits(c, at, together)) {
-                    if (c.residual != nullptr) {
-                        const ggml_tensor & sum = g_[c.last];
-                        c.last = g_.index_of(sum.src[0] == c.residual ? sum.src[1] : sum.src[0]);
-                        c.residual = nullptr;
-                    }
-                    if (!fits(c, at, together) && c.bias != nullptr) {
-                        c.last = c.node;
-                        c.bias = nullptr;
-                    }
-                    if (!fits(c, at, together) && c.node != at) {
-                        later.push_back(c);
-                        continue;
-                    }
+                while (!fits(c, at, together) && c.last != c.node) {
+                    g_.shorten(c);
                 }
-                together.push_back(c);
+                const bool must_wait = c.node != at && !fits(c, at, together);
+                (must_wait ? later : together).push_back(c);
             }
             add_launch(at, together, nullptr, made.units_per_part);
             left = std::move(later);
@@ -170,9 +167,10 @@ class planner {
             m.out_stride = floats(out.nb[1]);
             m.bias = c.bias != nullptr ? static_cast<const float *>(c.bias->data) + c.first_row
                                        : nullptr;
-            if (c.residual != nullptr) {
-                m.residual = static_cast<const float *>(c.residual->data);
-                m.residual_stride = floats(c.residual->nb[1]);
+            m.gate = c.gate != nullptr ? static_cast<const float *>(c.gate->data) : nullptr;
+            for (size_t r = 0; r < c.residuals.size(); r++) {
+                m.residuals[r] = static_cast<const float *>(c.residuals[r]->data);
+                m.residual_strides[r] = floats(c.residuals[r]->nb[1]);
             }
             m.rows = static_cast<int>(c.n_rows);
             m.type = g_.operand(c.node) == l.kernel.a ? 0 : 1;
@@ -283,6 +281,17 @@ class planner {
         before.converts = true;
         before.arguments.n_tiles = c.n_tiles;
         return true;
+    }
+
+    // Whether a product of floats may share the launch right before it.
+    bool joins_plain(const ggml_tensor & t) const {
+        if (plan_.steps.empty() || plan_.steps.back().kind != few_rows_plan::step::PLAIN) {
+            return false;
+        }
+        const std::vector<const ggml_tensor *> & nodes = plan_.plains.back().nodes;
+        const ggml_tensor & before = *nodes[0];
+        return nodes.size() == 1 && before.src[1] == t.src[1] &&
+               !range(before).overlaps(range(*t.src[1])) && !range(before).overlaps(range(t));
     }
 
     // What an activation, node `user`, takes of experts; without a product: it is nothing else.
@@ -413,10 +422,13 @@ class planner {
                 continue;
             }
             if (takes_plain(t, rules_)) {
-                flush();
-                plan_.steps.push_back(
-                    {few_rows_plan::step::PLAIN, static_cast<int>(plan_.plains.size())});
-                plan_.plains.push_back(plan_plain(t));
+                if (works || !joins_plain(t)) {
+                    flush();
+                    plan_.steps.push_back(
+                        {few_rows_plan::step::PLAIN, static_cast<int>(plan_.plains.size())});
+                    plan_.plains.emplace_back();
+                }
+                add_plain(plan_.plains.back(), t);
                 write(t);
                 continue;
             }

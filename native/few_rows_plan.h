@@ -43,7 +43,7 @@ struct few_rows_plan {
     };
     struct plain {
         few_rows::plain_product arguments{};
-        const ggml_tensor * node = nullptr;
+        std::vector<const ggml_tensor *> nodes;  // one or two
     };
     struct step {
         enum { SEGMENT, LAUNCH, ATTENTION, EXPERTS, PLAIN } kind;

@@ -24,9 +24,10 @@ struct matrix {
     float * out;                    // [n_columns, out_stride], f32
     unsigned long long out_stride;  // floats from one column to the next
     const float * bias;             // [rows], or null: added before the activation
-    const float *
-        residual;  // [n_columns, residual_stride], or null: added to the result; may be `out`
-    unsigned long long residual_stride;
+    const float * gate;  // [n_columns], or null: the result is multiplied by the gate's sigmoid
+    const float * residuals[2];  // [n_columns, residual_stride], or null: added to that, in this
+                                 // order; may be `out`
+    unsigned long long residual_strides[2];
     int rows;
     int type;  // 0 or 1: which of the kernel's two block types
 };
@@ -82,16 +83,20 @@ struct expert_product {
     int n_tiles;   // of the input
 };
 
-// A product of an F32 matrix, such as a router, with its input as it is.
-struct plain_product {
+// Products of one or two F32 matrices, such as routers, with one input as it is.
+struct plain_matrix {
     const float * weights;
     unsigned long long row;  // floats from one row of the matrix to the next
-    const float * x;
-    unsigned long long x_stride;
     float * out;
     unsigned long long out_stride;
+    int rows;
+};
+struct plain_product {
+    plain_matrix matrices[2];  // the second of no rows, if there is none
+    const float * x;
+    unsigned long long x_stride;
     int k;  // a multiple of 4
-    int rows, n_columns;
+    int n_columns;
 };
 
 // The input of products: f32 [n_columns, stride] -> halves in the order in which tensor cores take

@@ -393,8 +393,16 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
         for (int i = 0; i < 4; i++) {
             const int row = upper + i / 2 * 8, column = (block_z() * TILES + n) * TILE_COLUMNS + lane % 4 * 2 + i % 2;
             if (row < m.rows && column < p.n_columns) {
-                const float rest = m.residual ? m.residual[column * m.residual_stride + row] : 0.f;
-                m.out[column * m.out_stride + row] = m.residual ? total[n][i] + rest : total[n][i];
+                float y = total[n][i];
+                if (m.gate) {
+                    y *= 1.f / (1.f + exp_of(-m.gate[column]));
+                }
+                for (int r = 0; r < 2; r++) {
+                    if (m.residuals[r]) {
+                        y += m.residuals[r][column * m.residual_strides[r] + row];
+                    }
+                }
+                m.out[column * m.out_stride + row] = y;
             }
         }
     }
@@ -526,10 +534,12 @@ DEVICE void put_in_order(const choice & c) {
 
 // A warp has a row of the matrix and eight columns; beyond the last column it has that once more.
 DEVICE void multiply_plain(const plain_product & p) {
-    const int row = block_x() * (BLOCK_THREADS / 32) + thread_index() / 32, lane = thread_index() % 32;
+    const int warp = block_x() * (BLOCK_THREADS / 32) + thread_index() / 32, lane = thread_index() % 32;
+    const int index = warp < p.matrices[0].rows ? 0 : 1, row = warp - index * p.matrices[0].rows;
+    const plain_matrix & m = p.matrices[index];
     let_next_begin();
     wait_for_previous();
-    if (row >= p.rows) {
+    if (row >= m.rows) {
         return;
     }
     const float * columns[TILE_COLUMNS];
@@ -540,7 +550,7 @@ DEVICE void multiply_plain(const plain_product & p) {
     float sums[TILE_COLUMNS] = {};
 #pragma unroll 2
     for (int at = lane * 4; at < p.k; at += 128) {
-        const floats4 w = load_input(p.weights + row * p.row + at);
+        const floats4 w = load_input(m.weights + row * m.row + at);
         for (int c = 0; c < TILE_COLUMNS; c++) {
             const floats4 x = load_input(columns[c] + at);
             sums[c] = multiply_add(w.x, x.x, sums[c]);
@@ -555,7 +565,7 @@ DEVICE void multiply_plain(const plain_product & p) {
         }
         const int column = block_y() * TILE_COLUMNS + c;
         if (lane == 0 && column < p.n_columns) {
-            p.out[column * p.out_stride + row] = sums[c];
+            m.out[column * m.out_stride + row] = sums[c];
         }
     }
 }
