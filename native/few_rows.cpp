@@ -224,8 +224,11 @@ class graph_runner {
         }
         counts.attentions += static_cast<long>(plan.attentions.size());
         for (const few_rows_plan::experts & made : plan.of_experts) {
-            counts.experts += made.before.empty() ? 1 : 2;
-            counts.fused += made.before.empty() ? 0 : static_cast<long>(made.before.size()) - 1;
+            std::vector<const ggml_tensor *> nodes = made.before;
+            nodes.push_back(made.node);
+            for (const ggml_tensor * node : nodes) {
+                (node->op == GGML_OP_MUL_MAT_ID ? counts.experts : counts.fused)++;
+            }
         }
         return plan;
     }

@@ -163,4 +163,24 @@ few_rows_plan::experts plan_experts(const expert_chain & gate, const expert_chai
     return made;
 }
 
+bool takes_bias(const expert_chain & c, const few_rows_rules & rules) {
+    const ggml_tensor & t = *c.bias;
+    return is_readable_bias(c, rules) && takes_experts(*c.product, rules) && is_computed(t) &&
+           t.type == GGML_TYPE_F32 && ggml_is_contiguous(&t) && is_aligned(t.data, t.nb[1], 4);
+}
+
+few_rows_plan::experts plan_experts(const expert_chain & c, const few_rows_rules & rules) {
+    few_rows_plan::experts made = plan_experts(*c.product, rules);
+    few_rows::matrix & m = made.arguments.base.matrices[0];
+    const ggml_tensor & bias = *c.bias->src[1];
+    m.bias = static_cast<const float *>(bias.data);
+    made.arguments.expert_bias = floats(bias.nb[1]);
+    m.out = static_cast<float *>(c.bias->data);
+    m.out_stride = floats(c.bias->nb[1]);
+    made.arguments.out_row = floats(c.bias->nb[2]);
+    made.before = {c.product};
+    made.node = c.bias;
+    return made;
+}
+
 }  // namespace dflash

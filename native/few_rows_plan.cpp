@@ -294,27 +294,22 @@ class planner {
                !range(before).overlaps(range(*t.src[1])) && !range(before).overlaps(range(t));
     }
 
-    // What an activation, node `user`, takes of experts; without a product: it is nothing else.
+    // What node `user` takes of experts, with their bias, if it has one.
     expert_chain chain_behind(const ggml_tensor * source, int user) const {
         const int last = g_.find(source);
         if (last < 0 || g_.only_user(last) != user) {
             return {};
         }
-        expert_chain c;
-        c.product = source;
-        if (source->op == GGML_OP_ADD_ID) {
-            c.product = source->src[0];
-            c.bias = source;
-            const int product = g_.find(c.product);
-            if (product < 0 || g_.only_user(product) != last) {
-                return {};
-            }
+        if (source->op != GGML_OP_ADD_ID) {
+            return {source->op == GGML_OP_MUL_MAT_ID ? source : nullptr, nullptr};
         }
-        return c.product->op == GGML_OP_MUL_MAT_ID ? c : expert_chain{};
+        const expert_chain c = chain_behind(source->src[0], last);
+        return c.product != nullptr && c.bias == nullptr ? expert_chain{c.product, source}
+                                                         : expert_chain{};
     }
 
-    // Gate and `up` of experts are multiplied where their activation stands, if what they are made
-    // of is still there.
+    // Gate and `up` of experts are multiplied where their activation stands, and a product where
+    // its bias is added.
     void join_experts() {
         for (int i = 0; i < g_.size(); i++) {
             const ggml_tensor & t = g_[i];
@@ -322,34 +317,44 @@ class planner {
                 continue;
             }
             const expert_chain gate = chain_behind(t.src[0], i), up = chain_behind(t.src[1], i);
-            if (gate.product == nullptr || up.product == nullptr ||
-                !may_share(gate, up, t, rules_)) {
-                continue;
+            if (gate.product != nullptr && up.product != nullptr &&
+                may_share(gate, up, t, rules_)) {
+                join(plan_experts(gate, up, t, rules_), i);
             }
-            std::vector<int> own;
-            for (const ggml_tensor * node : {gate.product, gate.bias, up.product, up.bias}) {
-                if (node != nullptr) {
-                    own.push_back(g_.index_of(node));
-                }
-            }
-            const range x(*gate.product->src[1]), ids(*gate.product->src[2]);
-            const int first = *std::min_element(own.begin(), own.end());
-            bool is_there = true;
-            for (int between = first; between < i; between++) {
-                const ggml_tensor & other = g_[between];
-                if (!is_idle(other) && std::find(own.begin(), own.end(), between) == own.end()) {
-                    const range written(other);
-                    is_there = is_there && !written.overlaps(x) && !written.overlaps(ids);
-                }
-            }
-            if (!is_there) {
-                continue;
-            }
-            for (const int node : own) {
-                is_fused_[node] = true;
-            }
-            activated_experts_[i] = {gate, up};
         }
+        for (int i = 0; i < g_.size(); i++) {
+            const ggml_tensor & t = g_[i];
+            if (t.op == GGML_OP_ADD_ID && !is_fused_[i]) {
+                const expert_chain c = {chain_behind(t.src[0], i).product, &t};
+                if (c.product != nullptr && c.product == t.src[0] && takes_bias(c, rules_)) {
+                    join(plan_experts(c, rules_), i);
+                }
+            }
+        }
+    }
+
+    // Launches what is planned at node `at`, if what it is made of is still there.
+    void join(const few_rows_plan::experts & made, int at) {
+        std::vector<int> own;
+        for (const ggml_tensor * node : made.before) {
+            own.push_back(g_.index_of(node));
+        }
+        const ggml_tensor & product = *made.before[0];
+        const range x(*product.src[1]), ids(*product.src[2]);
+        for (int i = *std::min_element(own.begin(), own.end()); i < at; i++) {
+            const ggml_tensor & other = g_[i];
+            if (is_idle(other) || std::find(own.begin(), own.end(), i) != own.end()) {
+                continue;
+            }
+            const range written(other);
+            if (written.overlaps(x) || written.overlaps(ids)) {
+                return;
+            }
+        }
+        for (const int node : own) {
+            is_fused_[node] = true;
+        }
+        joined_experts_[at] = made;
     }
 
     void reserve(const few_rows_plan::experts & made) {
@@ -432,13 +437,11 @@ class planner {
                 write(t);
                 continue;
             }
-            const auto activated = activated_experts_.find(i);
-            if (activated != activated_experts_.end() || takes_experts(t, rules_)) {
+            const auto joined = joined_experts_.find(i);
+            if (joined != joined_experts_.end() || takes_experts(t, rules_)) {
                 flush();
                 few_rows_plan::experts made =
-                    activated != activated_experts_.end()
-                        ? plan_experts(activated->second.first, activated->second.second, t, rules_)
-                        : plan_experts(t, rules_);
+                    joined != joined_experts_.end() ? joined->second : plan_experts(t, rules_);
                 const ggml_tensor & product = made.before.empty() ? t : *made.before[0];
                 made.converts = converted != product.src[1];
                 made.orders = chosen != product.src[2];
@@ -465,7 +468,7 @@ class planner {
     few_rows_plan plan_;
     std::vector<bool> is_fused_;  // nodes whose work launches do
     std::unordered_map<int, std::vector<int>> launches_at_;
-    std::unordered_map<int, std::pair<expert_chain, expert_chain>> activated_experts_;
+    std::unordered_map<int, few_rows_plan::experts> joined_experts_;
 };
 
 }  // namespace

@@ -38,7 +38,7 @@ struct few_rows_plan {
         few_rows::choice choice{};
         bool orders = false;                       // what was chosen, before
         int row_blocks = 0, parts = 0, items = 0;  // the grid
-        std::vector<const ggml_tensor *> before;   // with an activation: what it is made of
+        std::vector<const ggml_tensor *> before;   // nodes that go into the launch, with the last:
         const ggml_tensor * node = nullptr;
     };
     struct plain {

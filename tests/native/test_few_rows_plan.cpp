@@ -529,6 +529,35 @@ void gate_and_up_of_experts_are_fused_with_their_activation() {
     check::equal(mixture::plan(changed).of_experts.size(), size_t{2}, "the input is gone");
 }
 
+void a_product_with_experts_takes_its_bias_along() {
+    drawn d(5);
+    mixture m(d, true);
+    ggml_context * ctx = d.ctx();
+    ggml_tensor * w = d.placed(ggml_new_tensor_3d(ctx, GGML_TYPE_Q8_0, 128, k, 16));
+    ggml_tensor * bias = d.placed(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, k, 16));
+    ggml_tensor * down = d.node(ggml_mul_mat_id(ctx, w, m.out, m.ids));
+    ggml_tensor * sum = d.node(ggml_add_id(ctx, down, bias, m.ids));
+    const few_rows_plan plan = mixture::plan(d);
+    check::equal(plan.of_experts.size(), size_t{2}, "gate with up, and down");
+    const few_rows_plan::experts & made = plan.of_experts[1];
+    check::that(made.node == sum && made.before == std::vector<const ggml_tensor *>{down},
+                "what it does");
+    const few_rows::expert_product & e = made.arguments;
+    check::that(e.base.matrices[0].bias == bias->data && e.expert_bias == k, "the bias");
+    check::that(e.base.matrices[0].out == sum->data, "where it goes");
+    check::that(made.converts && !made.orders, "the same choice");
+    drawn seen(5);
+    mixture other(seen, true);
+    down = seen.node(ggml_mul_mat_id(
+        seen.ctx(), seen.placed(ggml_new_tensor_3d(seen.ctx(), GGML_TYPE_Q8_0, 128, k, 16)),
+        other.out, other.ids));
+    seen.node(ggml_add_id(seen.ctx(), down,
+                          seen.placed(ggml_new_tensor_2d(seen.ctx(), GGML_TYPE_F32, k, 16)),
+                          other.ids));
+    seen.node(ggml_scale(seen.ctx(), down, 2.0f));
+    check::that(mixture::plan(seen).of_experts[1].before.empty(), "others see it without");
+}
+
 void graphs_of_equal_content_are_equal() {
     const auto made = [](int n, bool other_address = false, float eps = 1e-6f) {
         drawn d(n);
@@ -631,6 +660,7 @@ const check::tests plan_tests = {
      kernels_that_do_not_fit_give_way_to_smaller_ones},
     {"gate and up of experts are fused with their activation",
      gate_and_up_of_experts_are_fused_with_their_activation},
+    {"a product with experts takes its bias along", a_product_with_experts_takes_its_bias_along},
     {"graphs of equal content are equal", graphs_of_equal_content_are_equal},
     {"ggml is laid out as expected", ggml_is_laid_out_as_expected},
     {"attention makes the input of the product behind it",
