@@ -594,6 +594,17 @@ FEW_ROWS_TYPE(IQ3_XXS, iq3_xxs)
 FEW_ROWS_TYPE(IQ3_S, iq3_s)
 #endif
 
+// Blocks that share a multiprocessor. An expert's few units leave a block little time behind its first ones.
+template <class A> constexpr int experts_blocks() { return A::RING == 0 ? 2 : 3; }
+
+// With one tile, and one scale for a unit, there are registers for three.
+template <class A, class B, int TILES> constexpr int product_blocks() {
+    if constexpr (TILES == 1 && A::RING > 0 && B::RING > 0) {
+        return A::row::SPAN == 8 && B::row::SPAN == 8 ? 3 : 2;
+    }
+    return 2;
+}
+
 }  // namespace few_rows
 
 KERNEL(order_choice, few_rows::chosen_input, few_rows::BLOCK_THREADS, 4) {
@@ -606,16 +617,14 @@ KERNEL(order_choice, few_rows::chosen_input, few_rows::BLOCK_THREADS, 4) {
 
 KERNEL(plain_product, few_rows::plain_product, few_rows::BLOCK_THREADS, 2) { few_rows::multiply_plain(arguments); }
 
-// That share a multiprocessor: an expert's few units leave a block little time behind its first ones.
-template <class A> constexpr int EXPERTS_BLOCKS = A::RING == 0 ? 2 : 3;
-
 #define FEW_ROWS_EXPERTS(A) \
-    KERNEL(experts_##A, few_rows::expert_product, few_rows::BLOCK_THREADS, EXPERTS_BLOCKS<few_rows::A>) { \
+    KERNEL(experts_##A, few_rows::expert_product, few_rows::BLOCK_THREADS, few_rows::experts_blocks<few_rows::A>()) { \
         few_rows::multiply_experts<few_rows::A>(arguments); \
     }
 
 // The kernel for matrices of the block types A and B, and TILES * 8 columns: one such line for each that is needed.
+#define FEW_ROWS_PRODUCT_BLOCKS(A, B, TILES) few_rows::product_blocks<few_rows::A, few_rows::B, TILES>()
 #define FEW_ROWS_PRODUCT(A, B, TILES) \
-    KERNEL(product_##A##_##B##_##TILES, few_rows::product, few_rows::BLOCK_THREADS, 2) { \
+    KERNEL(product_##A##_##B##_##TILES, few_rows::product, few_rows::BLOCK_THREADS, FEW_ROWS_PRODUCT_BLOCKS(A, B, TILES)) { \
         few_rows::multiply<few_rows::A, few_rows::B, TILES>(arguments); \
     }
