@@ -199,7 +199,8 @@ class cuda_executor : public few_rows_executor {
         size.threads = few_rows::BLOCK_THREADS;
         few_rows::plain_product p = planned.arguments;
         size.x = static_cast<unsigned>(
-            blocks_of(p.matrices[0].rows + p.matrices[1].rows, few_rows::BLOCK_THREADS / 32));
+            blocks_of(p.matrices[0].rows + p.matrices[1].rows, few_rows::PLAIN_ROWS));
+        size.shared_bytes = few_rows::PLAIN_SHARED;
         size.y = static_cast<unsigned>(blocks_of(p.n_columns, few_rows::TILE_COLUMNS));
         cuda::launch(plain_product_, size, starts_early_, stream_, &p);
     }

@@ -83,6 +83,10 @@ struct expert_product {
     int n_tiles;   // of the input
 };
 
+constexpr int PLAIN_WARPS = 4;                                       // for a row of an F32 matrix
+constexpr int PLAIN_ROWS = BLOCK_THREADS / 32 / PLAIN_WARPS;         // of a block
+constexpr int PLAIN_SHARED = BLOCK_THREADS / 32 * TILE_COLUMNS * 4;  // bytes
+
 // Products of one or two F32 matrices, such as routers, with one input as it is.
 struct plain_matrix {
     const float * weights;

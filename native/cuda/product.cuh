@@ -532,16 +532,16 @@ DEVICE void put_in_order(const choice & c) {
     }
 }
 
-// A warp has a row of the matrix and eight columns; beyond the last column it has that once more.
+// Four warps have a row of the matrix and eight columns; beyond the last column they have that once more. Routers have
+// few rows, and all that follows waits for them.
 DEVICE void multiply_plain(const plain_product & p) {
-    const int warp = block_x() * (BLOCK_THREADS / 32) + thread_index() / 32, lane = thread_index() % 32;
-    const int index = warp < p.matrices[0].rows ? 0 : 1, row = warp - index * p.matrices[0].rows;
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
+    const int n_rows = p.matrices[0].rows + p.matrices[1].rows;
+    const int at_row = block_x() * PLAIN_ROWS + warp / PLAIN_WARPS, any_row = at_row < n_rows ? at_row : n_rows - 1;
+    const int index = any_row < p.matrices[0].rows ? 0 : 1, row = any_row - index * p.matrices[0].rows;
     const plain_matrix & m = p.matrices[index];
     let_next_begin();
     wait_for_previous();
-    if (row >= m.rows) {
-        return;
-    }
     const float * columns[TILE_COLUMNS];
     for (int c = 0; c < TILE_COLUMNS; c++) {
         const int column = block_y() * TILE_COLUMNS + c;
@@ -549,7 +549,7 @@ DEVICE void multiply_plain(const plain_product & p) {
     }
     float sums[TILE_COLUMNS] = {};
 #pragma unroll 2
-    for (int at = lane * 4; at < p.k; at += 128) {
+    for (int at = (warp % PLAIN_WARPS * 32 + lane) * 4; at < p.k; at += PLAIN_WARPS * 128) {
         const floats4 w = load_input(m.weights + row * m.row + at);
         for (int c = 0; c < TILE_COLUMNS; c++) {
             const floats4 x = load_input(columns[c] + at);
@@ -559,14 +559,23 @@ DEVICE void multiply_plain(const plain_product & p) {
             sums[c] = multiply_add(w.w, x.w, sums[c]);
         }
     }
+    float * const of_warps = (float *) shared_memory();
     for (int c = 0; c < TILE_COLUMNS; c++) {
         for (int lanes = 16; lanes; lanes /= 2) {
             sums[c] += shuffle_xor(sums[c], lanes);
         }
-        const int column = block_y() * TILE_COLUMNS + c;
-        if (lane == 0 && column < p.n_columns) {
-            m.out[column * m.out_stride + row] = sums[c];
+        if (lane == 0) {
+            of_warps[warp * TILE_COLUMNS + c] = sums[c];
         }
+    }
+    sync_threads();
+    const int column = block_y() * TILE_COLUMNS + lane;
+    if (warp % PLAIN_WARPS == 0 && lane < TILE_COLUMNS && at_row < n_rows && column < p.n_columns) {
+        float sum = 0.f;
+        for (int i = 0; i < PLAIN_WARPS; i++) {
+            sum += of_warps[(warp + i) * TILE_COLUMNS + lane];
+        }
+        m.out[column * m.out_stride + row] = sum;
     }
 }
 

@@ -518,7 +518,7 @@ void gate_and_up_of_experts_with_their_biases_and_activation() {
 }
 
 void routers_are_multiplied_as_floats() {
-    const int k = 132, rows = 11, most = 19;
+    const int k = 1156, rows = 11, most = 19;
     const std::vector<float> w = inputs(k, rows, 1), x = inputs(k, most, 2);
     std::vector<few_rows::floats4> weights(w.size() / 4), columns(x.size() / 4);
     std::memcpy(weights.data(), w.data(), w.size() * 4);
@@ -534,7 +534,8 @@ void routers_are_multiplied_as_floats() {
             k,
             k,
             n};
-        emulated::launch({(rows + 7) / 8, (n + 7) / 8}, few_rows::BLOCK_THREADS, 0,
+        emulated::launch({(rows + few_rows::PLAIN_ROWS - 1) / few_rows::PLAIN_ROWS, (n + 7) / 8},
+                         few_rows::BLOCK_THREADS, few_rows::PLAIN_SHARED,
                          [&] { plain_product(p); });
         for (size_t i = 0; i < out.size(); i++) {
             double sum = 0.0, size = 0.0;
