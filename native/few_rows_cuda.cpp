@@ -121,7 +121,8 @@ class cuda_executor : public few_rows_executor {
     void begin() override { cuda::use(context_); }
 
     bool reads(const ggml_tensor & t) const override {
-        return t.buffer != nullptr &&
+        // A matrix in F32 needs none of the kernels that `has` knows, but a common one.
+        return !modules_.empty() && t.buffer != nullptr &&
                ggml_backend_buffer_get_usage(t.buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
                ggml_backend_buffer_get_type(t.buffer) == ggml_backend_dev_buffer_type(device_);
     }
