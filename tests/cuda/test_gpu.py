@@ -22,11 +22,15 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime
+from dflash_local.target_model.bare_pass import decode, prefill
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 from gguf_files import dequantised
 from heads import fused_heads, heads_drafter, target_with_heads
+from lab.shapes.shape import PairShape
+from lab.shapes.writer import write_pair
+from mini_shapes import EXPERTS, GPT_OSS, HYBRID_EXPERTS, HYBRID_NEXT
 from synthetic import write_drafter
 from vision_models import KINDS, asked, picture, write_projector, write_vision_target
 
@@ -141,6 +145,44 @@ def test_a_row_of_a_hybrid_has_the_same_bits_beside_any_others(folder: Path, nam
         widest = logits(loaded, 33)
         for n in (1, 2, 8, 16):
             np.testing.assert_array_equal(logits(loaded, n), widest[:n])
+
+
+@pytest.mark.parametrize(
+    "shape", [EXPERTS, HYBRID_EXPERTS, HYBRID_NEXT, GPT_OSS], ids=lambda shape: shape.architecture
+)
+def test_a_row_of_a_mixture_has_the_same_bits_beside_any_others(
+    folder: Path, shape: PairShape
+) -> None:
+    """In blocks of four bits, with biases in gpt-oss, and with a shared expert in two of them."""
+    path, _ = write_pair(shape, "MXFP4" if shape is GPT_OSS else "Q4_K_M", folder)
+    few_rows = opened(path)
+    with Target(path, TargetOptions(n_ctx=512, n_gpu_layers=-1), few_rows=few_rows) as loaded:
+        widest = logits(loaded, 64)
+        for n in (1, 2, 8, 16, 33):
+            np.testing.assert_array_equal(logits(loaded, n), widest[:n])
+        assert few_rows.counts["experts"] > 0
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_a_row_after_a_long_text_has_the_same_bits_beside_any_others(kv_type: str) -> None:
+    """Chunks of cells of all lengths up to 512, and those of a block come in several rounds."""
+    path, depth = tiny_coder.pair()[0], 17_000
+    few_rows = open_few_rows([GgufFile.open(path)], print, kv_types=(kv_type, kv_type), exact=True)
+    options = TargetOptions(n_ctx=17_152, n_gpu_layers=-1, kv_type=kv_type)
+    with Target(path, options, few_rows=few_rows) as loaded:
+        assert few_rows is not None and few_rows.native.reason == ""
+        prefill(loaded, [5 + 11 * i % 290 for i in range(depth)])
+
+        def rows(n: int) -> NDArray[np.float32]:
+            loaded.truncate(0, depth)
+            decode(loaded, depth, TOKENS[:n])
+            return np.stack([loaded.logits(row) for row in range(n)])
+
+        widest = rows(64)
+        for n in (1, 2, 8, 16, 33):
+            np.testing.assert_array_equal(rows(n), widest[:n])
+        few_rows.native.turn(False)  # llama.cpp's products keep 8 bits of an input
+        assert np.abs(rows(1) - widest[:1]).max() <= 5 * _SAME * widest[0].std()
 
 
 def test_products_with_experts_are_right_and_the_same_beside_any_rows() -> None:
