@@ -27,6 +27,7 @@ _ROWS = (  # as an entry of the registry has them
     "target",
     "architecture",
     "gguf",
+    "with_heads",
     "package",
     "drafter",
     "family",
@@ -39,6 +40,7 @@ _ROWS = (  # as an entry of the registry has them
     "notes",
 )
 _NAMES = {
+    "with_heads": "GGUF with heads",
     "thinking": "thinks by default",
     "thinking_sampling": "sampling if it thinks",
     "no_thinking_sampling": "sampling if not",

@@ -218,12 +218,17 @@ class graph_runner {
                 (node->op == GGML_OP_MUL_MAT ? counts.products : counts.fused)++;
             }
         }
-        counts.products += static_cast<long>(plan.plains.size());
-        counts.launches += static_cast<long>(plan.plains.size());
+        for (const few_rows_plan::plain & made : plan.plains) {
+            counts.products += static_cast<long>(made.nodes.size());
+            counts.launches++;
+        }
         counts.attentions += static_cast<long>(plan.attentions.size());
         for (const few_rows_plan::experts & made : plan.of_experts) {
-            counts.experts += made.before.empty() ? 1 : 2;
-            counts.fused += made.before.empty() ? 0 : static_cast<long>(made.before.size()) - 1;
+            std::vector<const ggml_tensor *> nodes = made.before;
+            nodes.push_back(made.node);
+            for (const ggml_tensor * node : nodes) {
+                (node->op == GGML_OP_MUL_MAT_ID ? counts.experts : counts.fused)++;
+            }
         }
         return plan;
     }
@@ -238,7 +243,7 @@ class graph_runner {
             return compute(g, g.nodes, g.n_nodes);
         }
         const few_rows_executor::scratch scratch = executor_->reserve(
-            plan.converted_bytes, plan.partial_floats, plan.n_counters, plan.choice_ints);
+            plan.converted_bytes, plan.partial_floats, plan.n_counters, plan.n_items);
         std::vector<ggml_tensor *> nodes = plan.rest;
         for (const few_rows_plan::step & step : plan.steps) {
             if (step.kind == few_rows_plan::step::ATTENTION) {
@@ -283,20 +288,17 @@ class graph_runner {
 
     void run_experts(const few_rows_plan::experts & planned,
                      const few_rows_executor::scratch & scratch) const {
-        few_rows::choice c = planned.choice;
-        c.items = scratch.choice;
-        c.pairs = scratch.choice + 1 + 3 * planned.items;
+        few_rows::chosen_input c = {planned.choice, planned.input};
+        c.chosen.items = scratch.items;
+        c.input.out = scratch.converted;
         if (planned.orders) {
+            c.input.n_columns = planned.converts ? c.input.n_columns : 0;
             executor_->order(c);
-        }
-        if (planned.converts) {
-            few_rows::conversion input = planned.input;
-            input.out = scratch.converted;
-            executor_->convert(input);
+        } else if (planned.converts) {
+            executor_->convert(c.input);
         }
         few_rows::expert_product e = planned.arguments;
-        e.items = c.items;
-        e.pairs = c.pairs;
+        e.items = scratch.items;
         e.base.x = scratch.converted;
         e.base.partials = scratch.partials;
         e.base.counters = scratch.counters;

@@ -31,7 +31,7 @@ class few_rows_executor {
         unsigned char * converted;
         float * partials;
         unsigned * counters;  // all zero
-        int * choice;
+        few_rows::expert_item * items;
     };
 
     virtual ~few_rows_executor() = default;
@@ -44,7 +44,7 @@ class few_rows_executor {
     virtual int n_processors() const = 0;
     // At least so much. Earlier scratch stays valid for recordings.
     virtual scratch reserve(size_t converted_bytes, size_t partial_floats, size_t n_counters,
-                            size_t choice_ints) = 0;
+                            size_t n_items) = 0;
     virtual void convert(const few_rows::conversion & c) = 0;
     virtual void normalize(const few_rows::normalization & n) = 0;
     virtual void multiply(const few_rows_plan::launch & l, const few_rows::product & p) = 0;
@@ -54,7 +54,8 @@ class few_rows_executor {
                         const few_rows::attention & arguments) = 0;
 
     virtual void multiply(const few_rows_plan::plain & planned) = 0;
-    virtual void order(const few_rows::choice & c) = 0;
+    // With the input, unless that has no columns.
+    virtual void order(const few_rows::chosen_input & c) = 0;
     // `arguments` are those of the plan, with scratch.
     virtual void multiply(const few_rows_plan::experts & planned,
                           const few_rows::expert_product & arguments) = 0;

@@ -84,11 +84,16 @@ class cpu_executor : public few_rows_executor {
         }
         for (size_t i = 0; i < outs.size(); i++) {
             const few_rows::matrix & m = p.matrices[i];
-            if (m.residual != nullptr) {
+            if (m.gate != nullptr) {
+                ggml_tensor * gate = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 1, p.n_columns);
+                gate->data = const_cast<float *>(m.gate);
+                outs[i] = node(ggml_mul(ctx, outs[i], node(ggml_sigmoid(ctx, gate))));
+            }
+            for (int r = 0; r < 2 && m.residuals[r] != nullptr; r++) {
                 ggml_tensor * residual =
                     ggml_new_tensor_2d(ctx, GGML_TYPE_F32, m.rows, p.n_columns);
-                residual->nb[1] = m.residual_stride * sizeof(float);
-                residual->data = const_cast<float *>(m.residual);
+                residual->nb[1] = m.residual_strides[r] * sizeof(float);
+                residual->data = const_cast<float *>(m.residuals[r]);
                 outs[i] = node(ggml_add(ctx, outs[i], residual));
             }
         }
@@ -115,8 +120,16 @@ class cpu_executor : public few_rows_executor {
         }
     }
 
-    void multiply(const few_rows_plan::plain & planned) override { compute(*planned.node); }
-    void order(const few_rows::choice &) override {}
+    void multiply(const few_rows_plan::plain & planned) override {
+        for (const ggml_tensor * node : planned.nodes) {
+            compute(*node);
+        }
+    }
+    void order(const few_rows::chosen_input & c) override {
+        if (c.input.n_columns > 0) {
+            convert(c.input);
+        }
+    }
     void multiply(const few_rows_plan::experts & planned,
                   const few_rows::expert_product &) override {
         for (const ggml_tensor * node : planned.before) {

@@ -24,7 +24,7 @@ constexpr const char * streams_beside =
     "GGML_CUDA_GRAPH_OPT";  // ggml runs parts on further streams
 // Scratch of the largest products of today's models, taken at once: later there may be no room.
 constexpr size_t usual_converted = 8 << 20, usual_partials = 8 << 20, usual_counters = 16 << 10,
-                 usual_choice = 16 << 10;
+                 usual_items = 2 << 10;
 constexpr auto probe_time = std::chrono::seconds(5);
 
 // Whether ggml's recordings were switched off by us: 0 not yet, 1 by us, -1 by the user, who wants
@@ -108,7 +108,7 @@ class cuda_executor : public few_rows_executor {
             combine_chunks_ = common("combine_chunks");
             order_choice_ = common("order_choice");
             plain_product_ = common("plain_product");
-            reserve(usual_converted, usual_partials, usual_counters, usual_choice);
+            reserve(usual_converted, usual_partials, usual_counters, usual_items);
             probe();
         }
         records_ = graphs_are_off == 1 && !ggml_records(backend);
@@ -121,7 +121,8 @@ class cuda_executor : public few_rows_executor {
     void begin() override { cuda::use(context_); }
 
     bool reads(const ggml_tensor & t) const override {
-        return t.buffer != nullptr &&
+        // A matrix in F32 needs none of the kernels that `has` knows, but a common one.
+        return !modules_.empty() && t.buffer != nullptr &&
                ggml_backend_buffer_get_usage(t.buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
                ggml_backend_buffer_get_type(t.buffer) == ggml_backend_dev_buffer_type(device_);
     }
@@ -134,22 +135,21 @@ class cuda_executor : public few_rows_executor {
     int n_processors() const override { return gpu_.n_processors; }
 
     scratch reserve(size_t converted_bytes, size_t partial_floats, size_t n_counters,
-                    size_t choice_ints) override {
-        grow(choice_, choice_ints * sizeof(int));
+                    size_t n_items) override {
+        grow(items_, n_items * sizeof(few_rows::expert_item));
         grow(converted_, converted_bytes);
         grow(partials_, partial_floats * sizeof(float));
         if (grow(counters_, n_counters * sizeof(unsigned))) {
             cuda::set_zero(counters_.back(), stream_);
         }
         return {at<unsigned char>(converted_), at<float>(partials_), at<unsigned>(counters_),
-                at<int>(choice_)};
+                at<few_rows::expert_item>(items_)};
     }
 
     void convert(const few_rows::conversion & c) override {
         cuda::launch_size size;
         size.threads = few_rows::BLOCK_THREADS;
-        const int units = (c.k + few_rows::UNIT - 1) / few_rows::UNIT;
-        size.x = static_cast<unsigned>(units * c.n_tiles);  // eight columns of a unit, a warp each
+        size.x = blocks_to_convert(c);
         few_rows::conversion parameters = c;
         cuda::launch(convert_input_, size, starts_early_, stream_, &parameters);
     }
@@ -199,16 +199,19 @@ class cuda_executor : public few_rows_executor {
         cuda::launch_size size;
         size.threads = few_rows::BLOCK_THREADS;
         few_rows::plain_product p = planned.arguments;
-        size.x = static_cast<unsigned>(blocks_of(p.rows, few_rows::BLOCK_THREADS / 32));
+        size.x = static_cast<unsigned>(
+            blocks_of(p.matrices[0].rows + p.matrices[1].rows, few_rows::PLAIN_ROWS));
+        size.shared_bytes = few_rows::PLAIN_SHARED;
         size.y = static_cast<unsigned>(blocks_of(p.n_columns, few_rows::TILE_COLUMNS));
         cuda::launch(plain_product_, size, starts_early_, stream_, &p);
     }
 
-    void order(const few_rows::choice & c) override {
+    void order(const few_rows::chosen_input & c) override {
         cuda::launch_size size;
         size.threads = few_rows::BLOCK_THREADS;
+        size.x = 1 + (c.input.n_columns > 0 ? blocks_to_convert(c.input) : 0);
         size.shared_bytes = few_rows::CHOICE_SHARED;
-        few_rows::choice parameters = c;
+        few_rows::chosen_input parameters = c;
         cuda::launch(order_choice_, size, starts_early_, stream_, &parameters);
     }
 
@@ -262,6 +265,11 @@ class cuda_executor : public few_rows_executor {
             throw;
         }
         return cuda::end_capture(stream_);
+    }
+
+    // Eight columns of a unit each, a warp for one.
+    static unsigned blocks_to_convert(const few_rows::conversion & c) {
+        return static_cast<unsigned>(blocks_of(c.k, few_rows::UNIT) * c.n_tiles);
     }
 
     // Larger memory comes beside the old one, which recordings use.
@@ -376,7 +384,7 @@ class cuda_executor : public few_rows_executor {
     cuda::function convert_input_ = nullptr, normalize_input_ = nullptr, combine_chunks_ = nullptr,
                    order_choice_ = nullptr, plain_product_ = nullptr;
     mutable std::map<std::string, cuda::function> functions_;
-    memories converted_, partials_, counters_, choice_;
+    memories converted_, partials_, counters_, items_;
 };
 
 thread_local few_rows_scope::state current;

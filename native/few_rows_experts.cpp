@@ -48,33 +48,36 @@ bool takes_experts(const ggml_tensor & t, const few_rows_rules & rules) {
            rules.takes_experts(w.type, w.ne[0], w.ne[1], n_rows);
 }
 
+bool is_readable_plain(const ggml_tensor & w, const few_rows_rules & rules) {
+    return w.type == GGML_TYPE_F32 && is_matrix(w) && ggml_is_contiguous(&w) &&
+           w.op == GGML_OP_NONE && w.view_src == nullptr && w.ne[0] % 4 == 0 &&
+           is_aligned(w.data, w.nb[1], 16) && rules.reads(w);
+}
+
 bool takes_plain(const ggml_tensor & t, const few_rows_rules & rules) {
-    if (t.op != GGML_OP_MUL_MAT || t.src[0]->type != GGML_TYPE_F32 || !is_computed(t)) {
+    if (t.op != GGML_OP_MUL_MAT || !is_computed(t) || !is_readable_plain(*t.src[0], rules)) {
         return false;
     }
     const ggml_tensor &w = *t.src[0], &x = *t.src[1];
-    return is_matrix(w) && ggml_is_contiguous(&w) && w.op == GGML_OP_NONE &&
-           w.view_src == nullptr && w.ne[0] % 4 == 0 && is_aligned(w.data, w.nb[1], 16) &&
-           rules.reads(w) && is_float_matrix(x) && is_float_matrix(t) &&
+    return is_float_matrix(x) && is_float_matrix(t) &&
            is_aligned(x.data, x.ne[1] > 1 ? x.nb[1] : 0, 16) && x.ne[1] >= 1 &&
            x.ne[1] <= few_rows::MAX_COLUMNS && rules.is_faster(w.type, w.ne[0], w.ne[1], x.ne[1]);
 }
 
-few_rows_plan::plain plan_plain(const ggml_tensor & t) {
+void add_plain(few_rows_plan::plain & made, const ggml_tensor & t) {
     const ggml_tensor &w = *t.src[0], &x = *t.src[1];
-    few_rows_plan::plain made;
-    made.node = &t;
     few_rows::plain_product & p = made.arguments;
-    p.weights = static_cast<const float *>(w.data);
-    p.row = floats(w.nb[1]);
+    few_rows::plain_matrix & m = p.matrices[made.nodes.size()];
+    m.weights = static_cast<const float *>(w.data);
+    m.row = floats(w.nb[1]);
+    m.out = static_cast<float *>(t.data);
+    m.out_stride = floats(t.nb[1]);
+    m.rows = static_cast<int>(w.ne[1]);
     p.x = static_cast<const float *>(x.data);
     p.x_stride = floats(x.nb[1]);
-    p.out = static_cast<float *>(t.data);
-    p.out_stride = floats(t.nb[1]);
     p.k = static_cast<int>(w.ne[0]);
-    p.rows = static_cast<int>(w.ne[1]);
     p.n_columns = static_cast<int>(x.ne[1]);
-    return made;
+    made.nodes.push_back(&t);
 }
 
 few_rows_plan::experts plan_experts(const ggml_tensor & t, const few_rows_rules & rules) {
@@ -157,6 +160,26 @@ few_rows_plan::experts plan_experts(const expert_chain & gate, const expert_chai
     }
     made.row_blocks = blocks_of(p.matrices[0].rows, few_rows::BLOCK_ROWS / 2);
     made.node = &activation;
+    return made;
+}
+
+bool takes_bias(const expert_chain & c, const few_rows_rules & rules) {
+    const ggml_tensor & t = *c.bias;
+    return is_readable_bias(c, rules) && takes_experts(*c.product, rules) && is_computed(t) &&
+           t.type == GGML_TYPE_F32 && ggml_is_contiguous(&t) && is_aligned(t.data, t.nb[1], 4);
+}
+
+few_rows_plan::experts plan_experts(const expert_chain & c, const few_rows_rules & rules) {
+    few_rows_plan::experts made = plan_experts(*c.product, rules);
+    few_rows::matrix & m = made.arguments.base.matrices[0];
+    const ggml_tensor & bias = *c.bias->src[1];
+    m.bias = static_cast<const float *>(bias.data);
+    made.arguments.expert_bias = floats(bias.nb[1]);
+    m.out = static_cast<float *>(c.bias->data);
+    m.out_stride = floats(c.bias->nb[1]);
+    made.arguments.out_row = floats(c.bias->nb[2]);
+    made.before = {c.product};
+    made.node = c.bias;
     return made;
 }
 

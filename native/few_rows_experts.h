@@ -23,8 +23,13 @@ bool may_share(const expert_chain & gate, const expert_chain & up, const ggml_te
 few_rows_plan::experts plan_experts(const expert_chain & gate, const expert_chain & up,
                                     const ggml_tensor & activation, const few_rows_rules & rules);
 
-// The same for a product with an F32 matrix, such as a router.
+// Whether a product takes its bias along.
+bool takes_bias(const expert_chain & c, const few_rows_rules & rules);
+few_rows_plan::experts plan_experts(const expert_chain & c, const few_rows_rules & rules);
+
+// Whether there is a kernel for an F32 matrix, such as a router, and for a product with it.
+bool is_readable_plain(const ggml_tensor & weight, const few_rows_rules & rules);
 bool takes_plain(const ggml_tensor & node, const few_rows_rules & rules);
-few_rows_plan::plain plan_plain(const ggml_tensor & node);
+void add_plain(few_rows_plan::plain & made, const ggml_tensor & node);
 
 }  // namespace dflash

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "few_rows_experts.h"
+
 namespace dflash {
 
 namespace {
@@ -115,6 +117,27 @@ void few_rows_graph::add_bias(few_rows_chain & c) const {
     }
 }
 
+// A shared expert's: one number for each column, which must be there before the product.
+void few_rows_graph::add_gate(few_rows_chain & c) const {
+    const ggml_tensor & t = *g_.nodes[c.last];
+    const int user = only_user(c.last);
+    if (user < 0 || g_.nodes[user]->op != GGML_OP_MUL || g_.nodes[user]->src[0] != &t ||
+        !is_result(*g_.nodes[user])) {
+        return;
+    }
+    const ggml_tensor & s = *g_.nodes[user]->src[1];
+    const int sigmoid = find(&s);
+    if (sigmoid < 0 || s.op != GGML_OP_UNARY || ggml_get_unary_op(&s) != GGML_UNARY_OP_SIGMOID ||
+        only_user(sigmoid) != user || s.ne[0] != 1 || s.ne[1] != t.ne[1] || !is_result(s) ||
+        !is_float_matrix(*s.src[0]) || !ggml_is_contiguous(s.src[0]) || find(s.src[0]) < 0 ||
+        find(s.src[0]) > c.node) {
+        return;
+    }
+    c.sigmoid = sigmoid;
+    c.gate = s.src[0];
+    c.last = user;
+}
+
 void few_rows_graph::add_residual(few_rows_chain & c) const {
     const ggml_tensor & t = *g_.nodes[c.last];
     const int user = only_user(c.last);
@@ -124,8 +147,22 @@ void few_rows_graph::add_residual(few_rows_chain & c) const {
     const ggml_tensor & sum = *g_.nodes[user];
     const ggml_tensor * other = sum.src[0] == &t ? sum.src[1] : sum.src[0];
     if (other != &t && is_float_matrix(*other) && ggml_are_same_shape(other, &t)) {
-        c.residual = other;
+        c.residuals.push_back(other);
         c.last = user;
+    }
+}
+
+void few_rows_graph::shorten(few_rows_chain & c) const {
+    const ggml_tensor & t = *g_.nodes[c.last];
+    const bool is_second = !c.residuals.empty() && t.src[0] == c.residuals.back();
+    c.last = index_.at(t.src[is_second ? 1 : 0]);
+    if (!c.residuals.empty()) {
+        c.residuals.pop_back();
+    } else if (c.gate != nullptr) {
+        c.gate = nullptr;
+        c.sigmoid = -1;
+    } else {
+        c.bias = nullptr;
     }
 }
 
@@ -176,6 +213,9 @@ std::vector<int> few_rows_graph::nodes_of(const few_rows_chain & c) const {
         nodes.push_back(i);
     }
     nodes.push_back(c.last);
+    if (c.sigmoid >= 0) {
+        nodes.push_back(c.sigmoid);
+    }
     return nodes;
 }
 
@@ -263,6 +303,8 @@ void few_rows_graph::group_products(std::vector<few_rows_group> & found) {
             }
         }
         for (few_rows_chain & c : made.chains) {
+            add_gate(c);
+            add_residual(c);
             add_residual(c);
         }
         found.push_back(std::move(made));
@@ -326,6 +368,24 @@ bool gather(const few_rows_graph & graph, const few_rows_group & made,
     return true;
 }
 
+// On a CPU, routers are other operations by now (router_products.h).
+bool is_router(const ggml_tensor & t, const few_rows_rules & rules) {
+    return (t.op == GGML_OP_MUL_MAT || t.op == GGML_OP_CUSTOM) && t.src[0] != nullptr &&
+           t.src[1] != nullptr && t.src[2] == nullptr && is_readable_plain(*t.src[0], rules);
+}
+
+// The next product of floats with the input of this one, as a shared expert's gate has a router's:
+// one launch, and the gate is there before the expert. -1: none.
+int router_beside(const few_rows_graph & graph, int node, const few_rows_rules & rules) {
+    const int end = std::min(graph.size(), node + most_apart);
+    for (int i = is_router(graph[node], rules) ? node + 1 : end; i < end; i++) {
+        if (graph[i].src[1] == graph[node].src[1] && is_router(graph[i], rules)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
 // The nodes in their new order; empty if it is theirs.
 std::vector<int> order_of(const private_abi::graph & g, const few_rows_rules & rules) {
     few_rows_graph graph(g, rules, /*any_shape=*/true);
@@ -335,6 +395,16 @@ std::vector<int> order_of(const private_abi::graph & g, const few_rows_rules & r
     bool any = false;
     for (const few_rows_group & made : graph.groups()) {
         any = gather(graph, made, before, moves) || any;
+    }
+    for (int i = 0; i < n; i++) {
+        const int other = moves[i] ? -1 : router_beside(graph, i, rules);
+        if (other >= 0 && !moves[other]) {
+            few_rows_group made;
+            made.chains.resize(2);
+            made.chains[0].node = i;
+            made.chains[1].node = other;
+            any = gather(graph, made, before, moves) || any;
+        }
     }
     std::vector<int> order;
     for (int i = 0; any && i < n; i++) {

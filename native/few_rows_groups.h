@@ -17,7 +17,18 @@ struct few_rows_chain {
     int last = 0;                       // the node whose result is written
     int64_t first_row = 0, n_rows = 0;  // of the matrix
     const ggml_tensor * bias = nullptr;
-    const ggml_tensor * residual = nullptr;
+    int sigmoid = -1;  // a node: the result is multiplied by it, a number for each column
+    const ggml_tensor * gate = nullptr;          // what that is made of
+    std::vector<const ggml_tensor *> residuals;  // that are added, up to two
+
+    // What is read of other nodes' results when the chain's is written.
+    std::vector<const ggml_tensor *> reads() const {
+        std::vector<const ggml_tensor *> all = residuals;
+        if (gate != nullptr) {
+            all.push_back(gate);
+        }
+        return all;
+    }
 };
 
 // Products with one input that may share a launch. The units of a part are chosen for all of them,
@@ -54,8 +65,10 @@ class few_rows_graph {
 
     // A product, with its bias.
     few_rows_chain chain_of(int node) const;
-    // Its nodes, from the product to the last.
+    // Its nodes, the product first.
     std::vector<int> nodes_of(const few_rows_chain & c) const;
+    // Leaves the chain's last node to ggml. It must have more than one.
+    void shorten(few_rows_chain & c) const;
 
     few_rows_kernel::operand operand(int node) const;
     // The block types of a launch; false if there are more than two.
@@ -70,6 +83,7 @@ class few_rows_graph {
     bool is_result(const ggml_tensor & t) const;
     bool is_sum_of(int node, const ggml_tensor & part) const;
     void add_bias(few_rows_chain & c) const;
+    void add_gate(few_rows_chain & c) const;
     void add_residual(few_rows_chain & c) const;
     int product_behind(const ggml_tensor * source, int activation) const;
     bool has_kernel(const std::vector<few_rows_chain> & chains) const;

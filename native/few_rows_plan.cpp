@@ -80,16 +80,24 @@ class planner {
 
     bool fits(const few_rows_chain & c, int at, const std::vector<few_rows_chain> & others) const {
         const ggml_tensor & result = g_[c.last];
-        const ggml_tensor * x = g_[c.node].src[1];
-        if (!is_apart(result, c.residual) ||
-            !may_move(result, c.last, at, {x, c.bias, c.residual}, g_.nodes_of(c))) {
+        const range out(result);
+        std::vector<const ggml_tensor *> sources = c.reads();
+        sources.push_back(g_[c.node].src[1]);
+        sources.push_back(c.bias);
+        if (!std::all_of(c.residuals.begin(), c.residuals.end(),
+                         [&](const ggml_tensor * r) { return is_apart(result, r); }) ||
+            (c.gate != nullptr && out.overlaps(range(*c.gate))) ||
+            !may_move(result, c.last, at, sources, g_.nodes_of(c))) {
             return false;
         }
+        const auto overlaps = [](const std::vector<const ggml_tensor *> & read, const range & of) {
+            return std::any_of(read.begin(), read.end(),
+                               [&](const ggml_tensor * t) { return range(*t).overlaps(of); });
+        };
         return std::none_of(others.begin(), others.end(), [&](const few_rows_chain & o) {
-            const range out(result), of_other(g_[o.last]);
-            return out.overlaps(of_other) ||
-                   (o.residual != nullptr && out.overlaps(range(*o.residual))) ||
-                   (c.residual != nullptr && of_other.overlaps(range(*c.residual)));
+            const range of_other(g_[o.last]);
+            return out.overlaps(of_other) || overlaps(o.reads(), out) ||
+                   overlaps(c.reads(), of_other);
         });
     }
 
@@ -103,22 +111,11 @@ class planner {
             const int at = left[0].node;
             std::vector<few_rows_chain> together, later;
             for (few_rows_chain c : left) {
-                if (!fits(c, at, together)) {
-                    if (c.residual != nullptr) {
-                        const ggml_tensor & sum = g_[c.last];
-                        c.last = g_.index_of(sum.src[0] == c.residual ? sum.src[1] : sum.src[0]);
-                        c.residual = nullptr;
-                    }
-                    if (!fits(c, at, together) && c.bias != nullptr) {
-                        c.last = c.node;
-                        c.bias = nullptr;
-                    }
-                    if (!fits(c, at, together) && c.node != at) {
-                        later.push_back(c);
-                        continue;
-                    }
+                while (!fits(c, at, together) && c.last != c.node) {
+                    g_.shorten(c);
                 }
-                together.push_back(c);
+                const bool must_wait = c.node != at && !fits(c, at, together);
+                (must_wait ? later : together).push_back(c);
             }
             add_launch(at, together, nullptr, made.units_per_part);
             left = std::move(later);
@@ -170,9 +167,10 @@ class planner {
             m.out_stride = floats(out.nb[1]);
             m.bias = c.bias != nullptr ? static_cast<const float *>(c.bias->data) + c.first_row
                                        : nullptr;
-            if (c.residual != nullptr) {
-                m.residual = static_cast<const float *>(c.residual->data);
-                m.residual_stride = floats(c.residual->nb[1]);
+            m.gate = c.gate != nullptr ? static_cast<const float *>(c.gate->data) : nullptr;
+            for (size_t r = 0; r < c.residuals.size(); r++) {
+                m.residuals[r] = static_cast<const float *>(c.residuals[r]->data);
+                m.residual_strides[r] = floats(c.residuals[r]->nb[1]);
             }
             m.rows = static_cast<int>(c.n_rows);
             m.type = g_.operand(c.node) == l.kernel.a ? 0 : 1;
@@ -285,27 +283,33 @@ class planner {
         return true;
     }
 
-    // What an activation, node `user`, takes of experts; without a product: it is nothing else.
+    // Whether a product of floats may share the launch right before it.
+    bool joins_plain(const ggml_tensor & t) const {
+        if (plan_.steps.empty() || plan_.steps.back().kind != few_rows_plan::step::PLAIN) {
+            return false;
+        }
+        const std::vector<const ggml_tensor *> & nodes = plan_.plains.back().nodes;
+        const ggml_tensor & before = *nodes[0];
+        return nodes.size() == 1 && before.src[1] == t.src[1] &&
+               !range(before).overlaps(range(*t.src[1])) && !range(before).overlaps(range(t));
+    }
+
+    // What node `user` takes of experts, with their bias, if it has one.
     expert_chain chain_behind(const ggml_tensor * source, int user) const {
         const int last = g_.find(source);
         if (last < 0 || g_.only_user(last) != user) {
             return {};
         }
-        expert_chain c;
-        c.product = source;
-        if (source->op == GGML_OP_ADD_ID) {
-            c.product = source->src[0];
-            c.bias = source;
-            const int product = g_.find(c.product);
-            if (product < 0 || g_.only_user(product) != last) {
-                return {};
-            }
+        if (source->op != GGML_OP_ADD_ID) {
+            return {source->op == GGML_OP_MUL_MAT_ID ? source : nullptr, nullptr};
         }
-        return c.product->op == GGML_OP_MUL_MAT_ID ? c : expert_chain{};
+        const expert_chain c = chain_behind(source->src[0], last);
+        return c.product != nullptr && c.bias == nullptr ? expert_chain{c.product, source}
+                                                         : expert_chain{};
     }
 
-    // Gate and `up` of experts are multiplied where their activation stands, if what they are made
-    // of is still there.
+    // Gate and `up` of experts are multiplied where their activation stands, and a product where
+    // its bias is added.
     void join_experts() {
         for (int i = 0; i < g_.size(); i++) {
             const ggml_tensor & t = g_[i];
@@ -313,38 +317,47 @@ class planner {
                 continue;
             }
             const expert_chain gate = chain_behind(t.src[0], i), up = chain_behind(t.src[1], i);
-            if (gate.product == nullptr || up.product == nullptr ||
-                !may_share(gate, up, t, rules_)) {
-                continue;
+            if (gate.product != nullptr && up.product != nullptr &&
+                may_share(gate, up, t, rules_)) {
+                join(plan_experts(gate, up, t, rules_), i);
             }
-            std::vector<int> own;
-            for (const ggml_tensor * node : {gate.product, gate.bias, up.product, up.bias}) {
-                if (node != nullptr) {
-                    own.push_back(g_.index_of(node));
+        }
+        for (int i = 0; i < g_.size(); i++) {
+            const ggml_tensor & t = g_[i];
+            if (t.op == GGML_OP_ADD_ID && !is_fused_[i]) {
+                const expert_chain c = {chain_behind(t.src[0], i).product, &t};
+                if (c.product != nullptr && c.product == t.src[0] && takes_bias(c, rules_)) {
+                    join(plan_experts(c, rules_), i);
                 }
             }
-            const range x(*gate.product->src[1]), ids(*gate.product->src[2]);
-            const int first = *std::min_element(own.begin(), own.end());
-            bool is_there = true;
-            for (int between = first; between < i; between++) {
-                const ggml_tensor & other = g_[between];
-                if (!is_idle(other) && std::find(own.begin(), own.end(), between) == own.end()) {
-                    const range written(other);
-                    is_there = is_there && !written.overlaps(x) && !written.overlaps(ids);
-                }
-            }
-            if (!is_there) {
-                continue;
-            }
-            for (const int node : own) {
-                is_fused_[node] = true;
-            }
-            activated_experts_[i] = {gate, up};
         }
     }
 
+    // Launches what is planned at node `at`, if what it is made of is still there.
+    void join(const few_rows_plan::experts & made, int at) {
+        std::vector<int> own;
+        for (const ggml_tensor * node : made.before) {
+            own.push_back(g_.index_of(node));
+        }
+        const ggml_tensor & product = *made.before[0];
+        const range x(*product.src[1]), ids(*product.src[2]);
+        for (int i = *std::min_element(own.begin(), own.end()); i < at; i++) {
+            const ggml_tensor & other = g_[i];
+            if (is_idle(other) || std::find(own.begin(), own.end(), i) != own.end()) {
+                continue;
+            }
+            const range written(other);
+            if (written.overlaps(x) || written.overlaps(ids)) {
+                return;
+            }
+        }
+        for (const int node : own) {
+            is_fused_[node] = true;
+        }
+        joined_experts_[at] = made;
+    }
+
     void reserve(const few_rows_plan::experts & made) {
-        const few_rows::choice & c = made.choice;
         const size_t tile = few_rows::TILE_BYTES;
         const int units = blocks_of(made.input.k, few_rows::UNIT);
         plan_.converted_bytes = std::max(plan_.converted_bytes, tile * units * made.input.n_tiles);
@@ -353,8 +366,7 @@ class planner {
                                                made.row_blocks * made.items, made.parts, 1)));
         plan_.n_counters =
             std::max(plan_.n_counters, static_cast<size_t>(made.row_blocks) * made.items);
-        plan_.choice_ints = std::max(plan_.choice_ints,
-                                     static_cast<size_t>(1 + 3 * made.items + c.n_rows * c.n_used));
+        plan_.n_items = std::max(plan_.n_items, static_cast<size_t>(made.items));
     }
 
     void emit() {
@@ -415,20 +427,21 @@ class planner {
                 continue;
             }
             if (takes_plain(t, rules_)) {
-                flush();
-                plan_.steps.push_back(
-                    {few_rows_plan::step::PLAIN, static_cast<int>(plan_.plains.size())});
-                plan_.plains.push_back(plan_plain(t));
+                if (works || !joins_plain(t)) {
+                    flush();
+                    plan_.steps.push_back(
+                        {few_rows_plan::step::PLAIN, static_cast<int>(plan_.plains.size())});
+                    plan_.plains.emplace_back();
+                }
+                add_plain(plan_.plains.back(), t);
                 write(t);
                 continue;
             }
-            const auto activated = activated_experts_.find(i);
-            if (activated != activated_experts_.end() || takes_experts(t, rules_)) {
+            const auto joined = joined_experts_.find(i);
+            if (joined != joined_experts_.end() || takes_experts(t, rules_)) {
                 flush();
                 few_rows_plan::experts made =
-                    activated != activated_experts_.end()
-                        ? plan_experts(activated->second.first, activated->second.second, t, rules_)
-                        : plan_experts(t, rules_);
+                    joined != joined_experts_.end() ? joined->second : plan_experts(t, rules_);
                 const ggml_tensor & product = made.before.empty() ? t : *made.before[0];
                 made.converts = converted != product.src[1];
                 made.orders = chosen != product.src[2];
@@ -455,7 +468,7 @@ class planner {
     few_rows_plan plan_;
     std::vector<bool> is_fused_;  // nodes whose work launches do
     std::unordered_map<int, std::vector<int>> launches_at_;
-    std::unordered_map<int, std::pair<expert_chain, expert_chain>> activated_experts_;
+    std::unordered_map<int, few_rows_plan::experts> joined_experts_;
 };
 
 }  // namespace

@@ -38,12 +38,12 @@ struct few_rows_plan {
         few_rows::choice choice{};
         bool orders = false;                       // what was chosen, before
         int row_blocks = 0, parts = 0, items = 0;  // the grid
-        std::vector<const ggml_tensor *> before;   // with an activation: what it is made of
+        std::vector<const ggml_tensor *> before;   // nodes that go into the launch, with the last:
         const ggml_tensor * node = nullptr;
     };
     struct plain {
         few_rows::plain_product arguments{};
-        const ggml_tensor * node = nullptr;
+        std::vector<const ggml_tensor *> nodes;  // one or two
     };
     struct step {
         enum { SEGMENT, LAUNCH, ATTENTION, EXPERTS, PLAIN } kind;
@@ -57,7 +57,7 @@ struct few_rows_plan {
     std::vector<experts> of_experts;
     std::vector<plain> plains;
     std::vector<step> steps;
-    size_t converted_bytes = 0, partial_floats = 0, n_counters = 0, choice_ints = 0;
+    size_t converted_bytes = 0, partial_floats = 0, n_counters = 0, n_items = 0;
 };
 
 // A pure function of the graph: nothing is launched, and no memory that a tensor points to is read.

@@ -28,6 +28,7 @@ from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.plan import Plan
 from dflash_local.model import Model
+from dflash_local.pair import open_pair
 
 OpenEngine = Callable[[Path, Path | None, LoadOptions], tuple[Engine, Plan]]
 
@@ -54,6 +55,12 @@ class BenchOptions:
     thinking: bool = False
     concurrency: tuple[int, ...] = ()
     loading: Mapping[str, Any] = field(default_factory=dict)
+
+
+def has_drafts(options: BenchOptions) -> bool:
+    """Whether the files have a drafter, or heads that are used in its place. Raises FileError,
+    PairError."""
+    return open_pair(options.target, options.draft).draft is not None
 
 
 class Benchmark:
@@ -102,8 +109,9 @@ class Benchmark:
     # What a run of another kind does in its own way
 
     def suited(self, settings: RunSettings, options: BenchOptions) -> RunSettings:
-        """The settings, as the files allow them: without a drafter there is only plain decoding."""
-        return replace(settings, variants=()) if options.draft is None else settings
+        """The settings, as the files allow them: without a drafter or heads there is only plain
+        decoding."""
+        return settings if has_drafts(options) else replace(settings, variants=())
 
     def engine(self, loading: Mapping[str, Any]) -> tuple[Engine, Plan]:
         options = self.options

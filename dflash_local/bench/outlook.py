@@ -42,12 +42,16 @@ def outlooks(costs: Costs, block_size: int) -> list[Outlook]:
     """
     n_drafts, depth = block_size - 1, costs.depths[0]
     plain_s = costs.step_s(1, depth) + costs.host_s
-    drafting_s = costs.draft_s(1, depth) + costs.draft_host_s + costs.host_s
+
+    def round_s(n: int) -> float:
+        draft_s = costs.draft_s(1, depth, n_drafts - n) + costs.draft_host_s
+        return draft_s + costs.step_s(1 + n, depth) + costs.host_s
+
     found = []
     for length in [each for each in LENGTHS if each <= block_size] or [float(block_size)]:
         survival = _survival(length, n_drafts)
         gains = {
-            1 + n: tokens * plain_s / (drafting_s + costs.step_s(1 + n, depth))
+            1 + n: tokens * plain_s / round_s(n)
             for n, tokens in enumerate(accumulate(survival, initial=1.0))
             if n
         }

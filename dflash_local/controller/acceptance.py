@@ -114,10 +114,7 @@ class Acceptance:
     def notice(self, curve: Sequence[float], shape: ShapeName) -> None:
         """The chances of a new draft of that shape."""
         known = self.usual(shape)
-        if shape == "tree":
-            curve = [*curve, *[0.0] * self.n_nodes]
-        elif len(curve) < len(known):
-            return  # cut short by the end of an answer, it would count as hopeless beyond
+        curve = whole(curve, known, shape)
         part = max(1 / (self.n_verified + 2), _BLEND)
         self._curves[shape] = [
             old + part * (new - old) for old, new in zip(known, curve, strict=False)
@@ -205,6 +202,17 @@ def _features(logprobs: Sequence[float]) -> list[float]:
     log = math.log
     # Unlike `min`, `max` gives its first argument if the other is not a number: no confidence.
     return [-log(_NUDGE - min(max(_FLOOR, lp), 0.0)) for lp in logprobs]
+
+
+def whole(curve: Sequence[float], usual: Sequence[float], shape: ShapeName) -> Sequence[float]:
+    """A draft's chances, for as many nodes as a usual one has. What a shorter chain has not is as
+    likely after it as it mostly is: to count it as hopeless would keep drafts short. A tree had no
+    more to give."""
+    n = len(curve)
+    if shape == "tree":
+        return [*curve, *[0.0] * (len(usual) - n)]
+    scale = curve[-1] / max(usual[n - 1], _LEAST) if n < len(usual) else 0.0
+    return [*curve, *(scale * chance for chance in usual[n:])]
 
 
 def path_chances(draft: Draft) -> list[float]:

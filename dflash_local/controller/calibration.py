@@ -110,6 +110,9 @@ class _Trial:
         self.rng = np.random.default_rng(0)
         self.steps: dict[int, dict[int, list[float]]] = {}
         self.drafts: dict[int, dict[int, list[float]]] = {}
+        self.firsts: list[float] = []  # drafts of one token
+        most = min(drafter.block_size, target.max_width) if drafter else 0
+        self.n_draft = max(most - 1, 1)
         self.switches: list[float] = []
         self.injections: list[float] = []
         self.trees: dict[int, float] = {}
@@ -136,6 +139,7 @@ class _Trial:
             _usual(self.drafts) if self.drafter is not None else {SHALLOW: {1: 0.0}},
             switch_s=max(median(self.switches), 0.0) if self.switches else 0.0,
             inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
+            token_share=self._token_share(),
             trees=self.trees,
             spread=0.0 if self.is_rough else self._spread(),
             budget_s=self.budget_s,
@@ -150,6 +154,8 @@ class _Trial:
             if self.drafter is not None:
                 for n_seqs in sorted({1, self.n_seq}):
                     self._draft(n_seqs, timed)
+                if self.drafter.by_steps and self.n_draft > 1:
+                    self._draft(1, timed, n_draft=1)
                 self._inject()
 
     def _measure_deep(self) -> bool:
@@ -244,8 +250,10 @@ class _Trial:
             seconds = self._timed(lambda: self._verified_s(tree), 2 * _TIMED, guess_s, needed=True)
             self.trees[self.depth] = max(median(seconds) - median(chain), 0.0)
 
-    def _draft(self, n_seqs: int, timed: int, features: Features | None = None) -> None:
-        """Time the draft stage for the first `n_seqs` sequences."""
+    def _draft(
+        self, n_seqs: int, timed: int, features: Features | None = None, n_draft: int = 0
+    ) -> None:
+        """Time the draft stage for the first `n_seqs` sequences: of one token, or 0, of all."""
         known = self.drafts.setdefault(self.depth, {})
         if features is None:
             usual = median(next(iter(self.drafts.values()))[1]) * n_seqs
@@ -253,9 +261,16 @@ class _Trial:
                 return
             features = self._new_features(SHALLOW)
         seconds = self._timed(
-            lambda: self._draft_stage_s(n_seqs, features), timed, 0.0, needed=True
+            lambda: self._draft_stage_s(n_seqs, features, n_draft), timed, 0.0, needed=True
         )
-        known.setdefault(n_seqs, []).extend(seconds)
+        (self.firsts if n_draft else known.setdefault(n_seqs, [])).extend(seconds)
+
+    def _token_share(self) -> float:
+        """See `Costs`; on a line from a draft of one token to the longest."""
+        if not self.firsts:
+            return 0.0
+        whole = median(self.drafts[self.n_seq * SHALLOW][1])
+        return max(1 - median(self.firsts) / whole, 0.0) / (self.n_draft - 1)
 
     def _inject(self) -> None:
         """Time a draft that has many rows to inject first."""
@@ -350,11 +365,11 @@ class _Trial:
         numbers = [self.target.numbers[row] for row in rows]
         return StoredFeatures(self.target, numbers, [self.tokens[row] for row in rows])
 
-    def _draft_stage_s(self, n_seqs: int, features: Features) -> float:
-        """Seconds of one draft stage that injects `features` in each sequence."""
+    def _draft_stage_s(self, n_seqs: int, features: Features, n_draft: int = 0) -> float:
+        """Seconds of one draft stage that injects `features` in each sequence; 0: of all tokens."""
         drafter = self.drafter
         assert drafter is not None
-        n_draft = drafter.block_size - 1
+        n_draft = n_draft or self.n_draft
         requests = [DraftRequest(seq, 1, features, n_draft, whole=True) for seq in range(n_seqs)]
         begin = time.perf_counter()
         drafter.draft(requests)

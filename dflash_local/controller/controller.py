@@ -44,8 +44,8 @@ _FOREVER = 1 << 30
 
 class Controller:
     """Decides for all sequences of one engine. In each round: `n_drafts`, and `without_sure` where
-    there are copies; after the draft its `chances`, and by them, once copies have joined, the
-    `rows`; `observe` for each draft that was verified; `observe_round`. If no sequence drafts,
+    there are copies; `judge` the drafts, and by their chances, once copies have joined, the `rows`;
+    `observe` for each draft that was verified; `observe_round`. If no sequence drafts,
     `least_copied` says which copies are worth a look. No clock and no randomness: the same
     measurements give the same decisions."""
 
@@ -72,7 +72,8 @@ class Controller:
         }
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
         self.n_nodes = n_nodes
-        self._n_draft = block_size - 1
+        self._n_draft = self._length = block_size - 1  # tokens of a draft: at most, and planned
+        self._lengths = range(1 if costs.token_share else self._n_draft, block_size)
         self._most = max(block_size - 1, n_nodes, n_copied)
         self._rows = Rows(equal=equal_rows, pads=pads)
         self._copied = Rows(equal=equal_rows, pads=pads)
@@ -148,7 +149,7 @@ class Controller:
         if self._idle > 0:
             return [0] * n
         return [
-            self._n_draft if (p.drafting or p.looking) and not p.off and limit > 0 else 0
+            self._length if (p.drafting or p.looking) and not p.off and limit > 0 else 0
             for p, limit in zip(policies, limits, strict=True)
         ]
 
@@ -171,24 +172,23 @@ class Controller:
         costs, rows = self.costs, self._rows
         if self._copies().once([copied], self._passes.rows("chain"), costs.switch_s) == [1]:
             return False  # the round would be plain
-        both = list(map(max, zip_longest(copied, policy.typical(), fillvalue=0.0)))
-        draft_s = costs.draft_s(n_drafting, self._depth) + costs.draft_host_s
-        draft_s /= n_drafting
+        both = list(map(max, zip_longest(copied, policy.typical(self._length), fillvalue=0.0)))
+        draft_s = (self.draft_s(n_drafting) + costs.draft_host_s) / n_drafting
         if self._shape == "tree":  # the pass of a copy is that of a chain: there and back
             draft_s -= 2 * costs.switch_s / n_drafting
         return rows.value(both) - rows.value(copied) < draft_s * rows.rate
 
-    def chances(
+    def judge(
         self, policies: Sequence[Policy], drafts: Sequence[Draft], limits: Sequence[int]
     ) -> list[list[float]]:
-        """The falling chances of a drafter's tokens for each sequence, to be accepted; empty if
-        it has not. Asked once in each round with drafts: it counts them."""
+        """Take in the drafts of a round. Returns for each sequence the falling chances of its
+        tokens to be accepted; none where there is no draft."""
         chains: list[list[float]] = []
         for policy, draft, limit in zip(policies, drafts, limits, strict=True):
             if not draft or limit < 1:
                 chains.append([])
                 continue
-            found = policy.chances(draft)
+            found = policy.judge(draft)
             if policy.looking or policy.known.n_verified < KNOWN:
                 found[:_SEEN] = [1.0] * min(_SEEN, len(found))
             chains.append(found[:limit])
@@ -200,7 +200,7 @@ class Controller:
     def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
         """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
 
-        `chains` are the falling chances of the drafts, as `chances` has them, or once copies have
+        `chains` are the falling chances of the drafts, as `judge` gives them, or once copies have
         joined them. `drafted`: the drafter had a part in the round; otherwise they are copies
         alone.
         """
@@ -223,6 +223,10 @@ class Controller:
         passes = self._prices_of("chain")
         self._copied.price(self._base, passes, _COPY_MARGIN * self._base / passes[0] * self._gain)
         return self._copied
+
+    def draft_s(self, n_seqs: int) -> float:
+        """Seconds of a draft stage, with drafts of the planned length."""
+        return self.costs.draft_s(n_seqs, self._depth, self._n_draft - self._length)
 
     # What became of it
 
@@ -274,10 +278,11 @@ class Controller:
                 # Graphs are made once, and say nothing of the drafter's worth; unless each round
                 # needs new ones.
                 verify_s = min(verify_s, costs.step_s(n_rows, depth, shape))
+            fewer = 0 if n_others else self._n_draft - self._length
             if self._looking or inject_s:  # with many rows to inject
-                costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected)
+                costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected, fewer)
             else:
-                costs.observe_draft(n_drafting, depth, draft_s)
+                costs.observe_draft(n_drafting, depth, draft_s, fewer)
             if inject_s and not self._looking:  # drafting pays for its rests, not for prompts
                 inject_s *= min(self._n_resting / n_injected, 1.0)
             host_s = costs.host_s + costs.draft_host_s if host_s is None else host_s
@@ -354,29 +359,36 @@ class Controller:
         best = max(gains, key=gains.__getitem__)
         if best != self._shape:
             self._rows.forget()
-        self._shape = best
+        self._shape, self._length = best, found[best].length
         for policy in able:
             policy.take(best)
         return found[best]
 
     def _forecast(self, able: Sequence[Policy], shape: ShapeName) -> Findings:
         """The best that drafting for these can do, by the mean of their last drafts."""
+        found = [self._of_length(n, able, shape) for n in self._lengths]
+        return max(found, key=lambda findings: findings.gain)
+
+    def _of_length(self, length: int, able: Sequence[Policy], shape: ShapeName) -> Findings:
+        """The same for drafts of that length."""
         costs, depth, base = self.costs, self._depth, self._base
         passes, plain_s = self._prices_of(shape), self._prices_of("chain")[0]
-        draft_s = costs.draft_s(len(able), depth) + costs.draft_host_s
-        chances = merged([policy.typical() for policy in able], equal=self._rows.equal)
+        draft_s = costs.draft_s(len(able), depth, self._n_draft - length)
+        chances = merged([policy.typical(length) for policy in able], equal=self._rows.equal)
         each = self._rows.each(len(able), base)
         tokens = list(accumulate(chances, initial=float(base)))
         rates = [
-            got / (draft_s + spent) for got, spent in zip(tokens, passes[::each], strict=False)
+            got / (draft_s + costs.draft_host_s + spent)
+            for got, spent in zip(tokens, passes[::each], strict=False)
         ]
         k = max(range(len(rates)), key=rates.__getitem__)
         return Findings(
             n_seqs=base,
+            length=length,
             drafts=k * each,
             tokens=tokens[k],
             gain=rates[k] * plain_s / base,
-            draft_cost=costs.draft_s(len(able), depth) / plain_s,
+            draft_cost=draft_s / plain_s,
             double_cost=costs.step_s(2 * base, depth) / costs.step_s(base, depth),
         )
 
@@ -385,13 +397,14 @@ class Controller:
         rounds to wait if it is."""
         if not able:
             return _FOREVER
-        costs, depth = self.costs, self._depth
+        costs = self.costs
         policy = max(able, key=lambda each: each.rest_from)  # the fewest rows to inject
         passes, plain_s = self._prices_of(policy.shape.name), self._prices_of("chain")[0]
         n_seen = min(_SEEN, len(passes) - 1)
-        seconds = costs.draft_s(1, depth) + costs.draft_host_s + 2 * costs.switch_s
+        self._length = min(n for n in self._lengths if n >= min(_SEEN, self._n_draft))
+        seconds = self.draft_s(1) + costs.draft_host_s + 2 * costs.switch_s
         seconds += costs.inject_s * (self._round - policy.rest_from) + passes[n_seen] - plain_s
-        loss = seconds / plain_s - sum(policy.typical()[:n_seen]) / self._base
+        loss = seconds / plain_s - sum(policy.typical(n_seen)[:n_seen]) / self._base
         upkeep = costs.inject_s / plain_s  # a look that waits has more to inject
         short = loss + self._spent - _FIRST - _INCOME * self._round
         left = _FOREVER if policy.known.n_verified else _LATEST - self._round

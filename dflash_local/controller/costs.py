@@ -39,7 +39,7 @@ ten other busy programs it was 0.3 to 13. Without, such times decide whether a p
 kept."""
 
 _LEAST_S = 1e-9
-_TIMES = ("switch_s", "host_s", "draft_host_s", "inject_s")
+_NUMBERS = ("switch_s", "host_s", "draft_host_s", "inject_s", "token_share")
 
 
 class Costs:
@@ -49,9 +49,10 @@ class Costs:
     GPU records it with the pass after that. `host_s` is the rest of any round, `draft_host_s` the
     additional rest of a drafting round. `inject_s` is the draft stage's extra for each row of
     context injected beyond a round's own few. `trees` is the extra of a pass over a tree, by depth:
-    llama.cpp looks at all cells for each of its ids. `spread` is the distance of the median time of
-    one kind of pass from the shortest, as a part of that: a sign of other work. `budget_s` are the
-    seconds that measuring all this was allowed to take.
+    llama.cpp looks at all cells for each of its ids. `token_share` is the part of the longest
+    draft's time that each token fewer saves; 0 for a block that is drafted at once. `spread` is the
+    distance of the median time of one kind of pass from the shortest, as a part of that: a sign of
+    other work. `budget_s` are the seconds that measuring all this was allowed to take.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Costs:
         host_s: float = 0.0,
         draft_host_s: float = 0.0,
         inject_s: float = 0.0,
+        token_share: float = 0.0,
         trees: Mapping[int, float] | None = None,
         spread: float = 0.0,
         budget_s: float = 0.0,
@@ -77,6 +79,7 @@ class Costs:
         self.host_s = _duration(host_s)
         self.draft_host_s = _duration(draft_host_s)
         self.inject_s = _duration(inject_s)
+        self.token_share = _duration(token_share)
         self._trees = _Surface({d: {1: _duration(s)} for d, s in (trees or {0: 0.0}).items()})
         self.spread = _duration(spread)
         self.budget_s = _duration(budget_s)
@@ -103,9 +106,12 @@ class Costs:
         tree_s = self._trees.at(1, depth) if shape == "tree" else 0.0
         return self._steps.at(n_rows, depth) + tree_s
 
-    def draft_s(self, n_seqs: int, depth: int) -> float:
-        """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none."""
-        return self._drafts.at(n_seqs, depth) if n_seqs > 0 else 0.0
+    def draft_s(self, n_seqs: int, depth: int, fewer: int = 0) -> float:
+        """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none. Drafts
+        are by `fewer` tokens shorter than the drafter's longest."""
+        if n_seqs < 1:
+            return 0.0
+        return self._drafts.at(n_seqs, depth) * (1 - fewer * self.token_share)
 
     def best_gain(self, n_draft: int, n_seqs: int) -> float:
         """The speed-up over plain decoding if every draft were accepted: at the best measured
@@ -114,9 +120,10 @@ class Costs:
         for depth in self.depths:
             for n in {1, n_seqs}:
                 plain_s = self.step_s(n, depth) + self.host_s
-                extra_s = self.draft_s(n, depth) + self.draft_host_s + self.host_s
+                extra_s = self.draft_host_s + self.host_s
                 for width in range(2, n_draft + 2):
-                    seconds = extra_s + self.step_s(n * width, depth)
+                    draft_s = self.draft_s(n, depth, n_draft + 1 - width)
+                    seconds = draft_s + extra_s + self.step_s(n * width, depth)
                     best = max(best, width * plain_s / seconds)
         return best
 
@@ -130,16 +137,18 @@ class Costs:
         # Nothing tells apart what is due to a tree and what to its row count.
         self._steps.observe(n_rows, seconds / self.step_s(n_rows, depth, shape))
 
-    def observe_draft(self, n_seqs: int, depth: int, seconds: float) -> None:
+    def observe_draft(self, n_seqs: int, depth: int, seconds: float, fewer: int = 0) -> None:
         """A draft stage that had no more to inject than the rows of a round."""
         if seconds > 0 and math.isfinite(seconds):
-            self._drafts.observe(n_seqs, seconds / self._drafts.at(n_seqs, depth))
+            self._drafts.observe(n_seqs, seconds / self.draft_s(n_seqs, depth, fewer))
 
-    def bound_draft(self, n_seqs: int, depth: int, seconds: float, n_injected: int) -> None:
+    def bound_draft(
+        self, n_seqs: int, depth: int, seconds: float, n_injected: int, fewer: int = 0
+    ) -> None:
         """A draft stage with so many rows to inject: neither part takes longer than both. Without
         this, costs measured on a busy machine stay too dear for good where they end drafting."""
-        if 0 < seconds < self.draft_s(n_seqs, depth) * math.exp(-_CLIP):
-            self.observe_draft(n_seqs, depth, seconds)
+        if 0 < seconds < self.draft_s(n_seqs, depth, fewer) * math.exp(-_CLIP):
+            self.observe_draft(n_seqs, depth, seconds, fewer)
         if n_injected:
             self.inject_s = min(self.inject_s, seconds / n_injected)
 
@@ -163,7 +172,7 @@ class Costs:
         return {
             "step_s": self._steps.as_dict(),
             "draft_s": self._drafts.as_dict(),
-            **{name: getattr(self, name) for name in _TIMES},
+            **{name: getattr(self, name) for name in _NUMBERS},
             "tree_s": {depth: row["1"] for depth, row in self._trees.as_dict().items()},
             "spread": self.spread,
             "budget_s": self.budget_s,
@@ -176,7 +185,7 @@ class Costs:
             return cls(
                 _table(raw["step_s"]),
                 _table(raw["draft_s"]),
-                **{name: raw[name] for name in _TIMES},
+                **{name: raw[name] for name in _NUMBERS},
                 trees={int(depth): seconds for depth, seconds in raw["tree_s"].items()},
                 spread=raw["spread"],
                 budget_s=raw["budget_s"],

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_local.controller.acceptance import Acceptance
+from dflash_local.controller.acceptance import Acceptance, whole
 from dflash_local.controller.rows import BLEND
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Shape, ShapeName
@@ -27,12 +27,13 @@ of the pair."""
 class Findings:
     """A plan's results for the sequences of a batch; times in plain rounds.
 
-    At its best, drafting verifies `drafts` drafts of all sequences, emits `tokens` a round and is
-    `gain` times as fast as plain decoding. `draft_cost` is that of the draft stage, `double_cost`
-    that of a pass of twice the rows of a plain one.
+    At its best, drafting makes chains of `length`, verifies `drafts` drafts of all sequences, emits
+    `tokens` a round and is `gain` times as fast as plain decoding. `draft_cost` is that of the
+    draft stage, `double_cost` that of a pass of twice the rows of a plain one.
     """
 
     n_seqs: int
+    length: int
     drafts: int
     tokens: float
     gain: float
@@ -100,16 +101,17 @@ class Policy:
         """The candidates of a draft with the estimated chance of each."""
         return self.known.rate(candidates) if self.shape.name == "tree" else candidates
 
-    def typical(self) -> list[float]:
-        """The falling chances of its drafts' nodes, in the mean of the last ones."""
+    def typical(self, length: int) -> list[float]:
+        """The falling chances of its drafts' nodes, in the mean of the last ones. `length` are the
+        tokens of a chain."""
         name, known = self.shape.name, self.known
         curve = self._curves.get(name) or known.usual(name)
-        if known.n_verified >= KNOWN:
-            return curve
-        return list(map(max, curve, known.cold(name)))
+        if known.n_verified < KNOWN:
+            curve = list(map(max, curve, known.cold(name)))
+        return curve if name == "tree" else curve[:length]
 
-    def chances(self, draft: Draft) -> list[float]:
-        """The falling chances of a new draft's nodes to be accepted."""
+    def judge(self, draft: Draft) -> list[float]:
+        """Take in a new draft. Returns the falling chances of its nodes to be accepted."""
         name, known = self.shape.name, self.known
         found = known.chances(draft, name)
         self._notice(found, name)
@@ -124,12 +126,10 @@ class Policy:
         """The chances of a new draft, if it had that shape."""
         self.known.notice(curve, name)
         mean = self._curves.get(name, self.known.usual(name))
-        if name == "tree":
-            curve = [*curve, *[0.0] * len(mean)]
-        if len(curve) >= len(mean):  # others were cut short by the end of the answer
-            self._curves[name] = [
-                old + BLEND * (new - old) for old, new in zip(mean, curve, strict=False)
-            ]
+        self._curves[name] = [
+            old + BLEND * (new - old)
+            for old, new in zip(mean, whole(curve, mean, name), strict=False)
+        ]
 
     def observe(self, draft: Draft, tokens: Sequence[int]) -> None:
         """Take in the outcome of a draft: the tokens emitted after its anchor."""

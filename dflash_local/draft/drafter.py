@@ -45,6 +45,8 @@ class Drafter(ABC):
     """Candidates per position in `Draft.candidates`; trees need more than one."""
     gives_candidates: bool = False
     """Whether this kind of drafter can give more than one candidate per position."""
+    by_steps: bool = False
+    """Whether a draft is made token by token, so that a shorter one takes less time."""
     draft_window: int = 0
     """The number of a sequence's last rows that drafts look at; 0: all rows."""
     saves_rows: bool = False
@@ -128,6 +130,7 @@ class WrappedDrafter(Drafter):
         self.name = inner.name
         self.top_k = inner.top_k
         self.gives_candidates = inner.gives_candidates
+        self.by_steps = inner.by_steps
         self.draft_window = inner.draft_window
         self.saves_rows = inner.saves_rows
         self.file_key = inner.file_key

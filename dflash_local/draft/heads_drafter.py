@@ -61,7 +61,7 @@ class HeadsDrafter(Drafter):
     """
 
     name = "the target's heads"
-    saves_rows = True
+    saves_rows = by_steps = True
 
     def __init__(self, target: Target, spec: HeadsSpec, *, n_seq: int, n_ctx: int) -> None:
         """Raises BackendError if the memory does not suffice."""

@@ -33,7 +33,7 @@ class ModelDrafter(Drafter):
     """
 
     name = "the small model"
-    saves_rows = True
+    saves_rows = by_steps = True
 
     def __init__(
         self, path: str | os.PathLike[str], target: Target, spec: ModelSpec, options: TargetOptions

@@ -52,8 +52,7 @@ class Meter:
         if self._warming_up:
             self._warming_up -= 1
             if self.controller:
-                usual = self.controller.costs.draft_s(n_drafting, self._slots.depth)
-                return min(seconds, usual)
+                return min(seconds, self.controller.draft_s(n_drafting))
         return seconds
 
 

@@ -27,7 +27,8 @@ TAPPED_ARCHITECTURES = frozenset({
 # Their files may have heads, layers that predict further tokens (`nextn`), and llama.cpp has a
 # context for these, which the tests have tried.
 HEADS_ARCHITECTURES = frozenset({
-    "deepseek2", "glm4moe", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
+    "bailingmoe3", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "mimo2", "nemotron_h_moe",
+    "qwen35", "qwen35moe", "qwen3next", "step35",
 })  # fmt: skip
 
 # Our own graph computes the heads of these: attention, and a dense layer or a mixture

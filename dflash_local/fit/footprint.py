@@ -20,7 +20,7 @@ from dflash_local.fit.options import (
 )
 from dflash_local.fit.overrides import EXPERTS, device_of
 from dflash_local.gguf.adapter import open_adapter
-from dflash_local.gguf.drafter_spec import AnySpec, HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import AnySpec, HeadLayerSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Footprint:
         if drafter is None or spec is None:
             return
         self._drafter_block = spec.block_size
-        if isinstance(spec, HeadsSpec) and spec.layer is not None:
+        if isinstance(spec, HeadsSpec) and isinstance(spec.layer, HeadLayerSpec):
             self._drafter_row = 4 * spec.layer.n_head_kv * spec.layer.head_dim
             embeddings = drafter.tensors.get("token_embd.weight")
             self.looked_up = embeddings.n_bytes if embeddings and not self.head_copy else 0

@@ -168,12 +168,13 @@ def check_heads(target: GgufFile) -> HeadsSpec:
             f"{', '.join(sorted(HEADS_ARCHITECTURES))}"
         )
     n_layer = _tappable_layers(target)
-    return HeadsSpec(n_heads, n_layer, _head_layer(target, n_layer) if n_heads == 1 else None)
+    layer = _head_layer(target, n_layer) if n_heads == 1 else f"there are {n_heads} of them"
+    return HeadsSpec(n_heads, n_layer, layer)
 
 
-def _head_layer(target: GgufFile, layer: int) -> HeadLayerSpec | None:
-    """The sizes of the layer of a target's head; None where our own graph would not compute what
-    llama.cpp does."""
+def _head_layer(target: GgufFile, layer: int) -> HeadLayerSpec | str:
+    """The sizes of the layer of a target's head; or in words, why our own graph would not compute
+    what llama.cpp does."""
 
     def number(name: str, usual: float | None = None, kind: type = int) -> Any:
         value = target.get(f"{target.architecture}.{name}", usual)
@@ -181,7 +182,7 @@ def _head_layer(target: GgufFile, layer: int) -> HeadLayerSpec | None:
         return value if isinstance(value, kind) else None
 
     if target.architecture not in GRAPHED_HEADS:
-        return None
+        return f"our graph does not know those of {target.architecture!r}"
     is_glm = target.architecture == "glm4moe"
     prefix = f"{target.architecture}.rope."
     sections = target.get(f"{prefix}dimension_sections") or [0]
@@ -189,10 +190,12 @@ def _head_layer(target: GgufFile, layer: int) -> HeadLayerSpec | None:
     key_length, value_length = number("attention.key_length"), number("attention.value_length")
     gating = number("expert_gating_func", _SIGMOID) if is_glm else _SOFTMAX
     # With a fourth section a token's other positions would count. GLM's rotate in another order.
-    if is_scaled or key_length != value_length or any(sections[0 if is_glm else 3 :]):
-        return None
+    if is_scaled or any(sections[0 if is_glm else 3 :]):
+        return "their positions are scaled, or have sections, in a way that our graph does not know"
+    if key_length != value_length:
+        return f"their keys have {key_length} values, and their values {value_length}"
     if gating not in (_SOFTMAX, _SIGMOID) or number("expert_group_count", 0):
-        return None
+        return "their experts are chosen in a way that our graph does not know"
     found = {
         "n_embd": number("embedding_length"),
         "n_head": number("attention.head_count"),
@@ -207,8 +210,8 @@ def _head_layer(target: GgufFile, layer: int) -> HeadLayerSpec | None:
         "n_dims": number("rope.dimension_count", key_length),
         "original_context": number("context_length"),
     }
-    if None in (*found.values(), *rope.values()):
-        return None
+    if missing := [name for name, value in (found | rope).items() if value is None]:
+        return f"the file does not say their {', '.join(missing)}"
     return HeadLayerSpec(
         layer=layer,
         rope=RopeSpec(**rope),
@@ -236,6 +239,11 @@ def is_model(drafter: GgufFile) -> bool:
 def read_spec(file: GgufFile, *, n_vocab: int | None = None) -> FileSpec:
     """The spec of a drafter. `n_vocab` is used if a DFlash drafter's file has no vocabulary. Raises
     FileError if it is no drafter, and none that is a language model either."""
+    if file.architecture == "gemma4-assistant":
+        file.fail(
+            "a Gemma 4 assistant, which drafts from the target's own cache and is not used here; "
+            "give a DFlash drafter, or a small Gemma 4, as the draft model"
+        )
     if not is_model(file):
         return read_drafter(file, n_vocab=n_vocab)
     check_target(file)

@@ -157,8 +157,8 @@ class HeadsSpec:
     n_heads: int
     n_layer: int
     """Layers of the target itself."""
-    layer: HeadLayerSpec | None = None
-    """None: only llama.cpp's context for heads knows how to compute them."""
+    layer: HeadLayerSpec | str
+    """Or in words, why only llama.cpp's context for heads knows how to compute them."""
 
     @property
     def target_layers(self) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ class Entry:
     quant: str | None = None
     size: int | None = None
     architecture: str | None = None
+    with_heads: str | None = None
     family: Family = "dflash"
     aliases: tuple[str, ...] = ()
     thinking: bool | None = None
@@ -74,6 +75,7 @@ _KINDS: dict[str, type] = {
     "quant": str,
     "size": int,
     "architecture": str,
+    "with_heads": str,
     "family": str,
     "aliases": list,
     "thinking": bool,
@@ -109,7 +111,7 @@ def read_entry(where: str, name: str, table: Any) -> Entry:
         if unknown:
             raise InputError(f"{at} {key}: {min(unknown)} is no sampling option")
     values = {**table, "aliases": tuple(map(str, table.get("aliases", ())))}
-    for key in ("gguf", "drafter"):
+    for key in ("gguf", "with_heads", "drafter"):
         beside = Path(where).parent / table.get(key, "")
         if beside.is_file():
             values[key] = str(beside.absolute())

@@ -16,7 +16,7 @@ from dflash_local import disk_cache
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.architectures import takes_drafters
 from dflash_local.fit.footprint import size_text
-from dflash_local.fit.options import WORDS, LoadOptions
+from dflash_local.fit.options import HEADS, WORDS, LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.download import progress_bars
 from dflash_local.hub.repository import Repository, cached, listed, remote_model, snapshot_of
@@ -125,16 +125,20 @@ def find_pair(
     Without `draft` the drafter is the one that a name of the registry stands for, or a file with
     `dflash` in its name beside the target in its folder or repository, or one that was tuned here
     from this one and won. For a target's file alone it is the last one that was tuned and won;
-    "copies", "mtp" and "none" ask for none, and are passed on in its place. What is on this disk is
-    used without asking the hub, unless `newest` is set. Before anything is fetched, the room on the
-    disk is checked, and the memory if `options` say how the pair is to be loaded: that of
-    `devices`, or of the machine as it is. `say` gets a line for each step; with `bars`, a terminal
-    shows how far each file has come, its rate and the time left.
+    "copies", "mtp" and "none" ask for none, and are passed on in its place. With "mtp", a name
+    stands for files that have heads, if the registry knows such. What is on this disk is used
+    without asking the hub, unless `newest` is set. Before anything is fetched, the room on the disk
+    is checked, and the memory if `options` say how the pair is to be loaded: that of `devices`, or
+    of the machine as it is. `say` gets a line for each step; with `bars`, a terminal shows how far
+    each file has come, its rate and the time left.
 
     Raises InputError, FileError: nothing of that name, no access, no network, no room, or a drafter
     that cannot be converted.
     """
     address = read_address(target)
+    if draft == HEADS and isinstance(address, NamedPair) and address.entry.with_heads:
+        entry = replace(address.entry, gguf=address.entry.with_heads)
+        address = replace(address, entry=entry)
     model = find_target(address, newest=newest)
     if draft is None and not newest and not model.missing():
         tuned = tuned_drafter(model.path(), drafter_name(address))

@@ -23,6 +23,7 @@ from dflash_local.cli.options import READABLE, Option
 from dflash_local.cli.progress import writing_progress
 from dflash_local.cli.terminal import Speaker
 from dflash_local.cli.values import number, whole, whole_list
+from dflash_local.pair import open_pair
 from lab.bench.markdown import markdown
 from lab.bench.plot import check_plot, plot
 from lab.bench.report import LabReport
@@ -90,7 +91,7 @@ SERVER = (
         "llama_server",
         type=READABLE,
         metavar="PATH",
-        help="Give the same prompts to this llama-server, too, plain and with its DFlash.",
+        help="Give the same prompts to this llama-server, too, plain and with its drafts.",
     ),
     Option(
         "--server-drafts",
@@ -170,7 +171,7 @@ def _check(values: Mapping[str, Any]) -> None:
 def _options(
     ctx: click.Context, values: dict[str, Any], target: Path, draft: Path | None
 ) -> LabOptions:
-    if values["synthetic_length"] is not None and draft is None:
+    if values["synthetic_length"] is not None and open_pair(target, draft).draft is None:
         raise click.UsageError("--synthetic-length needs a drafter: add --draft.")
     replay, server = values["replay"], values["llama_server"]
     usual = {"temperatures": (0.0,), "max_tokens": _MOST_TOKENS} if replay else {}

@@ -1,4 +1,4 @@
-"""The same prompts and limits through llama-server, plain and with its DFlash."""
+"""The same prompts and limits through llama-server, plain and with its drafts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import Spread
 from dflash_local.bench.prompts.case import Case
 from dflash_local.fit.overrides import experts_of
-from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.file import GgufFile
+from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec
+from dflash_local.pair import Pair
 from lab.bench.llama_server import LlamaServer, ServerAnswer
 from lab.replay.recorded import RecordedDrafts
 
@@ -28,17 +28,27 @@ OpenServer = Callable[[int, int], LlamaServer]
 _WARM_UP_TOKENS = 16
 
 
+def whole_chain(pair: Pair) -> int | None:
+    """The drafts of a whole chain, of which a synthetic length is the mean: those of heads; None:
+    as many as were recorded."""
+    return pair.spec.n_draft if isinstance(pair.spec, HeadsSpec) else None
+
+
 def server_like(
-    model: Model, binary: Path, draft: Path | None, *, synthetic_length: float | None
+    model: Model, binary: Path, pair: Pair, *, synthetic_length: float | None
 ) -> OpenServer:
     """A function that starts llama-server with the files and settings of `model`; the model itself
-    may be closed before. `draft` is the drafter's file.
+    may be closed before.
 
     With `synthetic_length`, rounds of whole chains emit so many tokens; None leaves it to the
     models.
     """
     target, options, n_ctx = model.target.path, model.target.options, model.n_ctx
-    family = read_drafter(GgufFile.open(draft)).family if draft is not None else ""
+    draft, drafts_by = pair.draft.path if pair.draft else None, "draft-dflash"
+    if isinstance(pair.spec, HeadsSpec):
+        draft, drafts_by = None, "draft-mtp"
+    elif isinstance(pair.spec, DrafterSpec) and pair.spec.family == "dspark":
+        drafts_by = "draft-dspark"
     n_threads = model.target.n_threads
     overrides = dict(options.override_tensor)
     if options.n_cpu_moe:
@@ -47,7 +57,7 @@ def server_like(
     def server(n_drafts: int, n_slots: int) -> LlamaServer:
         rates = None
         if n_drafts and synthetic_length is not None:
-            rates = RecordedDrafts.shipped().rates(synthetic_length, n_drafts)
+            rates = RecordedDrafts.shipped().rates(synthetic_length, n_drafts, whole_chain(pair))
         return LlamaServer(
             binary,
             target,
@@ -57,7 +67,7 @@ def server_like(
             n_gpu_layers=options.n_gpu_layers,
             n_threads=n_threads,
             n_draft_max=n_drafts or 1,
-            drafts_by="draft-dspark" if family == "dspark" else "draft-dflash",
+            drafts_by=drafts_by if n_drafts else "",
             synthetic_rates=rates,
             flash_attn=options.flash_attn,
             kv_type=options.kv_type,
@@ -205,7 +215,7 @@ def _accepted_length(answers: Sequence[ServerAnswer]) -> float | None:
 
 
 def _progress(row: ServerRow) -> str:
-    kind = f"DFlash, {row.n_drafts} drafts" if row.n_drafts else "plain"
+    kind = f"{row.n_drafts} drafts" if row.n_drafts else "plain"
     at_once = f", {row.concurrency} at once" if row.concurrency > 1 else ""
     return (
         f"llama-server, {kind}: {row.category}, temperature {row.temperature:g}{at_once}: "

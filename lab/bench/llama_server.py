@@ -55,8 +55,9 @@ class LlamaServer:
     """A context: the server runs inside of it, and is always stopped at its end.
 
     `n_ctx` are the tokens of each of `n_slots` slots. `n_gpu_layers`: -1 for all, 0 for none on any
-    GPU. `drafts_by` is its name for the drafter's kind. `synthetic_rates`: the chance of each of
-    `n_draft_max` drafts to be accepted, as `RecordedDrafts.rates` gives them. `overrides`
+    GPU. `drafts_by` is its name for what drafts: with a drafter's file its kind, without one
+    "draft-mtp"; "" is plain decoding. `synthetic_rates`: the chance of each of `n_draft_max` drafts
+    to be accepted, as `RecordedDrafts.rates` gives them. `overrides`
     are patterns of tensors with their devices. With a `projector` it reads pictures. All else is
     the server's default, except its prompt cache in host memory, which is off.
 
@@ -75,7 +76,7 @@ class LlamaServer:
         n_threads: int,
         n_slots: int = 1,
         n_draft_max: int = 15,
-        drafts_by: str = "draft-dflash",
+        drafts_by: str = "",
         synthetic_rates: Sequence[float] | None = None,
         flash_attn: bool = True,
         kv_type: str = "f16",
@@ -99,8 +100,9 @@ class LlamaServer:
         if projector is not None:
             self._arguments += ["--mmproj", str(projector), "--jinja"]
         if draft is not None:
-            self._arguments += ["-md", str(draft), "--spec-type", drafts_by]
-            self._arguments += ["--spec-draft-n-max", str(n_draft_max), "--spec-draft-ngl", layers]
+            self._arguments += ["-md", str(draft), "--spec-draft-ngl", layers]
+        if drafts_by:
+            self._arguments += ["--spec-type", drafts_by, "--spec-draft-n-max", str(n_draft_max)]
         if synthetic_rates is not None:
             shown = ",".join(repr(float(rate)) for rate in synthetic_rates)
             self._arguments += ["--spec-synth-rates", shown]

@@ -217,7 +217,7 @@ def _server_by_drafts(
         1.0 + n_drafts: _mean([row for row in rows if row.n_drafts == n_drafts], value)
         for n_drafts in sorted({row.n_drafts for row in rows if row.n_drafts})
     }
-    _line(axes, points, color=_ORANGE, marker="D", label="llama-server, DFlash")
+    _line(axes, points, color=_ORANGE, marker="D", label="llama-server, drafted")
 
 
 def _line(axes: Axes, points: Mapping[float, float | None], **style: Any) -> None:

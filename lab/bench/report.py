@@ -139,7 +139,7 @@ def server_cells(row: ServerRow) -> dict[str, str]:
     theirs = row.tokens_per_second
     return {
         "prompts": cell.name(row.category),
-        "llama-server": f"DFlash, {row.n_drafts} drafts" if row.n_drafts else "plain",
+        "llama-server": f"{row.n_drafts} drafts" if row.n_drafts else "plain",
         "temp": f"{row.temperature:g}",
         "at once": str(row.concurrency),
         "tokens/s": cell.spread(theirs),

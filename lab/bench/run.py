@@ -7,14 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_local.bench.benchmark import Benchmark, BenchOptions, OpenEngine
+from dflash_local.bench.benchmark import Benchmark, BenchOptions, OpenEngine, has_drafts
 from dflash_local.bench.measure.settings import RunSettings, Say, Variant
 from dflash_local.bench.prompts.case import Case, depth_lengths
 from dflash_local.bench.report.report import Report
 from dflash_local.engine.engine import Engine
 from dflash_local.fit.plan import Plan
 from dflash_local.model import Model
-from lab.bench.comparison import OpenServer, beside_ours, measure_server, server_like
+from dflash_local.pair import open_pair
+from lab.bench.comparison import (
+    OpenServer,
+    beside_ours,
+    measure_server,
+    server_like,
+    whole_chain,
+)
 from lab.bench.cost_curve import cost_curve
 from lab.bench.memory import MemoryUse
 from lab.bench.random_cases import random_cases, with_random_answers
@@ -45,19 +52,21 @@ class LabBenchmark(Benchmark):
 
     def __init__(self, options: LabOptions, open_engine: OpenEngine, say: Say) -> None:
         super().__init__(options, open_engine, say)
-        length = options.synthetic_length
+        self._pair = open_pair(options.target, options.draft)
         self._drafts = None
-        if length is not None:
-            self._drafts = ReplayedDrafts(length, options.settings.seed)
+        if options.synthetic_length is not None:
+            self._drafts = ReplayedDrafts(
+                options.synthetic_length, options.settings.seed, whole_chain(self._pair)
+            )
         self._answers: dict[tuple[int, ...], list[int]] = {}
         self._server: OpenServer | None = None
 
     def suited(self, settings: RunSettings, options: BenchOptions) -> RunSettings:
-        """Without a drafter there is only plain decoding; in a replay copies, too, whose gain it
-        shows. With synthetic acceptance, answers cannot be compared, and those of a replay need
-        not be: they are long, and measured from empty caches."""
+        """Without a drafter or heads there is only plain decoding; in a replay copies, too, whose
+        gain it shows. With synthetic acceptance, answers cannot be compared, and those of a replay
+        need not be: they are long, and measured from empty caches."""
         assert isinstance(options, LabOptions)
-        if options.draft is None:
+        if not has_drafts(options):
             settings = replace(settings, variants=(Variant(),) if options.replay else ())
         elif options.replay is not None:
             chosen = [variant for variant in settings.variants if variant.width == "auto"]
@@ -114,7 +123,7 @@ class LabBenchmark(Benchmark):
             self._server = server_like(
                 model,
                 options.llama_server,
-                options.draft,
+                self._pair,
                 synthetic_length=options.synthetic_length,
             )
 
@@ -124,7 +133,7 @@ class LabBenchmark(Benchmark):
         super().measure_others(report, cases)
         if self._server is not None:
             options = self.options
-            n_drafts = (0, *(options.server_drafts if options.draft else ()))
+            n_drafts = (0, *(options.server_drafts if has_drafts(options) else ()))
             levels = sorted({row.concurrency for row in report.concurrency})
             short = self.short_cases(report, cases) or cases
             found = measure_server(

@@ -34,11 +34,12 @@ class ReplayedDrafts:
     mean of a short run is close to that of a long one.
     """
 
-    def __init__(self, length: float, seed: int) -> None:
-        """`length`: tokens of a round of whole chains. Raises InputError for an impossible one."""
+    def __init__(self, length: float, seed: int, n_whole: int | None = None) -> None:
+        """`length`: tokens of a round of whole chains, of `n_whole` drafts (None: of all recorded
+        ones). Raises InputError for an impossible one."""
         self._recorded = RecordedDrafts.shipped()
         self._order = np.argsort(self._recorded.kept.mean(axis=1), kind="stable")
-        self._shares = np.cumsum(self._recorded.weights(length)[self._order])
+        self._shares = np.cumsum(self._recorded.weights(length, n_whole)[self._order])
         self._random = np.random.default_rng(seed)
         self._drawn: list[int] = []
         self._n_begun = 0

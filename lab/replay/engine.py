@@ -43,6 +43,14 @@ class ReplaySequence(sequence.Sequence):
         return super().emit(token, ends_text=ends_text)
 
 
+class ReplayedDrafter(WrappedDrafter):
+    """A drafter whose drafts are as long as they are asked for: with random weights it is sure of
+    nothing, and one that makes a token at a time would stop after the first."""
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        super().begin([replace(request, whole=True) for request in requests])
+
+
 class ReplayEngine(Engine):
     """Takes the requests whose answers it knows."""
 
@@ -58,7 +66,7 @@ class ReplayEngine(Engine):
         drafter = engine.drafter
         super().__init__(
             engine.target,
-            WrappedDrafter(drafter, self._mark) if drafter and drafts else drafter,
+            ReplayedDrafter(drafter, self._mark) if drafter and drafts else drafter,
             len(engine.slots),
             engine.controller,
             copies=engine.copies,

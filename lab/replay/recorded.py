@@ -81,15 +81,15 @@ class RecordedDrafts:
             at += found[-1]
         return found
 
-    def weights(self, length: float) -> NDArray[np.float64]:
-        """[passages]: how often to draw each, so that whole chains give rounds of `length` tokens,
-        the target's own included.
+    def weights(self, length: float, n_whole: int | None = None) -> NDArray[np.float64]:
+        """[passages]: how often to draw each, so that whole chains of `n_whole` drafts (None: of
+        all) give rounds of `length` tokens, the target's own included.
 
         The longer the rounds of a passage, the more its weight is raised or lowered (exponential
         tilting: Siegmund 1976). All weights are equal where the length is that of the recording.
         Raises InputError for a length that is longer, or shorter, than that of any passage.
         """
-        walks = self._walks(self.n_drafts)
+        walks = self._walks(n_whole or self.n_drafts)
         n_rounds = np.array([len(walk) for walk in walks], np.float64)
         n_tokens = np.array([sum(walk) for walk in walks], np.float64)
         means = n_tokens / n_rounds
@@ -112,10 +112,10 @@ class RecordedDrafts:
             low, high = (low, middle) if longer else (middle, high)
         return tilted((low + high) / 2)
 
-    def rates(self, length: float, n_drafts: int) -> list[float]:
-        """The chance of each draft of a chain, 1..n, to be accepted, where whole chains give rounds
-        of `length` tokens: the input of llama-server's `--spec-synth-rates`. Raises InputError."""
-        weights, walks = self.weights(length), self._walks(n_drafts)
+    def rates(self, length: float, n_drafts: int, n_whole: int | None = None) -> list[float]:
+        """The chance of each draft of a chain, 1..n, to be accepted, with the `weights` for
+        `length`: the input of llama-server's `--spec-synth-rates`. Raises InputError."""
+        weights, walks = self.weights(length, n_whole), self._walks(n_drafts)
         places = np.arange(1, n_drafts + 1)
         kept = [(np.array(walk)[:, None] > places).sum(axis=0) for walk in walks]
         n_rounds = [len(walk) for walk in walks]

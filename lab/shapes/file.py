@@ -77,7 +77,8 @@ def target_file(shape: PairShape, quant: str) -> ShapeFile:
             + ", ".join(name for name, each in QUANTS.items() if not each.experts)
         )
     title = f"{shape.name}, random weights"
-    layers, conv, n_kv = (shape.n_layer, shape.n_ff), shape.short_conv, shape.heads.n_kv
+    layers = shape.n_layer + shape.n_further, shape.n_ff
+    conv, n_kv = shape.short_conv, shape.heads.n_kv
     # llama.cpp knows a layer without attention by its heads.
     of_layers = [n_kv * (not conv.is_recurrent(i)) for i in range(shape.n_layer)] if conv else n_kv
     header = _header(shape, shape.architecture, title, types, *layers, shape.heads, of_layers)
@@ -102,6 +103,8 @@ def target_file(shape: PairShape, quant: str) -> ShapeFile:
         header.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         header.add_rope_scaling_factor(32.0)
         header.add_rope_scaling_orig_ctx_len(4096)
+    if shape.n_further:
+        header.add_nextn_predict_layers(shape.n_further)
     header.add_chat_template(_TEMPLATE)
     _add_vocabulary(header, shape)
     tensors = target_tensors(shape, types)

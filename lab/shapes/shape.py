@@ -122,6 +122,8 @@ class PairShape:
     """A target and its drafter: counts of layers, heads, values and tokens, without any weights.
 
     `n_ff` is the width of a dense layer. `tied`: the output head is the embedding matrix.
+    `n_further`: layers behind the others that predict further tokens (`nextn`); such a target
+    drafts with them, and has no drafter.
     """
 
     name: str
@@ -139,6 +141,7 @@ class PairShape:
     experts: Experts | None = None
     delta_net: DeltaNet | None = None
     short_conv: ShortConv | None = None
+    n_further: int = 0
     pre_tokenizer: str = "qwen2"
 
     @property
@@ -299,7 +302,9 @@ PAIR_SHAPES: dict[str, PairShape] = {
         _GPT_OSS_20B,
         _GPT_OSS_120B,
         _QWEN3_6_27B,
+        replace(_QWEN3_6_27B, name="qwen3.6-27b-mtp", n_further=1),
         _QWEN3_6_35B_A3B,
+        replace(_QWEN3_6_35B_A3B, name="qwen3.6-35b-a3b-mtp", n_further=1),
         _QWEN3_CODER_NEXT,
         _LFM2_5_24B_A2B,
         replace(_LFM2_5_24B_A2B, drafter=replace(_LFM2_5_24B_A2B.drafter, markov_rank=256)),

@@ -77,11 +77,15 @@ def target_tensors(shape: PairShape, quant: Quant) -> tuple[TensorSpec, ...]:
     tensors.append(_ones(f"{last_norm}.weight", n_embd))
     if shape.architecture == "llama":
         tensors.append(_ones("rope_freqs.weight", shape.heads.dim // 2))
-    for layer in range(shape.n_layer):
-        block = f"blk.{layer}."
-        more = quant.more if _more_bits(layer, shape.n_layer) else quant.base
+    for layer in range(shape.n_layer + shape.n_further):
+        block, is_further = f"blk.{layer}.", layer >= shape.n_layer
+        more = quant.more if is_further or _more_bits(layer, shape.n_layer) else quant.base
         net = shape.delta_net
-        if net and net.is_recurrent(layer):
+        if is_further:
+            tensors.append(_matrix(f"{block}nextn.eh_proj.weight", 2 * n_embd, n_embd, quant.base))
+            for norm in ("enorm", "hnorm", "shared_head_norm"):
+                tensors.append(_ones(f"{block}nextn.{norm}.weight", n_embd))
+        if net and net.is_recurrent(layer) and not is_further:
             tensors += _delta_net(block, n_embd, net, quant.base, more)
         elif shape.short_conv and shape.short_conv.is_recurrent(layer):
             tensors += _short_conv(block, n_embd, shape.short_conv, quant.base)

@@ -33,8 +33,9 @@ def write_pair(
     *,
     n_layer: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[Path, Path]:
-    """Target and drafter of that shape as GGUF files with random weights in `folder`.
+) -> tuple[Path, Path | None]:
+    """Target and drafter of that shape as GGUF files with random weights in `folder`; no drafter,
+    where the target has heads.
 
     `quant` is the target's, one of `tensors.QUANTS`; `n_layer` makes a target of fewer or more
     layers. `progress(done, total)` is called with the bytes of both files together. A file that is
@@ -47,7 +48,9 @@ def write_pair(
     if isinstance(shape, str):
         shape = find_shape(shape)
     shape = shape.with_layers(n_layer)
-    files = target_file(shape, quant), drafter_file(shape)
+    files = [target_file(shape, quant)]
+    if not shape.n_further:
+        files.append(drafter_file(shape))
     with _one_line_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # In the same folder, so that the last step is a rename.
@@ -65,8 +68,8 @@ def write_pair(
                         if progress is not None:
                             progress(done, total)
                 os.replace(parts[file.name], folder / file.name)
-    target, drafter = (folder / file.name for file in files)
-    return target, drafter
+    target, *drafter = (folder / file.name for file in files)
+    return target, drafter[0] if drafter else None
 
 
 def _is_there(file: ShapeFile, final: Path, part: Path) -> bool:

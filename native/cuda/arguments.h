@@ -24,9 +24,10 @@ struct matrix {
     float * out;                    // [n_columns, out_stride], f32
     unsigned long long out_stride;  // floats from one column to the next
     const float * bias;             // [rows], or null: added before the activation
-    const float *
-        residual;  // [n_columns, residual_stride], or null: added to the result; may be `out`
-    unsigned long long residual_stride;
+    const float * gate;  // [n_columns], or null: the result is multiplied by the gate's sigmoid
+    const float * residuals[2];  // [n_columns, residual_stride], or null: added to that, in this
+                                 // order; may be `out`
+    unsigned long long residual_strides[2];
     int rows;
     int type;  // 0 or 1: which of the kernel's two block types
 };
@@ -47,13 +48,18 @@ struct product {
     float alpha, limit;  // of SWIGLU_OAI
 };
 
-// What rows chose of some experts, put in order: the pairs of a row and one of its experts, those
-// of an expert side by side, and the tiles of up to eight pairs that one block takes.
+// Up to eight pairs of a row and one of its experts, of the same expert: what one block takes.
+struct expert_item {
+    int expert;
+    int n;                    // of pairs; the places behind them have one of these again
+    int pairs[TILE_COLUMNS];  // row * n_used + which of the row's experts
+};
+
+// What rows chose of some experts, put in order.
 struct choice {
     const int * ids;             // [n_rows, n_used]
     unsigned long long ids_row;  // ints from one row to the next
-    int * items;                 // [0]: how many tiles; then expert, first pair and pairs of each
-    int * pairs;                 // row * n_used + which of the row's experts
+    expert_item * items;         // [most_items()]; those that are not needed have no pairs
     int n_rows, n_used, n_experts;
 };
 constexpr int MAX_EXPERTS = 1024;
@@ -68,8 +74,7 @@ constexpr int most_items(int n_pairs, int n_experts) {
 // bias is the first expert's, and x is the converted input.
 struct expert_product {
     product base;
-    const int * items;
-    const int * pairs;
+    const expert_item * items;
     unsigned long long expert_bytes;  // from one expert's matrix to the next
     unsigned long long expert_bias;   // floats from one expert's bias to the next
     unsigned long long out_row;       // floats from one row's results to the next
@@ -78,16 +83,24 @@ struct expert_product {
     int n_tiles;   // of the input
 };
 
-// A product of an F32 matrix, such as a router, with its input as it is.
-struct plain_product {
+constexpr int PLAIN_WARPS = 4;                                       // for a row of an F32 matrix
+constexpr int PLAIN_ROWS = BLOCK_THREADS / 32 / PLAIN_WARPS;         // of a block
+constexpr int PLAIN_SHARED = BLOCK_THREADS / 32 * TILE_COLUMNS * 4;  // bytes
+
+// Products of one or two F32 matrices, such as routers, with one input as it is.
+struct plain_matrix {
     const float * weights;
     unsigned long long row;  // floats from one row of the matrix to the next
-    const float * x;
-    unsigned long long x_stride;
     float * out;
     unsigned long long out_stride;
+    int rows;
+};
+struct plain_product {
+    plain_matrix matrices[2];  // the second of no rows, if there is none
+    const float * x;
+    unsigned long long x_stride;
     int k;  // a multiple of 4
-    int rows, n_columns;
+    int n_columns;
 };
 
 // The input of products: f32 [n_columns, stride] -> halves in the order in which tensor cores take
@@ -99,6 +112,12 @@ struct conversion {
     int k;
     int n_columns;
     int n_tiles;
+};
+
+// What rows chose, and the input of the experts' product, in one launch.
+struct chosen_input {
+    choice chosen;
+    conversion input;
 };
 
 // Before that, the input is made of x: x / sqrt(mean(x^2) + epsilon) * weight, which goes to
@@ -121,9 +140,9 @@ constexpr int LONG_HEAD = 112;
 constexpr int chunk_begin(int chunk) {
     return chunk < 16    ? chunk * 64
            : chunk < 40  ? 1024 + (chunk - 16) * 128
-           : chunk < 56  ? 4096 + (chunk - 40) * 256
-           : chunk < 104 ? 8192 + (chunk - 56) * 512
-                         : 32768 + (chunk - 104) * 1024;
+           : chunk < 88  ? 4096 + (chunk - 40) * 256
+           : chunk < 120 ? 16384 + (chunk - 88) * 512
+                         : 32768 + (chunk - 120) * 1024;
 }
 
 // Attention of rows over a cache: softmax(mask + scale * q k) v for each head, in grouped queries.
@@ -160,9 +179,16 @@ constexpr int value_pitch(int head_dim) { return head_dim * 2 + 16; }
 constexpr int attention_stage(int head_dim) {
     return CELLS * (key_pitch(head_dim) + value_pitch(head_dim));
 }
+// Cells that a block has there, 32 each: those that are multiplied, and the next ones. A third
+// stage where it costs no block of a multiprocessor.
+constexpr int attention_stages(int head_dim, int groups) {
+    return groups == 4 && head_dim <= 128 ? 3 : 2;
+}
 constexpr int GROUP_SCORES = GROUP_QUERIES * CELLS * 4;
+constexpr int attention_scores(int groups) { return groups < 4 ? groups * GROUP_SCORES : 0; }
 constexpr int attention_shared_memory(int head_dim, int groups) {
-    return 2 * attention_stage(head_dim) + groups * GROUP_SCORES +
+    return attention_stages(head_dim, groups) * attention_stage(head_dim) +
+           attention_scores(groups) +
            (head_dim > LONG_HEAD ? groups * GROUP_QUERIES * head_dim * 2 : 0);
 }
 

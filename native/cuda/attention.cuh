@@ -1,7 +1,8 @@
 // Attention of a few rows over a cache.
 //
 // A block takes a chunk of the cells, one head of keys and values, and up to 64 queries, which are all heads of all rows
-// that read it. Cells come into shared memory 32 at a time, while those before are multiplied.
+// that read it. Cells come into shared memory 32 at a time, while those before are multiplied: a warp waits for the others
+// once for each 32.
 // Tensor cores multiply queries by keys; the scores become the queries' shares of the cells, in the same registers, and
 // are multiplied by the values. A second kernel puts the chunks together. Exponentials are powers of two.
 //
@@ -49,7 +50,7 @@ INLINE void copy_cells(u8 * to, int pitch, const u8 * from, u64 stride, int firs
 // With GROUPS groups of sixteen queries in a block. The warps that share a group have some of the scores and some of the
 // dimensions each, and all have its shares. How many they are changes no bit.
 template <class K, class V, int D, int GROUPS> INLINE void attend(const attention & a) {
-    constexpr int STEPS = D / 16, TILES = CELLS / 8, STAGE = attention_stage(D);
+    constexpr int STEPS = D / 16, TILES = CELLS / 8, STAGE = attention_stage(D), STAGES = attention_stages(D, GROUPS);
     constexpr int SPLIT = ATTENTION_THREADS / 32 / GROUPS, OWN = (STEPS + SPLIT - 1) / SPLIT, OWN_TILES = TILES / SPLIT;
     // Fragments of the queries of longer heads lie in shared memory, as their sums take the registers.
     constexpr bool IS_LONG = D > LONG_HEAD;
@@ -58,17 +59,17 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     const int kv_head = block_y() % a.n_kv_heads, stream = block_y() / a.n_kv_heads;
     const int group = a.n_heads / a.n_kv_heads, n_queries = a.n_rows * group;
     u8 * const stages = shared_memory();
-    floats4 * const scored = (floats4 *) (stages + 2 * STAGE) + own * TILES * 32 + lane;
-    words4 * const kept = (words4 *) (stages + 2 * STAGE + GROUPS * GROUP_SCORES) + own * STEPS * 32 + lane;
+    floats4 * const scored = (floats4 *) (stages + STAGES * STAGE) + own * TILES * 32 + lane;
+    words4 * const kept =
+        (words4 *) (stages + STAGES * STAGE + attention_scores(GROUPS)) + own * STEPS * 32 + lane;
 
     const int chunk = grid_x() - 1 - block_x();  // the longest ones first
     const int first = chunk_begin(chunk), end = chunk_begin(chunk + 1);
     const int last = end < a.n_cells ? end : a.n_cells;
     const u8 * const k = a.k + stream * a.k_stream + kv_head * a.k_head;
     const u8 * const v = a.v + stream * a.v_stream + kv_head * a.v_head;
-    auto copy = [&](int cell, int stage) {
+    auto copy = [&](int cell, u8 * to) {
         if (cell < last) {
-            u8 * to = stages + stage * STAGE;
             copy_cells<K, D>(to, key_pitch(D), k, a.k_cell, cell, last);
             copy_cells<V, D>(to + CELLS * key_pitch(D), value_pitch(D), v, a.v_cell, cell, last);
         }
@@ -76,8 +77,9 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     };
     let_next_begin();
     wait_for_previous();
-    copy(first, 0);
-    copy(first + CELLS, 1);
+    for (int i = 0; i < STAGES - 1; i++) {
+        copy(first + i * CELLS, stages + i * STAGE);
+    }
 
     // This lane's queries, g and g + 8 of the group's; in each sixteen dimensions it has 4t to 4t + 3.
     int rows[2], heads[2];
@@ -124,10 +126,12 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                 masked[n][i] = at + 2 * t < last ? masks[i][at / 2] : twice(0xfc00);
             }
         }
-        copy_wait<1>();
-        sync_threads();  // the cells have come for all warps
+        copy_wait<STAGES - 2>();
+        sync_threads();  // the cells have come for all warps, and all have left those whose place is filled now
+        copy(cell + (STAGES - 1) * CELLS, stages + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE);
         const u8 * const keys = stages + stage * STAGE + (part * OWN_TILES * 8 + g) * key_pitch(D) + t * 8;
         const u8 * const values = stages + stage * STAGE + CELLS * key_pitch(D);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
         float scores[TILES][4] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
@@ -219,9 +223,6 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                 }
             }
         }
-        sync_threads();  // all have read the cells
-        copy(cell + 2 * CELLS, stage);
-        stage = 1 - stage;
     }
 
     for (int i = 0; i < 2; i++) {

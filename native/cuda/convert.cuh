@@ -72,10 +72,10 @@ DEVICE u8 * tile_of(const conversion & c, int unit, int column) {
 }
 
 // A warp for each unit of each column.
-DEVICE void convert(const conversion & c) {
+DEVICE void convert(const conversion & c, int block) {
     let_next_begin();
     wait_for_previous();
-    const int warp = block_x() * (BLOCK_THREADS / 32) + thread_index() / 32, lane = thread_index() % 32;
+    const int warp = block * (BLOCK_THREADS / 32) + thread_index() / 32, lane = thread_index() % 32;
     const int columns = c.n_tiles * TILE_COLUMNS, unit = warp / columns, column = warp % columns;
     if (unit * UNIT >= c.k) {
         return;
@@ -131,5 +131,5 @@ DEVICE void normalize(const normalization & n) {
 
 }  // namespace few_rows
 
-KERNEL(convert_input, few_rows::conversion, few_rows::BLOCK_THREADS, 8) { few_rows::convert(arguments); }
+KERNEL(convert_input, few_rows::conversion, few_rows::BLOCK_THREADS, 8) { few_rows::convert(arguments, few_rows::block_x()); }
 KERNEL(normalize_input, few_rows::normalization, few_rows::BLOCK_THREADS, 4) { few_rows::normalize(arguments); }

@@ -135,6 +135,10 @@ DEVICE void copy_async(void * shared, const void * global, int n) {
                  "l"(global), "r"(n)
                  : "memory");
 }
+DEVICE void copy_float_async(void * shared, const void * global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32) __cvta_generic_to_shared(shared)), "l"(global)
+                 : "memory");
+}
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 

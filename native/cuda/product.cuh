@@ -84,9 +84,9 @@ INLINE void multiply_blocks(
             } else {
                 const int phase = (int) address(from) & 15;
                 from += piece - phase;
-                const u64 at = (u64) unit * T::BYTES;
-                if (T::row::SPAN == 1 && at + T::BYTES > m.row_bytes) {  // the rest of a row: zeros behind it
-                    const int left = (int) (m.row_bytes - at) + phase - piece;
+                const int rest = (int) m.row_bytes - unit * T::BYTES;
+                if (T::row::SPAN == 1 && rest < T::BYTES) {  // the rest of a row: zeros behind it
+                    const int left = rest + phase - piece;
 #pragma unroll
                     for (int n = 0; n < T::BYTES + 14; n += 64) {
                         const int size = left - n;
@@ -393,49 +393,44 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
         for (int i = 0; i < 4; i++) {
             const int row = upper + i / 2 * 8, column = (block_z() * TILES + n) * TILE_COLUMNS + lane % 4 * 2 + i % 2;
             if (row < m.rows && column < p.n_columns) {
-                const float rest = m.residual ? m.residual[column * m.residual_stride + row] : 0.f;
-                m.out[column * m.out_stride + row] = m.residual ? total[n][i] + rest : total[n][i];
+                float y = total[n][i];
+                if (m.gate) {
+                    y *= 1.f / (1.f + exp_of(-m.gate[column]));
+                }
+                for (int r = 0; r < 2; r++) {
+                    if (m.residuals[r]) {
+                        y += m.residuals[r][column * m.residual_strides[r] + row];
+                    }
+                }
+                m.out[column * m.out_stride + row] = y;
             }
         }
     }
 }
 
-// The converted inputs of up to eight pairs, gathered from their columns; places beyond `n` are filled with the first.
+// The converted inputs of an item's pairs, gathered from their columns. A thread copies from one column.
 struct gathered_inputs {
-    const u8 * pieces[2];
-    int n_pieces;
-    u64 step;
-    const u8 * scales[4];
+    const u8 * x;
+    u32 halves, scale;  // bytes from there
+    u32 step;           // from one unit to the next
 
-    INLINE gathered_inputs(const expert_product & e, const int * pairs, int n) {
-        auto column_of = [&](int place) {
-            const int pair = pairs[place < n ? place : 0];
-            return e.n_inputs == 1 ? pair / e.n_used : pair;
-        };
-        auto tile_of = [&](int column) { return e.base.x + (u64) (column / TILE_COLUMNS) * TILE_BYTES; };
-        step = (u64) e.n_tiles * TILE_BYTES;
-        n_pieces = 0;
-        for (int piece = thread_index(); piece < SCALES_AT / 16; piece += BLOCK_THREADS) {
-            const int column = column_of(piece % 32 / 4);
-            pieces[n_pieces++] = tile_of(column) + (piece / 32 * 32 + column % TILE_COLUMNS * 4 + piece % 4) * 16;
-        }
-        if (thread_index() >= BLOCK_THREADS - 2) {  // four scales each
-            for (int i = 0; i < 4; i++) {
-                const int column = column_of((thread_index() - (BLOCK_THREADS - 2)) * 4 + i);
-                scales[i] = tile_of(column) + SCALES_AT + column % TILE_COLUMNS * 4;
-            }
-        }
+    INLINE gathered_inputs(const expert_product & e, int pair) {
+        const int column = e.n_inputs == 1 ? pair / e.n_used : pair;
+        const u32 tile = column / TILE_COLUMNS * TILE_BYTES;
+        x = e.base.x;
+        halves = tile + thread_index() / 32 * 512 + column % TILE_COLUMNS * 64 + thread_index() % 4 * 16;
+        scale = tile + SCALES_AT + column % TILE_COLUMNS * 4;
+        step = e.n_tiles * TILE_BYTES;
     }
+    INLINE static int place() { return thread_index() % 32 / 4; }
     INLINE void copy(int unit, u8 * to) const {
-        const u64 at = unit * step;
-        copy_async(to + thread_index() * 16, pieces[0] + at);
-        if (n_pieces == 2) {
-            copy_async(to + (thread_index() + BLOCK_THREADS) * 16, pieces[1] + at);
-        }
-        if (thread_index() >= BLOCK_THREADS - 2) {
-            u8 * place = to + SCALES_AT + (thread_index() - (BLOCK_THREADS - 2)) * 16;
-            *(floats4 *) place = {*(const float *) (scales[0] + at), *(const float *) (scales[1] + at),
-                                  *(const float *) (scales[2] + at), *(const float *) (scales[3] + at)};
+        static_assert(SUMS_AT == BLOCK_THREADS * 16 && SCALES_AT == SUMS_AT + 32 * 16, "a warp copies the sums");
+        const u8 * const from = x + unit * step;
+        copy_async(to + thread_index() * 16, from + halves);
+        if (thread_index() < 32) {
+            copy_async(to + SUMS_AT + thread_index() * 16, from + halves + SUMS_AT);
+        } else if (thread_index() < 64 && thread_index() % 4 == 0) {
+            copy_float_async(to + SCALES_AT + place() * 4, from + scale);
         }
     }
 };
@@ -445,36 +440,36 @@ template <class A> INLINE void multiply_experts(const expert_product & e) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     let_next_begin();
     wait_for_previous();
-    if (block_z() >= e.items[0]) {
+    const expert_item & item = e.items[block_z()];
+    const int expert = item.expert, pair = item.pairs[gathered_inputs::place()];
+    if (item.n == 0) {
         return;
     }
-    const int * const item = e.items + 1 + 3 * block_z();
-    const int * const pairs = e.pairs + item[1];
-    const int n = item[2];
     int index = 0, row0 = block_x() * BLOCK_ROWS + warp * WARP_ROWS;
     if (p.activation) {
         index = warp / (WARPS / 2);
         row0 = block_x() * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
     }
-    matrix m = p.matrices[index];
-    m.weights += item[0] * e.expert_bytes;
-    m.bias += m.bias ? item[0] * e.expert_bias : 0;
+    matrix of_expert = p.matrices[index];
+    of_expert.weights += expert * e.expert_bytes;
     const int units = (p.k + UNIT - 1) / UNIT, first = block_y() * p.units_per_part;
     const int last = first + p.units_per_part < units ? first + p.units_per_part : units;
     float total[1][4] = {};
-    multiply_part<A, 1>(gathered_inputs(e, pairs, n), m, A::RING, row0, first, last, total);
+    multiply_part<A, 1>(gathered_inputs(e, pair), of_expert, A::RING, row0, first, last, total);
     if (grid_y() > 1 && !add_parts<1>(p, total)) {
         return;
     }
+    matrix m = p.matrices[index];  // and the item: read again, as no register holds them meanwhile
+    m.bias += m.bias ? item.expert * e.expert_bias : 0;
     add_bias<1>(m, row0 + lane / 4, total);
     if (p.activation && !activated<1>(p, total)) {
         return;
     }
     for (int i = 0; i < 4; i++) {
         const int row = row0 + lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        if (row < m.rows && column < n) {
-            const int pair = pairs[column];
-            m.out[pair / e.n_used * e.out_row + pair % e.n_used * m.out_stride + row] = total[0][i];
+        if (row < m.rows && column < item.n) {
+            const int to = item.pairs[column];
+            m.out[to / e.n_used * e.out_row + to % e.n_used * m.out_stride + row] = total[0][i];
         }
     }
 }
@@ -483,7 +478,7 @@ template <class A> INLINE void multiply_experts(const expert_product & e) {
 DEVICE void put_in_order(const choice & c) {
     int * const chosen = (int *) shared_memory();
     int * const n_of = chosen + MAX_PAIRS;      // pairs of each expert
-    int * const before = n_of + MAX_EXPERTS;    // tiles of it and of those before, in the low half; pairs in the high
+    int * const before = n_of + MAX_EXPERTS;    // tiles of it and of those before
     const int n_pairs = c.n_rows * c.n_used;
     let_next_begin();
     wait_for_previous();
@@ -497,7 +492,7 @@ DEVICE void put_in_order(const choice & c) {
             n += chosen[i] == expert;
         }
         n_of[expert] = n;
-        before[expert] = (n + TILE_COLUMNS - 1) / TILE_COLUMNS + (n << 16);
+        before[expert] = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
     }
     for (int by = 1; by < c.n_experts; by *= 2) {
         int sums[MAX_EXPERTS / BLOCK_THREADS];
@@ -512,38 +507,41 @@ DEVICE void put_in_order(const choice & c) {
         }
     }
     sync_threads();
-    if (thread_index() == 0) {
-        c.items[0] = before[c.n_experts - 1] & 0xffff;
+    for (int i = before[c.n_experts - 1] + thread_index(); i < most_items(n_pairs, c.n_experts); i += BLOCK_THREADS) {
+        c.items[i].n = 0;
     }
     for (int expert = thread_index(); expert < c.n_experts; expert += BLOCK_THREADS) {
-        const int n = n_of[expert];
-        if (n == 0) {
-            continue;
-        }
-        const int n_tiles = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
-        int tile = (before[expert] & 0xffff) - n_tiles, pair = (before[expert] >> 16) - n;
-        for (int i = 0; i < n_tiles; i++, tile++) {
-            const int left = n - i * TILE_COLUMNS;
-            c.items[1 + 3 * tile] = expert;
-            c.items[2 + 3 * tile] = pair + i * TILE_COLUMNS;
-            c.items[3 + 3 * tile] = left < TILE_COLUMNS ? left : TILE_COLUMNS;
-        }
-        for (int i = 0; i < n_pairs; i++) {
+        const int n = n_of[expert], n_tiles = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        expert_item * const items = c.items + before[expert] - n_tiles;
+        int place = 0, pair = 0;
+        for (int i = 0; i < n_pairs && place < n; i++) {
             if (chosen[i] == expert) {
-                c.pairs[pair++] = i;
+                pair = i;
+                items[place / TILE_COLUMNS].pairs[place % TILE_COLUMNS] = pair;
+                place++;
             }
+        }
+        for (; place < n_tiles * TILE_COLUMNS; place++) {
+            items[place / TILE_COLUMNS].pairs[place % TILE_COLUMNS] = pair;
+        }
+        for (int i = 0; i < n_tiles; i++) {
+            const int left = n - i * TILE_COLUMNS;
+            items[i].expert = expert;
+            items[i].n = left < TILE_COLUMNS ? left : TILE_COLUMNS;
         }
     }
 }
 
-// A warp has a row of the matrix and eight columns; beyond the last column it has that once more.
+// Four warps have a row of the matrix and eight columns; beyond the last column they have that once more. Routers have
+// few rows, and all that follows waits for them.
 DEVICE void multiply_plain(const plain_product & p) {
-    const int row = block_x() * (BLOCK_THREADS / 32) + thread_index() / 32, lane = thread_index() % 32;
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
+    const int n_rows = p.matrices[0].rows + p.matrices[1].rows;
+    const int at_row = block_x() * PLAIN_ROWS + warp / PLAIN_WARPS, any_row = at_row < n_rows ? at_row : n_rows - 1;
+    const int index = any_row < p.matrices[0].rows ? 0 : 1, row = any_row - index * p.matrices[0].rows;
+    const plain_matrix & m = p.matrices[index];
     let_next_begin();
     wait_for_previous();
-    if (row >= p.rows) {
-        return;
-    }
     const float * columns[TILE_COLUMNS];
     for (int c = 0; c < TILE_COLUMNS; c++) {
         const int column = block_y() * TILE_COLUMNS + c;
@@ -551,8 +549,8 @@ DEVICE void multiply_plain(const plain_product & p) {
     }
     float sums[TILE_COLUMNS] = {};
 #pragma unroll 2
-    for (int at = lane * 4; at < p.k; at += 128) {
-        const floats4 w = load_input(p.weights + row * p.row + at);
+    for (int at = (warp % PLAIN_WARPS * 32 + lane) * 4; at < p.k; at += PLAIN_WARPS * 128) {
+        const floats4 w = load_input(m.weights + row * m.row + at);
         for (int c = 0; c < TILE_COLUMNS; c++) {
             const floats4 x = load_input(columns[c] + at);
             sums[c] = multiply_add(w.x, x.x, sums[c]);
@@ -561,14 +559,23 @@ DEVICE void multiply_plain(const plain_product & p) {
             sums[c] = multiply_add(w.w, x.w, sums[c]);
         }
     }
+    float * const of_warps = (float *) shared_memory();
     for (int c = 0; c < TILE_COLUMNS; c++) {
         for (int lanes = 16; lanes; lanes /= 2) {
             sums[c] += shuffle_xor(sums[c], lanes);
         }
-        const int column = block_y() * TILE_COLUMNS + c;
-        if (lane == 0 && column < p.n_columns) {
-            p.out[column * p.out_stride + row] = sums[c];
+        if (lane == 0) {
+            of_warps[warp * TILE_COLUMNS + c] = sums[c];
         }
+    }
+    sync_threads();
+    const int column = block_y() * TILE_COLUMNS + lane;
+    if (warp % PLAIN_WARPS == 0 && lane < TILE_COLUMNS && at_row < n_rows && column < p.n_columns) {
+        float sum = 0.f;
+        for (int i = 0; i < PLAIN_WARPS; i++) {
+            sum += of_warps[(warp + i) * TILE_COLUMNS + lane];
+        }
+        m.out[column * m.out_stride + row] = sum;
     }
 }
 
@@ -596,19 +603,37 @@ FEW_ROWS_TYPE(IQ3_XXS, iq3_xxs)
 FEW_ROWS_TYPE(IQ3_S, iq3_s)
 #endif
 
+// Blocks that share a multiprocessor. An expert's few units leave a block little time behind its first ones.
+template <class A> constexpr int experts_blocks() { return A::RING == 0 ? 2 : 3; }
+
+// With one tile, and one scale for a unit, there are registers for three.
+template <class A, class B, int TILES> constexpr int product_blocks() {
+    if constexpr (TILES == 1 && A::RING > 0 && B::RING > 0) {
+        return A::row::SPAN == 8 && B::row::SPAN == 8 ? 3 : 2;
+    }
+    return 2;
+}
+
 }  // namespace few_rows
 
-KERNEL(order_choice, few_rows::choice, few_rows::BLOCK_THREADS, 1) { few_rows::put_in_order(arguments); }
+KERNEL(order_choice, few_rows::chosen_input, few_rows::BLOCK_THREADS, 4) {
+    if (few_rows::block_x() == 0) {
+        few_rows::put_in_order(arguments.chosen);
+    } else {
+        few_rows::convert(arguments.input, few_rows::block_x() - 1);
+    }
+}
 
 KERNEL(plain_product, few_rows::plain_product, few_rows::BLOCK_THREADS, 2) { few_rows::multiply_plain(arguments); }
 
 #define FEW_ROWS_EXPERTS(A) \
-    KERNEL(experts_##A, few_rows::expert_product, few_rows::BLOCK_THREADS, 2) { \
+    KERNEL(experts_##A, few_rows::expert_product, few_rows::BLOCK_THREADS, few_rows::experts_blocks<few_rows::A>()) { \
         few_rows::multiply_experts<few_rows::A>(arguments); \
     }
 
 // The kernel for matrices of the block types A and B, and TILES * 8 columns: one such line for each that is needed.
+#define FEW_ROWS_PRODUCT_BLOCKS(A, B, TILES) few_rows::product_blocks<few_rows::A, few_rows::B, TILES>()
 #define FEW_ROWS_PRODUCT(A, B, TILES) \
-    KERNEL(product_##A##_##B##_##TILES, few_rows::product, few_rows::BLOCK_THREADS, 2) { \
+    KERNEL(product_##A##_##B##_##TILES, few_rows::product, few_rows::BLOCK_THREADS, FEW_ROWS_PRODUCT_BLOCKS(A, B, TILES)) { \
         few_rows::multiply<few_rows::A, few_rows::B, TILES>(arguments); \
     }

@@ -11,7 +11,7 @@ import pytest
 import tiny_coder
 from command_line import refused, run_here
 from lab.shapes.writer import write_pair
-from mini_shapes import HYBRID
+from mini_shapes import HYBRID, HYBRID_HEADS
 
 TARGET, DRAFTER = map(str, tiny_coder.pair())
 ALONE = ("--threads", "1", "--gpu-layers", "0")
@@ -58,6 +58,18 @@ def test_trees_are_not_measured_where_none_are_used() -> None:
     few = ("--max-tokens", "10", "--limit", "1", "--category", "chat", "--temps", "0")
     ways = told(*few, *ALONE)["settings"]["ways"]
     assert [(way["shape"], way["width"]) for way in ways] == [("chain", "auto")]
+
+
+def test_heads_in_the_targets_own_file_are_measured(tmp_path: Path) -> None:
+    target, draft = write_pair(HYBRID_HEADS, "Q8_0", tmp_path, n_layer=4)
+    assert draft is None
+    few = ("--category", "chat", "--temps", "0", "--widths", "3")
+    found = told(*FEW, "--target", str(target), *few)
+    assert [way["width"] for way in found["settings"]["ways"]] == ["auto", 3]
+    assert all(row["drafted"] for row in found["rows"])
+    assert sum(row["n_differing"] for row in found["rows"]) == 0
+    found = told(*FEW, "--target", str(target), "--draft", "none", *few[:4])
+    assert found["settings"]["ways"] == []
 
 
 def test_trees_are_left_out_for_a_target_with_recurrent_layers(tmp_path: Path) -> None:

@@ -80,12 +80,15 @@ def test_what_is_no_number_has_no_chance() -> None:
     assert np.isfinite(found).all() and (found <= 0).all()
 
 
-def test_drafts_cut_short_by_the_end_of_an_answer_say_nothing_of_longer_ones() -> None:
+def test_a_short_draft_says_nothing_of_how_likely_later_tokens_are_after_its_last() -> None:
     known = Acceptance(BLOCK)
-    known.notice([0.9] * 15, "chain")
+    known.notice([0.9**j for j in range(1, 16)], "chain")
     before = known.usual("chain")
-    known.notice([0.1] * 2, "chain")
-    assert known.usual("chain") == before
+    known.notice([0.3, 0.1], "chain")
+    after = known.usual("chain")
+    assert after[0] < before[0] and after[1] < before[1]
+    steps = [[later / sooner for sooner, later in pairwise(each[1:])] for each in (before, after)]
+    assert steps[0] == pytest.approx(steps[1])
 
 
 @pytest.mark.parametrize("name", ["code", "prose", "shipped"])

@@ -19,6 +19,7 @@ from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
 from drafted_text import BLOCK, text
 from machines import MACHINES, Machine
+from pairwise import pairwise_cases
 from rounds import N_NODES, Fixed, Played, play
 
 LENGTHS = [400, 200, 600]
@@ -45,11 +46,10 @@ def best(name: str, text_name: str, n_seqs: int, shape: DraftShape) -> float:
     return max(widths)
 
 
+TEXTS = "hopeless", "switching", "untrained 0.85", "shipped", "q4 drawn", "dflash2"
 CELLS = [
     (machine, text_name, n_seqs, "auto" if MACHINES[machine].takes_trees else "chain")
-    for machine in MACHINES
-    for text_name in ("hopeless", "switching", "untrained 0.85", "shipped", "q4 drawn", "dflash2")
-    for n_seqs in (1, 4)
+    for machine, text_name, n_seqs in pairwise_cases(list(MACHINES), TEXTS, (1, 4))
     # Where a look costs eight steps, drafts that tell nothing of themselves are never tried.
     if (machine, text_name) != ("tiny-h200", "untrained 0.85")
 ]
@@ -167,6 +167,51 @@ def test_a_plain_step_that_was_measured_too_fast_is_found_out_in_the_first_answe
     assert hopeless > 0.95 * play(true, text("hopeless"), Fixed(0), [1000]).rate
 
 
+# Drafts that are made token by token: at most six
+
+HEADS = replace(MACHINES["rtx-4090"], draft=0.7, draft_token=0.6)
+HEADS_BLOCK = 7
+
+
+def with_heads(text_name: str, n_seqs: int = 1, **changes: float) -> Played:
+    costs = replace(HEADS, **changes).costs(n_seqs, block_size=HEADS_BLOCK)
+    lengths = LENGTHS * max(1, n_seqs // 2)
+    return play(HEADS, text(text_name), Controller(costs, HEADS_BLOCK), lengths, n_seqs=n_seqs)
+
+
+@pytest.mark.parametrize("n_seqs", [1, 4])
+@pytest.mark.parametrize("text_name", ["code", "prose", "switching", "shipped drawn", "dspark"])
+def test_drafts_are_about_as_long_as_the_best_length_in_hindsight(
+    text_name: str, n_seqs: int
+) -> None:
+    lengths = LENGTHS * max(1, n_seqs // 2)
+    rates = [
+        play(HEADS, text(text_name), Fixed(1 + n, n_draft=n), lengths, n_seqs=n_seqs).rate
+        for n in range(HEADS_BLOCK)
+    ]
+    assert with_heads(text_name, n_seqs).rate > 0.95 * max(rates)
+
+
+def test_the_length_of_drafts_follows_acceptance_where_each_token_costs() -> None:
+    def mean(text_name: str, **changes: float) -> float:
+        lengths = with_heads(text_name, **changes).lengths[100:]
+        return sum(lengths) / sum(n > 0 for n in lengths)
+
+    assert mean("geometric 0.3") < 1.5 < 3.5 < mean("geometric 0.85")
+    assert mean("prose") < 2.5 < 5 < mean("code")
+    blocks = {"draft": HEADS.drafts(1, 6), "draft_token": 0.0}  # the same, drafted at once
+    assert mean("prose", **blocks) == mean("code", **blocks) == 6
+
+
+def test_drafts_grow_and_shrink_from_one_answer_to_the_next() -> None:
+    chosen = Controller(HEADS.costs(1, block_size=HEADS_BLOCK), HEADS_BLOCK)
+    means = []
+    for text_name in ("code", "prose", "code"):
+        lengths = play(HEADS, text(text_name), chosen, [600]).lengths[50:]
+        means.append(sum(lengths) / sum(n > 0 for n in lengths))
+    assert min(means[0], means[2]) > means[1] + 2
+
+
 # The round's questions
 
 
@@ -183,7 +228,7 @@ def ask(
     rows = [1] * len(policies)
     drafts = [chain([logprob] * n) for n in n_drafts]
     if any(n_drafts):
-        rows = chosen.rows(chosen.chances(policies, drafts, limits))
+        rows = chosen.rows(chosen.judge(policies, drafts, limits))
         for policy, draft, n in zip(policies, drafts, rows, strict=True):
             if n > 1:
                 chosen.observe(policy, draft.clip(n - 1), [0] * n if logprob > -1 else [1])
@@ -208,7 +253,7 @@ def test_rows_go_to_the_sequence_whose_drafts_survive() -> None:
     sure, unsure = chain([-0.01] * 15), chain([-0.7] * 15)
     for _ in range(30):
         assert chosen.n_drafts(policies, [15, 15]) == [15, 15]
-        rows = chosen.rows(chosen.chances(policies, [sure, unsure], [15, 15]))
+        rows = chosen.rows(chosen.judge(policies, [sure, unsure], [15, 15]))
         chosen.observe(policies[0], sure.clip(rows[0] - 1), [0] * rows[0])
         chosen.observe(policies[1], unsure.clip(rows[1] - 1), [0, 1][: rows[1]])
         verify_s = chosen.costs.step_s(sum(rows), DEPTH)
@@ -257,7 +302,7 @@ def test_time_for_drafts_of_a_fixed_width_is_not_held_against_others() -> None:
         n_drafts, rows = chosen.n_drafts(policies, [3], 1), [1]
         drafts = [chain([-0.05] * n) for n in n_drafts]
         if any(n_drafts):
-            rows = chosen.rows(chosen.chances(policies, drafts, [3]))
+            rows = chosen.rows(chosen.judge(policies, drafts, [3]))
             chosen.observe(policies[0], drafts[0].clip(rows[0] - 1), [0] * rows[0])
         n_drafting, total = 1 + sum(map(bool, n_drafts)), rows[0] + 16
         times = costs.draft_s(n_drafting, DEPTH), costs.step_s(total, DEPTH), 1e-4

@@ -19,7 +19,7 @@ DRAFTS = {100: {1: 0.001, 4: 0.0016}}
 
 
 def costs() -> Costs:
-    return Costs(STEPS, DRAFTS, switch_s=0.0005, inject_s=1e-6)
+    return Costs(STEPS, DRAFTS, switch_s=0.0005, inject_s=1e-6, token_share=0.1)
 
 
 def test_measured_points_are_kept() -> None:
@@ -28,6 +28,18 @@ def test_measured_points_are_kept() -> None:
     assert found.step_s(16, 1100) == pytest.approx(0.0104)
     assert found.draft_s(4, 100) == pytest.approx(0.0016)
     assert found.draft_s(0, 100) == 0
+
+
+def test_shorter_drafts_cost_less_and_tell_what_longer_ones_do() -> None:
+    found = costs()
+    assert found.draft_s(1, 100, 3) == pytest.approx(0.0007)
+    assert found.draft_s(4, 100, 5) == pytest.approx(0.0008)
+    for _ in range(60):
+        found.observe_draft(1, 100, 0.0014, 3)
+    assert found.draft_s(1, 100) == pytest.approx(0.002, rel=0.02)
+    steps, drafts = {8: {1: 0.01, 2: 0.01, 8: 0.09}}, {8: {1: 0.04}}
+    assert Costs(steps, drafts).best_gain(7, 1) < 1
+    assert Costs(steps, drafts, token_share=0.14).best_gain(7, 1) > 1.2  # a draft of one token
 
 
 def test_lines_between_them_keep_the_cliff() -> None:
@@ -160,6 +172,7 @@ def test_kept_and_read_again() -> None:
         for depth in (100, 700, 1100):
             assert again.step_s(rows, depth) == pytest.approx(found.step_s(rows, depth), rel=1e-6)
     assert (again.switch_s, again.inject_s) == (found.switch_s, found.inject_s)
+    assert again.draft_s(1, 100, 3) == found.draft_s(1, 100, 3) < found.draft_s(1, 100)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
 
@@ -17,11 +18,21 @@ from dflash_local import load
 from dflash_local.cuda import kernels
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.cuda.trial import Finding
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime
+from dflash_local.target_model.bare_pass import decode, prefill
 from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 from gguf_files import dequantised
+from heads import fused_heads, heads_drafter, target_with_heads
+from lab.shapes.shape import PairShape
+from lab.shapes.writer import write_pair
+from mini_shapes import EXPERTS, GPT_OSS, HYBRID_EXPERTS, HYBRID_NEXT
+from synthetic import write_drafter
+from vision_models import KINDS, asked, picture, write_projector, write_vision_target
 
 pytestmark = pytest.mark.gpu
 
@@ -136,6 +147,44 @@ def test_a_row_of_a_hybrid_has_the_same_bits_beside_any_others(folder: Path, nam
             np.testing.assert_array_equal(logits(loaded, n), widest[:n])
 
 
+@pytest.mark.parametrize(
+    "shape", [EXPERTS, HYBRID_EXPERTS, HYBRID_NEXT, GPT_OSS], ids=lambda shape: shape.architecture
+)
+def test_a_row_of_a_mixture_has_the_same_bits_beside_any_others(
+    folder: Path, shape: PairShape
+) -> None:
+    """In blocks of four bits, with biases in gpt-oss, and with a shared expert in two of them."""
+    path, _ = write_pair(shape, "MXFP4" if shape is GPT_OSS else "Q4_K_M", folder)
+    few_rows = opened(path)
+    with Target(path, TargetOptions(n_ctx=512, n_gpu_layers=-1), few_rows=few_rows) as loaded:
+        widest = logits(loaded, 64)
+        for n in (1, 2, 8, 16, 33):
+            np.testing.assert_array_equal(logits(loaded, n), widest[:n])
+        assert few_rows.counts["experts"] > 0
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_a_row_after_a_long_text_has_the_same_bits_beside_any_others(kv_type: str) -> None:
+    """Chunks of cells of all lengths up to 512, and those of a block come in several rounds."""
+    path, depth = tiny_coder.pair()[0], 17_000
+    few_rows = open_few_rows([GgufFile.open(path)], print, kv_types=(kv_type, kv_type), exact=True)
+    options = TargetOptions(n_ctx=17_152, n_gpu_layers=-1, kv_type=kv_type)
+    with Target(path, options, few_rows=few_rows) as loaded:
+        assert few_rows is not None and few_rows.native.reason == ""
+        prefill(loaded, [5 + 11 * i % 290 for i in range(depth)])
+
+        def rows(n: int) -> NDArray[np.float32]:
+            loaded.truncate(0, depth)
+            decode(loaded, depth, TOKENS[:n])
+            return np.stack([loaded.logits(row) for row in range(n)])
+
+        widest = rows(64)
+        for n in (1, 2, 8, 16, 33):
+            np.testing.assert_array_equal(rows(n), widest[:n])
+        few_rows.native.turn(False)  # llama.cpp's products keep 8 bits of an input
+        assert np.abs(rows(1) - widest[:1]).max() <= 5 * _SAME * widest[0].std()
+
+
 def test_products_with_experts_are_right_and_the_same_beside_any_rows() -> None:
     runtime.init()
     wrong = []
@@ -220,6 +269,61 @@ def test_drafted_answers_are_plain_ones_in_exact_mode(temperature: float) -> Non
                 for width in (0, 4, 16)
             )
             assert drafted == [plain, plain]
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "glm4moe"])
+def test_answers_drafted_by_heads_are_plain_ones_in_exact_mode(folder: Path, name: str) -> None:
+    source = tiny_coder.pair()[0]
+    path = hybrid.write_hybrid(folder / f"{name}-heads.gguf", name, source, head=0.5)
+    with load(path, quiet=True, exact=True, n_seq=1, n_ctx=1024) as model:
+        drafter = model.engine.drafter
+        assert isinstance(drafter, FusedHeads), drafter
+        for temperature in (0.0, 0.8):
+            plain, *drafted = (
+                model.generate(
+                    "def fib(n):", max_tokens=100, draft_width=w, temperature=temperature, seed=3
+                )
+                for w in (0, 2, 5)
+            )
+            assert [found.tokens for found in drafted] == [plain.tokens] * 2
+            assert all(found.stats.drafted > 0 for found in drafted)
+
+
+@pytest.mark.parametrize("name", ["qwen35", "glm4moe"])
+def test_heads_draft_on_a_gpu_what_llama_cpps_context_drafts(folder: Path, name: str) -> None:
+    """Without kernels of ours, in a process that had them."""
+    path = folder / f"{name}-f32.gguf"
+    hybrid.write_hybrid(path, name, tiny_coder.pair()[0], quant="F32", head=0.5)
+    with target_with_heads(path, kv_type="f16", n_gpu_layers=-1) as target:
+        tokens = target.vocabulary.tokenize("def add(a, b):\n    return a + b\n\ndef sub(a, b):")
+        n = len(tokens)
+        target.decode(tokens, range(n), [0] * n, [False] * n)
+        text = StoredFeatures(target, list(target.numbers), tokens)
+        found = []
+        for drafter in (fused_heads(target), heads_drafter(target)):
+            with closing(drafter):
+                found += drafter.draft([DraftRequest(0, 300, text, 4, whole=True)])
+        np.testing.assert_array_equal(found[0].tokens, found[1].tokens)
+        np.testing.assert_allclose(found[0].logprobs, found[1].logprobs, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_about_pictures_are_plain_ones_in_exact_mode(folder: Path, kind: str) -> None:
+    """Target and projector share the GPU."""
+    path = write_vision_target(folder / f"{kind}-eyes.gguf", kind)
+    draft = tiny_coder.pair()[1]
+    if kind == "qwen35":
+        draft = write_drafter(folder / "dflash-eyes.gguf", path, target_layers=hybrid.TAPS)
+    eyes = write_projector(folder / f"mmproj-{kind}.gguf", path)
+    messages = [asked("def add(a, b):", picture(64, 48))]
+    with load(path, draft, mmproj=eyes, quiet=True, exact=True, n_seq=1, n_ctx=2048) as model:
+        for temperature in (0.0, 0.8):
+            plain, *drafted = (
+                model.chat(messages, max_tokens=48, draft_width=w, temperature=temperature, seed=5)
+                for w in (0, 4, 8)
+            )
+            assert [found.tokens for found in drafted] == [plain.tokens] * 2
+            assert drafted[0].stats.drafted > 0
 
 
 def test_drafted_answers_begin_as_plain_ones() -> None:

@@ -47,6 +47,9 @@ TARGETS = {
     "no recurrent layers": ("glm4moe", 0.02),
     "cut to outputs": ("qwen3next", 0.02),
     "latent attention": ("deepseek2", 0.02),
+    "chosen tokens": ("deepseek32", 0.02),
+    "chosen tokens of GLM": ("glm-dsa", 0.02),
+    "latent, recurrent layers": ("bailingmoe3", 0.02),
     "sliding windows": ("step35", 0.02),
     "one matrix for attention": ("mimo2", 0.02),
     "snapshots": ("nemotron_h_moe", 0.02),
@@ -136,6 +139,9 @@ def test_heads_that_are_right_are_accepted(files: dict[str, Path]) -> None:
     assert 0.9 > accepted["no recurrent layers"] > 0.1
     assert 0.9 > accepted["cut to outputs"] > 0.1
     assert 0.9 > accepted["latent attention"] > 0.1
+    assert 0.9 > accepted["chosen tokens"] > 0.1
+    assert 0.9 > accepted["chosen tokens of GLM"] > 0.1
+    assert 0.9 > accepted["latent, recurrent layers"] > 0.1
     assert 0.9 > accepted["sliding windows"] > 0.1
     assert 0.9 > accepted["one matrix for attention"] > 0.1
     assert 0.9 > accepted["snapshots"] > 0.1

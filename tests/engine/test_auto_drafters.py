@@ -20,7 +20,8 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.target_model.target import Target
 from elsewhere import DECIDERS, controller
-from pair_engine import answer, consistent, fused_drafter, open_target, request
+from pair_engine import answer, consistent, fused_drafter, open_target
+from pairwise import pairwise_cases
 from plain_answer import PlainAnswer
 from shapes import assert_as_well_drafted, exact_target
 
@@ -49,10 +50,16 @@ def target() -> Iterator[Target]:
         yield opened
 
 
-@pytest.fixture(scope="module", params=["greedy", "seeded"])
-def known(target: Target, request: pytest.FixtureRequest) -> Known:
+@pytest.fixture(scope="module")
+def known_of(target: Target) -> Callable[[str], Known]:
+    """By the way it is drawn, each decoded once."""
     prompt = target.vocabulary.tokenize(tiny_coder.prompts()["chat"][0])
-    return Known(target, prompt, N, **(SEEDED if request.param == "seeded" else {}))
+
+    @cache
+    def known(way: str) -> Known:
+        return Known(target, prompt, N, **(SEEDED if way == "seeded" else {}))
+
+    return known
 
 
 Scripting = Callable[[Known], Script]
@@ -114,16 +121,19 @@ SCRIPTS: dict[str, tuple[Scripting, int]] = {
 }
 """The drafts, and the most tokens that a round emits by them."""
 EVERYWHERE = ("right", "wrong", "right for 7", "right for another number each round")
+ELSEWHERE = [name for name in SCRIPTS if name not in EVERYWHERE]
 CASES = [
-    (name, decider)
-    for name in SCRIPTS
-    for decider in (DECIDERS if name in EVERYWHERE else ["cheap", "even", "by lot"])
+    *pairwise_cases(EVERYWHERE, DECIDERS, ("greedy", "seeded")),
+    *pairwise_cases(ELSEWHERE, ("cheap", "even", "by lot"), ("greedy", "seeded")),
 ]
 
 
 @pytest.mark.one_in(9)
-@pytest.mark.parametrize(("name", "decider"), CASES)
-def test_whatever_is_drafted(known: Known, name: str, decider: str) -> None:
+@pytest.mark.parametrize(("name", "decider", "way"), CASES)
+def test_whatever_is_drafted(
+    known_of: Callable[[str], Known], name: str, decider: str, way: str
+) -> None:
+    known = known_of(way)
     script, most = SCRIPTS[name]
     stats = known.check(ScriptedDrafter(script(known)), decider).stats
     assert max(stats.accepted_lengths) <= most
@@ -151,29 +161,7 @@ def test_an_end_of_text_at_every_place_of_a_block(target: Target, decider: str, 
     known.check(ScriptedDrafter(script), decider)
 
 
-# Decoding ahead, and what the drafter learns of it later
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("max_tokens", [2, 15, 16, 17, 18, 40])
-def test_steps_made_ahead_are_those_made_one_by_one(target: Target, max_tokens: int) -> None:
-    prompt = target.vocabulary.tokenize(tiny_coder.prompts()["code"][1])
-    known = Known(target, prompt, max_tokens)
-    engine = Engine(target, None)
-    engine.slots.forget_all()
-    steps = []
-    sequence = engine.begin(request(prompt, 0, max_tokens))
-    while sequence.finish_reason is None:
-        before = len(sequence.tokens)
-        engine.step([sequence])
-        steps.append(len(sequence.tokens) - before)
-        assert engine.slots[0].cached == known.text[: len(prompt) + len(sequence.tokens) - 1]
-    engine.end(sequence)
-    assert sequence.tokens == known.tokens
-    assert max(steps) == min(max(max_tokens - 1, 1), 16) or max_tokens < 20
-    # What the target has is what `cached` says: it goes on from there.
-    longer = [*known.text[:-1], *prompt[:3]]
-    assert answer(engine, longer, 0, 8).tokens == Known(target, longer, 8).tokens
+# What the drafter learns later of plain steps
 
 
 @pytest.fixture(scope="module")

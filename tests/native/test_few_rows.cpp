@@ -60,7 +60,8 @@ struct options {
     int units_per_part = 2;
     int activation = few_rows::NONE;
     const float * bias = nullptr;
-    const float * residual = nullptr;
+    const float * gate = nullptr;
+    const float * residuals[2] = {};
 };
 
 template <typename A, typename B>
@@ -122,8 +123,11 @@ std::vector<std::vector<float>> multiplied(const std::vector<const weights *> & 
         m.rows = w->rows;
         m.type = w->type == matrices[0]->type ? 0 : 1;
         m.bias = o.bias;
-        m.residual = o.residual;
-        m.residual_stride = w->rows;
+        m.gate = o.gate;
+        for (int r = 0; r < 2; r++) {
+            m.residuals[r] = o.residuals[r];
+            m.residual_strides[r] = w->rows;
+        }
         row_blocks += (w->rows + few_rows::BLOCK_ROWS - 1) / few_rows::BLOCK_ROWS;
     }
     if (o.activation) {
@@ -294,18 +298,27 @@ void gate_and_up_with_their_activation() {
     }
 }
 
-void bias_and_residual_are_added() {
+void bias_gate_and_residuals_are_applied() {
     const weights w(GGML_TYPE_Q8_0, 30, 256, 1);
     const std::vector<float> x = inputs(256, 3, 4), residual = inputs(30, 3, 5),
-                             bias = inputs(30, 1, 6);
-    std::vector<double> expected = reference(w, x, 3);
-    for (size_t i = 0; i < expected.size(); i++) {
-        expected[i] += residual[i] + bias[i % 30];
+                             bias = inputs(30, 1, 6), other = inputs(30, 3, 7),
+                             gate = {-1.5f, 0.25f, 2.0f};
+    const std::vector<double> product = reference(w, x, 3);
+    for (const bool is_gated : {false, true}) {
+        std::vector<double> expected = product;
+        for (size_t i = 0; i < expected.size(); i++) {
+            expected[i] += bias[i % 30];
+            expected[i] *= is_gated ? 1.0 / (1.0 + std::exp(-gate[i / 30])) : 1.0;
+            expected[i] += residual[i] + (is_gated ? other[i] : 0.0);
+        }
+        options o;
+        o.bias = bias.data();
+        o.gate = is_gated ? gate.data() : nullptr;
+        o.residuals[0] = residual.data();
+        o.residuals[1] = is_gated ? other.data() : nullptr;
+        check::that(error_of(multiplied<few_rows::Q8_0>({&w}, x, 3, o)[0], expected) < CLOSE,
+                    is_gated ? "with a gate" : "sum");
     }
-    options o;
-    o.bias = bias.data();
-    o.residual = residual.data();
-    check::that(error_of(multiplied<few_rows::Q8_0>({&w}, x, 3, o)[0], expected) < CLOSE, "sum");
 }
 
 // The norm before a product, with its input: the same product as of a norm in float64.
@@ -412,15 +425,11 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
         c.n_tiles = (c.n_columns + 7) / 8;
         std::vector<few_rows::floats4> converted(units * c.n_tiles * few_rows::TILE_BYTES / 16);
         c.out = reinterpret_cast<unsigned char *>(converted.data());
-        emulated::launch({units * c.n_tiles}, few_rows::BLOCK_THREADS, 0,
-                         [&] { convert_input(c); });
-
         const int items = few_rows::most_items(n * n_used, n_experts);
-        std::vector<int> order(1 + 3 * items, -1), pairs(n * n_used, -1);
-        few_rows::choice chosen = {
-            ids.data(), static_cast<unsigned>(n_used), order.data(), pairs.data(), n, n_used,
-            n_experts};
-        emulated::launch({1}, few_rows::BLOCK_THREADS, few_rows::CHOICE_SHARED,
+        std::vector<few_rows::expert_item> order(items, {-1, -1, {}});
+        const few_rows::chosen_input chosen = {
+            {ids.data(), static_cast<unsigned>(n_used), order.data(), n, n_used, n_experts}, c};
+        emulated::launch({1 + units * c.n_tiles}, few_rows::BLOCK_THREADS, few_rows::CHOICE_SHARED,
                          [&] { order_choice(chosen); });
 
         few_rows::expert_product e = {};
@@ -447,7 +456,6 @@ void experts_of(ggml_type type, int rows, int k, int n_experts, int n_used, bool
             e.expert_bias = rows;
         }
         e.items = order.data();
-        e.pairs = pairs.data();
         e.expert_bytes = all.row_bytes * rows;
         e.out_row = static_cast<size_t>(rows) * n_used;
         e.n_used = n_used;
@@ -510,7 +518,7 @@ void gate_and_up_of_experts_with_their_biases_and_activation() {
 }
 
 void routers_are_multiplied_as_floats() {
-    const int k = 132, rows = 11, most = 19;
+    const int k = 1156, rows = 11, most = 19;
     const std::vector<float> w = inputs(k, rows, 1), x = inputs(k, most, 2);
     std::vector<few_rows::floats4> weights(w.size() / 4), columns(x.size() / 4);
     std::memcpy(weights.data(), w.data(), w.size() * 4);
@@ -518,16 +526,16 @@ void routers_are_multiplied_as_floats() {
     std::vector<float> widest;
     for (const int n : {most, 8, 1}) {
         std::vector<float> out(static_cast<size_t>(rows) * n, NAN);
-        few_rows::plain_product p = {reinterpret_cast<float *>(weights.data()),
-                                     k,
-                                     reinterpret_cast<float *>(columns.data()),
-                                     k,
-                                     out.data(),
-                                     rows,
-                                     k,
-                                     rows,
-                                     n};
-        emulated::launch({(rows + 7) / 8, (n + 7) / 8}, few_rows::BLOCK_THREADS, 0,
+        // As two matrices, of nine rows and two.
+        const auto * w0 = reinterpret_cast<float *>(weights.data());
+        few_rows::plain_product p = {
+            {{w0, k, out.data(), rows, 9}, {w0 + 9 * k, k, out.data() + 9, rows, rows - 9}},
+            reinterpret_cast<float *>(columns.data()),
+            k,
+            k,
+            n};
+        emulated::launch({(rows + few_rows::PLAIN_ROWS - 1) / few_rows::PLAIN_ROWS, (n + 7) / 8},
+                         few_rows::BLOCK_THREADS, few_rows::PLAIN_SHARED,
                          [&] { plain_product(p); });
         for (size_t i = 0; i < out.size(); i++) {
             double sum = 0.0, size = 0.0;
@@ -550,7 +558,7 @@ const check::tests few_rows_tests = {
      products_are_right_and_the_same_beside_any_columns},
     {"three matrices in one launch", three_matrices_in_one_launch},
     {"gate and up with their activation", gate_and_up_with_their_activation},
-    {"bias and residual are added", bias_and_residual_are_added},
+    {"bias, gate and residuals are applied", bias_gate_and_residuals_are_applied},
     {"an input is normalized and converted", an_input_is_normalized_and_converted},
     {"only the column of a NaN is lost", only_the_column_of_a_nan_is_lost},
     {"inputs of any size are multiplied", inputs_of_any_size_are_multiplied},

@@ -43,11 +43,12 @@ struct task {
     int n_streams = 1;
     bool has_sinks = false;
     float soft_cap = 0.0f;
+    int seen = 150;  // by the first row
 
     float scale() const { return 1.5f / std::sqrt(static_cast<float>(head_dim)); }
     // Prompts, a window, and gaps between the cells of a row.
     bool sees(int stream, int row, int cell) const {
-        const int last = 150 + 7 * row + stream;
+        const int last = seen + 7 * row + stream;
         return cell <= last && cell % 11 != row % 3 && cell > last - 130;
     }
     size_t n_columns() const { return static_cast<size_t>(n_streams) * n_rows; }
@@ -238,6 +239,9 @@ void attention_is_right() {
     right<F16_cells, 80, 2>({80, 2, 2, 4, 200});
     right<F16_cells, 256, 2>({256, 4, 1, 4, 256, GGML_TYPE_F16, 1, false, 3.0f});
     right<F16_cells, 96, 1>({96, 3, 3, 1, 1300});
+    // Chunks of 256 cells, so that all stages are filled again.
+    right<F16_cells, 64, 4>({64, 8, 1, 7, 4416, GGML_TYPE_F16, 1, false, 0.0f, 4370});
+    right<Q8_0_cells, 64, 2>({64, 8, 1, 4, 4416, GGML_TYPE_Q8_0, 1, false, 0.0f, 4380});
     right<Q8_0_cells, 128, 2>({128, 4, 2, 4, 256, GGML_TYPE_Q8_0, 2});
 }
 

@@ -84,13 +84,15 @@ class drawn {
 size_t n_launches(const drawn & d) { return d.plan().launches.size(); }
 
 // What runs, in order: A for attention, with a c if it converts its result; M matrices, a for an
-// activation, c for a conversion before, n for one with its norm, and s for a segment of so many
-// nodes.
+// activation, c for a conversion before, n for one with its norm, P for products of floats, and s
+// for a segment of so many nodes.
 std::string steps(const few_rows_plan & plan) {
     std::string text;
     for (const few_rows_plan::step & s : plan.steps) {
         if (s.kind == few_rows_plan::step::ATTENTION) {
             text += plan.attentions[s.index].converts ? "Ac " : "A ";
+        } else if (s.kind == few_rows_plan::step::PLAIN) {
+            text += "P" + std::to_string(plan.plains[s.index].nodes.size()) + " ";
         } else if (s.kind == few_rows_plan::step::LAUNCH) {
             const few_rows_plan::launch & l = plan.launches[s.index];
             text += (l.normalizes ? "n"
@@ -254,7 +256,44 @@ void bias_and_residual_are_fused() {
     expect(d, "cM1 ");
     const few_rows_plan plan = d.plan();
     const few_rows::matrix & m = plan.launches[0].product.matrices[0];
-    check::that(m.bias != nullptr && m.residual == before->data && m.out == m.residual, "fused");
+    check::that(m.bias != nullptr && m.residuals[0] == before->data && m.out == m.residuals[0] &&
+                    m.residuals[1] == nullptr,
+                "fused");
+}
+
+// A router, and a shared expert with its gate, which llama.cpp has behind the expert.
+struct shared_expert {
+    explicit shared_expert(drawn & d) {
+        ggml_context * ctx = d.ctx();
+        of_others = d.input(96);
+        before = d.input(96);
+        other_work(d, d.product(d.weights(16, GGML_TYPE_F32)));
+        ggml_tensor * y = d.product(d.weights(96));
+        gate = d.product(d.weights(1, GGML_TYPE_F32));
+        y = d.node(ggml_mul(ctx, y, d.node(ggml_sigmoid(ctx, gate))));
+        y = d.node(ggml_add(ctx, of_others, y), of_others);
+        out = d.node(ggml_add(ctx, y, before), of_others);
+    }
+    ggml_tensor *of_others, *before, *gate, *out;
+};
+
+void a_shared_expert_is_gated_and_added_where_it_is_multiplied() {
+    drawn d(3);
+    const shared_expert e(d);
+    expect(d, "P1 s1 cM1 P1 s4 ");
+    check::that(order_few_rows(d.layout(), d.rules()), "the gate comes with the router");
+    expect(d, "P2 s1 cM1 ");
+    const few_rows_plan plan = d.plan();
+    const few_rows::matrix & m = plan.launches[0].product.matrices[0];
+    check::that(m.gate == e.gate->data && m.residuals[0] == e.of_others->data &&
+                    m.residuals[1] == e.before->data && m.out == e.out->data,
+                "what goes into it");
+    check::equal(plan.plains[0].arguments.matrices[1].rows, 1, "the gate's row");
+    drawn over(3);
+    const shared_expert lost(over);
+    order_few_rows(over.layout(), over.rules());
+    lost.out->data = lost.gate->data;
+    expect(over, "P2 s1 cM1 s1 ");
 }
 
 void a_residual_that_comes_later_or_lies_askew_is_not_fused() {
@@ -490,6 +529,35 @@ void gate_and_up_of_experts_are_fused_with_their_activation() {
     check::equal(mixture::plan(changed).of_experts.size(), size_t{2}, "the input is gone");
 }
 
+void a_product_with_experts_takes_its_bias_along() {
+    drawn d(5);
+    mixture m(d, true);
+    ggml_context * ctx = d.ctx();
+    ggml_tensor * w = d.placed(ggml_new_tensor_3d(ctx, GGML_TYPE_Q8_0, 128, k, 16));
+    ggml_tensor * bias = d.placed(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, k, 16));
+    ggml_tensor * down = d.node(ggml_mul_mat_id(ctx, w, m.out, m.ids));
+    ggml_tensor * sum = d.node(ggml_add_id(ctx, down, bias, m.ids));
+    const few_rows_plan plan = mixture::plan(d);
+    check::equal(plan.of_experts.size(), size_t{2}, "gate with up, and down");
+    const few_rows_plan::experts & made = plan.of_experts[1];
+    check::that(made.node == sum && made.before == std::vector<const ggml_tensor *>{down},
+                "what it does");
+    const few_rows::expert_product & e = made.arguments;
+    check::that(e.base.matrices[0].bias == bias->data && e.expert_bias == k, "the bias");
+    check::that(e.base.matrices[0].out == sum->data, "where it goes");
+    check::that(made.converts && !made.orders, "the same choice");
+    drawn seen(5);
+    mixture other(seen, true);
+    down = seen.node(ggml_mul_mat_id(
+        seen.ctx(), seen.placed(ggml_new_tensor_3d(seen.ctx(), GGML_TYPE_Q8_0, 128, k, 16)),
+        other.out, other.ids));
+    seen.node(ggml_add_id(seen.ctx(), down,
+                          seen.placed(ggml_new_tensor_2d(seen.ctx(), GGML_TYPE_F32, k, 16)),
+                          other.ids));
+    seen.node(ggml_scale(seen.ctx(), down, 2.0f));
+    check::that(mixture::plan(seen).of_experts[1].before.empty(), "others see it without");
+}
+
 void graphs_of_equal_content_are_equal() {
     const auto made = [](int n, bool other_address = false, float eps = 1e-6f) {
         drawn d(n);
@@ -574,6 +642,8 @@ const check::tests plan_tests = {
     {"halves of one matrix are gate and up", halves_of_one_matrix_are_gate_and_up},
     {"what others see is not fused away", what_others_see_is_not_fused_away},
     {"bias and residual are fused", bias_and_residual_are_fused},
+    {"a shared expert is gated and added where it is multiplied",
+     a_shared_expert_is_gated_and_added_where_it_is_multiplied},
     {"a residual that comes later or lies askew is not fused",
      a_residual_that_comes_later_or_lies_askew_is_not_fused},
     {"an input is converted again once it changed", an_input_is_converted_again_once_it_changed},
@@ -590,6 +660,7 @@ const check::tests plan_tests = {
      kernels_that_do_not_fit_give_way_to_smaller_ones},
     {"gate and up of experts are fused with their activation",
      gate_and_up_of_experts_are_fused_with_their_activation},
+    {"a product with experts takes its bias along", a_product_with_experts_takes_its_bias_along},
     {"graphs of equal content are equal", graphs_of_equal_content_are_equal},
     {"ggml is laid out as expected", ggml_is_laid_out_as_expected},
     {"attention makes the input of the product behind it",

@@ -41,7 +41,7 @@ class noting : public few_rows_executor {
         cpu_->attend(planned, arguments);
     }
     void multiply(const few_rows_plan::plain & planned) override { cpu_->multiply(planned); }
-    void order(const few_rows::choice & c) override { cpu_->order(c); }
+    void order(const few_rows::chosen_input & c) override { cpu_->order(c); }
     void multiply(const few_rows_plan::experts & planned,
                   const few_rows::expert_product & arguments) override {
         cpu_->multiply(planned, arguments);

@@ -28,7 +28,8 @@ def test_each_place_can_be_read() -> None:
     for entry in registry.entries():
         drafter = read_address(entry.drafter)
         assert isinstance(drafter, Path if entry.name == registry.USUAL else HubAddress)
-        assert entry.gguf is None or isinstance(read_address(entry.gguf), HubAddress), entry.name
+        for place in filter(None, (entry.gguf, entry.with_heads)):
+            assert isinstance(read_address(place), HubAddress), entry.name
 
 
 def test_a_pair_whose_gguf_files_are_not_known_says_what_to_do() -> None:
@@ -45,6 +46,24 @@ def test_ones_own_file_adds_and_replaces(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(registry.entries()) == before + 1
     replaced = registry.named("qwen3-8b")
     assert replaced and replaced[0].drafter == "me/Q"
+
+
+def test_a_name_stands_for_the_files_with_heads_where_these_are_to_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.toml"
+    for name in ("plain.gguf", "heads.gguf", "drafter.gguf"):
+        (tmp_path / name).touch()
+    files = 'gguf = "plain.gguf"\ndrafter = "drafter.gguf"\n'
+    own.write_text(f'[both]\n{files}with_heads = "heads.gguf"\n[one]\n{files}')
+    monkeypatch.setenv(registry.ENVIRONMENT, str(own))
+    for name, draft, expected in (
+        ("both", None, "plain.gguf"),
+        ("both", "mtp", "heads.gguf"),
+        ("both", "none", "plain.gguf"),
+        ("one", "mtp", "plain.gguf"),
+    ):
+        assert find.find_pair(name, draft, say=str).target == tmp_path / expected
 
 
 @pytest.mark.parametrize(

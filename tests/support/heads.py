@@ -16,6 +16,7 @@ from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.fit.architectures import WayBack, way_back
 from dflash_local.fit.pairing import check_heads
+from dflash_local.gguf.drafter_spec import HeadLayerSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
@@ -47,7 +48,7 @@ def heads_drafter(target: Target) -> HeadsDrafter:
 
 def fused_heads(target: Target) -> FusedHeads:
     spec = check_heads(GgufFile.open(target.path))
-    assert spec.layer
+    assert isinstance(spec.layer, HeadLayerSpec)
     n_seq = target.options.n_seq
     return FusedHeads(target, spec, spec.layer, n_seq=n_seq, n_ctx=target.n_ctx)
 

@@ -1,7 +1,7 @@
 """Tiny targets with random weights whose layers are partly recurrent, one of each architecture.
 
 Their weights are scaled so that the next token depends on the whole state: a state that is wrong
-anywhere shows in the answer. Some of them may have a head that predicts further tokens, and four
+anywhere shows in the answer. Some of them may have a head that predicts further tokens, and some
 have no recurrent layer at all.
 """
 
@@ -39,6 +39,9 @@ N_HEAD, N_HEAD_KV, HEAD_DIM = 2, 1, 32
 STATE, N_KEY_HEADS, N_VALUE_HEADS, KERNEL = 32, 1, 2, 4
 N_EXPERT, N_USED, N_FF_EXPERT = 8, 2, 32
 L_CACHE = 3
+N_INDEXED = 512
+"""More than texts here have. Of so few heads many scores are 0, and which of equal ones are taken
+depends on where their cells lie."""
 ATTENTION_LAYERS = (2, 5)
 TAPS = (2, 5)
 """Inputs of these layers are what the tests tap: one follows a recurrent layer, one attention."""
@@ -300,9 +303,10 @@ def _glm(model: _Hybrid, n_vocab: int) -> None:
             _dense(model, block)
 
 
-def _glm_flash(model: _Hybrid, n_vocab: int) -> None:
-    """deepseek2, as of GLM-4.7-Flash: latent attention in each layer, and experts but for the
-    first."""
+def _latent(model: _Hybrid, n_vocab: int) -> None:
+    """deepseek2, as of GLM-4.7-Flash, deepseek32 and glm-dsa: latent attention in each layer, of
+    the latter two over tokens that an indexer has chosen, and experts but for the first layer."""
+    has_indexer = model.architecture != "deepseek2"
     _shape(
         model,
         feed_forward_length=N_FF,
@@ -317,12 +321,20 @@ def _glm_flash(model: _Hybrid, n_vocab: int) -> None:
         expert_gating_func=2,
     )
     _n_experts(model, expert_shared_count=1)
+    if has_indexer:
+        model.numbers(
+            attention__indexer__head_count=N_HEAD,
+            attention__indexer__key_length=2 * HEAD_DIM,
+            attention__indexer__top_k=N_INDEXED,
+        )
     _head(model, n_vocab)
     for layer in range(N_LAYER + model.has_head):
         block = f"blk.{layer}."
         model.norm(block + "attn_norm.weight", N_EMBD)
         model.norm(block + "ffn_norm.weight", N_EMBD)
         _latent_attention(model, block)
+        if has_indexer:
+            _indexer(model, block)
         del model.tensors[block + "attn_q.weight"]
         model.matrix(block + "attn_q_a.weight", N_EMBD // 2, N_EMBD)
         model.norm(block + "attn_q_a_norm.weight", N_EMBD // 2)
@@ -333,6 +345,14 @@ def _glm_flash(model: _Hybrid, n_vocab: int) -> None:
             _experts(model, block, shared=True, biased=True)
         else:
             _dense(model, block)
+
+
+def _indexer(model: RandomModel, block: str) -> None:
+    model.norm(block + "indexer.k_norm.weight", 2 * HEAD_DIM)
+    model.plain(block + "indexer.k_norm.bias", 0.1 * model.normal(block + "k_bias", 2 * HEAD_DIM))
+    model.matrix(block + "indexer.proj.weight", N_HEAD, N_EMBD)
+    model.matrix(block + "indexer.attn_k.weight", 2 * HEAD_DIM, N_EMBD)
+    model.matrix(block + "indexer.attn_q_b.weight", N_HEAD * 2 * HEAD_DIM, N_EMBD // 2)
 
 
 def _further_head(model: _Hybrid, block: str) -> None:
@@ -474,12 +494,14 @@ def _only_mamba2(model: RandomModel, n_vocab: int) -> None:
         _mamba2(model, block, 2 * N_EMBD)
 
 
-def _kimi(model: RandomModel, n_vocab: int) -> None:
+def _kimi(model: _Hybrid, n_vocab: int) -> None:
     """kimi-linear, kimi-k3 and bailingmoe3: Kimi's delta attention and latent attention."""
+    layers = range(N_LAYER + model.has_head)
+    latent = (*ATTENTION_LAYERS, N_LAYER)
     _shape(
         model,
         feed_forward_length=N_FF,
-        attention__head_count_kv=[int(layer in ATTENTION_LAYERS) for layer in range(N_LAYER)],
+        attention__head_count_kv=[int(layer in latent) for layer in layers],
         attention__key_length=2 * HEAD_DIM,
         attention__value_length=HEAD_DIM,
         attention__key_length_mla=2 * HEAD_DIM,
@@ -504,10 +526,13 @@ def _kimi(model: RandomModel, n_vocab: int) -> None:
             "output_res_score.weight", 0.05 * model.normal("output_res_score.weight", N_EMBD)
         )
     _head(model, n_vocab)
-    for layer in range(N_LAYER):
+    for layer in layers:
         block = f"blk.{layer}."
         model.norm(block + "attn_norm.weight", N_EMBD)
         model.norm(block + "ffn_norm.weight", N_EMBD)
+        if layer == N_LAYER:
+            _further_head(model, block)
+            model.norm(block + "layer_output_norm.weight", N_EMBD)
         if model.architecture == "kimi-k3":
             model.plain(
                 block + "attn_res_score.weight",
@@ -517,7 +542,7 @@ def _kimi(model: RandomModel, n_vocab: int) -> None:
                 block + "ffn_res_score.weight",
                 0.05 * model.normal(block + "ffn_res_score.weight", N_EMBD),
             )
-        if layer in ATTENTION_LAYERS:
+        if layer in latent:
             _latent_attention(model, block)
         else:
             _kda(model, block)
@@ -527,14 +552,16 @@ def _kimi(model: RandomModel, n_vocab: int) -> None:
             _experts(model, block, shared=True, biased=True)
 
 
-_WRITERS: dict[str, Callable[[RandomModel, int], None]] = {
+_WRITERS: dict[str, Callable[[_Hybrid, int], None]] = {
     "qwen35": _qwen,
     "qwen35moe": _qwen,
     "qwen3next": _qwen,
     "glm4moe": _glm,
     "mimo2": _sliding,
     "step35": _sliding,
-    "deepseek2": _glm_flash,
+    "deepseek2": _latent,
+    "deepseek32": _latent,
+    "glm-dsa": _latent,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2,
     "nemotron_h": _nemotron_h,

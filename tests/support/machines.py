@@ -8,6 +8,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from dflash_local.controller.costs import Costs
+from drafted_text import BLOCK
 
 SHALLOW, DEEP = 4, 8192
 """Cached tokens at which a calibration measures; each sequence has the first."""
@@ -16,10 +17,10 @@ _CALIBRATED = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 64)
 
 @dataclass(frozen=True)
 class Machine:
-    """Milliseconds: of a pass by its rows, on straight lines between; of a draft, and of each
-    sequence more in it; of a change of the number of rows; of an injected row; of the host's part
-    with and without drafts; of a thousand cached tokens in a pass, and for each of its rows; of a
-    tree.
+    """Milliseconds: of a pass by its rows, on straight lines between; of a draft, of each sequence
+    more in it, and of each token after the first if drafts are made token by token; of a change of
+    the number of rows; of an injected row; of the host's part with and without drafts; of a
+    thousand cached tokens in a pass, and for each of its rows; of a tree.
 
     `after_draft` is what a pass takes longer after a draft than alone. `noise` is the standard
     deviation of the logarithms of the times that a controller sees. From the token `slow_at` of a
@@ -37,6 +38,7 @@ class Machine:
     draft_host: float = 0.15
     tokens: float = 0.0
     row_tokens: float = 0.0
+    draft_token: float = 0.0
     tree: float = 0.1
     after_draft: float = 0.0
     noise: float = 0.04
@@ -53,11 +55,13 @@ class Machine:
         ms += depth / 1000 * (self.tokens + self.row_tokens * rows)
         return ms + (self.tree if shape == "tree" else 0.0)
 
-    def drafts(self, n_seqs: int) -> float:
-        return self.draft + self.draft_more * (n_seqs - 1) if n_seqs else 0.0
+    def drafts(self, n_seqs: int, n_tokens: int) -> float:
+        first = self.draft + self.draft_more * (n_seqs - 1) if n_seqs else 0.0
+        return first + self.draft_token * (n_tokens - 1)
 
-    def costs(self, n_seqs: int, seed: int = 0) -> Costs:
+    def costs(self, n_seqs: int, seed: int = 0, block_size: int = BLOCK) -> Costs:
         """As a calibration would find them: some row counts only, and each a little wrong."""
+        n_draft = block_size - 1
         rng = random.Random(n_seqs + 100 * seed)
         rows = sorted({m * n for n in _CALIBRATED for m in (1, n_seqs) if m * n <= 128})
 
@@ -67,11 +71,12 @@ class Machine:
         shallow = SHALLOW * n_seqs
         return Costs(
             {depth: {n: seen(self.step(n, depth)) for n in rows} for depth in (shallow, DEEP)},
-            {shallow: {n: seen(self.drafts(n)) for n in {1, n_seqs}}},
+            {shallow: {n: seen(self.drafts(n, n_draft)) for n in {1, n_seqs}}},
             switch_s=seen(self.switch),
             host_s=1e-3 * self.host,
             draft_host_s=1e-3 * self.draft_host,
             inject_s=seen(self.inject),
+            token_share=self.draft_token / self.drafts(1, n_draft),
             trees={shallow: seen(self.tree)} if self.takes_trees else None,
         )
 

@@ -38,6 +38,7 @@ HYBRID = replace(
     delta_net=DeltaNet(1, 2, head_dim=128),
     pre_tokenizer="qwen35",
 )
+HYBRID_HEADS = replace(HYBRID, name="mini-hybrid-heads", n_further=1)
 HYBRID_EXPERTS = replace(
     HYBRID,
     name="mini-hybrid-experts",

@@ -48,16 +48,16 @@ class Fixed:
 
     idle = 0
 
-    def __init__(self, width: int, shape: DraftShape = "chain") -> None:
-        self._width, self._shape = width, SHAPES[shape][-1]
+    def __init__(self, width: int, shape: DraftShape = "chain", n_draft: int = BLOCK - 1) -> None:
+        self._width, self._shape, self._n_draft = width, SHAPES[shape][-1], n_draft
 
     def open(self, *_: object, **__: object) -> FixedPolicy:
         return FixedPolicy(self._shape)
 
     def n_drafts(self, policies: Sequence[Any], limits: Sequence[int]) -> list[int]:
-        return [BLOCK - 1 if self._width > 1 and limit > 0 else 0 for limit in limits]
+        return [self._n_draft if self._width > 1 and limit > 0 else 0 for limit in limits]
 
-    def chances(self, _: object, drafts: Sequence[Draft], limits: object) -> list[list[float]]:
+    def judge(self, _: object, drafts: Sequence[Draft], limits: object) -> list[list[float]]:
         return [[1.0] * len(draft) for draft in drafts]
 
     def rows(self, chains: Sequence[list[float]]) -> list[int]:
@@ -81,11 +81,13 @@ def emitted(draft: Draft, written: Sequence[int]) -> list[int]:
 
 @dataclass
 class Played:
-    """The outcome: tokens, seconds, and of each round its rows and whether it drafted."""
+    """The outcome: tokens, seconds, and of each round its rows, whether it drafted, and how many
+    tokens of each sequence."""
 
     tokens: int = 0
     seconds: float = 0.0
     drafted: list[bool] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
     trees: list[bool] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     policies: list[Any] = field(default_factory=list)
@@ -145,19 +147,21 @@ def play(
         depth = sum(prompt + answer.done for answer in answers)
         slow = machine.slow if played.tokens >= machine.slow_at else 1.0
         drafts = [
-            _draft(answer) if n else Draft.chain([])
+            _draft(answer, n) if n else Draft.chain([])
             for answer, n in zip(answers, n_drafts, strict=True)
         ]
         n_drafting = sum(map(bool, n_drafts))
         n_steps, inject_ms, draft_ms, n_injected = 1, 0.0, 0.0, 0
         if n_drafting:
-            chances = controller.chances(policies, drafts, limits)
+            chances = controller.judge(policies, drafts, limits)
             widths = controller.rows(chances)
             drafts = [draft.clip(n - 1) for draft, n in zip(drafts, widths, strict=True)]
             backlogs = [a.pending for a, n in zip(answers, n_drafts, strict=True) if n]
             n_injected = sum(backlogs)
             inject_ms = machine.inject * sum(n for n in backlogs if n > MOST_WITH_A_DRAFT)
-            draft_ms = machine.drafts(n_drafting) + machine.inject * n_injected - inject_ms
+            draft_ms = (
+                machine.drafts(n_drafting, max(n_drafts)) + machine.inject * n_injected - inject_ms
+            )
         else:
             left = min(answer.remaining for answer in answers)
             n_steps = max(min(controller.idle + 1, _MOST_AHEAD, left), 1)
@@ -176,6 +180,7 @@ def play(
         inject_ms, draft_ms = slow * inject_ms, slow * draft_ms
         played.seconds += 1e-3 * (inject_ms + draft_ms + n_steps * (verify_ms + host_ms))
         played.drafted += [n_drafting > 0] * n_steps
+        played.lengths += [max(n_drafts)] * n_steps
         played.trees += [kind == "tree"] * n_steps
         played.rows += [rows] * n_steps
         for answer, draft, n in zip(answers, drafts, n_drafts, strict=True):
@@ -207,7 +212,9 @@ def play(
                 answers[i] = begin()
 
 
-def _draft(answer: _Answer) -> Draft:
+def _draft(answer: _Answer, n: int) -> Draft:
     proposal = answer.places[answer.done].proposal
+    if n < len(proposal):  # by a drafter that goes token by token
+        proposal = Draft.chain(proposal.tokens[:n], proposal.logprobs[:n])
     policy = answer.policy
     return policy.shape.cut(proposal, _VOCABULARY, answer.limit(), answer.remaining, policy.rate)

@@ -13,9 +13,12 @@ from dflash_local import Model
 from dflash_local.bench.measure.settings import PLAIN, RunSettings
 from dflash_local.bench.prompts.case import Case
 from dflash_local.fit.overrides import experts_of
+from dflash_local.pair import open_pair
 from lab.bench.comparison import beside_ours, measure_server, server_like
 from lab.bench.llama_server import LlamaServer
+from lab.shapes.writer import write_pair
 from llama_server_stand_in import program, requests, runs
+from mini_shapes import HYBRID_HEADS
 from shipped_layouts import in_layout
 
 CASES = [Case("chat", 0, [1, 2]), Case("chat", 1, [3]), Case("code", 0, [4, 5])]
@@ -24,7 +27,7 @@ CASES = [Case("chat", 0, [1, 2]), Case("chat", 1, [3]), Case("code", 0, [4, 5])]
 def test_it_gets_the_models_files_and_settings(model: Model, pair: tuple[Path, Path]) -> None:
     target, draft = pair
     binary = Path(sys.executable)  # any program will do: it is not started
-    server_for = server_like(model, binary, draft, synthetic_length=4.0)
+    server_for = server_like(model, binary, open_pair(target, draft), synthetic_length=4.0)
     plain, drafted = server_for(0, 4).command, server_for(15, 4).command
     assert str(target) in plain and str(draft) not in plain
     assert str(draft) in drafted
@@ -38,7 +41,8 @@ def test_it_gets_the_models_files_and_settings(model: Model, pair: tuple[Path, P
 def test_it_keeps_the_same_experts_in_ram(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     options = replace(model.target.options, override_tensor={"attn": "CUDA0"}, n_cpu_moe=2)
     monkeypatch.setattr(model.target, "options", options)
-    plain = server_like(model, Path(sys.executable), None, synthetic_length=None)(0, 1).command
+    pair = open_pair(model.target.path, "none")
+    plain = server_like(model, Path(sys.executable), pair, synthetic_length=None)(0, 1).command
     assert plain[plain.index("-ot") + 1] == f"attn=CUDA0,{experts_of(2)}=CPU"
 
 
@@ -49,9 +53,20 @@ def test_it_is_told_which_kind_of_drafter_it_gets(
     model: Model, tmp_path: Path, layout: str, expected: str
 ) -> None:
     draft = in_layout(layout, tmp_path / "d.gguf")
-    server_for = server_like(model, Path(sys.executable), draft, synthetic_length=None)
+    pair = open_pair(model.target.path, draft)
+    server_for = server_like(model, Path(sys.executable), pair, synthetic_length=None)
     drafted = server_for(15, 1).command
     assert drafted[drafted.index("--spec-type") + 1] == expected
+
+
+def test_heads_are_in_the_file_that_it_has_already(model: Model, tmp_path: Path) -> None:
+    pair = open_pair(write_pair(HYBRID_HEADS, "Q8_0", tmp_path, n_layer=4)[0])
+    server_for = server_like(model, Path(sys.executable), pair, synthetic_length=2.8)
+    plain, drafted = server_for(0, 1).command, server_for(4, 1).command
+    assert "-md" not in drafted and "--spec-type" not in plain
+    assert drafted[drafted.index("--spec-type") + 1] == "draft-mtp"
+    rates = list(map(float, drafted[drafted.index("--spec-synth-rates") + 1].split(",")))
+    assert len(rates) == 4 and 2.3 < 1 + sum(rates) < 2.8  # six drafts would bring 2.8
 
 
 def test_each_number_of_drafts_and_slots_has_a_process(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_arguments_are_those_of_the_run(tmp_path: Path) -> None:
         n_gpu_layers=-1,
         n_threads=3,
         n_draft_max=7,
+        drafts_by="draft-dflash",
         synthetic_rates=chances,
         kv_type="q8_0",
         overrides={"^blk\\.0\\.": "CPU", "exps": "CPU"},

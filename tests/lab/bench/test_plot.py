@@ -42,7 +42,7 @@ def test_svg_holds_its_words_and_is_the_same_each_time(report: LabReport, tmp_pa
 def test_chains_and_trees_are_drawn_by_width(tmp_path: Path) -> None:
     plot(made_report(), tmp_path / "bench.svg")
     text = (tmp_path / "bench.svg").read_text(encoding="utf-8")
-    for words in ("Tokens per round, by rows checked", "tree auto: 150", "llama-server, DFlash"):
+    for words in ("Tokens per round, by rows checked", "tree auto: 150", "llama-server, drafted"):
         assert words in text
     assert "temperature 0, tree auto" in text
 

@@ -14,6 +14,9 @@ def test_a_real_shape_is_a_pair(name: str) -> None:
     shape = find_shape(name)
     quant = "MXFP4" if name.startswith("gpt-oss") else "Q4_K_M"
     target, drafter = target_file(shape, quant), drafter_file(shape)
+    assert target.header.kv_data[0][f"{shape.architecture}.block_count"].value == (
+        shape.n_layer + shape.n_further
+    )
     for file in (target, drafter):
         tokens = file.header.kv_data[0]["tokenizer.ggml.tokens"].value
         assert len(tokens) == len(set(tokens)) == shape.n_vocab
