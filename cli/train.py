@@ -91,14 +91,14 @@ SECTIONS = {
         Option(
             "--rate",
             type=number(0, 100, above=True),
-            show_default="0.35, or 0.15 with --from",
+            show_default="0.35, or 0.175 with --from",
             help="The largest learning rate, times the model's hidden size.",
         ),
         Option(
             "--anchors",
             "n_anchors",
             type=whole(1, 1024),
-            show_default="as many as have 1024 tokens on a GPU, 256 on a CPU",
+            show_default="as many as have 256 tokens",
             help="Blocks of one answer that a step learns.",
         ),
         Option(

@@ -1,7 +1,8 @@
 """A drafter before its training: the config for a target, and random weights.
 
-The layout is z-lab's (`DFlashDraftModel`), so the converter makes the GGUF file and a trained
-checkpoint is what it takes anywhere. Embeddings and output head stay the target's own.
+The layout is that of DSpark's drafters (`DSparkDraftModel`), so the converter makes the GGUF file
+and a trained checkpoint is what it takes anywhere. Embeddings and output head stay the target's
+own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _WIDE = 1024
 """From this hidden size on a drafter gets a layer more and longer blocks; a smaller target is so
 fast itself that a layer costs more than it gains, and of the last positions of a long block next to
 nothing is accepted."""
-_PLAIN, _WITH_MARKOV = "DFlashDraftModel", "DSparkDraftModel"
+_NARROW_RANK, _WIDE_RANK = 32, 256
+"""Of the Markov head. Its two tables take as much of a small target's drafter as the layers do;
+wide ones get the rank of the published drafters."""
 _STD = 0.02
 _EPSILON = 1e-6
 _UNUSED, _CONTROL = 5, 3
@@ -48,34 +51,20 @@ def write_beginning(
     begin: Path | None = None,
     block_size: int | None = None,
     n_layer: int | None = None,
-    n_ff: int | None = None,
-    markov_rank: int = 0,
-    copies_target: bool = False,
     seed: int = 0,
 ) -> Path:
     """Write a checkpoint and its GGUF file, which is returned, into a new folder. `begin`: the
     folder of a checkpoint to begin with in place of random weights; its blocks may get another
-    size, as no weight depends on it. `markov_rank`: of DSpark's Markov head, which a plain
-    checkpoint gets, too; 0: none. Raises InputError."""
+    size, as no weight depends on it. Raises InputError."""
     file = GgufFile.open(target)
     check_target(file)
     folder.mkdir()
     if begin is None:
         config = config_for(file, block_size=block_size, n_layer=n_layer)
-        config["intermediate_size"] = n_ff or config["intermediate_size"]
         tensors = random_weights(config, file, seed)
-        if copies_target:
-            tensors |= copied_weights(config, file)
-        if markov_rank:
-            config |= markov_fields(markov_rank, from_anchor=True)
-            tensors |= markov_weights(markov_rank, config["vocab_size"], seed)
     else:
         config, tensors = _checkpoint(begin)
         config["block_size"] = block_size or config["block_size"]
-        if markov_rank and config["architectures"] == [_PLAIN]:
-            # The rows that draft stay those that have learnt to.
-            config |= markov_fields(markov_rank, from_anchor=False)
-            tensors |= markov_weights(markov_rank, config["vocab_size"], seed)
     (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     save_file(tensors, folder / SINGLE_NAME, metadata={"format": "pt"})
     place = folder / "drafter.gguf"
@@ -113,7 +102,7 @@ def config_for(target: GgufFile, *, block_size: int | None, n_layer: int | None)
         head_dim, n_head, n_head_kv = 128, max(1, n_embd // 128), max(1, n_embd // 512)
     softcap = target.get(f"{name}.final_logit_softcapping")
     return {
-        "architectures": [_PLAIN],
+        "architectures": ["DSparkDraftModel"],
         "attention_bias": False,
         "block_size": block_size or (_LONG_BLOCK if n_embd >= _WIDE else _SHORT_BLOCK),
         "dflash_config": {
@@ -125,8 +114,9 @@ def config_for(target: GgufFile, *, block_size: int | None, n_layer: int | None)
         "head_dim": head_dim,
         "hidden_act": "silu",
         "hidden_size": n_embd,
-        "intermediate_size": _largest(target.get(f"{name}.feed_forward_length")) or 3 * n_embd,
+        "intermediate_size": 2 * n_embd,  # in place of the target's: room for the Markov head
         "layer_types": ["full_attention"] * n_layer,
+        "markov_rank": _WIDE_RANK if n_embd >= _WIDE else _NARROW_RANK,
         "max_position_embeddings": target.get(f"{name}.context_length") or 4096,
         "model_type": "qwen3",
         "num_attention_heads": n_head,
@@ -136,30 +126,11 @@ def config_for(target: GgufFile, *, block_size: int | None, n_layer: int | None)
         "rms_norm_eps": _EPSILON,
         "rope_scaling": None,
         "rope_theta": target.get(f"{name}.rope.freq_base") or 10000.0,
+        "sample_from_anchor": True,
         "sliding_window": None,
         "tie_word_embeddings": True,
         "use_sliding_window": False,
         "vocab_size": target.n_vocab,
-    }
-
-
-def markov_fields(rank: int, *, from_anchor: bool) -> dict[str, Any]:
-    """The fields of config.json by which a plain drafter becomes one with DSpark's Markov head.
-    `from_anchor`: the row of the anchor drafts a token, too."""
-    return {
-        "architectures": [_WITH_MARKOV],
-        "markov_rank": rank,
-        "sample_from_anchor": from_anchor,
-    }
-
-
-def markov_weights(rank: int, n_vocab: int, seed: int) -> dict[str, Tensor]:
-    """The tables of a Markov head that adds nothing yet."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    before = torch.randn(n_vocab, rank, generator=generator) / math.sqrt(rank)
-    return {
-        "markov_head.markov_w1.weight": before.to(torch.bfloat16),
-        "markov_head.markov_w2.weight": torch.zeros(n_vocab, rank, dtype=torch.bfloat16),
     }
 
 
@@ -200,7 +171,8 @@ def mask_token(target: GgufFile) -> int:
 
 def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[str, Tensor]:
     """The tensors of a checkpoint by their names. Weights into the residual stream begin smaller
-    the more layers there are; the last norm is the target's, which its output head expects."""
+    the more layers there are; the last norm is the target's, which its output head expects. The
+    Markov head adds nothing yet."""
     generator = torch.Generator().manual_seed(seed)
     n_embd, n_ff = config["hidden_size"], config["intermediate_size"]
     n_layer, head_dim = config["num_hidden_layers"], config["head_dim"]
@@ -213,7 +185,10 @@ def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[
         return values.to(torch.bfloat16)
 
     small = _STD / math.sqrt(2 * n_layer)
+    n_vocab, rank = config["vocab_size"], config["markov_rank"]
     found = {
+        "markov_head.markov_w1.weight": matrix(n_vocab, rank, 1 / math.sqrt(rank)),
+        "markov_head.markov_w2.weight": torch.zeros(n_vocab, rank),
         "fc.weight": matrix(n_embd, n_taps * n_embd),
         "hidden_norm.weight": torch.ones(n_embd),
         "norm.weight": _last_norm(target, n_embd),
@@ -234,59 +209,6 @@ def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[
             f"{layer}post_attention_layernorm.weight": torch.ones(n_embd),
         }
     return {name: value.to(torch.bfloat16) for name, value in found.items()}
-
-
-def copied_weights(config: dict[str, Any], target: GgufFile) -> dict[str, Tensor]:
-    """The weights of the target's last layers, as far as a drafter has the like. What is read of
-    the taps at first is the last one, the input of the last but one of these layers or nearly so.
-    """
-    n_layer, n_embd, n_ff = (
-        config[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size")
-    )
-    head_dim, taps = config["head_dim"], config["dflash_config"]["target_layer_ids"]
-    found: dict[str, Tensor] = {}
-
-    def read(layer: int, name: str) -> Tensor:
-        return _tensor(target, f"blk.{layer}.{name}.weight")
-
-    for i in range(n_layer):
-        place, layer = f"layers.{i}.", config["num_target_layers"] - n_layer + i
-        norm = read(layer, "attn_norm")
-        for part, name, n in (
-            ("q", "attn_q", config["num_attention_heads"]),
-            ("k", "attn_k", config["num_key_value_heads"]),
-            ("v", "attn_v", 0),
-        ):
-            # A context row is not multiplied by the layer's own norm: so the matrices are.
-            weight = read(layer, name) * norm
-            if n:
-                own = f"blk.{layer}.{name}_norm.weight"
-                scale = weight.square().sum(dim=1).mean().sqrt()
-                found[f"{place}self_attn.{part}_norm.weight"] = (
-                    _tensor(target, own) if own in target.tensors else scale.expand(head_dim)
-                )
-                if target.architecture == "llama":  # pairs (0, 1), (2, 3), ... to halves
-                    weight = weight.reshape(n, head_dim // 2, 2, -1).transpose(1, 2)
-            found[f"{place}self_attn.{part}_proj.weight"] = weight.reshape(-1, n_embd)
-        found |= {
-            f"{place}self_attn.o_proj.weight": read(layer, "attn_output"),
-            f"{place}mlp.gate_proj.weight": read(layer, "ffn_gate")[:n_ff],
-            f"{place}mlp.up_proj.weight": read(layer, "ffn_up")[:n_ff],
-            f"{place}mlp.down_proj.weight": read(layer, "ffn_down")[:, :n_ff],
-            f"{place}post_attention_layernorm.weight": read(layer, "ffn_norm"),
-        }
-    fc = torch.zeros(n_embd, len(taps) * n_embd)
-    fc[:, -n_embd:] = torch.eye(n_embd)
-    found["fc.weight"] = fc
-    return {name: value.to(torch.bfloat16).contiguous() for name, value in found.items()}
-
-
-def _tensor(target: GgufFile, name: str) -> Tensor:
-    """A tensor of float32, rows first."""
-    tensor = target.tensors[name]
-    data = np.frombuffer(target.data(tensor, 0, tensor.n_bytes), np.uint8)
-    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(tensor.type))
-    return torch.from_numpy(np.array(values, np.float32)).reshape(*reversed(tensor.shape))
 
 
 def _last_norm(target: GgufFile, n_embd: int) -> Tensor:

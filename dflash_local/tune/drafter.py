@@ -58,8 +58,8 @@ class TorchDrafter:
         """Low-rank additions to weights, by their names without `.weight`: [rank, n_in] and
         [n_out, rank] (LoRA, arXiv 2106.09685)."""
         self.tap_scale: Tensor | None = None
-        """By which the features are multiplied before `fc`, [n_taps * n_embd]; None: they are
-        not."""
+        """By which the features are multiplied before `fc`, [n_taps * n_embd], in their type; None:
+        they are not."""
         self.mask_token = mask_token
         self.n_vocab = n_vocab
         self.embed = embed

@@ -228,6 +228,8 @@ class Run:
         self._ends_early = True
         """Whether it ends once held-out answers gain nothing more."""
         self._warm_up = WARM_UP
+        self._from_nothing = False
+        """Whether the drafter began with random weights: it has a recipe of its own."""
         self._measured_every = 50
         self._n_compared = _COMPARED
         self._before: Path | None = options.draft
@@ -248,7 +250,7 @@ class Run:
         held = self._held_answers(cases["watch"])
         if self._plan.by_turns:
             self._unload()
-        trainer = self._open_trainer()
+        trainer = self._open_trainer(held)
         if state:
             self._resume(trainer, state)
         self._train(trainer, held, texts)
@@ -375,7 +377,9 @@ class Run:
         options = self._options
         free = free_bytes(self._device)
         each = answer_bytes(self._spec, options.n_ctx, self._n_anchors)
-        self._plan = plan = TunePlan.of(self._draft_file, state, free, each)
+        self._plan = plan = TunePlan.of(
+            self._draft_file, state, free, each, from_nothing=self._from_nothing
+        )
         for line in plan.lines(free):
             self._say(line)
         needed, stay = plan.disk_bytes, 3 * plan.n_weights
@@ -391,7 +395,7 @@ class Run:
     def _time_told(self) -> str:
         return f"{self._options.minutes:g} minutes of training"
 
-    def _open_trainer(self) -> Trainer:
+    def _open_trainer(self, held: Sequence[Answer]) -> Trainer:
         options, low_rank = self._options, self._plan.low_rank
         drafter = read_torch_drafter(
             options.draft,
@@ -414,6 +418,7 @@ class Run:
             warm_up=self._warm_up,
             n_ctx=options.n_ctx,
             seed=options.seed,
+            from_nothing=self._from_nothing,
         )
 
     def _held_answers(self, prompts: Sequence[list[int]]) -> list[Answer]:

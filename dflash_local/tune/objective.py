@@ -40,9 +40,9 @@ class Blocks:
     label_probs: Tensor
     valid: Tensor
 
-    def sharper(self, power: float) -> Blocks:
-        """The same with the labels' chances to that power."""
-        probs = self.label_probs**power
+    def sharper(self) -> Blocks:
+        """The same with the labels' chances squared: what is likely counts for more."""
+        probs = self.label_probs.square()
         return replace(self, label_probs=probs / probs.sum(dim=-1, keepdim=True))
 
 
@@ -127,17 +127,17 @@ def outcome(
     *,
     n_rows: int = 0,
     n_anchors: int = 0,
-    power: float = 1.0,
+    sharper: bool = False,
     of: Callable[[TorchDrafter, Tensor, Blocks, int], tuple[Tensor, Tensor]] | None = None,
 ) -> Outcome:
     """The drafter's results on the blocks at these anchors of each answer, in one pass. For steps
     of equal shapes there are `n_rows` context rows and `n_anchors` blocks of each answer at least.
-    `power`: that of the labels. `of`: `losses`, compiled."""
+    `sharper`: the labels' chances are squared. `of`: `losses`, compiled."""
     device = drafter.head.device
     n_draft = drafter.block_size - drafter.first_draft
     blocks = blocks_at(answers, starts, n_draft, device, n_anchors)
-    if power != 1:
-        blocks = blocks.sharper(power)
+    if sharper:
+        blocks = blocks.sharper()
     n_read = max(int(at.max()) for at in starts)
     features = pad_sequence([each.features[:n_read] for each in answers], batch_first=True)
     features = functional.pad(features, (0, 0, 0, max(0, n_rows - features.shape[1])))

@@ -1,13 +1,15 @@
 """The training of a drafter: steps, tokens per round on held-out answers, and the best weights.
 
 All weights are trained with AdamW where their moments have room. Elsewhere the matrices stay as
-they are and get low-rank additions (LoRA, arXiv 2106.09685), which need next to no memory.
+they are and get low-rank additions (LoRA, arXiv 2106.09685), which need next to no memory. A
+drafter from nothing has a recipe of its own: Muon for the matrices, sharper labels, and a learning
+rate that falls to zero.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -41,6 +43,8 @@ WARM_UP = 20
 _LAST_RATE = 0.1
 _CLIP = 1.0
 _MUON_MEMORY = 0.95
+_MUON_AT_ONCE = 1 << 24
+"""Numbers of matrices in one step of Muon: it takes some 20 bytes for each."""
 _MEMORY = 0.995
 """Of the running mean of the weights: it goes back some 200 steps."""
 _PATIENCE = 0.5
@@ -49,22 +53,6 @@ quarter, runs ended too soon."""
 _FROZEN = ("token_embd.weight", "output.weight", "d2t", "rope_freqs.weight")
 _LOOKED_UP = ("markov_w1.weight", "selector_predecessor.weight", "selector_successor.weight")
 """Tables by token, which a low-rank addition does not fit."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The settings of a training of all weights. `last_rate`: the learning rate in the end,
-    as a part of the largest one; `linear`: it falls in a line, else as a cosine. `muon`: the
-    matrices are trained with Muon. `label_power`: that of the labels' chances. `memory`: of the
-    running mean of the weights; 0: there is none. `table_rate`: the learning rate of a Markov
-    head's tables, over that of the others."""
-
-    last_rate: float = _LAST_RATE
-    linear: bool = False
-    muon: bool = False
-    label_power: float = 1.0
-    memory: float = _MEMORY
-    table_rate: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +68,8 @@ class Trainer:
     for. `rate`: the largest learning rate of all weights, times the drafter's width. `n_anchors`:
     blocks of one answer in a step, if not the usual number. `warm_up`: steps in which the rate
     rises. `n_ctx`: answers are no longer; given that, a GPU's steps have all one shape, and are
-    compiled where PyTorch can do so."""
+    compiled where PyTorch can do so. `from_nothing`: by the recipe of a drafter that began with
+    random weights."""
 
     def __init__(
         self,
@@ -93,11 +82,11 @@ class Trainer:
         warm_up: int = WARM_UP,
         n_ctx: int = 0,
         seed: int = 0,
-        recipe: Recipe | None = None,
+        from_nothing: bool = False,
     ) -> None:
         self.drafter = drafter
         self.low_rank = low_rank
-        self._recipe = recipe or Recipe()
+        self._from_nothing = from_nothing
         self._n_packed = n_packed
         self._warm_up = warm_up
         self.step_number = 0
@@ -111,27 +100,37 @@ class Trainer:
         self._generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         self._trained = _trainable(drafter, low_rank)
-        averages = self._recipe.memory > 0
-        self.mean = {n: w.detach().clone() if averages else w for n, w in self._trained.items()}
+        self.mean = {name: each.detach().clone() for name, each in self._trained.items()}
         """The running mean of the trained weights. It is measured and kept: it has less of the
         noise of single steps."""
         self._best: dict[str, Tensor] = self._copy()
         width = int(drafter.keys["embedding_length"])
         self._rate = _LOW_RANK_RATE if low_rank else rate / width
-        matrices = {n for n in self._trained if self._recipe.muon and _by_muon(n, self._trained[n])}
-        self._muon = Muon([self._trained[name] for name in sorted(matrices)])
-        tables = [n for n in self._trained if n.startswith("markov")]
-        others = [n for n in self._trained if n not in matrices and n not in tables]
-        self._factors = 1.0, self._recipe.table_rate
-        groups = [{"params": [self._trained[n] for n in names]} for names in (others, tables)]
-        self._optimizer = torch.optim.AdamW(
-            groups, lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0
-        )
+        matrices = {
+            name: each
+            for name, each in self._trained.items()
+            if from_nothing and _by_muon(name, each.shape)
+        }
+        others = [each for name, each in self._trained.items() if name not in matrices]
+        self._optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(others, lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0)
+        ]
+        if matrices:
+            self._optimizers.append(Muon(matrices.values()))
 
     @property
     def n_trained(self) -> int:
         """Numbers that are trained."""
         return sum(each.numel() for each in self._trained.values())
+
+    def scale_taps(self, answers: Sequence[Answer], *, keep_products: bool) -> None:
+        """Multiply the features by `tap_scale` of these answers, before any step. `keep_products`:
+        `fc` changes so that its products stay as they are; random ones need not."""
+        self.drafter.tap_scale = scale = tap_scale(answers).to(self._device)
+        if keep_products:
+            for weights in (self._trained, self.mean, self._best):
+                with torch.no_grad():
+                    weights["fc.weight"].div_(scale.to(weights["fc.weight"].device))
 
     def step(self, answers: Sequence[Answer], progress: float) -> Tensor:
         """One step over blocks of these answers; their mean loss, [], which nothing waits for.
@@ -145,34 +144,36 @@ class Trainer:
             torch.autograd.backward(loss)
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(self._trained.values(), _CLIP)
-        last, done = self._recipe.last_rate, min(progress, 1.0)
-        left = 1 - done if self._recipe.linear else (1 + math.cos(math.pi * done)) / 2
         rise = min(1.0, (self.step_number + 1) / self._warm_up)
-        rate = self._rate * (last + (1 - last) * left) * rise
-        for group, factor in zip(self._optimizer.param_groups, self._factors, strict=True):
-            group["lr"] = rate * factor
-        self._optimizer.step()
-        self._muon.step(rate)
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._rate * self._left(min(progress, 1.0)) * rise
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.step_number += 1
         # At first it forgets faster: the beginning is no good estimate of anything.
-        memory = min(self._recipe.memory, self.step_number / (self.step_number + 9))
-        if memory:
-            trained = [each.detach() for each in self._trained.values()]
-            torch._foreach_lerp_(list(self.mean.values()), trained, 1 - memory)
+        memory = min(_MEMORY, self.step_number / (self.step_number + 9))
+        trained = [each.detach() for each in self._trained.values()]
+        torch._foreach_lerp_(list(self.mean.values()), trained, 1 - memory)
         return total
+
+    def _left(self, done: float) -> float:
+        """The part of the learning rate that is left after this part of the training."""
+        if self._from_nothing:
+            return 1 - done
+        return _LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
 
     def _outcome(self, pack: Sequence[Answer], starts: Sequence[Tensor]) -> Outcome:
         """Compiled, a step takes an H200 a third of the time: by itself it waits for Python."""
-        power = self._recipe.label_power
+        sharper = self._from_nothing
         if self._compiled is not None:
             try:
                 return outcome(
-                    self.drafter, pack, starts, of=self._compiled, power=power, **self._shape
+                    self.drafter, pack, starts, of=self._compiled, sharper=sharper, **self._shape
                 )
             except torch._dynamo.exc.TorchDynamoException:  # Triton wants a C compiler, too
                 self._compiled = None
-        return outcome(self.drafter, pack, starts, power=power)
+        return outcome(self.drafter, pack, starts, sharper=sharper)
 
     def move(self, device: str) -> None:
         """All weights and moments to a device: between its turns the trainer leaves the GPU."""
@@ -180,9 +181,12 @@ class Trainer:
         added = (each for pair in drafter.adapters.values() for each in pair)
         for each in (drafter.head, *drafter.weights.values(), *added, *self.mean.values()):
             each.data = each.data.to(device)  # stays the tensor that the optimiser knows
-        for moments in self._optimizer.state.values():
-            for name in moments.keys() - {"step"}:  # a count, which stays on the host
-                moments[name] = moments[name].to(device)
+        if drafter.tap_scale is not None:
+            drafter.tap_scale = drafter.tap_scale.to(device)
+        for optimizer in self._optimizers:
+            for moments in optimizer.state.values():
+                for name in moments.keys() - {"step"}:  # a count, which stays on the host
+                    moments[name] = moments[name].to(device)
 
     @torch.no_grad()
     def length_on(self, answers: Sequence[Answer]) -> float:
@@ -273,7 +277,7 @@ class Trainer:
         """Put the factors of the features into `fc`."""
         if (scale := self.drafter.tap_scale) is None:
             return weights
-        return weights | {"fc.weight": weights["fc.weight"] * scale.cpu()}
+        return weights | {"fc.weight": weights["fc.weight"] * scale.float().cpu()}
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs to go on as if nothing had happened."""
@@ -284,7 +288,8 @@ class Trainer:
             "trained": self._copy(),
             "mean": {name: each.cpu() for name, each in self.mean.items()},
             "best": self._best,
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [each.state_dict() for each in self._optimizers],
+            "tap_scale": self.drafter.tap_scale,
             "anchors": self._generator.get_state(),
         }
 
@@ -297,7 +302,10 @@ class Trainer:
         self._best = dict(state["best"])
         self.step_number = state["step"]
         self.history = [Measured(*each) for each in state["history"]]
-        self._optimizer.load_state_dict(state["optimizer"])
+        for optimizer, of_it in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(of_it)
+        if (scale := state["tap_scale"]) is not None:
+            self.drafter.tap_scale = scale.to(self._device)
         self._generator.set_state(state["anchors"])
 
     def _copy(self) -> dict[str, Tensor]:
@@ -310,31 +318,37 @@ class Trainer:
         return torch.autocast(self._device.type, torch.bfloat16)
 
 
-class Muon:
+class Muon(torch.optim.Optimizer):
     """Steps of matrices by the orthogonal part of their momentum (arXiv 2502.16982): all directions
-    move alike, by as much as Adam would move them. Matrices of one shape go together."""
+    move alike, by as much as Adam would move them."""
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._groups: dict[torch.Size, list[Tensor]] = {}
-        for each in weights:
-            self._groups.setdefault(each.shape, []).append(each)
-        self._momenta = {
-            shape: torch.zeros(len(group), *shape, device=group[0].device)
-            for shape, group in self._groups.items()
-        }
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__(weights, {"lr": 0.0})
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step, by the gradients that the weights have."""
-        for shape, group in self._groups.items():
-            momentum = self._momenta[shape]
-            gradient = torch.stack([each.grad for each in group if each.grad is not None])
-            momentum.lerp_(gradient, 1 - _MUON_MEMORY)
-            moved = _orthogonal(gradient.lerp(momentum, _MUON_MEMORY))
-            moved = moved * (0.2 * max(shape) ** 0.5 * rate)
-            for each, by in zip(group, moved, strict=True):
-                each.sub_(by)
-                each.grad = None
+        for group in self.param_groups:
+            of_shape: dict[torch.Size, list[Tensor]] = {}
+            for each in group["params"]:
+                of_shape.setdefault(each.shape, []).append(each)
+            for shape, weights in of_shape.items():  # together, as a small product costs no less
+                n = max(1, _MUON_AT_ONCE // shape.numel())
+                for begin in range(0, len(weights), n):
+                    self._step(weights[begin : begin + n], group["lr"])
+
+    def _step(self, weights: list[Tensor], rate: float) -> None:
+        """Of matrices of one shape."""
+        gradients = [each.grad for each in weights if each.grad is not None]
+        for each in weights:
+            if not self.state[each]:
+                self.state[each]["momentum"] = torch.zeros_like(each)
+        momenta = [self.state[each]["momentum"] for each in weights]
+        torch._foreach_lerp_(momenta, gradients, 1 - _MUON_MEMORY)
+        ahead = torch._foreach_lerp(gradients, momenta, _MUON_MEMORY)
+        moved = _orthogonal(torch.stack(ahead))
+        scale = 0.2 * max(weights[0].shape) ** 0.5 * rate
+        torch._foreach_add_(weights, list(moved.unbind()), alpha=-scale)
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:
@@ -352,15 +366,16 @@ def _orthogonal(matrices: Tensor) -> Tensor:
     return found
 
 
-def _by_muon(name: str, weight: Tensor) -> bool:
-    return weight.ndim == 2 and name not in _LOOKED_UP and name != "markov_w2.weight"
+def _by_muon(name: str, shape: Sequence[int]) -> bool:
+    return len(shape) == 2 and name not in _LOOKED_UP and name != "markov_w2.weight"
 
 
 def tap_scale(answers: Sequence[Answer]) -> Tensor:
-    """Factors for each feature, [n_features]: one over its usual size in these answers. Prompts do
-    not count: the first token of a text often has a hundred times the size of others."""
+    """Factors for each feature, [n_features] in the type of the features: one over its usual size
+    in these answers. Prompts do not count: the first token of a text often has a hundred times the
+    size of others."""
     rows = torch.cat([each.features[each.n_prompt :].float() for each in answers])
-    return rows.square().mean(dim=0).rsqrt().clamp(max=1e4)
+    return rows.square().mean(dim=0).rsqrt().clamp(max=1e4).to(answers[0].features.dtype)
 
 
 def is_trained(name: str) -> bool:
@@ -372,6 +387,15 @@ def is_trained(name: str) -> bool:
 def n_trainable(file: GgufFile) -> int:
     """The number of a drafter's weights that may be trained."""
     return sum(math.prod(each.shape) for each in file.tensors.values() if is_trained(each.name))
+
+
+def n_by_muon(file: GgufFile) -> int:
+    """The number of those weights that Muon trains in a drafter from nothing."""
+    return sum(
+        math.prod(each.shape)
+        for each in file.tensors.values()
+        if is_trained(each.name) and _by_muon(each.name, each.shape)
+    )
 
 
 def n_low_rank(file: GgufFile) -> int:
