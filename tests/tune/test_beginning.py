@@ -41,8 +41,9 @@ def test_a_run_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
     target = write_target(tmp_path / "t.gguf")
     first = write_beginning(tmp_path / "one", target, seed=1)
     second = write_beginning(tmp_path / "two", target, begin=first.parent, block_size=4, seed=2)
-    sizes = [read_drafter(GgufFile.open(each)).block_size for each in (first, second)]
-    assert sizes == [8, 4]
+    specs = [read_drafter(GgufFile.open(each)) for each in (first, second)]
+    assert [each.block_size for each in specs] == [8, 4]
+    assert [each.markov_rank for each in specs] == [32, 32]
     weights = "model.safetensors"
     assert (second.parent / weights).read_bytes() == (first.parent / weights).read_bytes()
     with pytest.raises(InputError, match="no checkpoint to begin with"):
@@ -64,4 +65,4 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1]
     config = json.loads((tmp_path / "one" / "config.json").read_text())
-    assert config["architectures"] == ["DFlashDraftModel"]
+    assert config["architectures"] == ["DSparkDraftModel"]

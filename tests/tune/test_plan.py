@@ -33,6 +33,20 @@ def test_the_plan_takes_what_fits(drafter: GgufFile) -> None:
     assert any("by turns" in line for line in turns.lines(low.bytes - 1))
 
 
+def test_a_drafter_from_nothing_has_one_moment_less_and_no_additions(drafter: GgufFile) -> None:
+    plan = TunePlan.of(drafter, {}, None, EACH, from_nothing=True)
+    whole = TunePlan.of(drafter, {}, None, EACH)
+    assert plan.n_trained == whole.n_trained
+    assert 0.9 * plan.n_trained < plan.n_by_muon < plan.n_trained  # the norms are Adam's
+    assert whole.bytes - plan.bytes == 4 * plan.n_by_muon
+    assert whole.disk_bytes - plan.disk_bytes == 8 * plan.n_by_muon
+    assert f"{plan.n_by_muon / 1e6:.0f} million of them with Muon" in plan.lines(None)[0]
+    for state in ({}, {"low_rank": False}):
+        turns = TunePlan.of(drafter, state, plan.bytes - 1, EACH, from_nothing=True)
+        assert (turns.low_rank, turns.by_turns) == (False, True)
+        assert not TunePlan.of(drafter, state, plan.bytes, EACH, from_nothing=True).by_turns
+
+
 def test_the_plan_tells_the_memory_it_takes(drafter: GgufFile) -> None:
     plan = TunePlan.of(drafter, {}, 24 << 30, EACH)
     assert plan.n_packed == 16

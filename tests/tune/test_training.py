@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,15 @@ import torch
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.objective import outcome
-from dflash_local.tune.training import Measured, Trainer, is_trained, n_low_rank, n_trainable
+from dflash_local.tune.training import (
+    Measured,
+    Muon,
+    Trainer,
+    is_trained,
+    n_by_muon,
+    n_low_rank,
+    n_trainable,
+)
 from dflash_local.tune.weights import read_torch_drafter
 from synthetic import write_drafter, write_target
 
@@ -26,9 +36,17 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return target, write_drafter(tmp_path / "d.gguf", target, own_head=True, n_ff=160)
 
 
-def trainer_of(files: tuple[Path, Path], *, low_rank: bool = False) -> Trainer:
+WAYS: dict[str, dict[str, Any]] = {
+    "all": {"low_rank": False},
+    "low rank": {"low_rank": True},
+    "from nothing": {"low_rank": False, "from_nothing": True},
+}
+"""Of training, as a trainer's arguments."""
+
+
+def trainer_of(files: tuple[Path, Path], way: str = "all") -> Trainer:
     drafter = read_torch_drafter(files[1], files[0], dtype=torch.float32)
-    return Trainer(drafter, low_rank=low_rank, seed=3)
+    return Trainer(drafter, seed=3, **WAYS[way])
 
 
 def answer_of(trainer: Trainer) -> Answer:
@@ -45,19 +63,19 @@ def answer_of(trainer: Trainer) -> Answer:
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("low_rank", [False, True])
-def test_steps_make_drafts_better(files: tuple[Path, Path], low_rank: bool) -> None:
-    trainer = trainer_of(files, low_rank=low_rank)
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_make_drafts_better(files: tuple[Path, Path], way: str) -> None:
+    trainer = trainer_of(files, way)
     answer = answer_of(trainer)
     before = trainer.measure([answer])
     losses = [trainer.step([answer], 0.0) for _ in range(30)]
     assert losses[-1] < 0.9 * losses[0]
     assert trainer.measure([answer]).length >= before.length
-    assert (len(trainer.drafter.adapters) > 5) == low_rank
+    assert (len(trainer.drafter.adapters) > 5) == (way == "low rank")
 
 
 def test_low_rank_additions_are_part_of_the_weights(files: tuple[Path, Path]) -> None:
-    trainer = trainer_of(files, low_rank=True)
+    trainer = trainer_of(files, "low rank")
     answer, starts = answer_of(trainer), torch.tensor([9, 20, 33])
     for _ in range(3):
         trainer.step([answer], 0.0)
@@ -67,17 +85,19 @@ def test_low_rank_additions_are_part_of_the_weights(files: tuple[Path, Path]) ->
     torch.testing.assert_close(outcome(plain, [answer], [starts]).loss, expected)
 
 
-@pytest.mark.parametrize("low_rank", [False, True])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_trainer_goes_on_as_if_there_had_been_no_break(
-    files: tuple[Path, Path], low_rank: bool, tmp_path: Path
+    files: tuple[Path, Path], way: str, tmp_path: Path
 ) -> None:
-    whole = trainer_of(files, low_rank=low_rank)
+    whole = trainer_of(files, way)
     answer = answer_of(whole)
+    if way == "from nothing":
+        whole.scale_taps([answer], keep_products=True)
     whole.measure([answer])
     for _ in range(3):
         whole.step([answer], 0.1)
     torch.save(whole.state(), tmp_path / "state.pt")
-    again = trainer_of(files, low_rank=low_rank)
+    again = trainer_of(files, way)
     again.restore(torch.load(tmp_path / "state.pt", weights_only=True))
     for trainer in (whole, again):
         trainer.step([answer], 0.2)
@@ -144,8 +164,64 @@ def test_what_is_shared_with_the_target_is_not_trained(files: tuple[Path, Path])
     torch.testing.assert_close(trainer.drafter.head, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("low_rank", "counted"), [(False, n_trainable), (True, n_low_rank)])
+@pytest.mark.parametrize(("way", "counted"), [("all", n_trainable), ("low rank", n_low_rank)])
 def test_what_is_trained_is_counted_beforehand(
-    files: tuple[Path, Path], low_rank: bool, counted: Callable[[GgufFile], int]
+    files: tuple[Path, Path], way: str, counted: Callable[[GgufFile], int]
 ) -> None:
-    assert counted(GgufFile.open(files[1])) == trainer_of(files, low_rank=low_rank).n_trained
+    assert counted(GgufFile.open(files[1])) == trainer_of(files, way).n_trained
+
+
+def test_the_momenta_are_as_many_as_were_planned(files: tuple[Path, Path]) -> None:
+    trainer = trainer_of(files, "from nothing")
+    trainer.step([answer_of(trainer)], 0.0)
+    adam, muon = (each["state"].values() for each in trainer.state()["optimizers"])
+    n = sum(each["momentum"].numel() for each in muon)
+    assert n == n_by_muon(GgufFile.open(files[1]))
+    assert n + sum(each["exp_avg"].numel() for each in adam) == trainer.n_trained
+
+
+def test_muon_moves_all_directions_alike() -> None:
+    generator = torch.Generator().manual_seed(5)
+    weights = [torch.randn(24, 8, generator=generator).requires_grad_() for _ in range(3)]
+    before = [each.detach().clone() for each in weights]
+    muon = Muon(weights)
+    muon.param_groups[0]["lr"] = 0.1
+    for each in weights:
+        each.grad = torch.randn(24, 8, generator=generator)
+        each.grad[:, 0] *= 100
+    muon.step()
+    for old, new in zip(before, weights, strict=True):
+        sizes = torch.linalg.svdvals((old - new).detach()) / (0.1 * 0.2 * 24**0.5)
+        assert 0.6 < float(sizes.min()) <= float(sizes.max()) < 1.3
+
+
+def test_the_rate_from_nothing_falls_to_zero(files: tuple[Path, Path]) -> None:
+    trainer = trainer_of(files, "from nothing")
+    before = trainer.weights()
+    trainer.step([answer_of(trainer)], 1.0)
+    for name, value in trainer.weights().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+def test_the_size_of_the_taps_is_part_of_the_weights(files: tuple[Path, Path]) -> None:
+    trainer = trainer_of(files, "from nothing")
+    answer, starts = answer_of(trainer), torch.tensor([9, 20, 33])
+    answer = replace(
+        answer, features=answer.features * torch.arange(1, trainer.drafter.feature_size + 1)
+    )
+    first = outcome(trainer.drafter, [answer], [starts]).loss
+    trainer.scale_taps([answer], keep_products=True)
+    torch.testing.assert_close(outcome(trainer.drafter, [answer], [starts]).loss, first)
+    for _ in range(3):
+        trainer.step([answer], 0.0)
+    trained = outcome(trainer.drafter, [answer], [starts]).loss
+    assert trained < first
+    plain = trainer_of(files).drafter
+    plain.weights = trainer.weights()
+    torch.testing.assert_close(outcome(plain, [answer], [starts]).loss, trained)
+    trainer.measure([answer])
+    plain.weights = trainer.best_weights()
+    trainer.use_best()
+    found = trainer.weights()
+    for name, value in plain.weights.items():
+        torch.testing.assert_close(found[name], value)
