@@ -223,3 +223,14 @@ def test_the_gradient_is_the_slope_of_the_loss(
         drafter.weights[name] = weight
         expected = float((weight.grad * step).sum())
         assert (sides[0] - sides[1]) / 2 == pytest.approx(expected, rel=3e-2, abs=1e-7), name
+
+
+def test_sharper_labels_are_the_squared_chances(tmp_path: Path) -> None:
+    target, draft = files(tmp_path, "dspark")
+    drafter = read_torch_drafter(draft, target, dtype=torch.float32)
+    answer, starts = some_answer(drafter.feature_size), [torch.tensor([12, 20])]
+    squares = answer.label_probs**2
+    other = replace(answer, label_probs=squares / squares.sum(dim=1, keepdim=True))
+    found = outcome(drafter, [answer], starts, sharper=True).loss
+    torch.testing.assert_close(found, outcome(drafter, [other], starts).loss)
+    assert (found != outcome(drafter, [answer], starts).loss).all()
