@@ -363,21 +363,29 @@ class Target(Readout):
         return self._cells.keep(part, path)
 
     def _pass_of(self, batch: Batch, ids: Sequence[Sequence[int]] = ()) -> None:
-        self._output, self.numbers = [], ()
         n, seqs = len(batch), batch.seq_ids
-        self._cells.before_pass(n)
-        self._pass_threads.before_pass(n, max(batch.positions) + 1)
-        runtime.clear_log()
-        self._rollback.begin_pass()
+        self._begin(n, max(batch.positions) + 1)
         status = self.native.decode(batch.tokens, batch.positions, seqs, batch.output, ids)
         self._check_workers()
         self._check_status(status, n)
         self._cells.after_pass(seqs)
-        self._rollback.end_pass(seqs, batch.positions)
+        self._end(n, seqs, batch.positions)
         self._output = batch.output
+
+    def _begin(self, n_rows: int, end: int, n_steps: int = 1) -> None:
+        """Make ready for passes of so many rows each, whose positions are before `end`."""
+        self._output, self.numbers = [], ()
+        self._cells.before_pass(n_rows * n_steps)
+        self._pass_threads.before_pass(n_rows, end)
+        runtime.clear_log()
+        self._rollback.begin_pass()
+
+    def _end(self, n_rows: int, seq_ids: Sequence[int], positions: Sequence[int]) -> None:
+        """Note the rows of the passes since `_begin`, and where they left their sequences."""
+        self._rollback.end_pass(seq_ids, positions)
         first = self.first_stored
-        self.numbers = range(first, first + n)
-        self.n_decoded = first + n
+        self.numbers = range(first, first + n_rows)
+        self.n_decoded = first + n_rows
 
     def decode_image(
         self, seq: int, begin: int, image: Embeddings, rows: range, n_positions: int
@@ -387,11 +395,7 @@ class Target(Readout):
         n, end = len(rows), begin + n_positions
         self._check_size(n)
         self._cells.tidy()
-        self._output, self.numbers = [], ()
-        self._cells.before_pass(n)
-        self._pass_threads.before_pass(n, end)
-        runtime.clear_log()
-        self._rollback.begin_pass()
+        self._begin(n, end)
         span = slice(rows.start, rows.stop)
         positions = image.positions[:, span].ravel().tolist()
         embeddings = np.ascontiguousarray(image.rows[span])
@@ -402,11 +406,8 @@ class Target(Readout):
         if rows.stop == len(image.rows):
             self._cells.widen(seq, end, len(image.rows) - n_positions)
         # One row: none of an image can be taken back alone.
-        self._rollback.end_pass([seq], [end - 1])
+        self._end(n, [seq], [end - 1])
         self._output = [False] * n
-        first = self.first_stored
-        self.numbers = range(first, first + n)
-        self.n_decoded = first + n
 
     def n_cells(self, seq: int, length: int) -> int:
         """The number of cells of a sequence's first `length` positions: more than these with images
@@ -433,20 +434,13 @@ class Target(Readout):
         self._check_open()
         n = len(tokens)
         draws = draws or [None] * n
-        self._output, self.numbers = [], ()
-        self._cells.before_pass(n * n_steps)
-        self._pass_threads.before_pass(n, max(positions) + n_steps)
-        runtime.clear_log()
-        self._rollback.begin_pass()
+        self._begin(n, max(positions) + n_steps, n_steps)
         status, found = self.native.decode_ahead(tokens, positions, seq_ids, n_steps, draws, given)
         self._check_workers()
         self._cells.after_pass(list(seq_ids) * (len(found) // n))
         self._check_status(status, n)
         more = len(found) // n - 1
-        self._rollback.end_pass(seq_ids, [position + more for position in positions])
-        first = self.first_stored
-        self.numbers = range(first, first + len(found))
-        self.n_decoded = first + len(found)
+        self._end(len(found), seq_ids, [position + more for position in positions])
         return [found[i : i + n] for i in range(0, len(found), n)]
 
     def shortest(self, seq: int) -> int:
