@@ -217,6 +217,27 @@ def _open(
     progress = progress or _silent
     progress(0.0)
     further = _text_of(options.draft_from)
+    setup = _tried(_planned(pair, options, say), say)
+    progress(0.0)
+    target = _loaded(setup, progress, percent or say, _few_rows(setup, say))
+    try:
+        progress(1.0)
+        setup, drafter, controller = _with_drafter(setup, target, progress, say)
+        engine = _engine(setup, target, drafter, controller, say)
+        engine.copy_from = _tokens_of(further, target)
+    except BaseException:
+        target.close()
+        raise
+
+    def measure() -> None:
+        if engine.copies is not None and engine.controller is None:
+            engine.control(_controller(target, drafter, say, options.recalibrate))
+
+    return engine, setup.plan, measure
+
+
+def _planned(pair: Pair, options: LoadOptions, say: Say) -> Setup:
+    """The first setup to try, by numbers alone."""
     devices = without_projector(machine_devices(options), options.mmproj)
     if told := split_by_layers_because(options, devices):
         say(told)
@@ -228,57 +249,57 @@ def _open(
     setup.check_width()
     if setup.may_copy:
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
-    setup = _tried(setup, say)
-    progress(0.0)
-    few_rows = _few_rows(setup, say)
-    target = _loaded(setup, progress, percent or say, few_rows)
-    try:
-        progress(1.0)
-        if target.way_back.kind == "replay" and not takes_back(target):
-            setup = _tried(setup.without_replay(), say)
-            target.reopen(setup.target_options)
-        drafter = _drafter_of(setup, target)
-        if few_rows:
-            say(few_rows.line)
-        progress(1.0)
-        copies = controller = None
-        has_drafts = setup.may_copy and target.max_width > 1
-        if has_drafts:
-            copies = records.known_copies(target, drafter)
-            if _must_pay(setup, target):
-                controller = _controller(target, drafter, say, options.recalibrate)
-                if not _may_pay(setup, target, controller):
-                    setup = setup.without_drafts()
-                    drafter = copies = controller = None
-                    has_drafts = False
-                    say(setup.finding)
-                    target.reopen(setup.target_options)
-        key = state_key(target, drafter, exact=options.exact)
-        store = _open_store(options, key, say)
-        engine = Engine(
-            target,
-            drafter,
-            setup.plan.n_seq,
-            controller,
-            store=store,
-            exact=options.exact,
-            copies=copies,
-        )
-        engine.usual_shape, engine.plain_because = setup.shape, setup.plain_because
-        engine.copy_from = _tokens_of(further, target)
-        if options.slot_save_path is not None:
-            engine.slot_files = SlotFiles(options.slot_save_path, key)
-        if setup.shape == "tree" and (reason := engine.chains_because):
-            say(reason)
-    except BaseException:
-        target.close()
-        raise
+    return setup
 
-    def measure() -> None:
-        if has_drafts and engine.controller is None:
-            engine.control(_controller(target, drafter, say, options.recalibrate))
 
-    return engine, setup.plan, measure
+def _with_drafter(
+    setup: Setup, target: Target, progress: Progress, say: Say
+) -> tuple[Setup, Drafter | None, Controller | None]:
+    """The setup that a loaded target can do, with its drafter; and with a controller already where
+    drafts must pay for snapshots."""
+    if target.way_back.kind == "replay" and not takes_back(target):
+        setup = _tried(setup.without_replay(), say)
+        target.reopen(setup.target_options)
+    drafter = _drafter_of(setup, target)
+    if target.few_rows:
+        say(target.few_rows.line)
+    progress(1.0)
+    if not _may_copy(setup, target) or not _must_pay(setup, target):
+        return setup, drafter, None
+    controller = _controller(target, drafter, say, setup.options.recalibrate)
+    if _may_pay(setup, target, controller):
+        return setup, drafter, controller
+    setup = setup.without_drafts()
+    say(setup.finding)
+    target.reopen(setup.target_options)
+    return setup, None, None
+
+
+def _engine(
+    setup: Setup, target: Target, drafter: Drafter | None, controller: Controller | None, say: Say
+) -> Engine:
+    """The engine on all of this, with its caches. Raises as `_open_store`."""
+    options = setup.options
+    key = state_key(target, drafter, exact=options.exact)
+    engine = Engine(
+        target,
+        drafter,
+        setup.plan.n_seq,
+        controller,
+        store=_open_store(options, key, say),
+        exact=options.exact,
+        copies=records.known_copies(target, drafter) if _may_copy(setup, target) else None,
+    )
+    engine.usual_shape, engine.plain_because = setup.shape, setup.plain_because
+    if options.slot_save_path is not None:
+        engine.slot_files = SlotFiles(options.slot_save_path, key)
+    if setup.shape == "tree" and (reason := engine.chains_because):
+        say(reason)
+    return engine
+
+
+def _may_copy(setup: Setup, target: Target) -> bool:
+    return setup.may_copy and target.max_width > 1
 
 
 def _tried(setup: Setup, say: Say) -> Setup:
