@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.draft.draft import Candidates, Draft
-from dflash_local.draft.drafter import Drafter, DraftRequest
-from dflash_local.errors import ClosedError, InputError
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.graph_drafter import GraphDrafter
+from dflash_local.errors import InputError
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import file_key
@@ -23,7 +24,7 @@ TREE_TOP_K = 8
 """Candidates per position: as many as a tree of some dozens of nodes can use."""
 
 
-class FusedDrafter(Drafter):
+class FusedDrafter(GraphDrafter[native.FusedDrafter]):
     """DFlash, DFlash 2 and DSpark. Shares the target's embeddings and head, if the file has none of
     its own. Its cache keeps each visible row in f16.
 
@@ -31,7 +32,7 @@ class FusedDrafter(Drafter):
     before it.
     """
 
-    saves_rows = gives_candidates = True
+    gives_candidates = True
 
     def __init__(
         self,
@@ -55,9 +56,8 @@ class FusedDrafter(Drafter):
         self.draft_window = draft_window
         self.spec = spec
         self._target = target  # keeps the shared tensors alive
-        self._native: native.FusedDrafter | None = None
         with target.own_kernels():
-            self._native = native.FusedDrafter(
+            self._graph = native.FusedDrafter(
                 target.address,
                 target.native,
                 os.fspath(path),
@@ -69,14 +69,8 @@ class FusedDrafter(Drafter):
                 draft_window,
                 target.threads,
             )
-        self.top_k = self._native.top_k
+        self.top_k = self._graph.top_k
         target.attach(self)
-
-    @property
-    def _open(self) -> native.FusedDrafter:
-        if self._native is None:
-            raise ClosedError("this drafter is closed; load it again")
-        return self._native
 
     @property
     def block_size(self) -> int:
@@ -100,17 +94,9 @@ class FusedDrafter(Drafter):
         self._open.n_rounds = n
 
     @property
-    def n_builds(self) -> int:  # type: ignore[override]
-        """Draft graphs built so far: one for each size of context and number of rows."""
-        return self._open.n_builds
-
-    @property
     def n_cache_bytes(self) -> int:
         """Size of the cache now. It grows with the context in use, up to the window."""
         return self._open.n_cache_bytes
-
-    def length(self, seq: int) -> int:
-        return self._open.length(seq)
 
     def inject(self, seq: int, features: Features) -> None:
         self._open.inject(seq, *self._rows([features]))
@@ -146,23 +132,8 @@ class FusedDrafter(Drafter):
             for i, request in enumerate(self._begun)
         ]
 
-    def truncate(self, seq: int, length: int) -> None:
-        self._open.truncate(seq, min(length, self._open.length(seq)))
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        self._open.copy(source, target, length)
-
-    def save(self, seq: int) -> NDArray[np.uint8]:
-        return self._open.save(seq)
-
-    def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
-        self._open.restore(seq, saved)
-
     def n_visible(self, seq: int, length: int) -> int:
         return self._open.n_visible(seq, length)
-
-    def close(self) -> None:
-        self._native = None
 
     def _rows(self, features: Sequence[Features]) -> list[list[int]] | list[NDArray[np.float32]]:
         """Numbers in the target's store if all are there, else rows on the host."""

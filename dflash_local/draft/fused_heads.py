@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dflash_local.draft.draft import Draft
-from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.draft.graph_drafter import GraphDrafter
 from dflash_local.draft.growing import GrowingDraft
 from dflash_local.draft.heads_drafter import LEAST_CHANCE, HeadsDrafter
-from dflash_local.errors import ClosedError, InputError
+from dflash_local.errors import InputError
 from dflash_local.gguf.drafter_spec import HeadLayerSpec, HeadsSpec
 from dflash_local.llama import native
 from dflash_local.target_model.taps import Features, StoredFeatures
 from dflash_local.target_model.target import Target
 
 
-class FusedHeads(Drafter):
+class FusedHeads(GraphDrafter[native.HeadsDrafter]):
     """Drafts as `HeadsDrafter` does, with all steps of a draft in one graph of ours: the target's
     states, the head's cache and the drafted tokens stay on the device. Its cache is in f16.
 
@@ -27,7 +25,6 @@ class FusedHeads(Drafter):
     """
 
     name = HeadsDrafter.name
-    saves_rows = True
 
     def __init__(
         self, target: Target, spec: HeadsSpec, layer: HeadLayerSpec, *, n_seq: int, n_ctx: int
@@ -36,9 +33,8 @@ class FusedHeads(Drafter):
         several devices, or if the memory does not suffice."""
         self.spec, self._target = spec, target
         self.file_key = [*target.file_key, "heads"]
-        self._native: native.HeadsDrafter | None = None
         with target.own_kernels():
-            self._native = native.HeadsDrafter(
+            self._graph = native.HeadsDrafter(
                 target.address,
                 target.native,
                 layer,
@@ -53,22 +49,8 @@ class FusedHeads(Drafter):
         target.attach(self)
 
     @property
-    def _open(self) -> native.HeadsDrafter:
-        if self._native is None:
-            raise ClosedError("this drafter is closed; load it again")
-        return self._native
-
-    @property
     def block_size(self) -> int:
         return self.spec.block_size
-
-    @property
-    def n_builds(self) -> int:  # type: ignore[override]
-        """Graphs built so far: one for each size of context, number of rows and length of draft."""
-        return self._open.n_builds
-
-    def length(self, seq: int) -> int:
-        return self._open.length(seq)
 
     def inject(self, seq: int, features: Features) -> None:
         rows = self._stored(features)
@@ -106,21 +88,9 @@ class FusedHeads(Drafter):
         return min(request.n_draft, most)
 
     def truncate(self, seq: int, length: int) -> None:
-        self._open.truncate(seq, min(length, self._open.length(seq)))
+        super().truncate(seq, length)
         if not length:
             self.most_steps[seq] = self.spec.n_draft
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        self._open.copy(source, target, length)
-
-    def save(self, seq: int) -> NDArray[np.uint8]:
-        return self._open.save(seq)
-
-    def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
-        self._open.restore(seq, saved)
-
-    def close(self) -> None:
-        self._native = None
 
     def _stored(self, features: Features) -> StoredFeatures:
         if not isinstance(features, StoredFeatures) or features.target is not self._target:
