@@ -44,8 +44,8 @@ _FOREVER = 1 << 30
 
 class Controller:
     """Decides for all sequences of one engine. In each round: `n_drafts`, and `without_sure` where
-    there are copies; after the draft its `chances`, and by them, once copies have joined, the
-    `rows`; `observe` for each draft that was verified; `observe_round`. If no sequence drafts,
+    there are copies; `judge` the drafts, and by their chances, once copies have joined, the `rows`;
+    `observe` for each draft that was verified; `observe_round`. If no sequence drafts,
     `least_copied` says which copies are worth a look. No clock and no randomness: the same
     measurements give the same decisions."""
 
@@ -178,17 +178,17 @@ class Controller:
             draft_s -= 2 * costs.switch_s / n_drafting
         return rows.value(both) - rows.value(copied) < draft_s * rows.rate
 
-    def chances(
+    def judge(
         self, policies: Sequence[Policy], drafts: Sequence[Draft], limits: Sequence[int]
     ) -> list[list[float]]:
-        """The falling chances of a drafter's tokens for each sequence, to be accepted; empty if
-        it has not. Asked once in each round with drafts: it counts them."""
+        """Take in the drafts of a round. Returns for each sequence the falling chances of its
+        tokens to be accepted; none where there is no draft."""
         chains: list[list[float]] = []
         for policy, draft, limit in zip(policies, drafts, limits, strict=True):
             if not draft or limit < 1:
                 chains.append([])
                 continue
-            found = policy.chances(draft)
+            found = policy.judge(draft)
             if policy.looking or policy.known.n_verified < KNOWN:
                 found[:_SEEN] = [1.0] * min(_SEEN, len(found))
             chains.append(found[:limit])
@@ -200,7 +200,7 @@ class Controller:
     def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
         """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
 
-        `chains` are the falling chances of the drafts, as `chances` has them, or once copies have
+        `chains` are the falling chances of the drafts, as `judge` gives them, or once copies have
         joined them. `drafted`: the drafter had a part in the round; otherwise they are copies
         alone.
         """

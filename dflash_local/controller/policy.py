@@ -108,8 +108,8 @@ class Policy:
             return curve
         return list(map(max, curve, known.cold(name)))
 
-    def chances(self, draft: Draft) -> list[float]:
-        """The falling chances of a new draft's nodes to be accepted."""
+    def judge(self, draft: Draft) -> list[float]:
+        """Take in a new draft. Returns the falling chances of its nodes to be accepted."""
         name, known = self.shape.name, self.known
         found = known.chances(draft, name)
         self._notice(found, name)

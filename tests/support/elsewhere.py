@@ -93,14 +93,14 @@ class Fickle(Controller):
                 policy.off = policy.off or self._random.random() < self._resigns
         return wanted
 
-    def chances(
+    def judge(
         self,
         policies: Sequence[Policy],
         drafts: Sequence[Draft],
         limits: Sequence[int],
     ) -> list[list[float]]:
         assert len(policies) == len(drafts) == len(limits)
-        return super().chances(policies, drafts, limits)
+        return super().judge(policies, drafts, limits)
 
     def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
         return [self._random.randint(1, 1 + len(chain)) for chain in chains]

@@ -52,7 +52,7 @@ class Rival:
         is_off = self._round < self._off_until
         return [0 if is_off or limit < 1 else BLOCK - 1 for limit in limits]
 
-    def chances(
+    def judge(
         self, policies: Sequence[FixedPolicy], drafts: Sequence[Draft], limits: Sequence[int]
     ) -> list[list[float]]:
         found = []

@@ -57,7 +57,7 @@ class Fixed:
     def n_drafts(self, policies: Sequence[Any], limits: Sequence[int]) -> list[int]:
         return [BLOCK - 1 if self._width > 1 and limit > 0 else 0 for limit in limits]
 
-    def chances(self, _: object, drafts: Sequence[Draft], limits: object) -> list[list[float]]:
+    def judge(self, _: object, drafts: Sequence[Draft], limits: object) -> list[list[float]]:
         return [[1.0] * len(draft) for draft in drafts]
 
     def rows(self, chains: Sequence[list[float]]) -> list[int]:
@@ -151,7 +151,7 @@ def play(
         n_drafting = sum(map(bool, n_drafts))
         n_steps, inject_ms, draft_ms, n_injected = 1, 0.0, 0.0, 0
         if n_drafting:
-            chances = controller.chances(policies, drafts, limits)
+            chances = controller.judge(policies, drafts, limits)
             widths = controller.rows(chances)
             drafts = [draft.clip(n - 1) for draft, n in zip(drafts, widths, strict=True)]
             backlogs = [a.pending for a, n in zip(answers, n_drafts, strict=True) if n]
