@@ -72,7 +72,7 @@ def load(server: ServerProcess, *arguments: str, code: int = 0) -> dict[str, Any
 
 @pytest.mark.slow
 def test_no_hostile_request_stops_the_others() -> None:
-    found = found_by("attack", "--minutes", "1")
+    found = found_by("attack", "--minutes", "0.1")
     assert found["failures"] == found["stalls"] == []
     assert found["tracebacks"] == 0
     assert found["rounds"] and {"200", "400"} <= set(found["statuses"])
@@ -100,7 +100,7 @@ def test_it_ends_at_once_in_the_middle_of_an_attack() -> None:
 
 @pytest.mark.slow
 def test_what_is_damaged_is_answered_or_refused_in_words() -> None:
-    found = found_by("fuzz", "--minutes", "2")
+    found = found_by("fuzz", "--minutes", "0.5")
     assert found["failures"] == []
     assert found["server_alive"]
     assert found["tracebacks"] == 0
@@ -113,7 +113,7 @@ def test_what_is_damaged_is_answered_or_refused_in_words() -> None:
 
 @pytest.mark.slow
 def test_answers_of_a_busy_server_are_those_of_a_fresh_one() -> None:
-    found = found_by("soak", "--minutes", "1", "--seconds", "10")
+    found = found_by("soak", "--minutes", "0.1", "--seconds", "4")
     for mode in found.values():
         assert mode["compared"]
         assert mode["lost"] == mode["unfinished_files"] == []
