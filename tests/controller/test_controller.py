@@ -19,6 +19,7 @@ from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
 from drafted_text import BLOCK, text
 from machines import MACHINES, Machine
+from pairwise import pairwise_cases
 from rounds import N_NODES, Fixed, Played, play
 
 LENGTHS = [400, 200, 600]
@@ -45,11 +46,10 @@ def best(name: str, text_name: str, n_seqs: int, shape: DraftShape) -> float:
     return max(widths)
 
 
+TEXTS = "hopeless", "switching", "untrained 0.85", "shipped", "q4 drawn", "dflash2"
 CELLS = [
     (machine, text_name, n_seqs, "auto" if MACHINES[machine].takes_trees else "chain")
-    for machine in MACHINES
-    for text_name in ("hopeless", "switching", "untrained 0.85", "shipped", "q4 drawn", "dflash2")
-    for n_seqs in (1, 4)
+    for machine, text_name, n_seqs in pairwise_cases(list(MACHINES), TEXTS, (1, 4))
     # Where a look costs eight steps, drafts that tell nothing of themselves are never tried.
     if (machine, text_name) != ("tiny-h200", "untrained 0.85")
 ]

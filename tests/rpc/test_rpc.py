@@ -81,8 +81,11 @@ def test_texts_are_those_of_one_process(local: Model, remote: Model, case: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", range(200))
-def test_two_hundred_texts_are_those_of_one_process(local: Model, remote: Model, case: int) -> None:
+@pytest.mark.parametrize("case", range(12, 68))
+def test_texts_of_all_prompts_are_those_of_one_process(
+    local: Model, remote: Model, case: int
+) -> None:
+    """Each of the 28 prompts twice."""
     check_equal(local, remote, case)
 
 
@@ -389,7 +392,7 @@ def test_mutated_answers_end_no_process(two: list[WorkerProcess]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
-def test_two_thousand_mutated_answers_end_no_process(two: list[WorkerProcess]) -> None:
+def test_five_hundred_mutated_answers_end_no_process(two: list[WorkerProcess]) -> None:
     seeds, n = iter(range(1000, 10000)), 0
-    while n < 2000:
+    while n < 500:
         n += n_mutated(two[0], next(seeds), whole_load=n % 20 == 0)
