@@ -45,6 +45,13 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Twice the cores: about half of their time tests wait, for commands, servers and timeouts."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return 2 * (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked `one_in(n)`, one case of each n stays in the daily run. The others are slow
