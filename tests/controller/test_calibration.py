@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -149,37 +148,6 @@ def test_a_few_tokens_more_tell_nothing_of_what_each_costs() -> None:
         assert measure(target, fused_drafter(target), before=nothing).depths == [4]
 
 
-@pytest.mark.slow
-def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None:
-    with open_target(n_ctx=256, n_branches=16) as target:
-        drafter = fused_drafter(target)
-        costs = measure(target, drafter, before=nothing)
-        cold = records.known_drafts(target, drafter, 15)
-        assert [known.n_verified for known in cold] == [0, 0]
-        cold[0].observe(DRAFT, [0] * 16)
-        cold[0].notice([0.5] * 15, "tree")
-        records.keep(target, drafter, costs, cold)
-        greedy, sampled = records.known_drafts(target, drafter, 15)
-        assert greedy.as_dict() == cold[0].as_dict() and greedy.n_verified == 1
-        assert sampled.as_dict() == cold[1].as_dict() and sampled.n_verified == 0
-
-
-def test_costs_are_kept_under_the_file_that_was_loaded(
-    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not under what lies at its path when the model is closed."""
-    monkeypatch.setenv(ENVIRONMENT, "0.5")  # too short to be judged noisy, and so kept
-    path = tmp_path / "target.gguf"
-    shutil.copy(tiny_coder.pair()[0], path)
-    with load(path, n_ctx=128, n_gpu_layers=0, n_threads=1, quiet=True) as model:
-        model.generate("def f(x):", max_tokens=4)
-        (kept,) = (own_cache / "costs").iterdir()
-        kept.unlink()
-        path.unlink()
-        shutil.copy(tiny_coder.pair()[1], path)
-    assert list((own_cache / "costs").iterdir()) == [kept]
-
-
 def test_what_a_busy_machine_tells_is_retried_and_not_relied_on(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,38 +192,6 @@ def test_a_load_on_a_busy_machine_says_so(
     busy(monkeypatch)
     load(*pair, n_ctx=256, n_threads=1, say=said.append).close()
     assert sum("busy with other work" in line for line in said) == 1
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"step_s": {}}', '{"step_s": {"4": {"1": 0}}}'])
-@pytest.mark.usefixtures("short")
-def test_a_damaged_file_is_measured_anew(own_cache: Path, damage: str) -> None:
-    with open_target(n_ctx=256) as target:
-        drafter = fused_drafter(target)
-        measure(target, drafter, before=nothing)
-        (kept,) = (own_cache / "costs").iterdir()
-        kept.write_text(damage)
-        calls: list[None] = []
-        costs = measure(target, drafter, before=lambda: calls.append(None))
-        assert len(calls) == 1
-        assert json.loads(kept.read_text()) == costs.as_dict()
-
-
-@pytest.mark.usefixtures("short", "own_cache")
-def test_another_context_is_not_measured_again() -> None:
-    calls: list[int] = []
-    for n_ctx in (256, 2048, 1100, 4000):
-        with open_target(n_ctx=n_ctx) as target:
-            measure(target, None, before=lambda n=n_ctx: calls.append(n))
-    assert calls == [256]
-
-
-@pytest.mark.usefixtures("short")
-def test_other_settings_are_measured_apart(own_cache: Path) -> None:
-    for kv_type in ("q8_0", "f16"):
-        with open_target(n_ctx=256, kv_type=kv_type) as target:
-            measure(target, fused_drafter(target), before=nothing)
-    assert len(list((own_cache / "costs").iterdir())) == 2
 
 
 def test_a_slow_machine_takes_few_points(

@@ -20,7 +20,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.target_model.target import Target
 from elsewhere import DECIDERS, controller
-from pair_engine import answer, consistent, fused_drafter, open_target, request
+from pair_engine import answer, consistent, fused_drafter, open_target
 from pairwise import pairwise_cases
 from plain_answer import PlainAnswer
 from shapes import assert_as_well_drafted, exact_target
@@ -161,29 +161,7 @@ def test_an_end_of_text_at_every_place_of_a_block(target: Target, decider: str, 
     known.check(ScriptedDrafter(script), decider)
 
 
-# Decoding ahead, and what the drafter learns of it later
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("max_tokens", [2, 15, 16, 17, 18, 40])
-def test_steps_made_ahead_are_those_made_one_by_one(target: Target, max_tokens: int) -> None:
-    prompt = target.vocabulary.tokenize(tiny_coder.prompts()["code"][1])
-    known = Known(target, prompt, max_tokens)
-    engine = Engine(target, None)
-    engine.slots.forget_all()
-    steps = []
-    sequence = engine.begin(request(prompt, 0, max_tokens))
-    while sequence.finish_reason is None:
-        before = len(sequence.tokens)
-        engine.step([sequence])
-        steps.append(len(sequence.tokens) - before)
-        assert engine.slots[0].cached == known.text[: len(prompt) + len(sequence.tokens) - 1]
-    engine.end(sequence)
-    assert sequence.tokens == known.tokens
-    assert max(steps) == min(max(max_tokens - 1, 1), 16) or max_tokens < 20
-    # What the target has is what `cached` says: it goes on from there.
-    longer = [*known.text[:-1], *prompt[:3]]
-    assert answer(engine, longer, 0, 8).tokens == Known(target, longer, 8).tokens
+# What the drafter learns later of plain steps
 
 
 @pytest.fixture(scope="module")
