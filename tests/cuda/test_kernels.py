@@ -70,7 +70,7 @@ def test_units_that_begin_anywhere_have_kernels_of_their_own() -> None:
 
 
 def cases(kinds: Iterable[Any], most_used: tuple[Any, ...]) -> list[Any]:
-    """Each kind for 90 and two of the other architectures, those that most people have for all."""
+    """Each kind for 90 and another architecture in turn, those that most people have for all."""
     others = [architecture for architecture in ARCHITECTURES if architecture != 90]
     return [
         pytest.param(
@@ -78,7 +78,7 @@ def cases(kinds: Iterable[Any], most_used: tuple[Any, ...]) -> list[Any]:
         )
         for i, kind in enumerate(kinds)
         for n, architecture in enumerate((90, *others))
-        if kind in most_used or n == 0 or n - 1 in (i % 5, (i + 2) % 5)
+        if kind in most_used or n == 0 or n - 1 == i % 5
     ]
 
 
@@ -111,6 +111,7 @@ def test_attention_compiles_and_hardly_spills(
     assert max(compiled.spilled) <= 4, str(compiled)  # heads of 128 on sm_80
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", TYPES)
 def test_experts_have_a_kernel_of_each_type(compiler: Compiler, name: str) -> None:
     experts = kernels.Experts(TYPES[name], 512, 64, 8, 2)
