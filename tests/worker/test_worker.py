@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 import tiny_coder
+from adapters import write_lora
 from adversarial import ScriptedDrafter, forked
 from dflash_local import DflashError, InputError, Model, Result, load
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import DraftShape
+from dflash_local.engine import plain_steps
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
 from dflash_local.prefixes.reuse import LEAST_GAIN
@@ -270,6 +272,27 @@ def test_sequences_that_outgrow_the_cells_lose_nothing(bench: Bench) -> None:
         assert len(prompt) + len(result.tokens) == n_ctx + 1
         if len(bench.plain[i].tokens) == N:
             bench.check(i, result.tokens[:N])
+
+
+def test_unlike_adapters_take_no_cells_from_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that cannot share a pass: one pass may use up the cells. Whether it does depends on
+    the length of the prompts."""
+    monkeypatch.setattr(plain_steps, "_AHEAD_S", 60.0)  # always as many steps ahead as there may be
+    target, n = tiny_coder.pair()[0], 300
+    lora = write_lora(tmp_path / "lora.gguf", target, gain=0.15)
+    with load(target, "none", lora=[lora], n_ctx=560, n_seq=2, **ON_CPU) as model:
+
+        def ask(n_prompt: int, scale: float) -> Result:
+            prompt = [5] * n_prompt
+            return model.generate(
+                prompt, lora={0: scale}, max_tokens=n, ignore_eos=True, draft_width=0
+            )
+
+        for n_more in range(0, 32, 8):
+            found = at_once([lambda: ask(9, 1.0), lambda more=n_more: ask(9 + more, 0.5)])
+            assert [len(result.tokens) for result in found] == [n, n]
 
 
 # Leaving, at any moment
