@@ -36,15 +36,15 @@ class Options(TypedDict, total=False):
     wait for a slot before QueueTimeoutError is raised. `deadline_s`: seconds after the first token
     at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
     prompt again. `ignore_eos` forbids the end-of-text tokens, `bad_words` those of words that are
-    one token, `allowed_token_ids` all but these. `special` writes the names of control tokens into
-    the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
-    `prompt_logprobs` reports log-probabilities of the prompt's tokens, with so many alternatives to
-    each; nothing of the prompt then comes from the caches. `prompt_progress` has the first chunks
-    tell the part of the prompt that is read. `lora` says how strongly adapters act, by their number
-    in the load's `lora`, from 0; those that it leaves out do not. `id_slot` is the slot, from 0,
-    that the request takes if that is free. With `context_shift` an answer goes on where the context
-    is full: the first `n_keep` tokens stay (-1: the whole prompt), and of the rest the older half
-    is left out, or `n_discard` tokens.
+    one token, `allowed_token_ids` all but these; an answer that has all its grammar allows ends
+    even so. `special` writes the names of control tokens into the text. `logit_bias` takes token
+    ids, and texts, which stand for their tokens. `prompt_logprobs` reports log-probabilities of the
+    prompt's tokens, with so many alternatives to each; nothing of the prompt then comes from the
+    caches. `prompt_progress` has the first chunks tell the part of the prompt that is read. `lora`
+    says how strongly adapters act, by their number in the load's `lora`, from 0; those that it
+    leaves out do not. `id_slot` is the slot, from 0, that the request takes if that is free. With
+    `context_shift` an answer goes on where the context is full: the first `n_keep` tokens stay (-1:
+    the whole prompt), and of the rest the older half is left out, or `n_discard` tokens.
 
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
     too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
