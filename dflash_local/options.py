@@ -169,6 +169,8 @@ def owner_of(options: Mapping[str, Any]) -> str | None:
     owner: str | None = options.get("owner")
     if not (owner is None or isinstance(owner, str)):
         raise InputError(f"owner is {owner!r}; give a text, or None")
+    if owner is not None and any("\ud800" <= character <= "\udfff" for character in owner):
+        raise InputError(f"owner is {owner!r}, which has half a surrogate pair; give Unicode text")
     return owner
 
 
