@@ -39,7 +39,7 @@ from dflash_local.options import (
     owner_of,
     sampling_of,
     seconds_of,
-    stops_of,
+    texts_of,
     token_ids,
 )
 from dflash_local.pairs.defaults import CHAT_SAMPLING
@@ -554,7 +554,7 @@ class Model:
         special = bool(options.get("special"))
         shifts = options.get("context_shift", self.context_shift)
         piece = partial(self._vocabulary.piece, special=special)
-        text = TextStream(piece, stops_of(options), stops_of(options, "stop_kept"))
+        text = TextStream(piece, texts_of(options, "stop"), texts_of(options, "stop_kept"))
         request = Request(
             tokens,
             sampling,
@@ -599,7 +599,7 @@ class Model:
             if wrong := allowed - every:
                 raise InputError(f"allowed_token_ids has {min(wrong)}, which is no token")
             never |= every - allowed
-        for word in options.get("bad_words") or ():
+        for word in texts_of(options, "bad_words"):
             alone, spaced = (
                 self._vocabulary.tokenize(text, special=True, add_special=False)
                 for text in (word, f" {word}")

@@ -146,14 +146,16 @@ def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
 
 
-def stops_of(
-    options: Mapping[str, Any], name: Literal["stop", "stop_kept"] = "stop"
+def texts_of(
+    options: Mapping[str, Any], name: Literal["stop", "stop_kept", "bad_words"]
 ) -> tuple[str, ...]:
-    """The texts that end the answer. Raises InputError."""
-    stop = options.get(name) or ()
-    if not isinstance(stop, Iterable):
-        raise InputError(f"{name} is {stop!r}; give a text, or several in a list")
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+    """The texts of an option that has one, or several in a list. Raises InputError."""
+    given = options.get(name) or ()
+    texts = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"{name} is {text!r}; give a text, or several in a list")
+    return texts
 
 
 def cancel_of(options: Mapping[str, Any]) -> threading.Event | None:
