@@ -26,6 +26,7 @@ class Job:
 
     def __init__(self, sink: Callable[[Any], None]) -> None:
         self.ticket = Waiting(alone=True)
+        self.waits_since = time.monotonic()
         self.cancelled = threading.Event()
         self.error: BaseException | None = None
         self._sink = sink
@@ -93,7 +94,6 @@ class Generation(Job):
         super().__init__(sink)
         self.wanted = wanted
         self.sequence: Sequence | None = None
-        self.waits_since = time.monotonic()
         self.begun_at: float | None = None
         timeout = wanted.queue_timeout
         until = None if timeout is None else self.waits_since + timeout

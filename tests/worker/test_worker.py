@@ -442,6 +442,14 @@ def test_waiting_too_long(bench: Bench) -> None:
     assert len(bench.model.generate([5], queue_timeout=60, max_tokens=2).tokens) == 2
 
 
+def test_who_finds_a_slot_has_not_waited_too_long(bench: Bench) -> None:
+    """However short its patience, and however long the step in which it came."""
+    streams = occupy(bench.model, N_SEQ - 1)
+    result = bench.model.generate(bench.plain[0].prompt, queue_timeout=0, max_tokens=N)
+    bench.check(0, result.tokens)
+    close(streams)
+
+
 def test_closing_ends_all() -> None:
     model = load(*tiny_coder.pair(), n_ctx=4096, n_seq=2, **ON_CPU)
     streams = occupy(model, 2)
