@@ -37,6 +37,10 @@ class Job:
         """Whether its caller no longer waits for it."""
         return self.cancelled.is_set()
 
+    def is_done_waiting(self) -> bool:
+        """Whether it needs no slot any more."""
+        return self.given_up
+
     def put(self, item: Any) -> None:
         """Hand an item to the caller. If the sink raises, the job is cancelled: an asynchronous
         reader's sink does so once its event loop is closed."""
@@ -114,6 +118,13 @@ class Generation(Job):
             self.error = error
             self.cancelled.set()
             return True
+
+    def is_done_waiting(self) -> bool:
+        """Whether its caller has given it up, or the deadline of a suspended answer has passed."""
+        if self.sequence is None:
+            return self.given_up
+        self.check_limits()
+        return self.is_over
 
     @property
     def running(self) -> Sequence:

@@ -173,8 +173,8 @@ class Worker:
         return False
 
     def _leave_queue(self) -> None:
-        """Remove waiting jobs that were given up."""
-        for job in [job for job in self._waiting if job.given_up]:
+        """Remove waiting jobs that need no slot any more."""
+        for job in [job for job in self._waiting if job.is_done_waiting()]:
             self._waiting.remove(job)
             self._end(job)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from dflash_local.engine import plain_steps
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
 from dflash_local.prefixes.reuse import LEAST_GAIN
+from dflash_local.worker.job import Generation
 from gap_rule import equal_by_gap_rule, joint_noise
 from plain_answer import PlainAnswer
 from shapes import NOISE, SHAPES, exact_model, exact_target
@@ -472,6 +474,33 @@ def test_a_deadline_ends_an_answer(bench: Bench) -> None:
     result = bench.model.generate(bench.plain[0].prompt, deadline_s=0, **ENDLESS)
     assert result.finish_reason == "length"
     assert 1 <= len(result.tokens) < 64
+
+
+def test_a_deadline_ends_an_answer_that_is_suspended() -> None:
+    """In a context that is too small for two, while the other one is still at work."""
+    answers: list[Generation] = []
+    at_its_end: list[bool] = []
+    with load(*tiny_coder.pair(), n_ctx=544, n_seq=2, **ON_CPU) as model:
+
+        def submit(prompt: str, sink: Callable[[Any], None], **options: Any) -> None:
+            wanted = model._text_request(prompt, {**ENDLESS, **options})
+            answers.append(model._worker.submit(wanted, sink))
+
+        def pass_the_deadline(_item: object) -> None:
+            for answer in answers[1:]:
+                if answer.sequence is not None and not answer.sequence.has_slot:
+                    answer._first_token_at = -math.inf
+
+        def ended(item: object) -> None:
+            if item in answers:
+                at_its_end.append(answers[0].is_over)
+
+        submit("def a", pass_the_deadline)
+        submit("def b", ended, deadline_s=600)
+        model._worker.run(lambda: None)  # which waits for both
+    ended_early = answers[1].running
+    assert ended_early.finish_reason == "length" and len(ended_early.tokens) > 16
+    assert at_its_end == [False]
 
 
 def test_a_prompt_may_be_computed_without_the_cache(bench: Bench) -> None:
