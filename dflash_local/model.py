@@ -23,6 +23,7 @@ from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
 from dflash_local.controller import records
+from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
@@ -82,7 +83,6 @@ class Model:
         self.projector: Projector | None = None
         """What reads images for the target, if it was loaded with one."""
         self.target = target
-        self.drafter = engine.drafter
         drafts = engine.drafter or engine.plain_because or engine.copies is not None
         self.draft_width: int | Literal["auto"] = "auto" if drafts else 0
         """Verify width of requests that name none."""
@@ -117,6 +117,11 @@ class Model:
         _open_models.add(self)
         # A model without references is freed, and its thread ends then.
         weakref.finalize(self, self._worker.stop).atexit = False
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The drafter of the target; None without one."""
+        return self.engine.drafter
 
     # Text and tokens
 

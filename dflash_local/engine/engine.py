@@ -86,6 +86,14 @@ class Engine:
         self._round = Round(self.slots, self.prefix_cache, self.controller)
         self._prefill = Prefill(self.slots, self.prefix_cache, self._round)
 
+    def decode_plainly(self, why: str) -> None:
+        """Do without drafts from now on; `why` is one line. Call it before the first request."""
+        if self.drafter is not None:
+            self.drafter.close()
+        self.drafter = self.slots.drafter = self.copies = None
+        self.plain_because = why
+        self.control(None)
+
     @property
     def max_width(self) -> int:
         """The widest verify pass of chains: the drafter's block, as far as the target can take it
