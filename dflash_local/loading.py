@@ -279,7 +279,10 @@ def _with_drafter(
     """The setup that a loaded target can do, with its drafter, if it has one that works; and with a
     controller already where drafts must pay for snapshots."""
     if target.way_back.kind == "replay" and not takes_back(target):
-        setup = _tried(setup.without_replay(), say)
+        try:
+            setup = _tried(setup.without_replay(), say)
+        except BackendError as fault:  # the memory may not hold the target twice
+            return _alone(setup.without_drafts(f"drafting is off: {fault}"), target, say)
         target.reopen(setup.target_options)
     try:
         drafter = _drafter_of(setup, target)
