@@ -48,6 +48,10 @@ MAX_IDS = 256
 MAX_OUTPUT_ROWS = 64
 """The most rows of a batch, per sequence, that can have logits: the widest verify pass."""
 
+STORED_ROWS = 2 * MAX_OUTPUT_ROWS
+"""Rows of each sequence whose hidden states wait for the drafter, besides those of a batch: those
+of a verify pass, and some before it."""
+
 MAX_COPY_FROM = 1 << 18
 """The most tokens of further text to copy from: each request takes their memory, 50 bytes for each,
 and indexes them, a fiftieth of a second in all."""
