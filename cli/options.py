@@ -182,12 +182,25 @@ TARGET = Option(
     help=f"{TARGET_HELP} Without it, smollm2-135m is used.",
 )
 
+
+def _of_its_target(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The drafter. A setting or a variable is for the target that stands there: a target on the
+    command line comes without it."""
+
+    def is_here(name: str) -> bool:
+        return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+    others = any(map(is_here, ("target", "model", "pair")))
+    return value if is_here("draft") or not others else None
+
+
 DRAFT = Option(
     "-md",
     "--draft",
     "--model-draft",
     "--spec-draft-model",
     type=WholeText(),
+    callback=_of_its_target,
     metavar="DRAFTER",
     show_default="the name's own, a DFlash file in the folder or repository, or the model's heads",
     help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter or of a "

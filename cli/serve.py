@@ -20,6 +20,7 @@ from . import interrupt
 from .loading import check_files, chosen_files, tell_missing_drafter
 from .models_file import NamedModel, check_names, named_model, read_models
 from .options import (
+    CACHE,
     DRAFT_WIDTH,
     FILES,
     LOADING,
@@ -345,7 +346,8 @@ USUAL_OPTIONS = (
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS, usual=USUAL_OPTIONS)
-def serve(**values: Any) -> int:
+@click.pass_context
+def serve(ctx: click.Context, /, **values: Any) -> int:
     """Answer editors and programs over HTTP.
 
     It speaks the APIs of OpenAI, llama-server, Anthropic and Ollama, and has a page to chat.
@@ -353,6 +355,10 @@ def serve(**values: Any) -> int:
     several models, and requests name theirs. SIGTERM lets running answers finish; Ctrl-C ends at
     once.
     """
+    if values["named_models"] or values["models_file"] is not None:
+        for name in ("target", "draft"):
+            if ctx.get_parameter_source(name) in FROM_ELSEWHERE:
+                values[name] = None  # it is for the commands of one model
     _check_choice(values)
     say = Speaker(False)
     from dflash_local.model import Model

@@ -98,8 +98,20 @@ def test_a_file_of_keys_that_others_may_read_is_told(tmp_path: Path) -> None:
     "files", [["--target", TARGET, "--draft", DRAFTER], ["--model", f"pair={TARGET},{DRAFTER}"]]
 )
 def test_a_time_to_calibrate_that_is_none(files: list[str]) -> None:
-    line = refused("--port", "0", *files, DFLASH_LOCAL_CALIBRATION_S="0")
+    line = refused(
+        *("--port", "0", *files),
+        DFLASH_LOCAL_CALIBRATION_S="0",
+        DFLASH_LOCAL_TARGET="other.gguf",  # that of other commands
+        DFLASH_LOCAL_DRAFT="others.gguf",
+    )
     assert "DFLASH_LOCAL_CALIBRATION_S is '0'; expected seconds above 0" in line
+
+
+def test_a_folder_that_cannot_be_made() -> None:
+    folder = f"{TARGET}/none"
+    done = command_line.run_here("serve", "--port", "0", "-m", TARGET, "--cache-dir", folder)
+    assert f"error: --cache-dir {folder} cannot be used" in done.stderr
+    assert done.returncode == 2
 
 
 def test_a_port_that_is_taken() -> None:
