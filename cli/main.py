@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 
 import click
+from click.core import ParameterSource
 
-from dflash_local.errors import DflashError, InputError
+from dflash_local.errors import DflashError, FileError, InputError
 from dflash_local.printable import printable
 
 from .answer import flush_stdout
@@ -171,6 +172,8 @@ def run(
         return FAILED
     except OSError as error:
         return _fail(_told(error), BAD_INPUT)
+    except FileError as error:  # it has the words of the file
+        return _fail(str(error), BAD_INPUT)
     except InputError as error:
         return _fail(in_options(str(error)), BAD_INPUT)
     except (DflashError, ImportError, MemoryError) as error:
@@ -206,7 +209,7 @@ def _origin(error: click.ClickException) -> str:
     if param is None or ctx is None:
         return ""
     source = ctx.get_parameter_source(param.name)
-    return f" [{settings_file()}]" if source is click.core.ParameterSource.DEFAULT_MAP else ""
+    return f" [{settings_file()}]" if source is ParameterSource.DEFAULT_MAP else ""
 
 
 def _prepare_streams() -> None:

@@ -150,7 +150,7 @@ def in_options(text: str) -> str:
     """The text of an error, with the names of options in place of those of Python's arguments."""
     names = {
         option.name: f"--{option.long_name}"
-        for option in (*LOADING, *SAMPLING, DRAFT_WIDTH)
+        for option in (*LOADING, *CACHE, *SAMPLING, DRAFT_WIDTH)
         if option.name and "_" in option.name
     }
     for name, flag in (_FLAGS | names).items():
@@ -438,6 +438,29 @@ LOADING = (
         type=places,
         metavar="HOST:PORT,...",
         help="Other machines to put layers on, each with a `dflash-local worker`.",
+    ),
+)
+
+CACHE = (
+    Option(
+        "--cache-mb",
+        type=whole(0, 1 << 24),
+        default=1024,
+        help="MiB of host memory, for each model, that keep prompts and answers after they had to "
+        "leave their slot, so that they need not be computed again; 0 keeps none.",
+    ),
+    Option(
+        "--cache-dir",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        help="A folder that keeps as many MiB again, also after the server has ended. Whoever can "
+        "read the folder can read the texts in it.",
+    ),
+    Option(
+        "--slot-save-path",
+        type=click.Path(file_okay=False, exists=True),
+        metavar="DIR",
+        help="A folder for what POST /slots/N?action=save keeps of a slot.",
     ),
 )
 

@@ -33,6 +33,7 @@ from .options import (
     SectionedCommand,
     values_of,
 )
+from .settings import FROM_ELSEWHERE
 from .terminal import Speaker
 from .values import (
     WholeText,
@@ -280,29 +281,6 @@ USUAL_SAMPLING = (
         type=whole(1),
         show_default="what fits the context",
         help="The most tokens of an answer, whatever a request asks for.",
-    ),
-)
-
-CACHE = (
-    Option(
-        "--cache-mb",
-        type=whole(0, 1 << 24),
-        default=1024,
-        help="MiB of host memory, for each model, that keep prompts and answers after they had to "
-        "leave their slot, so that they need not be computed again; 0 keeps none.",
-    ),
-    Option(
-        "--cache-dir",
-        type=click.Path(file_okay=False),
-        metavar="DIR",
-        help="A folder that keeps as many MiB again, also after the server has ended. Whoever can "
-        "read the folder can read the texts in it.",
-    ),
-    Option(
-        "--slot-save-path",
-        type=click.Path(file_okay=False, exists=True),
-        metavar="DIR",
-        help="A folder for what POST /slots/N?action=save keeps of a slot.",
     ),
 )
 
