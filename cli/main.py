@@ -53,6 +53,7 @@ FAILED = 1
 BAD_INPUT = 2
 
 _LLAMA_CPP = {
+    "-f": "--flash-attn, for -fa: it is on by default",  # click names the first letter
     "--cache-ram": "--cache-mb",
     "--cors-origins": "--cors-origin",
     "--mlock": "--load-mode mlock",
@@ -66,6 +67,8 @@ _LLAMA_CPP = {
     "--draft-max": "--draft-width",
     "--host-name": "--host",
 }
+_ALWAYS = ("--jinja", "--cont-batching")
+"""llama.cpp's options that are on here, without a name."""
 _COMPLETION = {
     "bash": 'eval "$(_DFLASH_LOCAL_COMPLETE=bash_source dflash-local)"',
     "zsh": 'eval "$(_DFLASH_LOCAL_COMPLETE=zsh_source dflash-local)"',
@@ -184,17 +187,32 @@ def _unknown(error: click.NoSuchOption) -> str:
     """Suggest what is nearly the same, and for llama.cpp's names what does their work here."""
     name = error.option_name
     near = difflib.get_close_matches(name, error.possibilities or (), 2, 0.8)
+    if name in _ALWAYS:
+        return f"{name} is always on here: leave it out."
     known = [_LLAMA_CPP[name]] if name in _LLAMA_CPP else near
     hint = f" Did you mean {' or '.join(known)}?" if known else ""
     return f"No such option {name}.{hint}"
 
 
 def _target_hint(error: click.ClickException) -> str:
-    """The way to name a model to a command that was given it as an argument."""
+    """The way to name a model to a command that was given it as an argument, and to give a switch
+    that llama.cpp gives a value."""
+    from dflash_local.pairs.address import read_address
+
     extra = re.fullmatch(r"Got unexpected extra argument \((\S+)\)", error.message)
     ctx = getattr(error, "ctx", None)
-    takes = ctx is not None and any(param.name == "target" for param in ctx.command.params)
-    return f": a model is named by --target {extra[1]}" if extra and takes else ""
+    if not extra or ctx is None:
+        return ""
+    if extra[1] in ("on", "off", "auto"):
+        return ": switches take no value; what is on is turned off by --no-..., as --no-flash-attn"
+    takes = any(param.name == "target" for param in ctx.command.params)
+    if not takes or ctx.get_parameter_source("target") is ParameterSource.COMMANDLINE:
+        return ""
+    try:
+        read_address(extra[1])
+    except InputError:
+        return ""
+    return f": a model is named by --target {extra[1]}"
 
 
 def _told(error: OSError) -> str:

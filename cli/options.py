@@ -24,7 +24,6 @@ from dflash_local.text_file import read_text
 
 from .values import (
     WholeText,
-    draft_width,
     file_keys,
     json_object,
     names,
@@ -235,18 +234,18 @@ LOADING = (
         "--ctx",
         "--ctx-size",
         "n_ctx",
-        type=whole(1),
+        type=whole(1, words={"0": None}),
         show_default=_AUTO,
-        help="Context length in tokens, prompt and answer together.",
+        help="Context length in tokens, prompt and answer together; 0 for what fits.",
     ),
     Option(
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
         "n_gpu_layers",
-        type=whole(0),
+        type=whole(0, words={"auto": None, "-1": None, "all": -1}),
         show_default=_AUTO,
-        help="Layers of the target on the GPU.",
+        help="Layers of the target on the GPU, or all.",
     ),
     Option(
         "-cmoe",
@@ -533,7 +532,7 @@ SAMPLING = (
 
 DRAFT_WIDTH = Option(
     "--draft-width",
-    type=draft_width,
+    type=whole(0, words={"auto": "auto"}),
     metavar="N",
     show_default="auto",
     help="Tokens that the target checks per round; 0 is plain decoding, auto chooses the fastest.",
