@@ -396,6 +396,8 @@ def _at_once(
     values: Mapping[str, Any], say: Speaker, recorder: Recorder | None
 ) -> list[ModelSource]:
     """The model of --target, and those of --embedding-model, which have the --pooling then."""
+    from dflash_local.gguf.file import GgufFile
+
     given = values["embedding_models"]
     # --ctx and --draft-width are the target's.
     theirs = {**values, "n_ctx": None, "draft_width": None}
@@ -403,6 +405,7 @@ def _at_once(
     sources = [_source(model, theirs, say, recorder) for model in models]
     for source in sources:
         if source.use == "chat":
+            GgufFile.open(source.target)  # what is wrong with a file that cannot be read
             raise InputError(
                 f"--embedding-model {source.name} writes text: give an embedding model, or add "
                 "--pooling last"

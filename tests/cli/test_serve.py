@@ -63,6 +63,13 @@ def test_bad_options(arguments: list[str], named: str) -> None:
     assert named in refused(*arguments)
 
 
+def test_an_embedding_model_that_cannot_be_read(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    line = refused("--embedding-model", str(broken))
+    assert str(broken) in line and "writes text" not in line
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
 def test_other_machines_are_not_let_in_without_a_key(host: str) -> None:
     line = refused("--host", host)
