@@ -54,6 +54,11 @@ class Entry:
         found = (Path(file.locate()) for file in files or () if file.suffix == ".gguf")
         return next((path for path in found if path.is_file()), None)
 
+    def package_has(self, quant: str | None) -> bool:
+        """Whether that package has the target in this quantisation; None is the usual one."""
+        usual = self.quant or ""
+        return self.package is not None and (quant or usual).casefold() == usual.casefold()
+
     @property
     def is_mixture(self) -> bool:
         """Whether the target is a mixture of experts, as its name or its architecture says."""
