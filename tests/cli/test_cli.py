@@ -244,6 +244,7 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
         (("serve", "-m", TARGET, "smollm2-135m"), "argument (smollm2-135m) (see"),
         (("serve", "smollm2-135m"), "a model is named by --target smollm2-135m"),
         (("serve", "-fa", "on"), "Did you mean --flash-attn, for -fa"),
+        (("show", DRAFTER), "a DFlash drafter (general.architecture 'dflash') given as the target"),
         (("serve", "--jinja"), "--jinja is always on here: leave it out"),
         (("serve", "--host", "nota.host.invalid"), "is no address of this machine"),
         (("config", "--edit"), "needs a terminal"),
