@@ -53,7 +53,6 @@ FAILED = 1
 BAD_INPUT = 2
 
 _LLAMA_CPP = {
-    "-f": "--flash-attn, for -fa: it is on by default",  # click names the first letter
     "--cache-ram": "--cache-mb",
     "--cors-origins": "--cors-origin",
     "--mlock": "--load-mode mlock",
@@ -67,8 +66,11 @@ _LLAMA_CPP = {
     "--draft-max": "--draft-width",
     "--host-name": "--host",
 }
-_ALWAYS = ("--jinja", "--cont-batching")
-"""llama.cpp's options that are on here, without a name."""
+_ON = {
+    **dict.fromkeys(("--jinja", "--cont-batching"), "It is always on here: leave it out."),
+    "-f": "If it is of -fa: flash attention is on by default.",  # click names the first letter
+}
+"""llama.cpp's options that are on without being given."""
 _COMPLETION = {
     "bash": 'eval "$(_DFLASH_LOCAL_COMPLETE=bash_source dflash-local)"',
     "zsh": 'eval "$(_DFLASH_LOCAL_COMPLETE=zsh_source dflash-local)"',
@@ -187,8 +189,8 @@ def _unknown(error: click.NoSuchOption) -> str:
     """Suggest what is nearly the same, and for llama.cpp's names what does their work here."""
     name = error.option_name
     near = difflib.get_close_matches(name, error.possibilities or (), 2, 0.8)
-    if name in _ALWAYS:
-        return f"{name} is always on here: leave it out."
+    if name in _ON:
+        return f"No such option {name}. {_ON[name]}"
     known = [_LLAMA_CPP[name]] if name in _LLAMA_CPP else near
     hint = f" Did you mean {' or '.join(known)}?" if known else ""
     return f"No such option {name}.{hint}"

@@ -76,9 +76,9 @@ def read_value(where: str, option: Option, value: Any) -> Any:
     takes_list = option.multiple or "..." in (option.metavar or "")
     parts = value if isinstance(value, list) and takes_list else [value]
     for part in parts:
-        is_flag = isinstance(part, bool) and not option.is_flag
-        if is_flag or not isinstance(part, str | int | float):
-            kinds = "true, nor false" if option.is_flag else "a text, nor a number"
+        fits = option.is_flag if isinstance(part, bool) else isinstance(part, str | int | float)
+        if not fits:
+            kinds = "true nor false" if option.is_flag else "a text nor a number"
             told = str(part).lower() if isinstance(part, bool) else part
             raise FileError(f"{where}: {told} is neither {kinds}")
     if option.is_flag:
