@@ -199,8 +199,6 @@ def _unknown(error: click.NoSuchOption) -> str:
 def _target_hint(error: click.ClickException) -> str:
     """The way to name a model to a command that was given it as an argument, and to give a switch
     that llama.cpp gives a value."""
-    from dflash_local.pairs.address import read_address
-
     extra = re.fullmatch(r"Got unexpected extra argument \((\S+)\)", error.message)
     ctx = getattr(error, "ctx", None)
     if not extra or ctx is None:
@@ -210,6 +208,8 @@ def _target_hint(error: click.ClickException) -> str:
     takes = any(param.name == "target" for param in ctx.command.params)
     if not takes or ctx.get_parameter_source("target") is ParameterSource.COMMANDLINE:
         return ""
+    from dflash_local.pairs.address import read_address
+
     try:
         read_address(extra[1])
     except InputError:
