@@ -18,7 +18,7 @@ from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.draft.model_drafter import ModelDrafter
 from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.errors import BackendError, DflashError, FileError, InputError, PairError
-from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings
+from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings, check_names
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -145,6 +145,7 @@ def load(
     numbers if they do not fit the memory, BackendError if llama.cpp itself fails, and its subclass
     WorkerLostError if a worker does not answer.
     """
+    check_names(settings, LoadSettings.__annotations__, "load", "help(dflash_local.load) has them")
     options = LoadOptions(**settings)
     percent = say is None or progress is None
     say = say or (_silent if quiet else to_stderr)

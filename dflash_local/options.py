@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import reprlib
 import threading
@@ -13,7 +12,7 @@ from typing import Any, Literal, TypedDict
 from dflash_local.chat.tool import Tool
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
-from dflash_local.fit.options import checked_scale
+from dflash_local.fit.options import check_names, checked_scale
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.thinking import ThinkingBudget
 
@@ -125,12 +124,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Raises InputError for a name that is not an option, with the one that was meant, and for a
     text such as "no", which would count as true."""
     known = _SAMPLING | Options.__annotations__.keys()
-    unknown = options.keys() - known
-    if unknown:
-        name = min(unknown)
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "see dflash_local.options.Options"
-        raise InputError(f"{name!r} is not an option of a request; {hint}")
+    check_names(options, known, "a request", "see dflash_local.options.Options")
     for name in _FLAGS:
         if not isinstance(options.get(name, False), bool):
             raise InputError(f"{name} is {reprlib.repr(options[name])}; give True or False")

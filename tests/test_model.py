@@ -351,6 +351,7 @@ def test_pairs_that_do_not_load(no_file: Path, tmp_path: Path) -> None:
         ({"flash_attn": False, "kv_type": "q8_0"}, "needs flash attention"),
         ({"main_gpu": -1}, "main_gpu"),
         ({"draft_shape": "bush"}, "draft_shape is 'bush'"),
+        ({"nctx": 5}, "'nctx' is not an option of load; did you mean 'n_ctx'"),
     ],
     ids=str,
 )

@@ -671,3 +671,5 @@ def test_gpus_are_used_as_they_are_named():
     for wrong in (["CUDA7"], ["CPU"], "CUDA0"):
         with pytest.raises(InputError, match="expected names of a list, of CUDA0, CUDA1, none"):
             named_devices(two, wrong)
+    with pytest.raises(InputError, match=r"device is \['CUDA0'\], but no GPU is seen here"):
+        named_devices([host()], ["CUDA0"])
