@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from dflash_local.text_file import read_text
+
 from .answer import write_stdout
 from .settings import template
 from .user_files import settings_file
@@ -42,6 +44,6 @@ def config(ctx: click.Context, /, edit: bool, only_path: bool) -> None:
         click.edit(filename=str(path))
         return
     if path.exists():
-        write_stdout(f"# {path}\n{path.read_text(encoding='utf-8')}")
+        write_stdout(f"# {path}\n{read_text(path)}")
     else:
         write_stdout(f"# {path} is not there yet: dflash-local config --edit makes it\n")

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 
 import click
+from click.core import ParameterSource
 
-from dflash_local.errors import DflashError, InputError
+from dflash_local.errors import DflashError, FileError, InputError
 from dflash_local.printable import printable
 
 from .answer import flush_stdout
@@ -65,6 +66,11 @@ _LLAMA_CPP = {
     "--draft-max": "--draft-width",
     "--host-name": "--host",
 }
+_ON = {
+    **dict.fromkeys(("--jinja", "--cont-batching"), "It is always on here: leave it out."),
+    "-f": "If it is of -fa: flash attention is on by default.",  # click names the first letter
+}
+"""llama.cpp's options that are on without being given."""
 _COMPLETION = {
     "bash": 'eval "$(_DFLASH_LOCAL_COMPLETE=bash_source dflash-local)"',
     "zsh": 'eval "$(_DFLASH_LOCAL_COMPLETE=zsh_source dflash-local)"',
@@ -171,6 +177,8 @@ def run(
         return FAILED
     except OSError as error:
         return _fail(_told(error), BAD_INPUT)
+    except FileError as error:  # it has the words of the file
+        return _fail(str(error), BAD_INPUT)
     except InputError as error:
         return _fail(in_options(str(error)), BAD_INPUT)
     except (DflashError, ImportError, MemoryError) as error:
@@ -181,17 +189,32 @@ def _unknown(error: click.NoSuchOption) -> str:
     """Suggest what is nearly the same, and for llama.cpp's names what does their work here."""
     name = error.option_name
     near = difflib.get_close_matches(name, error.possibilities or (), 2, 0.8)
+    if name in _ON:
+        return f"No such option {name}. {_ON[name]}"
     known = [_LLAMA_CPP[name]] if name in _LLAMA_CPP else near
     hint = f" Did you mean {' or '.join(known)}?" if known else ""
     return f"No such option {name}.{hint}"
 
 
 def _target_hint(error: click.ClickException) -> str:
-    """The way to name a model to a command that was given it as an argument."""
+    """The way to name a model to a command that was given it as an argument, and to give a switch
+    that llama.cpp gives a value."""
     extra = re.fullmatch(r"Got unexpected extra argument \((\S+)\)", error.message)
     ctx = getattr(error, "ctx", None)
-    takes = ctx is not None and any(param.name == "target" for param in ctx.command.params)
-    return f": a model is named by --target {extra[1]}" if extra and takes else ""
+    if not extra or ctx is None:
+        return ""
+    if extra[1] in ("on", "off", "auto"):
+        return ": switches take no value; what is on is turned off by --no-..., as --no-flash-attn"
+    takes = any(param.name == "target" for param in ctx.command.params)
+    if not takes or ctx.get_parameter_source("target") is ParameterSource.COMMANDLINE:
+        return ""
+    from dflash_local.pairs.address import read_address
+
+    try:
+        read_address(extra[1])
+    except InputError:
+        return ""
+    return f": a model is named by --target {extra[1]}"
 
 
 def _told(error: OSError) -> str:
@@ -206,7 +229,7 @@ def _origin(error: click.ClickException) -> str:
     if param is None or ctx is None:
         return ""
     source = ctx.get_parameter_source(param.name)
-    return f" [{settings_file()}]" if source is click.core.ParameterSource.DEFAULT_MAP else ""
+    return f" [{settings_file()}]" if source is ParameterSource.DEFAULT_MAP else ""
 
 
 def _prepare_streams() -> None:

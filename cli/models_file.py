@@ -1,7 +1,8 @@
 """The models of --model and --models: their names, files and settings.
 
 The file is TOML with a table for each model. `target` and `draft` are paths relative to the file's
-folder, or names as --target takes them, and the other keys are options of the command.
+folder, or names as --target takes them, and the other keys are options of the command, with _ or -
+between their words.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 
 import click
 
-from dflash_local.errors import InputError
+from dflash_local.errors import FileError, InputError
 from dflash_local.fit.options import WORDS
 from dflash_local.text_file import read_toml
 
-from .options import READABLE, Option
+from .options import FILES, READABLE, Option
+from .settings import read_value
 
 _MOST_NAME = 256
 
@@ -47,11 +49,11 @@ def named_model(value: Any) -> NamedModel:
 
 
 def read_models(path: Path, options: Iterable[Option]) -> list[NamedModel]:
-    """The models of a file; `options` are those that it may set. Raises InputError, one line."""
+    """The models of a file; `options` are those that it may set. Raises FileError, one line."""
     tables = read_toml(path)
     if not tables:
-        raise InputError(f"{path} names no model: begin a table with [NAME] for each")
-    keys = {option.long_name.replace("-", "_"): option for option in options}
+        raise FileError(f"{path} names no model: begin a table with [NAME] for each")
+    keys = {option.long_name.replace("-", "_"): option for option in (*FILES, *options)}
     return [_read_model(path, name, table, keys) for name, table in tables.items()]
 
 
@@ -67,34 +69,33 @@ def check_names(models: Iterable[NamedModel]) -> None:
 def _read_model(path: Path, name: str, table: Any, keys: Mapping[str, Option]) -> NamedModel:
     where = f"{path}: [{name}]"
     if not isinstance(table, dict):
-        raise InputError(f"{path}: {name} is not in a table: begin each model with [NAME]")
+        raise FileError(f"{path}: {name} is not in a table: begin each model with [NAME]")
     files: dict[str, Path | str] = {}
     settings: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
-            raise InputError(
+            raise FileError(
                 f"{where} has a table {key} inside: put a name with a dot in quotes, as in "
                 f'["{name}.{key}"]'
             )
         try:
-            if not isinstance(value, str | int) or isinstance(value, bool):
-                raise click.BadParameter(f"{value!s} is neither a text nor a whole number.")
+            option = keys.get(key.replace("-", "_"))
+            if option is None:
+                raise click.BadParameter(f"no such setting; the settings are {', '.join(keys)}.")
+            given = read_value(f"{where} {key}", option, value)
             if key in ("target", "draft"):
                 place = _target if key == "target" else _draft
-                files[key] = place(path.parent, str(value))
-            elif key in keys:
-                settings[keys[key].name or key] = keys[key].type(value)
+                files[key] = place(path.parent, given)
             else:
-                known = ", ".join(("target", "draft", *keys))
-                raise click.BadParameter(f"no such setting; the settings are {known}.")
+                settings[option.name or key] = option.type(given)
         except click.BadParameter as error:
-            raise InputError(f"{where} {key}: {error.message.removesuffix('.')}") from None
+            raise FileError(f"{where} {key}: {error.message.removesuffix('.')}") from None
     if "target" not in files:
-        raise InputError(f"{where} has no target: name its GGUF file")
+        raise FileError(f"{where} has no target: name its GGUF file")
     try:
         _check_name(name)
     except click.BadParameter as error:
-        raise InputError(f"{where}: {error.message.removesuffix('.')}") from None
+        raise FileError(f"{where}: {error.message.removesuffix('.')}") from None
     return NamedModel(name, files["target"], files.get("draft"), settings)
 
 

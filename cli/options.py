@@ -24,7 +24,6 @@ from dflash_local.text_file import read_text
 
 from .values import (
     WholeText,
-    draft_width,
     file_keys,
     json_object,
     names,
@@ -150,7 +149,7 @@ def in_options(text: str) -> str:
     """The text of an error, with the names of options in place of those of Python's arguments."""
     names = {
         option.name: f"--{option.long_name}"
-        for option in (*LOADING, *SAMPLING, DRAFT_WIDTH)
+        for option in (*LOADING, *CACHE, *SAMPLING, DRAFT_WIDTH)
         if option.name and "_" in option.name
     }
     for name, flag in (_FLAGS | names).items():
@@ -182,12 +181,25 @@ TARGET = Option(
     help=f"{TARGET_HELP} Without it, smollm2-135m is used.",
 )
 
+
+def _of_its_target(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The drafter. A setting or a variable is for the target that stands there: a target on the
+    command line comes without it."""
+
+    def is_here(name: str) -> bool:
+        return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+    others = any(map(is_here, ("target", "model", "pair")))
+    return value if is_here("draft") or not others else None
+
+
 DRAFT = Option(
     "-md",
     "--draft",
     "--model-draft",
     "--spec-draft-model",
     type=WholeText(),
+    callback=_of_its_target,
     metavar="DRAFTER",
     show_default="the name's own, a DFlash file in the folder or repository, or the model's heads",
     help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter or of a "
@@ -222,18 +234,18 @@ LOADING = (
         "--ctx",
         "--ctx-size",
         "n_ctx",
-        type=whole(1),
+        type=whole(1, words={"0": None}),
         show_default=_AUTO,
-        help="Context length in tokens, prompt and answer together.",
+        help="Context length in tokens, prompt and answer together; 0 for what fits.",
     ),
     Option(
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
         "n_gpu_layers",
-        type=whole(0),
+        type=whole(0, words={"auto": None, "-1": None, "all": -1}),
         show_default=_AUTO,
-        help="Layers of the target on the GPU.",
+        help="Layers of the target on the GPU, or all.",
     ),
     Option(
         "-cmoe",
@@ -428,6 +440,29 @@ LOADING = (
     ),
 )
 
+CACHE = (
+    Option(
+        "--cache-mb",
+        type=whole(0, 1 << 24),
+        default=1024,
+        help="MiB of host memory, for each model, that keep prompts and answers after they had to "
+        "leave their slot, so that they need not be computed again; 0 keeps none.",
+    ),
+    Option(
+        "--cache-dir",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        help="A folder that keeps as many MiB again, also after the server has ended. Whoever can "
+        "read the folder can read the texts in it.",
+    ),
+    Option(
+        "--slot-save-path",
+        type=click.Path(file_okay=False, exists=True),
+        metavar="DIR",
+        help="A folder for what POST /slots/N?action=save keeps of a slot.",
+    ),
+)
+
 SAMPLING = (
     Option(
         "--temp",
@@ -497,7 +532,7 @@ SAMPLING = (
 
 DRAFT_WIDTH = Option(
     "--draft-width",
-    type=draft_width,
+    type=whole(0, words={"auto": "auto"}),
     metavar="N",
     show_default="auto",
     help="Tokens that the target checks per round; 0 is plain decoding, auto chooses the fastest.",

@@ -20,6 +20,7 @@ from . import interrupt
 from .loading import check_files, chosen_files, tell_missing_drafter
 from .models_file import NamedModel, check_names, named_model, read_models
 from .options import (
+    CACHE,
     DRAFT_WIDTH,
     FILES,
     LOADING,
@@ -32,6 +33,7 @@ from .options import (
     SectionedCommand,
     values_of,
 )
+from .settings import FROM_ELSEWHERE
 from .terminal import Speaker
 from .values import (
     WholeText,
@@ -282,29 +284,6 @@ USUAL_SAMPLING = (
     ),
 )
 
-CACHE = (
-    Option(
-        "--cache-mb",
-        type=whole(0, 1 << 24),
-        default=1024,
-        help="MiB of host memory, for each model, that keep prompts and answers after they had to "
-        "leave their slot, so that they need not be computed again; 0 keeps none.",
-    ),
-    Option(
-        "--cache-dir",
-        type=click.Path(file_okay=False),
-        metavar="DIR",
-        help="A folder that keeps as many MiB again, also after the server has ended. Whoever can "
-        "read the folder can read the texts in it.",
-    ),
-    Option(
-        "--slot-save-path",
-        type=click.Path(file_okay=False, exists=True),
-        metavar="DIR",
-        help="A folder for what POST /slots/N?action=save keeps of a slot.",
-    ),
-)
-
 RECORD = Option(
     "--record",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -345,7 +324,8 @@ USUAL_OPTIONS = (
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS, usual=USUAL_OPTIONS)
-def serve(**values: Any) -> int:
+@click.pass_context
+def serve(ctx: click.Context, /, **values: Any) -> int:
     """Answer editors and programs over HTTP.
 
     It speaks the APIs of OpenAI, llama-server, Anthropic and Ollama, and has a page to chat.
@@ -353,6 +333,10 @@ def serve(**values: Any) -> int:
     several models, and requests name theirs. SIGTERM lets running answers finish; Ctrl-C ends at
     once.
     """
+    if values["named_models"] or values["models_file"] is not None:
+        for name in ("target", "draft"):
+            if ctx.get_parameter_source(name) in FROM_ELSEWHERE:
+                values[name] = None  # it is for the commands of one model
     _check_choice(values)
     say = Speaker(False)
     from dflash_local.model import Model
@@ -412,6 +396,8 @@ def _at_once(
     values: Mapping[str, Any], say: Speaker, recorder: Recorder | None
 ) -> list[ModelSource]:
     """The model of --target, and those of --embedding-model, which have the --pooling then."""
+    from dflash_local.gguf.file import GgufFile
+
     given = values["embedding_models"]
     # --ctx and --draft-width are the target's.
     theirs = {**values, "n_ctx": None, "draft_width": None}
@@ -419,6 +405,7 @@ def _at_once(
     sources = [_source(model, theirs, say, recorder) for model in models]
     for source in sources:
         if source.use == "chat":
+            GgufFile.open(source.target)  # what is wrong with a file that cannot be read
             raise InputError(
                 f"--embedding-model {source.name} writes text: give an embedding model, or add "
                 "--pooling last"

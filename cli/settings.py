@@ -8,14 +8,15 @@ then its environment variable, then the file.
 from __future__ import annotations
 
 import difflib
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from dflash_local.errors import InputError
+from dflash_local.errors import FileError
 from dflash_local.text_file import read_toml
 
 from .options import ENVIRONMENT, Option
@@ -38,30 +39,52 @@ FROM_ELSEWHERE = (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 
 
 def default_map(group: click.Group) -> dict[str, dict[str, Any]]:
-    """The settings of the file by command and parameter, as click takes them. Raises InputError for
+    """The settings of the file by command and parameter, as click takes them. Raises FileError for
     a file that cannot be understood, OSError."""
     path = settings_file()
     if not path.exists() and not os.environ.get(CONFIG):
         return {}
     found = read_toml(path)
     options = {name: _options(command) for name, command in group.commands.items()}
-    tables = {name: table for name, table in found.items() if isinstance(table, dict)}
-    general = {key: value for key, value in found.items() if key not in tables}
     everywhere = {key for known in options.values() for key in known}
-    for key in general:
-        _check_known(f"{path}: {key}", key, everywhere)
+    tables = {
+        name: table
+        for name, table in found.items()
+        if isinstance(table, dict) and name.replace("_", "-") not in everywhere
+    }
+    rest = {key: value for key, value in found.items() if key not in tables}
+    general = _placed(f"{path}: ", rest, everywhere)
+    own = {}
     for name, table in tables.items():
         _check_known(f"{path}: [{name}]", name, options)
-        for key in table:
-            _check_known(f"{path}: [{name}] {key}", key, options[name])
+        own[name] = _placed(f"{path}: [{name}] ", table, options[name])
     settings = {}
     for name, known in options.items():
         usual = {key: value for key, value in general.items() if key in known and not known[key].of}
         settings[name] = {
-            known[key].name or key: _value(known[key], value)
-            for key, value in {**usual, **tables.get(name, {})}.items()
+            known[key].name or key: read_value(where, known[key], value)
+            for key, (where, value) in {**usual, **own.get(name, {})}.items()
         }
     return settings
+
+
+def read_value(where: str, option: Option, value: Any) -> Any:
+    """A value of TOML as click takes it: what the command line would have, or a flag's bool.
+    `where` is its place in errors. Raises FileError for what no command line could say."""
+    if isinstance(value, dict) and option.metavar == "JSON":
+        return json.dumps(value)
+    takes_list = option.multiple or "..." in (option.metavar or "")
+    parts = value if isinstance(value, list) and takes_list else [value]
+    for part in parts:
+        fits = option.is_flag if isinstance(part, bool) else isinstance(part, str | int | float)
+        if not fits:
+            kinds = "true nor false" if option.is_flag else "a text nor a number"
+            told = str(part).lower() if isinstance(part, bool) else part
+            raise FileError(f"{where}: {told} is neither {kinds}")
+    if option.is_flag:
+        return value
+    texts = list(map(str, parts))
+    return texts if option.multiple else ",".join(texts)
 
 
 def unknown_variables(group: click.Group) -> Iterator[str]:
@@ -106,15 +129,21 @@ def _options(command: click.Command) -> dict[str, Option]:
     return {each.long_name: each for each in command.params if isinstance(each, Option)}
 
 
-def _value(option: click.Option, value: Any) -> Any:
-    if isinstance(value, list) and not option.multiple:
-        return ",".join(map(str, value))
-    return [value] if option.multiple and not isinstance(value, list) else value
+def _placed(
+    where: str, table: Mapping[str, Any], known: Collection[str]
+) -> dict[str, tuple[str, Any]]:
+    """The values of a table with their places, by the long names of options."""
+    found = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        _check_known(where + key, name, known)
+        found[name] = (where + key, value)
+    return found
 
 
-def _check_known(where: str, key: str, known: Mapping[str, Any] | set[str]) -> None:
+def _check_known(where: str, key: str, known: Collection[str]) -> None:
     if key in known:
         return
-    near = difflib.get_close_matches(key.replace("_", "-"), list(known), 1)
+    near = difflib.get_close_matches(key, list(known), 1)
     hint = f"did you mean {near[0]}?" if near else "`dflash-local -h` lists commands and options"
-    raise InputError(f"{where} is no setting; {hint}")
+    raise FileError(f"{where} is no setting; {hint}")

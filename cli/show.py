@@ -114,7 +114,9 @@ def _model(files: Files, name: str, drafter: int) -> dict[str, Any]:
     """The memory that a model takes beside a drafter of so many bytes, and its quantisations: their
     bytes, whether they are here and fit, and how many bytes of experts would lie in RAM. A file
     alone goes by `name`."""
+    from dflash_local.fit.architectures import EMBEDDING_ARCHITECTURES
     from dflash_local.fit.options import LoadOptions
+    from dflash_local.fit.pairing import check_model
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama import runtime
     from dflash_local.pairs.defaults import defaults_of
@@ -122,7 +124,11 @@ def _model(files: Files, name: str, drafter: int) -> dict[str, Any]:
 
     devices = runtime.devices()
     sizes = files.sizes()
-    model = files.remote() if files.missing() else GgufFile.open(files.path())
+    if files.missing():
+        model = files.remote()
+    else:
+        model = GgufFile.open(files.path())
+        check_model(model, takes=EMBEDDING_ARCHITECTURES)
     options = LoadOptions(n_ctx=_CONTEXT)
     sizes = sizes or {name: model.n_bytes}
     fitting = which_fit(model, drafter, options, devices, sizes)

@@ -10,8 +10,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import click
 
@@ -26,31 +27,25 @@ MAX_BIAS = 1e6
 """Far beyond any logit; to ban a token for certain takes -inf."""
 
 
-def whole(low: int, high: int = MAX_INT) -> Callable[[Any], int]:
-    """Reads a whole number from `low` to `high`, both included."""
+def whole(
+    low: int, high: int = MAX_INT, words: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[[Any], Any]:
+    """Reads a whole number from `low` to `high`, both included, or a word for another value."""
 
-    def n(value: Any) -> int:
+    def n(value: Any) -> Any:
+        if str(value) in words:
+            return words[str(value)]
         try:
             given = int(value)
         except ValueError:
             given = low - 1
         if not low <= given <= high:
-            raise click.BadParameter(f"{value!s} is not a whole number from {low} to {high}.")
+            expected = "".join(f"{word}, or " for word in words)
+            expected += f"a whole number from {low} to {high}"
+            raise click.BadParameter(f"{value!s} is not {expected}.")
         return given
 
     return n
-
-
-def draft_width(value: Any) -> int | Literal["auto"]:
-    """Reads `auto` or a number of rows."""
-    if value == "auto":
-        return "auto"
-    try:
-        return whole(0)(value)
-    except click.BadParameter:
-        raise click.BadParameter(
-            f"{value!s} is neither auto nor a whole number from 0 to {MAX_INT}."
-        ) from None
 
 
 def number(low: float, high: float, *, above: bool = False) -> Callable[[Any], float]:

@@ -107,6 +107,16 @@ _LACKING = {
     ),
 }
 """Methods of llama-cpp-python that this lacks, and their replacements."""
+_LACKING_VALUES = {
+    **dict.fromkeys(
+        ("n_tokens", "scores", "input_ids", "eval_tokens", "eval_logits"),
+        "model.stream gives tokens one by one, with logprobs",
+    ),
+    "metadata": "`dflash-local inspect` shows what a file says",
+    "chat_format": "chats take the template of the model's file",
+    "chat_handler": "images are read with the projector beside the model's file",
+}
+"""The same of what are no methods."""
 
 
 class Llama:
@@ -144,7 +154,8 @@ class Llama:
     ) -> None:
         rope = {name: others.pop(name) for name in ROPE_NUMBERS if name in others}
         for name, value in others.items():
-            if name not in _WITHOUT_EFFECT and value is not None:
+            is_usual = value is None or value is False or value == -1
+            if name not in _WITHOUT_EFFECT and not is_usual:
                 raise InputError(f"Llama takes no {name} here; leave it out")
         for name, kind in (("type_k", type_k), ("type_v", type_v)):
             if kind is not None and kind not in _KV_TYPES:
@@ -176,6 +187,7 @@ class Llama:
             quiet=not verbose,
         )
         self._seed = seed
+        self.verbose = verbose
 
     @classmethod
     def from_pretrained(cls, repo_id: str, filename: str | None = None, **settings: Any) -> Llama:
@@ -194,8 +206,9 @@ class Llama:
     def create_completion(
         self,
         prompt: str | Sequence[int],
-        *,
+        suffix: None = None,
         max_tokens: int | None = 16,
+        *,
         echo: bool = False,
         stream: bool = False,
         model: str | None = None,
@@ -205,6 +218,7 @@ class Llama:
 
         Raises InputError for unknown settings, such as `logprobs`, which `model.generate` has.
         """
+        _refuse({"suffix": suffix})
         options = self._options(max_tokens, {"temperature": 0.8, **settings})
         head = self._head("cmpl", "text_completion", model)
         begun = (prompt if isinstance(prompt, str) else self.model.detokenize(prompt)) * echo
@@ -254,9 +268,12 @@ class Llama:
         given = text.decode("utf-8", "replace")
         return self.model.target.vocabulary.tokenize(given, special=special, add_special=add_bos)
 
-    def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """The text of `tokens`, without control tokens."""
-        return self.model.detokenize(tokens).encode()
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: None = None, special: bool = False
+    ) -> bytes:
+        """The text of `tokens`, with `special` also the names of control tokens."""
+        _refuse({"prev_tokens": prev_tokens})
+        return self.model.target.vocabulary.detokenize(tokens, special=special).encode()
 
     def n_ctx(self) -> int:
         """Tokens that prompt and answer may have together."""
@@ -281,6 +298,8 @@ class Llama:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Callable[..., Any]:
+            if name in _LACKING_VALUES:
+                raise AttributeError(f"Llama has no {name} here; {_LACKING_VALUES[name]}")
             if name not in _LACKING:
                 raise AttributeError(f"'Llama' object has no attribute {name!r}")
 

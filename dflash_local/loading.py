@@ -17,8 +17,8 @@ from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.draft.model_drafter import ModelDrafter
 from dflash_local.engine.engine import Engine, most_nodes
-from dflash_local.errors import BackendError, DflashError, FileError, InputError
-from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings
+from dflash_local.errors import BackendError, DflashError, FileError, InputError, PairError
+from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings, check_names
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -36,7 +36,7 @@ from dflash_local.pairs.projector import find_projector, without_projector
 from dflash_local.prefixes.files import PrefixFiles, SlotFiles
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import to_stderr
-from dflash_local.setup import Setup, split_by_layers_because
+from dflash_local.setup import NO_HEADS, Setup, split_by_layers_because
 from dflash_local.target_model.bare_pass import takes_back
 from dflash_local.target_model.projector import Projector
 from dflash_local.target_model.target import Target
@@ -145,11 +145,12 @@ def load(
     numbers if they do not fit the memory, BackendError if llama.cpp itself fails, and its subclass
     WorkerLostError if a worker does not answer.
     """
+    check_names(settings, LoadSettings.__annotations__, "load", "help(dflash_local.load) has them")
     options = LoadOptions(**settings)
     percent = say is None or progress is None
     say = say or (_silent if quiet else to_stderr)
     files = find_pair(target, draft, say=say, options=options)
-    pair = open_pair(files.target, files.draft).with_keys(options.override_kv)
+    pair = _with_keys(open_pair(files.target, files.draft), options, say)
     options = replace(options, mmproj=find_projector(files.target, options.mmproj, say))
     engine, plan, measure = _open(
         pair, options, say=say, progress=progress, percent=say if percent else _silent
@@ -229,10 +230,31 @@ def _open(
         raise
 
     def measure() -> None:
-        if engine.copies is not None and engine.controller is None:
+        if engine.copies is None or engine.controller is not None:
+            return
+        try:
             engine.control(_controller(target, drafter, say, options.recalibrate))
+        except BackendError as fault:
+            if not setup.named.by_default:
+                raise
+            why = f"{NO_HEADS} {fault}"
+            engine.decode_plainly(why)
+            say(why)
 
     return engine, setup.plan, measure
+
+
+def _with_keys(pair: Pair, options: LoadOptions, say: Say) -> Pair:
+    """The pair with other values for keys, without heads that nobody asked for if these do not go
+    with them. Raises as `open_pair`."""
+    try:
+        return pair.with_keys(options.override_kv)
+    except PairError as fault:
+        if not pair.by_default:
+            raise
+        alone = pair.without_drafts().with_keys(options.override_kv)
+        say(f"{NO_HEADS} {fault}")
+        return alone
 
 
 def _planned(pair: Pair, options: LoadOptions, say: Say) -> Setup:
@@ -254,21 +276,33 @@ def _planned(pair: Pair, options: LoadOptions, say: Say) -> Setup:
 def _with_drafter(
     setup: Setup, target: Target, progress: Progress, say: Say
 ) -> tuple[Setup, Drafter | None, Controller | None]:
-    """The setup that a loaded target can do, with its drafter; and with a controller already where
-    drafts must pay for snapshots."""
+    """The setup that a loaded target can do, with its drafter, if it has one that works; and with a
+    controller already where drafts must pay for snapshots."""
     if target.way_back.kind == "replay" and not takes_back(target):
-        setup = _tried(setup.without_replay(), say)
+        try:
+            setup = _tried(setup.without_replay(), say)
+        except BackendError as fault:  # the memory may not hold the target twice
+            return _alone(setup.without_drafts(f"drafting is off: {fault}"), target, say)
         target.reopen(setup.target_options)
-    drafter = _drafter_of(setup, target, say)
-    if target.few_rows:
-        say(target.few_rows.line)
-    progress(1.0)
-    if not _may_copy(setup, target) or not _must_pay(setup, target):
-        return setup, drafter, None
-    controller = _controller(target, drafter, say, setup.options.recalibrate)
+    try:
+        drafter = _drafter_of(setup, target, say)
+        if target.few_rows:
+            say(target.few_rows.line)
+        progress(1.0)
+        if not _may_copy(setup, target) or not _must_pay(setup, target):
+            return setup, drafter, None
+        controller = _controller(target, drafter, say, setup.options.recalibrate)
+    except BackendError as fault:
+        if not setup.named.by_default:
+            raise
+        return _alone(setup.without_drafts(f"{NO_HEADS} {fault}"), target, say)
     if _may_pay(setup, target, controller):
         return setup, drafter, controller
-    setup = setup.without_drafts()
+    return _alone(setup.without_drafts(), target, say)
+
+
+def _alone(setup: Setup, target: Target, say: Say) -> tuple[Setup, None, None]:
+    """A loaded target as a setup without drafts has it."""
     say(setup.finding)
     target.reopen(setup.target_options)
     return setup, None, None

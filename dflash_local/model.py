@@ -23,6 +23,7 @@ from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
 from dflash_local.controller import records
+from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
@@ -39,7 +40,7 @@ from dflash_local.options import (
     owner_of,
     sampling_of,
     seconds_of,
-    stops_of,
+    texts_of,
     token_ids,
 )
 from dflash_local.pairs.defaults import CHAT_SAMPLING
@@ -82,7 +83,6 @@ class Model:
         self.projector: Projector | None = None
         """What reads images for the target, if it was loaded with one."""
         self.target = target
-        self.drafter = engine.drafter
         drafts = engine.drafter or engine.plain_because or engine.copies is not None
         self.draft_width: int | Literal["auto"] = "auto" if drafts else 0
         """Verify width of requests that name none."""
@@ -117,6 +117,11 @@ class Model:
         _open_models.add(self)
         # A model without references is freed, and its thread ends then.
         weakref.finalize(self, self._worker.stop).atexit = False
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The drafter of the target; None without one."""
+        return self.engine.drafter
 
     # Text and tokens
 
@@ -554,7 +559,7 @@ class Model:
         special = bool(options.get("special"))
         shifts = options.get("context_shift", self.context_shift)
         piece = partial(self._vocabulary.piece, special=special)
-        text = TextStream(piece, stops_of(options), stops_of(options, "stop_kept"))
+        text = TextStream(piece, texts_of(options, "stop"), texts_of(options, "stop_kept"))
         request = Request(
             tokens,
             sampling,
@@ -599,7 +604,7 @@ class Model:
             if wrong := allowed - every:
                 raise InputError(f"allowed_token_ids has {min(wrong)}, which is no token")
             never |= every - allowed
-        for word in options.get("bad_words") or ():
+        for word in texts_of(options, "bad_words"):
             alone, spaced = (
                 self._vocabulary.tokenize(text, special=True, add_special=False)
                 for text in (word, f" {word}")

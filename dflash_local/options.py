@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import reprlib
 import threading
@@ -13,7 +12,7 @@ from typing import Any, Literal, TypedDict
 from dflash_local.chat.tool import Tool
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import InputError
-from dflash_local.fit.options import checked_scale
+from dflash_local.fit.options import check_names, checked_scale
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.thinking import ThinkingBudget
 
@@ -36,15 +35,15 @@ class Options(TypedDict, total=False):
     wait for a slot before QueueTimeoutError is raised. `deadline_s`: seconds after the first token
     at which the answer ends, as `max_tokens` ends it. `cache_prompt` False computes the whole
     prompt again. `ignore_eos` forbids the end-of-text tokens, `bad_words` those of words that are
-    one token, `allowed_token_ids` all but these. `special` writes the names of control tokens into
-    the text. `logit_bias` takes token ids, and texts, which stand for their tokens.
-    `prompt_logprobs` reports log-probabilities of the prompt's tokens, with so many alternatives to
-    each; nothing of the prompt then comes from the caches. `prompt_progress` has the first chunks
-    tell the part of the prompt that is read. `lora` says how strongly adapters act, by their number
-    in the load's `lora`, from 0; those that it leaves out do not. `id_slot` is the slot, from 0,
-    that the request takes if that is free. With `context_shift` an answer goes on where the context
-    is full: the first `n_keep` tokens stay (-1: the whole prompt), and of the rest the older half
-    is left out, or `n_discard` tokens.
+    one token, `allowed_token_ids` all but these; an answer that has all its grammar allows ends
+    even so. `special` writes the names of control tokens into the text. `logit_bias` takes token
+    ids, and texts, which stand for their tokens. `prompt_logprobs` reports log-probabilities of the
+    prompt's tokens, with so many alternatives to each; nothing of the prompt then comes from the
+    caches. `prompt_progress` has the first chunks tell the part of the prompt that is read. `lora`
+    says how strongly adapters act, by their number in the load's `lora`, from 0; those that it
+    leaves out do not. `id_slot` is the slot, from 0, that the request takes if that is free. With
+    `context_shift` an answer goes on where the context is full: the first `n_keep` tokens stay (-1:
+    the whole prompt), and of the rest the older half is left out, or `n_discard` tokens.
 
     `owner` names whom the request is for: drafts may be copied from recent texts of the same owner,
     too, and the beginning of a prompt is reused from texts of that owner alone. None: copied from
@@ -125,12 +124,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Raises InputError for a name that is not an option, with the one that was meant, and for a
     text such as "no", which would count as true."""
     known = _SAMPLING | Options.__annotations__.keys()
-    unknown = options.keys() - known
-    if unknown:
-        name = min(unknown)
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "see dflash_local.options.Options"
-        raise InputError(f"{name!r} is not an option of a request; {hint}")
+    check_names(options, known, "a request", "see dflash_local.options.Options")
     for name in _FLAGS:
         if not isinstance(options.get(name, False), bool):
             raise InputError(f"{name} is {reprlib.repr(options[name])}; give True or False")
@@ -146,14 +140,16 @@ def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**{k: v for k, v in options.items() if k in _SAMPLING})
 
 
-def stops_of(
-    options: Mapping[str, Any], name: Literal["stop", "stop_kept"] = "stop"
+def texts_of(
+    options: Mapping[str, Any], name: Literal["stop", "stop_kept", "bad_words"]
 ) -> tuple[str, ...]:
-    """The texts that end the answer. Raises InputError."""
-    stop = options.get(name) or ()
-    if not isinstance(stop, Iterable):
-        raise InputError(f"{name} is {stop!r}; give a text, or several in a list")
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+    """The texts of an option that has one, or several in a list. Raises InputError."""
+    given = options.get(name) or ()
+    texts = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"{name} is {text!r}; give a text, or several in a list")
+    return texts
 
 
 def cancel_of(options: Mapping[str, Any]) -> threading.Event | None:
@@ -169,6 +165,8 @@ def owner_of(options: Mapping[str, Any]) -> str | None:
     owner: str | None = options.get("owner")
     if not (owner is None or isinstance(owner, str)):
         raise InputError(f"owner is {owner!r}; give a text, or None")
+    if owner is not None and any("\ud800" <= character <= "\udfff" for character in owner):
+        raise InputError(f"owner is {owner!r}, which has half a surrogate pair; give Unicode text")
     return owner
 
 

@@ -46,6 +46,7 @@ _NO_WIDTH = (
 _NO_REPLAY = (
     "this device cannot replay the recurrent state, so rejected drafts are taken back another way:"
 )
+NO_HEADS = "the target's own heads are not used:"
 _NO_ROOM_FOR_HEADS = "the memory does not hold them, too"
 _FEWER_SNAPSHOTS = (
     "llama.cpp's graph has room for {} snapshots of this target's recurrent state; planned again:"
@@ -207,8 +208,7 @@ class Setup:
 
     def without_heads(self, why: str) -> Setup:
         """The next setup where heads that nobody asked for cannot be used."""
-        finding = f"the target's own heads are not used: {why}"
-        return replace(self, named=self.named.without_drafts(), finding=finding)
+        return replace(self, named=self.named.without_drafts(), finding=f"{NO_HEADS} {why}")
 
     def without_replay(self) -> Setup:
         """The next setup of a loaded target, which cannot replay rows here."""
@@ -220,8 +220,9 @@ class Setup:
         """The next setup where llama.cpp's graph has room for so many snapshots."""
         return replace(self, most_snapshots=n, finding=_FEWER_SNAPSHOTS.format(n))
 
-    def without_drafts(self) -> Setup:
-        """The next setup of a loaded target with snapshots, for which drafting could not pay."""
+    def without_drafts(self, why: str = _NO_GAIN) -> Setup:
+        """The next setup of a loaded target: it alone, as drafting could not pay for its snapshots,
+        or cannot be done."""
         plan, named = self.plan, self.named.without_drafts()
         options = replace(
             self.options,
@@ -229,7 +230,7 @@ class Setup:
             n_gpu_layers=plan.n_gpu_layers,
             n_cpu_moe=plan.n_cpu_moe,
         )
-        return replace(self, named=named, options=options, finding=_NO_GAIN)
+        return replace(self, named=named, options=options, finding=why)
 
     @cached_property
     def _choice(self) -> tuple[Pair, Plan, str | None]:

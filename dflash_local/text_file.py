@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dflash_local.errors import FileError, InputError
+from dflash_local.errors import FileError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,12 +43,12 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The keys and tables of a TOML file. Raises InputError, OSError."""
+    """The keys and tables of a TOML file. Raises FileError, OSError."""
     text = read_text(path).removeprefix("\ufeff")
     try:
         tables: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
+        raise FileError(f"{path} is not TOML: {error}") from None
     return tables
 
 

@@ -11,13 +11,13 @@ import dflash_local
 def main() -> None:
     # or load("target.gguf", "drafter.gguf")
     with dflash_local.load("smollm2-135m", quiet=True) as model:
-        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        messages = [{"role": "user", "content": "How do plants make their food?"}]
         first = model.chat(messages, max_tokens=64)
         print(first.text)
 
         messages += [
             {"role": "assistant", "content": first.text},
-            {"role": "user", "content": "What is it famous for?"},
+            {"role": "user", "content": "Say it in one sentence."},
         ]
         second = model.chat(messages, max_tokens=64)
         print(second.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,19 @@ def test_a_method_that_is_missing_says_what_to_take(ours: Llama) -> None:
     assert not hasattr(ours, "nonesuch")
 
 
+@pytest.mark.parametrize("name", ["metadata", "n_tokens", "scores", "chat_format"])
+def test_a_value_that_is_missing_says_what_to_take(ours: Llama, name: str) -> None:
+    with pytest.raises(AttributeError, match=f"no {name} here; "):
+        getattr(ours, name)
+
+
+def test_every_argument_may_have_its_default(pair: tuple[Path, Path]) -> None:
+    arguments = inspect.signature(llama_cpp.Llama.__init__).parameters.values()
+    usual = {each.name: each.default for each in arguments if each.default is not each.empty}
+    with Llama(pair[0], **{**usual, "verbose": False}) as llm:
+        assert llm.n_ctx() == 512 and llm.verbose is False
+
+
 def test_a_file_of_the_hub_is_named_by_its_quantisation() -> None:
     with pytest.raises(InputError, match="such as"):
         Llama.from_pretrained("owner/repo", "model.gguf")
@@ -98,6 +112,7 @@ def test_a_completion_is_theirs(ours: Llama, theirs: llama_cpp.Llama, more: dict
     assert mine["choices"][0]["finish_reason"] == other["choices"][0]["finish_reason"]
     assert mine["usage"]["prompt_tokens"] == other["usage"]["prompt_tokens"]
     assert shape(mine) == shape(other)
+    assert ours(PROMPT, None, 4, temperature=0.0)["usage"]["completion_tokens"] == 4
     mine, *_ = pieces = list(ours(PROMPT, stream=True, **asked))
     other = next(iter(theirs(PROMPT, stream=True, **asked)))
     assert mine.keys() == other.keys() and mine["choices"][0].keys() == other["choices"][0].keys()
@@ -139,6 +154,8 @@ def test_tokens_are_theirs(ours: Llama, theirs: llama_cpp.Llama) -> None:
     text = "naïve café 🙂".encode()
     assert ours.tokenize(text) == theirs.tokenize(text)
     assert ours.detokenize(ours.tokenize(text)) == text
+    ids = theirs.tokenize(b"<|im_end|>", False, True)
+    assert ours.detokenize(ids, None, True) == theirs.detokenize(ids, None, True) != b""
     assert (ours.n_ctx(), ours.n_vocab()) == (theirs.n_ctx(), theirs.n_vocab())
 
 

@@ -251,6 +251,9 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a", None]}, "stop is None"),
     ({"cancel": 5}, "cancel is 5; give a threading.Event"),
     ({"owner": 5}, "owner is 5; give a text, or None"),
+    ({"owner": "\ud800"}, "owner is '.ud800', which has half a surrogate pair"),
+    ({"bad_words": 5}, "bad_words is 5; give a text, or several in a list"),
+    ({"bad_words": ["a", None]}, "bad_words is None; give a text, or several in a list"),
     ({"id_slot": "a"}, "id_slot is 'a'; expected a whole number, 0 or more"),
     ({"context_shift": "no"}, "context_shift is 'no'; give True or False"),
     ({"cache_prompt": 0}, "cache_prompt is 0; give True or False"),
@@ -348,6 +351,7 @@ def test_pairs_that_do_not_load(no_file: Path, tmp_path: Path) -> None:
         ({"flash_attn": False, "kv_type": "q8_0"}, "needs flash attention"),
         ({"main_gpu": -1}, "main_gpu"),
         ({"draft_shape": "bush"}, "draft_shape is 'bush'"),
+        ({"nctx": 5}, "'nctx' is not an option of load; did you mean 'n_ctx'"),
     ],
     ids=str,
 )
@@ -371,6 +375,7 @@ def test_an_answer_has_no_bad_word(model: Model) -> None:
     text = model.generate(prompt, **usual).text
     assert "return" in text
     found = model.generate(prompt, bad_words=["return"], **usual)
+    assert found.tokens == model.generate(prompt, bad_words="return", **usual).tokens
     assert "return" not in found.text
     assert (
         found.tokens == model.generate(prompt, bad_words=["return"], draft_width=0, **usual).tokens

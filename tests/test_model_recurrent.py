@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import tiny_coder
-from dflash_local import Model, load
+from dflash_local import Model, load, loading
 from dflash_local.controller.calibration import budget_s
 from dflash_local.controller.costs import Costs
-from dflash_local.errors import InputError
+from dflash_local.errors import BackendError, InputError
 from dflash_local.fit.architectures import CELLS, TAPPED_ARCHITECTURES, WayBack
 from dflash_local.fit.options import LoadOptions
 from dflash_local.llama.runtime import Device
@@ -234,6 +234,30 @@ def test_where_a_pass_cannot_be_replayed_after_all(
     assert [answer.tokens for answer in found] == right
     with load(target, draft, draft_width=0, **OPTIONS) as model:
         assert model.drafter is None and model.target.max_width == 1
+
+
+def test_a_target_that_the_memory_does_not_hold_twice_is_loaded_alone(
+    files: Callable[[str, str], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rows cannot be replayed after all, another way back is tried beside the loaded one."""
+    ensure_loadable = loading.ensure_loadable
+
+    def short(*args: Any, **kwargs: Any) -> WayBack:
+        if kwargs["way_back"].kind != "replay":
+            raise BackendError("the trial load in a child process failed (load): no memory")
+        return ensure_loadable(*args, **kwargs)
+
+    target, draft = files("qwen35", "fused")
+    with load(target, "none", **OPTIONS) as plain:
+        right = plain.generate(PROMPTS[0], max_tokens=N).tokens
+    monkeypatch.setattr(loading, "ensure_loadable", short)
+    monkeypatch.setattr(loading, "takes_back", lambda _: False)
+    said: list[str] = []
+    with load(target, draft, say=said.append, **OPTIONS) as model:
+        assert model.drafter is None and model.target.way_back == CELLS
+        found = model.generate(PROMPTS[0], max_tokens=N)
+    assert found.tokens == right and "no memory" in (found.stats.drafting or "")
+    assert sum("drafting is off" in line for line in said) == 1
 
 
 @pytest.mark.usefixtures("no_replay")

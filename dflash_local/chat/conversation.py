@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from dflash_local.errors import InputError
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -21,7 +23,8 @@ def conversation(messages: object, source: str) -> list[dict[str, Any]]:
 
     - Content that comes in text parts becomes one text, with a line break between parts. A message
       with tool calls and no content gets an empty text.
-    - Arguments of tool calls become objects, and fields that are null are left out.
+    - Arguments of tool calls become objects, and those that were cut off keep what is complete.
+      Fields that are null are left out.
     - The role `developer` becomes `system` if the template does not know it.
     - The reasoning of earlier answers gets the name that the template uses, or is left out if the
       template uses none.
@@ -123,10 +126,8 @@ def _call(where: str, call: object) -> dict[str, Any]:
     if isinstance(arguments, str) and arguments.strip():
         try:
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{where}: arguments are not JSON: {error}; give the text of a JSON object"
-            ) from None
+        except (ValueError, RecursionError):  # a call that `max_tokens` has cut off, sent back
+            arguments = complete_fields(arguments)
     elif arguments is None or isinstance(arguments, str):
         arguments = {}
     if not isinstance(arguments, Mapping):
@@ -134,6 +135,15 @@ def _call(where: str, call: object) -> dict[str, Any]:
             f"{where}: arguments are {_kind(arguments)}; give the text of a JSON object"
         )
     return {"type": "function", **call, "function": {**function, "arguments": dict(arguments)}}
+
+
+def complete_fields(text: str) -> dict[str, Any]:
+    """The fields of a JSON object; of one that was cut off those that are complete."""
+    try:
+        found = from_json(text, allow_inf_nan=False, allow_partial=True)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _name_tools(messages: list[dict[str, Any]]) -> None:

@@ -97,7 +97,6 @@ class Controller:
         self._credit, self._off_until, self._pause = _CREDIT, 0, _PAUSE
         # The rounds since
         self._accepted = 0
-        self._n_resting = 0  # rows to inject because their sequences have not drafted
         self._n_fresh = 0  # in a row with new graphs
 
     def open(
@@ -193,7 +192,6 @@ class Controller:
                 found[:_SEEN] = [1.0] * min(_SEEN, len(found))
             chains.append(found[:limit])
             policy.n_drafted += 1
-            self._n_resting += self._round - policy.rest_from
             policy.rest_from = self._round
         return chains
 
@@ -283,14 +281,13 @@ class Controller:
                 costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected, fewer)
             else:
                 costs.observe_draft(n_drafting, depth, draft_s, fewer)
-            if inject_s and not self._looking:  # drafting pays for its rests, not for prompts
-                inject_s *= min(self._n_resting / n_injected, 1.0)
             host_s = costs.host_s + costs.draft_host_s if host_s is None else host_s
             if not n_others:
-                self._settle(inject_s + draft_s + verify_s + host_s)
+                once_s = inject_s if self._looking else 0.0  # prompts are injected once
+                self._settle(once_s + draft_s + verify_s + host_s)
             elif self._looking:  # its own part of the time is not known
                 self._spent += self._price_of_look
-        self._accepted = self._n_resting = 0
+        self._accepted = 0
 
     def _settle(self, seconds: float) -> None:
         """After a round that drafted: its lead over plain decoding."""

@@ -76,6 +76,7 @@ class Engine:
             n_branches = target.options.n_branches
             self._tree = Tree(most_nodes(n_branches, self.max_width), n_branches)
         self._n_steps = 0
+        self._scales: tuple[float, ...] | None = None  # of the adapters in the last step
         self._round_s = 0.0
         self.control(controller)
 
@@ -84,6 +85,14 @@ class Engine:
         self.controller = controller if self.drafter or self.copies else None
         self._round = Round(self.slots, self.prefix_cache, self.controller)
         self._prefill = Prefill(self.slots, self.prefix_cache, self._round)
+
+    def decode_plainly(self, why: str) -> None:
+        """Do without drafts from now on; `why` is one line. Call it before the first request."""
+        if self.drafter is not None:
+            self.drafter.close()
+        self.drafter = self.slots.drafter = self.copies = None
+        self.plain_because = why
+        self.control(None)
 
     @property
     def max_width(self) -> int:
@@ -276,8 +285,10 @@ class Engine:
         return self.slots.free_cells >= n
 
     def step(self, sequences: list[Sequence]) -> None:
-        """One chunk of the prompts that are not yet decoded, then one round of the others; of those
-        whose adapters act in the same way, one group after the other.
+        """One chunk of the prompts that are not yet decoded, then one round of the others.
+
+        Sequences whose adapters act in unlike ways take turns, a step for each group: one may use
+        all free cells, so `has_room` is to be asked before the next.
 
         An exception in one sequence's sampler or `on_token` ends that sequence alone and becomes
         its `error`. Any other exception is raised, ends all sequences and empties their caches.
@@ -287,7 +298,10 @@ class Engine:
                 if sequence.cancelled.is_set() and sequence.finish_reason is None:
                     sequence.finish_reason = "cancelled"
             unfinished = [s for s in sequences if s.finish_reason is None]
-            for scales in {self._lora(s.request): None for s in unfinished}:
+            groups = list({self._lora(s.request): None for s in unfinished})
+            if groups:
+                before = groups.index(self._scales) if self._scales in groups else -1
+                self._scales = scales = groups[(before + 1) % len(groups)]
                 self.target.adapt(scales)
                 self._step_of([s for s in unfinished if self._lora(s.request) == scales])
             self._n_steps += 1

@@ -145,9 +145,13 @@ class PrefixCache:
             slot.gave_up = True
             slot.pending = []
         slot.busy = False
+        self._used(slot)
+        self._slots.inject(slot)
+
+    def _used(self, slot: Slot) -> None:
+        """Others are to be emptied or overwritten before this slot."""
         self._clock += 1
         slot.last_use = self._clock
-        self._slots.inject(slot)
 
     def make_room(self, n: int) -> None:
         """Empty free slots, the least recently used first, until n cells are free."""
@@ -173,6 +177,7 @@ class PrefixCache:
         if not slot.cached:
             raise InputError(f"what was saved does not fit slot {slot.seq}")
         slot.owner = entry.owner
+        self._used(slot)
 
     def clear(self) -> None:
         """Empty all free slots, and the store with its files."""

@@ -15,6 +15,7 @@ from dflash_local.fit.options import (
     CHECKPOINTS,
     MAX_OUTPUT_ROWS,
     SPARE_IDS,
+    STORED_ROWS,
     LoadOptions,
     scaled_files,
 )
@@ -350,9 +351,14 @@ class Footprint:
             return self.drafter_weights + self.drafter_kv(n_ctx) + compute
         if self._has_heads:  # their weights are counted as those of the target's layers
             compute = max(self.compute_blocks(n_ctx), self.compute_head(n_ctx))
-            return 2 * self.drafter_kv(n_ctx) + compute
-        compute = self._drafter_compute + self.kept_graphs(n_ctx)
+            return 2 * self.drafter_kv(n_ctx) + compute + self.tap_store
+        compute = self._drafter_compute + self.kept_graphs(n_ctx) + self.tap_store
         return self.drafter_weights + 2 * self.drafter_kv(n_ctx) + compute
+
+    @property
+    def tap_store(self) -> int:
+        """Bytes of the target's hidden states that wait for the drafter."""
+        return 4 * self.taps * self._n_embd * (self._n_batch + STORED_ROWS * self._n_seq)
 
     def kept_graphs(self, n_ctx: int) -> int:
         """Masks and results of all draft graphs that are kept: on the drafter's device, and as much

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -47,6 +48,10 @@ MAX_IDS = 256
 
 MAX_OUTPUT_ROWS = 64
 """The most rows of a batch, per sequence, that can have logits: the widest verify pass."""
+
+STORED_ROWS = 2 * MAX_OUTPUT_ROWS
+"""Rows of each sequence whose hidden states wait for the drafter, besides those of a batch: those
+of a verify pass, and some before it."""
 
 MAX_COPY_FROM = 1 << 18
 """The most tokens of further text to copy from: each request takes their memory, 50 bytes for each,
@@ -248,6 +253,16 @@ class LoadOptions(ContextOptions):
             check_whole("draft_width", self.draft_width, 0, None)
         if self.cache_dir is not None and not self.cache_mb:
             raise InputError("cache_dir needs room in memory, too; give cache_mb, 1 or more")
+
+
+def check_names(given: Iterable[str], known: Collection[str], owner: str, place: str) -> None:
+    """Raises InputError for the first name that is not `known`, with the one that was meant, or
+    else the `place` that has them all."""
+    for name in sorted(given):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else place
+            raise InputError(f"{name!r} is not an option of {owner}; {hint}")
 
 
 def check_whole(name: str, value: Any, least: int, most: int | None) -> None:

@@ -242,6 +242,11 @@ def named_devices(devices: Sequence[Device], names: Sequence[str]) -> list[Devic
     GPUs; without names all. "none" names no GPU. Raises InputError."""
     own = {each.name: each for each in devices if "gpu" in each.type and not each.is_remote}
     if isinstance(names, str) or any(name not in {*own, "none"} for name in names):
+        if not own:
+            raise InputError(
+                f"device is {names!r}, but no GPU is seen here (see --list-devices); leave it out, "
+                "or give none"
+            )
         listed = ", ".join((*own, "none"))
         raise InputError(f"device is {names!r}; expected names of a list, of {listed}")
     if not names:

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dflash_local.errors import InputError
+from dflash_local.errors import FileError, InputError
 from dflash_local.fit.architectures import MIXTURES
 from dflash_local.gguf.drafter_spec import Family
 from dflash_local.sampling.params import SamplingParams
@@ -55,6 +55,11 @@ class Entry:
         found = (Path(file.locate()) for file in files or () if file.suffix == ".gguf")
         return next((path for path in found if path.is_file()), None)
 
+    def package_has(self, quant: str | None) -> bool:
+        """Whether that package has the target in this quantisation; None is the usual one."""
+        usual = self.quant or ""
+        return self.package is not None and (quant or usual).casefold() == usual.casefold()
+
     @property
     def is_mixture(self) -> bool:
         """Whether the target is a mixture of experts, as its name or its architecture says."""
@@ -91,25 +96,29 @@ _SAMPLING = {each.name for each in fields(SamplingParams)}
 
 
 def read_entry(where: str, name: str, table: Any) -> Entry:
-    """The table `name` of the registry file `where`. Raises InputError."""
+    """The table `name` of the registry file `where`. Raises FileError."""
     at = f"{where}: [{name}]"
     if not isinstance(table, dict) or "drafter" not in table:
-        raise InputError(
+        raise FileError(
             f"{at} has no drafter: name a hub repository or a file; a name with a dot stands in "
             "quotes"
         )
     for key, value in table.items():
         if key not in _KINDS:
-            raise InputError(f"{at} {key}: no such key; the keys are {', '.join(_KINDS)}")
-        if type(value) is not _KINDS[key]:
-            raise InputError(f"{at} {key}: {value!r} is not of type {_KINDS[key].__name__}")
+            raise FileError(f"{at} {key}: no such key; the keys are {', '.join(_KINDS)}")
+        if type(value) not in ((int, float) if _KINDS[key] is float else (_KINDS[key],)):
+            raise FileError(f"{at} {key}: {value!r} is not of type {_KINDS[key].__name__}")
     for key in ("size", "answer_length", "training_length"):
         if table.get(key, 1) < 1:
-            raise InputError(f"{at} {key}: {table[key]} is not 1 or more")
+            raise FileError(f"{at} {key}: {table[key]} is not 1 or more")
     for key in ("sampling", "thinking_sampling", "no_thinking_sampling"):
         unknown = table.get(key, {}).keys() - _SAMPLING
         if unknown:
-            raise InputError(f"{at} {key}: {min(unknown)} is no sampling option")
+            raise FileError(f"{at} {key}: {min(unknown)} is no sampling option")
+        try:
+            SamplingParams(**table.get(key, {})).validate(n_vocab=1)
+        except InputError as error:
+            raise FileError(f"{at} {key}: {error}") from None
     values = {**table, "aliases": tuple(map(str, table.get("aliases", ())))}
     for key in ("gguf", "with_heads", "drafter"):
         beside = Path(where).parent / table.get(key, "")

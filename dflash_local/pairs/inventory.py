@@ -100,7 +100,7 @@ def remove(address: Address) -> int:
     """Remove a pair, or one quantisation of its target, from the caches; the bytes that this frees.
 
     A target that another pair uses, whose drafter is here as well, stays. Raises InputError for
-    what was never fetched: a file or folder of the user's own is not touched.
+    what was never fetched: a file or folder of the user's own, or of a package, is not touched.
     """
     if isinstance(address, Path):
         store = store_of(address)
@@ -122,6 +122,9 @@ def remove(address: Address) -> int:
         freed += _remove_drafter(drafter, place.repo)
     elif entry is not None:
         freed += _remove_drafter(entry.drafter, _key(place))
+        if not freed and entry.packaged and entry.package_has(address.quant):
+            package = entry.package
+            raise InputError(f"{entry.name} is the package {package}'s: pip uninstall {package}")
     return freed
 
 

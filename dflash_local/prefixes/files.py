@@ -75,7 +75,7 @@ class PrefixFiles:
         """
         self.folder = Path(folder).expanduser()
         self.max_bytes = max_bytes
-        self._say = say or _silent
+        self.say = say or _silent
         self._key = _digest(key)
         self._prefixes: dict[Path, StoredPrefix] = {}
         self._lock = threading.Lock()
@@ -106,7 +106,7 @@ class PrefixFiles:
             return entry
         except (OSError, _Unusable, MemoryError) as error:
             if not isinstance(error, FileNotFoundError):  # another process made room
-                self._say(f"{prefix.path}: {error}; deleted")
+                self.say(f"{prefix.path}: {error}; deleted")
             self._remove(prefix.path)
             return None
 
@@ -124,7 +124,7 @@ class PrefixFiles:
             self._trim(n_bytes)
             _write_whole(path, content)
         except (OSError, MemoryError) as error:
-            self._say(f"{path}: cannot be written: {error}; this prefix is not kept")
+            self.say(f"{path}: cannot be written: {error}; this prefix is not kept")
             return False
         use = {field.name: getattr(entry, field.name) for field in fields(Prefix)}
         stored = StoredPrefix(**use, path=path, n_bytes=n_bytes)
@@ -145,7 +145,7 @@ class PrefixFiles:
     def _check_folder(self) -> None:
         open_to_others = os.name == "posix" and self.folder.stat().st_mode & 0o022
         if open_to_others:
-            self._say(f"{self.folder}: other users can write to it; chmod 700 it, or name another")
+            self.say(f"{self.folder}: other users can write to it; chmod 700 it, or name another")
 
     def _read_folder(self) -> None:
         for path in sorted(self.folder.iterdir()):
@@ -161,7 +161,7 @@ class PrefixFiles:
                 except FileNotFoundError:
                     continue
                 except (OSError, _Unusable) as error:
-                    self._say(f"{path}: {error}; deleted")
+                    self.say(f"{path}: {error}; deleted")
                     self._remove(path)
 
     def _remove(self, path: Path) -> None:

@@ -7,6 +7,7 @@ if another one begins with it and is as good.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dflash_local.prefixes.files import PrefixFiles, StoredPrefix
@@ -150,7 +151,11 @@ class PrefixStore:
                     self._writer = None
                     return
                 entry = self._leaving[0]
-            files.write(entry)
+            try:
+                files.write(entry)
+            except Exception as error:  # those behind it are written all the same
+                with suppress(Exception):
+                    files.say(f"a prefix could not be written, and is not kept: {error}")
             with self._lock:
                 self._leaving = self._leaving[1:]
 

@@ -78,14 +78,15 @@ class Sampler:
         vocabulary: Vocabulary | None = None,
     ) -> None:
         """`n_ctx` limits the reach of penalties. `constraint` is for the grammar in `params`, at
-        its beginning; None without one. DRY finds its breakers in `vocabulary`. Raises InputError
-        for bad parameters."""
+        its beginning; None without one. DRY finds its breakers in `vocabulary`, and what is bound
+        by a constraint its ends. Raises InputError for bad parameters."""
         params.validate(n_vocab)
         if params.bound != (constraint is not None):
             raise InputError("a sampler takes the constraint of its own grammar, and no other")
         self.params = params
         self.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else int(params.seed)
         self._n_vocab = n_vocab
+        self._vocabulary = vocabulary
         budget = params.thinking_budget
         if (params.is_dry or params.min_tokens or budget) and vocabulary is None:
             raise InputError("dry_multiplier, min_tokens and budgets need the vocabulary; give it")
@@ -314,11 +315,21 @@ class Sampler:
         elif not constraint.allows(token):
             masked = row().copy()
             constraint.mask(masked)
-            while not constraint.allows(token := self.checked(self.native.from_row(masked))):
+            while (token := self.native.from_row(masked)) >= 0 and not constraint.allows(token):
                 masked[token] = -np.inf  # the mask missed it
+            if token < 0:
+                token = self._end(token, masked)
         self.native.accept([token])
         constraint.accept(token)
         return token
+
+    def _end(self, drawn: int, masked: NDArray[np.float32]) -> int:
+        """The likeliest end, where no other token is left and the text may end: it comes even if
+        `logit_bias` forbids it. Raises as `sample` where it may not."""
+        assert self._constraint is not None
+        ends = self._vocabulary.ends if self._vocabulary and drawn != _NOT_FINITE else ()
+        allowed = [end for end in ends if self._constraint.allows(end)]
+        return max(allowed, key=lambda end: float(masked[end])) if allowed else self.checked(drawn)
 
     def _check_row(self, logits: NDArray[np.float32]) -> None:
         _ = self.native  # raises if it is closed

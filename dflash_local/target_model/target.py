@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dflash_local.cuda.few_rows import FewRows
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
-from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SPARE_IDS, scaled_files
+from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SPARE_IDS, STORED_ROWS, scaled_files
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.adapter import control_vector, open_adapter
 from dflash_local.gguf.file import GgufFile, file_key
@@ -39,7 +39,6 @@ from dflash_local.trial.model import ensure_loadable
 # isort: split
 import llama_cpp.llama_cpp as api
 
-_STORED_PER_SEQUENCE = 2 * MAX_OUTPUT_ROWS  # rows of a verify pass, and those before it
 _NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
 
 
@@ -246,7 +245,7 @@ class Target(Readout):
                 native.address(self._context),
                 options.n_seq,
                 list(options.tapped_layers),
-                self.n_batch + options.n_seq * _STORED_PER_SEQUENCE,
+                self.n_batch + options.n_seq * STORED_ROWS,
                 in_graph,
                 options.n_branches,
                 self.way_back.by("replay"),

@@ -26,6 +26,7 @@ class Job:
 
     def __init__(self, sink: Callable[[Any], None]) -> None:
         self.ticket = Waiting(alone=True)
+        self.waits_since = time.monotonic()
         self.cancelled = threading.Event()
         self.error: BaseException | None = None
         self._sink = sink
@@ -35,6 +36,10 @@ class Job:
     def given_up(self) -> bool:
         """Whether its caller no longer waits for it."""
         return self.cancelled.is_set()
+
+    def is_done_waiting(self) -> bool:
+        """Whether it needs no slot any more."""
+        return self.given_up
 
     def put(self, item: Any) -> None:
         """Hand an item to the caller. If the sink raises, the job is cancelled: an asynchronous
@@ -93,7 +98,6 @@ class Generation(Job):
         super().__init__(sink)
         self.wanted = wanted
         self.sequence: Sequence | None = None
-        self.waits_since = time.monotonic()
         self.begun_at: float | None = None
         timeout = wanted.queue_timeout
         until = None if timeout is None else self.waits_since + timeout
@@ -114,6 +118,13 @@ class Generation(Job):
             self.error = error
             self.cancelled.set()
             return True
+
+    def is_done_waiting(self) -> bool:
+        """Whether its caller has given it up, or the deadline of a suspended answer has passed."""
+        if self.sequence is None:
+            return self.given_up
+        self.check_limits()
+        return self.is_over
 
     @property
     def running(self) -> Sequence:

@@ -143,6 +143,7 @@ class Worker:
             while self._receive():
                 self._leave_queue()
                 self._enter()
+                self._refuse_overdue()
                 self._step()
         finally:
             with self._lock:  # who finds it open has put its job into the inbox by then
@@ -172,19 +173,18 @@ class Worker:
         return False
 
     def _leave_queue(self) -> None:
-        """Remove waiting jobs that have waited too long or were given up."""
-        if not self._waiting:
-            return
-        late = scheduler.overdue([job.ticket for job in self._waiting], time.monotonic())
-        gone = [i for i, job in enumerate(self._waiting) if job.given_up]
-        leaving = [self._waiting[i] for i in sorted({*late, *gone})]
-        for job in leaving:
+        """Remove waiting jobs that need no slot any more."""
+        for job in [job for job in self._waiting if job.is_done_waiting()]:
             self._waiting.remove(job)
-            if isinstance(job, Generation) and not job.given_up:
-                seconds = time.monotonic() - job.waits_since
-                self._end(job, QueueTimeoutError(f"no slot was free for {seconds:.3g} s"))
-            else:
-                self._end(job)
+            self._end(job)
+
+    def _refuse_overdue(self) -> None:
+        """Remove jobs that have waited too long. Those for which a slot was free have begun."""
+        late = scheduler.overdue([job.ticket for job in self._waiting], time.monotonic())
+        for job in [self._waiting[i] for i in late]:
+            self._waiting.remove(job)
+            seconds = time.monotonic() - job.waits_since
+            self._end(job, QueueTimeoutError(f"no slot was free for {seconds:.3g} s"))
 
     def _enter(self) -> None:
         """Begin jobs from the head of the queue, as long as there is room."""

@@ -240,6 +240,12 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
         (("run", "qwen3-8b"), "`dflash-local pull qwen3-8b` only fetches"),
         (("chat", "--draft-max", "8", "Hello"), "Did you mean --draft-width?"),
         (("serve", "--no-mmap"), "Did you mean --load-mode none?"),
+        (("serve", "-m", TARGET, "--flash-attn", "on"), "(on): switches take no value"),
+        (("serve", "-m", TARGET, "smollm2-135m"), "argument (smollm2-135m) (see"),
+        (("serve", "smollm2-135m"), "a model is named by --target smollm2-135m"),
+        (("serve", "-fa", "on"), "-f. If it is of -fa: flash attention is on by default"),
+        (("show", DRAFTER), "a DFlash drafter (general.architecture 'dflash') given as the target"),
+        (("serve", "--jinja"), "--jinja. It is always on here: leave it out"),
         (("serve", "--host", "nota.host.invalid"), "is no address of this machine"),
         (("config", "--edit"), "needs a terminal"),
     ],
@@ -247,6 +253,24 @@ def test_special_tokens_are_parsed(greedy: dict[str, Any]) -> None:
 def test_an_error_names_its_cause_and_the_next_step(arguments: tuple[str, ...], said: str) -> None:
     unset = dict.fromkeys(("EDITOR", "VISUAL", "DFLASH_LOCAL_TARGET"), "")
     assert said in refused(*arguments, environment=unset)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (("-c", "0"), "n_ctx", None),
+        (("-c", "512"), "n_ctx", 512),
+        (("-ngl", "-1"), "n_gpu_layers", None),
+        (("-ngl", "auto"), "n_gpu_layers", None),
+        (("-ngl", "all"), "n_gpu_layers", -1),
+        (("-ngl", "99"), "n_gpu_layers", 99),
+    ],
+)
+def test_numbers_as_llama_server_has_them(
+    arguments: tuple[str, ...], name: str, value: int | None
+) -> None:
+    context = group.commands["serve"].make_context("serve", list(arguments))
+    assert context.params[name] == value
 
 
 def test_an_error_names_options_as_the_command_has_them() -> None:
@@ -456,7 +480,7 @@ def test_closed_streams_mix_nothing_up(closed: str, greedy: dict[str, Any]) -> N
         (["--repeat-penalty", "-2", PROMPT], "--repeat-penalty"),
         (["--draft-width", "-1", PROMPT], "--draft-width"),
         (["--draft-width", "wide", PROMPT], "auto"),
-        (["--ctx", "0", PROMPT], "--ctx"),
+        (["--ctx", "-1", PROMPT], "--ctx"),
         (["--gpu-layers", "-7", PROMPT], "--gpu-layers"),
         (["--threads", "0", PROMPT], "--threads"),
         (["--threads", "100000000", PROMPT], "--threads"),

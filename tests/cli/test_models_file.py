@@ -65,6 +65,14 @@ def test_a_file_of_models(folder: Path) -> None:
     }
 
 
+def test_decimal_numbers_and_hyphens(folder: Path) -> None:
+    [model] = written(
+        folder,
+        "[a]\ntarget = 'target.gguf'\ntemp = 0.5\ntop-p = 0.9\nmin_p = 0\nkv-type = 'q8_0'\n",
+    )
+    assert model.settings == {"temperature": 0.5, "top_p": 0.9, "min_p": 0, "kv_type": "q8_0"}
+
+
 def test_paths_may_be_absolute(folder: Path) -> None:
     [model] = written(folder, f"[a]\ntarget = '{TARGET}'\nkeep_alive = '10m'\n")
     assert model.target == TARGET
@@ -86,9 +94,13 @@ def test_paths_may_be_absolute(folder: Path) -> None:
         ("[a]\ntarget = 'target.gguf'\ncontext = 1\n", "no such setting; .*target, draft, ctx"),
         ("[a]\ntarget = 'target.gguf'\nthreads = 1\n", "no such setting"),
         ("[a]\ntarget = 'target.gguf'\nctx = 'many'\n", r"\[a\] ctx: many"),
-        ("[a]\ntarget = 'target.gguf'\nctx = 0\n", r"\[a\] ctx: 0"),
+        ("[a]\ntarget = 'target.gguf'\nctx = -1\n", r"\[a\] ctx: -1"),
         ("[a]\ntarget = 'target.gguf'\nctx = 2.5\n", r"\[a\] ctx: 2\.5"),
-        ("[a]\ntarget = 'target.gguf'\nctx = true\n", r"\[a\] ctx: True"),
+        ("[a]\ntarget = 'target.gguf'\nctx = true\n", r"\[a\] ctx: true"),
+        ("[a]\ntarget = 'target.gguf'\nthinking = true\n", "no such setting"),
+        ("[a]\ntarget = 'target.gguf'\ntemp = true\n", r"\[a\] temp: true"),
+        ("[a]\ntarget = 'target.gguf'\ntemp = [0.5]\n", r"\[a\] temp: \[0\.5\]"),
+        ("[a]\ntarget = 1979-05-27\n", r"\[a\] target: 1979-05-27"),
         ("[a]\ntarget = 'target.gguf'\nparallel = 65\n", r"\[a\] parallel: 65"),
         ("[a]\ntarget = 'target.gguf'\ndraft_shape = 'bush'\n", "chain"),
         ("[a]\ntarget = 'target.gguf'\ndraft_width = -1\n", "draft_width"),
@@ -145,11 +157,12 @@ def test_two_models_of_one_name() -> None:
         (["--model", f"a={TARGET}", "--chat-template", "chatml"], "--chat-template"),
         (["--model", f"a={TARGET}", "--draft", str(DRAFTER)], "--draft"),
         (["--models", "gone.toml"], "gone.toml"),
+        (["--models", "{folder}/unknown.toml"], ", kv_type, "),
         (["--models", str(TARGET)], "UTF-8"),
         (["--keep-alive", "soon"], "soon"),
     ],
 )
-def test_what_the_command_refuses(arguments: list[str], named: str) -> None:
-    assert named in refused(
-        "serve", "--port", "0", *arguments, environment={"DFLASH_LOCAL_TARGET": ""}
-    )
+def test_what_the_command_refuses(folder: Path, arguments: list[str], named: str) -> None:
+    (folder / "unknown.toml").write_text("[a]\nn_ctx = 5\n")
+    given = [each.replace("{folder}", str(folder)) for each in arguments]
+    assert named in refused("serve", "--port", "0", *given, environment={"DFLASH_LOCAL_TARGET": ""})

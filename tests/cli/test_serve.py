@@ -63,6 +63,13 @@ def test_bad_options(arguments: list[str], named: str) -> None:
     assert named in refused(*arguments)
 
 
+def test_an_embedding_model_that_cannot_be_read(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    line = refused("--embedding-model", str(broken))
+    assert str(broken) in line and "writes text" not in line
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
 def test_other_machines_are_not_let_in_without_a_key(host: str) -> None:
     line = refused("--host", host)
@@ -98,8 +105,20 @@ def test_a_file_of_keys_that_others_may_read_is_told(tmp_path: Path) -> None:
     "files", [["--target", TARGET, "--draft", DRAFTER], ["--model", f"pair={TARGET},{DRAFTER}"]]
 )
 def test_a_time_to_calibrate_that_is_none(files: list[str]) -> None:
-    line = refused("--port", "0", *files, DFLASH_LOCAL_CALIBRATION_S="0")
+    line = refused(
+        *("--port", "0", *files),
+        DFLASH_LOCAL_CALIBRATION_S="0",
+        DFLASH_LOCAL_TARGET="other.gguf",  # that of other commands
+        DFLASH_LOCAL_DRAFT="others.gguf",
+    )
     assert "DFLASH_LOCAL_CALIBRATION_S is '0'; expected seconds above 0" in line
+
+
+def test_a_folder_that_cannot_be_made() -> None:
+    folder = f"{TARGET}/none"
+    done = command_line.run_here("serve", "--port", "0", "-m", TARGET, "--cache-dir", folder)
+    assert f"error: --cache-dir {folder} cannot be used" in done.stderr
+    assert done.returncode == 2
 
 
 def test_a_port_that_is_taken() -> None:

@@ -40,19 +40,22 @@ def test_the_file_is_asked_last(settings: Path) -> None:
 
 def test_values_of_every_kind(settings: Path) -> None:
     settings.write_text(
-        'exact = true\nstop = ["a", "b"]\ntensor-split = [3, 1]\n[serve]\nport = 1\n'
+        'exact = true\nstop = ["a", "b"]\ntensor-split = [3, 1]\ntop_p = 0.5\n[serve]\nport = 1\n'
+        "[chat.chat-template-kwargs]\nenable_thinking = false\n"
     )
     found = default_map(group)
     assert found["chat"]["exact"] is True and found["chat"]["stop"] == ["a", "b"]
     assert found["chat"]["tensor_split"] == "3,1"
-    assert found["serve"]["port"] == 1 and "port" not in found["chat"]
+    assert found["chat"]["top_p"] == "0.5"
+    assert json.loads(found["chat"]["chat_template_kwargs"]) == {"enable_thinking": False}
+    assert found["serve"]["port"] == "1" and "port" not in found["chat"]
 
 
 def test_a_server_for_all_opens_no_worker_to_all(settings: Path) -> None:
     settings.write_text('host = "0.0.0.0"\nport = 1\n[worker]\nport = 2\n')
     found = default_map(group)
     assert found["serve"]["host"] == "0.0.0.0" and "host" not in found["worker"]
-    assert found["worker"]["port"] == 2
+    assert found["worker"]["port"] == "2"
 
 
 def test_the_usual_target_is_not_what_drafters_are_held_against(settings: Path) -> None:
@@ -65,14 +68,43 @@ def test_the_usual_target_is_not_what_drafters_are_held_against(settings: Path) 
 
 
 @pytest.mark.parametrize(
+    ("arguments", "draft"),
+    [
+        ("chat hi", "b.gguf"),
+        ("chat -m other hi", None),
+        ("complete -m other -md c.gguf hi", "c.gguf"),
+        ("run other hi", None),
+        ("pull other", None),
+        ("doctor", "b.gguf"),
+        ("doctor other", None),
+    ],
+)
+def test_a_drafter_is_set_for_the_target_that_is_set(
+    settings: Path, arguments: str, draft: str | None
+) -> None:
+    settings.write_text('target = "a.gguf"\ndraft = "b.gguf"\n')
+    name, *rest = arguments.split()
+    found = default_map(group)[name]
+    assert group.commands[name].make_context(name, rest, default_map=found).params["draft"] == draft
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("max-token = 3", "max-tokens"),
-        ("max_tokens = 3", "max-tokens"),
+        ("max_token = 3", "max_token is"),
+        ("n_ctx = 5", "n_ctx is no setting"),
         ("[chatt]\ntemp = 1", "chat"),
         ("[chat]\nport = 1", "port"),
         ("temp = 'warm'", "warm"),
         ("temp = ", "TOML"),
+        ("temp = true", "temp: true is"),
+        ("temp = [1]", "temp: [1] is"),
+        ("temp = {a = 1}", "temp: {'a': 1} is"),
+        ("temp = 1979-05-27", "temp: 1979-05-27 is"),
+        ("seed = 1.5", "1.5"),
+        ("ctx = 512.0", "512.0"),
+        ("exact = 1979-05-27", "exact: 1979-05-27 is neither true"),
         (f"temp = {'9' * 5000}", "TOML"),
     ],
 )
@@ -94,6 +126,8 @@ def test_config_shows_the_file_and_one_that_is_wrong(settings: Path) -> None:
     assert run_here("config", "--path").stdout == f"{settings}\n"
     settings.write_text("nonsense")
     assert "nonsense" in run_here("config").stdout
+    settings.write_bytes(b"temp = 1 # \xff")
+    assert "not UTF-8" in refused("config")
 
 
 def test_a_new_file_lists_every_option(settings: Path, tmp_path: Path) -> None:
@@ -101,7 +135,7 @@ def test_a_new_file_lists_every_option(settings: Path, tmp_path: Path) -> None:
     editor.write_text('#!/bin/sh\nsed -i "0,/^# max-tokens = /s//max-tokens = 3/" "$1"\n')
     editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
     assert run_here("config", "--edit", environment={"EDITOR": str(editor)}).returncode == 0
-    assert default_map(group)["chat"] == {"max_tokens": 3}
+    assert default_map(group)["chat"] == {"max_tokens": "3"}
     listed = set(re.findall(r"^# ([\w-]+) = ", template(group), re.M))
     options = {o for c in group.commands.values() for p in c.params if p.envvar for o in p.opts}
     assert {f"--{key}" for key in listed} <= options

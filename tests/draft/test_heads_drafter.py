@@ -5,19 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import gguf
 import numpy as np
 import pytest
 
 import tiny_coder
-from dflash_local import load
+from dflash_local import load, loading
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
-from dflash_local.errors import FileError, InputError, PairError
+from dflash_local.errors import BackendError, FileError, InputError, PairError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.pairing import check_heads, check_pair
 from dflash_local.gguf.drafter_spec import HeadsSpec
@@ -272,6 +273,45 @@ def test_heads_that_llama_cpp_fails_on_are_left_out(files: dict[str, Path], tmp_
     assert any("heads are not used" in line and "draft with its heads" in line for line in said)
     with pytest.raises(FileError, match="draft with its heads"):
         load(path, "mtp", quiet=True, **OPTIONS)
+
+
+@pytest.mark.parametrize("architecture", ["always right", "no recurrent layers", "snapshots"])
+@pytest.mark.parametrize("at", ["opened", "measured"])
+def test_heads_that_fail_at_the_load_are_left_out(
+    files: dict[str, Path], architecture: str, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless they were asked for."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise BackendError("no room for the heads")
+
+    path, said = files[architecture], list[str]()
+    with load(path, "none", quiet=True, **OPTIONS) as plain:
+        expected = plain.generate("def add(", max_tokens=N).tokens
+    if at == "opened":
+        monkeypatch.setattr(loading, "open_heads", fail)
+    else:
+        for kind in (FusedHeads, HeadsDrafter):
+            monkeypatch.setattr(kind, "draft", fail)
+    with load(path, say=said.append, recalibrate=True, **OPTIONS) as model:
+        assert model.drafter is None
+        found = model.generate("def add(", max_tokens=N)
+    line = "the target's own heads are not used: no room for the heads"
+    assert said.count(line) == 1
+    assert found.tokens == expected and found.stats.drafting == line
+    with pytest.raises(BackendError, match="no room for the heads"):
+        load(path, "mtp", quiet=True, recalibrate=True, **OPTIONS)
+
+
+def test_a_key_may_take_the_heads_away(files: dict[str, Path]) -> None:
+    """Then the target alone is loaded, as far as llama.cpp goes along."""
+    path, said = files["always right"], list[str]()
+    without = {"qwen35.nextn_predict_layers": 0}
+    with pytest.raises(FileError, match="cannot load the model"):
+        load(path, say=said.append, override_kv=without, **OPTIONS)
+    assert sum("heads are not used" in line for line in said) == 1
+    with pytest.raises(PairError, match="has no heads"):
+        load(path, "mtp", quiet=True, override_kv=without, **OPTIONS)
 
 
 def test_a_failure_puts_them_aside(files: dict[str, Path]) -> None:

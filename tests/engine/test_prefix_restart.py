@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import tiny_coder
 from dflash_local import InputError, Model, load
 from dflash_local.controller import policy
 from dflash_local.draft.shape import DraftShape
@@ -33,6 +34,21 @@ while True:
 def prompts(model: Model) -> list[list[int]]:
     text = model.tokenize(PYTHON_SOURCE)
     return [text[100 * i : 100 * i + 130] for i in range(6)]
+
+
+def test_a_slot_that_was_put_back_is_not_the_first_to_go(
+    prompts: list[list[int]], tmp_path: Path
+) -> None:
+    options = {"max_tokens": 2, "draft_width": 0}
+    with exact_model("chain", tiny_coder.pair()[0], n_seq=2, slot_save_path=tmp_path) as model:
+        for slot in range(2):
+            model.generate(prompts[slot], id_slot=slot, **options)
+        model.save_slot(0, "kept")
+        model.erase_slot(0)
+        model.restore_slot(0, "kept")
+        model.generate(prompts[2], **options)
+        found = model.generate(prompts[0], **options)
+    assert found.stats.cached_tokens == len(prompts[0]) - 1
 
 
 @pytest.mark.one_in(2)

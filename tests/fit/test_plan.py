@@ -430,6 +430,22 @@ def test_the_shipped_pair_takes_what_was_planned(n_ctx, n_batch, kv):
         opened.close()
 
 
+def test_hidden_states_that_wait_for_the_drafter_are_planned():
+    """They grow with the slots."""
+    file, drafter, spec = shipped()
+    drafts = {"n_ctx": 512, "n_batch": 512}
+    for n_seq in (1, 4):
+        options = TargetOptions(
+            n_seq=n_seq, n_threads=1, tapped_layers=spec.target_layers, **drafts
+        )
+        with Target(file.path, options) as target:
+            kept = 4 * target.n_features * target.n_stored
+        planned = Footprint(file, drafter, spec, LoadOptions(n_seq=n_seq, **drafts))
+        assert planned.tap_store == kept
+        rest = 2 * planned.drafter_kv(512) + planned._drafter_compute + planned.kept_graphs(512)
+        assert planned.drafter(512) == planned.drafter_weights + rest + kept
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("architecture", [*SNAPSHOTS, *WITHOUT])
 def test_recurrent_states_take_what_was_planned(architecture, tmp_path):
@@ -655,3 +671,5 @@ def test_gpus_are_used_as_they_are_named():
     for wrong in (["CUDA7"], ["CPU"], "CUDA0"):
         with pytest.raises(InputError, match="expected names of a list, of CUDA0, CUDA1, none"):
             named_devices(two, wrong)
+    with pytest.raises(InputError, match=r"device is \['CUDA0'\], but no GPU is seen here"):
+        named_devices([host()], ["CUDA0"])

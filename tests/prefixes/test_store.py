@@ -380,6 +380,20 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     assert len(lines) == 1 and "cannot be written" in lines[0]
 
 
+def test_an_entry_that_cannot_be_written_stops_no_other_one(tmp_path: Path) -> None:
+    """Whatever is wrong with it: here an owner's name that no file can have."""
+    lines: list[str] = []
+    store = PrefixStore(LARGE, PrefixFiles(tmp_path, KEY, LARGE, lines.append))
+    for token, owner in ((1, "\ud800"), (2, "a"), (3, "a")):
+        store.put(entry(token, owner=owner))
+    store.close()
+    assert store.n_disk_entries == 2
+    assert len(lines) == 1 and "is not kept" in lines[0]
+    store.put(entry(4))
+    store.close()
+    assert store.n_disk_entries == 3
+
+
 WRITER = """
 import sys
 sys.path[:0] = {path!r}

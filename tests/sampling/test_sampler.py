@@ -304,6 +304,25 @@ def test_a_grammar_and_a_bias_may_leave_nothing(vocab: Vocab) -> None:
         sampler.sample(vocab.row())
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_whole_text_ends_even_if_its_ends_are_forbidden(vocab: Vocab, temperature: float) -> None:
+    """Nothing else can follow, and an error would cost the text."""
+    ends = dict.fromkeys(vocab.vocabulary.ends, -math.inf)
+    rows = vocab.noise(3, 12)
+    bound: dict[str, Any] = {"grammar": 'root ::= "a" [bc]{3} "d"?', "seed": 2}
+    settings = {**bound, "temperature": temperature}
+    text, ended = vocab.write(rows, logit_bias=ends, **settings)
+    assert ended and text[:1] == b"a" and text[-1:] == b"d"  # what may go on goes on
+    no_d = {token: -math.inf for piece, token in vocab.ids.items() if b"d" in piece}
+    text, ended = vocab.write(rows, logit_bias={**ends, **no_d}, **settings)
+    assert ended and len(text) == 4
+    with (
+        vocab.sampler(**settings, logit_bias=ends) as sampler,
+        pytest.raises(BackendError, match="not finite"),
+    ):
+        sampler.sample(np.full(vocab.n, np.nan, np.float32))
+
+
 def test_a_character_may_span_tokens(vocab: Vocab) -> None:
     with vocab.sampler(grammar='root ::= "\u0800" "b"') as sampler:
         drawn = [vocab.piece(sampler.sample(vocab.row({b"b": 9.0}))) for _ in range(4)]

@@ -70,7 +70,7 @@ def error(answer: httpx.Response, status: int = 400) -> str:
     return message
 
 
-def test_openai_s_client(running: ServerProcess, bert: Embedder) -> None:
+def test_openai_s_client(running: ServerProcess, api: httpx.Client, bert: Embedder) -> None:
     """It asks for base64 by itself."""
     client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="any")
     found = client.embeddings.create(model="bert", input=TEXTS)
@@ -83,6 +83,8 @@ def test_openai_s_client(running: ServerProcess, bert: Embedder) -> None:
     )
     cut = expected[0, :8] / np.linalg.norm(expected[0, :8])
     assert np.allclose(plain.data[0].embedding, cut, atol=1e-6)
+    unsaid = api.post(EMBEDDINGS, json={"input": TEXTS, "encoding_format": None}).json()
+    assert np.allclose([each["embedding"] for each in unsaid["data"]], expected, atol=1e-6)
     ids = client.embeddings.create(model="bert", input=[bert.tokens(text) for text in TEXTS])
     assert np.allclose([each.embedding for each in ids.data], expected, atol=1e-6)
 
@@ -153,6 +155,8 @@ def test_forms_of_scores(api: httpx.Client) -> None:
     (one,) = asked(documents=DOCUMENTS, top_n=1, return_documents=True)["results"]
     assert one == {**best, "document": {"text": DOCUMENTS[best["index"]]}}
     assert len(asked(documents=DOCUMENTS, top_n=9)["results"]) == 3
+    objects = [{"text": document} for document in DOCUMENTS]
+    assert asked(documents=objects, return_documents=None)["results"][0] == best
     tei = asked(texts=DOCUMENTS)
     assert tei[0] == {"index": best["index"], "score": best["relevance_score"]}
     (shown,) = asked(texts=DOCUMENTS, top_n=1, return_text=True)

@@ -39,14 +39,13 @@ class ServerProcess:
         self.log: list[str] = []
         self._news = threading.Condition()
         self._ended = False
-        usual = {"DFLASH_LOCAL_TARGET": ""} if {"--model", "--models"} & set(arguments) else {}
         self.process = subprocess.Popen(
             [*command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **usual, **(environment or {})},
+            env={**os.environ, **(environment or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

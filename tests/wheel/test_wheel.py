@@ -73,7 +73,7 @@ def test_it_holds_the_package_alone_for_as_many_pythons_as_can_be(wheel: Path) -
     assert "dflash_local/py.typed" in names
     assert not {"lab", "tests"} & {part for name in names for part in name.split("/")}
     (model,) = (name for name in names if name.endswith(".gguf"))
-    assert model == f"{DRAFTER}/smollm2-135m-dflash-b8-q8_0.gguf"
+    assert model == f"{DRAFTER}/smollm2-135m-dspark-b8-q8_0.gguf"
     assert f"{DRAFTER}/README.md" in names
     assert wheel.stat().st_size < 25e6
     (extension,) = (name for name in names if name.endswith((".so", ".pyd")))

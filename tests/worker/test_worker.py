@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -18,14 +19,17 @@ from typing import Any
 import pytest
 
 import tiny_coder
+from adapters import write_lora
 from adversarial import ScriptedDrafter, forked
 from dflash_local import DflashError, InputError, Model, Result, load
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import DraftShape
+from dflash_local.engine import plain_steps
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
 from dflash_local.prefixes.reuse import LEAST_GAIN
+from dflash_local.worker.job import Generation
 from gap_rule import equal_by_gap_rule, joint_noise
 from plain_answer import PlainAnswer
 from shapes import NOISE, SHAPES, exact_model, exact_target
@@ -272,6 +276,27 @@ def test_sequences_that_outgrow_the_cells_lose_nothing(bench: Bench) -> None:
             bench.check(i, result.tokens[:N])
 
 
+def test_unlike_adapters_take_no_cells_from_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that cannot share a pass: one pass may use up the cells. Whether it does depends on
+    the length of the prompts."""
+    monkeypatch.setattr(plain_steps, "_AHEAD_S", 60.0)  # always as many steps ahead as there may be
+    target, n = tiny_coder.pair()[0], 300
+    lora = write_lora(tmp_path / "lora.gguf", target, gain=0.15)
+    with load(target, "none", lora=[lora], n_ctx=560, n_seq=2, **ON_CPU) as model:
+
+        def ask(n_prompt: int, scale: float) -> Result:
+            prompt = [5] * n_prompt
+            return model.generate(
+                prompt, lora={0: scale}, max_tokens=n, ignore_eos=True, draft_width=0
+            )
+
+        for n_more in range(0, 32, 8):
+            found = at_once([lambda: ask(9, 1.0), lambda more=n_more: ask(9 + more, 0.5)])
+            assert [len(result.tokens) for result in found] == [n, n]
+
+
 # Leaving, at any moment
 
 
@@ -419,6 +444,14 @@ def test_waiting_too_long(bench: Bench) -> None:
     assert len(bench.model.generate([5], queue_timeout=60, max_tokens=2).tokens) == 2
 
 
+def test_who_finds_a_slot_has_not_waited_too_long(bench: Bench) -> None:
+    """However short its patience, and however long the step in which it came."""
+    streams = occupy(bench.model, N_SEQ - 1)
+    result = bench.model.generate(bench.plain[0].prompt, queue_timeout=0, max_tokens=N)
+    bench.check(0, result.tokens)
+    close(streams)
+
+
 def test_closing_ends_all() -> None:
     model = load(*tiny_coder.pair(), n_ctx=4096, n_seq=2, **ON_CPU)
     streams = occupy(model, 2)
@@ -441,6 +474,33 @@ def test_a_deadline_ends_an_answer(bench: Bench) -> None:
     result = bench.model.generate(bench.plain[0].prompt, deadline_s=0, **ENDLESS)
     assert result.finish_reason == "length"
     assert 1 <= len(result.tokens) < 64
+
+
+def test_a_deadline_ends_an_answer_that_is_suspended() -> None:
+    """In a context that is too small for two, while the other one is still at work."""
+    answers: list[Generation] = []
+    at_its_end: list[bool] = []
+    with load(*tiny_coder.pair(), n_ctx=544, n_seq=2, **ON_CPU) as model:
+
+        def submit(prompt: str, sink: Callable[[Any], None], **options: Any) -> None:
+            wanted = model._text_request(prompt, {**ENDLESS, **options})
+            answers.append(model._worker.submit(wanted, sink))
+
+        def pass_the_deadline(_item: object) -> None:
+            for answer in answers[1:]:
+                if answer.sequence is not None and not answer.sequence.has_slot:
+                    answer._first_token_at = -math.inf
+
+        def ended(item: object) -> None:
+            if item in answers:
+                at_its_end.append(answers[0].is_over)
+
+        submit("def a", pass_the_deadline)
+        submit("def b", ended, deadline_s=600)
+        model._worker.run(lambda: None)  # which waits for both
+    ended_early = answers[1].running
+    assert ended_early.finish_reason == "length" and len(ended_early.tokens) > 16
+    assert at_its_end == [False]
 
 
 def test_a_prompt_may_be_computed_without_the_cache(bench: Bench) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic_core import from_json
-
+from dflash_local.chat.conversation import complete_fields
 from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.server.http.event_stream import NamedEvent
 
@@ -53,7 +52,7 @@ class ContentBlocks:
         self._is_open = False
         block = self.content[-1]
         if block["type"] == "tool_use":
-            block["input"] = _object(self._input)
+            block["input"] = complete_fields(self._input)
         yield self._event("content_block_stop")
 
     def _text(self, kind: str, text: str) -> Iterator[NamedEvent]:
@@ -72,12 +71,3 @@ class ContentBlocks:
 
     def _event(self, kind: str, **data: Any) -> NamedEvent:
         return event(kind, index=len(self.content) - 1, **data)
-
-
-def _object(text: str) -> dict[str, Any]:
-    """The fields of a JSON object; of one that was cut off those that are complete."""
-    try:
-        found = from_json(text, allow_inf_nan=False, allow_partial=True)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

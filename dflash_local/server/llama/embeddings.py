@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dflash_local.embedder import Embedder
 from dflash_local.server.answering import bounds
@@ -22,7 +22,14 @@ class LlamaEmbeddingsRequest(EmbeddingsRequest):
     input: Inputs = Field(validation_alias=AliasChoices("input", "content"))
 
 
-_Documents = Annotated[bounds.ListOf[bounds.Text], Field(min_length=1, max_length=MAX_TEXTS)]
+def _text_of(document: Any) -> Any:
+    """The text of a document that is an object, as Jina's clients give it."""
+    is_object = isinstance(document, dict) and "text" in document
+    return document["text"] if is_object else document
+
+
+_Document = Annotated[bounds.Text, BeforeValidator(_text_of)]
+_Documents = Annotated[bounds.ListOf[_Document], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
 class RerankRequest(BaseModel):
@@ -36,8 +43,8 @@ class RerankRequest(BaseModel):
     documents: _Documents | None = None
     texts: _Documents | None = None
     top_n: Annotated[int, Field(strict=True, ge=1, le=bounds.MAX_INT)] | None = None
-    return_text: bounds.Flag = False
-    return_documents: bounds.Flag = False
+    return_text: bounds.Flag | None = None
+    return_documents: bounds.Flag | None = None
 
     @model_validator(mode="after")
     def _has_documents(self) -> RerankRequest:

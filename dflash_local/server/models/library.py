@@ -119,6 +119,8 @@ class Library:
         """Remove a model from this disk; the bytes that this frees. Raises ApiError if it is in
         use or not here, InputError for a name that is no model of the list or of the hub."""
         self._checked()
+        if (known := name.removesuffix(":latest")) in self._pool.models:
+            await self._pool.withdraw(known)
         address = await run_in_threadpool(_address, name)
         for served in list(self._pool.models.values()):
             files = (served.source.target, served.source.draft)

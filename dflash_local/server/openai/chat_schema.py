@@ -92,7 +92,10 @@ Part = Annotated[
     Discriminator(lambda value: "image" if bounds.field_of(value, "type") in _IMAGES else "text"),
     BeforeValidator(_known),
 ]
-Contents = bounds.TextOr[bounds.SomeMessagesOf[Part]]
+Contents = Annotated[
+    bounds.TextOr[bounds.SomeMessagesOf[Part]],
+    BeforeValidator(lambda given: "" if given == [] else given),  # what said nothing
+]
 
 
 class ChatMessage(BaseModel):

@@ -74,7 +74,7 @@ class EmbeddingsRequest(BaseModel):
 
     model: bounds.Label | None = None
     input: Inputs
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(strict=True, ge=1, le=bounds.MAX_INT)] | None = Field(
         default=None,
         description="Leave out the numbers of a vector behind these, for models whose first "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields
@@ -39,14 +39,6 @@ class InputMessage(BaseModel):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Contents
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_parts(cls, given: Any) -> Any:
-        """An earlier answer without any text."""
-        if isinstance(given, dict) and given.get("content") == []:
-            return {**given, "content": ""}
-        return given
 
 
 class FunctionCall(BaseModel):

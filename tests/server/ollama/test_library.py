@@ -59,7 +59,7 @@ def test_only_models_by_their_names_are_pulled(client: httpx.Client, name: str) 
 
 def test_what_the_server_was_started_with_stays(client: httpx.Client) -> None:
     answer = client.request("DELETE", "/api/delete", json={"model": "tiny-coder-q8_0"})
-    assert answer.status_code == 404  # nothing of it was fetched
+    assert answer.status_code == 409 and "was started with" in answer.json()["error"]
     assert tiny_coder.pair()[0].is_file()
 
 

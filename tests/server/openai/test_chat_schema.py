@@ -6,7 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
+from dflash_local.server.openai.chat_schema import AssistantMessage, PlainMessage, ToolMessage
+from dflash_local.server.openai.responses_schema import FunctionCallOutput, InputMessage
 from openai_api import CHAT, refused, user
 
 
@@ -74,6 +77,22 @@ def test_what_is_refused(
     error = refused(client, CHAT, **{"messages": user("hi"), **body})
     assert error["param"] == param
     assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "field"),
+    [
+        (ToolMessage, {"role": "tool", "tool_call_id": "c1"}, "content"),
+        (AssistantMessage, {"role": "assistant"}, "content"),
+        (PlainMessage, {"role": "user"}, "content"),
+        (InputMessage, {"role": "assistant"}, "content"),
+        (FunctionCallOutput, {"type": "function_call_output", "call_id": "c1"}, "output"),
+    ],
+)
+def test_content_of_no_parts_is_an_empty_text(
+    kind: type[BaseModel], given: dict[str, Any], field: str
+) -> None:
+    assert getattr(kind.model_validate({**given, field: []}), field) == ""
 
 
 def test_a_schema_that_is_none_is_refused(client: httpx.Client) -> None:
