@@ -73,17 +73,17 @@ class TunePlan:
     def bytes(self) -> int:
         kept = _BYTES_KEPT * self.n_weights if self.low_rank else 0
         packed = max(0, self.n_packed * self.answer_bytes - _PASS_BYTES) if self.n_packed > 1 else 0
-        return self._kept_bytes + kept + _SLACK + packed
+        return self._trained_bytes + kept + _SLACK + packed
 
     @property
-    def _kept_bytes(self) -> int:
+    def _trained_bytes(self) -> int:
         """On the GPU. A state on the disk has the best weights in place of the gradients."""
         return _BYTES_EACH * self.n_trained - (_BYTES_EACH - _BY_MUON) * self.n_by_muon
 
     @property
     def disk_bytes(self) -> int:
         """While it runs: a new state is whole before the last one goes."""
-        return 4 * self.n_weights + 2 * self._kept_bytes
+        return 4 * self.n_weights + 2 * self._trained_bytes
 
     def lines(self, free: int | None) -> list[str]:
         """The plan in words, with `free` as for `of`."""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import tiny_coder
 from dflash_local.errors import InputError
@@ -48,6 +49,22 @@ def test_a_run_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
     assert (second.parent / weights).read_bytes() == (first.parent / weights).read_bytes()
     with pytest.raises(InputError, match="no checkpoint to begin with"):
         write_beginning(tmp_path / "three", target, begin=tmp_path)
+
+
+def test_a_drafter_without_a_markov_head_goes_on_without_one(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "t.gguf")
+    folder = write_beginning(tmp_path / "one", target).parent
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["DFlashDraftModel"]
+    for name in ("markov_rank", "sample_from_anchor"):
+        del config[name]
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    plain = {name: value for name, value in weights.items() if "markov" not in name}
+    save_file(plain, folder / "model.safetensors")
+    again = write_beginning(tmp_path / "two", target, begin=folder)
+    spec = read_drafter(GgufFile.open(again))
+    assert (spec.family, spec.n_draft) == ("dflash", 7)
 
 
 def test_the_mask_token_is_one_that_no_chat_has() -> None:
