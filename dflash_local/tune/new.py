@@ -71,7 +71,7 @@ _MEASURED, _MOST_MEASURED_S = 0.09, 90.0
 _SENT = 8
 """Answers that such a process sends at once."""
 _FORECAST = (
-    "to expect: a target of 135M weights came to 3.0 tokens a round, with trees to 3.8, in 7 "
+    "to expect: a target of 135M weights came to 3.0 tokens a round, with trees to 3.8, in 6 "
     "minutes of steps on an H200 and 7 million tokens of answers, which it writes in 20; larger "
     "targets and smaller GPUs take hours"
 )

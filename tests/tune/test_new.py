@@ -37,6 +37,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
         max_tokens=24,
         block_size=4,
         n_layer=1,
+        rate=3.0,  # for so few steps
         n_seq=2,
         n_written=4,
         n_gpu_layers=0,
