@@ -178,11 +178,11 @@ class Trainer:
     def move(self, device: str) -> None:
         """All weights and moments to a device: between its turns the trainer leaves the GPU."""
         drafter = self.drafter
-        added = (each for pair in drafter.adapters.values() for each in pair)
+        added = [each for pair in drafter.adapters.values() for each in pair]
+        if drafter.tap_scale is not None:
+            added.append(drafter.tap_scale)
         for each in (drafter.head, *drafter.weights.values(), *added, *self.mean.values()):
             each.data = each.data.to(device)  # stays the tensor that the optimiser knows
-        if drafter.tap_scale is not None:
-            drafter.tap_scale = drafter.tap_scale.to(device)
         for optimizer in self._optimizers:
             for moments in optimizer.state.values():
                 for name in moments.keys() - {"step"}:  # a count, which stays on the host
