@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,8 +22,7 @@ def conversation(messages: object, source: str) -> list[dict[str, Any]]:
 
     - Content that comes in text parts becomes one text, with a line break between parts. A message
       with tool calls and no content gets an empty text.
-    - Arguments of tool calls become objects, and those that were cut off keep what is complete.
-      Fields that are null are left out.
+    - Arguments of tool calls become objects; null fields are left out, and what was cut off.
     - The role `developer` becomes `system` if the template does not know it.
     - The reasoning of earlier answers gets the name that the template uses, or is left out if the
       template uses none.
@@ -123,13 +121,8 @@ def _call(where: str, call: object) -> dict[str, Any]:
     if not isinstance(name, str):
         raise InputError(f"{where}: the function's name is {_kind(name)}; give a text")
     arguments = function.get("arguments")
-    if isinstance(arguments, str) and arguments.strip():
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):  # a call that `max_tokens` has cut off, sent back
-            arguments = complete_fields(arguments)
-    elif arguments is None or isinstance(arguments, str):
-        arguments = {}
+    if arguments is None or isinstance(arguments, str):
+        arguments = complete_fields(arguments or "")
     if not isinstance(arguments, Mapping):
         raise InputError(
             f"{where}: arguments are {_kind(arguments)}; give the text of a JSON object"
@@ -137,13 +130,12 @@ def _call(where: str, call: object) -> dict[str, Any]:
     return {"type": "function", **call, "function": {**function, "arguments": dict(arguments)}}
 
 
-def complete_fields(text: str) -> dict[str, Any]:
-    """The fields of a JSON object; of one that was cut off those that are complete."""
+def complete_fields(text: str) -> Any:
+    """The value of a JSON text; the complete fields of one that `max_tokens` has cut off."""
     try:
-        found = from_json(text, allow_inf_nan=False, allow_partial=True)
+        return from_json(text, allow_inf_nan=False, allow_partial=True)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _name_tools(messages: list[dict[str, Any]]) -> None:
@@ -218,8 +210,8 @@ def _answers_beside_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]
 def _parsed(text: str) -> Any:
     """The value of JSON, else the text itself."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
         return text
 
 
