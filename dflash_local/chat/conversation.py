@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -122,7 +123,10 @@ def _call(where: str, call: object) -> dict[str, Any]:
         raise InputError(f"{where}: the function's name is {_kind(name)}; give a text")
     arguments = function.get("arguments")
     if arguments is None or isinstance(arguments, str):
-        arguments = complete_fields(arguments or "")
+        text = arguments or "{}"
+        arguments = _parsed(text)
+        if arguments is text:  # no JSON: a call that `max_tokens` has cut off, sent back
+            arguments = complete_fields(text)
     if not isinstance(arguments, Mapping):
         raise InputError(
             f"{where}: arguments are {_kind(arguments)}; give the text of a JSON object"
@@ -130,12 +134,13 @@ def _call(where: str, call: object) -> dict[str, Any]:
     return {"type": "function", **call, "function": {**function, "arguments": dict(arguments)}}
 
 
-def complete_fields(text: str) -> Any:
-    """The value of a JSON text; the complete fields of one that `max_tokens` has cut off."""
+def complete_fields(text: str) -> dict[str, Any]:
+    """The fields of a JSON object; of one that was cut off those that are complete."""
     try:
-        return from_json(text, allow_inf_nan=False, allow_partial=True)
+        found = from_json(text, allow_inf_nan=False, allow_partial=True)
     except ValueError:
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _name_tools(messages: list[dict[str, Any]]) -> None:
@@ -210,8 +215,8 @@ def _answers_beside_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]
 def _parsed(text: str) -> Any:
     """The value of JSON, else the text itself."""
     try:
-        return from_json(text, allow_inf_nan=False)
-    except ValueError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chat_models import CALL, CALLED, HELLO
-from dflash_local.chat.conversation import conversation
+from dflash_local.chat.conversation import complete_fields, conversation
 from dflash_local.errors import InputError
 
 REASONS = "{# reasoning_content #}"
@@ -64,6 +64,14 @@ def test_a_call_that_was_cut_off_keeps_its_complete_fields(
     call = {**CALL, "function": {"name": "get_weather", "arguments": arguments}}
     message = conversation([*HELLO, {"role": "assistant", "tool_calls": [call]}], "")[1]
     assert message["tool_calls"][0]["function"]["arguments"] == fields
+
+
+def test_arguments_keep_what_only_pythons_json_reads() -> None:
+    call = {**CALL, "function": {"name": "log", "arguments": '{"text": "\\ud83d", "n": Infinity}'}}
+    message = conversation([*HELLO, {"role": "assistant", "tool_calls": [call]}], "")[1]
+    found = message["tool_calls"][0]["function"]["arguments"]
+    assert found == {"text": "\ud83d", "n": float("inf")}
+    assert complete_fields("[1]") == complete_fields('"text"') == {}
 
 
 def test_developer_is_system_where_the_template_knows_no_developer() -> None:
