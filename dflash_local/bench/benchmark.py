@@ -57,17 +57,13 @@ class BenchOptions:
     loading: Mapping[str, Any] = field(default_factory=dict)
 
 
-def has_drafts(options: BenchOptions) -> bool:
-    """Whether the files have a drafter, or heads that are used in its place. Raises FileError,
-    PairError."""
-    return open_pair(options.target, options.draft).draft is not None
-
-
 class Benchmark:
     """One run. `lab/bench/run.py` derives from it and measures more."""
 
     def __init__(self, options: BenchOptions, open_engine: OpenEngine, say: Say) -> None:
-        """`open_engine` is `loading.open_engine`; `say` is called with lines on the progress."""
+        """`open_engine` is `loading.open_engine`; `say` is called with lines on the progress.
+        Raises FileError, PairError."""
+        self.pair = open_pair(options.target, options.draft)
         settings = self.suited(options.settings, options)
         self.options = replace(options, settings=settings, loading=_loading(options, settings))
         self._open_engine = open_engine
@@ -111,7 +107,7 @@ class Benchmark:
     def suited(self, settings: RunSettings, options: BenchOptions) -> RunSettings:
         """The settings, as the files allow them: without a drafter or heads there is only plain
         decoding."""
-        return settings if has_drafts(options) else replace(settings, variants=())
+        return settings if self.pair.draft else replace(settings, variants=())
 
     def engine(self, loading: Mapping[str, Any]) -> tuple[Engine, Plan]:
         options = self.options

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_local.bench.benchmark import Benchmark, BenchOptions, OpenEngine, has_drafts
+from dflash_local.bench.benchmark import Benchmark, BenchOptions, OpenEngine
 from dflash_local.bench.measure.settings import RunSettings, Say, Variant
 from dflash_local.bench.prompts.case import Case, depth_lengths
 from dflash_local.bench.report.report import Report
 from dflash_local.engine.engine import Engine
 from dflash_local.fit.plan import Plan
 from dflash_local.model import Model
-from dflash_local.pair import open_pair
 from lab.bench.comparison import (
     OpenServer,
     beside_ours,
@@ -52,11 +51,10 @@ class LabBenchmark(Benchmark):
 
     def __init__(self, options: LabOptions, open_engine: OpenEngine, say: Say) -> None:
         super().__init__(options, open_engine, say)
-        self._pair = open_pair(options.target, options.draft)
         self._drafts = None
         if options.synthetic_length is not None:
             self._drafts = ReplayedDrafts(
-                options.synthetic_length, options.settings.seed, whole_chain(self._pair)
+                options.synthetic_length, options.settings.seed, whole_chain(self.pair)
             )
         self._answers: dict[tuple[int, ...], list[int]] = {}
         self._server: OpenServer | None = None
@@ -66,7 +64,7 @@ class LabBenchmark(Benchmark):
         gain it shows. With synthetic acceptance, answers cannot be compared, and those of a replay
         need not be: they are long, and measured from empty caches."""
         assert isinstance(options, LabOptions)
-        if not has_drafts(options):
+        if self.pair.draft is None:
             settings = replace(settings, variants=(Variant(),) if options.replay else ())
         elif options.replay is not None:
             chosen = [variant for variant in settings.variants if variant.width == "auto"]
@@ -123,7 +121,7 @@ class LabBenchmark(Benchmark):
             self._server = server_like(
                 model,
                 options.llama_server,
-                self._pair,
+                self.pair,
                 synthetic_length=options.synthetic_length,
             )
 
@@ -133,7 +131,7 @@ class LabBenchmark(Benchmark):
         super().measure_others(report, cases)
         if self._server is not None:
             options = self.options
-            n_drafts = (0, *(options.server_drafts if has_drafts(options) else ()))
+            n_drafts = (0, *(options.server_drafts if self.pair.draft else ()))
             levels = sorted({row.concurrency for row in report.concurrency})
             short = self.short_cases(report, cases) or cases
             found = measure_server(
