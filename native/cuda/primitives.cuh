@@ -26,6 +26,7 @@ DEVICE int block_y() { return blockIdx.y; }
 DEVICE int block_z() { return blockIdx.z; }
 DEVICE int grid_x() { return gridDim.x; }
 DEVICE int grid_y() { return gridDim.y; }
+DEVICE int grid_z() { return gridDim.z; }
 
 DEVICE u8 * shared_memory() {
     extern __shared__ __align__(16) u8 memory[];
@@ -116,6 +117,15 @@ DEVICE void multiply_short_tile(float c[4], float a0, float a1, float a2, float 
           "r"(bits_of_float(b0)), "r"(bits_of_float(b1)));
 }
 
+// Four tiles of [8, 8] halves in shared memory; lane i has the address of row i % 8 of tile i / 8. Of tile n a lane gets
+// columns 2t and 2t + 1 of row g in r[n].
+DEVICE void load_tiles(u32 r[4], const void * row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((u32) __cvta_generic_to_shared(row))
+                 : "memory");
+}
+
 // Four tiles of [8, 8] halves in shared memory, transposed; lane i has the address of row i % 8 of tile i / 8. Of tile n
 // a lane gets rows 2t and 2t + 1 of column g in r[n].
 DEVICE void load_transposed(u32 r[4], const void * row) {
@@ -134,6 +144,21 @@ DEVICE void copy_async(void * shared, const void * global, int n) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32) __cvta_generic_to_shared(shared)),
                  "l"(global), "r"(n)
                  : "memory");
+}
+#ifndef EVICT_FIRST
+#define EVICT_FIRST 0
+#endif
+// The same for what is read once: it leaves the second-level cache before all else.
+DEVICE void copy_once_async(void * shared, const void * global, int n) {
+#if EVICT_FIRST
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"((u32) __cvta_generic_to_shared(shared)),
+                 "l"(global), "r"(n), "l"(policy)
+                 : "memory");
+#else
+    copy_async(shared, global, n);
+#endif
 }
 DEVICE void copy_float_async(void * shared, const void * global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32) __cvta_generic_to_shared(shared)), "l"(global)
@@ -166,6 +191,11 @@ DEVICE words4 load_weights(const u8 * at) {
 DEVICE floats4 load_input(const float * at) {
     const float4 x = *(const float4 *) at;
     return {x.x, x.y, x.z, x.w};
+}
+
+DEVICE floats2 load_two(const float * at) {
+    const float2 x = *(const float2 *) at;
+    return {x.x, x.y};
 }
 
 DEVICE void store_output(float * at, floats4 x) { *(float4 *) at = make_float4(x.x, x.y, x.z, x.w); }

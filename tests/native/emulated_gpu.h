@@ -221,6 +221,7 @@ inline int block_y() { return emulated::current().index.y; }
 inline int block_z() { return emulated::current().index.z; }
 inline int grid_x() { return emulated::current().grid.x; }
 inline int grid_y() { return emulated::current().grid.y; }
+inline int grid_z() { return emulated::current().grid.z; }
 
 inline u8 * shared_memory() { return reinterpret_cast<u8 *>(emulated::current().shared.data()); }
 
@@ -333,6 +334,16 @@ inline void multiply_short_tile(float c[4], float a0, float a1, float a2, float 
     }
 }
 
+inline void load_tiles(u32 r[4], const void * row) {
+    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+    const emulated::exchange & e = emulated::exchanged([&](emulated::exchange & of, int at) {
+        of.rows[at] = static_cast<const unsigned short *>(row);
+    });
+    for (int n = 0; n < 4; n++) {
+        std::memcpy(&r[n], e.rows[n * 8 + g] + 2 * t, 4);
+    }
+}
+
 inline void load_transposed(u32 r[4], const void * row) {
     const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
     const emulated::exchange & e = emulated::exchanged([&](emulated::exchange & of, int at) {
@@ -348,6 +359,9 @@ inline void copy_async(void * shared, const void * global, int n) {
     std::memcpy(shared, global, n);
     std::memset(static_cast<char *>(shared) + n, 0, 16 - n);
 }
+inline void copy_once_async(void * shared, const void * global, int n) {
+    copy_async(shared, global, n);
+}
 inline void copy_float_async(void * shared, const void * global) { std::memcpy(shared, global, 4); }
 inline void copy_commit() {}
 template <int N>
@@ -357,6 +371,7 @@ inline void wait_for_previous() {}
 
 inline words4 load_weights(const u8 * at) { return *reinterpret_cast<const words4 *>(at); }
 inline floats4 load_input(const float * at) { return *reinterpret_cast<const floats4 *>(at); }
+inline floats2 load_two(const float * at) { return *reinterpret_cast<const floats2 *>(at); }
 inline void store_output(float * at, floats4 x) { *reinterpret_cast<floats4 *>(at) = x; }
 inline void store_shared_sum(floats4 * at, floats4 x) { *at = x; }
 inline floats4 load_shared_sum(const floats4 * at) { return *at; }
