@@ -40,16 +40,24 @@ struct Q8_0_cells {
     }
 };
 
+// The first n cells behind `from`, and zeros for the others. A thread takes the same part of each cell: all else would be
+// more instructions than the multiplications are.
 template <class T, int D, int CELLS, int THREADS>
-INLINE void copy_cells(u8 * to, const u8 * from, u64 stride, int first, int last) {
+INLINE void copy_cells(u8 * to, const u8 * from, u64 stride, int n) {
     constexpr int PITCH = raw_pitch(D, T::ARE_BLOCKS), PARTS = T::ARE_BLOCKS ? PITCH / 16 : D / 8;
-#pragma unroll 8
-    for (int i = thread_index(); i < CELLS * PARTS; i += THREADS) {
-        const int cell = i / PARTS, part = i % PARTS * 16;
-        const u8 * at = from + (first + cell < last ? (first + cell) * stride : 0);
+    constexpr int LANES = PARTS <= 8 ? 8 : PARTS <= 16 ? 16 : 32, STEP = THREADS / LANES;
+    const int part = thread_index() % LANES * 16, first = thread_index() / LANES;
+    if (part >= PARTS * 16) {
+        return;
+    }
+    const u8 * at = from + first * stride;
+    u8 * const own = to + first * PITCH + part;
+#pragma unroll
+    for (int i = 0; i < CELLS; i += STEP) {
         const int phase = T::phase(at);
-        const bool is_there = first + cell < last && part < phase + T::template bytes<D>();
-        copy_once_async(to + cell * PITCH + part, is_there ? at - phase + part : at - phase, is_there ? 16 : 0);
+        const bool is_there = first + i < n && (!T::ARE_BLOCKS || part < phase + T::template bytes<D>());
+        copy_async(own + i * PITCH, at - phase + part, is_there ? 16 : 0);
+        at += STEP * stride;
     }
 }
 
@@ -91,13 +99,17 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     const u16 * const mask = a.mask + stream * a.mask_stream + first_row * a.mask_row;
     auto copy = [&](int cell, u8 * to) {
         if (cell < last) {
-            copy_cells<K, D, CELLS, THREADS>(to, k, a.k_cell, cell, last);
-            copy_cells<V, D, CELLS, THREADS>(to + RAW_KEYS, v, a.v_cell, cell, last);
-            for (int i = thread_index(); i < n_rows * (CELLS / 2); i += THREADS) {
-                const int row = i / (CELLS / 2), two = i % (CELLS / 2);
-                if (cell + two * 2 < last) {
-                    copy_float_async(to + RAW_KEYS + RAW_VALUES + row * mask_pitch(D) + two * 4,
-                                     mask + row * a.mask_row + cell + two * 2);
+            copy_cells<K, D, CELLS, THREADS>(to, k + cell * a.k_cell, a.k_cell, last - cell);
+            copy_cells<V, D, CELLS, THREADS>(to + RAW_KEYS, v + cell * a.v_cell, a.v_cell, last - cell);
+            const int two = thread_index() % (CELLS / 2) * 2;
+            if (cell + two < last) {
+                int row = thread_index() / (CELLS / 2);
+                const u16 * from = mask + row * a.mask_row + cell + two;
+                u8 * of = to + RAW_KEYS + RAW_VALUES + row * mask_pitch(D) + two * 2;
+                for (; row < n_rows; row += THREADS / (CELLS / 2)) {
+                    copy_float_async(of, from);
+                    from += THREADS / (CELLS / 2) * a.mask_row;
+                    of += THREADS / (CELLS / 2) * mask_pitch(D);
                 }
             }
         }

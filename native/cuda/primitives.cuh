@@ -145,21 +145,6 @@ DEVICE void copy_async(void * shared, const void * global, int n) {
                  "l"(global), "r"(n)
                  : "memory");
 }
-#ifndef EVICT_FIRST
-#define EVICT_FIRST 0
-#endif
-// The same for what is read once: it leaves the second-level cache before all else.
-DEVICE void copy_once_async(void * shared, const void * global, int n) {
-#if EVICT_FIRST
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"((u32) __cvta_generic_to_shared(shared)),
-                 "l"(global), "r"(n), "l"(policy)
-                 : "memory");
-#else
-    copy_async(shared, global, n);
-#endif
-}
 DEVICE void copy_float_async(void * shared, const void * global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32) __cvta_generic_to_shared(shared)), "l"(global)
                  : "memory");
