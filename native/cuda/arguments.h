@@ -176,9 +176,12 @@ struct attention {
 
 constexpr int COMBINE_SHARED = BLOCK_THREADS * 10 * 4;  // bytes
 
+#ifndef WIDE_WARPS
+#define WIDE_WARPS 1
+#endif
 // Groups of sixteen queries of a warp, which share what it reads: their sums take its registers.
 constexpr int warp_groups(int head_dim, int groups) {
-    return head_dim > LONG_HEAD || groups == 1 ? 1 : 2;
+    return head_dim > LONG_HEAD || groups < 4 || !WIDE_WARPS ? 1 : 2;
 }
 constexpr int attention_threads(int head_dim, int groups) {
     return 32 * STREAMS * groups / warp_groups(head_dim, groups);
@@ -210,7 +213,7 @@ constexpr int attention_stage(int head_dim, int groups, int group, bool key_bloc
 #define QUERIES_SHARED 0
 #endif
 constexpr bool shares_queries(int head_dim, int groups) {
-    return QUERIES_SHARED && warp_groups(head_dim, groups) == 2;
+    return QUERIES_SHARED && (head_dim > 64 && head_dim <= LONG_HEAD) && groups == 4;
 }
 #ifndef ATTENTION_STAGES
 #define ATTENTION_STAGES 2

@@ -50,14 +50,14 @@ INLINE void copy_cells(u8 * to, const u8 * from, u64 stride, int n) {
     if (part >= PARTS * 16) {
         return;
     }
-    const u8 * at = from + first * stride;
+    u32 at = first * (u32) stride + part;
     u8 * const own = to + first * PITCH + part;
 #pragma unroll
     for (int i = 0; i < CELLS; i += STEP) {
-        const int phase = T::phase(at);
+        const int phase = T::phase(from + at);
         const bool is_there = first + i < n && (!T::ARE_BLOCKS || part < phase + T::template bytes<D>());
-        copy_async(own + i * PITCH, at - phase + part, is_there ? 16 : 0);
-        at += STEP * stride;
+        copy_async(own + i * PITCH, from + at - phase, is_there ? 16 : 0);
+        at += STEP * (u32) stride;
     }
 }
 
@@ -206,42 +206,42 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                 }
             }
         }
-        u32 shares[OWN][EIGHTS][2];
+        if (a.soft_cap != 0.f) {
+            const float inverse = 1.f / a.soft_cap;
+            for (int i = 0; i < OWN * EIGHTS * 4; i++) {
+                float & s = scores[i / (EIGHTS * 4)][i / 4 % EIGHTS][i % 4];
+                s = a.soft_cap * LOG2_E * tanh_of(s * inverse);
+            }
+        }
+        float most[OWN][2], low[OWN][2];
+        bool is_same = true;
 #pragma unroll
         for (int m = 0; m < OWN; m++) {
-            if (a.soft_cap != 0.f) {
-                for (int n = 0; n < EIGHTS; n++) {
-                    for (int i = 0; i < 4; i++) {
-                        scores[m][n][i] = a.soft_cap * LOG2_E * tanh_of(scores[m][n][i] / a.soft_cap);
-                    }
-                }
-            }
-            float most[2] = {q[m].largest[0], q[m].largest[1]};
+            for (int i = 0; i < 2; i++) {
+                const u8 * const of = masks + (rows[m][i] - first_row) * mask_pitch(D);
+                most[m][i] = q[m].largest[i];
 #pragma unroll
-            for (int n = 0; n < EIGHTS; n++) {
-                for (int i = 0; i < 2; i++) {
+                for (int n = 0; n < EIGHTS; n++) {
                     const bool is_cell = cell + part * TILE + n * 8 + 2 * t < last;
-                    const u32 two = is_cell ? *(const u32 *) (masks + (rows[m][i] - first_row) * mask_pitch(D) + n * 16)
-                                            : twice(0xfc00);
+                    const u32 two = is_cell ? *(const u32 *) (of + n * 16) : twice(0xfc00);
                     float * s = scores[m][n] + 2 * i;
                     s[0] = multiply_add(float_of_half(two & 0xffff), LOG2_E, s[0]);
                     s[1] = multiply_add(float_of_half(two >> 16), LOG2_E, s[1]);
-                    most[i] = s[0] > most[i] ? s[0] : most[i];
-                    most[i] = s[1] > most[i] ? s[1] : most[i];
+                    most[m][i] = larger(larger(most[m][i], s[0]), s[1]);
                 }
-            }
-            float low[2];
-            for (int i = 0; i < 2; i++) {
                 for (int lanes = 1; lanes < 4; lanes *= 2) {
-                    const float other = shuffle_xor(most[i], lanes);
-                    most[i] = other > most[i] ? other : most[i];
+                    most[m][i] = larger(most[m][i], shuffle_xor(most[m][i], lanes));
                 }
-                low[i] = most[i] == MINUS_INFINITY ? 0.f : most[i];
+                low[m][i] = most[m][i] == MINUS_INFINITY ? 0.f : most[m][i];
+                is_same = is_same && most[m][i] == q[m].largest[i];
             }
-            if (most[0] != q[m].largest[0] || most[1] != q[m].largest[1]) {
+        }
+        if (!is_same) {
+#pragma unroll
+            for (int m = 0; m < OWN; m++) {
                 for (int i = 0; i < 2; i++) {
-                    const float factor = exp2_of(q[m].largest[i] - low[i]);
-                    q[m].largest[i] = most[i];
+                    const float factor = exp2_of(q[m].largest[i] - low[m][i]);
+                    q[m].largest[i] = most[m][i];
                     q[m].totals[i] *= factor;
 #pragma unroll
                     for (int step = 0; step < STEPS; step++) {
@@ -251,11 +251,15 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                     }
                 }
             }
+        }
+        u32 shares[OWN][EIGHTS][2];
 #pragma unroll
-            for (int n = 0; n < EIGHTS; n++) {
+        for (int n = 0; n < EIGHTS; n++) {
+#pragma unroll
+            for (int m = 0; m < OWN; m++) {
                 for (int i = 0; i < 2; i++) {
                     const float * s = scores[m][n] + 2 * i;
-                    const float p0 = exp2_of(s[0] - low[i]), p1 = exp2_of(s[1] - low[i]);
+                    const float p0 = exp2_of(s[0] - low[m][i]), p1 = exp2_of(s[1] - low[m][i]);
                     q[m].totals[i] += p0;
                     q[m].totals[i] += p1;
                     shares[m][n][i] = halves_of(p0, p1);
@@ -369,7 +373,7 @@ DEVICE void combine(const attention & a) {
         const u64 first = ((u64) column * a.n_heads + at / a.head_dim) * a.n_chunks;
         const floats2 * totals = (const floats2 *) a.totals + first;
         const float * sums = a.sums + first * a.head_dim + at % a.head_dim;
-#pragma unroll 4
+#pragma unroll 8
         for (int chunk = warp; chunk < a.n_chunks; chunk += WARPS) {
             const floats2 of = totals[chunk];
             const floats4 low = load_input(sums + (u64) chunk * a.head_dim);
@@ -409,12 +413,15 @@ DEVICE void combine(const attention & a) {
 
 // That share a multiprocessor.
 constexpr int attention_blocks(int head_dim, int groups) {
-    return 256 / attention_threads(head_dim, groups) * (head_dim <= 64 ? 3 : 2) / 2;
+    return head_dim > LONG_HEAD ? 256 / attention_threads(head_dim, groups)
+           : head_dim > 64      ? (groups == 4 ? 2 : 3)
+           : WIDE_WARPS         ? 3
+                                : 2;
 }
 
 }  // namespace few_rows
 
-KERNEL(combine_chunks, few_rows::attention, few_rows::BLOCK_THREADS, 4) { few_rows::combine(arguments); }
+KERNEL(combine_chunks, few_rows::attention, few_rows::BLOCK_THREADS, 2) { few_rows::combine(arguments); }
 
 #define FEW_ROWS_ATTENTION_OF(K, V, D, GROUPS) \
     KERNEL(attention_##K##_##V##_##D##_##GROUPS, few_rows::attention, few_rows::attention_threads(D, GROUPS), few_rows::attention_blocks(D, GROUPS)) { \

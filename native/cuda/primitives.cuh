@@ -86,6 +86,7 @@ DEVICE float float_of_half(u32 half) {
 // Products are added with one rounding, and only where it is written so (the text is compiled without contraction):
 // else kernels of other widths could round differently.
 DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE float exp_of(float x) { return expf(x); }
 // Zero for minus infinity, one for zero.
 DEVICE float exp2_of(float x) {

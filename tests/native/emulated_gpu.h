@@ -276,6 +276,7 @@ inline u32 halves_of(float low, float high) {
 }
 inline float float_of_half(u32 half) { return emulated::to_float(half); }
 inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
+inline float larger(float a, float b) { return std::fmax(a, b); }
 inline float exp_of(float x) { return std::exp(x); }
 inline float exp2_of(float x) { return std::exp2(x); }
 inline float reciprocal_root(float x) { return 1.0f / std::sqrt(x); }
