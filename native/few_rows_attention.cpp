@@ -112,16 +112,16 @@ few_rows_plan::attention plan_attention(const ggml_tensor & t, const few_rows_ru
     made.query_blocks = blocks_of(static_cast<int64_t>(a.n_rows) * (a.n_heads / a.n_kv_heads),
                                   made.kernel.groups * few_rows::GROUP_QUERIES);
     scratch_floats =
-        static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks * (a.head_dim + 2);
+        static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks * (a.head_dim / 2 + 2);
     return made;
 }
 
 few_rows::attention with_scratch(const few_rows_plan::attention & planned, float * scratch,
                                  unsigned char * converted) {
     few_rows::attention a = planned.arguments;
-    a.sums = scratch;
-    a.totals =
-        scratch + static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks * a.head_dim;
+    a.means = reinterpret_cast<unsigned short *>(scratch);
+    a.totals = scratch + static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks *
+                             a.head_dim / 2;
     a.converted = planned.converts ? converted : nullptr;
     return a;
 }

@@ -161,9 +161,9 @@ struct attention {
     const unsigned short * mask;               // halves [n_rows, n_cells], added to scores
     unsigned long long mask_row, mask_stream;  // halves
     const float * sinks;                       // [n_heads]: a score each without a value; or null
-    float * sums;    // [columns][n_heads][n_chunks][head_dim], of values by exp(score - largest)
-    float * totals;  // [columns][n_heads][n_chunks]: the largest score, and the sum of those exp;
-                     // scores times log2(e), powers of two in place of exp
+    unsigned short * means;  // halves [columns][n_heads][n_chunks][head_dim]: of a chunk's values
+    float * totals;  // [columns][n_heads][n_chunks]: the largest score, and the sum of exp(score -
+                     // largest); scores times log2(e), powers of two in place of exp
     float * out;
     unsigned char * converted;  // null, or where the result goes as the input of a product, too
     int n_tiles;                // of that

@@ -322,9 +322,12 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
             mine[i] = exp2_of(q[m].largest[i] - low);
             other[i] = exp2_of(largest[i] - low);
             at[i] = ((u64) (stream * a.n_rows + rows[m][i]) * a.n_heads + heads[m][i]) * a.n_chunks + chunk;
+            const float total = multiply_add(totals[i], other[i], q[m].totals[i] * mine[i]);
+            const float inverse = total == 0.f ? 0.f : 1.f / total;
+            mine[i] *= inverse;
+            other[i] *= inverse;
             if (t == 0 && is_there[m][i]) {
-                *(floats2 *) (a.totals + at[i] * 2) = {most,
-                                                       multiply_add(totals[i], other[i], q[m].totals[i] * mine[i])};
+                *(floats2 *) (a.totals + at[i] * 2) = {most, total};
             }
         }
 #pragma unroll
@@ -335,9 +338,9 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                 const float * sum = q[m].sums[step][j];
                 for (int i = 0; i < 2; i++) {
                     if (is_there[m][i]) {
-                        *(floats2 *) (a.sums + at[i] * D + step * 16 + j * 8 + 2 * t) = {
-                            multiply_add(y[2 * i], other[i], sum[2 * i] * mine[i]),
-                            multiply_add(y[2 * i + 1], other[i], sum[2 * i + 1] * mine[i])};
+                        *(u32 *) (a.means + at[i] * D + step * 16 + j * 8 + 2 * t) =
+                            halves_of(multiply_add(y[2 * i], other[i], sum[2 * i] * mine[i]),
+                                      multiply_add(y[2 * i + 1], other[i], sum[2 * i + 1] * mine[i]));
                     }
                 }
             }
@@ -372,13 +375,16 @@ DEVICE void combine(const attention & a) {
     if (is_there) {
         const u64 first = ((u64) column * a.n_heads + at / a.head_dim) * a.n_chunks;
         const floats2 * totals = (const floats2 *) a.totals + first;
-        const float * sums = a.sums + first * a.head_dim + at % a.head_dim;
+        const u16 * means = a.means + first * a.head_dim + at % a.head_dim;
 #pragma unroll 8
         for (int chunk = warp; chunk < a.n_chunks; chunk += WARPS) {
             const floats2 of = totals[chunk];
-            const floats4 low = load_input(sums + (u64) chunk * a.head_dim);
-            const floats4 high = load_input(sums + (u64) chunk * a.head_dim + 4);
-            const float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            const words4 halves = *(const words4 *) (means + (u64) chunk * a.head_dim);
+            const u32 w[4] = {halves.x, halves.y, halves.z, halves.w};
+            float y[8];
+            for (int i = 0; i < 8; i++) {
+                y[i] = float_of_half(i % 2 ? w[i / 2] >> 16 : w[i / 2] & 0xffff) * of.y;
+            }
             own.add(of.x, of.y, y);
         }
     }

@@ -145,9 +145,9 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
     }
     a.scale = t.scale();
     a.soft_cap = t.soft_cap;
-    block_of<float> sums(t.n_columns() * t.n_heads * a.n_chunks * D),
-        totals(t.n_columns() * t.n_heads * a.n_chunks * 2), out(t.n_columns() * width);
-    a.sums = sums.at();
+    block_of<unsigned short> means(t.n_columns() * t.n_heads * a.n_chunks * D);
+    block_of<float> totals(t.n_columns() * t.n_heads * a.n_chunks * 2), out(t.n_columns() * width);
+    a.means = means.at();
     a.totals = totals.at();
     a.out = out.at();
     const int units = (width + few_rows::UNIT - 1) / few_rows::UNIT;
