@@ -121,8 +121,18 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         copy(first + i * CELLS, stages + i * stage_bytes);
     }
 
-    int rows[OWN][2], heads[OWN][2];
-    bool is_there[OWN][2];
+    // Of the query g or g + 8 of a group: found again where it is needed, as registers are few.
+    struct place {
+        int row, head;
+        bool is_there;
+    };
+    auto place_of = [&](int m, int i) {
+        const int query = first_query + (own + m) * GROUP_QUERIES + g + 8 * i;
+        const bool is_there = query < n_queries;
+        const int row = is_there ? (int) (query * a.group_inverse >> 32) : first_row;
+        return place{row, kv_head * group + (is_there ? query - row * group : 0), is_there};
+    };
+    int mask_rows[OWN][2];
     queries<D> q[OWN];
     constexpr bool SHARED = shares_queries(D, GROUPS);
     u8 * const key_halves = stages + STAGES * stage_bytes;
@@ -133,12 +143,10 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
 #pragma unroll
     for (int m = 0; m < OWN; m++) {
         for (int i = 0; i < 2; i++) {
-            const int query = first_query + (own + m) * GROUP_QUERIES + g + 8 * i;
-            is_there[m][i] = query < n_queries;
-            rows[m][i] = is_there[m][i] ? (int) (query * a.group_inverse >> 32) : first_row;
-            heads[m][i] = kv_head * group + (is_there[m][i] ? query - rows[m][i] * group : 0);
+            const place of_query = place_of(m, i);
+            mask_rows[m][i] = (of_query.row - first_row) * mask_pitch(D) + part * TILE * 2 + t * 4;
             const float * from =
-                a.q + stream * a.q_stream + rows[m][i] * a.q_row + heads[m][i] * a.q_head + 2 * t;
+                a.q + stream * a.q_stream + of_query.row * a.q_row + of_query.head * a.q_head + 2 * t;
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 if (!SHARED || step % 2 == part) {
@@ -178,7 +186,7 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         const u8 * const keys = (K::ARE_BLOCKS ? key_halves : at) + (part * TILE + lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16;
         const u8 * const values =
             (V::ARE_BLOCKS ? value_halves : at + RAW_KEYS) + (part * TILE + lane % 16) * PITCH + lane / 16 * 16;
-        const u8 * const masks = at + RAW_KEYS + RAW_VALUES + part * TILE * 2 + t * 4;
+        const u8 * const masks = at + RAW_KEYS + RAW_VALUES;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         float scores[OWN][EIGHTS][4] = {};
 #pragma unroll
@@ -218,12 +226,11 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
 #pragma unroll
         for (int m = 0; m < OWN; m++) {
             for (int i = 0; i < 2; i++) {
-                const u8 * const of = masks + (rows[m][i] - first_row) * mask_pitch(D);
                 most[m][i] = q[m].largest[i];
 #pragma unroll
                 for (int n = 0; n < EIGHTS; n++) {
                     const bool is_cell = cell + part * TILE + n * 8 + 2 * t < last;
-                    const u32 two = is_cell ? *(const u32 *) (of + n * 16) : twice(0xfc00);
+                    const u32 two = is_cell ? *(const u32 *) (masks + mask_rows[m][i] + n * 16) : twice(0xfc00);
                     float * s = scores[m][n] + 2 * i;
                     s[0] = multiply_add(float_of_half(two & 0xffff), LOG2_E, s[0]);
                     s[1] = multiply_add(float_of_half(two >> 16), LOG2_E, s[1]);
@@ -315,18 +322,21 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         const floats4 of = from[0];
         const float largest[2] = {of.x, of.y}, totals[2] = {of.z, of.w};
         float mine[2], other[2];
+        bool is_there[2];
         u64 at[2];
         for (int i = 0; i < 2; i++) {
             const float most = largest[i] > q[m].largest[i] ? largest[i] : q[m].largest[i];
             const float low = most == MINUS_INFINITY ? 0.f : most;
             mine[i] = exp2_of(q[m].largest[i] - low);
             other[i] = exp2_of(largest[i] - low);
-            at[i] = ((u64) (stream * a.n_rows + rows[m][i]) * a.n_heads + heads[m][i]) * a.n_chunks + chunk;
+            const place of_query = place_of(m, i);
+            is_there[i] = of_query.is_there;
+            at[i] = ((u64) (stream * a.n_rows + of_query.row) * a.n_heads + of_query.head) * a.n_chunks + chunk;
             const float total = multiply_add(totals[i], other[i], q[m].totals[i] * mine[i]);
             const float inverse = total == 0.f ? 0.f : 1.f / total;
             mine[i] *= inverse;
             other[i] *= inverse;
-            if (t == 0 && is_there[m][i]) {
+            if (t == 0 && is_there[i]) {
                 *(floats2 *) (a.totals + at[i] * 2) = {most, total};
             }
         }
@@ -337,7 +347,7 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                 const float y[4] = {add.x, add.y, add.z, add.w};
                 const float * sum = q[m].sums[step][j];
                 for (int i = 0; i < 2; i++) {
-                    if (is_there[m][i]) {
+                    if (is_there[i]) {
                         *(u32 *) (a.means + at[i] * D + step * 16 + j * 8 + 2 * t) =
                             halves_of(multiply_add(y[2 * i], other[i], sum[2 * i] * mine[i]),
                                       multiply_add(y[2 * i + 1], other[i], sum[2 * i + 1] * mine[i]));
