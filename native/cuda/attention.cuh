@@ -76,6 +76,10 @@ template <int D> struct queries {
     float sums[D / 16][2][4], largest[2], totals[2];
 };
 
+// Sums are scaled again where a score is so much larger than the one that they are relative to: shares up to 256 are as
+// good as those up to one, and most tiles have some query with a slightly larger score.
+constexpr float FAR = 8.f;
+
 // With GROUPS groups of sixteen queries in a block. How many they are, and how they are shared out, changes no bit.
 template <class K, class V, int D, int GROUPS> INLINE void attend(const attention & a) {
     constexpr int STEPS = D / 16, TILE = tile_cells(D), CELLS = STREAMS * TILE, EIGHTS = TILE / 8, PITCH = cell_pitch(D);
@@ -226,7 +230,7 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
 #pragma unroll
         for (int m = 0; m < OWN; m++) {
             for (int i = 0; i < 2; i++) {
-                most[m][i] = q[m].largest[i];
+                most[m][i] = MINUS_INFINITY;
 #pragma unroll
                 for (int n = 0; n < EIGHTS; n++) {
                     const bool is_cell = cell + part * TILE + n * 8 + 2 * t < last;
@@ -239,8 +243,10 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                 for (int lanes = 1; lanes < 4; lanes *= 2) {
                     most[m][i] = larger(most[m][i], shuffle_xor(most[m][i], lanes));
                 }
+                const bool is_far = most[m][i] > q[m].largest[i] + FAR;
+                is_same = is_same && !is_far;
+                most[m][i] = is_far ? most[m][i] : q[m].largest[i];
                 low[m][i] = most[m][i] == MINUS_INFINITY ? 0.f : most[m][i];
-                is_same = is_same && most[m][i] == q[m].largest[i];
             }
         }
         if (!is_same) {
