@@ -192,7 +192,9 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
             (V::ARE_BLOCKS ? value_halves : at + RAW_KEYS) + (part * TILE + lane % 16) * PITCH + lane / 16 * 16;
         const u8 * const masks = at + RAW_KEYS + RAW_VALUES;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        float scores[OWN][EIGHTS][4] = {};
+        // Sums of every second step, where there are too few others to hide how long a multiplication takes.
+        constexpr int TURNS = EIGHTS < 4 ? 2 : 1;
+        float scores[OWN][EIGHTS][4] = {}, odd[OWN][EIGHTS][4] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             u32 x[OWN][4];
@@ -213,9 +215,15 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                 load_tiles(w, keys + n * 8 * PITCH + step * 32);
 #pragma unroll
                 for (int m = 0; m < OWN; m++) {
-                    multiply_tile(scores[m][n], x[m][0], x[m][1], x[m][2], x[m][3], w[0], w[1]);
-                    multiply_tile(scores[m][n + 1], x[m][0], x[m][1], x[m][2], x[m][3], w[2], w[3]);
+                    float(*to)[4] = step % TURNS ? odd[m] : scores[m];
+                    multiply_tile(to[n], x[m][0], x[m][1], x[m][2], x[m][3], w[0], w[1]);
+                    multiply_tile(to[n + 1], x[m][0], x[m][1], x[m][2], x[m][3], w[2], w[3]);
                 }
+            }
+        }
+        if (TURNS == 2) {
+            for (int i = 0; i < OWN * EIGHTS * 4; i++) {
+                scores[i / (EIGHTS * 4)][i / 4 % EIGHTS][i % 4] += odd[i / (EIGHTS * 4)][i / 4 % EIGHTS][i % 4];
             }
         }
         if (a.soft_cap != 0.f) {
