@@ -163,13 +163,11 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                         of[m][step][i] = low, of[m][step][i + 2] = high;
                     }
                 }
-                for (int j = 0; j < 2; j++) {
-                    q[m].sums[step][j][2 * i] = q[m].sums[step][j][2 * i + 1] = 0.f;
-                }
             }
-            q[m].largest[i] = MINUS_INFINITY;
-            q[m].totals[i] = 0.f;
         }
+    }
+    for (int m = 0; m < OWN; m++) {
+        q[m] = {{}, {MINUS_INFINITY, MINUS_INFINITY}, {}};
     }
 
     int stage = 0;
@@ -441,12 +439,9 @@ DEVICE void combine(const attention & a) {
     }
 }
 
-// That share a multiprocessor.
+// That share a multiprocessor, by their registers and shared memory.
 constexpr int attention_blocks(int head_dim, int groups) {
-    return head_dim > LONG_HEAD ? 256 / attention_threads(head_dim, groups)
-           : head_dim > 64      ? (groups == 4 ? 2 : 3)
-           : WIDE_WARPS         ? 3
-                                : 2;
+    return head_dim > LONG_HEAD ? 4 / groups : head_dim > 64 && groups == 4 ? 2 : 3;
 }
 
 }  // namespace few_rows
