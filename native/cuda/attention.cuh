@@ -61,6 +61,35 @@ INLINE void copy_cells(u8 * to, const u8 * from, u64 stride, int n) {
     }
 }
 
+// The same where whole rows are copied: returns nothing, as all bytes of `is_there` cells are expected by the caller.
+template <class T, int D, int CELLS, int THREADS>
+INLINE void copy_rows(u8 * to, const u8 * from, u64 stride, int n, int thread, arrival * a) {
+    constexpr int PITCH = raw_pitch(D, T::ARE_BLOCKS);
+    for (int i = thread; i < CELLS; i += THREADS) {
+        const u8 * at = from + i * stride;
+        if (i < n) {
+            const int phase = T::phase(at);
+            copy_row(to + i * PITCH, at - phase, (phase + T::template bytes<D>() + 15) / 16 * 16, a);
+        } else {
+            for (int j = 0; j < PITCH; j += 16) {
+                *(words4 *) (to + i * PITCH + j) = {};
+            }
+        }
+    }
+}
+
+// The bytes that copy_rows copies of the first n cells.
+template <class T, int D> INLINE int row_bytes(const u8 * from, u64 stride, int n) {
+    if (!T::ARE_BLOCKS) {
+        return n * T::template bytes<D>();
+    }
+    int sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += (T::phase(from + i * stride) + T::template bytes<D>() + 15) / 16 * 16;
+    }
+    return sum;
+}
+
 template <class T, int D, int CELLS, int THREADS>
 INLINE void convert_cells(u8 * to, const u8 * raw, const u8 * from, u64 stride, int first) {
 #pragma unroll 4
@@ -94,6 +123,11 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     const int end_row = (int) ((first_query + GROUPS * GROUP_QUERIES - 1) * a.group_inverse >> 32) + 1;
     const int n_rows = (end_row < a.n_rows ? end_row : a.n_rows) - first_row;
     u8 * const stages = shared_memory();
+    u8 * const key_halves = stages + STAGES * stage_bytes;
+    u8 * const value_halves = key_halves + (K::ARE_BLOCKS ? CELLS * PITCH : 0);
+    u8 * const queries_at = value_halves + (V::ARE_BLOCKS ? CELLS * PITCH : 0);
+    constexpr bool SHARED = shares_queries(D, GROUPS);
+    arrival * const arrivals = (arrival *) (queries_at + (SHARED ? GROUPS * GROUP_QUERIES * D * 2 : 0));
 
     const int chunk = grid_z() - 1 - block_z();  // the longest ones first
     const int first = chunk_begin(chunk, a.n_kv_heads, D), end = chunk_begin(chunk + 1, a.n_kv_heads, D);
@@ -101,10 +135,22 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     const u8 * const k = a.k + stream * a.k_stream + kv_head * a.k_head;
     const u8 * const v = a.v + stream * a.v_stream + kv_head * a.v_head;
     const u16 * const mask = a.mask + stream * a.mask_stream + first_row * a.mask_row;
-    auto copy = [&](int cell, u8 * to) {
+    auto copy = [&](int cell, int stage) {
+        u8 * const to = stages + stage * stage_bytes;
         if (cell < last) {
-            copy_cells<K, D, CELLS, THREADS>(to, k + cell * a.k_cell, a.k_cell, last - cell);
-            copy_cells<V, D, CELLS, THREADS>(to + RAW_KEYS, v + cell * a.v_cell, a.v_cell, last - cell);
+            const u8 * const keys = k + cell * a.k_cell, * const values = v + cell * a.v_cell;
+            if (COPIES_ROWS) {
+                if (thread_index() == 0) {
+                    const int n = last - cell < CELLS ? last - cell : CELLS;
+                    expect(arrivals + stage, row_bytes<K, D>(keys, a.k_cell, n) + row_bytes<V, D>(values, a.v_cell, n));
+                }
+                copy_rows<K, D, CELLS, THREADS>(to, keys, a.k_cell, last - cell, thread_index(), arrivals + stage);
+                copy_rows<V, D, CELLS, THREADS>(to + RAW_KEYS, values, a.v_cell, last - cell,
+                                                THREADS - 1 - thread_index(), arrivals + stage);
+            } else {
+                copy_cells<K, D, CELLS, THREADS>(to, keys, a.k_cell, last - cell);
+                copy_cells<V, D, CELLS, THREADS>(to + RAW_KEYS, values, a.v_cell, last - cell);
+            }
             const int two = thread_index() % (CELLS / 2) * 2;
             if (cell + two < last) {
                 int row = thread_index() / (CELLS / 2);
@@ -120,9 +166,17 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         copy_commit();
     };
     let_next_begin();
+    if (thread_index() == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            set_up(arrivals + i);
+        }
+    }
+    if (COPIES_ROWS) {
+        sync_threads();
+    }
     wait_for_previous();
     for (int i = 0; i < STAGES - 1; i++) {
-        copy(first + i * CELLS, stages + i * stage_bytes);
+        copy(first + i * CELLS, i);
     }
 
     // Of the query g or g + 8 of a group: found again where it is needed, as registers are few.
@@ -138,10 +192,7 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     };
     int mask_rows[OWN][2];
     queries<D> q[OWN];
-    constexpr bool SHARED = shares_queries(D, GROUPS);
-    u8 * const key_halves = stages + STAGES * stage_bytes;
-    u8 * const value_halves = key_halves + (K::ARE_BLOCKS ? CELLS * PITCH : 0);
-    words4 * const kept = (words4 *) (value_halves + (V::ARE_BLOCKS ? CELLS * PITCH : 0)) + own * STEPS * 32 + lane;
+    words4 * const kept = (words4 *) queries_at + own * STEPS * 32 + lane;
     u32 of[SHARED ? 1 : OWN][STEPS][4];
     const float scale = a.soft_cap == 0.f ? a.scale * LOG2_E : a.scale;
 #pragma unroll
@@ -170,11 +221,12 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         q[m] = {{}, {MINUS_INFINITY, MINUS_INFINITY}, {}};
     }
 
-    int stage = 0;
+    int stage = 0, turn = 0;
     for (int cell = first; cell < last; cell += CELLS) {
+        wait(arrivals + stage, turn);
         copy_wait<STAGES - 2>();
         sync_threads();  // the cells have come for all warps, and all have left those whose place is filled now
-        copy(cell + (STAGES - 1) * CELLS, stages + (stage == 0 ? STAGES - 1 : stage - 1) * stage_bytes);
+        copy(cell + (STAGES - 1) * CELLS, stage == 0 ? STAGES - 1 : stage - 1);
         const u8 * const at = stages + stage * stage_bytes;
         if (K::ARE_BLOCKS) {
             convert_cells<K, D, CELLS, THREADS>(key_halves, at, k, a.k_cell, cell);
@@ -190,6 +242,7 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
             (V::ARE_BLOCKS ? value_halves : at + RAW_KEYS) + (part * TILE + lane % 16) * PITCH + lane / 16 * 16;
         const u8 * const masks = at + RAW_KEYS + RAW_VALUES;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
+        turn += stage == 0;
         // Sums of every second step, where there are too few others to hide how long a multiplication takes.
         constexpr int TURNS = EIGHTS < 4 ? 2 : 1;
         float scores[OWN][EIGHTS][4] = {}, odd[OWN][EIGHTS][4] = {};
