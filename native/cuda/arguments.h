@@ -208,13 +208,19 @@ constexpr int attention_stage(int head_dim, int groups, int group, bool key_bloc
                (raw_pitch(head_dim, key_blocks) + raw_pitch(head_dim, value_blocks)) +
            attention_rows(groups, group) * mask_pitch(head_dim);
 }
+// What a stream gives to the other one at the end, of a group: half of its sums, the largest scores
+// and the totals.
+constexpr int given_bytes(int head_dim) { return ((head_dim / 16 + 1) / 2 * 2 + 1) * 32 * 16; }
 constexpr int attention_shared_memory(int head_dim, int groups, int group, bool key_blocks,
                                       bool value_blocks) {
-    return ATTENTION_STAGES *
-               attention_stage(head_dim, groups, group, key_blocks, value_blocks) +
-           STREAMS * tile_cells(head_dim) * cell_pitch(head_dim) * (key_blocks + value_blocks) +
-           (shares_queries(head_dim, groups) ? groups * GROUP_QUERIES * head_dim * 2 : 0) +
-           ATTENTION_STAGES * 8;
+    const int tiles =
+        ATTENTION_STAGES *
+            attention_stage(head_dim, groups, group, key_blocks, value_blocks) +
+        STREAMS * tile_cells(head_dim) * cell_pitch(head_dim) * (key_blocks + value_blocks) +
+        (shares_queries(head_dim, groups) ? groups * GROUP_QUERIES * head_dim * 2 : 0) +
+        ATTENTION_STAGES * 8;
+    const int given = groups * STREAMS * given_bytes(head_dim);
+    return tiles > given ? tiles : given;
 }
 
 // Shared memory of a product: a ring of weights for each warp, and one of converted inputs for the

@@ -192,9 +192,15 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     };
     int mask_rows[OWN][2];
     queries<D> q[OWN];
+    // Where queries are shared, each stream brings every second sixteen dimensions of them.
+    constexpr int LOADS = SHARED ? (STEPS + 1) / STREAMS : STEPS;
+    auto step_of = [&](int load) {
+        const int step = SHARED ? load * STREAMS + part : load;
+        return step < STEPS ? step : STEPS - 1;
+    };
     words4 * const kept = (words4 *) queries_at + own * STEPS * 32 + lane;
-    u32 of[SHARED ? 1 : OWN][STEPS][4];
-    const float scale = a.soft_cap == 0.f ? a.scale * LOG2_E : a.scale;
+    floats2 x[OWN][LOADS][4];  // all of them, before the first one is waited for
+    u32 of[OWN][LOADS][4];
 #pragma unroll
     for (int m = 0; m < OWN; m++) {
         for (int i = 0; i < 2; i++) {
@@ -203,17 +209,22 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
             const float * from =
                 a.q + stream * a.q_stream + of_query.row * a.q_row + of_query.head * a.q_head + 2 * t;
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                if (!SHARED || step % 2 == part) {
-                    const floats2 x = load_two(from + step * 16), y = load_two(from + step * 16 + 8);
-                    const u32 low = halves_of(x.x * scale, x.y * scale), high = halves_of(y.x * scale, y.y * scale);
-                    if (SHARED) {
-                        u32 * to = (u32 *) (kept + (m * STEPS + step) * 32);
-                        to[i] = low, to[i + 2] = high;
-                    } else {
-                        of[m][step][i] = low, of[m][step][i + 2] = high;
-                    }
-                }
+            for (int n = 0; n < LOADS; n++) {
+                x[m][n][i] = load_two(from + step_of(n) * 16);
+                x[m][n][i + 2] = load_two(from + step_of(n) * 16 + 8);
+            }
+        }
+    }
+    const float scale = a.soft_cap == 0.f ? a.scale * LOG2_E : a.scale;
+#pragma unroll
+    for (int m = 0; m < OWN; m++) {
+#pragma unroll
+        for (int n = 0; n < LOADS; n++) {
+            for (int i = 0; i < 4; i++) {
+                of[m][n][i] = halves_of(x[m][n][i].x * scale, x[m][n][i].y * scale);
+            }
+            if (SHARED) {
+                kept[(m * STEPS + step_of(n)) * 32] = {of[m][n][0], of[m][n][1], of[m][n][2], of[m][n][3]};
             }
         }
     }
@@ -354,10 +365,11 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         }
     }
 
-    // The streams' sums put together.
+    // The streams' sums put together: each has every second sixteen dimensions, and gives away the others.
     copy_wait<0>();
     sync_threads();
-    floats4 * const others = (floats4 *) stages + (own * (2 * STEPS + 1)) * 32 + lane;
+    constexpr int PAIRS = (STEPS + 1) / 2, GIVEN = given_bytes(D) / 512;
+    floats4 * const given = (floats4 *) stages + own * STREAMS * GIVEN * 32 + lane;
 #pragma unroll
     for (int m = 0; m < OWN; m++) {
         for (int i = 0; i < 2; i++) {
@@ -365,58 +377,61 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                 q[m].totals[i] += shuffle_xor(q[m].totals[i], lanes);
             }
         }
-        if (part == 1) {
-            floats4 * to = others + m * (2 * STEPS + 1) * 32;
-            to[0] = {q[m].largest[0], q[m].largest[1], q[m].totals[0], q[m].totals[1]};
+        floats4 * to = given + (m * STREAMS + part) * GIVEN * 32;
+        to[0] = {q[m].largest[0], q[m].largest[1], q[m].totals[0], q[m].totals[1]};
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                for (int j = 0; j < 2; j++) {
-                    const float * sum = q[m].sums[step][j];
-                    to[(1 + step * 2 + j) * 32] = {sum[0], sum[1], sum[2], sum[3]};
+        for (int n = 0; n < PAIRS; n++) {
+            for (int j = 0; j < 2; j++) {
+                float * even = q[m].sums[2 * n][j];
+                const float * odd = 2 * n + 1 < STEPS ? q[m].sums[2 * n + 1][j] : even;
+                to[(1 + n * 2 + j) * 32] = part == 0 ? floats4{odd[0], odd[1], odd[2], odd[3]}
+                                                     : floats4{even[0], even[1], even[2], even[3]};
+                for (int i = 0; i < 4; i++) {
+                    even[i] = part == 0 ? even[i] : odd[i];
                 }
             }
         }
     }
     sync_threads();
-    if (part == 1) {
-        return;
-    }
 #pragma unroll
     for (int m = 0; m < OWN; m++) {
-        const floats4 * from = others + m * (2 * STEPS + 1) * 32;
+        const floats4 * from = given + (m * STREAMS + 1 - part) * GIVEN * 32;
         const floats4 of = from[0];
-        const float largest[2] = {of.x, of.y}, totals[2] = {of.z, of.w};
         float mine[2], other[2];
         bool is_there[2];
         u64 at[2];
         for (int i = 0; i < 2; i++) {
-            const float most = largest[i] > q[m].largest[i] ? largest[i] : q[m].largest[i];
-            const float low = most == MINUS_INFINITY ? 0.f : most;
+            const float largest = i ? of.y : of.x, total = i ? of.w : of.z;
+            const float most = larger(largest, q[m].largest[i]), low = most == MINUS_INFINITY ? 0.f : most;
             mine[i] = exp2_of(q[m].largest[i] - low);
-            other[i] = exp2_of(largest[i] - low);
+            other[i] = exp2_of(largest - low);
             const place of_query = place_of(m, i);
             is_there[i] = of_query.is_there;
             at[i] = ((u64) (stream * a.n_rows + of_query.row) * a.n_heads + of_query.head) * a.n_chunks + chunk;
-            const float total = multiply_add(totals[i], other[i], q[m].totals[i] * mine[i]);
-            const float inverse = total == 0.f ? 0.f : 1.f / total;
+            const float sum = q[m].totals[i] * mine[i] + total * other[i];
+            const float inverse = sum == 0.f ? 0.f : 1.f / sum;
             mine[i] *= inverse;
             other[i] *= inverse;
-            if (t == 0 && is_there[i]) {
-                *(floats2 *) (a.totals + at[i] * 2) = {most, total};
+            if (t == 0 && part == 0 && is_there[i]) {
+                *(floats2 *) (a.totals + at[i] * 2) = {most, sum};
             }
         }
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) {
+        for (int n = 0; n < PAIRS; n++) {
+            u32 w[2][2];
             for (int j = 0; j < 2; j++) {
-                const floats4 add = from[(1 + step * 2 + j) * 32];
-                const float y[4] = {add.x, add.y, add.z, add.w};
-                const float * sum = q[m].sums[step][j];
-                for (int i = 0; i < 2; i++) {
-                    if (is_there[i]) {
-                        *(u32 *) (a.means + at[i] * D + step * 16 + j * 8 + 2 * t) =
-                            halves_of(multiply_add(y[2 * i], other[i], sum[2 * i] * mine[i]),
-                                      multiply_add(y[2 * i + 1], other[i], sum[2 * i + 1] * mine[i]));
-                    }
+                const floats4 y = from[(1 + n * 2 + j) * 32];
+                const float * sum = q[m].sums[2 * n][j];
+                w[0][j] = halves_of(sum[0] * mine[0] + y.x * other[0], sum[1] * mine[0] + y.y * other[0]);
+                w[1][j] = halves_of(sum[2] * mine[1] + y.z * other[1], sum[3] * mine[1] + y.w * other[1]);
+            }
+            const int step = 2 * n + part;
+            for (int i = 0; i < 2; i++) {
+                // Four elements for each lane, of which its neighbour has two.
+                const u32 theirs = bits_of_float(shuffle_xor(float_of_bits(t % 2 ? w[i][0] : w[i][1]), 1));
+                if (is_there[i] && step < STEPS) {
+                    *(words2 *) (a.means + at[i] * D + step * 16 + t % 2 * 8 + t / 2 * 4) =
+                        t % 2 ? words2{theirs, w[i][1]} : words2{w[i][0], theirs};
                 }
             }
         }
