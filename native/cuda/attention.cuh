@@ -61,31 +61,22 @@ INLINE void copy_cells(u8 * to, const u8 * from, u64 stride, int n) {
     }
 }
 
-// The same where whole rows are copied: returns nothing, as all bytes of `is_there` cells are expected by the caller.
+// The same where rows are copied as a whole, some by each thread. Returns the bytes of this thread's.
 template <class T, int D, int CELLS, int THREADS>
-INLINE void copy_rows(u8 * to, const u8 * from, u64 stride, int n, int thread, arrival * a) {
+INLINE int copy_rows(u8 * to, const u8 * from, u64 stride, int n, int thread, arrival * a) {
     constexpr int PITCH = raw_pitch(D, T::ARE_BLOCKS);
+    int sum = 0;
     for (int i = thread; i < CELLS; i += THREADS) {
         const u8 * at = from + i * stride;
         if (i < n) {
-            const int phase = T::phase(at);
-            copy_row(to + i * PITCH, at - phase, (phase + T::template bytes<D>() + 15) / 16 * 16, a);
+            const int phase = T::phase(at), bytes = (phase + T::template bytes<D>() + 15) / 16 * 16;
+            copy_row(to + i * PITCH, at - phase, bytes, a);
+            sum += bytes;
         } else {
             for (int j = 0; j < PITCH; j += 16) {
                 *(words4 *) (to + i * PITCH + j) = {};
             }
         }
-    }
-}
-
-// The bytes that copy_rows copies of the first n cells.
-template <class T, int D> INLINE int row_bytes(const u8 * from, u64 stride, int n) {
-    if (!T::ARE_BLOCKS) {
-        return n * T::template bytes<D>();
-    }
-    int sum = 0;
-    for (int i = 0; i < n; i++) {
-        sum += (T::phase(from + i * stride) + T::template bytes<D>() + 15) / 16 * 16;
     }
     return sum;
 }
@@ -140,13 +131,12 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         if (cell < last) {
             const u8 * const keys = k + cell * a.k_cell, * const values = v + cell * a.v_cell;
             if (COPIES_ROWS) {
-                if (thread_index() == 0) {
-                    const int n = last - cell < CELLS ? last - cell : CELLS;
-                    expect(arrivals + stage, row_bytes<K, D>(keys, a.k_cell, n) + row_bytes<V, D>(values, a.v_cell, n));
-                }
-                copy_rows<K, D, CELLS, THREADS>(to, keys, a.k_cell, last - cell, thread_index(), arrivals + stage);
-                copy_rows<V, D, CELLS, THREADS>(to + RAW_KEYS, values, a.v_cell, last - cell,
-                                                THREADS - 1 - thread_index(), arrivals + stage);
+                const int of_keys =
+                    copy_rows<K, D, CELLS, THREADS>(to, keys, a.k_cell, last - cell, thread_index(), arrivals + stage);
+                const int of_values =
+                    copy_rows<V, D, CELLS, THREADS>(to + RAW_KEYS, values, a.v_cell, last - cell,
+                                                    THREADS - 1 - thread_index(), arrivals + stage);
+                expect(arrivals + stage, of_keys + of_values);
             } else {
                 copy_cells<K, D, CELLS, THREADS>(to, keys, a.k_cell, last - cell);
                 copy_cells<V, D, CELLS, THREADS>(to + RAW_KEYS, values, a.v_cell, last - cell);
@@ -168,7 +158,7 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     let_next_begin();
     if (thread_index() == 0) {
         for (int i = 0; i < STAGES; i++) {
-            set_up(arrivals + i);
+            set_up(arrivals + i, THREADS);
         }
     }
     if (COPIES_ROWS) {

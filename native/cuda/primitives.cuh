@@ -158,11 +158,11 @@ template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;
 #endif
 #if __CUDA_ARCH__ >= 900 && BULK
 // Copies of whole rows, n bytes, a multiple of 16, by hardware of their own. Who waits for them waits at an `arrival`,
-// whose turns end when as many bytes have come as one thread has said.
+// whose turns end when n threads have said how many bytes they expect, and these have come.
 constexpr bool COPIES_ROWS = true;
 using arrival = u64;
-DEVICE void set_up(arrival * a) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"((u32) __cvta_generic_to_shared(a)) : "memory");
+DEVICE void set_up(arrival * a, int n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"((u32) __cvta_generic_to_shared(a)), "r"(n) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 DEVICE void expect(arrival * a, int n) {
@@ -187,7 +187,7 @@ DEVICE void wait(arrival * a, int turn) {
 #else
 constexpr bool COPIES_ROWS = false;
 using arrival = u64;
-DEVICE void set_up(arrival *) {}
+DEVICE void set_up(arrival *, int) {}
 DEVICE void expect(arrival *, int) {}
 DEVICE void copy_row(void *, const void *, int, arrival *) {}
 DEVICE void wait(arrival *, int) {}
