@@ -1,10 +1,10 @@
 // Attention of a few rows over a cache.
 //
 // A block takes a chunk of the cells, one head of keys and values, and up to 64 queries, which are all heads of all rows
-// that read it. Cells come into shared memory 32 at a time, while those before are multiplied: a warp waits for the others
-// once for each 32.
-// Tensor cores multiply queries by keys; the scores become the queries' shares of the cells, in the same registers, and
-// are multiplied by the values. A second kernel puts the chunks together. Exponentials are powers of two.
+// that read it. Cells come into shared memory in tiles, while those before are multiplied: each second tile is for warps
+// of its own, a stream. Tensor cores multiply queries by keys; the scores become the queries' shares of the cells, in the
+// same registers, and are multiplied by the values. At the end the streams' sums are put together, and a second kernel
+// does so with the chunks. Exponentials are powers of two.
 //
 // What a query meets, and in which order, depends on its row's cells alone: a masked cell adds nothing to any bit.
 #pragma once
