@@ -350,31 +350,28 @@ class Controller:
         return 1 + 2 * max(usual, self._n_draft)
 
     def _best(self, able: Sequence[Policy]) -> Findings:
-        """The best that drafting can do, in each shape that is open: in the last one, unless the
-        other has more of a lead than going there costs."""
-        found: dict[ShapeName, Findings] = {}
+        """The best that drafting can do, in each shape and length that is open: in the last ones,
+        unless others have more of a lead than going there costs."""
+        found: dict[tuple[ShapeName, int], Findings] = {}
         for name in sorted({name for policy in able for name in policy.shapes}):
             for policy in able:
                 policy.take(name)
-            found[name] = self._forecast(able, name)
-        gains = {name: findings.gain for name, findings in found.items()}
-        if self._shape in gains:
-            gains[self._shape] *= 1 + self.costs.switch_s / self._prices_of("chain")[0] / HORIZON
+            found |= {(name, n): self._forecast(n, able, name) for n in self._lengths}
+        gains = {way: findings.gain for way, findings in found.items()}
+        last = self._shape, self._length
+        if last in gains:
+            switch = self.costs.switch_s / self._prices_of("chain")[0]
+            gains[last] *= 1 + switch / (HORIZON * found[last].time)
         best = max(gains, key=gains.__getitem__)
-        if best != self._shape:
+        if best[0] != self._shape:
             self._rows.forget()
-        self._shape, self._length = best, found[best].length
+        self._shape, self._length = best
         for policy in able:
-            policy.take(best)
+            policy.take(self._shape)
         return found[best]
 
-    def _forecast(self, able: Sequence[Policy], shape: ShapeName) -> Findings:
-        """The best that drafting for these can do, by the mean of their last drafts."""
-        found = [self._of_length(n, able, shape) for n in self._lengths]
-        return max(found, key=lambda findings: findings.gain)
-
-    def _of_length(self, length: int, able: Sequence[Policy], shape: ShapeName) -> Findings:
-        """The same for drafts of that length."""
+    def _forecast(self, length: int, able: Sequence[Policy], shape: ShapeName) -> Findings:
+        """The best with drafts of that kind, by the mean of the last ones."""
         costs, depth, base = self.costs, self._depth, self._base
         passes, plain_s = self._prices_of(shape), self._prices_of("chain")[0]
         draft_s = costs.draft_s(len(able), depth, self._n_draft - length)
@@ -388,7 +385,6 @@ class Controller:
         k = max(range(len(rates)), key=rates.__getitem__)
         return Findings(
             n_seqs=base,
-            length=length,
             drafts=k * each,
             tokens=tokens[k],
             gain=rates[k] * plain_s / base,

@@ -27,19 +27,23 @@ of the pair."""
 class Findings:
     """A plan's results for the sequences of a batch; times in plain rounds.
 
-    At its best, drafting makes chains of `length`, verifies `drafts` drafts of all sequences, emits
-    `tokens` a round and is `gain` times as fast as plain decoding. `draft_cost` is that of the
+    At its best, drafting verifies `drafts` drafts of all sequences, emits `tokens` a round and is
+    `gain` times as fast as plain decoding. `draft_cost` is that of the
     draft stage, `double_cost` that of a pass of twice the rows of a plain one.
     """
 
     n_seqs: int
-    length: int
     drafts: int
     tokens: float
     gain: float
     draft_cost: float
     double_cost: float
     suspended: bool = False
+
+    @property
+    def time(self) -> float:
+        """That of a round at its best."""
+        return self.tokens / self.n_seqs / max(self.gain, 1e-9)
 
     def text(self, drafting: bool) -> str:
         """One line: whether drafting is on, and why."""
@@ -65,7 +69,7 @@ class Findings:
             )
         return (
             f"drafting is off: at its best a round would give {self.tokens / n:.1f} tokens in the "
-            f"time of {self.tokens / n / max(self.gain, 1e-9):.1f}"
+            f"time of {self.time:.1f}"
         )
 
 

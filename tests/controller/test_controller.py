@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,7 +18,7 @@ from dflash_local.controller.controller import Controller, Policy
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
-from drafted_text import BLOCK, text
+from drafted_text import BLOCK, Text, geometric, text
 from machines import MACHINES, Machine
 from pairwise import pairwise_cases
 from rounds import N_NODES, Fixed, Played, play
@@ -212,6 +213,39 @@ def test_the_length_of_drafts_follows_acceptance_where_each_token_costs() -> Non
     assert mean("prose") < 2.5 < 5 < mean("code")
     blocks = {"draft": HEADS.drafts(1, 6), "draft_token": 0.0}  # the same, drafted at once
     assert mean("prose", **blocks) == mean("code", **blocks) == 6
+
+
+HYBRID_HEADS = Machine(  # a model of 27B with recurrent layers and a head, on an H200
+    "",
+    {1: 11.0, 2: 12.4, 4: 12.8, 8: 13.3, 16: 14.5},
+    draft=1.3, draft_more=0.2, switch=2.0, inject=0.005, tokens=0.1, draft_token=1.0, noise=0.02,
+)  # fmt: skip
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("n_drafts", [1, 2, 4, 6])
+@pytest.mark.parametrize("chance", [0.5, 0.7, 0.85])
+@pytest.mark.parametrize("switch", [1.0, 2.0])
+def test_drafts_whose_changes_cost_a_little_are_as_long_as_the_best(
+    switch: float, chance: float, n_drafts: int
+) -> None:
+    machine, written = replace(HYBRID_HEADS, switch=switch), Text([geometric(chance, "random")])
+
+    def mean(made: Callable[[int], Controller | Fixed]) -> float:
+        """Over other texts: in one of them, some width is lucky."""
+        return sum(play(machine, written, made(i), [400, 400], seed=i).rate for i in range(5)) / 5
+
+    best_fixed = max(mean(lambda _, n=n: Fixed(1 + n, n_draft=n)) for n in range(n_drafts + 1))
+    size = n_drafts + 1
+    chosen = mean(lambda seed: Controller(machine.costs(1, seed, block_size=size), size))
+    assert chosen > 0.97 * best_fixed
+
+
+def test_drafts_keep_their_length_where_another_number_of_rows_is_dear() -> None:
+    machine = replace(HYBRID_HEADS, switch=12.0)
+    chosen = Controller(machine.costs(1, block_size=HEADS_BLOCK), HEADS_BLOCK)
+    rows = play(machine, text("shipped drawn"), chosen, [400] * 5).rows
+    assert sum(a != b for a, b in pairwise(rows)) < 0.03 * len(rows)
 
 
 def test_drafts_grow_and_shrink_from_one_answer_to_the_next() -> None:
