@@ -1,5 +1,6 @@
 """The compiled part; see native/module.cpp."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -226,7 +227,7 @@ class FusedDrafter:
         self,
         model: int,
         target_pass: TargetPass | None,
-        path: str,
+        path: str | os.PathLike[str],
         spec: DrafterSpec,
         n_seq: int,
         n_ctx: int,

@@ -136,20 +136,14 @@ def shapes_of(file: GgufFile) -> dict[str, Shape]:
 def heads_of(file: GgufFile, key_type: str, value_type: str) -> set[Heads]:
     """The kinds of attention of a target over a cache of these types for which there are
     kernels."""
-    arch = file.metadata["general.architecture"]
-
-    def largest(name: str) -> int:
-        value = file.metadata.get(f"{arch}.{name}", 0)
-        return int(max(value, default=0) if isinstance(value, (list, tuple)) else value or 0)
-
-    n_heads = largest("attention.head_count")
-    n_kv_heads = largest("attention.head_count_kv") or n_heads
-    usual = largest("embedding_length") // n_heads if n_heads else 0
+    n_heads = file.largest("attention.head_count")
+    n_kv_heads = file.largest("attention.head_count_kv") or n_heads
+    usual = file.largest("embedding_length") // n_heads if n_heads else 0
     of_keys, of_values = (GGMLQuantizationType[t.upper()].value for t in (key_type, value_type))
     found = set()
     for end in ("", "_swa"):
-        keys = largest(f"attention.key_length{end}") or usual
-        values = largest(f"attention.value_length{end}") or usual
+        keys = file.largest(f"attention.key_length{end}") or usual
+        values = file.largest(f"attention.value_length{end}") or usual
         heads = Heads(of_keys, of_values, keys, n_heads, n_kv_heads)
         if keys == values and n_kv_heads and n_heads % n_kv_heads == 0 and heads.operand:
             found.add(heads)
@@ -158,8 +152,7 @@ def heads_of(file: GgufFile, key_type: str, value_type: str) -> set[Heads]:
 
 def experts_of(file: GgufFile) -> set[Experts]:
     """The matrices of experts of a file for which there are kernels."""
-    arch = file.metadata["general.architecture"]
-    n_used = int(file.metadata.get(f"{arch}.expert_used_count") or 0)
+    n_used = file.largest("expert_used_count")
     found = set()
     for name, tensor in file.tensors.items():
         if n_used and len(tensor.shape) == 3 and name.endswith("_exps.weight"):

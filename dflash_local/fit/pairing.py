@@ -38,6 +38,33 @@ _TOKENS = "tokenizer.ggml.tokens"
 _WAYS = {"cells": "yes", "replay": "by replay", "snapshots": "by snapshots"}
 _SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
 _MOST_UNUSED = 128  # as llama.cpp has it for speculative decoding
+_SIZES = (
+    "attention.key_length",
+    "attention.key_length_mla",
+    "attention.key_length_swa",
+    "attention.kv_lora_rank",
+    "attention.shared_kv_layers",
+    "attention.sliding_window",
+    "attention.value_length",
+    "attention.value_length_swa",
+    "kda.head_dim",
+    "nextn_predict_layers",
+    "rope.dimension_count",
+    "shortconv.l_cache",
+    "ssm.conv_kernel",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+)
+_SIZES_OF_LAYERS = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "expert_feed_forward_length",
+    "expert_used_count",
+    "feed_forward_length",
+)
+"""Keys that a plan counts with; of these, a model may have one number for each layer."""
 _PLAIN = "or leave the drafter out for plain decoding"
 
 
@@ -120,6 +147,8 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
         value = file.require(f"{architecture}.{key}", int)
         if not 1 <= value <= high:
             file.fail(f"{architecture}.{key} is {value}, expected 1 to {high}")
+    for key in (*_SIZES, *_SIZES_OF_LAYERS):
+        _check_size(file, f"{architecture}.{key}", listed=key in _SIZES_OF_LAYERS)
     if not file.require(_TOKENS, list):
         file.fail(f"key '{_TOKENS}' is empty, expected the vocabulary")
     embeddings = file.tensors.get("token_embd.weight")
@@ -131,6 +160,15 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
             f"tensor token_embd.weight has the shape {list(embeddings.shape)}, expected "
             f"{expected}: embedding_length and the number of tokens"
         )
+
+
+def _check_size(file: GgufFile, key: str, *, listed: bool) -> None:
+    value = file.get(key, 0)
+    values = value if listed and isinstance(value, list) else [value]
+    if not all(type(each) is int and 0 <= each < 1 << 32 for each in values):
+        several = ", or one for each layer" if listed else ""
+        shown = value if isinstance(value, int) else file.value_types[key]
+        file.fail(f"key '{key}' is {shown}, expected a whole number of 32 bits{several}")
 
 
 def check_pair(target: GgufFile, drafter: GgufFile) -> FileSpec:

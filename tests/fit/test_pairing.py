@@ -107,6 +107,14 @@ def test_a_target_that_writes_no_text(target: GgufFile, kind: str) -> None:
         ({"qwen3.embedding_length": (256, UINT32, None)}, "has the shape [512, 8192], expected"),
         ({"general.type": ("adapter", STRING, None)}, "general.type is 'adapter'"),
         ({"tokenizer.ggml.tokens": None}, "'tokenizer.ggml.tokens' is missing"),
+        (
+            {"qwen3.attention.key_length": (["a"], ARRAY, STRING)},
+            "'qwen3.attention.key_length' is array of string, expected a whole number",
+        ),
+        (
+            {"qwen3.feed_forward_length": ([8, -1], ARRAY, INT32)},
+            "'qwen3.feed_forward_length' is array of int32, expected a whole number of 32 bits, or",
+        ),
     ],
 )
 def test_a_bad_target(target: GgufFile, keys: Keys, reason: str) -> None:
