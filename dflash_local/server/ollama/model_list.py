@@ -196,7 +196,7 @@ def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
 def _capabilities(file: GgufFile, template: str) -> list[str]:
     found = {
         "completion": True,
-        "tools": dialect_of(template).has_calls,
+        "tools": dialect_of(template).form is not None,
         "thinking": any(mark in template for mark in ("<think>", "enable_thinking", "<|channel|>")),
         "insert": _fills_gaps(file),
     }
