@@ -52,14 +52,12 @@ _MIDDLES = frozenset(
 
 
 @router.get("/api/version")
-@router.head("/api/version", include_in_schema=False)
 async def version() -> dict[str, str]:
     """The release of Ollama whose API this is."""
     return {"version": API_VERSION}
 
 
 @router.get("/api/tags")
-@router.head("/api/tags", include_in_schema=False)
 async def tags(request: Request) -> dict[str, Any]:
     """The models that are served, loaded or not."""
     served_models = list(pool_of(request).models.values())
