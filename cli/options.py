@@ -557,7 +557,7 @@ REPORTING = (
     Option(
         "--compare",
         is_flag=True,
-        help="Also decode without drafts, and print how the two compare.",
+        help="Answer twice more, with and without drafts, and print how the two compare.",
     ),
     Option(
         "--json",

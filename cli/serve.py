@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from dflash_local.errors import DflashError, FileError, InputError
 from dflash_local.fit.options import NONE
@@ -322,6 +323,8 @@ USUAL_OPTIONS = (
 )
 """Those that people set; -h shows no others."""
 
+_OF_ONE_MODEL = ("target", "alias", "tags", "chat_template", "chat_template_file", "pooling")
+
 
 @click.command(cls=SectionedCommand, sections=SECTIONS, usual=USUAL_OPTIONS)
 @click.pass_context
@@ -333,10 +336,7 @@ def serve(ctx: click.Context, /, **values: Any) -> int:
     several models, and requests name theirs. SIGTERM lets running answers finish; Ctrl-C ends at
     once.
     """
-    if values["named_models"] or values["models_file"] is not None:
-        for name in ("target", "draft"):
-            if ctx.get_parameter_source(name) in FROM_ELSEWHERE:
-                values[name] = None  # it is for the commands of one model
+    _choose(ctx, values)
     _check_choice(values)
     say = Speaker(False)
     from dflash_local.model import Model
@@ -372,6 +372,22 @@ def serve(ctx: click.Context, /, **values: Any) -> int:
         return lifecycle.serve(pool, settings, bound, say)
 
 
+def _choose(ctx: click.Context, values: dict[str, Any]) -> None:
+    """Let what was typed, one model or several, take the place of the other in the settings file
+    and the environment. There alone, several models come first."""
+
+    def leave_out(names: Sequence[str]) -> None:
+        for name in names:
+            if ctx.get_parameter_source(name) in FROM_ELSEWHERE:
+                values[name] = () if isinstance(values[name], tuple) else None
+
+    several = ("named_models", "models_file")
+    if ctx.get_parameter_source("target") is ParameterSource.COMMANDLINE:
+        leave_out(several)
+    if any(values[name] for name in several):
+        leave_out(("draft", "embedding_models", *_OF_ONE_MODEL))
+
+
 def _check_choice(values: Mapping[str, Any]) -> None:
     """Refuse options of one model together with those of several. Raises click.UsageError."""
     check_files(values)
@@ -379,7 +395,7 @@ def _check_choice(values: Mapping[str, Any]) -> None:
         raise click.UsageError("--chat-template and --chat-template-file are both given")
     if not values["named_models"] and values["models_file"] is None:
         return
-    for name in ("target", "alias", "tags", "chat_template", "chat_template_file", "pooling"):
+    for name in _OF_ONE_MODEL:
         if values[name] is not None:
             option = name.replace("_", "-")
             raise click.UsageError(

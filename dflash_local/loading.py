@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from dflash_local import disk_cache
 from dflash_local.controller import calibration, records
 from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
@@ -481,6 +482,11 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
     costs = calibration.measure(target, drafter, before=begin, again=again)
     if costs.noise:
         say(costs.noise)
+    if not records.of(target, drafter):
+        say(
+            f"{disk_cache.place()} cannot be written, so what was measured is not kept; set "
+            f"{disk_cache.ENVIRONMENT} to a folder that can"
+        )
     return Controller(
         costs,
         min(drafter.block_size, target.max_width) if drafter else 1,

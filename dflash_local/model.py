@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
 
@@ -531,6 +531,9 @@ class Model:
         drafts = f" with {drafter}" if self.drafter and drafter else ""
         state = "" if self.target.is_open else ", closed"
         return f"<Model {self.target.path.name}{drafts}, {self.n_ctx} tokens of context{state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a loaded model cannot be copied or pickled; load it in each process")
 
     def __enter__(self) -> Model:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.policy import Policy
@@ -200,16 +201,26 @@ class Engine:
             return [self._chain]
         return [self._tree] if wanted == "tree" else [self._chain, self._tree]
 
-    def _take(self, request: Request, text: list[int], policy: Policy | None) -> Slot:
+    def is_at_hand(self, request: Request, text: list[int]) -> bool:
+        """Whether a sequence with this text can begin without waiting for a prefix on disk. If not,
+        a thread reads it: ask again."""
+        return self.prefix_cache.is_at_hand(**self._reuse(request, text))
+
+    def _reuse(self, request: Request, text: list[int]) -> dict[str, Any]:
+        """What of a text may come from where, as arguments of `PrefixCache.take`."""
+        controller = self.controller if request.draft_width == "auto" else None
         # If drafting does not pay, a prompt is not decoded again only to try it once more.
-        may_draft = self.controller is None or policy is None or self.controller.may_draft
-        slot, n_cached = self.prefix_cache.take(
-            text if request.cache_prompt else text[:1],
-            for_drafts=request.drafts and may_draft,
-            unless_gave_up=policy is not None,
-            owner=self._cache_owner(request),
-            preferred=request.id_slot,
-        )
+        may_draft = controller is None or controller.may_draft
+        return {
+            "prompt": text if request.cache_prompt else text[:1],
+            "for_drafts": request.drafts and may_draft,
+            "unless_gave_up": controller is not None,
+            "owner": self._cache_owner(request),
+            "preferred": request.id_slot,
+        }
+
+    def _take(self, request: Request, text: list[int], policy: Policy | None) -> Slot:
+        slot, n_cached = self.prefix_cache.take(**self._reuse(request, text))
         drafter = self.slots.drafter
         if policy is not None and drafter is not None:
             policy.off = policy.off or drafter.length(slot.seq) < n_cached

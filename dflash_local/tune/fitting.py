@@ -250,7 +250,7 @@ class Run:
         held = self._held_answers(cases["watch"])
         if self._plan.by_turns:
             self._unload()
-        trainer = self._open_trainer(held)
+        trainer = self._open_trainer()
         if state:
             self._resume(trainer, state)
         self._train(trainer, held, texts)
@@ -395,7 +395,7 @@ class Run:
     def _time_told(self) -> str:
         return f"{self._options.minutes:g} minutes of training"
 
-    def _open_trainer(self, held: Sequence[Answer]) -> Trainer:
+    def _open_trainer(self) -> Trainer:
         options, low_rank = self._options, self._plan.low_rank
         drafter = read_torch_drafter(
             options.draft,
