@@ -13,7 +13,7 @@ import pytest
 
 import tiny_coder
 from adversarial import ScriptedDrafter
-from dflash_local import InputError, Model, load
+from dflash_local import Model, load
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -135,22 +135,3 @@ def test_an_exact_model_keeps_no_row_of_a_shifted_answer() -> None:
             told = model.generate(prompt, context_shift=True, **options)
             assert told.stats.shifts
             assert model.engine.slots[0].cached == prompt[:n_cached]
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("asked", [{"n_discard": 1}, {"n_keep": N_CTX}], ids=str)
-def test_no_shift_soon_follows_another(
-    small: Model, prompt: list[int], asked: dict[str, Any]
-) -> None:
-    n = N_CTX - len(prompt) + 64
-    told = small.generate(prompt, max_tokens=n, ignore_eos=True, context_shift=True, **asked)
-    assert len(told.tokens) == n and told.stats.shifts == 64 // (N_CTX // 16)
-
-
-def test_what_cannot_be_is_refused(small: Model, prompt: list[int]) -> None:
-    for options, message in (
-        ({"n_keep": -2}, "n_keep is -2"),
-        ({"n_discard": -1}, "n_discard is -1"),
-    ):
-        with pytest.raises(InputError, match=message):
-            small.generate(prompt, context_shift=True, **options)
