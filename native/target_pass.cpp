@@ -73,17 +73,16 @@ target_pass::target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> la
       n_seq_(n_seq),
       n_ids_(n_seq * n_branches),
       n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))),
-      n_embd_(llama_model_n_embd(llama_get_model(ctx))),
+      n_embd_(llama_model_n_embd_out(llama_get_model(ctx))),
       layers_(std::move(layers)),
       in_graph_(in_graph),
       replay_(std::move(replay)),
       too_many_(n_vocab_ + 1) {
     const int n_layer = llama_model_n_layer(llama_get_model(ctx));
-    const int last = n_layer - (llama_model_n_layer_nextn(llama_get_model(ctx)) > 0 ? 0 : 1);
     for (const int32_t layer : layers_) {
-        if (layer < 1 || layer > last) {
+        if (layer != n_layer && (layer < 1 || layer > n_layer)) {
             throw std::invalid_argument("cannot tap the input of layer " + std::to_string(layer) +
-                                        "; the target offers 1 .. " + std::to_string(last));
+                                        "; the target offers 1 .. " + std::to_string(n_layer));
         }
     }
     if (!in_graph_) {

@@ -177,6 +177,28 @@ class HeadsSpec:
         return 1 + self.n_draft
 
 
-FileSpec = DrafterSpec | ModelSpec
+@dataclass(frozen=True)
+class AssistantSpec:
+    """Layers that predict further tokens, in a file of their own, as Gemma 4's. They read the
+    target's hidden state, and attend to the cells of the target's last two layers."""
+
+    n_layer: int
+    """Layers of the target."""
+    n_vocab: int
+    n_draft: int = 6
+    """The most tokens at once."""
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """Its input: the hidden state after all layers and the last norm."""
+        return (self.n_layer,)
+
+    @property
+    def block_size(self) -> int:
+        """Anchor and drafts."""
+        return 1 + self.n_draft
+
+
+FileSpec = DrafterSpec | ModelSpec | AssistantSpec
 """Of a drafter that has a file of its own."""
 AnySpec = FileSpec | HeadsSpec
