@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,8 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
             "a DFlash drafter (general.architecture 'dflash') given as the target; give it as the "
             "draft model, and the model that it was trained for as the target"
         )
+    if architecture == ASSISTANT and architecture not in takes:
+        file.fail("a Gemma 4 assistant given as the target; give it as the draft model")
     if architecture in NOT_GENERATIVE_ARCHITECTURES and architecture not in takes:
         known = architecture in EMBEDDING_ARCHITECTURES
         file.fail(
@@ -144,8 +146,8 @@ def check_pair(target: GgufFile, drafter: GgufFile) -> FileSpec:
     not fit each other: the message names the field, both values and what to do.
     """
     check_target(target)
-    needs_taps = not is_model(drafter) and drafter.architecture != ASSISTANT
-    needed = [_roll_back(target), *([_taps(target)] if needs_taps else [])]
+    needs_taps = drafter.architecture == "dflash"
+    needed = [_roll_back(target), _taps(target)] if needs_taps else [_roll_back(target)]
     if fault := next((field.fault for field in needed if field.fault), None):
         raise PairError(fault)
     spec = read_spec(drafter, target)
@@ -235,18 +237,12 @@ def n_heads_of(target: GgufFile) -> int:
     return n if f"blk.{last}.nextn.eh_proj.weight" in target.tensors else 0
 
 
-def is_model(drafter: GgufFile) -> bool:
-    """Whether a file given as a drafter is an ordinary language model."""
-    known = {"dflash", *OLD_ARCHITECTURES}
-    return drafter.architecture not in known | NOT_GENERATIVE_ARCHITECTURES
-
-
 def read_spec(file: GgufFile, target: GgufFile) -> FileSpec:
     """The spec of a drafter for `target`, whose vocabulary counts if a DFlash drafter's file has
     none. Raises FileError if it is no drafter, and none that is a language model either."""
     if file.architecture == ASSISTANT:
-        return read_assistant(file, _tappable_layers(target))
-    if not is_model(file):
+        return replace(read_assistant(file), target_layers=(_tappable_layers(target),))
+    if file.architecture in {"dflash", *OLD_ARCHITECTURES} | NOT_GENERATIVE_ARCHITECTURES:
         return read_drafter(file, n_vocab=target.n_vocab)
     check_target(file)
     name = file.architecture
@@ -257,14 +253,14 @@ def read_spec(file: GgufFile, target: GgufFile) -> FileSpec:
     return ModelSpec(file.n_vocab or 0, name in RECURRENT_ARCHITECTURES)
 
 
-def read_assistant(file: GgufFile, n_layer: int) -> AssistantSpec:
-    """The spec of an assistant for a target of so many layers. Raises FileError for a bad file."""
+def read_assistant(file: GgufFile) -> AssistantSpec:
+    """The spec of an assistant, without a target. Raises FileError for a bad file."""
     check_model(file, {ASSISTANT})
     keys = ("block_count", "nextn_predict_layers")
     ours, theirs = (file.require(f"{ASSISTANT}.{key}", int) for key in keys)
     if ours != theirs:
         file.fail(f"{keys[1]} is {theirs} and {keys[0]} {ours}, expected the same: all its layers")
-    return AssistantSpec(n_layer, file.n_vocab or 0)
+    return AssistantSpec(file.n_vocab or 0)
 
 
 def compare_pair(target: GgufFile, drafter: GgufFile) -> Fit:

@@ -182,16 +182,11 @@ class AssistantSpec:
     """Layers that predict further tokens, in a file of their own, as Gemma 4's. They read the
     target's hidden state, and attend to the cells of the target's last two layers."""
 
-    n_layer: int
-    """Layers of the target."""
     n_vocab: int
+    target_layers: tuple[int, ...] = ()
+    """Beside a target the number of its layers: the hidden state after all and the last norm."""
     n_draft: int = 6
     """The most tokens at once."""
-
-    @property
-    def target_layers(self) -> tuple[int, ...]:
-        """Its input: the hidden state after all layers and the last norm."""
-        return (self.n_layer,)
 
     @property
     def block_size(self) -> int:
