@@ -68,8 +68,8 @@ def load(
     check: Callable[[Model], object] | None = None,
     **settings: Unpack[LoadSettings],
 ) -> Model:
-    """Load a GGUF target and the drafter that drafts for it: a DFlash drafter, or a small model
-    with the same vocabulary.
+    """Load a GGUF target and the drafter that drafts for it: a DFlash drafter, a small model
+    with the same vocabulary, or an assistant, heads of Gemma 4 in a file of their own.
 
     `target` and `draft` are paths of GGUF files, folders that hold one, or places on the hub:
     `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
