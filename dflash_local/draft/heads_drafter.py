@@ -94,7 +94,7 @@ class HeadsDrafter(Drafter):
             self._context = api.llama_init_from_model(model, params)
         if not self._context:
             self.close()
-            raise BackendError(f"llama.cpp has no room for {self.name}: {runtime.reason()}")
+            raise BackendError(f"llama.cpp has no room for the heads: {runtime.reason()}")
         try:
             address = native.address(self._context)
             target.threads.attach(address)
@@ -237,9 +237,9 @@ class HeadsDrafter(Drafter):
         self._pass_threads.before_pass(len(tokens), max(positions) + 1)
         status = self._open.decode(tokens, positions, seqs, last, (), states)
         if status == 1:
-            raise ContextFullError(f"{self.name} have no room for {len(tokens)} more tokens")
+            raise ContextFullError(f"the heads have no room for {len(tokens)} more tokens")
         if status:
-            raise BackendError(f"llama.cpp failed on {self.name} with {status}: {runtime.reason()}")
+            raise BackendError(f"llama.cpp failed on the heads with {status}: {runtime.reason()}")
         if output:
             first, n_tapped = self._open.first_stored, self._open.n_tapped
             ends = [row for row, is_last in enumerate(last) if is_last]

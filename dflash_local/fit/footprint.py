@@ -24,7 +24,6 @@ from dflash_local.gguf.adapter import open_adapter
 from dflash_local.gguf.drafter_spec import (
     AnySpec,
     AssistantSpec,
-    DrafterSpec,
     HeadLayerSpec,
     HeadsSpec,
     ModelSpec,
@@ -214,7 +213,7 @@ class Footprint:
             self.looked_up = embeddings.n_bytes if embeddings and not self.head_copy else 0
         if self._own:
             self.drafter_weights = self._own.weights + self._own.head_copy
-        if not isinstance(spec, DrafterSpec):
+        if isinstance(spec, (ModelSpec, HeadsSpec, AssistantSpec)):
             return
         width = spec.n_head_kv * spec.head_dim
         self.drafter_weights = sum(tensor.n_bytes for tensor in drafter.tensors.values())
