@@ -64,6 +64,8 @@ ggml_tensor * heads_graph::rope(ggml_tensor * x, int first) const {
     const rope_params & r = p_.rope;
     ggml_tensor * positions =
         ggml_view_1d(nodes_.get(), positions_, x->ne[2], first * sizeof(int32_t));
+    // Not between a norm and its rotation: backends join nodes that follow one another.
+    ggml_build_forward_expand(graph_, positions);
     return ggml_rope_ext(nodes_.get(), x, positions, nullptr, r.n_dims, GGML_ROPE_TYPE_NEOX,
                          r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
                          r.beta_fast, r.beta_slow);
@@ -96,6 +98,7 @@ void heads_graph::store(ggml_tensor * x, int first) {
     const heads_weights & w = parts_.weights;
     const int64_t n = x->ne[1];
     ggml_tensor * cells = ggml_view_1d(c, cells_, n, first * sizeof(int64_t));
+    ggml_build_forward_expand(graph_, cells);
     ggml_tensor * k = product(w.attn_k, x, w.attn_k_bias);
     ggml_tensor * v = product(w.attn_v, x, w.attn_v_bias);
     ggml_build_forward_expand(graph_, k);
