@@ -12,6 +12,7 @@ from dflash_local import disk_cache
 from dflash_local.controller import calibration, records
 from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
+from dflash_local.draft.assistant_drafter import AssistantDrafter
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.draft.fused_heads import FusedHeads
@@ -23,7 +24,7 @@ from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings, c
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import AssistantSpec, DrafterSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
@@ -68,8 +69,8 @@ def load(
     check: Callable[[Model], object] | None = None,
     **settings: Unpack[LoadSettings],
 ) -> Model:
-    """Load a GGUF target and the drafter that drafts for it: a DFlash drafter, or a small model
-    with the same vocabulary.
+    """Load a GGUF target and the drafter that drafts for it: a DFlash drafter, a small model
+    with the same vocabulary, or an assistant, heads of Gemma 4 in a file of their own.
 
     `target` and `draft` are paths of GGUF files, folders that hold one, or places on the hub:
     `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
@@ -456,6 +457,8 @@ def _drafter_of(setup: Setup, target: Target, say: Say) -> Drafter | None:
         return None
     if isinstance(spec, ModelSpec):
         return ModelDrafter(draft.path, target, spec, setup.model_drafter_options)
+    if isinstance(spec, AssistantSpec):
+        return AssistantDrafter(draft.path, target, spec, setup.assistant_options)
     if isinstance(spec, HeadsSpec):
         return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx, say=say)
     return open_drafter(
