@@ -109,7 +109,8 @@ std::string few_rows_attention_kernel::name() const {
 }
 
 int few_rows_attention_kernel::shared_bytes() const {
-    return few_rows::attention_shared_memory(head_dim, groups);
+    return few_rows::attention_shared_memory(head_dim, groups, heads, keys == GGML_TYPE_Q8_0,
+                                             values == GGML_TYPE_Q8_0);
 }
 
 int few_rows_kernel::shared_bytes() const {

@@ -32,11 +32,12 @@ struct few_rows_kernel {
 };
 
 // One of the kernels of attention: the types of keys and values, the length of a head, and the
-// groups of sixteen queries of a block.
+// groups of sixteen queries of a block; `heads` of them share keys and values.
 struct few_rows_attention_kernel {
     ggml_type keys, values;
     int head_dim;
     int groups;
+    int heads;
 
     std::string name() const;
     int shared_bytes() const;

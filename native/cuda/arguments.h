@@ -133,16 +133,20 @@ struct normalization {
 // Attention over the cells of a cache is computed in chunks of these, and the chunks' results are
 // put together in their order. Where a chunk begins depends on nothing but its number, so a row has
 // the same bits whatever comes beside it, and however many cells follow.
-constexpr int CELLS = 32;  // that a block takes at a time
-constexpr int ATTENTION_THREADS = 128;
+constexpr int STREAMS = 2;  // parts of a chunk, of every second tile of cells, each for warps of its own
 constexpr int GROUP_QUERIES = 16;  // of the rows of one tensor-core instruction
-constexpr int LONG_HEAD = 112;
-constexpr int chunk_begin(int chunk) {
-    return chunk < 16    ? chunk * 64
-           : chunk < 40  ? 1024 + (chunk - 16) * 128
-           : chunk < 88  ? 4096 + (chunk - 40) * 256
-           : chunk < 120 ? 16384 + (chunk - 88) * 512
-                         : 32768 + (chunk - 120) * 1024;
+constexpr int LONG_HEAD = 128;
+#ifndef SHORT_TILES
+#define SHORT_TILES 128
+#endif
+constexpr int tile_cells(int head_dim) { return head_dim > SHORT_TILES ? 16 : 32; }
+#ifndef ATTENTION_SPREAD
+#define ATTENTION_SPREAD 128
+#endif
+// 64 at first; as many more are twice as long from each power of two on.
+constexpr int chunk_begin(int chunk, int n_kv_heads) {
+    const int n = n_kv_heads * 16 > ATTENTION_SPREAD ? 16 : ATTENTION_SPREAD / n_kv_heads;
+    return chunk < n ? chunk * 64 : (n + chunk % n) * 64 << (chunk / n - 1);
 }
 
 // Attention of rows over a cache: softmax(mask + scale * q k) v for each head, in grouped queries.
@@ -157,9 +161,9 @@ struct attention {
     const unsigned short * mask;               // halves [n_rows, n_cells], added to scores
     unsigned long long mask_row, mask_stream;  // halves
     const float * sinks;                       // [n_heads]: a score each without a value; or null
-    float * sums;    // [columns][n_heads][n_chunks][head_dim], of values by exp(score - largest)
-    float * totals;  // [columns][n_heads][n_chunks]: the largest score, and the sum of those exp;
-                     // scores times log2(e), powers of two in place of exp
+    unsigned short * means;  // halves [columns][n_heads][n_chunks][head_dim]: of a chunk's values
+    float * totals;  // [columns][n_heads][n_chunks]: the largest score, and the sum of exp(score -
+                     // largest); scores times log2(e), powers of two in place of exp
     float * out;
     unsigned char * converted;  // null, or where the result goes as the input of a product, too
     int n_tiles;                // of that
@@ -172,24 +176,54 @@ struct attention {
 
 constexpr int COMBINE_SHARED = BLOCK_THREADS * 10 * 4;  // bytes
 
-// Bytes of a cell's keys and values in shared memory: lanes that read eight cells fall on different
-// banks.
-constexpr int key_pitch(int head_dim) { return head_dim * 2 + 32; }
-constexpr int value_pitch(int head_dim) { return head_dim * 2 + 16; }
-constexpr int attention_stage(int head_dim) {
-    return CELLS * (key_pitch(head_dim) + value_pitch(head_dim));
+#ifndef WIDE_WARPS
+#define WIDE_WARPS 1
+#endif
+// Groups of sixteen queries of a warp, which share what it reads: their sums take its registers.
+constexpr int warp_groups(int head_dim, int groups) {
+    return head_dim > LONG_HEAD || groups < 4 || !WIDE_WARPS ? 1 : 2;
 }
-// Cells that a block has there, 32 each: those that are multiplied, and the next ones. A third
-// stage where it costs no block of a multiprocessor.
-constexpr int attention_stages(int head_dim, int groups) {
-    return groups == 4 && head_dim <= 128 ? 3 : 2;
+constexpr int attention_threads(int head_dim, int groups) {
+    return 32 * STREAMS * groups / warp_groups(head_dim, groups);
 }
-constexpr int GROUP_SCORES = GROUP_QUERIES * CELLS * 4;
-constexpr int attention_scores(int groups) { return groups < 4 ? groups * GROUP_SCORES : 0; }
-constexpr int attention_shared_memory(int head_dim, int groups) {
-    return attention_stages(head_dim, groups) * attention_stage(head_dim) +
-           attention_scores(groups) +
-           (head_dim > LONG_HEAD ? groups * GROUP_QUERIES * head_dim * 2 : 0);
+// Rows that the queries of a block may belong to, where `group` heads share keys and values.
+constexpr int attention_rows(int groups, int group) {
+    return groups * GROUP_QUERIES % group == 0
+               ? groups * GROUP_QUERIES / group
+               : (groups * GROUP_QUERIES + group - 2) / group + 1;
+}
+// Bytes of a cell's keys or values in shared memory, and of a row's mask: lanes that read eight of
+// them fall on different banks.
+constexpr int cell_pitch(int head_dim) { return head_dim * 2 + 16; }
+constexpr int mask_pitch(int head_dim) { return STREAMS * tile_cells(head_dim) * 2 + 16; }
+// The same as they come from the cache: halves as they stay, blocks of q8_0 from a multiple of 16
+// bytes on.
+constexpr int raw_pitch(int head_dim, bool are_blocks) {
+    return are_blocks ? (head_dim / 32 * 34 + 30) / 16 * 16 : cell_pitch(head_dim);
+}
+// A tile of cells for each stream, and their masks.
+constexpr int attention_stage(int head_dim, int groups, int group, bool key_blocks,
+                              bool value_blocks) {
+    return STREAMS * tile_cells(head_dim) *
+               (raw_pitch(head_dim, key_blocks) + raw_pitch(head_dim, value_blocks)) +
+           attention_rows(groups, group) * mask_pitch(head_dim);
+}
+// Those that are multiplied, and the next ones.
+#ifndef QUERIES_SHARED
+#define QUERIES_SHARED 0
+#endif
+constexpr bool shares_queries(int head_dim, int groups) {
+    return QUERIES_SHARED && (head_dim > 64 && head_dim <= LONG_HEAD) && groups == 4;
+}
+#ifndef ATTENTION_STAGES
+#define ATTENTION_STAGES 2
+#endif
+constexpr int attention_shared_memory(int head_dim, int groups, int group, bool key_blocks,
+                                      bool value_blocks) {
+    return ATTENTION_STAGES *
+               attention_stage(head_dim, groups, group, key_blocks, value_blocks) +
+           STREAMS * tile_cells(head_dim) * cell_pitch(head_dim) * (key_blocks + value_blocks) +
+           (shares_queries(head_dim, groups) ? groups * GROUP_QUERIES * head_dim * 2 : 0);
 }
 
 // Shared memory of a product: a ring of weights for each warp, and one of converted inputs for the

@@ -26,6 +26,7 @@ DEVICE int block_y() { return blockIdx.y; }
 DEVICE int block_z() { return blockIdx.z; }
 DEVICE int grid_x() { return gridDim.x; }
 DEVICE int grid_y() { return gridDim.y; }
+DEVICE int grid_z() { return gridDim.z; }
 
 DEVICE u8 * shared_memory() {
     extern __shared__ __align__(16) u8 memory[];
@@ -85,6 +86,7 @@ DEVICE float float_of_half(u32 half) {
 // Products are added with one rounding, and only where it is written so (the text is compiled without contraction):
 // else kernels of other widths could round differently.
 DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE float exp_of(float x) { return expf(x); }
 // Zero for minus infinity, one for zero.
 DEVICE float exp2_of(float x) {
@@ -114,6 +116,15 @@ DEVICE void multiply_short_tile(float c[4], float a0, float a1, float a2, float 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(bits_of_float(a0)), "r"(bits_of_float(a1)), "r"(bits_of_float(a2)), "r"(bits_of_float(a3)),
           "r"(bits_of_float(b0)), "r"(bits_of_float(b1)));
+}
+
+// Four tiles of [8, 8] halves in shared memory; lane i has the address of row i % 8 of tile i / 8. Of tile n a lane gets
+// columns 2t and 2t + 1 of row g in r[n].
+DEVICE void load_tiles(u32 r[4], const void * row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((u32) __cvta_generic_to_shared(row))
+                 : "memory");
 }
 
 // Four tiles of [8, 8] halves in shared memory, transposed; lane i has the address of row i % 8 of tile i / 8. Of tile n
@@ -166,6 +177,11 @@ DEVICE words4 load_weights(const u8 * at) {
 DEVICE floats4 load_input(const float * at) {
     const float4 x = *(const float4 *) at;
     return {x.x, x.y, x.z, x.w};
+}
+
+DEVICE floats2 load_two(const float * at) {
+    const float2 x = *(const float2 *) at;
+    return {x.x, x.y};
 }
 
 DEVICE void store_output(float * at, floats4 x) { *(float4 *) at = make_float4(x.x, x.y, x.z, x.w); }
