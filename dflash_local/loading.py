@@ -38,6 +38,7 @@ from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import to_stderr
 from dflash_local.setup import NO_HEADS, Setup, split_by_layers_because
 from dflash_local.target_model.bare_pass import takes_back
+from dflash_local.target_model.exactness import check_others
 from dflash_local.target_model.projector import Projector
 from dflash_local.target_model.target import Target
 from dflash_local.text_file import read_text
@@ -268,6 +269,7 @@ def _planned(pair: Pair, options: LoadOptions, say: Say) -> Setup:
     if not is_cpu_meant and not any(d.type in ("gpu", "igpu") for d in setup.devices):
         _tell_unused_gpu(say)
     setup.check_width()
+    setup.check_exact()
     if setup.may_copy:
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     return setup
@@ -313,6 +315,8 @@ def _engine(
 ) -> Engine:
     """The engine on all of this, with its caches. Raises as `_open_store`."""
     options = setup.options
+    if target.options.has_streams:
+        check_others(target)
     key = state_key(target, drafter, exact=options.exact)
     engine = Engine(
         target,
@@ -456,7 +460,7 @@ def _drafter_of(setup: Setup, target: Target, say: Say) -> Drafter | None:
     if isinstance(spec, ModelSpec):
         return ModelDrafter(draft.path, target, spec, setup.model_drafter_options)
     if isinstance(spec, HeadsSpec):
-        return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx, say=say)
+        return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx_all, say=say)
     return open_drafter(
         draft.path,
         target,
@@ -542,7 +546,8 @@ def state_key(target: Target, drafter: Drafter | None, *, exact: bool = False) -
     }
     if drafter is not None:
         key["drafter"] = [type(drafter).__name__, drafter.file_key, drafter.draft_window]
-    return key | ({"exact": True} if exact else {})
+    # Where sequences have cells of their own, llama.cpp writes how many these are.
+    return key | ({"exact": target.options.n_seq} if exact else {})
 
 
 def _few_rows(setup: Setup, say: Say) -> FewRows | None:

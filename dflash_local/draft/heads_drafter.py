@@ -73,6 +73,7 @@ class HeadsDrafter(Drafter):
             n_seq=n_seq,
             n_branches=1,
             way_back=CELLS,
+            exact=False,
         )
         params = options.context_params(target.n_threads)
         params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP

@@ -111,6 +111,7 @@ class PrefixCache:
         slot.busy = True
         slot.gave_up = False
         slot.owner = owner
+        slot.n_read = len(slot.cached)
         return slot, len(slot.cached)
 
     def catch_up(self, slot: Slot, prompt: Sequence[int], *, for_drafts: bool) -> int:

@@ -79,16 +79,19 @@ class Round:
         keep rounds narrow.
         """
         self._cache.make_room(sum(1 + s.most_nodes for s in sequences))
-        room = max(self._slots.free_cells, 0)
-        for sequence in sequences[room:]:
-            if sequence.shift(self._target.n_ctx):
+        room = self._slots.free_cells
+        fitting: list[Sequence] = []
+        for sequence in sequences:
+            if len(fitting) < room and self._slots.n_left(sequence.slot) > 0:
+                fitting.append(sequence)
+            elif sequence.shift(self._target.n_ctx):
                 # What is left is decoded again, like a prompt.
                 self._slots.inject(sequence.slot)
                 for_drafts = sequence.wants_features
                 self._slots.roll_back(sequence.slot, sequence.n_kept, for_drafts=for_drafts)
             else:
                 sequence.finish_reason = "length"
-        return sequences[:room]
+        return fitting
 
     def _inject(self, choices: list[Choice], lap: Lap) -> None:
         """Inject features that a prompt, plain decoding or copies alone left pending."""
