@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import groupby
 
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.policy import Policy
@@ -320,19 +319,9 @@ class Engine:
         self._prefill.run(unfinished, self._n_steps, self._round_s)
         # A sequence that ends its prompt here has its first round in the next step.
         start = time.perf_counter()
-        for together in self._passes(answering):
-            self._round.run(together)
+        self._round.run(answering)
         if answering:
             self._round_s += (time.perf_counter() - start - self._round_s) / 4
-
-    def _passes(self, sequences: list[Sequence]) -> list[list[Sequence]]:
-        """These sequences, in groups that llama.cpp takes in one pass: with cells of their own,
-        their numbers must follow one another."""
-        if not self.target.options.has_streams:
-            return [sequences]
-        in_order = enumerate(sorted(sequences, key=lambda s: s.slot.seq))
-        groups = groupby(in_order, key=lambda each: each[1].slot.seq - each[0])
-        return [[sequence for _, sequence in group] for _, group in groups]
 
     def forget(self) -> None:
         """Empty all free slots, and the store and texts of earlier requests."""

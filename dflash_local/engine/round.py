@@ -9,6 +9,8 @@ accepted rows are injected into the drafter with its next draft.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from dflash_local.controller.controller import Controller
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
@@ -47,9 +49,19 @@ class Round:
         Raises as `Target.decode`, and InputError for a proposal of the wrong shape. A fault of a
         single sequence becomes its `error`; a drafter that fails is put aside.
         """
-        sequences = self._with_cells(sequences)
-        if not sequences:
-            return
+        for together in self._passes(self._with_cells(sequences)):
+            self._run(together)
+
+    def _passes(self, sequences: list[Sequence]) -> list[list[Sequence]]:
+        """These sequences, in groups that llama.cpp takes in one pass: where they have cells of
+        their own, their numbers must follow one another."""
+        if not self._target.options.has_streams:
+            return [sequences] if sequences else []
+        in_order = enumerate(sorted(sequences, key=lambda s: s.slot.seq))
+        groups = groupby(in_order, key=lambda each: each[1].slot.seq - each[0])
+        return [[sequence for _, sequence in group] for _, group in groups]
+
+    def _run(self, sequences: list[Sequence]) -> None:
         with self._meter.lap(sequences) as lap:
             choices = self._widths.choose(sequences)
             self._inject(choices, lap)
