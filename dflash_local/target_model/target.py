@@ -254,6 +254,8 @@ class Target(Readout):
                 self.way_back.by("replay"),
                 self.threads,
             )
+        if options.exact:
+            self._pass.draw_alike()
         self._rollback = rollback(self.way_back, self.is_recurrent, options.n_seq, self._pass)
         self._cells = Cells(
             self._context,
