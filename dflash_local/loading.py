@@ -129,8 +129,9 @@ def load(
     `cache_dir`, in as many MiB of files in that folder. `Model.save_slot` has files of its own in
     the folder `slot_save_path`. `exact` makes answers depend on their own
     request alone, in any `kv_type`, plain ones to the bit on a CPU, and on an NVIDIA GPU with our
-    kernels drafted ones, too (see docs/exactness.md): requests run one after the other, drafts are
-    chains, and of earlier prompts only whole batches of `n_batch` tokens are used again.
+    kernels drafted ones, too (see docs/exactness.md): drafts are chains, and of earlier prompts
+    only whole batches of `n_batch` tokens are used again. Each of `n_seq` sequences then has an
+    equal part of the context; more than one where a row rounds alike beside others.
     `recalibrate` measures again what drafting costs on this machine. `thinking`: whether chats that
     do not say ask their template for thoughts; None is what suits the pair, if that is known, or
     else what the template does. `sampling` are options of requests that do not give
