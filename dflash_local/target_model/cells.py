@@ -301,6 +301,9 @@ class Cells:
             if not sequence_state.restore(self._whole_context, ids[1], state):
                 return False
             api.llama_memory_seq_rm(self._memory, ids[1], length, -1)
+            if not self.sees(target, length):  # of a sliding window only the last cells came
+                self.clear(target)
+                return False
         else:
             api.llama_memory_seq_cp(self._memory, *ids, 0, length)
         self._rollback.share(source, target)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hybrid
@@ -29,6 +30,7 @@ from gguf_files import dequantised
 from long_text import PYTHON_SOURCE
 from neighbours import Drift, among_others, by_itself, requests
 from pair_engine import fused_drafter, open_target, request
+from windowed import write_windowed
 
 N_SEQ, N_CTX, N_BATCH = 4, 512, 64
 N = 12
@@ -181,6 +183,24 @@ def test_four_clients_of_a_model() -> None:
                     found[n_seq, temperature, width] = list(pool.map(ask, range(len(prompts))))
     for (_, temperature, _), tokens in found.items():
         assert tokens == found[1, temperature, 0]
+
+
+def test_a_copied_beginning_of_a_sliding_window_is_whole_or_nothing(tmp_path: Path) -> None:
+    """llama.cpp saves no cells behind a window, where a shorter beginning may need them."""
+    path = write_windowed(tmp_path / "windowed.gguf", tiny_coder.pair()[0], window=32)
+    tokens = list(range(40, 241))
+    with open_target(path, n_ctx=1024, n_seq=2, exact=True, tapped_layers=()) as target:
+        target.decode(tokens[:200], range(200), [0] * 200, [False] * 200)
+        rows = []
+        assert target.copy(0, 1, 200)
+        for seq in (0, 1):
+            target.decode(tokens[200:], [200], [seq], [True])
+            rows.append(target.logits(0).copy())
+        np.testing.assert_array_equal(*rows)
+        target.clear(1)
+        assert not target.copy(0, 1, 100)
+        target.decode(tokens[:9], range(9), [1] * 9, [False] * 8 + [True])  # it is empty
+        assert target.sees(1, 9)
 
 
 @pytest.mark.parametrize(("kind", "message"), [("f32", "logit moves"), ("qwen35", "recurrent")])

@@ -7,6 +7,7 @@ empty caches. With q8_0 weights and cache on the CPU the two are equal to the bi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
 from dflash_local.prefixes.store import PrefixStore
+from long_text import PYTHON_SOURCE
 from neighbours import Drift, among_others, by_itself, requests
 from pair_engine import fused_drafter, open_engine, open_target, request
 
@@ -87,6 +89,17 @@ def test_exact_answers_in_half_precision(width: int) -> None:
             engine.prefix_cache.clear()
             drift.add(ours, among_others(engine, [each], 1)[0])
     assert drift == Drift(len(wanted))
+
+
+def test_an_exact_prompt_that_is_reported_leaves_no_row() -> None:
+    """Its passes are as narrow as rows with logits may be."""
+    with open_target(n_ctx=N_CTX, n_batch=128, exact=True) as target:
+        engine = Engine(target, None, exact=True)
+        prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:300]
+        reported = replace(request(prompt, 0, 2), prompt_logprobs=0)
+        found = [among_others(engine, [each], 1)[0] for each in (reported, request(prompt, 0, 2))]
+        assert len(found[0].prompt_logprobs) == len(prompt) - 1
+        assert found[1].stats.cached_tokens == 0
 
 
 @pytest.mark.parametrize(
