@@ -327,10 +327,10 @@ LOADING = (
     Option(
         "--exact",
         is_flag=True,
-        help="Let each answer depend on its own request alone: one request at a time, chains only, "
-        "and earlier prompts are used again in whole batches only. Drafted answers are then plain "
-        "decoding's to the bit on NVIDIA GPUs from Ampere on, and on a CPU with Q8_0 weights and "
-        "--kv-type q8_0.",
+        help="Let each answer depend on its own request alone: chains only, and earlier prompts "
+        "are used again in whole batches only. Drafted answers are then plain decoding's to the "
+        "bit on NVIDIA GPUs from Ampere on, and on a CPU with Q8_0 weights and --kv-type q8_0: "
+        "there several requests may be answered at once.",
     ),
     Option(
         "--override-kv",

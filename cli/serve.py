@@ -170,8 +170,8 @@ PARALLEL = Option(
     "--parallel",
     "n_seq",
     type=whole(1, 64),
-    default=4,
-    help="Requests that a model answers at once; they share its context. One with --exact.",
+    help="Requests that a model answers at once, 4; they share its context. With --exact 1, or as "
+    "many as are given here, each with an equal part of the context.",
 )
 
 STRICT = Option(
@@ -552,7 +552,7 @@ def _chat_template(values: Mapping[str, Any]) -> str | None:
 
 def _load_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `dflash_local.load`."""
-    n_seq = 1 if values["exact"] else values["n_seq"]
+    n_seq = values["n_seq"] or (1 if values["exact"] else 4)
     return {**values_of((*LOADING, *CACHE), values), "n_seq": n_seq}
 
 

@@ -40,6 +40,7 @@ from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import to_stderr
 from dflash_local.setup import NO_HEADS, Setup, split_by_layers_because
 from dflash_local.target_model.bare_pass import takes_back
+from dflash_local.target_model.exactness import check_others
 from dflash_local.target_model.projector import Projector
 from dflash_local.target_model.target import Target
 from dflash_local.text_file import read_text
@@ -130,8 +131,9 @@ def load(
     `cache_dir`, in as many MiB of files in that folder. `Model.save_slot` has files of its own in
     the folder `slot_save_path`. `exact` makes answers depend on their own
     request alone, in any `kv_type`, plain ones to the bit on a CPU, and on an NVIDIA GPU with our
-    kernels drafted ones, too (see docs/exactness.md): requests run one after the other, drafts are
-    chains, and of earlier prompts only whole batches of `n_batch` tokens are used again.
+    kernels drafted ones, too (see docs/exactness.md): drafts are chains, and of earlier prompts
+    only whole batches of `n_batch` tokens are used again. Each of `n_seq` sequences then has an
+    equal part of the context; more than one where a row rounds alike beside others.
     `recalibrate` measures again what drafting costs on this machine. `thinking`: whether chats that
     do not say ask their template for thoughts; None is what suits the pair, if that is known, or
     else what the template does. `sampling` are options of requests that do not give
@@ -270,6 +272,7 @@ def _planned(pair: Pair, options: LoadOptions, say: Say) -> Setup:
     if not is_cpu_meant and not any(d.type in ("gpu", "igpu") for d in setup.devices):
         _tell_unused_gpu(say)
     setup.check_width()
+    setup.check_exact()
     if setup.may_copy:
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     return setup
@@ -315,6 +318,8 @@ def _engine(
 ) -> Engine:
     """The engine on all of this, with its caches. Raises as `_open_store`."""
     options = setup.options
+    if target.options.has_streams:
+        check_others(target)
     key = state_key(target, drafter, exact=options.exact)
     engine = Engine(
         target,
@@ -460,7 +465,7 @@ def _drafter_of(setup: Setup, target: Target, say: Say) -> Drafter | None:
     if isinstance(spec, AssistantSpec):
         return AssistantDrafter(draft.path, target, spec, setup.assistant_options)
     if isinstance(spec, HeadsSpec):
-        return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx, say=say)
+        return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx_all, say=say)
     return open_drafter(
         draft.path,
         target,
@@ -551,7 +556,8 @@ def state_key(target: Target, drafter: Drafter | None, *, exact: bool = False) -
     }
     if drafter is not None:
         key["drafter"] = [type(drafter).__name__, drafter.file_key, drafter.draft_window]
-    return key | ({"exact": True} if exact else {})
+    # Where sequences have cells of their own, llama.cpp writes how many these are.
+    return key | ({"exact": target.options.n_seq} if exact else {})
 
 
 def _few_rows(setup: Setup, say: Say) -> FewRows | None:

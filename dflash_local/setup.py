@@ -215,6 +215,16 @@ class Setup:
         if isinstance(width, int) and width > most:
             raise InputError(f"draft_width is {width}; {limit} allows at most {most}")
 
+    def check_exact(self) -> None:
+        """Refuse exact answers to several requests at once where states cannot be kept apart.
+        Raises InputError."""
+        n_seq = self.options.n_seq
+        if self.options.exact and n_seq > 1 and self.named.is_recurrent:
+            raise InputError(
+                "exact answers of a target with recurrent layers are computed one at a time, and "
+                f"n_seq is {n_seq}; give n_seq=1"
+            )
+
     def fitting(self) -> Setup:
         """This setup; where heads that nobody asked for do not fit, that of the target alone."""
         if self.named.by_default:

@@ -475,7 +475,7 @@ bool target_pass::find_candidates(int output_row, int k, int32_t * ids, float * 
 
 double target_pass::log_sum(int output_row) {
     check_output(output_row);
-    if (search_.has(output_row, 1)) {
+    if (search_.has(output_row, 0)) {
         return search_.log_sum(output_row);
     }
     const float * row = row_on_host(output_row);
@@ -498,7 +498,8 @@ bool target_pass::search(int output_row, int k, float temperature) {
         return true;
     }
     // Sequences ask for different numbers; most likely for the same ones as after the last pass.
-    const int wanted = most_candidates_ < too_many_ ? std::max(k, most_candidates_) : k;
+    const bool more = !search_.sums_alike && most_candidates_ < too_many_;
+    const int wanted = more ? std::max(k, most_candidates_) : k;
     const int first = output_row / most_searched * most_searched;
     const int n = std::min(most_searched, n_outputs_ - first);
     if (!search_.find(*graph_logits_, first, n, wanted, temperature)) {

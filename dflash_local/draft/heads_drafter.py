@@ -72,7 +72,9 @@ class HeadsDrafter(Drafter):
         """Raises BackendError if the memory does not suffice."""
         self.file_key = [*target.file_key, "heads"]
         n_ctx += n_seq * spec.block_size
-        options = replace(target.options, n_ctx=n_ctx, n_seq=n_seq, n_branches=1, way_back=CELLS)
+        options = replace(
+            target.options, n_ctx=n_ctx, n_seq=n_seq, n_branches=1, way_back=CELLS, exact=False
+        )
         self._open_on(target, spec, ctypes.c_void_p(target.address), options)
 
     def _open_on(

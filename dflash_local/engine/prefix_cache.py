@@ -103,6 +103,7 @@ class PrefixCache:
         slot.busy = True
         slot.gave_up = False
         slot.owner = owner
+        slot.n_read = len(slot.cached)
         return slot, len(slot.cached)
 
     def is_at_hand(
