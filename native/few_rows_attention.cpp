@@ -37,9 +37,9 @@ size_t floats(size_t bytes) { return bytes / sizeof(float); }
 // n * inverse_of(d) >> 32 is n / d, for n of some thousands.
 uint64_t inverse_of(int d) { return ((uint64_t{1} << 32) + d - 1) / d; }
 
-int n_chunks_of(int64_t n_cells, int n_kv_heads) {
+int n_chunks_of(int64_t n_cells, int n_kv_heads, int head_dim) {
     int n = 1;
-    while (few_rows::chunk_begin(n, n_kv_heads) < n_cells) {
+    while (few_rows::chunk_begin(n, n_kv_heads, head_dim) < n_cells) {
         n++;
     }
     return n;
@@ -106,7 +106,7 @@ few_rows_plan::attention plan_attention(const ggml_tensor & t, const few_rows_ru
     a.n_rows = static_cast<int>(q.ne[1]);
     a.n_streams = static_cast<int>(q.ne[3]);
     a.n_cells = static_cast<int>(k.ne[1]);
-    a.n_chunks = n_chunks_of(k.ne[1], a.n_kv_heads);
+    a.n_chunks = n_chunks_of(k.ne[1], a.n_kv_heads, a.head_dim);
     std::memcpy(&a.scale, t.op_params, sizeof(float));
     std::memcpy(&a.soft_cap, t.op_params + 2, sizeof(float));
     made.query_blocks = blocks_of(static_cast<int64_t>(a.n_rows) * (a.n_heads / a.n_kv_heads),

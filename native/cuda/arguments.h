@@ -144,8 +144,9 @@ constexpr int tile_cells(int head_dim) { return head_dim > SHORT_TILES ? 16 : 32
 #define ATTENTION_SPREAD 128
 #endif
 // 64 at first; as many more are twice as long from each power of two on.
-constexpr int chunk_begin(int chunk, int n_kv_heads) {
-    const int n = n_kv_heads * 16 > ATTENTION_SPREAD ? 16 : ATTENTION_SPREAD / n_kv_heads;
+constexpr int chunk_begin(int chunk, int n_kv_heads, int head_dim) {
+    const int heads = head_dim > LONG_HEAD ? 2 * n_kv_heads : n_kv_heads;
+    const int n = heads * 16 > ATTENTION_SPREAD ? 16 : ATTENTION_SPREAD / heads;
     return chunk < n ? chunk * 64 : (n + chunk % n) * 64 << (chunk / n - 1);
 }
 

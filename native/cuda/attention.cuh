@@ -96,7 +96,7 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     u8 * const stages = shared_memory();
 
     const int chunk = grid_z() - 1 - block_z();  // the longest ones first
-    const int first = chunk_begin(chunk, a.n_kv_heads), end = chunk_begin(chunk + 1, a.n_kv_heads);
+    const int first = chunk_begin(chunk, a.n_kv_heads, D), end = chunk_begin(chunk + 1, a.n_kv_heads, D);
     const int last = end < a.n_cells ? end : a.n_cells;
     const u8 * const k = a.k + stream * a.k_stream + kv_head * a.k_head;
     const u8 * const v = a.v + stream * a.v_stream + kv_head * a.v_head;

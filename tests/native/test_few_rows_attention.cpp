@@ -140,7 +140,7 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
     a.n_rows = n_rows;
     a.n_streams = t.n_streams;
     a.n_cells = n_cells;
-    while (few_rows::chunk_begin(a.n_chunks, a.n_kv_heads) < n_cells) {
+    while (few_rows::chunk_begin(a.n_chunks, a.n_kv_heads, D) < n_cells) {
         a.n_chunks++;
     }
     a.scale = t.scale();
