@@ -259,7 +259,7 @@ class _Trial:
             usual = median(next(iter(self.drafts.values()))[1]) * n_seqs
             if not self._affords(1, (self.warm_up + timed) * usual + self._guess(SHALLOW)):
                 return
-            features = self._new_features(SHALLOW)
+            features = self._new_features(min(SHALLOW, self.target.n_batch))
         seconds = self._timed(
             lambda: self._draft_stage_s(n_seqs, features, n_draft), timed, 0.0, needed=True
         )

@@ -290,6 +290,15 @@ def test_a_small_context(n_ctx: int) -> None:
         assert np.isfinite(target.logits(0)).all()
 
 
+@pytest.mark.usefixtures("own_cache", "short")
+@pytest.mark.parametrize("n_batch", [1, 3])
+def test_batches_of_a_few_rows(n_batch: int, passes: list[int]) -> None:
+    with open_target(n_ctx=256, n_batch=n_batch) as target:
+        costs = measure(target, fused_drafter(target), before=nothing)
+        assert costs.draft_s(1, 0) > 0
+        assert max(passes) <= n_batch
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("n_rows", [9, 12, 16, 32])
