@@ -75,10 +75,7 @@ SECTIONS = {
     ),
     "Training": (
         Option(
-            "--minutes",
-            type=number(0, 1e6, above=True),
-            default=60,
-            help="Train at most so long.",
+            "--minutes", type=number(0, 1e6, above=True), default=60, help="Train at most so long."
         ),
         Option(
             "--steps",
