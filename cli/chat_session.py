@@ -307,10 +307,7 @@ class ChatSession:
         target = model.plan.target_name if model.plan else model.target.path.name
         drafter = model.plan.drafter_name if model.plan else None
         self._show(
-            [
-                f"target   {target}, {model.n_ctx} tokens of context",
-                f"drafter  {drafter or 'none'}",
-            ]
+            [f"target   {target}, {model.n_ctx} tokens of context", f"drafter  {drafter or 'none'}"]
         )
 
     def _stats(self, _: str) -> None:

@@ -36,16 +36,7 @@ from .options import (
 )
 from .settings import FROM_ELSEWHERE
 from .terminal import Speaker
-from .values import (
-    WholeText,
-    api_key,
-    host_name,
-    idle_time,
-    number,
-    url_prefix,
-    web_origin,
-    whole,
-)
+from .values import WholeText, api_key, host_name, idle_time, number, url_prefix, web_origin, whole
 
 if TYPE_CHECKING:
     from dflash_local.fit.options import LoadOptions
@@ -140,11 +131,7 @@ ACCESS = (
         help="A key that requests must have; may be repeated. Other users of this machine can see "
         "command lines: the environment variable or a file is safer.",
     ),
-    Option(
-        "--api-key-file",
-        type=READABLE,
-        help="A file of keys, one per line.",
-    ),
+    Option("--api-key-file", type=READABLE, help="A file of keys, one per line."),
     Option(
         "--cors-origin",
         "cors_origins",

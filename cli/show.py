@@ -169,12 +169,7 @@ def _text(told: Mapping[str, Any]) -> str:
         lines += ["", f"{told['takes']}{beside} takes {need} at {context}"]
         lines += [f"chats that do not say are sampled with {_value(told['chats'])}"]
         files = [
-            (
-                each["name"],
-                gigabytes(each["n_bytes"]),
-                "here" if each["here"] else "",
-                _fits(each),
-            )
+            (each["name"], gigabytes(each["n_bytes"]), "here" if each["here"] else "", _fits(each))
             for each in told["quantisations"]
         ]
         lines += ["", table(files)]

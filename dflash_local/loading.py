@@ -569,11 +569,7 @@ def _few_rows(setup: Setup, say: Say) -> FewRows | None:
         return None
     files = [file for file in (setup.pair.target, setup.pair.draft) if file]
     return open_few_rows(
-        files,
-        say,
-        kv_types=options.kv_types,
-        exact=options.exact,
-        again=options.recalibrate,
+        files, say, kv_types=options.kv_types, exact=options.exact, again=options.recalibrate
     )
 
 
