@@ -63,8 +63,12 @@ class AssistantDrafter(HeadsDrafter):
         for request in requests:
             self.inject(request.seq, request.features)
         known = StoredFeatures(self._target, [])
+        asked = [replace(request, features=known) for request in requests]
+        # llama.cpp splits a batch of several streams, unless they lie side by side.
+        together = [[each] for each in asked] if self._target.options.has_streams else [asked]
+        draft = super().draft
         try:
-            return super().draft([replace(request, features=known) for request in requests])
+            return [made for some in together for made in draft(some)]
         except ContextFullError:  # llama.cpp looks for a free cell of the target's for each row
             return [Draft.chain([], []) for _ in requests]
 

@@ -114,6 +114,24 @@ def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
         assert found.stats.drafted > 0
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_exact_answers_at_once(files: Files, way: str) -> None:
+    """Each sequence has a stream of cells of its own. The one in the middle ends first."""
+    path, assistant = files["sometimes right"]
+    with target_of_assistant(path, assistant, n_seq=3, exact=True) as target:
+        texts = tiny_coder.prompts()["code"][:3]
+        known = [
+            PlainAnswer(target, t, n, **WAYS[way]) for t, n in zip(texts, (N, 8, N), strict=True)
+        ]
+        engine = Engine(target, assistant_drafter(target, assistant), 3)
+        answers = [engine.begin(request(p.prompt, 7, len(p.tokens), **WAYS[way])) for p in known]
+        engine.run(answers)
+        for found, plain in zip(answers, known, strict=True):
+            assert found.error is None and found.stats.warning is None
+            assert found.tokens == plain.tokens
+            assert found.stats.drafted > 0
+
+
 def test_assistants_that_are_right_are_accepted(files: Files) -> None:
     accepted = {}
     for name, (path, assistant) in files.items():
