@@ -124,11 +124,8 @@ def _model(files: Files, name: str, drafter: int) -> dict[str, Any]:
 
     devices = runtime.devices()
     sizes = files.sizes()
-    if files.missing():
-        model = files.remote()
-    else:
-        model = GgufFile.open(files.path())
-        check_model(model, takes=EMBEDDING_ARCHITECTURES)
+    model = files.remote() if files.missing() else GgufFile.open(files.path())
+    check_model(model, takes=EMBEDDING_ARCHITECTURES)
     options = LoadOptions(n_ctx=_CONTEXT)
     sizes = sizes or {name: model.n_bytes}
     fitting = which_fit(model, drafter, options, devices, sizes)
