@@ -26,7 +26,8 @@ def folder() -> Path:
     `DFLASH_LOCAL_CACHE` if it is set, else the platform's folder for caches. Raises OSError.
     """
     chosen = os.environ.get(ENVIRONMENT)
-    found = Path(chosen).expanduser() if chosen else _of_platform() / "dflash-local"
+    # Unlike `Path.expanduser`, this leaves the name of a user that there is not as it is.
+    found = Path(os.path.expanduser(chosen)) if chosen else _of_platform() / "dflash-local"
     found.mkdir(parents=True, exist_ok=True)
     return found
 
