@@ -130,6 +130,20 @@ def test_what_answers_at_once_imports_no_large_package(
     assert imported & LARGE == needs
 
 
+def test_ctrl_c_while_it_is_imported_ends_it_quietly() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from dflash_local.cli import begin\n"
+        "class Hasty:\n"
+        "    def find_spec(self, name, *more):\n"
+        "        if name == 'dflash_local.cli.serve': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Hasty())\n"
+        "begin()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_version_names_the_build_and_the_backends() -> None:
     done = run_here("--version")
     lines = done.stdout.splitlines()
