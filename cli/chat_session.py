@@ -331,7 +331,7 @@ def without_paths(message: str) -> tuple[str, list[Path]]:
             word = re.sub(r"\\(.)", r"\1", word)
         if word.startswith("file://"):
             word = url2pathname(urlsplit(word).path)
-        path = Path(word).expanduser() if word.startswith("~/") else Path(word)
+        path = Path(os.path.expanduser(word)) if word.startswith("~/") else Path(word)
         is_picture = path.is_absolute() and path.suffix.lower() in _PICTURES
         if not is_picture or not os.path.isfile(path):
             return found[0]
@@ -350,7 +350,7 @@ def _no_command(name: str, rest: str) -> str:
 def _path(name: str, command: str) -> Path:
     if not name:
         raise InputError(f"{command} needs the name of a file: {command} FILE")
-    return Path(name).expanduser()
+    return Path(os.path.expanduser(name))
 
 
 def _read_messages(path: Path) -> list[Message]:

@@ -420,7 +420,7 @@ def _at_once(
 
 def _usual_name(given: str) -> str:
     """Of a file its name, else what was given."""
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     return path.stem if path.is_file() else given
 
 
@@ -452,7 +452,7 @@ def _single(values: Mapping[str, Any], say: Speaker, recorder: Recorder | None) 
     target, draft = chosen_files(values, say, _load_options(values))
     word = values["target"] or USUAL
     given = read_address(word)
-    if isinstance(given, Path) and given != Path(word).expanduser():
+    if isinstance(given, Path) and given != Path(os.path.expanduser(word)):
         usual = str(word)  # another program's name for it
     else:
         usual = str(given) if isinstance(given, NamedPair) else target.stem
