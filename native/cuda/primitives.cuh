@@ -88,6 +88,9 @@ DEVICE float float_of_half(u32 half) {
 DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE float exp_of(float x) { return expf(x); }
+DEVICE int rounded(float x) { return __float2int_rn(x); }
+// c plus the products of four signed bytes each.
+DEVICE int dot_bytes(u32 a, u32 b, int c) { return __dp4a((int) a, (int) b, c); }
 // Zero for minus infinity, one for zero.
 DEVICE float exp2_of(float x) {
     float y;
@@ -99,6 +102,7 @@ DEVICE float tanh_of(float x) { return tanhf(x); }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 DEVICE void sync_threads() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
 
 // c += a * b, a [16, 16] and b [16, 8] halves, c [16, 8] f32. With g = lane / 4 and t = lane % 4 a lane has
 // a: (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..);  b: (2t.., g), (2t + 8.., g);

@@ -278,6 +278,13 @@ inline float float_of_half(u32 half) { return emulated::to_float(half); }
 inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 inline float larger(float a, float b) { return std::fmax(a, b); }
 inline float exp_of(float x) { return std::exp(x); }
+inline int rounded(float x) { return static_cast<int>(std::lrint(x)); }
+inline int dot_bytes(u32 a, u32 b, int c) {
+    for (int i = 0; i < 32; i += 8) {
+        c += static_cast<signed char>(a >> i) * static_cast<signed char>(b >> i);
+    }
+    return c;
+}
 inline float exp2_of(float x) { return std::exp2(x); }
 inline float reciprocal_root(float x) { return 1.0f / std::sqrt(x); }
 inline float tanh_of(float x) { return std::tanh(x); }
@@ -286,6 +293,9 @@ inline float shuffle_xor(float x, int mask) {
     const int lane = thread_index() % 32;
     return emulated::exchanged([=](emulated::exchange & e, int at) { e.values[at] = x; })
         .values[lane ^ mask];
+}
+inline void sync_warp() {
+    emulated::exchanged([](emulated::exchange &, int) {});
 }
 inline void sync_threads() {
     emulated::block & b = emulated::current();
