@@ -109,7 +109,7 @@ def test_attention_compiles_and_hardly_spills(
 ) -> None:
     compiled = compiler.compile(kernels.source_of(heads), architecture)
     assert f"attention_{heads.operand}_4".encode() in compiled.cubin
-    # Addresses, stored before the loop: heads of 64 on sm_120. Sums that went there would be hundreds.
+    # Addresses, stored before the loop, most for heads of 64 on sm_120. Sums would be hundreds.
     assert max(compiled.spilled) <= 80, str(compiled)
 
 
