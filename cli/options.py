@@ -305,11 +305,7 @@ LOADING = (
         default=512,
         help="The most tokens of a prompt that are computed at once.",
     ),
-    Option(
-        "--flash-attn/--no-flash-attn",
-        default=True,
-        help="Use flash attention in the target.",
-    ),
+    Option("--flash-attn/--no-flash-attn", default=True, help="Use flash attention in the target."),
     Option(
         "--draft-window",
         type=whole(0),
@@ -353,11 +349,7 @@ LOADING = (
         help="How the target's positions are stretched, for a context beyond its training. The "
         "drafter's are not.",
     ),
-    Option(
-        "--rope-scale",
-        type=number(0, 1e6, above=True),
-        help="Stretch them so many times.",
-    ),
+    Option("--rope-scale", type=number(0, 1e6, above=True), help="Stretch them so many times."),
     *(
         Option(f"--{name.replace('_', '-')}", type=number(-1, 1e9), show_default=_FILE, help=text)
         for name, text in {
@@ -412,12 +404,7 @@ LOADING = (
         metavar="X,X,...",
         help="Share of each GPU, such as 3,1.",
     ),
-    Option(
-        "--lora",
-        type=scaled,
-        metavar="FILE[:SCALE],...",
-        help="LoRA adapters, as GGUF files.",
-    ),
+    Option("--lora", type=scaled, metavar="FILE[:SCALE],...", help="LoRA adapters, as GGUF files."),
     Option(
         "--control-vector",
         "control_vectors",
@@ -540,10 +527,7 @@ DRAFT_WIDTH = Option(
 
 ENDING = (
     Option(
-        "--stop",
-        type=WholeText(),
-        multiple=True,
-        help="End before this text; may be repeated.",
+        "--stop", type=WholeText(), multiple=True, help="End before this text; may be repeated."
     ),
     Option(
         "--grammar-file",

@@ -504,6 +504,7 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
         n_copied=target.max_width - 1,
         equal_rows=target.wants_equal_rows and target.options.n_seq > 1,
         pads=target.needs_equal_rows and target.options.n_seq > 1,
+        few_counts=target.options.n_gpu_layers != 0,
     )
 
 
@@ -569,11 +570,7 @@ def _few_rows(setup: Setup, say: Say) -> FewRows | None:
         return None
     files = [file for file in (setup.pair.target, setup.pair.draft) if file]
     return open_few_rows(
-        files,
-        say,
-        kv_types=options.kv_types,
-        exact=options.exact,
-        again=options.recalibrate,
+        files, say, kv_types=options.kv_types, exact=options.exact, again=options.recalibrate
     )
 
 

@@ -253,10 +253,7 @@ class Setup:
         or cannot be done."""
         plan, named = self.plan, self.named.without_drafts()
         options = replace(
-            self.options,
-            n_ctx=plan.n_ctx,
-            n_gpu_layers=plan.n_gpu_layers,
-            n_cpu_moe=plan.n_cpu_moe,
+            self.options, n_ctx=plan.n_ctx, n_gpu_layers=plan.n_gpu_layers, n_cpu_moe=plan.n_cpu_moe
         )
         return replace(self, named=named, options=options, finding=why)
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_local.controller.acceptance import Acceptance, whole
-from dflash_local.controller.rows import BLEND
+from dflash_local.controller.rows import BLEND, HORIZON
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Shape, ShapeName
 
-KNOWN = 16
+KNOWN = HORIZON
 """Verified drafts by which a drafter is known. Until then, it is thought to be good, plans are made
 in each round, and some drafts are verified whatever their confidence. Without this, `tiny-gpu` and
 `h200-8b-q4` lose 3 to 30 % with drafters whose confidence says nothing."""
@@ -40,11 +40,6 @@ class Findings:
     double_cost: float
     suspended: bool = False
 
-    @property
-    def time(self) -> float:
-        """That of a round at its best."""
-        return self.tokens / self.n_seqs / max(self.gain, 1e-9)
-
     def text(self, drafting: bool) -> str:
         """One line: whether drafting is on, and why."""
         n = self.n_seqs
@@ -69,7 +64,7 @@ class Findings:
             )
         return (
             f"drafting is off: at its best a round would give {self.tokens / n:.1f} tokens in the "
-            f"time of {self.time:.1f}"
+            f"time of {self.tokens / n / max(self.gain, 1e-9):.1f}"
         )
 
 

@@ -217,10 +217,7 @@ def source_hash() -> str:
 
 
 def cubins(
-    kernels: Sequence[Compiled],
-    architecture: int,
-    compiler: Compiler,
-    before: Callable[[], None],
+    kernels: Sequence[Compiled], architecture: int, compiler: Compiler, before: Callable[[], None]
 ) -> list[bytes]:
     """The code of all kernels. `before` is called if some of it must be compiled. Raises
     BackendError."""

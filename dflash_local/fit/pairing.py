@@ -18,12 +18,7 @@ from dflash_local.fit.architectures import (
     TAPPED_ARCHITECTURES,
     way_back,
 )
-from dflash_local.gguf.drafter_keys import (
-    MAX_LAYERS,
-    OLD_ARCHITECTURES,
-    read_drafter,
-    refuse_old,
-)
+from dflash_local.gguf.drafter_keys import MAX_LAYERS, OLD_ARCHITECTURES, read_drafter, refuse_old
 from dflash_local.gguf.drafter_spec import (
     AssistantSpec,
     DrafterSpec,

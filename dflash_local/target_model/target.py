@@ -179,11 +179,6 @@ class Target(Readout):
         """The scale of each adapter where a request gives none."""
         return tuple(scale for _, scale in self._lora)
 
-    @property
-    def lora_files(self) -> tuple[str, ...]:
-        """The files of its adapters."""
-        return tuple(path for path, _ in self._lora)
-
     def adapt(self, scales: Sequence[float]) -> None:
         """Let each adapter act so strongly from the next pass on; 0: not at all. Cells computed
         with other scales are of no use to it. A change makes llama.cpp plan its graph again."""

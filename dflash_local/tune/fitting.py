@@ -41,14 +41,7 @@ from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
 from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf, save_plain
 from dflash_local.tune.state import first_line, read_state, state_told, write_state
 from dflash_local.tune.texts import Form, Texts, drawn, general, read_texts
-from dflash_local.tune.training import (
-    CPU_ANCHORS,
-    N_ANCHORS,
-    RATE,
-    WARM_UP,
-    Trainer,
-    is_trained,
-)
+from dflash_local.tune.training import CPU_ANCHORS, N_ANCHORS, RATE, WARM_UP, Trainer, is_trained
 from dflash_local.tune.weights import dequantize, read_torch_drafter
 
 Say = Callable[[str], None]

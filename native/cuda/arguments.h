@@ -131,22 +131,14 @@ struct normalization {
 };
 
 // Attention over the cells of a cache is computed in chunks of these, and the chunks' results are
-// put together in their order. Where a chunk begins depends on nothing but its number, so a row has
-// the same bits whatever comes beside it, and however many cells follow.
-constexpr int STREAMS = 2;  // parts of a chunk, of every second tile of cells, each for warps of its own
-constexpr int GROUP_QUERIES = 16;  // of the rows of one tensor-core instruction
+// put together in their order. Where a chunk begins depends on nothing but its number and the
+// model, so a row has the same bits whatever comes beside it, and however many cells follow. The
+// first are of 64 cells; from each power of two on, as many more are twice as long. That is enough
+// blocks for a large GPU, and few enough results to put together.
 constexpr int LONG_HEAD = 128;
-#ifndef SHORT_TILES
-#define SHORT_TILES 128
-#endif
-constexpr int tile_cells(int head_dim) { return head_dim > SHORT_TILES ? 16 : 32; }
-#ifndef ATTENTION_SPREAD
-#define ATTENTION_SPREAD 128
-#endif
-// 64 at first; as many more are twice as long from each power of two on.
 constexpr int chunk_begin(int chunk, int n_kv_heads, int head_dim) {
     const int heads = head_dim > LONG_HEAD ? 2 * n_kv_heads : n_kv_heads;
-    const int n = heads * 16 > ATTENTION_SPREAD ? 16 : ATTENTION_SPREAD / heads;
+    const int n = heads > 8 ? 16 : 128 / heads;
     return chunk < n ? chunk * 64 : (n + chunk % n) * 64 << (chunk / n - 1);
 }
 
@@ -177,54 +169,58 @@ struct attention {
 
 constexpr int COMBINE_SHARED = BLOCK_THREADS * 10 * 4;  // bytes
 
-#ifndef WIDE_WARPS
-#define WIDE_WARPS 1
-#endif
-// Groups of sixteen queries of a warp, which share what it reads: their sums take its registers.
+// A chunk's cells are shared out to streams, tile by tile, each of which has warps of its own and
+// is summed by itself.
+constexpr int STREAMS = 2;
+constexpr int tile_cells(int head_dim) { return head_dim > LONG_HEAD ? 16 : 32; }
+constexpr int GROUP_QUERIES = 16;  // of the rows of one tensor-core instruction
+// Groups of queries of a warp, for which it reads a tile once. The sums of two fill its registers.
 constexpr int warp_groups(int head_dim, int groups) {
-    return head_dim > LONG_HEAD || groups < 4 || !WIDE_WARPS ? 1 : 2;
+    return groups == 4 && head_dim <= LONG_HEAD ? 2 : 1;
 }
 constexpr int attention_threads(int head_dim, int groups) {
     return 32 * STREAMS * groups / warp_groups(head_dim, groups);
 }
+// So the queries themselves then lie in shared memory, those of short heads aside.
+constexpr bool shares_queries(int head_dim, int groups) {
+    return warp_groups(head_dim, groups) == 2 && head_dim > 64;
+}
 // Rows that the queries of a block may belong to, where `group` heads share keys and values.
 constexpr int attention_rows(int groups, int group) {
-    return groups * GROUP_QUERIES % group == 0
-               ? groups * GROUP_QUERIES / group
-               : (groups * GROUP_QUERIES + group - 2) / group + 1;
+    const int n = groups * GROUP_QUERIES;
+    return n % group == 0 ? n / group : (n + group - 2) / group + 1;
 }
 // Bytes of a cell's keys or values in shared memory, and of a row's mask: lanes that read eight of
 // them fall on different banks.
 constexpr int cell_pitch(int head_dim) { return head_dim * 2 + 16; }
 constexpr int mask_pitch(int head_dim) { return STREAMS * tile_cells(head_dim) * 2 + 16; }
-// The same as they come from the cache: halves as they stay, blocks of q8_0 from a multiple of 16
-// bytes on.
+// The same as they come from the cache: halves as they stay, blocks of q8_0 from up to 14 bytes
+// behind a multiple of 16 on.
 constexpr int raw_pitch(int head_dim, bool are_blocks) {
     return are_blocks ? (head_dim / 32 * 34 + 30) / 16 * 16 : cell_pitch(head_dim);
 }
-// A tile of cells for each stream, and their masks.
+// A tile of each stream, as it comes, and its masks. A block has room for two: while one is
+// multiplied, the next one comes.
+constexpr int ATTENTION_STAGES = 2;
 constexpr int attention_stage(int head_dim, int groups, int group, bool key_blocks,
                               bool value_blocks) {
     return STREAMS * tile_cells(head_dim) *
                (raw_pitch(head_dim, key_blocks) + raw_pitch(head_dim, value_blocks)) +
            attention_rows(groups, group) * mask_pitch(head_dim);
 }
-// Those that are multiplied, and the next ones.
-#ifndef QUERIES_SHARED
-#define QUERIES_SHARED 0
-#endif
-constexpr bool shares_queries(int head_dim, int groups) {
-    return QUERIES_SHARED && (head_dim > 64 && head_dim <= LONG_HEAD) && groups == 4;
-}
-#ifndef ATTENTION_STAGES
-#define ATTENTION_STAGES 2
-#endif
+// What a stream gives to the other one at the end, of a group: half of its sums, the largest scores
+// and the totals.
+constexpr int given_bytes(int head_dim) { return ((head_dim / 16 + 1) / 2 * 2 + 1) * 32 * 16; }
 constexpr int attention_shared_memory(int head_dim, int groups, int group, bool key_blocks,
                                       bool value_blocks) {
-    return ATTENTION_STAGES *
-               attention_stage(head_dim, groups, group, key_blocks, value_blocks) +
-           STREAMS * tile_cells(head_dim) * cell_pitch(head_dim) * (key_blocks + value_blocks) +
-           (shares_queries(head_dim, groups) ? groups * GROUP_QUERIES * head_dim * 2 : 0);
+    const int tiles =
+        ATTENTION_STAGES *
+            attention_stage(head_dim, groups, group, key_blocks, value_blocks) +
+        STREAMS * tile_cells(head_dim) * cell_pitch(head_dim) * (key_blocks + value_blocks) +
+        (shares_queries(head_dim, groups) ? groups * GROUP_QUERIES * head_dim * 2 : 0) +
+        ATTENTION_STAGES * 8;
+    const int given = groups * STREAMS * given_bytes(head_dim);
+    return tiles > given ? tiles : given;
 }
 
 // Shared memory of a product: a ring of weights for each warp, and one of converted inputs for the

@@ -61,6 +61,26 @@ INLINE void copy_cells(u8 * to, const u8 * from, u64 stride, int n) {
     }
 }
 
+// The same where rows are copied as a whole, some by each thread. Returns the bytes of this thread's.
+template <class T, int D, int CELLS, int THREADS>
+INLINE int copy_rows(u8 * to, const u8 * from, u64 stride, int n, int thread, arrival * a) {
+    constexpr int PITCH = raw_pitch(D, T::ARE_BLOCKS);
+    int sum = 0;
+    for (int i = thread; i < CELLS; i += THREADS) {
+        const u8 * at = from + i * stride;
+        if (i < n) {
+            const int phase = T::phase(at), bytes = (phase + T::template bytes<D>() + 15) / 16 * 16;
+            copy_row(to + i * PITCH, at - phase, bytes, a);
+            sum += bytes;
+        } else {
+            for (int j = 0; j < PITCH; j += 16) {
+                *(words4 *) (to + i * PITCH + j) = {};
+            }
+        }
+    }
+    return sum;
+}
+
 template <class T, int D, int CELLS, int THREADS>
 INLINE void convert_cells(u8 * to, const u8 * raw, const u8 * from, u64 stride, int first) {
 #pragma unroll 4
@@ -94,6 +114,11 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     const int end_row = (int) ((first_query + GROUPS * GROUP_QUERIES - 1) * a.group_inverse >> 32) + 1;
     const int n_rows = (end_row < a.n_rows ? end_row : a.n_rows) - first_row;
     u8 * const stages = shared_memory();
+    u8 * const key_halves = stages + STAGES * stage_bytes;
+    u8 * const value_halves = key_halves + (K::ARE_BLOCKS ? CELLS * PITCH : 0);
+    u8 * const queries_at = value_halves + (V::ARE_BLOCKS ? CELLS * PITCH : 0);
+    constexpr bool SHARED = shares_queries(D, GROUPS);
+    arrival * const arrivals = (arrival *) (queries_at + (SHARED ? GROUPS * GROUP_QUERIES * D * 2 : 0));
 
     const int chunk = grid_z() - 1 - block_z();  // the longest ones first
     const int first = chunk_begin(chunk, a.n_kv_heads, D), end = chunk_begin(chunk + 1, a.n_kv_heads, D);
@@ -101,10 +126,21 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     const u8 * const k = a.k + stream * a.k_stream + kv_head * a.k_head;
     const u8 * const v = a.v + stream * a.v_stream + kv_head * a.v_head;
     const u16 * const mask = a.mask + stream * a.mask_stream + first_row * a.mask_row;
-    auto copy = [&](int cell, u8 * to) {
+    auto copy = [&](int cell, int stage) {
+        u8 * const to = stages + stage * stage_bytes;
         if (cell < last) {
-            copy_cells<K, D, CELLS, THREADS>(to, k + cell * a.k_cell, a.k_cell, last - cell);
-            copy_cells<V, D, CELLS, THREADS>(to + RAW_KEYS, v + cell * a.v_cell, a.v_cell, last - cell);
+            const u8 * const keys = k + cell * a.k_cell, * const values = v + cell * a.v_cell;
+            if (COPIES_ROWS) {
+                const int of_keys =
+                    copy_rows<K, D, CELLS, THREADS>(to, keys, a.k_cell, last - cell, thread_index(), arrivals + stage);
+                const int of_values =
+                    copy_rows<V, D, CELLS, THREADS>(to + RAW_KEYS, values, a.v_cell, last - cell,
+                                                    THREADS - 1 - thread_index(), arrivals + stage);
+                expect(arrivals + stage, of_keys + of_values);
+            } else {
+                copy_cells<K, D, CELLS, THREADS>(to, keys, a.k_cell, last - cell);
+                copy_cells<V, D, CELLS, THREADS>(to + RAW_KEYS, values, a.v_cell, last - cell);
+            }
             const int two = thread_index() % (CELLS / 2) * 2;
             if (cell + two < last) {
                 int row = thread_index() / (CELLS / 2);
@@ -120,9 +156,17 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         copy_commit();
     };
     let_next_begin();
+    if (thread_index() == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            set_up(arrivals + i, THREADS);
+        }
+    }
+    if (COPIES_ROWS) {
+        sync_threads();
+    }
     wait_for_previous();
     for (int i = 0; i < STAGES - 1; i++) {
-        copy(first + i * CELLS, stages + i * stage_bytes);
+        copy(first + i * CELLS, i);
     }
 
     // Of the query g or g + 8 of a group: found again where it is needed, as registers are few.
@@ -138,12 +182,15 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     };
     int mask_rows[OWN][2];
     queries<D> q[OWN];
-    constexpr bool SHARED = shares_queries(D, GROUPS);
-    u8 * const key_halves = stages + STAGES * stage_bytes;
-    u8 * const value_halves = key_halves + (K::ARE_BLOCKS ? CELLS * PITCH : 0);
-    words4 * const kept = (words4 *) (value_halves + (V::ARE_BLOCKS ? CELLS * PITCH : 0)) + own * STEPS * 32 + lane;
-    u32 of[SHARED ? 1 : OWN][STEPS][4];
-    const float scale = a.soft_cap == 0.f ? a.scale * LOG2_E : a.scale;
+    // Where queries are shared, each stream brings every second sixteen dimensions of them.
+    constexpr int LOADS = SHARED ? (STEPS + 1) / STREAMS : STEPS;
+    auto step_of = [&](int load) {
+        const int step = SHARED ? load * STREAMS + part : load;
+        return step < STEPS ? step : STEPS - 1;
+    };
+    words4 * const kept = (words4 *) queries_at + own * STEPS * 32 + lane;
+    floats2 x[OWN][LOADS][4];  // all of them, before the first one is waited for
+    u32 of[OWN][LOADS][4];
 #pragma unroll
     for (int m = 0; m < OWN; m++) {
         for (int i = 0; i < 2; i++) {
@@ -152,31 +199,35 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
             const float * from =
                 a.q + stream * a.q_stream + of_query.row * a.q_row + of_query.head * a.q_head + 2 * t;
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                if (!SHARED || step % 2 == part) {
-                    const floats2 x = load_two(from + step * 16), y = load_two(from + step * 16 + 8);
-                    const u32 low = halves_of(x.x * scale, x.y * scale), high = halves_of(y.x * scale, y.y * scale);
-                    if (SHARED) {
-                        u32 * to = (u32 *) (kept + (m * STEPS + step) * 32);
-                        to[i] = low, to[i + 2] = high;
-                    } else {
-                        of[m][step][i] = low, of[m][step][i + 2] = high;
-                    }
-                }
-                for (int j = 0; j < 2; j++) {
-                    q[m].sums[step][j][2 * i] = q[m].sums[step][j][2 * i + 1] = 0.f;
-                }
+            for (int n = 0; n < LOADS; n++) {
+                x[m][n][i] = load_two(from + step_of(n) * 16);
+                x[m][n][i + 2] = load_two(from + step_of(n) * 16 + 8);
             }
-            q[m].largest[i] = MINUS_INFINITY;
-            q[m].totals[i] = 0.f;
         }
     }
+    const float scale = a.soft_cap == 0.f ? a.scale * LOG2_E : a.scale;
+#pragma unroll
+    for (int m = 0; m < OWN; m++) {
+#pragma unroll
+        for (int n = 0; n < LOADS; n++) {
+            for (int i = 0; i < 4; i++) {
+                of[m][n][i] = halves_of(x[m][n][i].x * scale, x[m][n][i].y * scale);
+            }
+            if (SHARED) {
+                kept[(m * STEPS + step_of(n)) * 32] = {of[m][n][0], of[m][n][1], of[m][n][2], of[m][n][3]};
+            }
+        }
+    }
+    for (int m = 0; m < OWN; m++) {
+        q[m] = {{}, {MINUS_INFINITY, MINUS_INFINITY}, {}};
+    }
 
-    int stage = 0;
+    int stage = 0, turn = 0;
     for (int cell = first; cell < last; cell += CELLS) {
+        wait(arrivals + stage, turn);
         copy_wait<STAGES - 2>();
         sync_threads();  // the cells have come for all warps, and all have left those whose place is filled now
-        copy(cell + (STAGES - 1) * CELLS, stages + (stage == 0 ? STAGES - 1 : stage - 1) * stage_bytes);
+        copy(cell + (STAGES - 1) * CELLS, stage == 0 ? STAGES - 1 : stage - 1);
         const u8 * const at = stages + stage * stage_bytes;
         if (K::ARE_BLOCKS) {
             convert_cells<K, D, CELLS, THREADS>(key_halves, at, k, a.k_cell, cell);
@@ -192,6 +243,7 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
             (V::ARE_BLOCKS ? value_halves : at + RAW_KEYS) + (part * TILE + lane % 16) * PITCH + lane / 16 * 16;
         const u8 * const masks = at + RAW_KEYS + RAW_VALUES;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
+        turn += stage == 0;
         // Sums of every second step, where there are too few others to hide how long a multiplication takes.
         constexpr int TURNS = EIGHTS < 4 ? 2 : 1;
         float scores[OWN][EIGHTS][4] = {}, odd[OWN][EIGHTS][4] = {};
@@ -303,10 +355,11 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         }
     }
 
-    // The streams' sums put together.
+    // The streams' sums put together: each has every second sixteen dimensions, and gives away the others.
     copy_wait<0>();
     sync_threads();
-    floats4 * const others = (floats4 *) stages + (own * (2 * STEPS + 1)) * 32 + lane;
+    constexpr int PAIRS = (STEPS + 1) / 2, GIVEN = given_bytes(D) / 512;
+    floats4 * const given = (floats4 *) stages + own * STREAMS * GIVEN * 32 + lane;
 #pragma unroll
     for (int m = 0; m < OWN; m++) {
         for (int i = 0; i < 2; i++) {
@@ -314,58 +367,61 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                 q[m].totals[i] += shuffle_xor(q[m].totals[i], lanes);
             }
         }
-        if (part == 1) {
-            floats4 * to = others + m * (2 * STEPS + 1) * 32;
-            to[0] = {q[m].largest[0], q[m].largest[1], q[m].totals[0], q[m].totals[1]};
+        floats4 * to = given + (m * STREAMS + part) * GIVEN * 32;
+        to[0] = {q[m].largest[0], q[m].largest[1], q[m].totals[0], q[m].totals[1]};
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                for (int j = 0; j < 2; j++) {
-                    const float * sum = q[m].sums[step][j];
-                    to[(1 + step * 2 + j) * 32] = {sum[0], sum[1], sum[2], sum[3]};
+        for (int n = 0; n < PAIRS; n++) {
+            for (int j = 0; j < 2; j++) {
+                float * even = q[m].sums[2 * n][j];
+                const float * odd = 2 * n + 1 < STEPS ? q[m].sums[2 * n + 1][j] : even;
+                to[(1 + n * 2 + j) * 32] = part == 0 ? floats4{odd[0], odd[1], odd[2], odd[3]}
+                                                     : floats4{even[0], even[1], even[2], even[3]};
+                for (int i = 0; i < 4; i++) {
+                    even[i] = part == 0 ? even[i] : odd[i];
                 }
             }
         }
     }
     sync_threads();
-    if (part == 1) {
-        return;
-    }
 #pragma unroll
     for (int m = 0; m < OWN; m++) {
-        const floats4 * from = others + m * (2 * STEPS + 1) * 32;
+        const floats4 * from = given + (m * STREAMS + 1 - part) * GIVEN * 32;
         const floats4 of = from[0];
-        const float largest[2] = {of.x, of.y}, totals[2] = {of.z, of.w};
         float mine[2], other[2];
         bool is_there[2];
         u64 at[2];
         for (int i = 0; i < 2; i++) {
-            const float most = largest[i] > q[m].largest[i] ? largest[i] : q[m].largest[i];
-            const float low = most == MINUS_INFINITY ? 0.f : most;
+            const float largest = i ? of.y : of.x, total = i ? of.w : of.z;
+            const float most = larger(largest, q[m].largest[i]), low = most == MINUS_INFINITY ? 0.f : most;
             mine[i] = exp2_of(q[m].largest[i] - low);
-            other[i] = exp2_of(largest[i] - low);
+            other[i] = exp2_of(largest - low);
             const place of_query = place_of(m, i);
             is_there[i] = of_query.is_there;
             at[i] = ((u64) (stream * a.n_rows + of_query.row) * a.n_heads + of_query.head) * a.n_chunks + chunk;
-            const float total = multiply_add(totals[i], other[i], q[m].totals[i] * mine[i]);
-            const float inverse = total == 0.f ? 0.f : 1.f / total;
+            const float sum = q[m].totals[i] * mine[i] + total * other[i];
+            const float inverse = sum == 0.f ? 0.f : 1.f / sum;
             mine[i] *= inverse;
             other[i] *= inverse;
-            if (t == 0 && is_there[i]) {
-                *(floats2 *) (a.totals + at[i] * 2) = {most, total};
+            if (t == 0 && part == 0 && is_there[i]) {
+                *(floats2 *) (a.totals + at[i] * 2) = {most, sum};
             }
         }
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) {
+        for (int n = 0; n < PAIRS; n++) {
+            u32 w[2][2];
             for (int j = 0; j < 2; j++) {
-                const floats4 add = from[(1 + step * 2 + j) * 32];
-                const float y[4] = {add.x, add.y, add.z, add.w};
-                const float * sum = q[m].sums[step][j];
-                for (int i = 0; i < 2; i++) {
-                    if (is_there[i]) {
-                        *(u32 *) (a.means + at[i] * D + step * 16 + j * 8 + 2 * t) =
-                            halves_of(multiply_add(y[2 * i], other[i], sum[2 * i] * mine[i]),
-                                      multiply_add(y[2 * i + 1], other[i], sum[2 * i + 1] * mine[i]));
-                    }
+                const floats4 y = from[(1 + n * 2 + j) * 32];
+                const float * sum = q[m].sums[2 * n][j];
+                w[0][j] = halves_of(sum[0] * mine[0] + y.x * other[0], sum[1] * mine[0] + y.y * other[0]);
+                w[1][j] = halves_of(sum[2] * mine[1] + y.z * other[1], sum[3] * mine[1] + y.w * other[1]);
+            }
+            const int step = 2 * n + part;
+            for (int i = 0; i < 2; i++) {
+                // Four elements for each lane, of which its neighbour has two.
+                const u32 theirs = bits_of_float(shuffle_xor(float_of_bits(t % 2 ? w[i][0] : w[i][1]), 1));
+                if (is_there[i] && step < STEPS) {
+                    *(words2 *) (a.means + at[i] * D + step * 16 + t % 2 * 8 + t / 2 * 4) =
+                        t % 2 ? words2{theirs, w[i][1]} : words2{w[i][0], theirs};
                 }
             }
         }
@@ -441,12 +497,9 @@ DEVICE void combine(const attention & a) {
     }
 }
 
-// That share a multiprocessor.
+// That share a multiprocessor, by their registers and shared memory.
 constexpr int attention_blocks(int head_dim, int groups) {
-    return head_dim > LONG_HEAD ? 256 / attention_threads(head_dim, groups)
-           : head_dim > 64      ? (groups == 4 ? 2 : 3)
-           : WIDE_WARPS         ? 3
-                                : 2;
+    return head_dim > LONG_HEAD ? 4 / groups : head_dim > 64 && groups == 4 ? 2 : 3;
 }
 
 }  // namespace few_rows

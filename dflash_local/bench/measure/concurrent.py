@@ -58,11 +58,7 @@ class ConcurrencyRow:
 
 
 def measure_concurrent(
-    engine: Engine,
-    cases: Sequence[Case],
-    levels: Sequence[int],
-    settings: RunSettings,
-    say: Say,
+    engine: Engine, cases: Sequence[Case], levels: Sequence[int], settings: RunSettings, say: Say
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """Measure each category at each of `levels`, numbers of requests at once, by turns plain and
     with drafts. Returns rows, and notes on those that did not fit.
