@@ -380,17 +380,6 @@ inline void copy_float_async(void * shared, const void * global) { std::memcpy(s
 inline void copy_commit() {}
 template <int N>
 void copy_wait() {}
-#ifndef EMULATED_ROWS
-#define EMULATED_ROWS 1
-#endif
-constexpr bool COPIES_ROWS = EMULATED_ROWS;
-using arrival = u64;
-inline void set_up(arrival *, int) {}
-inline void expect(arrival *, int) {}
-inline void copy_row(void * shared, const void * global, int n, arrival *) {
-    std::memcpy(shared, global, n);
-}
-inline void wait(arrival *, int) {}
 inline void let_next_begin() {}
 inline void wait_for_previous() {}
 
