@@ -1,12 +1,11 @@
 """The `dflash-local` command: one file per command, answers on stdout, all else on stderr."""
 
-from __future__ import annotations
-
 import sys
 
 
-def begin() -> None:
-    """Run the command line and exit the process, also at a Ctrl-C before all is imported."""
+def start() -> None:
+    """Run the command line and exit the process, as `main.main` does. Ctrl-C ends it without a
+    traceback while its parts are imported, too."""
     try:
         from .main import main
     except KeyboardInterrupt:

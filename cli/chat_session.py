@@ -14,7 +14,7 @@ from urllib.request import url2pathname
 
 # Imported only with a conversation: prompt_toolkit takes longer than all the rest.
 from dflash_local.chat.pictures import NO_PROJECTOR
-from dflash_local.errors import DflashError, InputError
+from dflash_local.errors import ContextFullError, DflashError, InputError
 from dflash_local.pair import open_pair
 from dflash_local.target_model.images import n_cells
 from dflash_local.target_model.pixels import data_uri, image_file
@@ -181,7 +181,8 @@ class ChatSession:
             )
             result = write_answer(model, ask, n_prompt, self._say, is_chat=True, ends_line=True)
         except InputError as error:
-            self._say.write(f"error: {in_options(str(error))} /clear starts a new conversation.")
+            hint = "; /clear starts a new conversation" * isinstance(error, ContextFullError)
+            self._say.write(f"error: {in_options(str(error))}{hint}")
             return
         self._pictures = []
         self.messages = [*asked, result.message]
@@ -306,10 +307,7 @@ class ChatSession:
         target = model.plan.target_name if model.plan else model.target.path.name
         drafter = model.plan.drafter_name if model.plan else None
         self._show(
-            [
-                f"target   {target}, {model.n_ctx} tokens of context",
-                f"drafter  {drafter or 'none'}",
-            ]
+            [f"target   {target}, {model.n_ctx} tokens of context", f"drafter  {drafter or 'none'}"]
         )
 
     def _stats(self, _: str) -> None:

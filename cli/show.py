@@ -126,13 +126,14 @@ def _model(files: Files, name: str, drafter: int) -> dict[str, Any]:
     sizes = files.sizes()
     model = files.remote() if files.missing() else GgufFile.open(files.path())
     check_model(model, takes=EMBEDDING_ARCHITECTURES)
-    options = LoadOptions(n_ctx=_CONTEXT)
+    context = min(_CONTEXT, model.require(f"{model.architecture}.context_length", int))
+    options = LoadOptions(n_ctx=context)
     sizes = sizes or {name: model.n_bytes}
     fitting = which_fit(model, drafter, options, devices, sizes)
     memory = planned_bytes(model, options, devices)
     return {
         "chats": dict(defaults_of(model, None).for_chats),
-        "context": _CONTEXT,
+        "context": context,
         "memory": memory and memory + drafter,
         "drafter_bytes": drafter or None,
         "takes": files.quant() or name,
@@ -165,12 +166,7 @@ def _text(told: Mapping[str, Any]) -> str:
         lines += ["", f"{told['takes']}{beside} takes {need} at {context}"]
         lines += [f"chats that do not say are sampled with {_value(told['chats'])}"]
         files = [
-            (
-                each["name"],
-                gigabytes(each["n_bytes"]),
-                "here" if each["here"] else "",
-                _fits(each),
-            )
+            (each["name"], gigabytes(each["n_bytes"]), "here" if each["here"] else "", _fits(each))
             for each in told["quantisations"]
         ]
         lines += ["", table(files)]

@@ -785,6 +785,7 @@ NB_MODULE(_native, m) {
         .def(nb::new_(&open_pass), nb::arg("context"), nb::arg("n_seq"), nb::arg("layers"),
              nb::arg("n_stored"), nb::arg("in_graph"), nb::arg("n_branches") = 1,
              nb::arg("n_returned") = 0, nb::arg("threads").none() = nb::none())
+        .def("draw_alike", &target_pass::draw_alike)
         .def_prop_ro("can_keep", &target_pass::can_keep)
         .def("keep", &target_pass::keep, nb::arg("seq"), nb::arg("n_kept"),
              nb::call_guard<nb::gil_scoped_release>())

@@ -252,10 +252,7 @@ def _no_config(repo: str, listed: list[str]) -> str:
 
 
 def _cached(
-    repo: str,
-    revision: str | None,
-    check: Callable[[Path], object] | None,
-    error: Exception,
+    repo: str, revision: str | None, check: Callable[[Path], object] | None, error: Exception
 ) -> Path:
     """The client's folder of an earlier download. Raises InputError unless it is complete."""
     import huggingface_hub as hub

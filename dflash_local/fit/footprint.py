@@ -21,7 +21,13 @@ from dflash_local.fit.options import (
 )
 from dflash_local.fit.overrides import EXPERTS, device_of
 from dflash_local.gguf.adapter import open_adapter
-from dflash_local.gguf.drafter_spec import AnySpec, HeadLayerSpec, HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import (
+    AnySpec,
+    AssistantSpec,
+    HeadLayerSpec,
+    HeadsSpec,
+    ModelSpec,
+)
 from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
 if TYPE_CHECKING:
@@ -148,10 +154,11 @@ class Footprint:
         self._read_shape()
         self.taps = len(spec.target_layers) if spec else 0
         self._own: Footprint | None = None
-        """Of a drafter that is a language model, in a context of its own."""
+        """Of a drafter that is a language model, or an assistant, in a context of its own."""
         self._has_heads = isinstance(spec, HeadsSpec)
-        if drafter is not None and isinstance(spec, ModelSpec):
-            own = options.for_drafter(is_recurrent=spec.is_recurrent)
+        if drafter is not None and isinstance(spec, (ModelSpec, AssistantSpec)):
+            doubled = isinstance(spec, ModelSpec) and spec.is_recurrent
+            own = options.for_drafter(is_recurrent=doubled)
             self._own = Footprint(drafter, None, None, own)
         self._read_drafter(drafter, spec)
 
@@ -206,7 +213,7 @@ class Footprint:
             self.looked_up = embeddings.n_bytes if embeddings and not self.head_copy else 0
         if self._own:
             self.drafter_weights = self._own.weights + self._own.head_copy
-        if isinstance(spec, (ModelSpec, HeadsSpec)):
+        if isinstance(spec, (ModelSpec, HeadsSpec, AssistantSpec)):
             return
         width = spec.n_head_kv * spec.head_dim
         self.drafter_weights = sum(tensor.n_bytes for tensor in drafter.tensors.values())

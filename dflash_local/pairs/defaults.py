@@ -27,12 +27,7 @@ _SAMPLING_KEYS = {
 }
 """What a model's file may say, by llama.cpp's names, and the options of that meaning."""
 
-CHAT_SAMPLING: Mapping[str, float] = {
-    "temperature": 0.8,
-    "top_k": 40,
-    "top_p": 0.95,
-    "min_p": 0.05,
-}
+CHAT_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """Of chats where neither a request nor the model says: llama.cpp's own. Greedy, a small model fills
 a screen with one sentence. OpenAI's defaults (temperature 1, top_p 1) draw from the whole
 vocabulary: from a small quantised model a misplaced token every few sentences."""

@@ -41,14 +41,7 @@ from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
 from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf, save_plain
 from dflash_local.tune.state import first_line, read_state, state_told, write_state
 from dflash_local.tune.texts import Form, Texts, drawn, general, read_texts
-from dflash_local.tune.training import (
-    CPU_ANCHORS,
-    N_ANCHORS,
-    RATE,
-    WARM_UP,
-    Trainer,
-    is_trained,
-)
+from dflash_local.tune.training import CPU_ANCHORS, N_ANCHORS, RATE, WARM_UP, Trainer, is_trained
 from dflash_local.tune.weights import dequantize, read_torch_drafter
 
 Say = Callable[[str], None]
@@ -250,7 +243,7 @@ class Run:
         held = self._held_answers(cases["watch"])
         if self._plan.by_turns:
             self._unload()
-        trainer = self._open_trainer(held)
+        trainer = self._open_trainer()
         if state:
             self._resume(trainer, state)
         self._train(trainer, held, texts)
@@ -395,7 +388,7 @@ class Run:
     def _time_told(self) -> str:
         return f"{self._options.minutes:g} minutes of training"
 
-    def _open_trainer(self, held: Sequence[Answer]) -> Trainer:
+    def _open_trainer(self) -> Trainer:
         options, low_rank = self._options, self._plan.low_rank
         drafter = read_torch_drafter(
             options.draft,

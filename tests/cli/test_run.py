@@ -422,3 +422,4 @@ def test_a_model_of_ollama_is_shown_by_its_name_there(tmp_path: Path) -> None:
     done = run_here("show", "own:8b", "--json", environment={"OLLAMA_MODELS": str(tmp_path)})
     shown = json.loads(done.stdout)
     assert shown["takes"] == shown["quantisations"][0]["name"] == "own:8b"
+    assert shown["context"] == 4096  # its own

@@ -84,15 +84,6 @@ def test_a_drafter_of_an_old_fork_is_told_by_name(
         assert str(caught.value).count("\n") == 0
 
 
-def test_an_assistant_of_gemma_4_is_told_by_name(target: GgufFile) -> None:
-    for check in (check_pair, compare_pair):
-        with pytest.raises(
-            FileError, match=r"a Gemma 4 assistant, .* not used here; give"
-        ) as caught:
-            check(target, of_architecture(target, "gemma4-assistant"))
-        assert str(caught.value).count("\n") == 0
-
-
 @pytest.mark.parametrize("kind", ["bert"])
 def test_a_target_that_writes_no_text(target: GgufFile, kind: str) -> None:
     with pytest.raises(FileError, match=f"'{kind}', expected a language model .* serves embedd"):
