@@ -168,7 +168,7 @@ def test_an_end_of_text_at_every_place_of_a_block(target: Target, decider: str, 
 def long_answers(shape: DraftShape, either_file: Path) -> Iterator[Callable[[int], Known]]:
     """By the length of the prompt. The target stores 192 rows, fewer than there are tokens."""
     with exact_target(shape, either_file, n_ctx=1024, n_batch=64) as target:
-        assert target.n_stored == 192
+        assert target.native.n_stored == 192
         source = "\n".join(tiny_coder.prompts()["code"] + tiny_coder.prompts()["chat"])
         tokens = target.vocabulary.tokenize(source)
 
