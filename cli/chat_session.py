@@ -14,7 +14,7 @@ from urllib.request import url2pathname
 
 # Imported only with a conversation: prompt_toolkit takes longer than all the rest.
 from dflash_local.chat.pictures import NO_PROJECTOR
-from dflash_local.errors import DflashError, InputError
+from dflash_local.errors import ContextFullError, DflashError, InputError
 from dflash_local.pair import open_pair
 from dflash_local.target_model.images import n_cells
 from dflash_local.target_model.pixels import data_uri, image_file
@@ -181,7 +181,8 @@ class ChatSession:
             )
             result = write_answer(model, ask, n_prompt, self._say, is_chat=True, ends_line=True)
         except InputError as error:
-            self._say.write(f"error: {in_options(str(error))} /clear starts a new conversation.")
+            hint = "; /clear starts a new conversation" * isinstance(error, ContextFullError)
+            self._say.write(f"error: {in_options(str(error))}{hint}")
             return
         self._pictures = []
         self.messages = [*asked, result.message]
@@ -330,7 +331,7 @@ def without_paths(message: str) -> tuple[str, list[Path]]:
             word = re.sub(r"\\(.)", r"\1", word)
         if word.startswith("file://"):
             word = url2pathname(urlsplit(word).path)
-        path = Path(word).expanduser() if word.startswith("~/") else Path(word)
+        path = Path(os.path.expanduser(word)) if word.startswith("~/") else Path(word)
         is_picture = path.is_absolute() and path.suffix.lower() in _PICTURES
         if not is_picture or not os.path.isfile(path):
             return found[0]
@@ -349,7 +350,7 @@ def _no_command(name: str, rest: str) -> str:
 def _path(name: str, command: str) -> Path:
     if not name:
         raise InputError(f"{command} needs the name of a file: {command} FILE")
-    return Path(name).expanduser()
+    return Path(os.path.expanduser(name))
 
 
 def _read_messages(path: Path) -> list[Message]:

@@ -23,16 +23,22 @@ _ONE_PROMPT = "one prompt is no verdict: `dflash-local bench` measures many, eac
 def compare(
     model: Model, ask: Ask, result: Result, width: int | str | None, say: Speaker
 ) -> dict[str, Any] | None:
-    """Ask again without drafts, and with chains if the drafts were trees. Report both.
+    """Ask again with and without drafts, and with chains if the drafts were trees. Report them.
 
-    The seed is that of `result`, and nothing is reused from its caches. `width` is the draft width
-    that the user asked for. Returns the `--json` object of the comparison, None if Ctrl-C ended it.
+    The seed is that of `result`, and nothing is reused from its caches. Its own speed does not
+    count: it was printed as it came, and the first drafts of a new drafter are there to be judged.
+    `width` is the draft width that the user asked for. Returns the `--json` object of the
+    comparison, None if Ctrl-C ended it.
     """
+    result = _again(model, ask, result)
+    if result.finish_reason == "cancelled":
+        return None
     plain = _again(model, ask, result, draft_width=0)
     if plain.finish_reason == "cancelled":
         return None
     report = _comparison(result, plain)
-    say(_line("plain decoding", "drafting", report))
+    told = _line("plain decoding", "drafting", report)
+    say(f"asked again: {result.stats.tokens_per_second:.1f} tokens/s; {told}")
     report["chain"] = None
     if result.stats.tree_rounds:
         block = model.engine.max_width

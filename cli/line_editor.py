@@ -45,6 +45,7 @@ class LineEditor:
             completer=WordCompleter(list(commands), meta_dict=dict(commands), sentence=True),
             complete_while_typing=False,
             multiline=True,
+            enable_suspend=True,
             key_bindings=_keys(),
             prompt_continuation=lambda width, line, wrapped: "." * (width - 1) + " ",
         )

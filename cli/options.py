@@ -202,11 +202,11 @@ DRAFT = Option(
     callback=_of_its_target,
     metavar="DRAFTER",
     show_default="the name's own, a DFlash file in the folder or repository, or the model's heads",
-    help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter or of a "
-    "small model with the same vocabulary; the word mtp for the heads that the target's own file "
-    "has, which are also used where there is no drafter. Without either, what the text repeats is "
-    "drafted as copies, where that costs nothing; the word copies in its place asks for them also "
-    "where they take memory, the word none for no drafter at all.",
+    help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter, of a small "
+    "model with the same vocabulary, or of an assistant; the word mtp for the heads that the "
+    "target's own file has, which are also used where there is no drafter. Without either, what "
+    "the text repeats is drafted as copies, where that costs nothing; the word copies in its place "
+    "asks for them also where they take memory, the word none for no drafter at all.",
 )
 
 FILES = (TARGET, DRAFT)
@@ -323,10 +323,10 @@ LOADING = (
     Option(
         "--exact",
         is_flag=True,
-        help="Let each answer depend on its own request alone: one request at a time, chains only, "
-        "and earlier prompts are used again in whole batches only. Drafted answers are then plain "
-        "decoding's to the bit on NVIDIA GPUs from Ampere on, and on a CPU with Q8_0 weights and "
-        "--kv-type q8_0.",
+        help="Let each answer depend on its own request alone: chains only, and earlier prompts "
+        "are used again in whole batches only. Drafted answers are then plain decoding's to the "
+        "bit on NVIDIA GPUs from Ampere on, and on a CPU with Q8_0 weights and --kv-type q8_0: "
+        "there several requests may be answered at once.",
     ),
     Option(
         "--override-kv",
@@ -539,7 +539,9 @@ ENDING = (
 
 REPORTING = (
     Option(
-        "--compare", is_flag=True, help="Also decode without drafts, and print how the two compare."
+        "--compare",
+        is_flag=True,
+        help="Answer twice more, with and without drafts, and print how the two compare.",
     ),
     Option(
         "--json",

@@ -124,18 +124,16 @@ def _model(files: Files, name: str, drafter: int) -> dict[str, Any]:
 
     devices = runtime.devices()
     sizes = files.sizes()
-    if files.missing():
-        model = files.remote()
-    else:
-        model = GgufFile.open(files.path())
-        check_model(model, takes=EMBEDDING_ARCHITECTURES)
-    options = LoadOptions(n_ctx=_CONTEXT)
+    model = files.remote() if files.missing() else GgufFile.open(files.path())
+    check_model(model, takes=EMBEDDING_ARCHITECTURES)
+    context = min(_CONTEXT, model.require(f"{model.architecture}.context_length", int))
+    options = LoadOptions(n_ctx=context)
     sizes = sizes or {name: model.n_bytes}
     fitting = which_fit(model, drafter, options, devices, sizes)
     memory = planned_bytes(model, options, devices)
     return {
         "chats": dict(defaults_of(model, None).for_chats),
-        "context": _CONTEXT,
+        "context": context,
         "memory": memory and memory + drafter,
         "drafter_bytes": drafter or None,
         "takes": files.quant() or name,

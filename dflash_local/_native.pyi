@@ -1,5 +1,6 @@
 """The compiled part; see native/module.cpp."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,6 +110,7 @@ class TargetPass:
         n_returned: int = 0,
         threads: ThreadPool | None = None,
     ) -> None: ...
+    def draw_alike(self) -> None: ...
     @property
     def can_keep(self) -> bool: ...
     def keep(self, seq: int, n_kept: int) -> None: ...
@@ -218,7 +220,7 @@ class FusedDrafter:
         self,
         model: int,
         target_pass: TargetPass | None,
-        path: str,
+        path: str | os.PathLike[str],
         spec: DrafterSpec,
         n_seq: int,
         n_ctx: int,

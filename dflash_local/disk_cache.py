@@ -20,13 +20,17 @@ from typing import Any
 ENVIRONMENT = "DFLASH_LOCAL_CACHE"
 
 
-def folder() -> Path:
-    """The cache folder of this user, created if it is missing.
-
-    `DFLASH_LOCAL_CACHE` if it is set, else the platform's folder for caches. Raises OSError.
-    """
+def place() -> Path:
+    """The path of this user's cache folder: `DFLASH_LOCAL_CACHE` if it is set, else in the
+    platform's folder for caches."""
     chosen = os.environ.get(ENVIRONMENT)
-    found = Path(chosen).expanduser() if chosen else _of_platform() / "dflash-local"
+    # Unlike `Path.expanduser`, this leaves the name of a user that there is not as it is.
+    return Path(os.path.expanduser(chosen)) if chosen else _of_platform() / "dflash-local"
+
+
+def folder() -> Path:
+    """The cache folder of this user, created if it is missing. Raises OSError."""
+    found = place()
     found.mkdir(parents=True, exist_ok=True)
     return found
 
@@ -34,7 +38,7 @@ def folder() -> Path:
 def read(kind: str, key: Mapping[str, Any]) -> Any:
     """The value that `write` stored under `key`; None if it is missing or cannot be read."""
     try:
-        with open_own(_place(kind, key)) as file:
+        with open_own(_file(kind, key)) as file:
             return json.loads(file.read())
     except (OSError, ValueError):
         return None
@@ -59,7 +63,7 @@ def open_own(path: Path) -> BufferedReader:
 def write(kind: str, key: Mapping[str, Any], content: Any) -> None:
     """Store `content` as JSON, completely or not at all. `key` names all that it depends on."""
     with contextlib.suppress(OSError):
-        write_json(_place(kind, key), content)
+        write_json(_file(kind, key), content)
 
 
 def write_json(path: Path, content: Any, indent: int | None = None) -> None:
@@ -75,7 +79,7 @@ def write_json(path: Path, content: Any, indent: int | None = None) -> None:
         raise
 
 
-def _place(kind: str, key: Mapping[str, Any]) -> Path:
+def _file(kind: str, key: Mapping[str, Any]) -> Path:
     whole = json.dumps(key, sort_keys=True, default=str).encode()
     return folder() / kind / f"{hashlib.sha256(whole).hexdigest()[:32]}.json"
 

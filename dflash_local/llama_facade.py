@@ -264,7 +264,9 @@ class Llama:
         return {**head, "choices": [choice], "usage": _usage(result)}
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Token ids of UTF-8 text."""
+        """Token ids of UTF-8 text. Raises InputError for what is no bytes."""
+        if not isinstance(text, bytes):
+            raise InputError(f"the text is of type {type(text).__name__}; give bytes")
         given = text.decode("utf-8", "replace")
         return self.model.target.vocabulary.tokenize(given, special=special, add_special=add_bos)
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
 
@@ -166,8 +166,8 @@ class Model:
             n_busy=sum(slot.busy for slot in slots),
             n_waiting=self._worker.n_waiting,
             slots=slots,
-            n_ctx=self.n_ctx,
-            cells_used=self.n_ctx - own.free_cells,
+            n_ctx=self.target.n_ctx_all,
+            cells_used=self.target.n_ctx_all - own.free_cells,
             longest=own.longest,
             requests=requests,
             prompt_tokens=totals.prompt_tokens,
@@ -531,6 +531,9 @@ class Model:
         drafts = f" with {drafter}" if self.drafter and drafter else ""
         state = "" if self.target.is_open else ", closed"
         return f"<Model {self.target.path.name}{drafts}, {self.n_ctx} tokens of context{state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a loaded model cannot be copied or pickled; load it in each process")
 
     def __enter__(self) -> Model:
         return self

@@ -157,6 +157,8 @@ def test_tokens_are_theirs(ours: Llama, theirs: llama_cpp.Llama) -> None:
     ids = theirs.tokenize(b"<|im_end|>", False, True)
     assert ours.detokenize(ids, None, True) == theirs.detokenize(ids, None, True) != b""
     assert (ours.n_ctx(), ours.n_vocab()) == (theirs.n_ctx(), theirs.n_vocab())
+    with pytest.raises(InputError, match="give bytes"):
+        ours.tokenize("text")  # type: ignore[arg-type]
 
 
 def test_grammars_and_schemas(ours: Llama) -> None:

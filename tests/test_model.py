@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -387,6 +389,12 @@ def test_a_grammar_goes_with_texts_in_the_bias(model: Model) -> None:
     options: dict[str, Any] = {"json_schema": {"type": "integer"}, "logit_bias": {"7": 50.0}}
     answer = asyncio.run(model.agenerate("x", **options, max_tokens=2, temperature=0))
     assert answer.text == "77"
+
+
+def test_a_model_is_not_copied_or_sent(model: Model) -> None:
+    for send in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="load it in each process"):
+            send(model)
 
 
 def test_the_hidden_states_that_the_drafter_reads_are_numbers(model: Model) -> None:

@@ -33,11 +33,6 @@ class Dialect:
     """What is always written there, beside the marks. So plain text cannot begin such an answer."""
 
     @property
-    def has_calls(self) -> bool:
-        """Whether it is known how the model calls tools."""
-        return self.form is not None
-
-    @property
     def calls_are_json(self) -> bool:
         """Whether a call is a bare JSON object, which no mark tells from an answer in JSON."""
         return self.form is not None and self.form.is_bare

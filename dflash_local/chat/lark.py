@@ -87,15 +87,11 @@ def reasoning_rules(is_token: IsToken, marks: Marks, gap: str, *, is_open: bool)
     return [*gaps, *rules_up_to(closing, is_token, "thought")]
 
 
-def any_of(names: Sequence[str]) -> str:
-    return " | ".join(names)
-
-
 def either(*grammars: str) -> str:
     """A grammar of the texts of all `grammars`."""
     names = [f"way{i}" for i in range(len(grammars))]
     rules = [f"{name}: %lark {{\n{text}\n}}" for name, text in zip(names, grammars, strict=True)]
-    return "\n".join([f"start: {any_of(names)}", *rules])
+    return "\n".join([f"start: {' | '.join(names)}", *rules])
 
 
 def call_rules(
@@ -113,7 +109,7 @@ def call_rules(
     more = f" ({text(form.between)} call)*" if parallel and form.between else ""
     rules = [
         f"calls: {text(form.head.lstrip())} call{more} {text(form.tail.rstrip())}",
-        f"call: {any_of([f'call{i}' for i in range(len(tools))])}",
+        "call: " + " | ".join(f"call{i}" for i in range(len(tools))),
     ]
     for i, tool in enumerate(tools):
         begin = text(form.begin, tool.name, form.middle)
@@ -165,14 +161,14 @@ def _value_rules(
         quote = text_rule(form.quote or "", is_token)
         listed = [f"{quote} {literal(text)} {quote}" for text in texts]
         plain = [f"loose{kind}" for kind in sorted(kinds)]
-        return [f"{name}: {literal(f'{key}:')} ({any_of(listed or plain)})"]
+        return [f"{name}: {literal(f'{key}:')} ({' | '.join(listed or plain)})"]
     values, closing = form.tags.values, form.tags.closing
     kind = "string" if is_text else min(kinds or ALL_TYPES)
     begin = values.get("", "") or values.get(kind) or values["string"]
     rules = [f"{name}: {text_rule(f'{form.tags.opening}{key}{begin}', is_token)} {name}value"]
     if is_text and not texts:
         return [*rules, *rules_up_to(closing, is_token, f"{name}value", _lengths(schema))]
-    value = any_of([literal(text) for text in texts]) if is_text else f"{name}json"
+    value = " | ".join(map(literal, texts)) if is_text else f"{name}json"
     rules.append(f"{name}value: ({value}) {text_rule(closing, is_token)}")
     return rules if is_text else [*rules, in_json()]
 

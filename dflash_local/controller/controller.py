@@ -328,6 +328,7 @@ class Controller:
         for policy in able:
             policy.drafting, policy.looking, policy.findings = self._on, False, findings
             policy.nearly_off = False
+            policy.most_nodes = self._most_nodes(findings, len(able)) if self._on else None
         self._idle, self._looking = 0, False
         if self._on:
             if now - self._plain_at > _LATEST:
@@ -338,6 +339,12 @@ class Controller:
         wait = self._off_until - now if is_off else self._look(able)
         self._looking = wait == 0
         self._idle, self._replan_at = max(wait - 1, 0), 0
+
+    def _most_nodes(self, findings: Findings | None, n_drafting: int) -> int:
+        """The most nodes of a tree that may pay soon: twice the usual ones, or a chain's. Growing
+        and rating one of 63 nodes took SmolLM2-135M on an H200 a tenth of each round."""
+        usual = findings.drafts // n_drafting if findings else 0
+        return 1 + 2 * max(usual, self._n_draft)
 
     def _best(self, able: Sequence[Policy]) -> Findings:
         """The best that drafting can do, in each shape and length that is open: in the last ones,

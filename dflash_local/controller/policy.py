@@ -80,6 +80,8 @@ class Policy:
         self.drafting = False
         self.looking = False
         """Drafts this round only, to see whether it pays."""
+        self.most_nodes: int | None = None
+        """Of a tree, by the last plan; None: all."""
         self.has_drafter = True
         self.off = False
         """For good: no draft will be asked for again, so the drafter needs no more of the text."""
@@ -95,6 +97,14 @@ class Policy:
     def take(self, name: ShapeName) -> None:
         """Draft in that shape from now on, if the request allows it."""
         self.shape = self.shapes.get(name, self.shape)
+
+    @property
+    def n_nodes(self) -> int:
+        """The most nodes of its next draft."""
+        n = self.shape.n_nodes
+        return (
+            n if self.most_nodes is None or self.shape.name == "chain" else min(n, self.most_nodes)
+        )
 
     def rate(self, candidates: Candidates) -> Candidates:
         """The candidates of a draft with the estimated chance of each."""

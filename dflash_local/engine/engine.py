@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.policy import Policy
@@ -200,16 +201,26 @@ class Engine:
             return [self._chain]
         return [self._tree] if wanted == "tree" else [self._chain, self._tree]
 
-    def _take(self, request: Request, text: list[int], policy: Policy | None) -> Slot:
+    def is_at_hand(self, request: Request, text: list[int]) -> bool:
+        """Whether a sequence with this text can begin without waiting for a prefix on disk. If not,
+        a thread reads it: ask again."""
+        return self.prefix_cache.is_at_hand(**self._reuse(request, text))
+
+    def _reuse(self, request: Request, text: list[int]) -> dict[str, Any]:
+        """What of a text may come from where, as arguments of `PrefixCache.take`."""
+        controller = self.controller if request.draft_width == "auto" else None
         # If drafting does not pay, a prompt is not decoded again only to try it once more.
-        may_draft = self.controller is None or policy is None or self.controller.may_draft
-        slot, n_cached = self.prefix_cache.take(
-            text if request.cache_prompt else text[:1],
-            for_drafts=request.drafts and may_draft,
-            unless_gave_up=policy is not None,
-            owner=self._cache_owner(request),
-            preferred=request.id_slot,
-        )
+        may_draft = controller is None or controller.may_draft
+        return {
+            "prompt": text if request.cache_prompt else text[:1],
+            "for_drafts": request.drafts and may_draft,
+            "unless_gave_up": controller is not None,
+            "owner": self._cache_owner(request),
+            "preferred": request.id_slot,
+        }
+
+    def _take(self, request: Request, text: list[int], policy: Policy | None) -> Slot:
+        slot, n_cached = self.prefix_cache.take(**self._reuse(request, text))
         drafter = self.slots.drafter
         if policy is not None and drafter is not None:
             policy.off = policy.off or drafter.length(slot.seq) < n_cached
@@ -261,7 +272,7 @@ class Engine:
         self.prefix_cache.give_back(sequence.slot, gave_up=gave_up)
         if self.exact:
             # Rows of answers are computed in passes of other widths than those of a prompt.
-            n = len(sequence.request.prompt)
+            n = min(len(sequence.request.prompt), sequence.slot.n_read)
             n = min(n, sequence.n_kept) if sequence.n_left_out else n
             self.slots.roll_back(sequence.slot, n, for_drafts=False)
 
@@ -279,10 +290,11 @@ class Engine:
         """Whether there are enough cells for the next token of each sequence.
 
         Each needs the rest of its prompt, or a cell for its anchor. Empties free slots if needed.
+        A sequence with cells of its own takes none from others.
         """
         n = sum(sequence.n_cells_left or 1 for sequence in sequences)
         self.prefix_cache.make_room(n)
-        return self.slots.free_cells >= n
+        return self.slots.free_cells >= n or self.target.options.has_streams
 
     def step(self, sequences: list[Sequence]) -> None:
         """One chunk of the prompts that are not yet decoded, then one round of the others.

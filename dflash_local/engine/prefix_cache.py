@@ -68,18 +68,10 @@ class PrefixCache:
         if all(slot.busy for slot in self._slots):
             raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
         self._slots.try_drafter_again()
-        for_drafts = for_drafts and self._slots.drafter is not None
-        wanted = Wanted(list(prompt), for_drafts, unless_gave_up, owner)
-        # A slot that is busy can only be copied from. The others are cut, or go on as they are.
-        usable = [
-            self._slots.reach(slot, self._n_usable(slot, wanted), copied=slot.busy)
-            for slot in self._slots
-        ]
-        holders = [self._holder(slot, n) for slot, n in zip(self._slots, usable, strict=True)]
-        found, stored = self._find(wanted), None
-        if found:
-            stored = n_cells(prompt[: found.n_usable]), found.prefix.n_cells
-        choice = choose(holders, stored, preferred)
+        wanted = self._wanted(prompt, for_drafts, unless_gave_up, owner)
+        usable, holders = self._in_slots(wanted)
+        found = self._find(wanted)
+        choice = choose(holders, _cells_of(found, wanted), preferred)
         entry = None
         if choice.source is None and found:
             entry = self.store.fetch(found)
@@ -105,7 +97,26 @@ class PrefixCache:
         slot.busy = True
         slot.gave_up = False
         slot.owner = owner
+        slot.n_read = len(slot.cached)
         return slot, len(slot.cached)
+
+    def is_at_hand(
+        self,
+        prompt: Sequence[int],
+        *,
+        for_drafts: bool,
+        unless_gave_up: bool = False,
+        owner: str = "",
+        preferred: int | None = None,
+    ) -> bool:
+        """Whether `take`, with the same arguments, need not wait for the disk. If it must, a thread
+        begins to read."""
+        wanted = self._wanted(prompt, for_drafts, unless_gave_up, owner)
+        found = self._find(wanted)
+        if found is None or not found.is_on_disk:
+            return True
+        choice = choose(self._in_slots(wanted)[1], _cells_of(found, wanted), preferred)
+        return choice.source is not None or self.store.is_at_hand(found)
 
     def catch_up(self, slot: Slot, prompt: Sequence[int], *, for_drafts: bool) -> int:
         """Let a slot in the middle of a prompt take over the part that another slot has decoded.
@@ -208,6 +219,21 @@ class PrefixCache:
 
     # What slots and the store have of a prompt
 
+    def _wanted(
+        self, prompt: Sequence[int], for_drafts: bool, unless_gave_up: bool, owner: str
+    ) -> Wanted:
+        for_drafts = for_drafts and self._slots.drafter is not None
+        return Wanted(list(prompt), for_drafts, unless_gave_up, owner)
+
+    def _in_slots(self, wanted: Wanted) -> tuple[list[int], list[Holder]]:
+        """The number of a prompt's tokens that can be had from each slot, and the slots' content.
+        One that is busy can only be copied from. The others are cut, or go on as they are."""
+        usable = [
+            self._slots.reach(slot, self._n_usable(slot, wanted), copied=slot.busy)
+            for slot in self._slots
+        ]
+        return usable, [self._holder(slot, n) for slot, n in zip(self._slots, usable, strict=True)]
+
     def _n_usable(self, slot: Slot, wanted: Wanted) -> int:
         """The number of a prompt's tokens in a slot, with those that the drafter can still get."""
         drafter = self._slots.drafter
@@ -303,3 +329,8 @@ class PrefixCache:
     def _saving_drafter(self) -> Drafter | None:
         drafter = self._slots.drafter
         return drafter if drafter and drafter.saves_rows else None
+
+
+def _cells_of(found: Found | None, wanted: Wanted) -> tuple[int, int] | None:
+    """The cells of a stored sequence that the prompt can use, and all of them."""
+    return found and (n_cells(wanted.prompt[: found.n_usable]), found.prefix.n_cells)

@@ -224,10 +224,10 @@ class LoadOptions(ContextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("n_ctx", self.n_ctx, 16, MAX_CONTEXT)
+        check_whole("n_ctx", self.n_ctx, 16 * (self.n_seq if self.exact else 1), MAX_CONTEXT)
         check_whole("n_gpu_layers", self.n_gpu_layers, -1, None)
         check_whole("n_cpu_moe", self.n_cpu_moe, 0, None)
-        check_whole("n_seq", self.n_seq, 1, MAX_IDS)
+        check_whole("n_seq", self.n_seq, 1, MAX_OUTPUT_ROWS if self.exact else MAX_IDS)
         check_whole("n_batch", self.n_batch, 1, 65536)
         check_whole("draft_window", self.draft_window, 0, MAX_CONTEXT)
         if (
@@ -240,10 +240,6 @@ class LoadOptions(ContextOptions):
             )
         if self.draft_shape is not None:
             check_one_of("draft_shape", self.draft_shape, SHAPES)
-        if self.exact and self.n_seq > 1:
-            raise InputError(
-                f"exact answers are computed one at a time, and n_seq is {self.n_seq}; give n_seq=1"
-            )
         if self.exact and self.draft_shape not in (None, "chain"):
             raise InputError(
                 f"trees round differently than plain decoding, and draft_shape is "

@@ -7,6 +7,7 @@ if another one begins with it and is as good.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -45,6 +46,8 @@ class PrefixStore:
         self._leaving: list[SavedSequence] = []  # to be written, in this order
         self._lock = threading.Lock()  # of `_leaving` and `_writer`
         self._writer: threading.Thread | None = None
+        self._reader = ThreadPoolExecutor(1, "prefix-reader")
+        self._ahead: tuple[Prefix, Future[SavedSequence | None]] | None = None
 
     @property
     def spills(self) -> bool:
@@ -75,12 +78,27 @@ class PrefixStore:
         on_disk = self._files.prefixes() if self._files else []
         return [*self._entries, *self._leaving, *on_disk]
 
+    def is_at_hand(self, found: Found) -> bool:
+        """Whether `fetch` need not wait for the disk. If it must, a thread begins to read, once."""
+        prefix = found.prefix
+        if self._files is None or not isinstance(prefix, StoredPrefix):
+            return True
+        if self._ahead is None or self._ahead[0] is not prefix:
+            self._ahead = prefix, self._reader.submit(self._files.read, prefix)
+        return self._ahead[1].done()
+
+    def forget_ahead(self) -> None:
+        """Nobody waits any more for what `is_at_hand` began to read."""
+        self._ahead = None
+
     def fetch(self, found: Found) -> SavedSequence | None:
         """The found sequence, with its content. It then counts as the last used. None if the file
         turns out to be damaged or gone."""
         prefix = found.prefix
         if isinstance(prefix, StoredPrefix):
-            return self._files.read(prefix) if self._files else None
+            self.is_at_hand(found)
+            ahead, self._ahead = self._ahead, None
+            return ahead[1].result() if ahead else None
         assert isinstance(prefix, SavedSequence)
         self._touch(prefix)
         return prefix
@@ -183,4 +201,5 @@ class PrefixStore:
             for entry in reversed(kept):
                 self._spill(entry, wait=True)
         self._wait()
+        self._reader.shutdown()
         self._replace([])

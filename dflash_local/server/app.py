@@ -7,6 +7,7 @@ import time
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_local.server import metrics, model_list, page
 from dflash_local.server.answering.request_check import RequestCheck
@@ -95,9 +96,7 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     def description() -> JSONResponse:  # takes hundreds of milliseconds at first: on no event loop
         return JSONResponse(app.openapi())
 
-    app.add_api_route(
-        "/openapi.json", description, methods=["GET", "HEAD"], include_in_schema=False
-    )
+    app.add_api_route("/openapi.json", description, include_in_schema=False)
     app.state.settings = settings
     for router in ROUTERS:
         if router is page.router and not settings.page:
@@ -111,6 +110,7 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
 def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
     """Put the checks around the routes. The last one is outermost: requests meet it first. All of
     them are for HTTP; the server has neither websockets nor a lifespan."""
+    app.add_middleware(HeadAsGet)
     # Ollama reads no content type, and its clients send none, or what curl sends by default.
     app.add_middleware(BodyCheck, settings=settings, untyped=ollama_errors.PATH)
     app.add_middleware(KeyCheck, settings=settings, open_paths=HEALTH_PATHS | page.PATHS)
@@ -131,3 +131,15 @@ def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
     app.add_middleware(ErrorHandling)
     app.add_middleware(SafeHeaders)
     app.add_middleware(AccessLog, on_end=app.state.metrics.count_request)
+
+
+class HeadAsGet:
+    """Middleware that answers HEAD as GET; uvicorn leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)

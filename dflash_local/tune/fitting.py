@@ -131,7 +131,7 @@ def tune(
     others. Raises InputError for files that cannot be read, written or do not fit, and as `load`;
     then everything is as it was. `kind`: another kind of run than one that begins with a drafter.
     """
-    if options.output.exists():
+    if os.path.lexists(options.output):  # a link to nowhere is in the way, too
         raise InputError(f"{options.output}: exists already; choose another folder with -o")
     _texts(options, ("continue",))  # what is wrong is told at once
     general(("continue",))
@@ -243,7 +243,7 @@ class Run:
         held = self._held_answers(cases["watch"])
         if self._plan.by_turns:
             self._unload()
-        trainer = self._open_trainer(held)
+        trainer = self._open_trainer()
         if state:
             self._resume(trainer, state)
         self._train(trainer, held, texts)
@@ -388,7 +388,7 @@ class Run:
     def _time_told(self) -> str:
         return f"{self._options.minutes:g} minutes of training"
 
-    def _open_trainer(self, held: Sequence[Answer]) -> Trainer:
+    def _open_trainer(self) -> Trainer:
         options, low_rank = self._options, self._plan.low_rank
         drafter = read_torch_drafter(
             options.draft,
@@ -629,11 +629,17 @@ class Run:
         (self._part / "README.md").write_text(card.markdown(), encoding="utf-8")
         text = json.dumps(card.as_dict(), indent=1)
         (self._part / "tune.json").write_text(text + "\n", encoding="utf-8")
-        for name in (_STATE, _SETTINGS):
-            (self._part / name).unlink(missing_ok=True)
-        os.rename(self._part, self._options.output)
+        options = self._options
+        try:
+            os.rename(self._part, options.output)
+        except OSError as error:
+            raise InputError(
+                f"{options.output}: cannot be written: {error.strerror}; once nothing is there, "
+                "the same command goes on"
+            ) from None
+        for name in (_STATE, _SETTINGS):  # not before, or nothing could go on
+            (options.output / name).unlink(missing_ok=True)
         if card.is_default:
-            options = self._options
             source = options.source or str(options.draft.resolve())
             tuned.make_default(options.target, card.after, source)
 

@@ -327,10 +327,10 @@ class NewRun(Run):
         if free is not None and not self._plan.by_turns:
             self._write_beside(free, state.get("n_asked", 0))
 
-    def _open_trainer(self, held: Sequence[Answer]) -> Trainer:
-        trainer = super()._open_trainer(held)
-        trainer.scale_taps(held, keep_products=self._options.begin is not None)
-        return trainer
+    def _train(self, trainer: Trainer, held: list[Answer], texts: Texts) -> None:
+        if not trainer.history:  # a run that goes on has the scale in its state
+            trainer.scale_taps(held, keep_products=self._options.begin is not None)
+        super()._train(trainer, held, texts)
 
     def _write_beside(self, free: int, n_asked: int) -> None:
         """Begin the process that writes, if the GPU has room for it beside the trainer."""

@@ -177,6 +177,7 @@ class Worker:
         for job in [job for job in self._waiting if job.is_done_waiting()]:
             self._waiting.remove(job)
             self._end(job)
+            self._engine.prefix_cache.store.forget_ahead()  # it may have been for this one
 
     def _refuse_overdue(self) -> None:
         """Remove jobs that have waited too long. Those for which a slot was free have begun."""
@@ -191,15 +192,24 @@ class Worker:
         if not self._waiting or len(self._running) == self._n_slots:
             return
         n_ctx = self._engine.target.n_ctx
-        free = n_ctx - sum(job.cells(n_ctx) for job in self._running)
+        free = self._engine.target.n_ctx_all - sum(job.cells(n_ctx) for job in self._running)
         tickets = [job.ticket for job in self._waiting]
         n = scheduler.n_to_begin(tickets, len(self._running), self._n_slots, free)
         for _ in range(n):
+            if self._running and not self._is_ready(self._waiting[0]):
+                return
             job = self._waiting.popleft()
             try:
                 self._begin(job)
             except BaseException as error:
                 self._end(job, error)
+
+    def _is_ready(self, job: Job) -> bool:
+        """Whether a job begins without waiting for the disk, which would keep the running ones."""
+        if not isinstance(job, Generation):
+            return True
+        text = job.sequence.text if job.sequence else job.wanted.request.prompt
+        return self._engine.is_at_hand(job.wanted.request, text)
 
     def _begin(self, job: Job) -> None:
         if isinstance(job, Generation):

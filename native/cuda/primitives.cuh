@@ -26,6 +26,7 @@ DEVICE int block_y() { return blockIdx.y; }
 DEVICE int block_z() { return blockIdx.z; }
 DEVICE int grid_x() { return gridDim.x; }
 DEVICE int grid_y() { return gridDim.y; }
+DEVICE int grid_z() { return gridDim.z; }
 
 DEVICE u8 * shared_memory() {
     extern __shared__ __align__(16) u8 memory[];
@@ -85,7 +86,11 @@ DEVICE float float_of_half(u32 half) {
 // Products are added with one rounding, and only where it is written so (the text is compiled without contraction):
 // else kernels of other widths could round differently.
 DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE float exp_of(float x) { return expf(x); }
+DEVICE int rounded(float x) { return __float2int_rn(x); }
+// c plus the products of four signed bytes each.
+DEVICE int dot_bytes(u32 a, u32 b, int c) { return __dp4a((int) a, (int) b, c); }
 // Zero for minus infinity, one for zero.
 DEVICE float exp2_of(float x) {
     float y;
@@ -97,6 +102,7 @@ DEVICE float tanh_of(float x) { return tanhf(x); }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 DEVICE void sync_threads() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
 
 // c += a * b, a [16, 16] and b [16, 8] halves, c [16, 8] f32. With g = lane / 4 and t = lane % 4 a lane has
 // a: (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..);  b: (2t.., g), (2t + 8.., g);
@@ -114,6 +120,15 @@ DEVICE void multiply_short_tile(float c[4], float a0, float a1, float a2, float 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(bits_of_float(a0)), "r"(bits_of_float(a1)), "r"(bits_of_float(a2)), "r"(bits_of_float(a3)),
           "r"(bits_of_float(b0)), "r"(bits_of_float(b1)));
+}
+
+// Four tiles of [8, 8] halves in shared memory; lane i has the address of row i % 8 of tile i / 8. Of tile n a lane gets
+// columns 2t and 2t + 1 of row g in r[n].
+DEVICE void load_tiles(u32 r[4], const void * row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((u32) __cvta_generic_to_shared(row))
+                 : "memory");
 }
 
 // Four tiles of [8, 8] halves in shared memory, transposed; lane i has the address of row i % 8 of tile i / 8. Of tile n
@@ -142,6 +157,46 @@ DEVICE void copy_float_async(void * shared, const void * global) {
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
+#ifndef BULK
+#define BULK 1
+#endif
+#if __CUDA_ARCH__ >= 900 && BULK
+// Copies of whole rows, n bytes, a multiple of 16, by hardware of their own. Who waits for them waits at an `arrival`,
+// whose turns end when n threads have said how many bytes they expect, and these have come.
+constexpr bool COPIES_ROWS = true;
+using arrival = u64;
+DEVICE void set_up(arrival * a, int n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"((u32) __cvta_generic_to_shared(a)), "r"(n) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+DEVICE void expect(arrival * a, int n) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"((u32) __cvta_generic_to_shared(a)), "r"(n)
+                 : "memory");
+}
+DEVICE void copy_row(void * shared, const void * global, int n, arrival * a) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     (u32) __cvta_generic_to_shared(shared)),
+                 "l"(global), "r"(n), "r"((u32) __cvta_generic_to_shared(a))
+                 : "memory");
+}
+DEVICE void wait(arrival * a, int turn) {
+    u32 has_come = 0;
+    while (!has_come) {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(has_come)
+                     : "r"((u32) __cvta_generic_to_shared(a)), "r"(turn % 2)
+                     : "memory");
+    }
+}
+#else
+constexpr bool COPIES_ROWS = false;
+using arrival = u64;
+DEVICE void set_up(arrival *, int) {}
+DEVICE void expect(arrival *, int) {}
+DEVICE void copy_row(void *, const void *, int, arrival *) {}
+DEVICE void wait(arrival *, int) {}
+#endif
+
 // Programmatic dependent launch: the next kernel of the stream may begin; the one before has ended.
 DEVICE void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
@@ -166,6 +221,11 @@ DEVICE words4 load_weights(const u8 * at) {
 DEVICE floats4 load_input(const float * at) {
     const float4 x = *(const float4 *) at;
     return {x.x, x.y, x.z, x.w};
+}
+
+DEVICE floats2 load_two(const float * at) {
+    const float2 x = *(const float2 *) at;
+    return {x.x, x.y};
 }
 
 DEVICE void store_output(float * at, floats4 x) { *(float4 *) at = make_float4(x.x, x.y, x.z, x.w); }

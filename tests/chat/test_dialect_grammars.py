@@ -127,7 +127,7 @@ VALID = [
 def test_a_call_is_let_through_and_read(forced: Forced, dialect: Dialect, text: str) -> None:
     assert forced.accepts(dialect, text)
     parser = dialect.parser(TOOLS)
-    kinds = [type(event) for event in joined(parser.feed(text) + parser.finish())]
+    kinds = [type(event) for event in joined(parser.feed(text, is_last=True))]
     assert kinds[-2:] == [ToolCallStart, ToolCallArguments]
 
 
@@ -246,7 +246,7 @@ def test_the_schema_binds_the_content(
     found, n = n_accepted(model, grammar, before + BAD)
     assert found < n
     parser = dialect.parser((), thinking_open=thinking_open)
-    events = parser.feed(before + GOOD) + parser.finish()
+    events = parser.feed(before + GOOD, is_last=True)
     assert "".join(e.text for e in events if isinstance(e, Content)) == GOOD
     thought = "Hm" in "".join(e.text for e in events if isinstance(e, Reasoning))
     assert thought == ("Hm" in before)

@@ -55,7 +55,7 @@ THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 def read(dialect: Dialect, pieces: list[str], *, thinking_open: bool = False) -> list[Event]:
     parser = dialect.parser(TOOLS, thinking_open=thinking_open)
     events = [event for piece in pieces for event in parser.feed(piece)]
-    return numbered(joined(events + parser.finish()))
+    return numbered(joined(events + parser.feed("", is_last=True)))
 
 
 def numbered(events: list[Event]) -> list[Event]:
@@ -361,7 +361,7 @@ def test_without_tools_nothing_is_a_call() -> None:
         (LLAMA, '{"name": "now"}'),
     ):
         parser = dialect.parser([])
-        assert joined(parser.feed(text) + parser.finish()) == [Content(text)]
+        assert joined(parser.feed(text, is_last=True)) == [Content(text)]
 
 
 def test_deep_and_long_calls_are_text_or_calls_and_no_error() -> None:

@@ -134,7 +134,7 @@ def test_what_a_dialect_reads_goes_back_into_its_history() -> None:
     whole = qwen.render(CALLED)
     answer = whole[len(prompt) : whole.index("<|im_end|>", len(prompt))]
     parser = dialect_of(chat_models.template("qwen3")).parser([Tool("get_weather")])
-    read = joined(parser.feed(answer) + parser.finish())
+    read = joined(parser.feed(answer, is_last=True))
     ids = [event.id for event in read if isinstance(event, ToolCallStart)]
     assert read == [
         Reasoning("Hm."),

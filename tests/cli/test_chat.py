@@ -525,6 +525,10 @@ def test_a_slash_and_a_word_is_a_command_or_an_error(
     assert "did you mean temp?" in terminal.ask("/set tmp 1")
     assert "not a number" in terminal.ask("/set top_p 7")
     assert "as usual" in terminal.ask("/set temp default")
+    terminal.ask("/set draft-width 500")
+    refused = terminal.ask("hello")
+    assert "--draft-width is 500" in refused and "/clear" not in refused
+    terminal.ask("/set draft-width default")
     assert terminal.answers() == "", "none of that went to the model"
     terminal.ask("//etc is a folder")
     terminal.ask(f"/save {tmp_path / 'saved.json'}")

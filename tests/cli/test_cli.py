@@ -130,6 +130,22 @@ def test_what_answers_at_once_imports_no_large_package(
     assert imported & LARGE == needs
 
 
+def test_ctrl_c_while_it_starts_is_no_traceback() -> None:
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'dflash_local.cli.serve': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "(command,) = __import__('importlib.metadata').metadata.entry_points(\n"
+        "    group='console_scripts', name='dflash-local'\n"
+        ")\n"
+        "command.load()()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_version_names_the_build_and_the_backends() -> None:
     done = run_here("--version")
     lines = done.stdout.splitlines()

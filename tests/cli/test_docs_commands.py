@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -60,6 +61,23 @@ def test_each_command_of_a_page_is_understood(page: Path, monkeypatch: pytest.Mo
             command.make_context(name, values, parent=context)
         except click.ClickException as error:
             raise AssertionError(f"{page.name}: {NAME} {shlex.join(given)}: {error}") from None
+
+
+def test_each_request_of_a_page_says_that_it_is_json() -> None:
+    """The server refuses others, except for Ollama's."""
+    found = [call for page in PAGES for call in curls(page.read_text(encoding="utf-8"))]
+    assert len(found) > 2
+    for call in found:
+        if "-d" in call and not any("/api/" in word for word in call):
+            assert "Content-Type: application/json" in call
+            json.loads(call[call.index("-d") + 1])
+
+
+def curls(text: str) -> Iterator[list[str]]:
+    """The words of each call of curl in a block of shell commands."""
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        if block.startswith("curl "):
+            yield shlex.split(block)
 
 
 def test_options_that_are_said_to_be_llama_server_s_are_here() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import gguf_files
 import hub_stand_in
 import shipped_drafter
 from command_line import COMMAND, refused, run_here
@@ -394,6 +395,17 @@ def test_bytes_that_are_not_the_hubs_are_not_kept(empty: User) -> None:
     assert not [path for path in empty.cache.rglob("*.gguf")]
 
 
+def test_what_is_on_the_hub_is_checked_before_it_is_planned(empty: User, tmp_path: Path) -> None:
+    odd: dict[str, gguf_files.Value | None] = {
+        "qwen3.attention.key_length": (["a"], gguf_files.ARRAY, gguf_files.STRING)
+    }
+    file = gguf_files.changed(TARGET, tmp_path / "odd.gguf", keys=odd)
+    empty.hub.add("lab/Odd-GGUF", {"odd-Q8_0.gguf": file.read_bytes()})
+    assert "key_length' is array of string, expected" in empty.refused("show", "lab/Odd-GGUF")
+    empty.hub.add("lab/Drafter-GGUF", {"drafter-Q8_0.gguf": DRAFTER.read_bytes()})
+    assert "a DFlash drafter" in empty.refused("show", "lab/Drafter-GGUF")
+
+
 def test_what_is_not_known_without_a_network_is_no_success(empty: User) -> None:
     done = empty.run("show", NAME, HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 1 and "tiny" in done.stdout.lower()
@@ -410,3 +422,4 @@ def test_a_model_of_ollama_is_shown_by_its_name_there(tmp_path: Path) -> None:
     done = run_here("show", "own:8b", "--json", environment={"OLLAMA_MODELS": str(tmp_path)})
     shown = json.loads(done.stdout)
     assert shown["takes"] == shown["quantisations"][0]["name"] == "own:8b"
+    assert shown["context"] == 4096  # its own

@@ -114,6 +114,23 @@ def test_a_time_to_calibrate_that_is_none(files: list[str]) -> None:
     assert "DFLASH_LOCAL_CALIBRATION_S is '0'; expected seconds above 0" in line
 
 
+@pytest.mark.parametrize(
+    "typed", [["--target", TARGET, "--draft", DRAFTER], ["--model", f"pair={TARGET},{DRAFTER}"]]
+)
+def test_what_is_typed_takes_the_place_of_the_settings_one_model_or_several(
+    tmp_path: Path, typed: list[str]
+) -> None:
+    line = refused(
+        *("--port", "0", *typed),
+        DFLASH_LOCAL_CALIBRATION_S="0",
+        DFLASH_LOCAL_MODEL=f"other={TARGET}",
+        DFLASH_LOCAL_ALIAS="settled",
+        DFLASH_LOCAL_EMBEDDING_MODEL="" if typed[0] == "--target" else "gone.gguf",
+        DFLASH_LOCAL_CHAT_TEMPLATE="chatml",
+    )
+    assert "DFLASH_LOCAL_CALIBRATION_S is '0'" in line
+
+
 def test_a_folder_that_cannot_be_made() -> None:
     folder = f"{TARGET}/none"
     done = command_line.run_here("serve", "--port", "0", "-m", TARGET, "--cache-dir", folder)

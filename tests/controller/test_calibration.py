@@ -218,6 +218,21 @@ def test_a_load_on_a_busy_machine_says_so(
     assert sum("busy with other work" in line for line in said) == 1
 
 
+def test_a_cache_that_cannot_be_written_is_told(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each load would say that it measures once."""
+    file = tmp_path / "no-folder"
+    file.touch()
+    monkeypatch.setenv(ENVIRONMENT, "0.05")
+    for cache, n in ((file, 1), (tmp_path / "folder", 0)):
+        monkeypatch.setenv("DFLASH_LOCAL_CACHE", str(cache))
+        said: list[str] = []
+        load(*pair, n_ctx=256, n_threads=1, say=said.append).close()
+        told = [line for line in said if "DFLASH_LOCAL_CACHE" in line]
+        assert len(told) == n and all(str(file) in line for line in told)
+
+
 def test_a_slow_machine_takes_few_points(
     own_cache: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +288,15 @@ def test_a_small_context(n_ctx: int) -> None:
         assert costs.step_s(1, 0) > 0
         target.decode([5], [0], [0], [True])
         assert np.isfinite(target.logits(0)).all()
+
+
+@pytest.mark.usefixtures("own_cache", "short")
+@pytest.mark.parametrize("n_batch", [1, 3])
+def test_batches_of_a_few_rows(n_batch: int, passes: list[int]) -> None:
+    with open_target(n_ctx=256, n_batch=n_batch) as target:
+        costs = measure(target, fused_drafter(target), before=nothing)
+        assert costs.draft_s(1, 0) > 0
+        assert max(passes) <= n_batch
 
 
 @pytest.mark.one_in(4)

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ import tiny_coder
 from dflash_local import InputError, Model, load
 from dflash_local.controller import policy
 from dflash_local.draft.shape import DraftShape
+from dflash_local.prefixes.files import PrefixFiles, StoredPrefix
+from dflash_local.prefixes.prefix import SavedSequence
 from long_text import PYTHON_SOURCE
 from shapes import SHAPES, assert_as_well_drafted, exact_file, exact_model, loaded_for
 
@@ -49,6 +53,35 @@ def test_a_slot_that_was_put_back_is_not_the_first_to_go(
         model.generate(prompts[2], **options)
         found = model.generate(prompts[0], **options)
     assert found.stats.cached_tokens == len(prompts[0]) - 1
+
+
+def test_others_go_on_while_a_prefix_is_read(
+    prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"n_ctx": 1024, "cache_mb": 8, "cache_dir": tmp_path}
+    target = tiny_coder.pair()[0]
+    with exact_model("chain", target, **kept) as first:
+        first.generate(prompts[0], max_tokens=2)
+    begun, may_end, in_time = threading.Event(), threading.Event(), []
+
+    def slowly(files: PrefixFiles, prefix: StoredPrefix) -> SavedSequence | None:
+        begun.set()
+        in_time.append(may_end.wait(20))
+        return read(files, prefix)
+
+    read = PrefixFiles.read
+    monkeypatch.setattr(PrefixFiles, "read", slowly)
+    with exact_model("chain", target, n_seq=2, **kept) as second, ThreadPoolExecutor() as pool:
+        other = second.stream(prompts[1], max_tokens=None, ignore_eos=True)
+        next(other)
+        answer = pool.submit(second.generate, prompts[0], max_tokens=2)
+        assert begun.wait(60)
+        for _ in range(20):
+            next(other)
+        may_end.set()
+        assert answer.result().stats.cached_tokens == len(prompts[0]) - 1
+        other.close()
+    assert in_time == [True]
 
 
 @pytest.mark.one_in(2)

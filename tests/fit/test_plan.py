@@ -572,6 +572,14 @@ def mixture_plan(*devices: Device, **wanted: Any) -> Plan:
     return make_plan(MIXTURE, None, None, LoadOptions(**wanted), devices)
 
 
+def test_a_mixture_may_have_other_experts_in_each_layer():
+    listed = ("expert_used_count", "expert_feed_forward_length")
+    keys = {f"gpt-oss.{name}": [MIXTURE.metadata[f"gpt-oss.{name}"]] * 36 for name in listed}
+    other = replace(MIXTURE, metadata={**MIXTURE.metadata, **keys})
+    devices = (gpu(24), host(80, 96))
+    assert make_plan(other, None, None, LoadOptions(), devices) == mixture_plan(*devices)
+
+
 @pytest.mark.parametrize("size", [8, 12, 24, 48])
 def test_just_so_many_layers_experts_are_in_ram_as_are_needed(size):
     found = mixture_plan(gpu(size), host(80, 96))

@@ -128,6 +128,11 @@ def test_whoever_reads_the_description_holds_up_no_other(monkeypatch: pytest.Mon
 def test_every_route_is_described(client: httpx.Client) -> None:
     assert client.head("/openapi.json").status_code == 200
     described = client.get("/openapi.json").json()
+    for path, methods in described["paths"].items():
+        if "{" not in path:
+            head, got = client.head(path), client.get(path)
+            assert (head.status_code, head.content) == (got.status_code, b"")
+            assert (got.status_code == 405) != ("get" in methods)
     assert described["openapi"].startswith("3.")
     assert "http" not in json.dumps(described.get("servers", []))
     assert {

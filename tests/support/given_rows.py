@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from gguf_files import Tensor, changed
@@ -32,9 +32,8 @@ class GivenRows:
             folder / "random.gguf", n_layer=1, n_embd=MOST_ROWS, n_vocab=n_vocab, tied=False
         )
         path = changed(plain, folder / "given.gguf", tensors=_without_layers)
-        output = next(t for t in gguf.GGUFReader(path).tensors if t.name == "output.weight")
-        shape = (n_vocab, MOST_ROWS)
-        self._columns = np.memmap(path, np.float32, "r+", int(output.data_offset), shape)
+        offset = GgufFile.open(path).tensors["output.weight"].offset
+        self._columns = np.memmap(path, np.float32, "r+", offset, (n_vocab, MOST_ROWS))
         self.target = Target(path, TargetOptions(n_ctx=256, n_seq=n_seq, n_threads=1))
 
     def decode(self, rows: Sequence[NDArray[np.float32]]) -> None:

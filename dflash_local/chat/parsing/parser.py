@@ -67,10 +67,6 @@ class Parser:
         events, self._events = joined(self._events), []
         return events
 
-    def finish(self) -> list[Event]:
-        """The events of the text that was held back: the answer has ended."""
-        return self.feed("", is_last=True)
-
     def _parse(self) -> Waiting[None]:
         """Parses all of the answer."""
         raise NotImplementedError

@@ -23,6 +23,7 @@ from dflash_local.server.http.errors import ApiError
 LACKING: dict[str, tuple[Any, ...]] = {
     # llama-server's
     "adaptive_target": (-1,),
+    "min_keep": (0, 1),
     "mirostat": (0,),
     "post_sampling_probs": (False,),
     "return_progress": (False,),

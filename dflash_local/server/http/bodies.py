@@ -4,6 +4,7 @@ whether they are JSON, and how many values that JSON holds."""
 from __future__ import annotations
 
 import asyncio
+import codecs
 from contextvars import ContextVar
 
 from pydantic_core import from_json
@@ -59,6 +60,7 @@ class BodyCheck:
             ) from None
         if body is None:  # the client has left
             return
+        body = body.removeprefix(codecs.BOM_UTF8)
         if body:
             if scope["path"].startswith(self._untyped) and "origin" not in headers:
                 scope = _typed_as_json(scope)

@@ -60,9 +60,8 @@ class DrainCheck:
             await self._app(scope, receive, send)
 
 
-@router.api_route("/ping", methods=["GET", "POST", "HEAD"], include_in_schema=False)
+@router.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
 @router.get("/health")
-@router.head("/health", include_in_schema=False)
 @router.get("/v1/health", include_in_schema=False)
 async def health(request: Request) -> JSONResponse:
     """`{"status": "ok"}`; while the server drains, 503 and "draining"."""

@@ -52,14 +52,12 @@ _MIDDLES = frozenset(
 
 
 @router.get("/api/version")
-@router.head("/api/version", include_in_schema=False)
 async def version() -> dict[str, str]:
     """The release of Ollama whose API this is."""
     return {"version": API_VERSION}
 
 
 @router.get("/api/tags")
-@router.head("/api/tags", include_in_schema=False)
 async def tags(request: Request) -> dict[str, Any]:
     """The models that are served, loaded or not."""
     served_models = list(pool_of(request).models.values())
@@ -196,7 +194,7 @@ def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
 def _capabilities(file: GgufFile, template: str) -> list[str]:
     found = {
         "completion": True,
-        "tools": dialect_of(template).has_calls,
+        "tools": dialect_of(template).form is not None,
         "thinking": any(mark in template for mark in ("<think>", "enable_thinking", "<|channel|>")),
         "insert": _fills_gaps(file),
     }

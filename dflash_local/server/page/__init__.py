@@ -58,19 +58,19 @@ class _File:
     etag: str
 
 
-@router.api_route("/", methods=["GET", "HEAD"])
+@router.get("/")
 async def index(request: Request) -> Response:
     """The page."""
     return _answer(request, _file("index.html"))
 
 
-@router.api_route("/docs", methods=["GET", "HEAD"])
+@router.get("/docs")
 async def docs(request: Request) -> Response:
     """The routes that can be called, with examples."""
     return _answer(request, _file("docs.html"))
 
 
-@router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
+@router.get("/page/{name:path}")
 async def part(request: Request, name: str) -> Response:
     """One of the page's files."""
     if name not in _NAMES:

@@ -53,6 +53,12 @@ def test_more_parts_than_any_request_has(client: httpx.Client, body: bytes) -> N
     refused(client.post("/completion", content=body, headers=JSON), 413, "fields")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_body(client: httpx.Client) -> None:
+    body = "\ufeff" + json.dumps({"content": "a"})
+    answer = client.post("/tokenize", content=body.encode(), headers=JSON)
+    assert answer.json() == client.post("/tokenize", json={"content": "a"}).json()
+
+
 def test_a_conversation_may_be_as_long_as_a_model_can_read(client: httpx.Client) -> None:
     messages = [{"role": "user", "content": "x:[{,"}] * 9_999
     answer = client.post("/v1/chat/completions", json={"messages": messages})

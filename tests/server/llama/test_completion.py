@@ -294,6 +294,7 @@ def test_chances_that_would_take_a_whole_row_are_refused(
         ({"prompt": "a", "temperature": "hot"}, "temperature"),
         ({"prompt": "a", "n_cmpl": 1000}, "n_cmpl"),
         ({"prompt": "a", "mirostat": 2}, "mirostat"),
+        ({"prompt": "a", "min_keep": 5}, "min_keep"),
         ({"prompt": "a", "post_sampling_probs": "yes"}, "post_sampling_probs"),
         ({"prompt": "a", "dry_multiplier": -0.8}, "dry_multiplier"),
         ({"prompt": "a", "top_n_sigma": "x"}, "top_n_sigma"),
