@@ -504,6 +504,7 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
         n_copied=target.max_width - 1,
         equal_rows=target.wants_equal_rows and target.options.n_seq > 1,
         pads=target.needs_equal_rows and target.options.n_seq > 1,
+        few_counts=target.options.n_gpu_layers != 0,
     )
 
 

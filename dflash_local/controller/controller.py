@@ -57,11 +57,13 @@ class Controller:
         *,
         equal_rows: bool = False,
         pads: bool = False,
+        few_counts: bool = False,
     ) -> None:
         """`block_size` rows with the anchor are the most that a sequence verifies of a drafter's
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
         a copy; 0 if there are none. `equal_rows`: all sequences that draft get as
-        many rows; `pads`: all of the pass do, as recurrent targets need it."""
+        many rows; `pads`: all of the pass do, as recurrent targets need it. `few_counts`: drafts
+        get few numbers of rows, as a GPU records a graph for each."""
         self.costs = costs
         self.known = {
             True: greedy or Acceptance(block_size, n_nodes),
@@ -72,8 +74,8 @@ class Controller:
         self._n_draft = self._length = block_size - 1  # tokens of a draft: at most, and planned
         self._lengths = range(1 if costs.token_share else self._n_draft, block_size)
         self._most = max(block_size - 1, n_nodes, n_copied)
-        self._rows = Rows(equal=equal_rows, pads=pads)
-        self._copied = Rows(equal=equal_rows, pads=pads)
+        self._rows = Rows(equal=equal_rows, pads=pads, few=few_counts)
+        self._copied = Rows(equal=equal_rows, pads=pads, few=few_counts)
         self._passes = Passes(costs)
         self._newest = self.known[True]  # of the request that began last
         self._round = self._depth = 0

@@ -130,7 +130,7 @@ class Costs:
         self.n_observed += 1
         rows_s, known_s = self._steps.at(n_rows, depth), self.step_s(n_rows, depth, shape)
         if known_s > rows_s and seconds < known_s * math.exp(-_CLIP):
-            # Far less than a tree was measured to cost: its part was too long, not that of the rows.
+            # Far less than was measured: the part of the tree was too long, not that of the rows.
             self._trees.observe(1, max(seconds - rows_s, _LEAST_S) / (known_s - rows_s))
         # Nothing else tells apart what is due to a tree and what to its row count.
         self._steps.observe(n_rows, seconds / self.step_s(n_rows, depth, shape))

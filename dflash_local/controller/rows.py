@@ -31,11 +31,12 @@ count is found too late."""
 class Rows:
     """Chooses for the batch of the last `price`. Counts are of drafts: rows beyond a plain pass."""
 
-    def __init__(self, *, equal: bool = False, pads: bool = False) -> None:
+    def __init__(self, *, equal: bool = False, pads: bool = False, few: bool = False) -> None:
         """`equal`: all sequences that draft get as many rows, for a GPU's graphs; `pads`: all of
-        the pass get them, drafts or not, for recurrent targets."""
+        the pass get them, drafts or not, for recurrent targets. `few`: rows of drafts come in few
+        numbers."""
         self.equal = equal or pads
-        self._makes_graphs = equal
+        self._few = few
         self._pads = pads
         self.base = 0
         self.rate = 0.0
@@ -78,7 +79,7 @@ class Rows:
         values, last = self._values(brought, each), self._last(last_rows, each)
         switch = self.rate * switch_s
         means = self._blended(values, each)
-        counts = _few(len(values)) if self._makes_graphs else range(len(values))
+        counts = _few(len(values)) if self._few else range(len(values))
         usual, best = max(counts, key=means.__getitem__), max(counts, key=values.__getitem__)
         stay = last
         if not 0 <= last < len(values) or (means[usual] - means[last]) * HORIZON > switch:

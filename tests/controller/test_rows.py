@@ -135,14 +135,23 @@ def test_where_all_get_as_many_rows_a_row_is_paid_for_each(how: How) -> None:
         choice.price(2, passes, 1.0)
     assert how(alone, [sure, hopeless], None, 0.0) == [12, 1]  # while 0.9^j > 0.3
     for choice in (equal, padded):
-        # Drafts have few counts where each has a graph to make.
-        low, high = (4, 16) if choice is equal and how is Rows.usual else (5, 12)
-        assert how(choice, [sure, hopeless], None, 0.0) == [low, low]  # while 0.9^j > 0.6
-        assert how(choice, [sure, sure], None, 0.0) == [high, high]
+        assert how(choice, [sure, hopeless], None, 0.0) == [5, 5]  # while 0.9^j > 0.6
+        assert how(choice, [sure, sure], None, 0.0) == [12, 12]
         assert how(choice, [hopeless, []], None, 0.0) == [1, 1]
     # Beside one that has no drafts, only a padded pass has a row more for it.
     assert how(padded, [sure, []], None, 0.0) == [5, 5]
-    assert how(equal, [sure, []], None, 0.0) == [16 if how is Rows.usual else 12, 1]
+    assert how(equal, [sure, []], None, 0.0) == [12, 1]
+
+
+def test_drafts_come_in_few_numbers_of_rows_where_each_has_a_graph_to_make() -> None:
+    """Powers of two, and all of a draft; a copy, which comes once, takes what is best for it."""
+    choice = Rows(few=True)
+    choice.price(1, [1.0 + 0.3 * k for k in range(16)], 1.0)
+    for survival, n in ((0.2, 1), (0.4, 2), (0.75, 4), (0.85, 8), (0.95, 11)):
+        draft = [survival**j for j in range(1, 11)]
+        choice.forget()
+        assert choice.usual([draft], None, 0.0) == [n]
+    assert choice.once([[0.9**j for j in range(1, 16)]], None, 0.0) == [12]
 
 
 def test_a_count_that_cannot_come_again_is_not_kept() -> None:
