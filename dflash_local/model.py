@@ -445,7 +445,7 @@ class Model:
             return None
 
         def largest() -> float:
-            end = self.target.first_stored
+            end = self.target.native.first_stored
             states = self.target.stored(range(max(0, end - _LATEST), end))
             return float(np.abs(states).max(initial=0.0))
 

@@ -176,24 +176,17 @@ class Acceptance:
         made = cls(block_size, n_nodes)
         try:
             curves: dict[ShapeName, list[float]] = {
-                name: [float(chance) for chance in raw["curves"][name]]
-                for name in ("chain", "tree")
-                if name in raw["curves"]
+                name: [float(chance) for chance in curve] for name, curve in raw["curves"].items()
             }
             numbers = [float(x) for x in raw["filter"]]
             made.n_verified = int(raw["rounds"])
             made._a, made._b, made._aa, made._ab, made._bb = numbers
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"nothing known of drafts: {error!r}") from None
-        chances = [chance for curve in curves.values() for chance in curve]
-        if (
-            not all(map(math.isfinite, [*numbers, *chances]))
-            or len(curves.get("chain", made.cold("chain"))) != block_size - 1
-        ):
+        is_finite = all(map(math.isfinite, [*numbers, *(x for c in curves.values() for x in c)]))
+        if not is_finite or len(curves.get("chain", made.cold("chain"))) != block_size - 1:
             raise ValueError(f"nothing known of drafts of a block of {block_size}")
-        if len(curves.get("tree", ())) != n_nodes:
-            curves.pop("tree", None)
-        made._curves = curves
+        made._curves = {k: c for k, c in curves.items() if k == "chain" or len(c) == n_nodes}
         return made
 
 

@@ -333,4 +333,6 @@ class PrefixCache:
 
 def _cells_of(found: Found | None, wanted: Wanted) -> tuple[int, int] | None:
     """The cells of a stored sequence that the prompt can use, and all of them."""
-    return found and (n_cells(wanted.prompt[: found.n_usable]), found.prefix.n_cells)
+    if found is None:
+        return None
+    return n_cells(wanted.prompt[: found.n_usable]), found.prefix.n_cells

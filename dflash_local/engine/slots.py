@@ -192,7 +192,7 @@ class Slots:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
         if not self.target.n_features:
             return  # the drafter reads tokens
-        lost = self.target.n_decoded + n_rows - self.target.n_stored
+        lost = self.target.n_decoded + n_rows - self.target.native.n_stored
         for slot in self._slots:
             if slot.pending and slot.pending[0] < lost:
                 self.inject(slot)

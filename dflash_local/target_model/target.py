@@ -384,7 +384,7 @@ class Target(Readout):
     def _end(self, n_rows: int, seq_ids: Sequence[int], positions: Sequence[int]) -> None:
         """Note the rows of the passes since `_begin`, and where they left their sequences."""
         self._rollback.end_pass(seq_ids, positions)
-        first = self.first_stored
+        first = self.native.first_stored
         self.numbers = range(first, first + n_rows)
         self.n_decoded = first + n_rows
 

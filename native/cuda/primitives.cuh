@@ -35,7 +35,14 @@ DEVICE u8 * shared_memory() {
 
 // `high` or nothing: bytes [shift / 8, shift / 8 + 4) of the eight bytes low, high.
 DEVICE u32 shift_right(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
+// The intrinsic looks at three bits for each byte; of the fourth, which is for signs, it knows nothing.
 DEVICE u32 pick_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// A byte of a word, with its sign: byte + (byte + 8) * 0x1110 selects it.
+DEVICE int pick_signed(u32 a, u32 selector) {
+    int d;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(d) : "r"(a), "r"(selector));
+    return d;
+}
 // (a & mask) | other in one instruction: of two constants the compiler makes two.
 template <u32 MASK, u32 OTHER> DEVICE u32 mask_or(u32 a) {
     u32 d;

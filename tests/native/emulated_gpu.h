@@ -232,11 +232,17 @@ inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
     const u64 bytes = static_cast<u64>(b) << 32 | a;
     u32 picked = 0;
     for (int i = 0; i < 4; i++) {
-        const u32 n = selector >> 4 * i & 15;
-        const u32 byte = bytes >> 8 * (n & 7) & 255;
-        picked |= (n & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
+        picked |= static_cast<u32>(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
     }
     return picked;
+}
+inline int pick_signed(u32 a, u32 selector) {
+    u32 picked = 0;
+    for (int i = 0; i < 4; i++) {
+        const u32 n = selector >> 4 * i & 15, byte = a >> 8 * (n & 3) & 255;
+        picked |= (n & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
+    }
+    return static_cast<int>(picked);
 }
 template <u32 MASK, u32 OTHER>
 u32 mask_or(u32 a) {
