@@ -110,7 +110,7 @@ def test_attention_compiles_and_hardly_spills(
     compiled = compiler.compile(kernels.source_of(heads), architecture)
     assert f"attention_{heads.operand}_4".encode() in compiled.cubin
     # Addresses, stored before the loop, most for heads of 64 on sm_120. Sums would be hundreds.
-    assert max(compiled.spilled) <= 80, str(compiled)
+    assert max(compiled.spilled) <= 84, str(compiled)
 
 
 @pytest.mark.one_in(4)
