@@ -88,8 +88,9 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     const int warp = thread_index() / 32, part = warp % STREAMS, own = warp / STREAMS * OWN;
     const int kv_head = block_y() % a.n_kv_heads, stream = block_y() / a.n_kv_heads;
     const int group = a.n_heads / a.n_kv_heads, n_queries = a.n_rows * group;
-    const int first_query = block_x() * GROUPS * GROUP_QUERIES, stage_bytes = attention_stage(D, GROUPS, group, K::ARE_BLOCKS, V::ARE_BLOCKS);
+    const int stage_bytes = attention_stage(D, GROUPS, group, K::ARE_BLOCKS, V::ARE_BLOCKS);
     constexpr int RAW_KEYS = CELLS * raw_pitch(D, K::ARE_BLOCKS), RAW_VALUES = CELLS * raw_pitch(D, V::ARE_BLOCKS);
+    const int first_query = block_x() * GROUPS * GROUP_QUERIES;
     const int first_row = (int) (first_query * a.group_inverse >> 32);
     const int end_row = (int) ((first_query + GROUPS * GROUP_QUERIES - 1) * a.group_inverse >> 32) + 1;
     const int n_rows = (end_row < a.n_rows ? end_row : a.n_rows) - first_row;
@@ -198,7 +199,8 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         if (K::ARE_BLOCKS || V::ARE_BLOCKS) {
             sync_threads();
         }
-        const u8 * const keys = (K::ARE_BLOCKS ? key_halves : at) + (part * TILE + lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16;
+        const u8 * const keys = (K::ARE_BLOCKS ? key_halves : at) +
+                                (part * TILE + lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16;
         const u8 * const values =
             (V::ARE_BLOCKS ? value_halves : at + RAW_KEYS) + (part * TILE + lane % 16) * PITCH + lane / 16 * 16;
         const u8 * const masks = at + RAW_KEYS + RAW_VALUES;

@@ -245,6 +245,8 @@ void attention_is_right() {
     right<F16_cells, 64, 4>({64, 8, 1, 7, 4416, GGML_TYPE_F16, 1, false, 0.0f, 4370});
     right<Q8_0_cells, 64, 2>({64, 8, 1, 4, 4416, GGML_TYPE_Q8_0, 1, false, 0.0f, 4380});
     right<Q8_0_cells, 128, 2>({128, 4, 2, 4, 256, GGML_TYPE_Q8_0, 2});
+    // Cells that begin at any even byte.
+    right<Q8_0_cells, 96, 1>({96, 3, 3, 3, 230, GGML_TYPE_Q8_0});
 }
 
 // A row's bits depend neither on the rows beside it, nor on the tiles, nor on cells behind those
@@ -260,6 +262,12 @@ void a_row_has_the_same_bits_beside_any_others() {
     begins(attended<F16_cells, 128, 1>(t, in, 1, 320).rows, "alone");
     begins(attended<F16_cells, 128, 2>(t, in, 3, 384).rows, "beside two");
     begins(attended<F16_cells, 128, 1>(t, in, 16, 320).rows, "of smaller blocks");
+    // Also where warps hold as many queries as blocks allow, and chunks have several tiles.
+    const task q = {64, 8, 1, 16, 4480, GGML_TYPE_Q8_0, 1, false, 0.0f, 4300};
+    inputs of(q);
+    const std::vector<float> most = attended<few_rows::Q8_0_cells, 64, 4>(q, of, 16, 4480).rows;
+    const std::vector<float> one = attended<few_rows::Q8_0_cells, 64, 1>(q, of, 1, 4352).rows;
+    check::that(std::equal(one.begin(), one.end(), most.begin()), "other bits of blocks, alone");
 }
 
 void the_result_is_converted_as_the_input_of_a_product() {
