@@ -318,7 +318,7 @@ def answers_at_once(
     texts += [PYTHON_SOURCE[i : i + 900] for i in range(0, 800, 200)]
     found = {}
     with (
-        load(path, draft, quiet=True, exact=True, n_seq=n_seq, n_ctx=2048 * n_seq) as model,
+        load(path, draft, quiet=True, exact=True, n_seq=n_seq, n_ctx=4096 * n_seq) as model,
         ThreadPoolExecutor(n_seq) as pool,
     ):
         for width in widths:
