@@ -23,9 +23,7 @@ Ask = Callable[..., "Iterator[Chunk]"]
 
 
 def answer(
-    ask: Ask,
-    show: Callable[[Chunk], None] | None = None,
-    cancel: threading.Event | None = None,
+    ask: Ask, show: Callable[[Chunk], None] | None = None, cancel: threading.Event | None = None
 ) -> Result:
     """One answer, whose chunks go to `show`. The first Ctrl-C ends it by `cancel`, a second one
     raises KeyboardInterrupt."""
@@ -45,13 +43,7 @@ def answer(
 
 
 def write_answer(
-    model: Model,
-    ask: Ask,
-    n_prompt: int,
-    say: Speaker,
-    *,
-    is_chat: bool,
-    ends_line: bool = False,
+    model: Model, ask: Ask, n_prompt: int, say: Speaker, *, is_chat: bool, ends_line: bool = False
 ) -> Result:
     """Stream one answer to stdout, while `say` holds its lines back. Its prompt has `n_prompt`
     tokens. The thoughts of a chat are shown only on a terminal. A line break ends the answer on a

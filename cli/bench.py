@@ -89,13 +89,7 @@ PROMPTS = (
 )
 
 MEASURING = (
-    Option(
-        "-n",
-        "--max-tokens",
-        type=whole(2),
-        default=96,
-        help="Tokens of each answer.",
-    ),
+    Option("-n", "--max-tokens", type=whole(2), default=96, help="Tokens of each answer."),
     Option(
         "--temps",
         "temperatures",
@@ -119,12 +113,7 @@ MEASURING = (
         help="Shapes of drafts to measure: chain, tree, and auto, which uses what pays.",
     ),
     Option("--repeat", type=whole(1), default=1, help="Answers to each prompt."),
-    Option(
-        "--seed",
-        type=whole(0, 2**32 - 1000),
-        default=0,
-        help="Seed of the random numbers.",
-    ),
+    Option("--seed", type=whole(0, 2**32 - 1000), default=0, help="Seed of the random numbers."),
     Option(
         "--concurrency",
         type=whole_list(1, 64),

@@ -307,10 +307,7 @@ class ChatSession:
         target = model.plan.target_name if model.plan else model.target.path.name
         drafter = model.plan.drafter_name if model.plan else None
         self._show(
-            [
-                f"target   {target}, {model.n_ctx} tokens of context",
-                f"drafter  {drafter or 'none'}",
-            ]
+            [f"target   {target}, {model.n_ctx} tokens of context", f"drafter  {drafter or 'none'}"]
         )
 
     def _stats(self, _: str) -> None:
@@ -334,7 +331,7 @@ def without_paths(message: str) -> tuple[str, list[Path]]:
             word = re.sub(r"\\(.)", r"\1", word)
         if word.startswith("file://"):
             word = url2pathname(urlsplit(word).path)
-        path = Path(word).expanduser() if word.startswith("~/") else Path(word)
+        path = Path(os.path.expanduser(word)) if word.startswith("~/") else Path(word)
         is_picture = path.is_absolute() and path.suffix.lower() in _PICTURES
         if not is_picture or not os.path.isfile(path):
             return found[0]
@@ -353,7 +350,7 @@ def _no_command(name: str, rest: str) -> str:
 def _path(name: str, command: str) -> Path:
     if not name:
         raise InputError(f"{command} needs the name of a file: {command} FILE")
-    return Path(name).expanduser()
+    return Path(os.path.expanduser(name))
 
 
 def _read_messages(path: Path) -> list[Message]:

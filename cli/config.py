@@ -14,10 +14,6 @@ from .settings import template
 from .user_files import settings_file
 
 
-def _editor() -> str | None:
-    return os.environ.get("VISUAL") or os.environ.get("EDITOR")
-
-
 @click.command()
 @click.option("--edit", is_flag=True, help="Open the file in $EDITOR; a new one lists all options.")
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the file alone.")
@@ -33,7 +29,8 @@ def config(ctx: click.Context, /, edit: bool, only_path: bool) -> None:
         write_stdout(f"{path}\n")
         return
     if edit:
-        if not (sys.stdin.isatty() and sys.stdout.isatty()) and not _editor():
+        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+        if not (sys.stdin.isatty() and sys.stdout.isatty()) and not editor:
             raise click.UsageError(
                 f"--edit needs a terminal, or an editor in $EDITOR: the file is {path}."
             )

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 SICK = 1
 
-SECTIONS = {
-    "Model": FILES,
-    "Output": (JSON, QUIET),
-    "Machine": LOADING,
-}
+SECTIONS = {"Model": FILES, "Output": (JSON, QUIET), "Machine": LOADING}
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)

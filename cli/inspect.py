@@ -16,6 +16,7 @@ from .settings import FROM_ELSEWHERE
 
 if TYPE_CHECKING:
     from dflash_local.fit.inspection import (
+        AssistantReport,
         DrafterReport,
         FileFacts,
         ProjectorReport,
@@ -80,7 +81,7 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
     """
     from dflash_local.errors import PairError
     from dflash_local.fit.inspection import inspect_drafter, inspect_file
-    from dflash_local.fit.pairing import compare_pair, is_model
+    from dflash_local.fit.pairing import compare_pair
     from dflash_local.gguf.file import GgufFile
 
     opened = GgufFile.open(file)
@@ -91,7 +92,8 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
         return
     other = GgufFile.open(target)
     fit = compare_pair(other, opened)
-    report = inspect_file(opened) if is_model(opened) else inspect_drafter(opened, target=other)
+    is_dflash = opened.architecture == "dflash"
+    report = inspect_drafter(opened, target=other) if is_dflash else inspect_file(opened)
     _print(report, fit, as_json)
     if fit.error is not None:
         raise PairError(fit.error)
@@ -111,13 +113,15 @@ def _print(report: Report, fit: Fit | None, as_json: bool) -> None:
 
 
 def _report_lines(report: Report) -> list[str]:
-    from dflash_local.fit.inspection import DrafterReport, TargetReport
+    from dflash_local.fit.inspection import AssistantReport, DrafterReport, TargetReport
 
     facts = report.file
     if isinstance(report, TargetReport):
         what, rows = "a target", list(_target_rows(report))
     elif isinstance(report, DrafterReport):
         what, rows = "a drafter", list(_drafter_rows(report))
+    elif isinstance(report, AssistantReport):
+        what, rows = "a drafter", list(_assistant_rows(report))
     else:
         what, rows = "a projector", list(_projector_rows(report))
     if facts.tokenizer or not what.endswith("projector"):
@@ -130,6 +134,19 @@ def _report_lines(report: Report) -> list[str]:
         *_section("weights", _weight_rows(facts)),
         *_section("provenance", [(key, _text(value)) for key, value in facts.provenance.items()]),
     ]
+
+
+def _assistant_rows(report: AssistantReport) -> Iterator[tuple[str, str]]:
+    yield "family", "an assistant: heads of Gemma 4 that predict further tokens"
+    yield "runs on", "llama.cpp's context for heads, step by step"
+    yield "block", f"the anchor and up to {report.n_draft} drafts"
+    yield (
+        "reads",
+        f"the target's hidden state, of size {report.n_embd_target}, and the cells of its last two "
+        "layers; it has no cache of its own",
+    )
+    yield "layers", f"{report.n_layer}, hidden size {report.n_embd}"
+    yield "vocabulary", f"{report.n_vocab} tokens"
 
 
 def _projector_rows(report: ProjectorReport) -> Iterator[tuple[str, str]]:

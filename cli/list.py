@@ -21,7 +21,7 @@ SECTIONS = {
         Option("--here", "here_only", is_flag=True, help="Only what is on this disk."),
         Option("--all", "show_all", is_flag=True, help="Further drafters of one model, too."),
         JSON,
-    ),
+    )
 }
 _PLACES = {
     "gpu": "on the GPU",

@@ -7,6 +7,7 @@ between their words.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,10 +131,7 @@ def _place(folder: Path, given: str) -> Path | str:
     what is neither, and for a file that cannot be read."""
     from dflash_local.pairs.address import read_address
 
-    try:
-        path = folder / Path(given).expanduser()
-    except RuntimeError:  # ~name of an unknown user
-        path = folder / given
+    path = folder / os.path.expanduser(given)
     if path.is_dir():
         return path
     if path.exists() or given.endswith(".gguf"):

@@ -202,11 +202,11 @@ DRAFT = Option(
     callback=_of_its_target,
     metavar="DRAFTER",
     show_default="the name's own, a DFlash file in the folder or repository, or the model's heads",
-    help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter or of a "
-    "small model with the same vocabulary; the word mtp for the heads that the target's own file "
-    "has, which are also used where there is no drafter. Without either, what the text repeats is "
-    "drafted as copies, where that costs nothing; the word copies in its place asks for them also "
-    "where they take memory, the word none for no drafter at all.",
+    help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter, of a small "
+    "model with the same vocabulary, or of an assistant; the word mtp for the heads that the "
+    "target's own file has, which are also used where there is no drafter. Without either, what "
+    "the text repeats is drafted as copies, where that costs nothing; the word copies in its place "
+    "asks for them also where they take memory, the word none for no drafter at all.",
 )
 
 FILES = (TARGET, DRAFT)
@@ -305,11 +305,7 @@ LOADING = (
         default=512,
         help="The most tokens of a prompt that are computed at once.",
     ),
-    Option(
-        "--flash-attn/--no-flash-attn",
-        default=True,
-        help="Use flash attention in the target.",
-    ),
+    Option("--flash-attn/--no-flash-attn", default=True, help="Use flash attention in the target."),
     Option(
         "--draft-window",
         type=whole(0),
@@ -327,10 +323,10 @@ LOADING = (
     Option(
         "--exact",
         is_flag=True,
-        help="Let each answer depend on its own request alone: one request at a time, chains only, "
-        "and earlier prompts are used again in whole batches only. Drafted answers are then plain "
-        "decoding's to the bit on NVIDIA GPUs from Ampere on, and on a CPU with Q8_0 weights and "
-        "--kv-type q8_0.",
+        help="Let each answer depend on its own request alone: chains only, and earlier prompts "
+        "are used again in whole batches only. Drafted answers are then plain decoding's to the "
+        "bit on NVIDIA GPUs from Ampere on, and on a CPU with Q8_0 weights and --kv-type q8_0: "
+        "there several requests may be answered at once.",
     ),
     Option(
         "--override-kv",
@@ -353,11 +349,7 @@ LOADING = (
         help="How the target's positions are stretched, for a context beyond its training. The "
         "drafter's are not.",
     ),
-    Option(
-        "--rope-scale",
-        type=number(0, 1e6, above=True),
-        help="Stretch them so many times.",
-    ),
+    Option("--rope-scale", type=number(0, 1e6, above=True), help="Stretch them so many times."),
     *(
         Option(f"--{name.replace('_', '-')}", type=number(-1, 1e9), show_default=_FILE, help=text)
         for name, text in {
@@ -412,12 +404,7 @@ LOADING = (
         metavar="X,X,...",
         help="Share of each GPU, such as 3,1.",
     ),
-    Option(
-        "--lora",
-        type=scaled,
-        metavar="FILE[:SCALE],...",
-        help="LoRA adapters, as GGUF files.",
-    ),
+    Option("--lora", type=scaled, metavar="FILE[:SCALE],...", help="LoRA adapters, as GGUF files."),
     Option(
         "--control-vector",
         "control_vectors",
@@ -540,10 +527,7 @@ DRAFT_WIDTH = Option(
 
 ENDING = (
     Option(
-        "--stop",
-        type=WholeText(),
-        multiple=True,
-        help="End before this text; may be repeated.",
+        "--stop", type=WholeText(), multiple=True, help="End before this text; may be repeated."
     ),
     Option(
         "--grammar-file",

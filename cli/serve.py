@@ -36,16 +36,7 @@ from .options import (
 )
 from .settings import FROM_ELSEWHERE
 from .terminal import Speaker
-from .values import (
-    WholeText,
-    api_key,
-    host_name,
-    idle_time,
-    number,
-    url_prefix,
-    web_origin,
-    whole,
-)
+from .values import WholeText, api_key, host_name, idle_time, number, url_prefix, web_origin, whole
 
 if TYPE_CHECKING:
     from dflash_local.fit.options import LoadOptions
@@ -140,11 +131,7 @@ ACCESS = (
         help="A key that requests must have; may be repeated. Other users of this machine can see "
         "command lines: the environment variable or a file is safer.",
     ),
-    Option(
-        "--api-key-file",
-        type=READABLE,
-        help="A file of keys, one per line.",
-    ),
+    Option("--api-key-file", type=READABLE, help="A file of keys, one per line."),
     Option(
         "--cors-origin",
         "cors_origins",
@@ -170,8 +157,8 @@ PARALLEL = Option(
     "--parallel",
     "n_seq",
     type=whole(1, 64),
-    default=4,
-    help="Requests that a model answers at once; they share its context. One with --exact.",
+    help="Requests that a model answers at once, 4; they share its context. With --exact 1, or as "
+    "many as are given here, each with an equal part of the context.",
 )
 
 STRICT = Option(
@@ -433,7 +420,7 @@ def _at_once(
 
 def _usual_name(given: str) -> str:
     """Of a file its name, else what was given."""
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     return path.stem if path.is_file() else given
 
 
@@ -465,7 +452,7 @@ def _single(values: Mapping[str, Any], say: Speaker, recorder: Recorder | None) 
     target, draft = chosen_files(values, say, _load_options(values))
     word = values["target"] or USUAL
     given = read_address(word)
-    if isinstance(given, Path) and given != Path(word).expanduser():
+    if isinstance(given, Path) and given != Path(os.path.expanduser(word)):
         usual = str(word)  # another program's name for it
     else:
         usual = str(given) if isinstance(given, NamedPair) else target.stem
@@ -552,7 +539,7 @@ def _chat_template(values: Mapping[str, Any]) -> str | None:
 
 def _load_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `dflash_local.load`."""
-    n_seq = 1 if values["exact"] else values["n_seq"]
+    n_seq = values["n_seq"] or (1 if values["exact"] else 4)
     return {**values_of((*LOADING, *CACHE), values), "n_seq": n_seq}
 
 

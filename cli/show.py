@@ -124,11 +124,8 @@ def _model(files: Files, name: str, drafter: int) -> dict[str, Any]:
 
     devices = runtime.devices()
     sizes = files.sizes()
-    if files.missing():
-        model = files.remote()
-    else:
-        model = GgufFile.open(files.path())
-        check_model(model, takes=EMBEDDING_ARCHITECTURES)
+    model = files.remote() if files.missing() else GgufFile.open(files.path())
+    check_model(model, takes=EMBEDDING_ARCHITECTURES)
     context = min(_CONTEXT, model.require(f"{model.architecture}.context_length", int))
     options = LoadOptions(n_ctx=context)
     sizes = sizes or {name: model.n_bytes}
@@ -169,12 +166,7 @@ def _text(told: Mapping[str, Any]) -> str:
         lines += ["", f"{told['takes']}{beside} takes {need} at {context}"]
         lines += [f"chats that do not say are sampled with {_value(told['chats'])}"]
         files = [
-            (
-                each["name"],
-                gigabytes(each["n_bytes"]),
-                "here" if each["here"] else "",
-                _fits(each),
-            )
+            (each["name"], gigabytes(each["n_bytes"]), "here" if each["here"] else "", _fits(each))
             for each in told["quantisations"]
         ]
         lines += ["", table(files)]

@@ -75,10 +75,7 @@ SECTIONS = {
     ),
     "Training": (
         Option(
-            "--minutes",
-            type=number(0, 1e6, above=True),
-            default=60,
-            help="Train at most so long.",
+            "--minutes", type=number(0, 1e6, above=True), default=60, help="Train at most so long."
         ),
         Option(
             "--steps",
@@ -133,7 +130,8 @@ def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
     speed changes.
     """
     if name is not None:
-        here = {each for each in ("target", "draft") if _on_command_line(ctx, each)}
+        given = click.core.ParameterSource.COMMANDLINE
+        here = {each for each in ("target", "draft") if ctx.get_parameter_source(each) is given}
         if "target" in here:
             raise click.UsageError("NAME and --target name the model twice: leave out one of them.")
         values["target"] = name
@@ -147,10 +145,6 @@ def tune(ctx: click.Context, /, name: str | None, **values: Any) -> int:
         return 0
     check_url("--yield-to", values["yield_to"])
     return _tune(values, say)
-
-
-def _on_command_line(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _undo(target: str, say: Speaker) -> None:

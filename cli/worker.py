@@ -27,11 +27,7 @@ SECTIONS = {
             help="The address to listen at.",
         ),
         Option(
-            "--port",
-            of=NAME,
-            type=whole(1, 65535),
-            default=50052,
-            help="The port to listen at.",
+            "--port", of=NAME, type=whole(1, 65535), default=50052, help="The port to listen at."
         ),
     ),
     "Devices": (

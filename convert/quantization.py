@@ -32,12 +32,7 @@ _PLAIN = (Type.F32, Type.F16, Type.BF16)
 _CRITICAL = re.compile(r"(fc|output|selector_\w+|markov_\w+)\.weight")
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 # where a row is not a whole number of blocks; as in llama.cpp
-_FALLBACK = {
-    Type.Q3_K: Type.Q4_0,
-    Type.Q4_K: Type.Q5_0,
-    Type.Q5_K: Type.Q5_1,
-    Type.Q6_K: Type.Q8_0,
-}
+_FALLBACK = {Type.Q3_K: Type.Q4_0, Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
 
 
 _OUTTYPES: dict[str, tuple[Type, LlamaFileType]] = {

@@ -1,5 +1,6 @@
 """The compiled part; see native/module.cpp."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,7 @@ def llama_decode_address() -> int: ...
 def can_replay(context: int = 0) -> bool: ...
 def keep_states_of_all_rows(context: int) -> None: ...
 def edit_cells(
-    context: int,
-    cuts: Sequence[tuple[int, int]],
-    copies: Sequence[tuple[int, int, int, int]],
+    context: int, cuts: Sequence[tuple[int, int]], copies: Sequence[tuple[int, int, int, int]]
 ) -> None: ...
 def grow_tree(
     ids: NDArray[np.int32],
@@ -31,13 +30,7 @@ def few_rows_driver() -> int: ...
 def few_rows_operand(type: int, k: int) -> str: ...
 def few_rows_attention(keys: int, values: int, head_dim: int) -> str: ...
 def try_few_rows_experts(
-    device: str,
-    cubins: Sequence[bytes],
-    type: int,
-    k: int,
-    rows: int,
-    n_experts: int,
-    n_used: int,
+    device: str, cubins: Sequence[bytes], type: int, k: int, rows: int, n_experts: int, n_used: int
 ) -> dict[str, Any]: ...
 def try_few_rows_attention(
     device: str,
@@ -117,6 +110,7 @@ class TargetPass:
         n_returned: int = 0,
         threads: ThreadPool | None = None,
     ) -> None: ...
+    def draw_alike(self) -> None: ...
     @property
     def can_keep(self) -> bool: ...
     def keep(self, seq: int, n_kept: int) -> None: ...
@@ -226,7 +220,7 @@ class FusedDrafter:
         self,
         model: int,
         target_pass: TargetPass | None,
-        path: str,
+        path: str | os.PathLike[str],
         spec: DrafterSpec,
         n_seq: int,
         n_ctx: int,
@@ -250,9 +244,7 @@ class FusedDrafter:
         anchors: Sequence[int],
         n_draft: int,
     ) -> None: ...
-    def read(
-        self,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32] | None]: ...
+    def read(self) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32] | None]: ...
     def truncate(self, seq: int, length: int) -> None: ...
     def copy(self, source: int, target: int, length: int) -> None: ...
     def n_visible(self, seq: int, length: int) -> int: ...

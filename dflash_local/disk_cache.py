@@ -24,7 +24,8 @@ def place() -> Path:
     """The path of this user's cache folder: `DFLASH_LOCAL_CACHE` if it is set, else in the
     platform's folder for caches."""
     chosen = os.environ.get(ENVIRONMENT)
-    return Path(chosen).expanduser() if chosen else _of_platform() / "dflash-local"
+    # Unlike `Path.expanduser`, this leaves the name of a user that there is not as it is.
+    return Path(os.path.expanduser(chosen)) if chosen else _of_platform() / "dflash-local"
 
 
 def folder() -> Path:

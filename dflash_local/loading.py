@@ -12,6 +12,7 @@ from dflash_local import disk_cache
 from dflash_local.controller import calibration, records
 from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
+from dflash_local.draft.assistant_drafter import AssistantDrafter
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.draft.fused_heads import FusedHeads
@@ -23,7 +24,7 @@ from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings, c
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
-from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import AssistantSpec, DrafterSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
@@ -39,6 +40,7 @@ from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import to_stderr
 from dflash_local.setup import NO_HEADS, Setup, split_by_layers_because
 from dflash_local.target_model.bare_pass import takes_back
+from dflash_local.target_model.exactness import check_others
 from dflash_local.target_model.projector import Projector
 from dflash_local.target_model.target import Target
 from dflash_local.text_file import read_text
@@ -68,8 +70,8 @@ def load(
     check: Callable[[Model], object] | None = None,
     **settings: Unpack[LoadSettings],
 ) -> Model:
-    """Load a GGUF target and the drafter that drafts for it: a DFlash drafter, or a small model
-    with the same vocabulary.
+    """Load a GGUF target and the drafter that drafts for it: a DFlash drafter, a small model
+    with the same vocabulary, or an assistant, heads of Gemma 4 in a file of their own.
 
     `target` and `draft` are paths of GGUF files, folders that hold one, or places on the hub:
     `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
@@ -129,8 +131,9 @@ def load(
     `cache_dir`, in as many MiB of files in that folder. `Model.save_slot` has files of its own in
     the folder `slot_save_path`. `exact` makes answers depend on their own
     request alone, in any `kv_type`, plain ones to the bit on a CPU, and on an NVIDIA GPU with our
-    kernels drafted ones, too (see docs/exactness.md): requests run one after the other, drafts are
-    chains, and of earlier prompts only whole batches of `n_batch` tokens are used again.
+    kernels drafted ones, too (see docs/exactness.md): drafts are chains, and of earlier prompts
+    only whole batches of `n_batch` tokens are used again. Each of `n_seq` sequences then has an
+    equal part of the context; more than one where a row rounds alike beside others.
     `recalibrate` measures again what drafting costs on this machine. `thinking`: whether chats that
     do not say ask their template for thoughts; None is what suits the pair, if that is known, or
     else what the template does. `sampling` are options of requests that do not give
@@ -269,6 +272,7 @@ def _planned(pair: Pair, options: LoadOptions, say: Say) -> Setup:
     if not is_cpu_meant and not any(d.type in ("gpu", "igpu") for d in setup.devices):
         _tell_unused_gpu(say)
     setup.check_width()
+    setup.check_exact()
     if setup.may_copy:
         calibration.budget_s()  # a bad value is refused now, not after minutes of loading
     return setup
@@ -314,6 +318,8 @@ def _engine(
 ) -> Engine:
     """The engine on all of this, with its caches. Raises as `_open_store`."""
     options = setup.options
+    if target.options.has_streams:
+        check_others(target)
     key = state_key(target, drafter, exact=options.exact)
     engine = Engine(
         target,
@@ -456,8 +462,10 @@ def _drafter_of(setup: Setup, target: Target, say: Say) -> Drafter | None:
         return None
     if isinstance(spec, ModelSpec):
         return ModelDrafter(draft.path, target, spec, setup.model_drafter_options)
+    if isinstance(spec, AssistantSpec):
+        return AssistantDrafter(draft.path, target, spec, setup.assistant_options)
     if isinstance(spec, HeadsSpec):
-        return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx, say=say)
+        return open_heads(target, spec, n_seq=setup.plan.n_seq, n_ctx=target.n_ctx_all, say=say)
     return open_drafter(
         draft.path,
         target,
@@ -496,6 +504,7 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
         n_copied=target.max_width - 1,
         equal_rows=target.wants_equal_rows and target.options.n_seq > 1,
         pads=target.needs_equal_rows and target.options.n_seq > 1,
+        few_counts=target.options.n_gpu_layers != 0,
     )
 
 
@@ -548,7 +557,8 @@ def state_key(target: Target, drafter: Drafter | None, *, exact: bool = False) -
     }
     if drafter is not None:
         key["drafter"] = [type(drafter).__name__, drafter.file_key, drafter.draft_window]
-    return key | ({"exact": True} if exact else {})
+    # Where sequences have cells of their own, llama.cpp writes how many these are.
+    return key | ({"exact": target.options.n_seq} if exact else {})
 
 
 def _few_rows(setup: Setup, say: Say) -> FewRows | None:
@@ -560,11 +570,7 @@ def _few_rows(setup: Setup, say: Say) -> FewRows | None:
         return None
     files = [file for file in (setup.pair.target, setup.pair.draft) if file]
     return open_few_rows(
-        files,
-        say,
-        kv_types=options.kv_types,
-        exact=options.exact,
-        again=options.recalibrate,
+        files, say, kv_types=options.kv_types, exact=options.exact, again=options.recalibrate
     )
 
 

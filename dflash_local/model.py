@@ -166,8 +166,8 @@ class Model:
             n_busy=sum(slot.busy for slot in slots),
             n_waiting=self._worker.n_waiting,
             slots=slots,
-            n_ctx=self.n_ctx,
-            cells_used=self.n_ctx - own.free_cells,
+            n_ctx=self.target.n_ctx_all,
+            cells_used=self.target.n_ctx_all - own.free_cells,
             longest=own.longest,
             requests=requests,
             prompt_tokens=totals.prompt_tokens,
@@ -445,7 +445,7 @@ class Model:
             return None
 
         def largest() -> float:
-            end = self.target.first_stored
+            end = self.target.native.first_stored
             states = self.target.stored(range(max(0, end - _LATEST), end))
             return float(np.abs(states).max(initial=0.0))
 

@@ -22,7 +22,7 @@ from dflash_local.fit.options import (
 from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
-from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import AssistantSpec, DrafterSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
@@ -166,6 +166,23 @@ class Setup:
         )
 
     @property
+    def assistant_options(self) -> TargetOptions:
+        """The options by which the weights of an assistant are loaded: beside the target's logits,
+        with all devices of the target, which may have the cells that it reads."""
+        gpus = self.plan.gpus
+        one = tuple(float(gpu.drafter > 0) for gpu in gpus) if len(gpus) > 1 else None
+        options = self.target_options
+        return replace(
+            options,
+            n_gpu_layers=-1 if options.n_gpu_layers else 0,
+            n_cpu_moe=0,
+            tensor_split=one,
+            override_tensor={},
+            override_kv={},
+            tapped_layers=(),
+        )
+
+    @property
     def how_loaded(self) -> dict[str, Any]:
         """The options that a trial shares with the load, for JSON: other devices, tensors elsewhere
         than their layers, other values of keys."""
@@ -175,6 +192,7 @@ class Setup:
             overrides.setdefault(experts_of(plan.n_cpu_moe), plan.host.name)
         found: dict[str, Any] = {"override_kv": dict(options.override_kv)}
         found["heads"] = isinstance(self.pair.spec, HeadsSpec)
+        found["assistant"] = isinstance(self.pair.spec, AssistantSpec)
         if plan.n_gpu_layers and not options.rpc:
             found |= {"device": list(options.device), "overrides": overrides}
             found["tensor_split"] = plan.tensor_split if overrides else None
@@ -196,6 +214,16 @@ class Setup:
             most, limit = min(spec.n_draft + 1, most), "this drafter's block"
         if isinstance(width, int) and width > most:
             raise InputError(f"draft_width is {width}; {limit} allows at most {most}")
+
+    def check_exact(self) -> None:
+        """Refuse exact answers to several requests at once where states cannot be kept apart.
+        Raises InputError."""
+        n_seq = self.options.n_seq
+        if self.options.exact and n_seq > 1 and self.named.is_recurrent:
+            raise InputError(
+                "exact answers of a target with recurrent layers are computed one at a time, and "
+                f"n_seq is {n_seq}; give n_seq=1"
+            )
 
     def fitting(self) -> Setup:
         """This setup; where heads that nobody asked for do not fit, that of the target alone."""
@@ -225,10 +253,7 @@ class Setup:
         or cannot be done."""
         plan, named = self.plan, self.named.without_drafts()
         options = replace(
-            self.options,
-            n_ctx=plan.n_ctx,
-            n_gpu_layers=plan.n_gpu_layers,
-            n_cpu_moe=plan.n_cpu_moe,
+            self.options, n_ctx=plan.n_ctx, n_gpu_layers=plan.n_gpu_layers, n_cpu_moe=plan.n_cpu_moe
         )
         return replace(self, named=named, options=options, finding=why)
 
@@ -274,8 +299,8 @@ class Setup:
 
     @property
     def _takes_trees(self) -> bool:
-        """A recurrent state follows one path. A language model and heads draft one."""
-        drafts_one = isinstance(self.named.spec, (ModelSpec, HeadsSpec))
+        """A recurrent state follows one path. A language model and heads draft one path."""
+        drafts_one = isinstance(self.named.spec, (ModelSpec, HeadsSpec, AssistantSpec))
         one_path = self.named.is_recurrent or drafts_one
         return self.shape != "chain" and not one_path
 

@@ -45,7 +45,7 @@ std::optional<candidate_search::search_graph> candidate_search::build(const ggml
     ggml_tensor * rows = ggml_new_tensor_2d(c, GGML_TYPE_F32, logits.ne[0], n);
     rows->buffer = logits.buffer;
     rows->data = static_cast<char *>(logits.data) + first * logits.nb[1];
-    const auto chunks = find_chunks(c, backend_.get(), rows, k);
+    const auto chunks = find_chunks(c, backend_.get(), rows, k, sums_alike);
     const auto best = chunks ? find_best(c, backend_.get(), *chunks) : std::nullopt;
     if (!best) {
         return std::nullopt;
@@ -55,7 +55,8 @@ std::optional<candidate_search::search_graph> candidate_search::build(const ggml
     built.results[values] = best->values;
     built.results[sums] = chunks->exps.sums;
     if (temperature > 0) {
-        built.results[sums_of_chunks] = tempered_sums(c, backend_.get(), *chunks, temperature);
+        built.results[sums_of_chunks] =
+            tempered_sums(c, backend_.get(), *chunks, temperature, sums_alike);
         if (built.results[sums_of_chunks] == nullptr) {
             return std::nullopt;
         }

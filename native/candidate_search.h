@@ -20,10 +20,16 @@ class candidate_search {
     // it; then nothing is found.
     bool find(const ggml_tensor & logits, int64_t first, int64_t n, int k, float temperature = 0);
 
-    // Whether row `row` has been searched for k candidates since `forget`, and summed up at this
-    // temperature.
+    // Whether the sums of a row have the same bits whatever was asked of others, and of how many.
+    // Set it before the first search. A search for more candidates then does not serve: its chunks
+    // may be shorter.
+    bool sums_alike = false;
+
+    // Whether row `row` has been searched for k candidates since `forget`, or for any number if k
+    // is 0, and summed up at this temperature.
     bool has(int64_t row, int k, float temperature = 0) const {
-        return row >= first_ && row < first_ + n_ && k <= k_ &&
+        return row >= first_ && row < first_ + n_ &&
+               (k == k_ || (!sums_alike && k < k_) || k == 0) &&
                (temperature == 0 || temperature == temperature_);
     }
 

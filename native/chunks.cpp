@@ -24,6 +24,17 @@ int64_t size_of(int64_t n_vocab, int64_t n_chunks) {
     return 0;
 }
 
+// The sums of each n numbers, f32 [1, all / n]. CUDA adds up long rows by another kernel where
+// there are more of them. Of up to 32 numbers both make the same bits.
+ggml_tensor * sums_of(ggml_context * c, ggml_tensor * x, int64_t n, bool alike) {
+    constexpr int64_t warp = 32;
+    if (alike && n > warp && n % warp == 0) {
+        x = ggml_sum_rows(c, ggml_reshape_2d(c, x, warp, ggml_nelements(x) / warp));
+        n /= warp;
+    }
+    return ggml_sum_rows(c, ggml_reshape_2d(c, x, n, ggml_nelements(x) / n));
+}
+
 }  // namespace
 
 int64_t chunk_of(int64_t n_vocab) {
@@ -70,7 +81,7 @@ best_place find_place(ggml_context * c, ggml_backend_t backend, ggml_tensor * lo
 }
 
 std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
-                                 ggml_tensor * peaks, ggml_tensor * columns) {
+                                 ggml_tensor * peaks, ggml_tensor * columns, bool alike) {
     const int64_t n = peaks->ne[0];
     const int64_t n_vocab = logits->ne[0];
     const int64_t n_rows = logits->ne[1];
@@ -79,8 +90,7 @@ std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_
     ggml_tensor * e = ggml_exp(c, below);
     ggml_tensor * parts = e;
     if (n_rows < many_rows) {
-        parts = ggml_sum_rows(c, ggml_reshape_2d(c, e, n_vocab / n, n * n_rows));
-        parts = ggml_reshape_2d(c, parts, n, n_rows);
+        parts = ggml_reshape_2d(c, sums_of(c, e, n_vocab / n, alike), n, n_rows);
     }
     ggml_tensor * sums = ggml_sum_rows(c, parts);
     if (!supports(backend, {peak, below, e, parts, sums})) {
@@ -90,17 +100,16 @@ std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_
 }
 
 ggml_tensor * tempered_sums(ggml_context * c, ggml_backend_t backend, const likely_chunks & chunks,
-                            float temperature) {
+                            float temperature, bool alike) {
     ggml_tensor * scaled = ggml_scale(c, chunks.exps.below, 1.0f / temperature);
     ggml_tensor * e = ggml_exp(c, scaled);
-    ggml_tensor * sums =
-        ggml_sum_rows(c, ggml_reshape_2d(c, e, chunks.size, ggml_nelements(e) / chunks.size));
+    ggml_tensor * sums = sums_of(c, e, chunks.size, alike);
     return supports(backend, {scaled, e, sums}) ? sums : nullptr;
 }
 
 // Not with ggml_top_k: CUDA computes it one row after the other.
 std::optional<likely_chunks> find_chunks(ggml_context * c, ggml_backend_t backend,
-                                         ggml_tensor * logits, int64_t k) {
+                                         ggml_tensor * logits, int64_t k, bool alike) {
     const int64_t size = size_of(logits->ne[0], 2 * k);
     if (size == 0) {
         return std::nullopt;
@@ -112,7 +121,7 @@ std::optional<likely_chunks> find_chunks(ggml_context * c, ggml_backend_t backen
     ggml_tensor * few = ggml_cont(c, ggml_view_2d(c, sorted, k, n_rows, sorted->nb[1], 0));
     ggml_tensor * rows = ggml_get_rows(c, ggml_reshape_3d(c, logits, size, n, n_rows), few);
     ggml_tensor * columns = ggml_view_2d(c, sorted, 1, n_rows, sorted->nb[1], 0);
-    const auto exps = sum_exps(c, backend, logits, peaks, columns);
+    const auto exps = sum_exps(c, backend, logits, peaks, columns, alike);
     if (!exps || !supports(backend, {peaks, sorted, few, rows})) {
         return std::nullopt;
     }

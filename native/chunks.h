@@ -36,8 +36,9 @@ struct exp_sums {
 };
 
 // M is the peak in this column (i32 [1, rows]) of a row's peaks. None if the backend cannot do it.
+// alike: a row's sum has the same bits beside any number of rows, at the cost of one more step.
 std::optional<exp_sums> sum_exps(ggml_context * c, ggml_backend_t backend, ggml_tensor * logits,
-                                 ggml_tensor * peaks, ggml_tensor * columns);
+                                 ggml_tensor * peaks, ggml_tensor * columns, bool alike = false);
 
 // The k best of a row are in the k chunks with the largest peaks, so only these are searched.
 struct likely_chunks {
@@ -50,12 +51,12 @@ struct likely_chunks {
 
 // None if there are too few chunks of any size for it to pay, or if the backend cannot do it.
 std::optional<likely_chunks> find_chunks(ggml_context * c, ggml_backend_t backend,
-                                         ggml_tensor * logits, int64_t k);
+                                         ggml_tensor * logits, int64_t k, bool alike = false);
 
 // sum(exp((x - M) / T)) of each chunk of each row, f32 [1, chunks * rows]; null if the backend
 // cannot do it.
 ggml_tensor * tempered_sums(ggml_context * c, ggml_backend_t backend, const likely_chunks & chunks,
-                            float temperature);
+                            float temperature, bool alike = false);
 
 struct best_of_few {
     ggml_tensor * places = nullptr;  // i32 [k, rows]: among the logits of the few chunks

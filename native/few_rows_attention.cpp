@@ -13,9 +13,9 @@ constexpr int most_groups = 4;
 
 few_rows_attention_kernel kernel_of(const ggml_tensor & node, const few_rows_rules & rules) {
     const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
-    const auto n_queries = static_cast<int>(q.ne[1] * (q.ne[2] / k.ne[2]));
-    const auto head_dim = static_cast<int>(q.ne[0]);
-    few_rows_attention_kernel kernel{k.type, v.type, head_dim, 1};
+    const auto heads = static_cast<int>(q.ne[2] / k.ne[2]), head_dim = static_cast<int>(q.ne[0]);
+    const int n_queries = static_cast<int>(q.ne[1]) * heads;
+    few_rows_attention_kernel kernel{k.type, v.type, head_dim, 1, heads};
     while (kernel.groups * few_rows::GROUP_QUERIES < n_queries && kernel.groups < most_groups) {
         kernel.groups *= 2;
     }
@@ -37,9 +37,9 @@ size_t floats(size_t bytes) { return bytes / sizeof(float); }
 // n * inverse_of(d) >> 32 is n / d, for n of some thousands.
 uint64_t inverse_of(int d) { return ((uint64_t{1} << 32) + d - 1) / d; }
 
-int n_chunks_of(int64_t n_cells) {
+int n_chunks_of(int64_t n_cells, int n_kv_heads, int head_dim) {
     int n = 1;
-    while (few_rows::chunk_begin(n) < n_cells) {
+    while (few_rows::chunk_begin(n, n_kv_heads, head_dim) < n_cells) {
         n++;
     }
     return n;
@@ -106,22 +106,22 @@ few_rows_plan::attention plan_attention(const ggml_tensor & t, const few_rows_ru
     a.n_rows = static_cast<int>(q.ne[1]);
     a.n_streams = static_cast<int>(q.ne[3]);
     a.n_cells = static_cast<int>(k.ne[1]);
-    a.n_chunks = n_chunks_of(k.ne[1]);
+    a.n_chunks = n_chunks_of(k.ne[1], a.n_kv_heads, a.head_dim);
     std::memcpy(&a.scale, t.op_params, sizeof(float));
     std::memcpy(&a.soft_cap, t.op_params + 2, sizeof(float));
     made.query_blocks = blocks_of(static_cast<int64_t>(a.n_rows) * (a.n_heads / a.n_kv_heads),
                                   made.kernel.groups * few_rows::GROUP_QUERIES);
     scratch_floats =
-        static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks * (a.head_dim + 2);
+        static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks * (a.head_dim / 2 + 2);
     return made;
 }
 
 few_rows::attention with_scratch(const few_rows_plan::attention & planned, float * scratch,
                                  unsigned char * converted) {
     few_rows::attention a = planned.arguments;
-    a.sums = scratch;
-    a.totals =
-        scratch + static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks * a.head_dim;
+    a.means = reinterpret_cast<unsigned short *>(scratch);
+    a.totals = scratch + static_cast<size_t>(a.n_streams) * a.n_rows * a.n_heads * a.n_chunks *
+                             a.head_dim / 2;
     a.converted = planned.converts ? converted : nullptr;
     return a;
 }

@@ -169,7 +169,7 @@ class cuda_executor : public few_rows_executor {
         size.x = static_cast<unsigned>(l.row_blocks);
         size.y = static_cast<unsigned>(l.parts);
         size.z = static_cast<unsigned>(l.layers);
-        size.shared_bytes = static_cast<unsigned>(l.kernel.shared_bytes());
+        size.shared_bytes = static_cast<unsigned>(l.kernel.shared_bytes(p.k));
         few_rows::product parameters = p;
         cuda::launch(find(l.kernel), size, starts_early_, stream_, &parameters);
     }
@@ -178,10 +178,11 @@ class cuda_executor : public few_rows_executor {
                 const few_rows::attention & arguments) override {
         few_rows::attention a = arguments;
         cuda::launch_size size;
-        size.threads = few_rows::ATTENTION_THREADS;
-        size.x = static_cast<unsigned>(a.n_chunks);
+        size.threads = static_cast<unsigned>(
+            few_rows::attention_threads(planned.kernel.head_dim, planned.kernel.groups));
+        size.x = static_cast<unsigned>(planned.query_blocks);
         size.y = static_cast<unsigned>(a.n_kv_heads * a.n_streams);
-        size.z = static_cast<unsigned>(planned.query_blocks);
+        size.z = static_cast<unsigned>(a.n_chunks);
         size.shared_bytes = static_cast<unsigned>(planned.kernel.shared_bytes());
         cuda::launch(find(planned.kernel), size, starts_early_, stream_, &a);
         const int units = blocks_of(static_cast<int64_t>(a.n_heads) * a.head_dim, few_rows::UNIT);
@@ -299,23 +300,24 @@ class cuda_executor : public few_rows_executor {
     // Null where it was not compiled, or takes more shared memory than this GPU has.
     template <typename Kernel>
     cuda::function find(const Kernel & kernel) const {
+        if (kernel.shared_bytes() > gpu_.shared_per_block) {
+            return nullptr;
+        }
         const std::string name = kernel.name();
         if (const auto known = functions_.find(name); known != functions_.end()) {
             return known->second;
         }
         cuda::function found = nullptr;
-        if (kernel.shared_bytes() <= gpu_.shared_per_block) {
-            for (const cuda::module_ptr & m : modules_) {
-                found = found != nullptr ? found : cuda::find_function(m.get(), name.c_str());
+        for (const cuda::module_ptr & m : modules_) {
+            found = found != nullptr ? found : cuda::find_function(m.get(), name.c_str());
+        }
+        try {
+            cuda::use(context_);
+            if (found != nullptr) {
+                cuda::allow_shared_memory(found, gpu_.shared_per_block);
             }
-            try {
-                cuda::use(context_);
-                if (found != nullptr) {
-                    cuda::allow_shared_memory(found, kernel.shared_bytes());
-                }
-            } catch (const backend_error &) {
-                found = nullptr;
-            }
+        } catch (const backend_error &) {
+            found = nullptr;
         }
         return functions_[name] = found;
     }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "cuda/arguments.h"
-
 namespace dflash {
 
 namespace {
@@ -83,8 +81,8 @@ std::string few_rows_operand(ggml_type type, int64_t k) {
 }
 
 std::string few_rows_kernel::name() const {
-    if (of_experts) {
-        return "experts_" + operand_name(a);
+    if (of_experts || of_column) {
+        return (of_experts ? "experts_" : "column_") + operand_name(a);
     }
     return "product_" + operand_name(a) + "_" + operand_name(b) + "_" + std::to_string(tiles);
 }
@@ -109,10 +107,14 @@ std::string few_rows_attention_kernel::name() const {
 }
 
 int few_rows_attention_kernel::shared_bytes() const {
-    return few_rows::attention_shared_memory(head_dim, groups);
+    return few_rows::attention_shared_memory(head_dim, groups, heads, keys == GGML_TYPE_Q8_0,
+                                             values == GGML_TYPE_Q8_0);
 }
 
-int few_rows_kernel::shared_bytes() const {
+int few_rows_kernel::shared_bytes(int k) const {
+    if (of_column) {
+        return few_rows::column_shared_memory(ring_bytes(a), k / few_rows::UNIT);
+    }
     return few_rows::product_shared_memory(ring_bytes(a), ring_bytes(b), tiles);
 }
 

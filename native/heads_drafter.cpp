@@ -5,9 +5,12 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backend.h"
+#include "chunks.h"
 #include "errors.h"
+#include "few_rows.h"
 
 namespace dflash {
 
@@ -58,7 +61,7 @@ heads_drafter::heads_drafter(const llama_model * model, std::shared_ptr<const ta
       n_threads_(n_threads),
       backend_(open_backend(weights_.device(), n_threads)),
       cache_(cache_params(params), weights_.device(), n_seq, n_ctx, 0),
-      states_(new_tensors(1)),
+      states_(new_tensors(2)),
       scratch_(backend_.get()) {
     if (store_ == nullptr || store_->n_features() != params.n_embd) {
         throw std::invalid_argument("the target is not open for its heads");
@@ -66,13 +69,22 @@ heads_drafter::heads_drafter(const llama_model * model, std::shared_ptr<const ta
     if (threads_ && threads_->n_threads() < n_threads) {
         threads_ = nullptr;
     }
+    let_draft(backend_.get());
     weights_.place(backend_.get());
     kept_ = ggml_new_tensor_2d(states_.get(), GGML_TYPE_F32, params.n_embd, n_seq + 1);
+    const int64_t n_rows = weights_.head->ne[1];
+    const int64_t chunk = chunk_of(n_rows);
+    ids_ = ggml_new_tensor_2d(states_.get(), GGML_TYPE_I32, chunk, n_rows / chunk);
     state_buffer_.reset(ggml_backend_alloc_ctx_tensors(states_.get(), backend_.get()));
     if (!state_buffer_) {
         refuse_room(backend_.get(), "the states of the target's heads");
     }
     ggml_backend_buffer_clear(state_buffer_.get(), 0);
+    std::vector<int32_t> ids(n_rows);
+    for (int64_t i = 0; i < n_rows; i++) {
+        ids[i] = static_cast<int32_t>(std::min<int64_t>(i, weights_.n_vocab() - 1));
+    }
+    ggml_backend_tensor_set(ids_, ids.data(), 0, ids.size() * sizeof(int32_t));
     // What this backend cannot compute is refused here, before drafts rely on it.
     cache_.reserve(1);
     const int n_kv = std::min(smallest_kv_step, cache_.n_cells());
@@ -122,7 +134,8 @@ heads_drafter::graph_slot & heads_drafter::slot(const heads_bucket & bucket) {
         const size_t before = scratch_.n_bytes();
         try {
             made.graph = std::make_unique<heads_graph>(
-                heads_parts{weights_, cache_, *store_, kept_, backend_.get(), scratch_}, bucket);
+                heads_parts{weights_, cache_, *store_, kept_, ids_, backend_.get(), scratch_},
+                bucket);
         } catch (...) {
             graphs_.clear();  // their memory may be gone
             throw;
@@ -290,7 +303,7 @@ heads_drafts heads_drafter::draft(std::vector<heads_request> requests, int n_dra
 // NaN.
 void heads_drafter::forget_all() {
     cache_.clear();
-    ggml_backend_buffer_clear(state_buffer_.get(), 0);
+    ggml_backend_tensor_memset(kept_, 0, 0, ggml_nbytes(kept_));
 }
 
 void heads_drafter::compute(heads_graph & graph) {

@@ -101,6 +101,7 @@ class heads_drafter {
     ggml_context_ptr states_;
     ggml_backend_buffer_ptr state_buffer_;
     ggml_tensor * kept_ = nullptr;  // f32 [n_embd, n_seq + 1], see heads_parts
+    ggml_tensor * ids_ = nullptr;   // see heads_parts
     draft_scratch scratch_;
     std::map<heads_bucket, graph_slot> graphs_;
     uint64_t clock_ = 0;

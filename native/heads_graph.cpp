@@ -17,6 +17,7 @@ constexpr size_t nodes_of_rows = 64;   // more than are built
 constexpr size_t nodes_of_step = 128;  // without a view and a sum for each expert
 // The least sum of the weights of a token's experts, as llama.cpp has it: the least f16.
 constexpr float least_sum = 6.103515625e-5f;
+constexpr float largest = 1e38f;
 
 }  // namespace
 
@@ -63,6 +64,8 @@ ggml_tensor * heads_graph::rope(ggml_tensor * x, int first) const {
     const rope_params & r = p_.rope;
     ggml_tensor * positions =
         ggml_view_1d(nodes_.get(), positions_, x->ne[2], first * sizeof(int32_t));
+    // Not between a norm and its rotation: backends join nodes that follow one another.
+    ggml_build_forward_expand(graph_, positions);
     return ggml_rope_ext(nodes_.get(), x, positions, nullptr, r.n_dims, GGML_ROPE_TYPE_NEOX,
                          r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor,
                          r.beta_fast, r.beta_slow);
@@ -95,24 +98,27 @@ void heads_graph::store(ggml_tensor * x, int first) {
     const heads_weights & w = parts_.weights;
     const int64_t n = x->ne[1];
     ggml_tensor * cells = ggml_view_1d(c, cells_, n, first * sizeof(int64_t));
+    ggml_build_forward_expand(graph_, cells);
     ggml_tensor * k = product(w.attn_k, x, w.attn_k_bias);
+    ggml_tensor * v = product(w.attn_v, x, w.attn_v_bias);
+    ggml_build_forward_expand(graph_, k);
+    ggml_build_forward_expand(graph_, v);
     k = ggml_reshape_3d(c, k, p_.head_dim, p_.n_head_kv, n);
     k = rope(norm(k, w.attn_k_norm), first);
     // A view, not a reshape: backends need it to rotate and store in one kernel.
     k = ggml_view_2d(c, k, p_.n_embd_kv(), n, k->nb[2], 0);
-    ggml_tensor * v = product(w.attn_v, x, w.attn_v_bias);
     ggml_build_forward_expand(graph_, ggml_set_rows(c, parts_.cache.k[0], k, cells));
     ggml_build_forward_expand(graph_, ggml_set_rows(c, parts_.cache.v[0], v, cells));
 }
 
-// x: [n_embd, n_streams], normed, at the positions from `first` on, whose cells are filled.
-ggml_tensor * heads_graph::attention(int step, ggml_tensor * x, int first) {
+// both: queries, and their gates if there are any, of rows at the positions from `first` on, whose
+// cells are filled.
+ggml_tensor * heads_graph::attention(int step, ggml_tensor * both, int first) {
     ggml_context * c = nodes_.get();
     const heads_weights & w = parts_.weights;
     const draft_cache & cache = parts_.cache;
     const int64_t n = bucket.n_streams;
     const int64_t width = static_cast<int64_t>(p_.head_dim) * p_.n_head;
-    ggml_tensor * both = product(w.attn_q, x, w.attn_q_bias);
     const size_t head = (p_.is_gated ? 2 : 1) * p_.head_dim * sizeof(float);
     ggml_tensor * q = ggml_view_3d(c, both, p_.head_dim, p_.n_head, n, head, head * p_.n_head, 0);
     q = rope(norm(q, w.attn_q_norm), first);
@@ -200,14 +206,17 @@ ggml_tensor * heads_graph::best(ggml_tensor * logits) {
     ggml_context * c = nodes_.get();
     const int64_t n_vocab = logits->ne[0];
     const int64_t n = logits->ne[1];
-    // Where values are not numbers, some backends say -1, and there is no such row to look up.
-    ggml_tensor * found = ggml_cast(c, ggml_argmax(c, logits), GGML_TYPE_F32);
-    const auto most = static_cast<float>(parts_.weights.n_vocab() - 1);
-    ggml_tensor * ids = ggml_cast(c, ggml_clamp(c, found, 0.0f, most), GGML_TYPE_I32);
+    // In chunks, which keep all of a device busy. Where values are not numbers, some backends say
+    // that -1 is the best, and there is no such row to look up.
+    const int64_t size = parts_.ids->ne[0];
+    ggml_tensor * numbers = ggml_clamp(c, logits, -largest, largest);
+    const best_place best = find_place(c, parts_.backend, numbers, size);
+    ggml_tensor * ids = ggml_get_rows(c, parts_.ids, best.chunks);
+    ids = ggml_get_rows(c, ggml_reshape_3d(c, ids, 1, size, n),
+                        ggml_reshape_2d(c, best.places, 1, n));
+    ids = ggml_reshape_1d(c, ids, n);
     ggml_tensor * peak =
         ggml_get_rows(c, ggml_reshape_3d(c, logits, 1, n_vocab, n), ggml_reshape_2d(c, ids, 1, n));
-    // In chunks, which keep all of a device busy.
-    const int64_t size = chunk_of(n_vocab);
     ggml_tensor * parts = ggml_reshape_3d(c, logits, size, n_vocab / size, n);
     parts = ggml_exp(c, ggml_sub(c, parts, peak));
     parts = ggml_reshape_2d(c, ggml_sum_rows(c, parts), n_vocab / size, n);
@@ -228,10 +237,13 @@ void heads_graph::draft(ggml_tensor * x) {
             x = joined(ids, state);
         }
         ggml_tensor * normed = norm(x, w.attn_norm);
+        // Before keys and values, so that backends can make one launch of the three products.
+        ggml_tensor * queries = product(w.attn_q, normed, w.attn_q_bias);
+        ggml_build_forward_expand(graph_, queries);
         if (step > 0) {
             store(normed, first);
         }
-        x = ggml_add(c, attention(step, normed, first), x);
+        x = ggml_add(c, attention(step, queries, first), x);
         x = ggml_add(c, feed_forward(norm(x, w.post_norm)), x);
         state = norm(x, w.head_norm);
         ids = best(product(w.head, state));

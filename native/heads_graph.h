@@ -37,6 +37,7 @@ struct heads_parts {
     const draft_cache & cache;
     const tap_store & store;
     ggml_tensor * kept;
+    ggml_tensor * ids;  // i32 [chunk, chunks]: those of the rows of the output head, in order
     ggml_backend_t backend;
     draft_scratch & scratch;
 };
@@ -86,7 +87,7 @@ class heads_graph {
     ggml_tensor * states_before();
     ggml_tensor * joined(ggml_tensor * ids, ggml_tensor * states) const;
     void store(ggml_tensor * x, int first);
-    ggml_tensor * attention(int step, ggml_tensor * x, int first);
+    ggml_tensor * attention(int step, ggml_tensor * both, int first);
     ggml_tensor * feed_forward(ggml_tensor * x) const;
     ggml_tensor * experts(ggml_tensor * x) const;
     void draft(ggml_tensor * x);

@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -10,6 +11,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -143,16 +145,16 @@ draft_params params_of(const nb::handle & spec) {
 }
 
 std::unique_ptr<fused_drafter> open_drafter(uintptr_t model, const target_pass * pass,
-                                            const std::string & path, const nb::handle & spec,
-                                            int n_seq, int n_ctx, int top_k, int n_threads,
-                                            int draft_window,
+                                            const std::filesystem::path & path,
+                                            const nb::handle & spec, int n_seq, int n_ctx,
+                                            int top_k, int n_threads, int draft_window,
                                             std::shared_ptr<thread_pool> threads) {
     const draft_params params = params_of(spec);
     const nb::gil_scoped_release release;
     return std::make_unique<fused_drafter>(reinterpret_cast<const llama_model *>(model),
-                                           pass != nullptr ? pass->store() : nullptr, path, params,
-                                           n_seq, n_ctx, top_k, n_threads, draft_capabilities{},
-                                           draft_window, std::move(threads));
+                                           pass != nullptr ? pass->store() : nullptr,
+                                           path.u8string(), params, n_seq, n_ctx, top_k, n_threads,
+                                           draft_capabilities{}, draft_window, std::move(threads));
 }
 
 void inject(fused_drafter & self, int seq, given_rows features) {
@@ -783,6 +785,7 @@ NB_MODULE(_native, m) {
         .def(nb::new_(&open_pass), nb::arg("context"), nb::arg("n_seq"), nb::arg("layers"),
              nb::arg("n_stored"), nb::arg("in_graph"), nb::arg("n_branches") = 1,
              nb::arg("n_returned") = 0, nb::arg("threads").none() = nb::none())
+        .def("draw_alike", &target_pass::draw_alike)
         .def_prop_ro("can_keep", &target_pass::can_keep)
         .def("keep", &target_pass::keep, nb::arg("seq"), nb::arg("n_kept"),
              nb::call_guard<nb::gil_scoped_release>())

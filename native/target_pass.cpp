@@ -21,6 +21,13 @@ namespace {
 // Rows that are searched at once. Each needs memory on the device for a copy of its logits.
 constexpr int most_searched = 32;
 
+// Whether the graph has llama.cpp's h_nextn. The heads of Gemma 4 are in a file of their own.
+bool has_states_of_heads(const llama_model * model) {
+    char architecture[64] = "";
+    llama_model_meta_val_str(model, "general.architecture", architecture, sizeof(architecture));
+    return llama_model_n_layer_nextn(model) > 0 || std::string(architecture) == "gemma4";
+}
+
 }  // namespace
 
 // The functions that llama.cpp calls. There is a sampler for each sequence, all with the same pass.
@@ -73,15 +80,15 @@ target_pass::target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> la
       n_seq_(n_seq),
       n_ids_(n_seq * n_branches),
       n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))),
-      n_embd_(llama_model_n_embd(llama_get_model(ctx))),
+      n_embd_(llama_model_n_embd_out(llama_get_model(ctx))),
       layers_(std::move(layers)),
       in_graph_(in_graph),
       replay_(std::move(replay)),
       too_many_(n_vocab_ + 1) {
     const int n_layer = llama_model_n_layer(llama_get_model(ctx));
-    const int last = n_layer - (llama_model_n_layer_nextn(llama_get_model(ctx)) > 0 ? 0 : 1);
+    const int last = n_layer - (has_states_of_heads(llama_get_model(ctx)) ? 0 : 1);
     for (const int32_t layer : layers_) {
-        if (layer < 1 || layer > last) {
+        if (layer > last || (layer < 1 && layer != n_layer)) {  // an assistant has only heads
             throw std::invalid_argument("cannot tap the input of layer " + std::to_string(layer) +
                                         "; the target offers 1 .. " + std::to_string(last));
         }
@@ -468,7 +475,7 @@ bool target_pass::find_candidates(int output_row, int k, int32_t * ids, float * 
 
 double target_pass::log_sum(int output_row) {
     check_output(output_row);
-    if (search_.has(output_row, 1)) {
+    if (search_.has(output_row, 0)) {
         return search_.log_sum(output_row);
     }
     const float * row = row_on_host(output_row);
@@ -491,7 +498,8 @@ bool target_pass::search(int output_row, int k, float temperature) {
         return true;
     }
     // Sequences ask for different numbers; most likely for the same ones as after the last pass.
-    const int wanted = most_candidates_ < too_many_ ? std::max(k, most_candidates_) : k;
+    const bool more = !search_.sums_alike && most_candidates_ < too_many_;
+    const int wanted = more ? std::max(k, most_candidates_) : k;
     const int first = output_row / most_searched * most_searched;
     const int n = std::min(most_searched, n_outputs_ - first);
     if (!search_.find(*graph_logits_, first, n, wanted, temperature)) {

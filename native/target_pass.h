@@ -45,6 +45,10 @@ class target_pass {
     target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> layers, int n_stored,
                 bool in_graph, int n_branches = 1, std::unique_ptr<state_replay> replay = nullptr);
 
+    // From now on a draw comes to the same whatever is drawn from other rows. Call it before the
+    // first pass.
+    void draw_alike() { search_.sums_alike = true; }
+
     target_pass(const target_pass &) = delete;
     target_pass & operator=(const target_pass &) = delete;
 

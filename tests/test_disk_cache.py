@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from dflash_local import disk_cache
+from dflash_local.errors import InputError
+from dflash_local.pairs import registry, tuned
 
 
 def test_the_cache_folder_follows_the_environment(
@@ -27,6 +29,18 @@ def test_the_cache_folder_follows_the_environment(
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")
         assert disk_cache.folder() == tmp_path / "home" / ".cache" / "dflash-local"
     assert os.path.isabs(disk_cache.folder())
+
+
+def test_a_user_that_is_not_there_has_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CACHE", "REGISTRY", "TUNED"):
+        monkeypatch.setenv(f"DFLASH_LOCAL_{name}", f"~nobody-of-that-name/{name}")
+    assert disk_cache.folder() == Path("~nobody-of-that-name/CACHE")
+    assert tuned.folder() == Path("~nobody-of-that-name/TUNED")
+    with pytest.raises(InputError, match="~nobody-of-that-name/REGISTRY: the registry cannot be"):
+        registry.entries()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import gguf
 import llama_cpp
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from dflash_local.fit.options import POOLINGS, LoadOptions, Pooling
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
 from embedding_models import N_CTX, N_EMBD, write_bert, write_decoder, write_rerank_template
+from gguf_files import tensors_of
 
 TEXTS = ["Hello world", "the cat sat on the mat", "a " * 300, "what is machine learning?"]
 CLOSE = 2e-3
@@ -139,9 +139,9 @@ def test_scores_are_those_of_the_classifier(reranker: Embedder, reranker_file: P
     query, documents = "what is machine learning", ["a cat", "machine learning is data", ""]
     scores = reranker.rerank(query, documents)
     weights = {
-        tensor.name: np.array(tensor.data).astype(np.float64)
-        for tensor in gguf.GGUFReader(reranker_file).tensors
-        if tensor.name.startswith("cls")
+        name: data.astype(np.float64)
+        for name, (data, _) in tensors_of(reranker_file).items()
+        if name.startswith("cls")
     }
     with load_embedder(reranker_file, pooling="cls", n_threads=1, quiet=True) as embedder:
         for score, document in zip(scores, documents, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,6 +13,9 @@ from dflash_local import load
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import ContextFullError, FileError
 from dflash_local.fit.options import MAX_OUTPUT_ROWS, LoadOptions, LoadSettings
+from dflash_local.gguf.drafter_keys import read_drafter
+from dflash_local.gguf.file import GgufFile
+from dflash_local.trial.drafter import try_drafter
 from gguf_files import UINT32, Value, changed
 
 OPTIONS = {"n_ctx": 512, "n_gpu_layers": 0, "n_threads": 1}
@@ -53,6 +58,19 @@ def test_what_is_refused_is_not_measured(
         assert model.engine.controller is not None
         assert model.generate("def f(", max_tokens=4).stats.drafting
     assert (tmp_path / "costs").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_of_files_need_not_be_utf8(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    files = [folder / path.name for path in pair]
+    for path, file in zip(pair, files, strict=True):
+        file.symlink_to(path)
+    tried = try_drafter(files[1], read_drafter(GgufFile.open(files[1])), files[0])
+    assert "the fused graph drafts a block" in tried.passed
+    with load(*files, **OPTIONS, quiet=True) as model:
+        assert model.generate("def f(", max_tokens=8, draft_width=8).stats.drafted
 
 
 def test_on_a_cpu_drafts_are_chains(pair: tuple[Path, Path]) -> None:

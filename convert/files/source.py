@@ -129,7 +129,11 @@ def target_hint(source: Source, config: dict[str, Any]) -> str | None:
     base = source.card.get("base_model")
     bases = base if isinstance(base, list) else [base]
     # a base may be another drafter, and of several bases nothing says which is the target
-    bases = [name for name in bases if not re.search("dflash|dspark", str(name), re.IGNORECASE)]
+    bases = [
+        name
+        for name in bases
+        if isinstance(name, str) and not re.search("dflash|dspark", name, re.IGNORECASE)
+    ]
     candidates += bases if len(bases) == 1 else []
     for name in candidates:
         if isinstance(name, str) and _HUB_ID.fullmatch(name) and name != source.name:
@@ -248,10 +252,7 @@ def _no_config(repo: str, listed: list[str]) -> str:
 
 
 def _cached(
-    repo: str,
-    revision: str | None,
-    check: Callable[[Path], object] | None,
-    error: Exception,
+    repo: str, revision: str | None, check: Callable[[Path], object] | None, error: Exception
 ) -> Path:
     """The client's folder of an earlier download. Raises InputError unless it is complete."""
     import huggingface_hub as hub

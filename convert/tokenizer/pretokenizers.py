@@ -48,12 +48,7 @@ class TokenizerFamily:
     """Tokens for the roles (`bos`, `eot`, ...) that the files leave open."""
 
 
-_GLM_ROLES = {
-    "bos": "[gMASK]",
-    "eot": "<|user|>",
-    "unk": "<|endoftext|>",
-    "eom": "<|observation|>",
-}
+_GLM_ROLES = {"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"}
 
 _QWEN2_FAMILY = TokenizerFamily("bpe", "qwen2", _QWEN2)
 _QWEN35_FAMILY = TokenizerFamily("bpe", "qwen35", _QWEN35)

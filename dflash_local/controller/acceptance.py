@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from dflash_local.controller.rows import LONG
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.draft.tree import grow
@@ -32,7 +33,7 @@ _WALK = 0.0015
 """The variance that a round adds to that of `a`. Without it, a text that drifts is not followed."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
-_BLEND = 0.02
+_BLEND = 1 / LONG
 """The weight of one draft in the curve that the next request begins with."""
 _COLD_SHARES = (0.5, 0.25, 0.125)
 """The parts of the rest that the next candidates have, before any tree is seen: each half of the
@@ -175,24 +176,17 @@ class Acceptance:
         made = cls(block_size, n_nodes)
         try:
             curves: dict[ShapeName, list[float]] = {
-                name: [float(chance) for chance in raw["curves"][name]]
-                for name in ("chain", "tree")
-                if name in raw["curves"]
+                name: [float(chance) for chance in curve] for name, curve in raw["curves"].items()
             }
             numbers = [float(x) for x in raw["filter"]]
             made.n_verified = int(raw["rounds"])
             made._a, made._b, made._aa, made._ab, made._bb = numbers
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"nothing known of drafts: {error!r}") from None
-        chances = [chance for curve in curves.values() for chance in curve]
-        if (
-            not all(map(math.isfinite, [*numbers, *chances]))
-            or len(curves.get("chain", made.cold("chain"))) != block_size - 1
-        ):
+        is_finite = all(map(math.isfinite, [*numbers, *(x for c in curves.values() for x in c)]))
+        if not is_finite or len(curves.get("chain", made.cold("chain"))) != block_size - 1:
             raise ValueError(f"nothing known of drafts of a block of {block_size}")
-        if len(curves.get("tree", ())) != n_nodes:
-            curves.pop("tree", None)
-        made._curves = curves
+        made._curves = {k: c for k, c in curves.items() if k == "chain" or len(c) == n_nodes}
         return made
 
 

@@ -96,7 +96,7 @@ class _Trial:
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter = target, drafter
         # As many sequences as there is room for, each with two rows.
-        most = min(target.n_ctx // (SHALLOW + 2), target.n_batch)
+        most = min(target.n_ctx_all // (SHALLOW + 2), target.n_batch)
         self.n_seq = min(target.options.n_seq, most)
         self.budget_s = budget_s()
         self.is_rough = self.budget_s < BUDGET_S
@@ -116,7 +116,7 @@ class _Trial:
         self.switches: list[float] = []
         self.injections: list[float] = []
         self.trees: dict[int, float] = {}
-        room = min(target.n_batch, target.n_ctx - SHALLOW * self.n_seq)
+        room = min(target.n_batch, target.n_ctx_all - SHALLOW * self.n_seq)
         most = min(room // self.n_seq, target.max_width)
         self.widths = [width for width in ROW_COUNTS if width <= most]
 
@@ -161,7 +161,7 @@ class _Trial:
     def _measure_deep(self) -> bool:
         """Those that matter most, after as many tokens as there is time for. False: for none."""
         # Room for a pass of all rows after it, and for a draft of many.
-        room = self.target.n_ctx // self.n_seq - max(*self.widths, _MANY_ROWS)
+        room = self.target.n_ctx_all // self.n_seq - max(*self.widths, _MANY_ROWS)
         shallow, times = self.depth, self.steps[self.depth]
         pass_s = median(times[max(times)])
         row_s = pass_s / max(times)  # a prompt's rows cost less, as the first fill will show
@@ -240,7 +240,7 @@ class _Trial:
         """Time passes over a tree of one sequence beside those over a chain of as many rows: a
         path, and a leaf beside each of its nodes."""
         # A batch has room for as many rows as a sequence has branches.
-        if min(self.target.options.n_branches, self.target.n_ctx - self.depth) < _TREE_ROWS:
+        if min(self.target.options.n_branches, self.target.n_ctx_all - self.depth) < _TREE_ROWS:
             return
         path = list(range(-1, _TREE_ROWS // 2 - 1))
         tree = [*path, *path[: _TREE_ROWS - 1 - len(path)]]
@@ -275,7 +275,8 @@ class _Trial:
     def _inject(self) -> None:
         """Time a draft that has many rows to inject first."""
         usual = median(self.drafts[self.depth][1])
-        n_rows = min(_MANY_ROWS, self.target.n_batch, self.target.n_ctx // self.n_seq - self.part)
+        room = self.target.n_ctx_all // self.n_seq - self.part
+        n_rows = min(_MANY_ROWS, self.target.n_batch, room)
         guess_s = (self.warm_up + 1) * usual + 2 * self._guess(n_rows)
         if n_rows > 2 * SHALLOW and self._affords(1, guess_s):
             features = self._new_features(n_rows)

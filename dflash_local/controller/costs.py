@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
+from dflash_local.controller.rows import HORIZON, LONG
 from dflash_local.draft.shape import ShapeName
 
 Table = Mapping[int, Mapping[int, float]]
@@ -18,15 +20,14 @@ first."""
 TO_MAKE = 2
 """Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
 the second, to replay it. With 1, the second counts as a slow machine."""
-CONFIRMED = 128
+CONFIRMED = 2 * LONG
 """Passes after which a measurement is believed that rules drafting out. Without it, a plain step
 that was measured in three lucky moments of a busy machine, at a third of its time, keeps drafting
 off for the whole of a long first answer, at 0.4 of the speed."""
-_SLOWEST = 0.06
-"""The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
-_MEASURED = round(1 / _SLOWEST)
-"""The number of live observations that a calibrated time counts as."""
-_DRIFT = 0.02
+_SLOWEST = 1 / HORIZON
+"""The weight of an observation in the end: one hiccup moves nothing, a throttling clock does. A
+calibrated time counts as so many."""
+_DRIFT = 1 / LONG
 """The part of each surprise that is taken to hold for all counts: the machine, not the width.
 Without it, a machine that slows down loses up to a fifth of its speed."""
 _CLIP = 0.25
@@ -39,51 +40,44 @@ ten other busy programs it was 0.3 to 13. Without, such times decide whether a p
 kept."""
 
 _LEAST_S = 1e-9
-_NUMBERS = ("switch_s", "host_s", "draft_host_s", "inject_s", "token_share")
+_NUMBERS = (
+    "switch_s", "host_s", "draft_host_s", "inject_s", "token_share", "spread", "budget_s"
+)  # fmt: skip
 
 
+@dataclass(eq=False)
 class Costs:
     """Seconds of a target step, a draft stage and the work between, by rows and depth.
 
-    `switch_s` is the extra of going to another row count: llama.cpp builds its graph anew, and a
-    GPU records it with the pass after that. `host_s` is the rest of any round, `draft_host_s` the
-    additional rest of a drafting round. `inject_s` is the draft stage's extra for each row of
-    context injected beyond a round's own few. `trees` is the extra of a pass over a tree, by depth:
-    llama.cpp looks at all cells for each of its ids. `token_share` is the part of the longest
-    draft's time that each token fewer saves; 0 for a block that is drafted at once. `spread` is the
-    distance of the median time of one kind of pass from the shortest, as a part of that: a sign of
-    other work. `budget_s` are the seconds that measuring all this was allowed to take.
+    From `steps[depth][rows]`, `drafts[depth][sequences]` and `trees[depth]`, in seconds. `trees` is
+    the extra of a pass over a tree: llama.cpp looks at all cells for each of its ids; None: trees
+    cost what chains do. `switch_s` is the extra of going to another row count: llama.cpp builds its
+    graph anew, and a GPU records it with the pass after that. `host_s` is the rest of any round,
+    `draft_host_s` the additional rest of a drafting round. `inject_s` is the draft stage's extra
+    for each row of context injected beyond a round's own few. `token_share` is the part of the
+    longest draft's time that each token fewer saves; 0 for a block that is drafted at once.
+    `spread` is the distance of the median time of one kind of pass from the shortest, as a part of
+    that: a sign of other work. `budget_s` are the seconds that measuring all this was allowed to
+    take. Raises ValueError for a table without a number, and for numbers that are no durations.
     """
 
-    def __init__(
-        self,
-        steps: Table,
-        drafts: Table,
-        *,
-        switch_s: float = 0.0,
-        host_s: float = 0.0,
-        draft_host_s: float = 0.0,
-        inject_s: float = 0.0,
-        token_share: float = 0.0,
-        trees: Mapping[int, float] | None = None,
-        spread: float = 0.0,
-        budget_s: float = 0.0,
-    ) -> None:
-        """`steps[depth][rows]`, `drafts[depth][sequences]` and `trees[depth]`, in seconds; None:
-        trees cost what chains do.
+    steps: InitVar[Table]
+    drafts: InitVar[Table]
+    switch_s: float = 0.0
+    host_s: float = 0.0
+    draft_host_s: float = 0.0
+    inject_s: float = 0.0
+    token_share: float = 0.0
+    trees: InitVar[Mapping[int, float] | None] = None
+    spread: float = 0.0
+    budget_s: float = 0.0
+    n_observed: int = field(default=0, init=False)
 
-        Raises ValueError for a table without a number, and for numbers that are no durations.
-        """
+    def __post_init__(self, steps: Table, drafts: Table, trees: Mapping[int, float] | None) -> None:
         self._steps, self._drafts = _Surface(steps), _Surface(drafts)
-        self.switch_s = _duration(switch_s)
-        self.host_s = _duration(host_s)
-        self.draft_host_s = _duration(draft_host_s)
-        self.inject_s = _duration(inject_s)
-        self.token_share = _duration(token_share)
         self._trees = _Surface({d: {1: _duration(s)} for d, s in (trees or {0: 0.0}).items()})
-        self.spread = _duration(spread)
-        self.budget_s = _duration(budget_s)
-        self.n_observed = 0
+        for name in _NUMBERS:
+            setattr(self, name, _duration(getattr(self, name)))
 
     @property
     def noise(self) -> str | None:
@@ -134,7 +128,11 @@ class Costs:
         if not (seconds > 0 and math.isfinite(seconds)):
             return
         self.n_observed += 1
-        # Nothing tells apart what is due to a tree and what to its row count.
+        rows_s, known_s = self._steps.at(n_rows, depth), self.step_s(n_rows, depth, shape)
+        if known_s > rows_s and seconds < known_s * math.exp(-_CLIP):
+            # Far less than was measured: the part of the tree was too long, not that of the rows.
+            self._trees.observe(1, max(seconds - rows_s, _LEAST_S) / (known_s - rows_s))
+        # Nothing else tells apart what is due to a tree and what to its row count.
         self._steps.observe(n_rows, seconds / self.step_s(n_rows, depth, shape))
 
     def observe_draft(self, n_seqs: int, depth: int, seconds: float, fewer: int = 0) -> None:
@@ -172,10 +170,8 @@ class Costs:
         return {
             "step_s": self._steps.as_dict(),
             "draft_s": self._drafts.as_dict(),
-            **{name: getattr(self, name) for name in _NUMBERS},
             "tree_s": {depth: row["1"] for depth, row in self._trees.as_dict().items()},
-            "spread": self.spread,
-            "budget_s": self.budget_s,
+            **{name: getattr(self, name) for name in _NUMBERS},
         }
 
     @classmethod
@@ -185,10 +181,8 @@ class Costs:
             return cls(
                 _table(raw["step_s"]),
                 _table(raw["draft_s"]),
-                **{name: raw[name] for name in _NUMBERS},
                 trees={int(depth): seconds for depth, seconds in raw["tree_s"].items()},
-                spread=raw["spread"],
-                budget_s=raw["budget_s"],
+                **{name: raw[name] for name in _NUMBERS},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no costs: {error!r}") from None
@@ -210,7 +204,7 @@ class _Surface:
         if self.counts[0] < 1:
             raise ValueError(f"no costs: a time of {self.counts[0]} rows")
         self._seconds = [max(_duration(shallow[n]), _LEAST_S) for n in self.counts]
-        self._weights: list[float] = [_MEASURED] * len(self.counts)
+        self._weights: list[float] = [HORIZON] * len(self.counts)
         self._drift = 1.0
         span = max(self.depths[-1] - self.depths[0], 1)
         both = [n for n in self.counts if n in deep]
@@ -218,11 +212,13 @@ class _Surface:
         self._token_s, self._row_s = _line(both, rises) if rises else (0.0, 0.0)
 
     def at(self, n: int, depth: int) -> float:
+        first, last = self.counts[0], self.counts[-1]
         seconds = _between(self.counts, self._seconds, n)
-        if len(self.counts) == 1:
-            seconds *= n / self.counts[0]
-        elif n > self.counts[-1]:
-            seconds += (n - self.counts[-1]) * self._last_rise()
+        if first == last:
+            seconds *= n / first
+        elif n > last:
+            rise = (self._seconds[-1] - self._seconds[0]) / (last - first)
+            seconds += (n - last) * max(rise, 0.0)
         seconds += (depth - self.depths[0]) * (self._token_s + self._row_s * n)
         return max(self._drift * seconds, _LEAST_S)
 
@@ -236,9 +232,9 @@ class _Surface:
         """
         is_known = n in self.counts
         i = self._point(n)
-        if ratio < math.exp(-_CLIP) and (not is_known or self._weights[i] == _MEASURED):
+        if ratio < math.exp(-_CLIP) and (not is_known or self._weights[i] == HORIZON):
             for j, weight in enumerate(self._weights):
-                if weight == _MEASURED or j == i:
+                if weight == HORIZON or j == i:
                     self._seconds[j] *= ratio
             ratio = 1.0
         surprise = math.log(max(ratio, _LEAST_S))
@@ -265,15 +261,6 @@ class _Surface:
             str(depth): {str(n): round(self.at(n, depth), 12) for n in self.counts}
             for depth in self.depths
         }
-
-    def _last_rise(self) -> float:
-        """Seconds a count beyond the last point, over the upper half of the curve: two
-        neighbouring points would say little."""
-        last = self.counts[-1]
-        low = next(i for i, n in enumerate(self.counts) if 2 * n >= last or n == self.counts[-2])
-        low = min(low, len(self.counts) - 2)
-        rise = (self._seconds[-1] - self._seconds[low]) / (last - self.counts[low])
-        return max(rise, 0.0)
 
 
 class Passes:

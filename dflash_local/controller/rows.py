@@ -17,9 +17,12 @@ from operator import sub
 import numpy as np
 from numpy.typing import NDArray
 
-HORIZON = 20
-"""Rounds over which a better row count, or another shape, must earn the change of graph. With none,
-or with very many, it changes too often or never, at a third of the speed at worst."""
+HORIZON = 16
+"""Rounds over which a better row count, or another shape or length, must earn the change of graph;
+and the drafts or times by which something is known. With none, or with very many, graphs change too
+often or never, at a third of the speed at worst. Plans are made twice as often."""
+LONG = 4 * HORIZON
+"""Rounds, drafts or times over which a slow mean is taken."""
 BLEND = 0.15
 """The weight of the last round in means that stand for the next ones. With less, the usual row
 count is found too late."""
@@ -28,10 +31,12 @@ count is found too late."""
 class Rows:
     """Chooses for the batch of the last `price`. Counts are of drafts: rows beyond a plain pass."""
 
-    def __init__(self, *, equal: bool = False, pads: bool = False) -> None:
+    def __init__(self, *, equal: bool = False, pads: bool = False, few: bool = False) -> None:
         """`equal`: all sequences that draft get as many rows, for a GPU's graphs; `pads`: all of
-        the pass get them, drafts or not, for recurrent targets."""
+        the pass get them, drafts or not, for recurrent targets. `few`: rows of drafts come in few
+        numbers."""
         self.equal = equal or pads
+        self._few = few
         self._pads = pads
         self.base = 0
         self.rate = 0.0
@@ -74,7 +79,8 @@ class Rows:
         values, last = self._values(brought, each), self._last(last_rows, each)
         switch = self.rate * switch_s
         means = self._blended(values, each)
-        usual, best = means.index(max(means)), values.index(max(values))
+        counts = _few(len(values)) if self._few else range(len(values))
+        usual, best = max(counts, key=means.__getitem__), max(counts, key=values.__getitem__)
         stay = last
         if not 0 <= last < len(values) or (means[usual] - means[last]) * HORIZON > switch:
             stay = usual
@@ -166,6 +172,13 @@ class Rows:
                 as_likely -= chance == least
             widths.append(1 + kept)
         return widths
+
+
+def _few(n: int) -> list[int]:
+    """Of 0 to n - 1 drafts those that make 1, 2, 4, ... rows with the anchor, and the most. A GPU
+    records a graph for each count: of the 35B-A3B shape on an H200 that took three plain steps, and
+    the first answers had counts from 4 to 16 where 8 to 16 rows were all they needed."""
+    return [*((1 << i) - 1 for i in range((n - 1).bit_length())), n - 1]
 
 
 def merged(chains: Sequence[list[float]], *, equal: bool = False) -> list[float]:

@@ -89,12 +89,7 @@ def copy_alone(copies: Sequence[Copy]) -> tuple[Draft, list[float]]:
 
 
 def joined(
-    own: Draft,
-    own_chances: Sequence[float],
-    copies: Sequence[Copy],
-    *,
-    n_nodes: int,
-    n_leaves: int,
+    own: Draft, own_chances: Sequence[float], copies: Sequence[Copy], *, n_nodes: int, n_leaves: int
 ) -> tuple[Draft, list[float]]:
     """A draft of at most `n_nodes` nodes and `n_leaves` leaves, 1 for a chain, and the falling
     chances of its nodes to be accepted.

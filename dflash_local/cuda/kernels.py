@@ -29,6 +29,8 @@ TILES = (1, 2, 4)
 
 _PLAIN = "F32"
 """Matrices of floats, such as routers, are in every piece of code, and share no launch."""
+_OF_COLUMN = "Q6_K_U"
+"""Matrices with a kernel of their own for one column of a draft: the usual output heads."""
 _LAYER = re.compile(r"^blk\.\d+\.")
 _ROW_TABLES = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 
@@ -136,20 +138,14 @@ def shapes_of(file: GgufFile) -> dict[str, Shape]:
 def heads_of(file: GgufFile, key_type: str, value_type: str) -> set[Heads]:
     """The kinds of attention of a target over a cache of these types for which there are
     kernels."""
-    arch = file.metadata["general.architecture"]
-
-    def largest(name: str) -> int:
-        value = file.metadata.get(f"{arch}.{name}", 0)
-        return int(max(value, default=0) if isinstance(value, (list, tuple)) else value or 0)
-
-    n_heads = largest("attention.head_count")
-    n_kv_heads = largest("attention.head_count_kv") or n_heads
-    usual = largest("embedding_length") // n_heads if n_heads else 0
+    n_heads = file.largest("attention.head_count")
+    n_kv_heads = file.largest("attention.head_count_kv") or n_heads
+    usual = file.largest("embedding_length") // n_heads if n_heads else 0
     of_keys, of_values = (GGMLQuantizationType[t.upper()].value for t in (key_type, value_type))
     found = set()
     for end in ("", "_swa"):
-        keys = largest(f"attention.key_length{end}") or usual
-        values = largest(f"attention.value_length{end}") or usual
+        keys = file.largest(f"attention.key_length{end}") or usual
+        values = file.largest(f"attention.value_length{end}") or usual
         heads = Heads(of_keys, of_values, keys, n_heads, n_kv_heads)
         if keys == values and n_kv_heads and n_heads % n_kv_heads == 0 and heads.operand:
             found.add(heads)
@@ -158,8 +154,7 @@ def heads_of(file: GgufFile, key_type: str, value_type: str) -> set[Heads]:
 
 def experts_of(file: GgufFile) -> set[Experts]:
     """The matrices of experts of a file for which there are kernels."""
-    arch = file.metadata["general.architecture"]
-    n_used = int(file.metadata.get(f"{arch}.expert_used_count") or 0)
+    n_used = file.largest("expert_used_count")
     found = set()
     for name, tensor in file.tensors.items():
         if n_used and len(tensor.shape) == 3 and name.endswith("_exps.weight"):
@@ -197,6 +192,8 @@ def source_of(kernel: Compiled) -> str:
         lines = [f"FEW_ROWS_EXPERTS({kernel.operand})"]
     else:
         lines = [f"FEW_ROWS_PRODUCT({kernel[0]}, {kernel[1]}, {tiles})" for tiles in TILES]
+        if set(kernel) == {_OF_COLUMN}:
+            lines.insert(0, f"FEW_ROWS_COLUMN({_OF_COLUMN})")
     tables = _tables() if "IQ3" in "".join(lines) else []
     return "\n".join([*tables, native.few_rows_source(), *lines, ""])
 
@@ -220,10 +217,7 @@ def source_hash() -> str:
 
 
 def cubins(
-    kernels: Sequence[Compiled],
-    architecture: int,
-    compiler: Compiler,
-    before: Callable[[], None],
+    kernels: Sequence[Compiled], architecture: int, compiler: Compiler, before: Callable[[], None]
 ) -> list[bytes]:
     """The code of all kernels. `before` is called if some of it must be compiled. Raises
     BackendError."""

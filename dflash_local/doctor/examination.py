@@ -15,7 +15,7 @@ from dflash_local.doctor.verdict import Alarm, PairNames, alarms, verdict
 from dflash_local.errors import DflashError
 from dflash_local.fit.inspection import inspect_file
 from dflash_local.fit.plan import drafter_name
-from dflash_local.gguf.drafter_spec import HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.defaults import pair_of
@@ -85,7 +85,7 @@ def _names_of(pair: Pair) -> PairNames:
     target, draft = pair.target, pair.draft
     facts = inspect_file(target).file
     drafter = inspect_file(draft).file if draft and draft is not target else None
-    is_dflash = not isinstance(pair.spec, (ModelSpec, HeadsSpec))
+    is_dflash = pair.spec is None or isinstance(pair.spec, DrafterSpec)
     made_for = None
     if drafter:
         told = (drafter.provenance.get(key) for key in _MADE_FOR)

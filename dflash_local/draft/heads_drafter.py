@@ -15,9 +15,10 @@ from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.draft.growing import GrowingDraft
 from dflash_local.errors import BackendError, ClosedError, ContextFullError, InputError
 from dflash_local.fit.architectures import CELLS
-from dflash_local.gguf.drafter_spec import HeadsSpec
+from dflash_local.gguf.drafter_spec import AssistantSpec, HeadsSpec
 from dflash_local.llama import native, runtime
 from dflash_local.target_model import sequence_state
+from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.pass_threads import PassThreads
 from dflash_local.target_model.taps import Features, StoredFeatures
 from dflash_local.target_model.target import Target
@@ -29,7 +30,8 @@ LEAST_CHANCE = 0.1
 """A draft ends where its chance, all of it together, is less: a step of a head takes about a tenth
 of a pass of the target, most of it the output head's."""
 
-_States = NDArray[np.float32]
+States = NDArray[np.float32]
+"""Hidden states of the target, or of a head, [n, n_embd]."""
 
 
 @dataclass
@@ -38,19 +40,19 @@ class _Text:
     [n_embd], which comes with the next token. It is 0 at the beginning, and where it is lost
     because the text was cut."""
 
-    state: _States
+    state: States
     length: int = 0
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Rows of a sequence: tokens from position `begin` on, and the state before each of them,
     [n, n_embd]."""
 
     seq: int
     begin: int
     tokens: list[int]
-    states: _States
+    states: States
 
 
 class HeadsDrafter(Drafter):
@@ -63,26 +65,38 @@ class HeadsDrafter(Drafter):
     name = "the target's heads"
     saves_rows = by_steps = True
 
+    _context: Any = None
+    _pass: native.TargetPass | None = None
+
     def __init__(self, target: Target, spec: HeadsSpec, *, n_seq: int, n_ctx: int) -> None:
         """Raises BackendError if the memory does not suffice."""
-        self._spec, self._target = spec, target
         self.file_key = [*target.file_key, "heads"]
+        n_ctx += n_seq * spec.block_size
         options = replace(
-            target.options,
-            n_ctx=n_ctx + n_seq * spec.block_size,
-            n_seq=n_seq,
-            n_branches=1,
-            way_back=CELLS,
+            target.options, n_ctx=n_ctx, n_seq=n_seq, n_branches=1, way_back=CELLS, exact=False
         )
+        self._open_on(target, spec, ctypes.c_void_p(target.address), options)
+
+    def _open_on(
+        self,
+        target: Target,
+        spec: HeadsSpec | AssistantSpec,
+        model: Any,
+        options: TargetOptions,
+        beside: Any = None,
+    ) -> None:
+        """Open the context of heads in `model`, beside the context whose cells they read, if any.
+        It is closed with the target."""
+        self._spec, self._target = spec, target
+        target.attach(self)
         params = options.context_params(target.n_threads)
-        params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
-        model = ctypes.c_void_p(target.address)
+        params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, beside
         runtime.clear_log()
         with target.own_kernels():
-            self._context: Any = api.llama_init_from_model(model, params)
+            self._context = api.llama_init_from_model(model, params)
         if not self._context:
+            self.close()
             raise BackendError(f"llama.cpp has no room for the heads: {runtime.reason()}")
-        self._pass: native.TargetPass | None = None
         try:
             address = native.address(self._context)
             target.threads.attach(address)
@@ -90,8 +104,8 @@ class HeadsDrafter(Drafter):
             with target.own_kernels():
                 self._pass = native.TargetPass(
                     address,
-                    n_seq,
-                    [target.n_layer],
+                    options.n_seq,
+                    [api.llama_model_n_layer(model)],
                     self._n_batch,
                     in_graph=True,
                     threads=target.threads,
@@ -100,14 +114,18 @@ class HeadsDrafter(Drafter):
             self.close()
             raise
         self._pass_threads = PassThreads(
-            model, self._context, target.threads, options, target.n_threads, options.n_ctx
+            ctypes.c_void_p(target.address),
+            self._context,
+            target.threads,
+            options,
+            target.n_threads,
+            options.n_ctx,
         )
         self._memory = api.llama_get_memory(self._context)
-        self._texts = [_Text(self._no_state) for _ in range(n_seq)]
-        target.attach(self)
+        self._texts = [_Text(self._no_state) for _ in range(options.n_seq)]
 
     @property
-    def _no_state(self) -> _States:
+    def _no_state(self) -> States:
         return np.zeros(self._target.n_embd, np.float32)
 
     @property
@@ -140,9 +158,7 @@ class HeadsDrafter(Drafter):
             self._decode([rows[i] for i in going], output=True)
             for row, i in enumerate(list(going)):
                 token = drafts[i].draw(self._open, row)
-                last = rows[i]
-                begin = last.begin + len(last.tokens)
-                rows[i] = _Rows(last.seq, begin, [token], self._states[row : row + 1])
+                rows[i] = self._after(rows[i], token, self._states[row : row + 1])
                 if drafts[i].is_done(self._target.vocabulary):
                     going.remove(i)
         for request in requests:
@@ -188,20 +204,24 @@ class HeadsDrafter(Drafter):
             raise ClosedError("this drafter is closed; load it again")
         return self._pass
 
-    def _next(self, seq: int, tokens: list[int], states: _States) -> _Rows:
+    def _next(self, seq: int, tokens: list[int], states: States) -> Rows:
         """The rows of the next tokens. `states` are the target's, of the tokens themselves."""
         text = self._texts[seq]
         before = np.concatenate([text.state[None], states])[: len(tokens)]
-        return _Rows(seq, text.length, tokens, before)
+        return Rows(seq, text.length, tokens, before)
 
-    def _take(self, seq: int, states: _States) -> None:
+    def _after(self, rows: Rows, token: int, states: States) -> Rows:
+        """The row of a drafted token, and the head's own state before it."""
+        return Rows(rows.seq, rows.begin + len(rows.tokens), [token], states)
+
+    def _take(self, seq: int, states: States) -> None:
         """Note that rows stay, after which the target had these states."""
         text = self._texts[seq]
         text.length += len(states)
         if len(states):
             text.state = states[-1].copy()
 
-    def _decode(self, parts: Sequence[_Rows], *, output: bool = False) -> None:
+    def _decode(self, parts: Sequence[Rows], *, output: bool = False) -> None:
         """One pass. With `output`, of the last row of each part there are logits, and the states of
         the head in `_states`, [parts, n_embd]."""
         tokens: list[int] = []
@@ -234,7 +254,7 @@ class HeadsDrafter(Drafter):
         api.llama_memory_seq_rm(self._memory, seq, length, -1)
 
 
-def _read(features: Features) -> tuple[list[int], _States]:
+def _read(features: Features) -> tuple[list[int], States]:
     """The tokens, and the target's states after them, [n, n_embd]."""
     if not isinstance(features, StoredFeatures):
         raise InputError("heads read tokens, too, and these are features alone")

@@ -20,6 +20,7 @@ from dflash_local.target_model.batch import Batch, Part
 
 ShapeName = Literal["chain", "tree"]
 DraftShape = Literal["chain", "tree", "auto"]
+Rate = Callable[[Candidates], Candidates]
 
 
 def checked_shape(name: Any) -> DraftShape:
@@ -45,12 +46,7 @@ class Shape(ABC):
 
     @abstractmethod
     def cut(
-        self,
-        proposal: Draft,
-        n_vocab: int,
-        limit: int,
-        remaining: int | None,
-        rate: Callable[[Candidates], Candidates],
+        self, proposal: Draft, n_vocab: int, limit: int, remaining: int | None, rate: Rate
     ) -> Draft:
         """The part of a proposal that may be verified: at most `limit` nodes, and no token outside
         the vocabulary. It keeps the proposal's candidates. A tree grows from the candidates that
@@ -77,12 +73,7 @@ class Chain(Shape):
         return n_nodes if remaining is None else max(min(n_nodes, remaining - 1), 0)
 
     def cut(
-        self,
-        proposal: Draft,
-        n_vocab: int,
-        limit: int,
-        remaining: int | None,
-        rate: Callable[[Candidates], Candidates],
+        self, proposal: Draft, n_vocab: int, limit: int, remaining: int | None, rate: Rate
     ) -> Draft:
         if not proposal.is_chain:
             raise InputError("this engine verifies chains; the drafter proposed a tree")
@@ -113,12 +104,7 @@ class Tree(Shape):
         return n_nodes if remaining is None or remaining > 1 else 0
 
     def cut(
-        self,
-        proposal: Draft,
-        n_vocab: int,
-        limit: int,
-        remaining: int | None,
-        rate: Callable[[Candidates], Candidates],
+        self, proposal: Draft, n_vocab: int, limit: int, remaining: int | None, rate: Rate
     ) -> Draft:
         depth = limit if remaining is None else min(limit, remaining - 1)
         known = proposal.candidates

@@ -272,7 +272,7 @@ class Engine:
         self.prefix_cache.give_back(sequence.slot, gave_up=gave_up)
         if self.exact:
             # Rows of answers are computed in passes of other widths than those of a prompt.
-            n = len(sequence.request.prompt)
+            n = min(len(sequence.request.prompt), sequence.slot.n_read)
             n = min(n, sequence.n_kept) if sequence.n_left_out else n
             self.slots.roll_back(sequence.slot, n, for_drafts=False)
 
@@ -290,10 +290,11 @@ class Engine:
         """Whether there are enough cells for the next token of each sequence.
 
         Each needs the rest of its prompt, or a cell for its anchor. Empties free slots if needed.
+        A sequence with cells of its own takes none from others.
         """
         n = sum(sequence.n_cells_left or 1 for sequence in sequences)
         self.prefix_cache.make_room(n)
-        return self.slots.free_cells >= n
+        return self.slots.free_cells >= n or self.target.options.has_streams
 
     def step(self, sequences: list[Sequence]) -> None:
         """One chunk of the prompts that are not yet decoded, then one round of the others.

@@ -66,12 +66,12 @@ class Lap:
         self._n_drafting = self._n_others = 0
         self._n_injected = 0
         self._inject_s = 0.0
-        self._n_rebuilds = slots.target.n_rebuilds
+        self._n_rebuilds = slots.target.native.n_rebuilds
         self._n_rows = len(sequences)
         self._n_steps = 1
         self._shape: ShapeName = "chain"
         self._draft_s = 0.0
-        self._drawn_s = slots.target.draw_s
+        self._drawn_s = slots.target.native.draw_s
         self._start = self._began = self._drafted = self._verified = time.perf_counter()
 
     @contextmanager
@@ -101,7 +101,7 @@ class Lap:
     def accepting(self, n_rows: int, shape: ShapeName = "chain", n_steps: int = 1) -> None:
         """The target's pass over `n_rows` rows is over, or `n_steps` plain steps of as many, which
         drew their tokens in between."""
-        draw_s = self._slots.target.draw_s - self._drawn_s
+        draw_s = self._slots.target.native.draw_s - self._drawn_s
         for sequence in self._sequences:
             sequence.stats.sample_s += draw_s
         self._verified = time.perf_counter() - draw_s
@@ -124,7 +124,7 @@ class Lap:
     def end(self) -> None:
         """The round is over."""
         end, n_steps = time.perf_counter(), self._n_steps
-        n_rebuilds = self._slots.target.n_rebuilds - self._n_rebuilds
+        n_rebuilds = self._slots.target.native.n_rebuilds - self._n_rebuilds
         for sequence in self._sequences:
             stats = sequence.stats
             stats.draft_s += self._drafted - self._start

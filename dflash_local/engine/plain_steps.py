@@ -55,6 +55,7 @@ class PlainSteps:
         left = [s.remaining for s in sequences if s.remaining is not None]
         by_time = int(_AHEAD_S / self._meter.step_s) + 1
         most = _MOST_AHEAD if n == self._meter.last_rows else TO_MAKE
+        left += [self._slots.n_left(s.slot) for s in sequences]
         n_steps = min([*left, self._slots.free_cells // n, by_time, most])
         if self._controller and any(
             s.policy and not s.lacks_drafter(self._slots) for s in sequences

@@ -85,7 +85,9 @@ class Prefill:
                 range(part.first_row, end),
                 features=sequence.wants_features,
             )
-            if sequence.reports_prompt:
+            if not sequence.reports_prompt:  # or its passes are narrower than others'
+                sequence.slot.n_read = len(sequence.slot.cached)
+            else:
                 with sequence.alone(self._slots):
                     sequence.report_prompt(self._target, part.begin, n, output_row)
                 output_row += n - 1
@@ -127,6 +129,8 @@ class Prefill:
         """The sequences whose prompt goes on in this step, with their numbers of rows."""
         if not reading:
             return []
+        if self._slots.least > 1:  # a chunk is as wide as if it were alone, and in its own pass
+            reading, streaming = [min(reading, key=lambda s: s.turn)], False
         n_rows = scheduler.chunk_rows(self._target.n_batch, streaming, self._rows_per_s, round_s)
         rows = scheduler.share_rows([Prompt(s.n_left, s.turn) for s in reading], n_rows)
         return [(s, self._chunk(s, n)) for s, n in zip(reading, rows, strict=True) if n]
@@ -159,9 +163,9 @@ class Prefill:
                 n = self._cache.catch_up(sequence.slot, text, for_drafts=sequence.wants_features)
                 sequence.stats.cached_tokens += n
         alike = [i for i, s in enumerate(sequences) if s.request.cache_prompt]
-        going = scheduler.ahead(
-            [texts[i] for i in alike], [len(sequences[i].slot.cached) for i in alike], LEAST_GAIN
-        )
+        n_cached = [len(sequences[i].slot.cached) for i in alike]
+        least = max(LEAST_GAIN, self._slots.least)
+        going = scheduler.ahead([texts[i] for i in alike], n_cached, least)
         waiting = set(alike) - {alike[i] for i in going}
         return [s for i, s in enumerate(sequences) if i not in waiting]
 

@@ -18,13 +18,7 @@ from dflash_local.engine.slots import Slot, Slots
 from dflash_local.errors import InputError
 from dflash_local.prefixes.checkpoints import Checkpoints
 from dflash_local.prefixes.prefix import Prefix, SavedSequence, Wanted
-from dflash_local.prefixes.reuse import (
-    LEAST_GAIN,
-    Holder,
-    choose,
-    common_prefix,
-    worth_keeping,
-)
+from dflash_local.prefixes.reuse import LEAST_GAIN, Holder, choose, common_prefix, worth_keeping
 from dflash_local.prefixes.store import Found, PrefixStore
 from dflash_local.target_model.images import n_cells
 from dflash_local.target_model.target import StateCheckpoint
@@ -103,6 +97,7 @@ class PrefixCache:
         slot.busy = True
         slot.gave_up = False
         slot.owner = owner
+        slot.n_read = len(slot.cached)
         return slot, len(slot.cached)
 
     def is_at_hand(

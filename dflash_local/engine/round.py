@@ -9,6 +9,8 @@ accepted rows are injected into the drafter with its next draft.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from dflash_local.controller.controller import Controller
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
@@ -47,9 +49,19 @@ class Round:
         Raises as `Target.decode`, and InputError for a proposal of the wrong shape. A fault of a
         single sequence becomes its `error`; a drafter that fails is put aside.
         """
-        sequences = self._with_cells(sequences)
-        if not sequences:
-            return
+        for together in self._passes(self._with_cells(sequences)):
+            self._run(together)
+
+    def _passes(self, sequences: list[Sequence]) -> list[list[Sequence]]:
+        """These sequences, in groups that llama.cpp takes in one pass: where they have cells of
+        their own, their numbers must follow one another."""
+        if not self._target.options.has_streams:
+            return [sequences] if sequences else []
+        in_order = enumerate(sorted(sequences, key=lambda s: s.slot.seq))
+        groups = groupby(in_order, key=lambda each: each[1].slot.seq - each[0])
+        return [[sequence for _, sequence in group] for _, group in groups]
+
+    def _run(self, sequences: list[Sequence]) -> None:
         with self._meter.lap(sequences) as lap:
             choices = self._widths.choose(sequences)
             self._inject(choices, lap)
@@ -79,16 +91,19 @@ class Round:
         keep rounds narrow.
         """
         self._cache.make_room(sum(1 + s.most_nodes for s in sequences))
-        room = max(self._slots.free_cells, 0)
-        for sequence in sequences[room:]:
-            if sequence.shift(self._target.n_ctx):
+        room = self._slots.free_cells
+        fitting: list[Sequence] = []
+        for sequence in sequences:
+            if len(fitting) < room and self._slots.n_left(sequence.slot) > 0:
+                fitting.append(sequence)
+            elif sequence.shift(self._target.n_ctx):
                 # What is left is decoded again, like a prompt.
                 self._slots.inject(sequence.slot)
                 for_drafts = sequence.wants_features
                 self._slots.roll_back(sequence.slot, sequence.n_kept, for_drafts=for_drafts)
             else:
                 sequence.finish_reason = "length"
-        return sequences[:room]
+        return fitting
 
     def _inject(self, choices: list[Choice], lap: Lap) -> None:
         """Inject features that a prompt, plain decoding or copies alone left pending."""

@@ -40,6 +40,9 @@ class Slot:
     pending: list[int] = field(default_factory=list)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     """Of a recurrent state after some of `cached`: where other texts may fork off."""
+    n_read: int = 0
+    """So many of `cached` were read as a prompt. The rows of answers, after them, were computed in
+    other passes."""
     busy: bool = False
     last_use: int = 0
     owner: str = ""
@@ -83,14 +86,18 @@ class Slots:
 
     @property
     def free_cells(self) -> int:
-        """Free cells of the cache that all slots share."""
-        return self.target.n_ctx - self._shared.n_used([self.n_cells(s) for s in self._slots])
+        """Free cells of all slots."""
+        return self.target.n_ctx_all - self._shared.n_used([self.n_cells(s) for s in self._slots])
 
     @property
     def room(self) -> int:
         """Cells that are free once all free slots are emptied."""
         busy = [self.n_cells(slot) if slot.busy else 0 for slot in self._slots]
-        return self.target.n_ctx - self._shared.n_used(busy)
+        return self.target.n_ctx_all - self._shared.n_used(busy)
+
+    def n_left(self, slot: Slot) -> int:
+        """Cells that a slot may still take, if they are free."""
+        return self.target.n_ctx - self.n_cells(slot)
 
     def n_cells(self, slot: Slot, length: int | None = None) -> int:
         """Cells that the first `length` tokens of a slot take, or all of them."""
@@ -185,7 +192,7 @@ class Slots:
         """Inject pending rows that the next `n_rows` would overwrite in the target's store."""
         if not self.target.n_features:
             return  # the drafter reads tokens
-        lost = self.target.n_decoded + n_rows - self.target.n_stored
+        lost = self.target.n_decoded + n_rows - self.target.native.n_stored
         for slot in self._slots:
             if slot.pending and slot.pending[0] < lost:
                 self.inject(slot)
@@ -243,9 +250,7 @@ class Slots:
         if self.drafter and for_drafts:
             # Rows that only the target has are decoded again for their hidden states.
             length = self.n_drafted_from(slot, min(length, self.drafter.length(slot.seq)))
-        length = self.reach(slot, length - length % self.least, copied=False)
-        if length % self.least:  # only a checkpoint was in reach, and it lies between the multiples
-            length = 0
+        length = self.reach(slot, length, copied=False)
         if self.drafter:
             self.drafter.truncate(slot.seq, length)
         if length < len(slot.cached):
@@ -275,11 +280,14 @@ class Slots:
     def reach(self, slot: Slot, length: int, *, copied: bool) -> int:
         """The most tokens, at most `length`, that can be kept of a slot when it is cut, or that
         another slot can get if they are `copied`. No image is cut."""
+        if self.least > 1:
+            length = min(length, slot.n_read) if copied else length
+            length -= length % self.least
         length = whole(slot.cached, length)
-        if self.target.can_copy(slot.seq, length) if copied else self.can_cut(slot, length):
-            return length
-        checkpoint = slot.checkpoints.longest(length)
-        return checkpoint.length if checkpoint else 0
+        if not (self.target.can_copy(slot.seq, length) if copied else self.can_cut(slot, length)):
+            checkpoint = slot.checkpoints.longest(length)
+            length = checkpoint.length if checkpoint else 0
+        return 0 if length % self.least else length  # an image or a checkpoint may lie between
 
     def _cut(self, slot: Slot, length: int) -> bool:
         """Cut the target's cache to a length within `reach`. False: it cannot, or it is empty."""
@@ -299,11 +307,15 @@ class Slots:
             return
         checkpoints = [c for c in source.checkpoints.all if c.length <= length]
         at = None if self.target.can_copy(source.seq, length) else checkpoints[-1]
-        if not self.target.copy(source.seq, slot.seq, length, at):
+        try:
+            if not self.target.copy(source.seq, slot.seq, length, at):
+                return
+        except MemoryError:
             return
         slot.checkpoints.take(checkpoints)
-        self._shared.share(source.seq, slot.seq, self.n_cells(source, length))
-        slot.cached = source.cached[:length]
+        if not self.target.options.has_streams:
+            self._shared.share(source.seq, slot.seq, self.n_cells(source, length))
+        slot.cached, slot.n_read = source.cached[:length], length
         slot.gave_up = source.gave_up
         self.inject(source)
         if self.drafter:

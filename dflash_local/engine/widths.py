@@ -12,6 +12,7 @@ from dflash_local.engine.choice import Choice
 from dflash_local.engine.copying import Copying
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
+from dflash_local.fit.options import MAX_OUTPUT_ROWS
 
 
 class Widths:
@@ -21,6 +22,10 @@ class Widths:
         self._slots = slots
         self._controller = controller
         self._copying = Copying(slots, controller)
+        target = slots.target
+        # In wider passes a GPU runs llama.cpp's kernels, by which rows round beside others.
+        most = MAX_OUTPUT_ROWS if target.options.has_streams else target.n_batch
+        self._most_rows = min(target.n_batch, most)
 
     # Before the draft
 
@@ -45,7 +50,7 @@ class Widths:
     def _limited(self, sequences: list[Sequence]) -> list[Choice]:
         """The most nodes that each sequence may verify: those that can be emitted, and have
         room."""
-        room = min(self._slots.free_cells, self._slots.target.n_batch)
+        room = min(self._slots.free_cells, self._most_rows)
         free = room - len(sequences)  # the anchors
         choices = []
         for sequence in sequences:
@@ -53,6 +58,8 @@ class Widths:
             choices.append(Choice(sequence, sequence.shape.limit(most, sequence.remaining)))
             free -= choices[-1].limit
         self._copying.widen(choices, free)
+        for choice in choices:
+            choice.limit = min(choice.limit, self._slots.n_left(choice.sequence.slot) - 1)
         return choices
 
     def _choose_drafts(
@@ -98,12 +105,13 @@ class Widths:
             choice.draft = choice.draft.clip(choice.n_rows - 1)
 
     def _make_equal(self, choices: list[Choice]) -> None:
-        """Give all as many rows as the widest, where a recurrent target wants it. Some have more
+        """Give all as many rows as the widest, where the target needs it. Some have more
         drafts to fill theirs."""
         target = self._slots.target
         if target.needs_equal_rows:
-            room = min(self._slots.free_cells, target.n_batch) // len(choices)
-            n_rows = min(max(choice.n_rows for choice in choices), room)
+            room = min(self._slots.free_cells, self._most_rows) // len(choices)
+            left = min(self._slots.n_left(choice.sequence.slot) for choice in choices)
+            n_rows = min(max(choice.n_rows for choice in choices), room, left)
             for choice in choices:
                 choice.n_rows = n_rows
 

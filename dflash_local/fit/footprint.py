@@ -21,7 +21,13 @@ from dflash_local.fit.options import (
 )
 from dflash_local.fit.overrides import EXPERTS, device_of
 from dflash_local.gguf.adapter import open_adapter
-from dflash_local.gguf.drafter_spec import AnySpec, HeadLayerSpec, HeadsSpec, ModelSpec
+from dflash_local.gguf.drafter_spec import (
+    AnySpec,
+    AssistantSpec,
+    HeadLayerSpec,
+    HeadsSpec,
+    ModelSpec,
+)
 from dflash_local.gguf.drafter_tensors import TOKEN_TABLES
 
 if TYPE_CHECKING:
@@ -148,10 +154,11 @@ class Footprint:
         self._read_shape()
         self.taps = len(spec.target_layers) if spec else 0
         self._own: Footprint | None = None
-        """Of a drafter that is a language model, in a context of its own."""
+        """Of a drafter that is a language model, or an assistant, in a context of its own."""
         self._has_heads = isinstance(spec, HeadsSpec)
-        if drafter is not None and isinstance(spec, ModelSpec):
-            own = options.for_drafter(is_recurrent=spec.is_recurrent)
+        if drafter is not None and isinstance(spec, (ModelSpec, AssistantSpec)):
+            doubled = isinstance(spec, ModelSpec) and spec.is_recurrent
+            own = options.for_drafter(is_recurrent=doubled)
             self._own = Footprint(drafter, None, None, own)
         self._read_drafter(drafter, spec)
 
@@ -206,7 +213,7 @@ class Footprint:
             self.looked_up = embeddings.n_bytes if embeddings and not self.head_copy else 0
         if self._own:
             self.drafter_weights = self._own.weights + self._own.head_copy
-        if isinstance(spec, (ModelSpec, HeadsSpec)):
+        if isinstance(spec, (ModelSpec, HeadsSpec, AssistantSpec)):
             return
         width = spec.n_head_kv * spec.head_dim
         self.drafter_weights = sum(tensor.n_bytes for tensor in drafter.tensors.values())
@@ -214,7 +221,7 @@ class Footprint:
         self._drafter_on_host = sum(table.n_bytes for table in tables if table)
         self._drafter_row = spec.n_layer * 2 * width * 2
         self._drafter_masks = 2 if spec.sliding_window else 1
-        n_ff = _largest(drafter.get("dflash.feed_forward_length"))
+        n_ff = drafter.largest("feed_forward_length")
         row = 3 * spec.n_embd + spec.n_head * spec.head_dim
         inject = self._n_batch * (self.taps * self._n_embd + row + 2 * width)
         if spec.selector is not None:  # the kernels of a part's two convolutions, and their sums
@@ -282,16 +289,16 @@ class Footprint:
 
     def _read_shape(self) -> None:
         blocks = range(self.n_blocks)
-        self._heads = max(_largest(self._key("attention.head_count")), 1)
+        self._heads = max(self._target.largest("attention.head_count"), 1)
         head = self._key("attention.key_length") or self._n_embd // self._heads
         self._query = max((self._width(i, "attn_q") for i in blocks), default=0)
         self._query = self._query or self._heads * head
         self._keys = max((self._width(i, "attn_k") for i in blocks), default=0)
-        self._experts = self._key("expert_used_count") or 0
+        self._experts = self._target.largest("expert_used_count")
         if self._experts:
-            self._n_ff = self._experts * (self._key("expert_feed_forward_length") or 0)
+            self._n_ff = self._experts * self._target.largest("expert_feed_forward_length")
         if not self._experts or not self._n_ff:
-            self._n_ff = _largest(self._key("feed_forward_length"))
+            self._n_ff = self._target.largest("feed_forward_length")
 
     def block_weights(self, layers: range) -> int:
         return self._weights[layers.stop] - self._weights[layers.start]
@@ -431,7 +438,3 @@ def _at(value: Any, layer: int) -> int:
     if isinstance(value, list):
         return int(value[layer]) if layer < len(value) else 0
     return int(value or 0)
-
-
-def _largest(value: Any) -> int:
-    return int(max(value, default=0) if isinstance(value, list) else value or 0)

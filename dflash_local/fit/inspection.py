@@ -17,7 +17,7 @@ from dflash_local.fit.architectures import (
     WayBackKind,
     way_back,
 )
-from dflash_local.fit.pairing import check_target, n_heads_of
+from dflash_local.fit.pairing import ASSISTANT, check_target, n_heads_of, read_assistant
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
@@ -141,6 +141,23 @@ class DrafterReport:
 
 
 @dataclass(frozen=True)
+class AssistantReport:
+    """Heads of a target in a file of their own."""
+
+    file: FileFacts
+    n_draft: int
+    n_layer: int
+    n_embd: int
+    n_embd_target: int
+    """That of the hidden state that they read."""
+    n_vocab: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for JSON."""
+        return {"role": "drafter", "architecture": ASSISTANT, **_plain(self)}
+
+
+@dataclass(frozen=True)
 class TargetReport:
     """A language model, and its abilities with a drafter in llama.cpp."""
 
@@ -198,7 +215,7 @@ class ProjectorReport:
         return {"role": "projector", **_plain(self)}
 
 
-Report = DrafterReport | TargetReport | ProjectorReport
+Report = DrafterReport | AssistantReport | TargetReport | ProjectorReport
 
 
 def inspect_file(file: GgufFile) -> Report:
@@ -207,6 +224,8 @@ def inspect_file(file: GgufFile) -> Report:
         return inspect_drafter(file)
     if file.architecture == PROJECTOR:
         return _inspect_projector(file)
+    if file.architecture == ASSISTANT:
+        return _inspect_assistant(file)
     check_target(file)
     name = file.architecture
     return TargetReport(
@@ -220,6 +239,18 @@ def inspect_file(file: GgufFile) -> Report:
         offers_taps=name in TAPPED_ARCHITECTURES,
         is_recurrent=name in RECURRENT_ARCHITECTURES,
         way_back=way_back(name),
+    )
+
+
+def _inspect_assistant(file: GgufFile) -> AssistantReport:
+    spec = read_assistant(file)
+    return AssistantReport(
+        file=_facts(file),
+        n_draft=spec.n_draft,
+        n_layer=file.require(f"{ASSISTANT}.block_count", int),
+        n_embd=file.require(f"{ASSISTANT}.embedding_length", int),
+        n_embd_target=file.require(f"{ASSISTANT}.embedding_length_out", int),
+        n_vocab=spec.n_vocab,
     )
 
 

@@ -177,7 +177,9 @@ class ContextOptions:
                     f"override_kv has {key}={text[:60]!r}: llama.cpp takes no such value"
                 )
         check_one_of("load_mode", self.load_mode, LOAD_MODES)
-        check_one_of("rope_scaling", self.rope_scaling or "none", ROPE_SCALINGS)
+        if self.rope_scaling is not None:
+            check_one_of("rope_scaling", self.rope_scaling, ROPE_SCALINGS)
+        check_whole("yarn_orig_ctx", self.yarn_orig_ctx, 0, (1 << 31) - 1)
         for name in ("rope_scale", *ROPE_NUMBERS):
             _check_number(name, getattr(self, name))
         if self.rope_scale == 0 or None not in (self.rope_scale, self.rope_freq_scale):
@@ -224,10 +226,10 @@ class LoadOptions(ContextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("n_ctx", self.n_ctx, 16, MAX_CONTEXT)
+        check_whole("n_ctx", self.n_ctx, 16 * (self.n_seq if self.exact else 1), MAX_CONTEXT)
         check_whole("n_gpu_layers", self.n_gpu_layers, -1, None)
         check_whole("n_cpu_moe", self.n_cpu_moe, 0, None)
-        check_whole("n_seq", self.n_seq, 1, MAX_IDS)
+        check_whole("n_seq", self.n_seq, 1, MAX_OUTPUT_ROWS if self.exact else MAX_IDS)
         check_whole("n_batch", self.n_batch, 1, 65536)
         check_whole("draft_window", self.draft_window, 0, MAX_CONTEXT)
         if (
@@ -240,10 +242,6 @@ class LoadOptions(ContextOptions):
             )
         if self.draft_shape is not None:
             check_one_of("draft_shape", self.draft_shape, SHAPES)
-        if self.exact and self.n_seq > 1:
-            raise InputError(
-                f"exact answers are computed one at a time, and n_seq is {self.n_seq}; give n_seq=1"
-            )
         if self.exact and self.draft_shape not in (None, "chain"):
             raise InputError(
                 f"trees round differently than plain decoding, and draft_shape is "
@@ -277,9 +275,11 @@ def check_whole(name: str, value: Any, least: int, most: int | None) -> None:
 
 
 def _check_number(name: str, value: Any) -> None:
-    """Raises InputError unless `value` is a number of moderate size, 0 or more or -1, or None."""
+    """Raises InputError unless `value` is a number of moderate size, 0 or more, or None; of YaRN
+    also -1, which is the model's own."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (is_number and (value == -1 or 0 <= value <= 1e9)):
+    is_own = value == -1 and name.startswith("yarn_")
+    if value is not None and not (is_number and (is_own or 0 <= value <= 1e9)):
         raise InputError(f"{name} is {value!r}, expected a number from 0 to 1e9")
 
 

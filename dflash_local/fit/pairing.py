@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,9 @@ from dflash_local.fit.architectures import (
     TAPPED_ARCHITECTURES,
     way_back,
 )
-from dflash_local.gguf.drafter_keys import (
-    MAX_LAYERS,
-    OLD_ARCHITECTURES,
-    read_drafter,
-    refuse_old,
-)
+from dflash_local.gguf.drafter_keys import MAX_LAYERS, OLD_ARCHITECTURES, read_drafter, refuse_old
 from dflash_local.gguf.drafter_spec import (
+    AssistantSpec,
     DrafterSpec,
     FileSpec,
     HeadLayerSpec,
@@ -34,10 +31,40 @@ from dflash_local.gguf.drafter_spec import (
 )
 from dflash_local.gguf.file import GgufFile
 
+ASSISTANT, _ASSISTED = "gemma4-assistant", "gemma4"
+"""The architecture of a drafter that attends to its target's cells, and that of the target."""
+_WINDOWS = "attention.sliding_window_pattern"
 _TOKENS = "tokenizer.ggml.tokens"
 _WAYS = {"cells": "yes", "replay": "by replay", "snapshots": "by snapshots"}
 _SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
 _MOST_UNUSED = 128  # as llama.cpp has it for speculative decoding
+_SIZES = (
+    "attention.key_length",
+    "attention.key_length_mla",
+    "attention.key_length_swa",
+    "attention.kv_lora_rank",
+    "attention.shared_kv_layers",
+    "attention.sliding_window",
+    "attention.value_length",
+    "attention.value_length_swa",
+    "kda.head_dim",
+    "nextn_predict_layers",
+    "rope.dimension_count",
+    "shortconv.l_cache",
+    "ssm.conv_kernel",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+)
+_SIZES_OF_LAYERS = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "expert_feed_forward_length",
+    "expert_used_count",
+    "feed_forward_length",
+)
+"""Keys that a plan counts with; of these, a model may have one number for each layer."""
 _PLAIN = "or leave the drafter out for plain decoding"
 
 
@@ -103,6 +130,8 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
             "a DFlash drafter (general.architecture 'dflash') given as the target; give it as the "
             "draft model, and the model that it was trained for as the target"
         )
+    if architecture == ASSISTANT and architecture not in takes:
+        file.fail("a Gemma 4 assistant given as the target; give it as the draft model")
     if architecture in NOT_GENERATIVE_ARCHITECTURES and architecture not in takes:
         known = architecture in EMBEDDING_ARCHITECTURES
         file.fail(
@@ -120,6 +149,8 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
         value = file.require(f"{architecture}.{key}", int)
         if not 1 <= value <= high:
             file.fail(f"{architecture}.{key} is {value}, expected 1 to {high}")
+    for key in (*_SIZES, *_SIZES_OF_LAYERS):
+        _check_size(file, f"{architecture}.{key}", listed=key in _SIZES_OF_LAYERS)
     if not file.require(_TOKENS, list):
         file.fail(f"key '{_TOKENS}' is empty, expected the vocabulary")
     embeddings = file.tensors.get("token_embd.weight")
@@ -133,6 +164,15 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
         )
 
 
+def _check_size(file: GgufFile, key: str, *, listed: bool) -> None:
+    value = file.get(key, 0)
+    values = value if listed and isinstance(value, list) else [value]
+    if not all(type(each) is int and 0 <= each < 1 << 32 for each in values):
+        several = ", or one for each layer" if listed else ""
+        shown = reprlib.repr(value)
+        file.fail(f"key '{key}' is {shown}, expected a whole number of 32 bits{several}")
+
+
 def check_pair(target: GgufFile, drafter: GgufFile) -> FileSpec:
     """The spec of `drafter`, if it fits `target`.
 
@@ -140,10 +180,11 @@ def check_pair(target: GgufFile, drafter: GgufFile) -> FileSpec:
     not fit each other: the message names the field, both values and what to do.
     """
     check_target(target)
-    needed = [_roll_back(target)] if is_model(drafter) else [_roll_back(target), _taps(target)]
+    needs_taps = drafter.architecture == "dflash"
+    needed = [_roll_back(target), _taps(target)] if needs_taps else [_roll_back(target)]
     if fault := next((field.fault for field in needed if field.fault), None):
         raise PairError(fault)
-    spec = read_spec(drafter, n_vocab=target.n_vocab)
+    spec = read_spec(drafter, target)
     for field in _fields(target, drafter, spec):
         if field.fault:
             raise PairError(field.fault)
@@ -230,22 +271,13 @@ def n_heads_of(target: GgufFile) -> int:
     return n if f"blk.{last}.nextn.eh_proj.weight" in target.tensors else 0
 
 
-def is_model(drafter: GgufFile) -> bool:
-    """Whether a file given as a drafter is an ordinary language model."""
-    known = {"dflash", *OLD_ARCHITECTURES}
-    return drafter.architecture not in known | NOT_GENERATIVE_ARCHITECTURES
-
-
-def read_spec(file: GgufFile, *, n_vocab: int | None = None) -> FileSpec:
-    """The spec of a drafter. `n_vocab` is used if a DFlash drafter's file has no vocabulary. Raises
-    FileError if it is no drafter, and none that is a language model either."""
-    if file.architecture == "gemma4-assistant":
-        file.fail(
-            "a Gemma 4 assistant, which drafts from the target's own cache and is not used here; "
-            "give a DFlash drafter, or a small Gemma 4, as the draft model"
-        )
-    if not is_model(file):
-        return read_drafter(file, n_vocab=n_vocab)
+def read_spec(file: GgufFile, target: GgufFile) -> FileSpec:
+    """The spec of a drafter for `target`, whose vocabulary counts if a DFlash drafter's file has
+    none. Raises FileError if it is no drafter, and none that is a language model either."""
+    if file.architecture == ASSISTANT:
+        return replace(read_assistant(file), target_layers=(_tappable_layers(target),))
+    if file.architecture in {"dflash", *OLD_ARCHITECTURES} | NOT_GENERATIVE_ARCHITECTURES:
+        return read_drafter(file, n_vocab=target.n_vocab)
     check_target(file)
     name = file.architecture
     if n_heads_of(file) and "blk.0.attn_norm.weight" not in file.tensors:
@@ -255,13 +287,23 @@ def read_spec(file: GgufFile, *, n_vocab: int | None = None) -> FileSpec:
     return ModelSpec(file.n_vocab or 0, name in RECURRENT_ARCHITECTURES)
 
 
+def read_assistant(file: GgufFile) -> AssistantSpec:
+    """The spec of an assistant, without a target. Raises FileError for a bad file."""
+    check_model(file, {ASSISTANT})
+    keys = ("block_count", "nextn_predict_layers")
+    ours, theirs = (file.require(f"{ASSISTANT}.{key}", int) for key in keys)
+    if ours != theirs:
+        file.fail(f"{keys[1]} is {theirs} and {keys[0]} {ours}, expected the same: all its layers")
+    return AssistantSpec(file.n_vocab or 0)
+
+
 def compare_pair(target: GgufFile, drafter: GgufFile) -> Fit:
     """The checks of `check_pair` as a report, which also has the fields that fit.
 
     Raises FileError if `target` is not a target or `drafter` not a drafter.
     """
     check_target(target)
-    spec = read_spec(drafter, n_vocab=target.n_vocab)
+    spec = read_spec(drafter, target)
     return Fit(target.path, drafter.path, tuple(_fields(target, drafter, spec)))
 
 
@@ -286,6 +328,8 @@ def _fields(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> Iterator[Fie
         n_embd = target.require(f"{target.architecture}.embedding_length", int)
         yield _equal(target, drafter, "hidden size", "embedding_length", n_embd, spec.n_embd)
         yield _tapped_layers(target, drafter, spec)
+    if isinstance(spec, AssistantSpec):
+        yield from _cells(target, drafter)
     yield _sizes(target, drafter, spec)
     if _TOKENS not in drafter.metadata:
         return
@@ -300,6 +344,36 @@ def _fields(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> Iterator[Fie
         else:
             yield _equal(target, drafter, name, key, ours, theirs)
     yield _tokens(target, drafter)
+
+
+def _cells(target: GgufFile, drafter: GgufFile) -> Iterator[FieldFit]:
+    """An assistant reads the cells of the target's last two layers, of which the first has a
+    window: llama.cpp takes their sizes from the assistant's own file."""
+    name = target.architecture
+    yield _equal(target, drafter, "architecture", "", name, _ASSISTED)
+    if name != _ASSISTED:
+        return
+    n_embd = target.get(f"{name}.embedding_length")
+    n_out = drafter.get(f"{ASSISTANT}.embedding_length_out")
+    yield _equal(target, drafter, "hidden size", "embedding_length_out", n_embd, n_out)
+    for key in ("key_length", "key_length_swa"):
+        name = f"attention.{key}"
+        ours, theirs = (file.get(f"{file.architecture}.{name}") for file in (target, drafter))
+        yield _equal(target, drafter, key.replace("_", " "), name, ours, theirs)
+    windows, last = _of_layers(drafter, _WINDOWS), _of_layers(target, _WINDOWS)[-2:]
+    yield _equal(target, drafter, "windows", _WINDOWS, last, [True, False])
+    if last != [True, False]:
+        return
+    ours, theirs = (_of_layers(file, "attention.head_count_kv") for file in (target, drafter))
+    read = [ours[-2 if has_window else -1] for has_window in windows]
+    yield _equal(target, drafter, "heads of the cells", "attention.head_count_kv", read, theirs)
+
+
+def _of_layers(file: GgufFile, key: str) -> list[Any]:
+    """A key's values for all layers, of which the file may have one for all."""
+    n = file.require(f"{file.architecture}.block_count", int)
+    value = file.get(f"{file.architecture}.{key}")
+    return [*value, *[None] * n][:n] if isinstance(value, list) else [value] * n
 
 
 def _sizes(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> FieldFit:

@@ -80,10 +80,6 @@ class Plan:
         """Whether decoding may have to read weights from disk again and again."""
         return self.host.needed + self.mapped_bytes > self.host.usable
 
-    @property
-    def compute_bytes(self) -> int:
-        return sum(use.compute for use in self.devices)
-
     def lines(self) -> list[str]:
         """The plan in words, for stderr."""
         used = [use.name for use in self.gpus if use.layers]

@@ -177,6 +177,23 @@ class HeadsSpec:
         return 1 + self.n_draft
 
 
-FileSpec = DrafterSpec | ModelSpec
+@dataclass(frozen=True)
+class AssistantSpec:
+    """Layers that predict further tokens, in a file of their own, as Gemma 4's. They read the
+    target's hidden state, and attend to the cells of the target's last two layers."""
+
+    n_vocab: int
+    target_layers: tuple[int, ...] = ()
+    """Beside a target the number of its layers: the hidden state after all and the last norm."""
+    n_draft: int = 6
+    """The most tokens at once."""
+
+    @property
+    def block_size(self) -> int:
+        """Anchor and drafts."""
+        return 1 + self.n_draft
+
+
+FileSpec = DrafterSpec | ModelSpec | AssistantSpec
 """Of a drafter that has a file of its own."""
 AnySpec = FileSpec | HeadsSpec

@@ -151,6 +151,11 @@ class GgufFile:
         """The value of `key` as it is stored, or `default`."""
         return self.metadata.get(key, default)
 
+    def largest(self, name: str) -> int:
+        """A size of the architecture, the largest where layers differ; 0 if it is missing."""
+        value = self.get(f"{self.architecture}.{name}") or 0
+        return int(max(value)) if isinstance(value, list) else int(value)
+
     def data(self, tensor: TensorInfo, start: int, stop: int) -> bytes:
         """Bytes `start` to `stop` of the data of `tensor`. Raises FileError."""
         path = self.shards[tensor.shard]

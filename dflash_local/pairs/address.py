@@ -83,11 +83,11 @@ def read_address(given: str | os.PathLike[str]) -> Address:
 def _existing(text: str) -> Path | None:
     """The file of that name, or the folder if models lie in it."""
     try:
-        path = Path(text).expanduser()
+        path = Path(os.path.expanduser(text))
         if path.is_dir():
             return path if _looks_like_path(text) or _holds_models(path) else None
         return path if path.exists() else None
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError):
         return None
 
 

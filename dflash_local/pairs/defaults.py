@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
+from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.hub.repository import repository_of
 from dflash_local.pairs import registry
 from dflash_local.pairs.entry import Entry
+from dflash_local.sampling.params import SamplingParams
 
 _SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
@@ -23,12 +27,7 @@ _SAMPLING_KEYS = {
 }
 """What a model's file may say, by llama.cpp's names, and the options of that meaning."""
 
-CHAT_SAMPLING: Mapping[str, float] = {
-    "temperature": 0.8,
-    "top_k": 40,
-    "top_p": 0.95,
-    "min_p": 0.05,
-}
+CHAT_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """Of chats where neither a request nor the model says: llama.cpp's own. Greedy, a small model fills
 a screen with one sentence. OpenAI's defaults (temperature 1, top_p 1) draw from the whole
 vocabulary: from a small quantised model a misplaced token every few sentences."""
@@ -110,10 +109,14 @@ def pair_of(draft: GgufFile | None) -> Entry | None:
     return found or registry.of_drafter(repository_of(draft.path) or str(draft.path))
 
 
-def _in_file(target: GgufFile) -> dict[str, float]:
-    found = {name: target.get(key) for key, name in _SAMPLING_KEYS.items()}
-    return {
-        name: value
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+def _in_file(target: GgufFile) -> dict[str, Any]:
+    """The sampling that a file advises, without what no request may ask for."""
+    found = {}
+    for key, name in _SAMPLING_KEYS.items():
+        value = target.get(key)
+        if name == "top_k" and value == -1:  # as other programs have it
+            value = 0
+        with suppress(InputError):
+            SamplingParams(**{name: value}).validate(target.n_vocab or 0)
+            found[name] = value
+    return found

@@ -224,7 +224,7 @@ def _check(entry: Entry, engine: str) -> None:
     """Refuse what an engine's tables of targets and drafters lack. Raises InputError."""
     if entry.architecture not in _TARGETS[engine]:
         raise _refused(entry, engine, f"it drafts for no target of kind {entry.architecture}")
-    if engine == SGLANG and _is_of_speculators(entry):
+    if engine == SGLANG and "-speculator." in entry.drafter:
         raise _refused(entry, engine, "it does not read drafters in the layout of `speculators`")
     if engine == SGLANG and _is_dspark(entry) and entry.architecture == "gemma4":
         raise _refused(entry, engine, "it has no Gemma4DSparkModel")
@@ -240,10 +240,6 @@ def _refused(entry: Entry, engine: str, why: str) -> InputError:
 
 def _is_file(entry: Entry) -> bool:
     return entry.drafter.endswith(".gguf")
-
-
-def _is_of_speculators(entry: Entry) -> bool:
-    return "-speculator." in entry.drafter
 
 
 def _is_dspark(entry: Entry) -> bool:

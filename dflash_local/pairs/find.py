@@ -344,12 +344,7 @@ def _drafter_models(names: Iterable[str]) -> gguf_names.Models:
     return gguf_names.drafters(names) or gguf_names.targets(names)
 
 
-def _on_hub(
-    address: HubAddress,
-    models_of: ModelsOf,
-    usual: Sequence[str],
-    newest: bool,
-) -> Files:
+def _on_hub(address: HubAddress, models_of: ModelsOf, usual: Sequence[str], newest: bool) -> Files:
     """The files of one model of a repository: those that are here, or else what the hub has."""
 
     held = None if newest else _held(address, models_of, usual)

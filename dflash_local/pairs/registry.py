@@ -35,7 +35,7 @@ def own_entries() -> tuple[Entry, ...]:
 def _entries(more: str | None) -> tuple[Entry, ...]:
     found = {entry.name: entry for entry in read(_OWN)}
     if more:
-        found |= {entry.name: entry for entry in read(Path(more).expanduser())}
+        found |= {entry.name: entry for entry in read(Path(os.path.expanduser(more)))}
     return tuple(found.values())
 
 
@@ -87,7 +87,6 @@ def _is_target(entry: Entry, place: str) -> bool:
 def _same(one: str | None, other: str) -> bool:
     if one is None:
         return False
-    # Unlike `Path.expanduser`, this leaves a user that there is not as it is.
     file, given = Path(os.path.expanduser(one)), Path(other)
     is_one_file = file.is_file() and given.is_file() and file.samefile(given)
     return is_one_file or one.casefold() == other.casefold()

@@ -30,7 +30,7 @@ def folder() -> Path:
     platform's folder for data. It need not exist."""
     chosen = os.environ.get(ENVIRONMENT)
     if chosen:
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     return platformdirs.user_data_path("dflash-local", appauthor=False)
 
 

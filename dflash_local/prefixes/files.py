@@ -73,7 +73,7 @@ class PrefixFiles:
         called with a line about each file that cannot be used or written. Raises InputError for a
         folder that cannot be made or read.
         """
-        self.folder = Path(folder).expanduser()
+        self.folder = Path(os.path.expanduser(folder))
         self.max_bytes = max_bytes
         self.say = say or _silent
         self._key = _digest(key)
@@ -193,7 +193,7 @@ class SlotFiles:
 
     def __init__(self, folder: str | os.PathLike[str], key: Mapping[str, Any]) -> None:
         """`key` as for `PrefixFiles`. Raises InputError for a folder that is not there."""
-        self._folder = Path(folder).expanduser()
+        self._folder = Path(os.path.expanduser(folder))
         self._key = _digest(key)
         if not self._folder.is_dir():
             raise InputError(f"slot_save_path {self._folder} is no folder; make it, or name one")

@@ -57,9 +57,7 @@ def worth_restoring(n_usable: int, n_more: int, n_stored: int) -> bool:
 
 
 def choose(
-    holders: Sequence[Holder],
-    stored: tuple[int, int] | None = None,
-    preferred: int | None = None,
+    holders: Sequence[Holder], stored: tuple[int, int] | None = None, preferred: int | None = None
 ) -> Reuse:
     """Choose a slot, and the prefix to copy into it. At least one slot must not be busy.
 

@@ -139,6 +139,15 @@ def _usage(status: ModelStatus) -> float:
     return _rate(status.cells_used, status.n_ctx)
 
 
+def _drafts(prefix: str) -> _Families:
+    name = f"{prefix}:spec_decode_num"
+    return (
+        (f"{name}_drafts", "Drafts that were verified.", lambda s: sum(s.position_drafted[:1])),
+        (f"{name}_draft_tokens", "Drafted tokens that were verified.", lambda s: s.drafted),
+        (f"{name}_accepted_tokens", "Drafted tokens accepted.", lambda s: s.accepted),
+    )
+
+
 _COUNTERS: _Families = (
     ("llamacpp:prompt_tokens", "Prompt tokens computed.", _computed),
     (
@@ -150,17 +159,7 @@ _COUNTERS: _Families = (
     ("llamacpp:tokens_predicted", "Tokens generated.", lambda s: s.emitted),
     ("llamacpp:tokens_predicted_seconds", "Seconds spent on generating.", lambda s: s.decode_s),
     ("llamacpp:n_decode", "Passes of the model.", lambda s: s.passes),
-    (
-        "llamacpp:spec_decode_num_drafts",
-        "Drafts that were verified.",
-        lambda s: sum(s.position_drafted[:1]),
-    ),
-    (
-        "llamacpp:spec_decode_num_draft_tokens",
-        "Drafted tokens that were verified.",
-        lambda s: s.drafted,
-    ),
-    ("llamacpp:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", lambda s: s.accepted),
+    *_drafts("llamacpp"),
     ("vllm:prompt_tokens", "Prompt tokens, cached ones included.", lambda s: s.prompt_tokens),
     ("vllm:generation_tokens", "Tokens generated.", lambda s: s.emitted),
     (
@@ -169,17 +168,7 @@ _COUNTERS: _Families = (
         lambda s: s.prompt_tokens,
     ),
     ("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda s: s.cached_tokens),
-    (
-        "vllm:spec_decode_num_drafts",
-        "Drafts that were verified.",
-        lambda s: sum(s.position_drafted[:1]),
-    ),
-    (
-        "vllm:spec_decode_num_draft_tokens",
-        "Drafted tokens that were verified.",
-        lambda s: s.drafted,
-    ),
-    ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", lambda s: s.accepted),
+    *_drafts("vllm"),
     (
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Drafted tokens accepted, by their place in the draft.",

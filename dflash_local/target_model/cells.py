@@ -120,12 +120,13 @@ class Cells:
         *,
         n_swa: int,
         rollback: Rollback,
+        has_streams: bool = False,
         spare: Sequence[int] = (),
     ) -> None:
         """`n_swa`: the reach of layers with a sliding window, in tokens; 0 without any. `rollback`:
-        how far back the sequences can be cut. `spare`: the ids more that the context has to keep
-        each sequence's cells in the order of its tokens, two where a sequence has a recurrent
-        state; none: they are not. It then has no branches."""
+        how far back the sequences can be cut. `has_streams`: see `TargetOptions`. `spare`: the ids
+        more that the context has to keep each sequence's cells in the order of its tokens, two
+        where a sequence has a recurrent state; none: they are not. It then has no branches."""
         self.ids = ids_of(n_seq, n_branches)
         self._spare = list(spare)
         self._whole_context = context
@@ -136,6 +137,7 @@ class Cells:
         self._memory = api.llama_get_memory(context)
         self._n_swa = n_swa
         self._rollback = rollback
+        self._has_streams = has_streams
         self._held = [[0] * n_branches for _ in range(n_seq)]
         """For each branch, the number of its sequence's tokens in it. Not used for the first
         one."""
@@ -289,13 +291,26 @@ class Cells:
                 held[branch] = length
         return True
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Let sequence `target`, which is empty, share the first `length` positions of `source`."""
-        api.llama_memory_seq_cp(self._memory, self.ids[source][0], self.ids[target][0], 0, length)
+    def copy(self, source: int, target: int, length: int) -> bool:
+        """Let sequence `target`, which is empty, share the first `length` positions of `source`, or
+        have a copy of them. False: llama.cpp cannot copy them, and `target` is empty."""
+        ids = self.ids[source][0], self.ids[target][0]
+        if self._has_streams:
+            # llama.cpp's own copy comes with the next pass, when either may be another text.
+            state = sequence_state.save(self._whole_context, ids[0])
+            if not sequence_state.restore(self._whole_context, ids[1], state):
+                return False
+            api.llama_memory_seq_rm(self._memory, ids[1], length, -1)
+            if not self.sees(target, length):  # of a sliding window only the last cells came
+                self.clear(target)
+                return False
+        else:
+            api.llama_memory_seq_cp(self._memory, *ids, 0, length)
         self._rollback.share(source, target)
         if self._log is not None:
             self._log.share(source, target, self.n_cells(source, length))
         self._wide[target] = [wide for wide in self._wide[source] if wide[0] <= length]
+        return True
 
     def sees(self, seq: int, length: int) -> bool:
         """Whether a sequence of `length` tokens still has all cells that the next token looks at.

@@ -12,13 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local import disk_cache
+from dflash_local.errors import InputError
+from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.target_model.bare_pass import prefill, rows_of
+from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import StateCheckpoint, Target
 
 WIDTHS = (2, 4, 8, 16)
 DEPTHS = (32, 480)
 """Tokens of context before the rows that are compared: a few, and more than the 256 cells after
 which kernels may split the context among threads."""
+
+_DEPTH_BESIDE, _ROWS_BESIDE = 272, 8
+"""Tokens before the rows that are compared with rows beside others, and the most of these rows."""
 
 _BUDGET_S = 2.0
 _MOST_ROWS = 2048
@@ -101,9 +107,34 @@ def measure_exactness(target: Target, *, before: Callable[[], None]) -> Exactnes
     return found
 
 
+def check_others(target: Target) -> None:
+    """Refuse a target whose rows round by the rows of other sequences beside them, in an empty
+    context of several. Raises InputError."""
+    n_seq = target.options.n_seq
+    n = max(min(_ROWS_BESIDE, MAX_OUTPUT_ROWS // n_seq, target.n_batch // n_seq), 1)
+    depth = max(min(_DEPTH_BESIDE, target.n_ctx - n), 1)
+    tokens = np.random.default_rng(0).integers(0, target.n_vocab, depth + n).tolist()
+    prefill(target, tokens[:depth])
+    alone = np.stack(rows_of(target, depth, tokens[depth:], 1))
+    target.truncate(0, depth)
+    batch = Batch()
+    for seq in range(n_seq):
+        batch.add(seq, 0 if seq else depth, tokens[depth:])
+    target.run(batch)
+    beside = np.stack([target.logits(row) for row in range(n)])
+    for seq in range(n_seq):
+        target.clear(seq)
+    if difference := np.abs(beside - alone).max():
+        raise InputError(
+            f"exact answers to {n_seq} requests at once need rows that round alike beside others, "
+            f"and here a logit moves by {difference:.2g}: that takes an NVIDIA GPU or, on a CPU, "
+            "Q8_0 weights and kv_type q8_0; else give n_seq=1"
+        )
+
+
 def told_of_others(found: Exactness, target: Target, *, exact: bool) -> Exactness:
-    """With the note on other requests in this target's mode. `exact`: requests run one after the
-    other, and use nothing of earlier ones but whole batches."""
+    """With the note on other requests in this target's mode. `exact`: requests use
+    nothing of earlier ones but whole batches."""
     # Whether a row is computed from its own sequence alone.
     own = target.rounds_alone and (exact or target.options.kv_types == ("q8_0", "q8_0"))
     others = "other requests, before it and beside it, may change the last bits of an answer"

@@ -46,8 +46,8 @@ class TargetOptions(ContextOptions):
     takes one of llama.cpp's sequence ids. The experts of the first `n_cpu_moe` layers are in RAM.
     `tapped_layers` are the layers whose inputs are kept as features; they cannot be changed later.
     `way_back`: how a recurrent sequence takes rows back. `heads`: whether the layers that predict
-    further tokens are loaded, too. `exact`: results do not depend on how busy the CPUs are, not
-    even in their last bits.
+    further tokens are loaded, too. `exact`: results do not depend on how busy the CPUs are, nor on
+    other sequences, not even in their last bits.
     """
 
     n_ctx: int
@@ -83,6 +83,12 @@ class TargetOptions(ContextOptions):
                 f"n_batch is {self.n_batch} with {n_snapshots} snapshots; give it at least "
                 f"{n_snapshots + SNAPSHOT_ROWS}"
             )
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether each sequence has an equal part of the cells for its own. There its cells lie as
+        if it were alone, and so sums over them round as if it were."""
+        return self.exact and self.n_seq > 1
 
     def model_params(self) -> Any:
         """`llama_model_params`. Raises InputError for a `tensor_split` over more devices than
@@ -146,7 +152,7 @@ class TargetOptions(ContextOptions):
             params.rope_freq_scale = 1 / self.rope_scale
         if self.rope_scaling is not None:
             params.rope_scaling_type = ROPE_SCALINGS.index(self.rope_scaling)
-        params.kv_unified = True
+        params.kv_unified = not self.has_streams
         # A window that only keeps its last cells cannot be rolled back past them.
         params.swa_full = True
         params.no_perf = True

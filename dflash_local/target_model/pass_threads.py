@@ -65,5 +65,4 @@ def _whole_until(options: TargetOptions, n_ctx: int) -> float:
     splits = options.flash_attn and whole and n_ctx > _FEW_CELLS
     if not options.exact or not splits:
         return math.inf
-    in_order = options.n_seq == options.n_branches == 1
-    return _FEW_CELLS if in_order else 0
+    return _FEW_CELLS if options.n_branches == 1 else 0

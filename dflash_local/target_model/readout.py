@@ -34,23 +34,10 @@ class Readout:
             raise ClosedError("this target is closed; load it again")
         return self._pass
 
-    def best(self) -> list[int]:
-        """The likeliest token of each output row of the last pass, found on the device.
-
-        -1 if the logits are not finite numbers. Of equal tokens the CPU takes the lowest, a GPU
-        always the same one.
-        """
-        return self.native.best
-
     def draw(self, how: TokenDraw | None, output_row: int) -> int:
         """Draw a token from an output row of the last pass, as the `native.TokenDraw` says; None
         takes the likeliest. -1 if the logits are not finite numbers, -2 if none is left."""
         return self.native.draw(how, output_row)
-
-    @property
-    def draw_s(self) -> float:
-        """Seconds that all draws took so far."""
-        return self.native.draw_s
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits of a row of the last batch, float32 [n_vocab], fetched from the device."""
@@ -81,21 +68,6 @@ class Readout:
     def n_features(self) -> int:
         """Width of a context feature: taps times hidden size."""
         return self.n_embd * len(self.options.tapped_layers)
-
-    @property
-    def n_stored(self) -> int:
-        """The number of feature rows kept: the last ones that were decoded."""
-        return self.native.n_stored
-
-    @property
-    def first_stored(self) -> int:
-        """The number in the store of the first row of the last pass. The other rows follow."""
-        return self.native.first_stored
-
-    @property
-    def n_rebuilds(self) -> int:
-        """The number of rebuilds of llama.cpp's graph: at a new width, or when a cache grew."""
-        return self.native.n_rebuilds
 
     def stored(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """Context features of rows by their numbers in the store, float32 [n, n_features]."""

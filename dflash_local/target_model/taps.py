@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class StoredFeatures:
     """Rows of a target's store of features, given by their numbers there.
 
-    It looks like an array, float32 [n, n_features]. The rows are overwritten once `target.n_stored`
-    later rows have been decoded. Reading them then raises InputError. `tokens` are those of the
-    rows, which is all that there is if no layers are tapped.
+    It looks like an array, float32 [n, n_features]. The rows are overwritten once as many as the
+    store holds have been decoded after them. Reading them then raises InputError. `tokens` are
+    those of the rows, which is all that there is if no layers are tapped.
     """
 
     def __init__(self, target: Target, rows: Sequence[int], tokens: Sequence[int] = ()) -> None:

@@ -179,11 +179,6 @@ class Target(Readout):
         """The scale of each adapter where a request gives none."""
         return tuple(scale for _, scale in self._lora)
 
-    @property
-    def lora_files(self) -> tuple[str, ...]:
-        """The files of its adapters."""
-        return tuple(path for path, _ in self._lora)
-
     def adapt(self, scales: Sequence[float]) -> None:
         """Let each adapter act so strongly from the next pass on; 0: not at all. Cells computed
         with other scales are of no use to it. A change makes llama.cpp plan its graph again."""
@@ -214,7 +209,10 @@ class Target(Readout):
         self.threads = self._shared_threads or native.ThreadPool(n_threads)
         self.threads.attach(native.address(self._context))
         # llama.cpp rounds up, but no more is promised than was asked for.
-        self.n_ctx: int = min(options.n_ctx, api.llama_n_ctx(self._context))
+        self.n_ctx_all: int = min(options.n_ctx, api.llama_n_ctx(self._context))
+        """The cells of all sequences together."""
+        self.n_ctx: int = self.n_ctx_all // (options.n_seq if options.has_streams else 1)
+        """The most cells of a sequence."""
         self.n_batch: int = api.llama_n_batch(self._context)
         self.n_threads = n_threads
         self._pass_threads = PassThreads(
@@ -226,7 +224,7 @@ class Target(Readout):
         """The most rows of one sequence in a pass of which all but the first can be taken back."""
         # Otherwise llama.cpp may split a pass, and its graph does not see all rows.
         in_graph = not self.is_recurrent or self.way_back.rows > 0 or options.n_seq == 1
-        self.needs_equal_rows = self.is_recurrent and in_graph
+        self.needs_equal_rows = options.has_streams or (self.is_recurrent and in_graph)
         """Whether all sequences of a pass must have the same number of rows: llama.cpp would split
         any other."""
         self.wants_equal_rows = self.needs_equal_rows or options.n_gpu_layers != 0
@@ -251,6 +249,8 @@ class Target(Readout):
                 self.way_back.by("replay"),
                 self.threads,
             )
+        if options.exact:
+            self._pass.draw_alike()
         self._rollback = rollback(self.way_back, self.is_recurrent, options.n_seq, self._pass)
         self._cells = Cells(
             self._context,
@@ -258,6 +258,7 @@ class Target(Readout):
             options.n_branches,
             n_swa=self.n_swa,
             rollback=self._rollback,
+            has_streams=options.has_streams,
             spare=range(first_spare, first_spare + n_spare if in_graph else 0),
         )
 
@@ -275,7 +276,7 @@ class Target(Readout):
         """Ids with which the cells of several sequences are kept in order, so that answers depend
         on their own sequence alone; 0: they are not."""
         options = self.options
-        if options.n_seq == 1 or not self._may_round_alone():
+        if options.n_seq == 1 or options.has_streams or not self._may_round_alone():
             return 0
         if self.is_recurrent and not (
             options.way_back.by("replay") and api.llama_model_is_hybrid(self._model)
@@ -294,7 +295,8 @@ class Target(Readout):
     @property
     def rounds_alone(self) -> bool:
         """Whether a row rounds as its own sequence's cells make it, whatever other sequences do."""
-        is_alone = self.options.n_seq == 1 or self._n_spare_ids() > 0
+        options = self.options
+        is_alone = options.n_seq == 1 or options.has_streams or self._n_spare_ids() > 0
         return self._may_round_alone() and not self.is_recurrent and is_alone
 
     @property
@@ -382,7 +384,7 @@ class Target(Readout):
     def _end(self, n_rows: int, seq_ids: Sequence[int], positions: Sequence[int]) -> None:
         """Note the rows of the passes since `_begin`, and where they left their sequences."""
         self._rollback.end_pass(seq_ids, positions)
-        first = self.first_stored
+        first = self.native.first_stored
         self.numbers = range(first, first + n_rows)
         self.n_decoded = first + n_rows
 
@@ -519,14 +521,16 @@ class Target(Readout):
         """Let sequence `target`, which is empty, share the first `length` positions of `source`.
 
         Without a `checkpoint` of `source` at that length, `can_copy` must hold: else InputError.
-        False: llama.cpp does not take the checkpoint, and sequence `target` is empty.
+        False: llama.cpp does not take the checkpoint or, where sequences have cells of their own,
+        the cells, and sequence `target` is empty. Raises MemoryError in the latter case.
         """
         if checkpoint is None and not self.can_copy(source, length):
             raise InputError(
                 f"the first {length} tokens of sequence {source} cannot be shared now: its "
                 "recurrent state stands for others"
             )
-        self._cells.copy(source, target, length)
+        if not self._cells.copy(source, target, length):
+            return False
         return checkpoint is None or self.restore(target, checkpoint)
 
     def can_copy(self, seq: int, length: int) -> bool:

@@ -196,12 +196,7 @@ class Vocabulary:
                 free()
 
     def tokenize(
-        self,
-        text: str,
-        *,
-        special: bool = True,
-        add_special: bool = True,
-        n_ctx: int | None = None,
+        self, text: str, *, special: bool = True, add_special: bool = True, n_ctx: int | None = None
     ) -> list[int]:
         """Token ids of `text`.
 

@@ -135,7 +135,7 @@ def _raise(
             f"({why}): a native build by GCC before 13 does so on CPUs with AMX; "
             f"reinstall it: {REINSTALL}"
         )
-    path = draft if verdict.stage == "draft" and draft else target
+    path = draft if verdict.stage in ("draft", "assistant") and draft else target
     if verdict.stage == "projector" and mmproj:
         path = Path(mmproj[0])
     doing = {
@@ -147,6 +147,7 @@ def _raise(
         "taps": "tap its layers",
         "decode": "decode a few tokens",
         "heads": "draft with its heads",
+        "assistant": f"draft with it for {target.name}",
         "embed": "make a vector of a few tokens",
     }.get(verdict.stage, verdict.stage)
     raise FileError(

@@ -100,19 +100,28 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
         _try_projector(os.fsencode(mmproj[0]), model, n_gpu_layers != 0)
     say(stage="context")
     runtime.clear_log()
-    params = _context_params(n_gpu_layers)
-    params.n_rs_seq = WayBack(**request["way_back"]).by("snapshots")
+    settings = _context_params(n_gpu_layers)
+    settings.n_rs_seq = WayBack(**request["way_back"]).by("snapshots")
     pooling = request.get("pooling")
     if pooling is not None:
-        params.embeddings, params.pooling_type = True, pooling
-    context = llama_cpp.llama_init_from_model(model, params)
+        settings.embeddings, settings.pooling_type = True, pooling
+    context = llama_cpp.llama_init_from_model(model, settings)
     if not context:
         raise FileError(runtime.first_error_line() or "no context")
     passes = None
     if pooling is None:
         passes = _try_passes(model, context, request)
         if request.get("heads"):
+            say(stage="heads")
             _try_heads(model, n_gpu_layers)
+        if request.get("assistant"):
+            say(stage="assistant")
+            # With the target's devices, whose cells it reads. These keys are the target's own.
+            params.kv_overrides = params.tensor_buft_overrides = params.tensor_split = None
+            params.n_gpu_layers = -1 if n_gpu_layers else 0
+            assistant = loaded(os.fsencode(request["draft"]), params)
+            _try_heads(assistant, n_gpu_layers, beside=context)
+            llama_cpp.llama_model_free(assistant)
     else:
         _try_embedding(context)
     llama_cpp.llama_free(context)
@@ -174,23 +183,23 @@ def _try_passes(model: Any, context: Any, request: dict[str, Any]) -> Any:
     return passes
 
 
-def _try_heads(model: Any, n_gpu_layers: int) -> None:
-    """Decode rows in llama.cpp's context for the layers that predict further tokens."""
+def _try_heads(model: Any, n_gpu_layers: int, beside: Any = None) -> None:
+    """Decode rows in llama.cpp's context for the layers that predict further tokens. An assistant's
+    is `beside` that of the target."""
     import llama_cpp
     import numpy as np
 
     from dflash_local.llama import native, runtime
 
-    say(stage="heads")
     runtime.clear_log()
     params = _context_params(n_gpu_layers)
-    params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+    params.ctx_type, params.ctx_other = llama_cpp.LLAMA_CONTEXT_TYPE_MTP, beside
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise FileError(runtime.first_error_line() or "no context")
     layers, address = [llama_cpp.llama_model_n_layer(model)], native.address(context)
     passes = native.TargetPass(address, 1, layers, _N_CTX, True)
-    states = np.zeros((2, llama_cpp.llama_model_n_embd(model)), np.float32)
+    states = np.zeros((2, llama_cpp.llama_model_n_embd_out(model)), np.float32)
     if status := passes.decode([0, 0], [0, 1], [0, 0], [False, True], (), states):
         raise FileError(runtime.first_error_line() or f"llama_decode returned {status}")
     passes.hidden_states([passes.first_stored])

@@ -175,12 +175,7 @@ class Answerer:
     """
 
     def __init__(
-        self,
-        target: Target,
-        drafter: Drafter,
-        n_seq: int,
-        max_tokens: int,
-        dtype: torch.dtype,
+        self, target: Target, drafter: Drafter, n_seq: int, max_tokens: int, dtype: torch.dtype
     ) -> None:
         self._target = target
         self._reader = TapReader(drafter, target, dtype)

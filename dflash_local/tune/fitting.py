@@ -41,14 +41,7 @@ from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
 from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf, save_plain
 from dflash_local.tune.state import first_line, read_state, state_told, write_state
 from dflash_local.tune.texts import Form, Texts, drawn, general, read_texts
-from dflash_local.tune.training import (
-    CPU_ANCHORS,
-    N_ANCHORS,
-    RATE,
-    WARM_UP,
-    Trainer,
-    is_trained,
-)
+from dflash_local.tune.training import CPU_ANCHORS, N_ANCHORS, RATE, WARM_UP, Trainer, is_trained
 from dflash_local.tune.weights import dequantize, read_torch_drafter
 
 Say = Callable[[str], None]
@@ -138,7 +131,7 @@ def tune(
     others. Raises InputError for files that cannot be read, written or do not fit, and as `load`;
     then everything is as it was. `kind`: another kind of run than one that begins with a drafter.
     """
-    if options.output.exists():
+    if os.path.lexists(options.output):  # a link to nowhere is in the way, too
         raise InputError(f"{options.output}: exists already; choose another folder with -o")
     _texts(options, ("continue",))  # what is wrong is told at once
     general(("continue",))
@@ -633,14 +626,21 @@ class Run:
     def _finish(self, card: Card) -> None:
         if card.is_default:
             tuned.tuned_drafter(self._options.target)  # a damaged list is told before the card is
-        (self._part / "README.md").write_text(card.markdown(), encoding="utf-8")
+        place = self._part / "README.md"
+        place.write_text(card.markdown(), encoding="utf-8", errors="replace")  # names of files
         text = json.dumps(card.as_dict(), indent=1)
         (self._part / "tune.json").write_text(text + "\n", encoding="utf-8")
-        for name in (_STATE, _SETTINGS):
-            (self._part / name).unlink(missing_ok=True)
-        os.rename(self._part, self._options.output)
+        options = self._options
+        try:
+            os.rename(self._part, options.output)
+        except OSError as error:
+            raise InputError(
+                f"{options.output}: cannot be written: {error.strerror}; once nothing is there, "
+                "the same command goes on"
+            ) from None
+        for name in (_STATE, _SETTINGS):  # not before, or nothing could go on
+            (options.output / name).unlink(missing_ok=True)
         if card.is_default:
-            options = self._options
             source = options.source or str(options.draft.resolve())
             tuned.make_default(options.target, card.after, source)
 

@@ -192,7 +192,7 @@ class Worker:
         if not self._waiting or len(self._running) == self._n_slots:
             return
         n_ctx = self._engine.target.n_ctx
-        free = n_ctx - sum(job.cells(n_ctx) for job in self._running)
+        free = self._engine.target.n_ctx_all - sum(job.cells(n_ctx) for job in self._running)
         tickets = [job.ticket for job in self._waiting]
         n = scheduler.n_to_begin(tickets, len(self._running), self._n_slots, free)
         for _ in range(n):

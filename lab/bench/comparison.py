@@ -14,7 +14,7 @@ from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import Spread
 from dflash_local.bench.prompts.case import Case
 from dflash_local.fit.overrides import experts_of
-from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec
+from dflash_local.gguf.drafter_spec import AssistantSpec, DrafterSpec, HeadsSpec
 from dflash_local.pair import Pair
 from lab.bench.llama_server import LlamaServer, ServerAnswer
 from lab.replay.recorded import RecordedDrafts
@@ -31,7 +31,7 @@ _WARM_UP_TOKENS = 16
 def whole_chain(pair: Pair) -> int | None:
     """The drafts of a whole chain, of which a synthetic length is the mean: those of heads; None:
     as many as were recorded."""
-    return pair.spec.n_draft if isinstance(pair.spec, HeadsSpec) else None
+    return pair.spec.n_draft if isinstance(pair.spec, (HeadsSpec, AssistantSpec)) else None
 
 
 def server_like(
@@ -47,6 +47,8 @@ def server_like(
     draft, drafts_by = pair.draft.path if pair.draft else None, "draft-dflash"
     if isinstance(pair.spec, HeadsSpec):
         draft, drafts_by = None, "draft-mtp"
+    elif isinstance(pair.spec, AssistantSpec):
+        drafts_by = "draft-mtp"
     elif isinstance(pair.spec, DrafterSpec) and pair.spec.family == "dspark":
         drafts_by = "draft-dspark"
     n_threads = model.target.n_threads

@@ -35,7 +35,7 @@ class MemoryUse:
         return cls(
             target=plan.target_bytes,
             target_cache=plan.kv_bytes,
-            compute=plan.compute_bytes,
+            compute=sum(use.compute for use in plan.devices),
             drafter=plan.drafter_bytes,
             drafter_cache=grown,
             drafter_cache_limit=plan.drafter_kv_bytes,

@@ -131,18 +131,15 @@ struct normalization {
 };
 
 // Attention over the cells of a cache is computed in chunks of these, and the chunks' results are
-// put together in their order. Where a chunk begins depends on nothing but its number, so a row has
-// the same bits whatever comes beside it, and however many cells follow.
-constexpr int CELLS = 32;  // that a block takes at a time
-constexpr int ATTENTION_THREADS = 128;
-constexpr int GROUP_QUERIES = 16;  // of the rows of one tensor-core instruction
-constexpr int LONG_HEAD = 112;
-constexpr int chunk_begin(int chunk) {
-    return chunk < 16    ? chunk * 64
-           : chunk < 40  ? 1024 + (chunk - 16) * 128
-           : chunk < 88  ? 4096 + (chunk - 40) * 256
-           : chunk < 120 ? 16384 + (chunk - 88) * 512
-                         : 32768 + (chunk - 120) * 1024;
+// put together in their order. Where a chunk begins depends on nothing but its number and the
+// model, so a row has the same bits whatever comes beside it, and however many cells follow. The
+// first are of 64 cells; from each power of two on, as many more are twice as long. That is enough
+// blocks for a large GPU, and few enough results to put together.
+constexpr int LONG_HEAD = 128;
+constexpr int chunk_begin(int chunk, int n_kv_heads, int head_dim) {
+    const int heads = head_dim > LONG_HEAD ? 2 * n_kv_heads : n_kv_heads;
+    const int n = heads > 8 ? 16 : 128 / heads;
+    return chunk < n ? chunk * 64 : (n + chunk % n) * 64 << (chunk / n - 1);
 }
 
 // Attention of rows over a cache: softmax(mask + scale * q k) v for each head, in grouped queries.
@@ -157,9 +154,9 @@ struct attention {
     const unsigned short * mask;               // halves [n_rows, n_cells], added to scores
     unsigned long long mask_row, mask_stream;  // halves
     const float * sinks;                       // [n_heads]: a score each without a value; or null
-    float * sums;    // [columns][n_heads][n_chunks][head_dim], of values by exp(score - largest)
-    float * totals;  // [columns][n_heads][n_chunks]: the largest score, and the sum of those exp;
-                     // scores times log2(e), powers of two in place of exp
+    unsigned short * means;  // halves [columns][n_heads][n_chunks][head_dim]: of a chunk's values
+    float * totals;  // [columns][n_heads][n_chunks]: the largest score, and the sum of exp(score -
+                     // largest); scores times log2(e), powers of two in place of exp
     float * out;
     unsigned char * converted;  // null, or where the result goes as the input of a product, too
     int n_tiles;                // of that
@@ -172,24 +169,56 @@ struct attention {
 
 constexpr int COMBINE_SHARED = BLOCK_THREADS * 10 * 4;  // bytes
 
-// Bytes of a cell's keys and values in shared memory: lanes that read eight cells fall on different
-// banks.
-constexpr int key_pitch(int head_dim) { return head_dim * 2 + 32; }
-constexpr int value_pitch(int head_dim) { return head_dim * 2 + 16; }
-constexpr int attention_stage(int head_dim) {
-    return CELLS * (key_pitch(head_dim) + value_pitch(head_dim));
+// A chunk's cells are shared out to streams, tile by tile, each of which has warps of its own and
+// is summed by itself.
+constexpr int STREAMS = 2;
+constexpr int tile_cells(int head_dim) { return head_dim > LONG_HEAD ? 16 : 32; }
+constexpr int GROUP_QUERIES = 16;  // of the rows of one tensor-core instruction
+// Groups of queries of a warp, for which it reads a tile once. The sums of two fill its registers.
+constexpr int warp_groups(int head_dim, int groups) {
+    return groups == 4 && head_dim <= LONG_HEAD ? 2 : 1;
 }
-// Cells that a block has there, 32 each: those that are multiplied, and the next ones. A third
-// stage where it costs no block of a multiprocessor.
-constexpr int attention_stages(int head_dim, int groups) {
-    return groups == 4 && head_dim <= 128 ? 3 : 2;
+constexpr int attention_threads(int head_dim, int groups) {
+    return 32 * STREAMS * groups / warp_groups(head_dim, groups);
 }
-constexpr int GROUP_SCORES = GROUP_QUERIES * CELLS * 4;
-constexpr int attention_scores(int groups) { return groups < 4 ? groups * GROUP_SCORES : 0; }
-constexpr int attention_shared_memory(int head_dim, int groups) {
-    return attention_stages(head_dim, groups) * attention_stage(head_dim) +
-           attention_scores(groups) +
-           (head_dim > LONG_HEAD ? groups * GROUP_QUERIES * head_dim * 2 : 0);
+// So the queries themselves then lie in shared memory, those of short heads aside.
+constexpr bool shares_queries(int head_dim, int groups) {
+    return warp_groups(head_dim, groups) == 2 && head_dim > 64;
+}
+// Rows that the queries of a block may belong to, where `group` heads share keys and values.
+constexpr int attention_rows(int groups, int group) {
+    const int n = groups * GROUP_QUERIES;
+    return n % group == 0 ? n / group : (n + group - 2) / group + 1;
+}
+// Bytes of a cell's keys or values in shared memory, and of a row's mask: lanes that read eight of
+// them fall on different banks.
+constexpr int cell_pitch(int head_dim) { return head_dim * 2 + 16; }
+constexpr int mask_pitch(int head_dim) { return STREAMS * tile_cells(head_dim) * 2 + 16; }
+// The same as they come from the cache: halves as they stay, blocks of q8_0 from up to 14 bytes
+// behind a multiple of 16 on.
+constexpr int raw_pitch(int head_dim, bool are_blocks) {
+    return are_blocks ? (head_dim / 32 * 34 + 30) / 16 * 16 : cell_pitch(head_dim);
+}
+// A tile of each stream, as it comes, and its masks. A block has room for two: while one is
+// multiplied, the next one comes.
+constexpr int ATTENTION_STAGES = 2;
+constexpr int attention_stage(int head_dim, int groups, int group, bool key_blocks,
+                              bool value_blocks) {
+    return STREAMS * tile_cells(head_dim) *
+               (raw_pitch(head_dim, key_blocks) + raw_pitch(head_dim, value_blocks)) +
+           attention_rows(groups, group) * mask_pitch(head_dim);
+}
+// What a stream gives to the other one at the end, of a group: half of its sums, the largest scores
+// and the totals.
+constexpr int given_bytes(int head_dim) { return ((head_dim / 16 + 1) / 2 * 2 + 1) * 32 * 16; }
+constexpr int attention_shared_memory(int head_dim, int groups, int group, bool key_blocks,
+                                      bool value_blocks) {
+    const int tiles =
+        ATTENTION_STAGES * attention_stage(head_dim, groups, group, key_blocks, value_blocks) +
+        STREAMS * tile_cells(head_dim) * cell_pitch(head_dim) * (key_blocks + value_blocks) +
+        (shares_queries(head_dim, groups) ? groups * GROUP_QUERIES * head_dim * 2 : 0);
+    const int given = groups * STREAMS * given_bytes(head_dim);
+    return tiles > given ? tiles : given;
 }
 
 // Shared memory of a product: a ring of weights for each warp, and one of converted inputs for the
@@ -211,6 +240,10 @@ constexpr int weight_bytes(int pitch) { return weight_stages(pitch) * BLOCK_ROWS
 constexpr int product_shared_memory(int weights, int other_weights, int tiles) {
     return (weights > other_weights ? weights : other_weights) + INPUT_STAGES * tiles * TILE_BYTES;
 }
+// Shared memory of a product with one column: that column's units as integers, and the rings.
+constexpr int COLUMN_UNITS = 32;  // at most
+constexpr int column_input(int units) { return units * 32 * 16; }
+constexpr int column_shared_memory(int weights, int units) { return weights + column_input(units); }
 // f32 of `partials` for one launch.
 constexpr unsigned long long product_scratch(int row_blocks, int parts, int tiles) {
     return parts > 1 ? (unsigned long long)row_blocks * parts * BLOCK_ROWS * tiles * TILE_COLUMNS

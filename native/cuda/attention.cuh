@@ -1,10 +1,10 @@
 // Attention of a few rows over a cache.
 //
 // A block takes a chunk of the cells, one head of keys and values, and up to 64 queries, which are all heads of all rows
-// that read it. Cells come into shared memory 32 at a time, while those before are multiplied: a warp waits for the others
-// once for each 32.
-// Tensor cores multiply queries by keys; the scores become the queries' shares of the cells, in the same registers, and
-// are multiplied by the values. A second kernel puts the chunks together. Exponentials are powers of two.
+// that read it. Cells come into shared memory in tiles, while those before are multiplied: each second tile is for warps
+// of its own, a stream. Tensor cores multiply queries by keys; the scores become the queries' shares of the cells, in the
+// same registers, and are multiplied by the values. At the end the streams' sums are put together, and a second kernel
+// does so with the chunks. Exponentials are powers of two.
 //
 // What a query meets, and in which order, depends on its row's cells alone: a masked cell adds nothing to any bit.
 #pragma once
@@ -14,234 +14,374 @@ namespace few_rows {
 constexpr float LOG2_E = 1.4426950408889634f;
 #define MINUS_INFINITY float_of_bits(0xff800000)
 
-// How the cells of a cache become halves: eight elements, or zeros.
+// How the cells of a cache come, and become halves.
 struct F16_cells {
-    INLINE static void copy(u8 * to, const u8 * cell, int eight, bool is_there) {
-        copy_async(to + eight * 16, is_there ? cell + eight * 16 : cell, is_there ? 16 : 0);
-    }
+    static constexpr bool ARE_BLOCKS = false;
+    INLINE static int phase(const u8 *) { return 0; }
+    template <int D> INLINE static int bytes() { return D * 2; }
+    INLINE static words4 eight(const u8 *, int) { return {}; }
 };
 struct Q8_0_cells {
-    INLINE static void copy(u8 * to, const u8 * cell, int eight, bool is_there) {
-        u32 w[4] = {};
-        if (is_there) {
-            const u16 * block = (const u16 *) (cell + eight / 4 * 34);
-            const u16 * q = block + 1 + eight % 4 * 4;
-            const u32 scale = block[0] | block[0] << 16;
-            for (int i = 0; i < 4; i++) {
-                const u32 two = pick_bytes(q[i] ^ 0x8080u, MAGIC_BYTES, 0x4140);
-                w[i] = multiply_halves(add_halves(two, twice(0xe480)), scale);  // less 1024 + 128
-            }
+    static constexpr bool ARE_BLOCKS = true;
+    INLINE static int phase(const u8 * cell) { return (u64) cell % 16; }
+    template <int D> INLINE static int bytes() { return D / 32 * 34; }
+    INLINE static words4 eight(const u8 * cell, int i) {
+        const u8 * block = cell + i / 4 * 34;
+        const u64 at = (u64) block + 2 + i % 4 * 8;
+        const u32 * q = (const u32 *) (at & ~3ull);
+        const u32 scale = *(const u16 *) block * 0x10001u, shift = at % 4 * 8, a = q[0], b = q[1], c = q[2];
+        const u32 four[2] = {shift_right(a, b, shift) ^ 0x80808080u, shift_right(b, c, shift) ^ 0x80808080u};
+        u32 w[4];
+        for (int i = 0; i < 4; i++) {
+            const u32 two = pick_bytes(four[i / 2], MAGIC_BYTES, i % 2 ? 0x4342 : 0x4140);
+            w[i] = multiply_halves(add_halves(two, twice(0xe480)), scale);  // less 1024 + 128
         }
-        *(words4 *) (to + eight * 16) = {w[0], w[1], w[2], w[3]};
+        return {w[0], w[1], w[2], w[3]};
     }
 };
 
-template <class T, int D>
-INLINE void copy_cells(u8 * to, int pitch, const u8 * from, u64 stride, int first, int last) {
-    constexpr int EIGHTS = D / 8;
-#pragma unroll 8
-    for (int i = thread_index(); i < CELLS * EIGHTS; i += ATTENTION_THREADS) {
-        const int cell = i / EIGHTS;
-        const bool is_there = first + cell < last;
-        T::copy(to + cell * pitch, from + (is_there ? (first + cell) * stride : 0), i % EIGHTS, is_there);
+// The first n cells behind `from`, and zeros for the others. A thread takes the same part of each cell: all else would be
+// more instructions than the multiplications are.
+template <class T, int D, int CELLS, int THREADS>
+INLINE void copy_cells(u8 * to, const u8 * from, u64 stride, int n) {
+    constexpr int PITCH = raw_pitch(D, T::ARE_BLOCKS), PARTS = T::ARE_BLOCKS ? PITCH / 16 : D / 8;
+    constexpr int LANES = PARTS <= 8 ? 8 : PARTS <= 16 ? 16 : 32, STEP = THREADS / LANES;
+    const int part = thread_index() % LANES * 16, first = thread_index() / LANES;
+    if (part >= PARTS * 16) {
+        return;
+    }
+    u32 at = first * (u32) stride + part;
+    u8 * const own = to + first * PITCH + part;
+#pragma unroll
+    for (int i = 0; i < CELLS; i += STEP) {
+        const int phase = T::phase(from + at);
+        const bool is_there = first + i < n && (!T::ARE_BLOCKS || part < phase + T::template bytes<D>());
+        copy_async(own + i * PITCH, from + at - phase, is_there ? 16 : 0);
+        at += STEP * (u32) stride;
     }
 }
 
-// With GROUPS groups of sixteen queries in a block. The warps that share a group have some of the scores and some of the
-// dimensions each, and all have its shares. How many they are changes no bit.
+template <class T, int D, int CELLS, int THREADS>
+INLINE void convert_cells(u8 * to, const u8 * raw, const u8 * from, u64 stride, int first) {
+#pragma unroll 4
+    for (int i = thread_index(); i < CELLS * (D / 8); i += THREADS) {
+        const int cell = i / (D / 8);
+        const u8 * at = raw + cell * raw_pitch(D, T::ARE_BLOCKS) + T::phase(from + (first + cell) * stride);
+        *(words4 *) (to + cell * cell_pitch(D) + i % (D / 8) * 16) = T::eight(at, i % (D / 8));
+    }
+}
+
+// What a lane has of sixteen queries: of g and of g + 8.
+template <int D> struct queries {
+    float sums[D / 16][2][4], largest[2], totals[2];
+};
+
+// Sums are scaled again where a score is so much larger than the one that they are relative to: shares up to 256 are as
+// good as those up to one, and most tiles have some query with a slightly larger score.
+constexpr float FAR = 8.f;
+
+// With GROUPS groups of sixteen queries in a block. How many they are, and how they are shared out, changes no bit.
 template <class K, class V, int D, int GROUPS> INLINE void attend(const attention & a) {
-    constexpr int STEPS = D / 16, TILES = CELLS / 8, STAGE = attention_stage(D), STAGES = attention_stages(D, GROUPS);
-    constexpr int SPLIT = ATTENTION_THREADS / 32 / GROUPS, OWN = (STEPS + SPLIT - 1) / SPLIT, OWN_TILES = TILES / SPLIT;
-    // Fragments of the queries of longer heads lie in shared memory, as their sums take the registers.
-    constexpr bool IS_LONG = D > LONG_HEAD;
+    constexpr int STEPS = D / 16, TILE = tile_cells(D), CELLS = STREAMS * TILE, EIGHTS = TILE / 8, PITCH = cell_pitch(D);
+    constexpr int OWN = warp_groups(D, GROUPS), THREADS = attention_threads(D, GROUPS), STAGES = ATTENTION_STAGES;
     const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
-    const int warp = thread_index() / 32, own = warp / SPLIT, part = warp % SPLIT;
+    const int warp = thread_index() / 32, part = warp % STREAMS, own = warp / STREAMS * OWN;
     const int kv_head = block_y() % a.n_kv_heads, stream = block_y() / a.n_kv_heads;
     const int group = a.n_heads / a.n_kv_heads, n_queries = a.n_rows * group;
+    const int first_query = block_x() * GROUPS * GROUP_QUERIES, stage_bytes = attention_stage(D, GROUPS, group, K::ARE_BLOCKS, V::ARE_BLOCKS);
+    constexpr int RAW_KEYS = CELLS * raw_pitch(D, K::ARE_BLOCKS), RAW_VALUES = CELLS * raw_pitch(D, V::ARE_BLOCKS);
+    const int first_row = (int) (first_query * a.group_inverse >> 32);
+    const int end_row = (int) ((first_query + GROUPS * GROUP_QUERIES - 1) * a.group_inverse >> 32) + 1;
+    const int n_rows = (end_row < a.n_rows ? end_row : a.n_rows) - first_row;
     u8 * const stages = shared_memory();
-    floats4 * const scored = (floats4 *) (stages + STAGES * STAGE) + own * TILES * 32 + lane;
-    words4 * const kept =
-        (words4 *) (stages + STAGES * STAGE + attention_scores(GROUPS)) + own * STEPS * 32 + lane;
+    u8 * const key_halves = stages + STAGES * stage_bytes;
+    u8 * const value_halves = key_halves + (K::ARE_BLOCKS ? CELLS * PITCH : 0);
+    u8 * const queries_at = value_halves + (V::ARE_BLOCKS ? CELLS * PITCH : 0);
+    constexpr bool SHARED = shares_queries(D, GROUPS);
 
-    const int chunk = grid_x() - 1 - block_x();  // the longest ones first
-    const int first = chunk_begin(chunk), end = chunk_begin(chunk + 1);
+    const int chunk = grid_z() - 1 - block_z();  // the longest ones first
+    const int first = chunk_begin(chunk, a.n_kv_heads, D), end = chunk_begin(chunk + 1, a.n_kv_heads, D);
     const int last = end < a.n_cells ? end : a.n_cells;
     const u8 * const k = a.k + stream * a.k_stream + kv_head * a.k_head;
     const u8 * const v = a.v + stream * a.v_stream + kv_head * a.v_head;
-    auto copy = [&](int cell, u8 * to) {
+    const u16 * const mask = a.mask + stream * a.mask_stream + first_row * a.mask_row;
+    auto copy = [&](int cell, int stage) {
+        u8 * const to = stages + stage * stage_bytes;
         if (cell < last) {
-            copy_cells<K, D>(to, key_pitch(D), k, a.k_cell, cell, last);
-            copy_cells<V, D>(to + CELLS * key_pitch(D), value_pitch(D), v, a.v_cell, cell, last);
+            copy_cells<K, D, CELLS, THREADS>(to, k + cell * a.k_cell, a.k_cell, last - cell);
+            copy_cells<V, D, CELLS, THREADS>(to + RAW_KEYS, v + cell * a.v_cell, a.v_cell, last - cell);
+            const int two = thread_index() % (CELLS / 2) * 2;
+            if (cell + two < last) {
+                int row = thread_index() / (CELLS / 2);
+                const u16 * from = mask + row * a.mask_row + cell + two;
+                u8 * of = to + RAW_KEYS + RAW_VALUES + row * mask_pitch(D) + two * 2;
+                for (; row < n_rows; row += THREADS / (CELLS / 2)) {
+                    copy_float_async(of, from);
+                    from += THREADS / (CELLS / 2) * a.mask_row;
+                    of += THREADS / (CELLS / 2) * mask_pitch(D);
+                }
+            }
         }
         copy_commit();
     };
     let_next_begin();
     wait_for_previous();
     for (int i = 0; i < STAGES - 1; i++) {
-        copy(first + i * CELLS, stages + i * STAGE);
+        copy(first + i * CELLS, i);
     }
 
-    // This lane's queries, g and g + 8 of the group's; in each sixteen dimensions it has 4t to 4t + 3.
-    int rows[2], heads[2];
-    bool is_there[2];
-    const u32 * masks[2];
-    u32 q[IS_LONG ? 1 : STEPS][4];
-    for (int i = 0; i < 2; i++) {
-        const int query = (block_z() * GROUPS + own) * GROUP_QUERIES + g + 8 * i;
-        is_there[i] = query < n_queries;
-        rows[i] = is_there[i] ? (int) (query * a.group_inverse >> 32) : 0;
-        heads[i] = kv_head * group + (is_there[i] ? query - rows[i] * group : 0);
-        masks[i] = (const u32 *) (a.mask + stream * a.mask_stream + rows[i] * a.mask_row) + t;
-    }
-    const float * from[2];
-    for (int i = 0; i < 2; i++) {
-        from[i] = a.q + stream * a.q_stream + rows[i] * a.q_row + heads[i] * a.q_head + 4 * t;
+    // Of the query g or g + 8 of a group: found again where it is needed, as registers are few.
+    struct place {
+        int row, head;
+        bool is_there;
+    };
+    auto place_of = [&](int m, int i) {
+        const int query = first_query + (own + m) * GROUP_QUERIES + g + 8 * i;
+        const bool is_there = query < n_queries;
+        const int row = is_there ? (int) (query * a.group_inverse >> 32) : first_row;
+        return place{row, kv_head * group + (is_there ? query - row * group : 0), is_there};
+    };
+    int mask_rows[OWN][2];
+    queries<D> q[OWN];
+    // Where queries are shared, each stream brings every second sixteen dimensions of them.
+    constexpr int LOADS = SHARED ? (STEPS + 1) / STREAMS : STEPS;
+    auto step_of = [&](int load) {
+        const int step = SHARED ? load * STREAMS + part : load;
+        return step < STEPS ? step : STEPS - 1;
+    };
+    words4 * const kept = (words4 *) queries_at + own * STEPS * 32 + lane;
+    floats2 x[OWN][LOADS][4];  // all of them, before the first one is waited for
+    u32 of[OWN][LOADS][4];
+#pragma unroll
+    for (int m = 0; m < OWN; m++) {
+        for (int i = 0; i < 2; i++) {
+            const place of_query = place_of(m, i);
+            mask_rows[m][i] = (of_query.row - first_row) * mask_pitch(D) + part * TILE * 2 + t * 4;
+            const float * from =
+                a.q + stream * a.q_stream + of_query.row * a.q_row + of_query.head * a.q_head + 2 * t;
+#pragma unroll
+            for (int n = 0; n < LOADS; n++) {
+                x[m][n][i] = load_two(from + step_of(n) * 16);
+                x[m][n][i + 2] = load_two(from + step_of(n) * 16 + 8);
+            }
+        }
     }
     const float scale = a.soft_cap == 0.f ? a.scale * LOG2_E : a.scale;
 #pragma unroll
-    for (int step = IS_LONG ? part : 0; step < STEPS; step += IS_LONG ? SPLIT : 1) {
-        u32 w[4];
-        for (int i = 0; i < 2; i++) {
-            const floats4 x = load_input(from[i] + step * 16);
-            w[i] = halves_of(x.x * scale, x.y * scale);
-            w[i + 2] = halves_of(x.z * scale, x.w * scale);
-        }
-        if constexpr (IS_LONG) {
-            kept[step * 32] = {w[0], w[1], w[2], w[3]};
-        } else {
+    for (int m = 0; m < OWN; m++) {
+#pragma unroll
+        for (int n = 0; n < LOADS; n++) {
             for (int i = 0; i < 4; i++) {
-                q[step][i] = w[i];
+                of[m][n][i] = halves_of(x[m][n][i].x * scale, x[m][n][i].y * scale);
+            }
+            if (SHARED) {
+                kept[(m * STEPS + step_of(n)) * 32] = {of[m][n][0], of[m][n][1], of[m][n][2], of[m][n][3]};
             }
         }
     }
+    for (int m = 0; m < OWN; m++) {
+        q[m] = {{}, {MINUS_INFINITY, MINUS_INFINITY}, {}};
+    }
 
-    float sums[OWN][2][4] = {}, largest[2] = {MINUS_INFINITY, MINUS_INFINITY}, totals[2] = {};
     int stage = 0;
     for (int cell = first; cell < last; cell += CELLS) {
-        u32 masked[OWN_TILES][2];
-#pragma unroll
-        for (int n = 0; n < OWN_TILES; n++) {
-            const int at = cell + (part * OWN_TILES + n) * 8;
-            for (int i = 0; i < 2; i++) {
-                masked[n][i] = at + 2 * t < last ? masks[i][at / 2] : twice(0xfc00);
-            }
-        }
         copy_wait<STAGES - 2>();
         sync_threads();  // the cells have come for all warps, and all have left those whose place is filled now
-        copy(cell + (STAGES - 1) * CELLS, stages + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE);
-        const u8 * const keys = stages + stage * STAGE + (part * OWN_TILES * 8 + g) * key_pitch(D) + t * 8;
-        const u8 * const values = stages + stage * STAGE + CELLS * key_pitch(D);
+        copy(cell + (STAGES - 1) * CELLS, stage == 0 ? STAGES - 1 : stage - 1);
+        const u8 * const at = stages + stage * stage_bytes;
+        if (K::ARE_BLOCKS) {
+            convert_cells<K, D, CELLS, THREADS>(key_halves, at, k, a.k_cell, cell);
+        }
+        if (V::ARE_BLOCKS) {
+            convert_cells<V, D, CELLS, THREADS>(value_halves, at + RAW_KEYS, v, a.v_cell, cell);
+        }
+        if (K::ARE_BLOCKS || V::ARE_BLOCKS) {
+            sync_threads();
+        }
+        const u8 * const keys = (K::ARE_BLOCKS ? key_halves : at) + (part * TILE + lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16;
+        const u8 * const values =
+            (V::ARE_BLOCKS ? value_halves : at + RAW_KEYS) + (part * TILE + lane % 16) * PITCH + lane / 16 * 16;
+        const u8 * const masks = at + RAW_KEYS + RAW_VALUES;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        float scores[TILES][4] = {};
+        // Sums of every second step, where there are too few others to hide how long a multiplication takes.
+        constexpr int TURNS = EIGHTS < 4 ? 2 : 1;
+        float scores[OWN][EIGHTS][4] = {}, odd[OWN][EIGHTS][4] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            words4 w = {};
-            if constexpr (IS_LONG) {
-                w = kept[step * 32];
-            } else {
-                w = {q[step][0], q[step][1], q[step][2], q[step][3]};
+            u32 x[OWN][4];
+#pragma unroll
+            for (int m = 0; m < OWN; m++) {
+                if constexpr (SHARED) {
+                    const words4 y = kept[(m * STEPS + step) * 32];
+                    x[m][0] = y.x, x[m][1] = y.y, x[m][2] = y.z, x[m][3] = y.w;
+                } else {
+                    for (int i = 0; i < 4; i++) {
+                        x[m][i] = of[m][step][i];
+                    }
+                }
             }
 #pragma unroll
-            for (int n = 0; n < OWN_TILES; n++) {
-                const words2 of = *(const words2 *) (keys + n * 8 * key_pitch(D) + step * 32);
-                multiply_tile(scores[n], w.x, w.y, w.z, w.w, of.x, of.y);
-            }
-        }
-        if (a.soft_cap != 0.f) {
-            for (int n = 0; n < OWN_TILES; n++) {
-                for (int i = 0; i < 4; i++) {
-                    scores[n][i] = a.soft_cap * LOG2_E * tanh_of(scores[n][i] / a.soft_cap);
+            for (int n = 0; n < EIGHTS; n += 2) {
+                u32 w[4];
+                load_tiles(w, keys + n * 8 * PITCH + step * 32);
+#pragma unroll
+                for (int m = 0; m < OWN; m++) {
+                    float(*to)[4] = step % TURNS ? odd[m] : scores[m];
+                    multiply_tile(to[n], x[m][0], x[m][1], x[m][2], x[m][3], w[0], w[1]);
+                    multiply_tile(to[n + 1], x[m][0], x[m][1], x[m][2], x[m][3], w[2], w[3]);
                 }
             }
         }
+        if (TURNS == 2) {
+            for (int i = 0; i < OWN * EIGHTS * 4; i++) {
+                scores[i / (EIGHTS * 4)][i / 4 % EIGHTS][i % 4] += odd[i / (EIGHTS * 4)][i / 4 % EIGHTS][i % 4];
+            }
+        }
+        if (a.soft_cap != 0.f) {
+            const float inverse = 1.f / a.soft_cap;
+            for (int i = 0; i < OWN * EIGHTS * 4; i++) {
+                float & s = scores[i / (EIGHTS * 4)][i / 4 % EIGHTS][i % 4];
+                s = a.soft_cap * LOG2_E * tanh_of(s * inverse);
+            }
+        }
+        float most[OWN][2], low[OWN][2];
+        bool is_same = true;
 #pragma unroll
-        for (int n = 0; n < OWN_TILES; n++) {
-            for (int i = 0; i < 4; i++) {
-                const u32 half = i % 2 ? masked[n][i / 2] >> 16 : masked[n][i / 2] & 0xffff;
-                scores[n][i] = multiply_add(float_of_half(half), LOG2_E, scores[n][i]);
-            }
-        }
-        if (SPLIT > 1) {
-            for (int n = 0; n < OWN_TILES; n++) {
-                scored[(part * OWN_TILES + n) * 32] = {scores[n][0], scores[n][1], scores[n][2], scores[n][3]};
-            }
-            sync_threads();  // the group's scores are there
-            for (int n = 0; n < TILES; n++) {
-                const floats4 x = scored[n * 32];
-                scores[n][0] = x.x, scores[n][1] = x.y, scores[n][2] = x.z, scores[n][3] = x.w;
-            }
-        }
-        float most[2] = {largest[0], largest[1]};
-#pragma unroll
-        for (int n = 0; n < TILES; n++) {
-            for (int i = 0; i < 4; i++) {
-                most[i / 2] = scores[n][i] > most[i / 2] ? scores[n][i] : most[i / 2];
-            }
-        }
-        float low[2];
-        for (int i = 0; i < 2; i++) {
-            for (int lanes = 1; lanes < 4; lanes *= 2) {
-                const float other = shuffle_xor(most[i], lanes);
-                most[i] = other > most[i] ? other : most[i];
-            }
-            low[i] = most[i] == MINUS_INFINITY ? 0.f : most[i];
-        }
-        if (most[0] != largest[0] || most[1] != largest[1]) {
+        for (int m = 0; m < OWN; m++) {
             for (int i = 0; i < 2; i++) {
-                const float factor = exp2_of(largest[i] - low[i]);
-                largest[i] = most[i];
-                totals[i] *= factor;
-                for (int step = 0; step < OWN; step++) {
-                    for (int j = 0; j < 4; j++) {
-                        sums[step][j / 2][2 * i + j % 2] *= factor;
+                most[m][i] = MINUS_INFINITY;
+#pragma unroll
+                for (int n = 0; n < EIGHTS; n++) {
+                    const bool is_cell = cell + part * TILE + n * 8 + 2 * t < last;
+                    const u32 two = is_cell ? *(const u32 *) (masks + mask_rows[m][i] + n * 16) : twice(0xfc00);
+                    float * s = scores[m][n] + 2 * i;
+                    s[0] = multiply_add(float_of_half(two & 0xffff), LOG2_E, s[0]);
+                    s[1] = multiply_add(float_of_half(two >> 16), LOG2_E, s[1]);
+                    most[m][i] = larger(larger(most[m][i], s[0]), s[1]);
+                }
+                for (int lanes = 1; lanes < 4; lanes *= 2) {
+                    most[m][i] = larger(most[m][i], shuffle_xor(most[m][i], lanes));
+                }
+                const bool is_far = most[m][i] > q[m].largest[i] + FAR;
+                is_same = is_same && !is_far;
+                most[m][i] = is_far ? most[m][i] : q[m].largest[i];
+                low[m][i] = most[m][i] == MINUS_INFINITY ? 0.f : most[m][i];
+            }
+        }
+        if (!is_same) {
+#pragma unroll
+            for (int m = 0; m < OWN; m++) {
+                for (int i = 0; i < 2; i++) {
+                    const float factor = exp2_of(q[m].largest[i] - low[m][i]);
+                    q[m].largest[i] = most[m][i];
+                    q[m].totals[i] *= factor;
+#pragma unroll
+                    for (int step = 0; step < STEPS; step++) {
+                        for (int j = 0; j < 4; j++) {
+                            q[m].sums[step][j / 2][2 * i + j % 2] *= factor;
+                        }
                     }
                 }
             }
         }
-        u32 shares[TILES][2];
+        u32 shares[OWN][EIGHTS][2];
 #pragma unroll
-        for (int n = 0; n < TILES; n++) {
-            for (int i = 0; i < 2; i++) {
-                const float p0 = exp2_of(scores[n][2 * i] - low[i]), p1 = exp2_of(scores[n][2 * i + 1] - low[i]);
-                totals[i] += p0;
-                totals[i] += p1;
-                shares[n][i] = halves_of(p0, p1);
+        for (int n = 0; n < EIGHTS; n++) {
+#pragma unroll
+            for (int m = 0; m < OWN; m++) {
+                for (int i = 0; i < 2; i++) {
+                    const float * s = scores[m][n] + 2 * i;
+                    const float p0 = exp2_of(s[0] - low[m][i]), p1 = exp2_of(s[1] - low[m][i]);
+                    q[m].totals[i] += p0;
+                    q[m].totals[i] += p1;
+                    shares[m][n][i] = halves_of(p0, p1);
+                }
             }
         }
 #pragma unroll
-        for (int n = 0; n < TILES; n += 2) {
-            const u8 * const row = values + (n * 8 + lane % 16) * value_pitch(D) + lane / 16 * 16;
+        for (int n = 0; n < EIGHTS; n += 2) {
 #pragma unroll
-            for (int step = 0; step < OWN; step++) {
-                const int of = part + step * SPLIT;
-                if (STEPS % SPLIT == 0 || of < STEPS) {
-                    const u32 p[4] = {shares[n][0], shares[n][1], shares[n + 1][0], shares[n + 1][1]};
-                    u32 w[4];
-                    load_transposed(w, row + of * 32);
-                    multiply_tile(sums[step][0], p[0], p[1], p[2], p[3], w[0], w[1]);
-                    multiply_tile(sums[step][1], p[0], p[1], p[2], p[3], w[2], w[3]);
+            for (int step = 0; step < STEPS; step++) {
+                u32 w[4];
+                load_transposed(w, values + n * 8 * PITCH + step * 32);
+#pragma unroll
+                for (int m = 0; m < OWN; m++) {
+                    const u32 p[4] = {shares[m][n][0], shares[m][n][1], shares[m][n + 1][0], shares[m][n + 1][1]};
+                    multiply_tile(q[m].sums[step][0], p[0], p[1], p[2], p[3], w[0], w[1]);
+                    multiply_tile(q[m].sums[step][1], p[0], p[1], p[2], p[3], w[2], w[3]);
                 }
             }
         }
     }
 
-    for (int i = 0; i < 2; i++) {
-        for (int lanes = 1; lanes < 4; lanes *= 2) {
-            totals[i] += shuffle_xor(totals[i], lanes);
+    // The streams' sums put together: each has every second sixteen dimensions, and gives away the others.
+    copy_wait<0>();
+    sync_threads();
+    constexpr int PAIRS = (STEPS + 1) / 2, GIVEN = given_bytes(D) / 512;
+    floats4 * const given = (floats4 *) stages + own * STREAMS * GIVEN * 32 + lane;
+#pragma unroll
+    for (int m = 0; m < OWN; m++) {
+        for (int i = 0; i < 2; i++) {
+            for (int lanes = 1; lanes < 4; lanes *= 2) {
+                q[m].totals[i] += shuffle_xor(q[m].totals[i], lanes);
+            }
         }
-        if (!is_there[i]) {
-            continue;
+        floats4 * to = given + (m * STREAMS + part) * GIVEN * 32;
+        to[0] = {q[m].largest[0], q[m].largest[1], q[m].totals[0], q[m].totals[1]};
+#pragma unroll
+        for (int n = 0; n < PAIRS; n++) {
+            for (int j = 0; j < 2; j++) {
+                float * even = q[m].sums[2 * n][j];
+                const float * odd = 2 * n + 1 < STEPS ? q[m].sums[2 * n + 1][j] : even;
+                to[(1 + n * 2 + j) * 32] = part == 0 ? floats4{odd[0], odd[1], odd[2], odd[3]}
+                                                     : floats4{even[0], even[1], even[2], even[3]};
+                for (int i = 0; i < 4; i++) {
+                    even[i] = part == 0 ? even[i] : odd[i];
+                }
+            }
         }
-        const u64 at = ((u64) (stream * a.n_rows + rows[i]) * a.n_heads + heads[i]) * a.n_chunks + chunk;
-        if (t == 0 && part == 0) {
-            *(floats2 *) (a.totals + at * 2) = {largest[i], totals[i]};
+    }
+    sync_threads();
+#pragma unroll
+    for (int m = 0; m < OWN; m++) {
+        const floats4 * from = given + (m * STREAMS + 1 - part) * GIVEN * 32;
+        const floats4 of = from[0];
+        float mine[2], other[2];
+        bool is_there[2];
+        u64 at[2];
+        for (int i = 0; i < 2; i++) {
+            const float largest = i ? of.y : of.x, total = i ? of.w : of.z;
+            const float most = larger(largest, q[m].largest[i]), low = most == MINUS_INFINITY ? 0.f : most;
+            mine[i] = exp2_of(q[m].largest[i] - low);
+            other[i] = exp2_of(largest - low);
+            const place of_query = place_of(m, i);
+            is_there[i] = of_query.is_there;
+            at[i] = ((u64) (stream * a.n_rows + of_query.row) * a.n_heads + of_query.head) * a.n_chunks + chunk;
+            const float sum = q[m].totals[i] * mine[i] + total * other[i];
+            const float inverse = sum == 0.f ? 0.f : 1.f / sum;
+            mine[i] *= inverse;
+            other[i] *= inverse;
+            if (t == 0 && part == 0 && is_there[i]) {
+                *(floats2 *) (a.totals + at[i] * 2) = {most, sum};
+            }
         }
 #pragma unroll
-        for (int step = 0; step < OWN; step++) {
-            const int of = part + step * SPLIT;
-            for (int j = 0; j < 2 && of < STEPS; j++) {
-                const float * sum = sums[step][j] + 2 * i;
-                *(floats2 *) (a.sums + at * D + of * 16 + j * 8 + 2 * t) = {sum[0], sum[1]};
+        for (int n = 0; n < PAIRS; n++) {
+            u32 w[2][2];
+            for (int j = 0; j < 2; j++) {
+                const floats4 y = from[(1 + n * 2 + j) * 32];
+                const float * sum = q[m].sums[2 * n][j];
+                w[0][j] = halves_of(sum[0] * mine[0] + y.x * other[0], sum[1] * mine[0] + y.y * other[0]);
+                w[1][j] = halves_of(sum[2] * mine[1] + y.z * other[1], sum[3] * mine[1] + y.w * other[1]);
+            }
+            const int step = 2 * n + part;
+            for (int i = 0; i < 2; i++) {
+                // Four elements for each lane, of which its neighbour has two.
+                const u32 theirs = bits_of_float(shuffle_xor(float_of_bits(t % 2 ? w[i][0] : w[i][1]), 1));
+                if (is_there[i] && step < STEPS) {
+                    *(words2 *) (a.means + at[i] * D + step * 16 + t % 2 * 8 + t / 2 * 4) =
+                        t % 2 ? words2{theirs, w[i][1]} : words2{w[i][0], theirs};
+                }
             }
         }
     }
@@ -274,13 +414,16 @@ DEVICE void combine(const attention & a) {
     if (is_there) {
         const u64 first = ((u64) column * a.n_heads + at / a.head_dim) * a.n_chunks;
         const floats2 * totals = (const floats2 *) a.totals + first;
-        const float * sums = a.sums + first * a.head_dim + at % a.head_dim;
-#pragma unroll 4
+        const u16 * means = a.means + first * a.head_dim + at % a.head_dim;
+#pragma unroll 8
         for (int chunk = warp; chunk < a.n_chunks; chunk += WARPS) {
             const floats2 of = totals[chunk];
-            const floats4 low = load_input(sums + (u64) chunk * a.head_dim);
-            const floats4 high = load_input(sums + (u64) chunk * a.head_dim + 4);
-            const float y[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            const words4 halves = *(const words4 *) (means + (u64) chunk * a.head_dim);
+            const u32 w[4] = {halves.x, halves.y, halves.z, halves.w};
+            float y[8];
+            for (int i = 0; i < 8; i++) {
+                y[i] = float_of_half(i % 2 ? w[i / 2] >> 16 : w[i / 2] & 0xffff) * of.y;
+            }
             own.add(of.x, of.y, y);
         }
     }
@@ -313,18 +456,17 @@ DEVICE void combine(const attention & a) {
     }
 }
 
-// That share a multiprocessor. Three of 64 queries with the longest heads in registers would spill, and desktop GPUs have
-// memory for two.
+// That share a multiprocessor, by their registers and shared memory.
 constexpr int attention_blocks(int head_dim, int groups) {
-    return head_dim > 128 ? 1 : head_dim == LONG_HEAD && groups == 4 ? 2 : 3;
+    return head_dim > LONG_HEAD ? 4 / groups : head_dim > 64 && groups == 4 ? 2 : 3;
 }
 
 }  // namespace few_rows
 
-KERNEL(combine_chunks, few_rows::attention, few_rows::BLOCK_THREADS, 4) { few_rows::combine(arguments); }
+KERNEL(combine_chunks, few_rows::attention, few_rows::BLOCK_THREADS, 2) { few_rows::combine(arguments); }
 
 #define FEW_ROWS_ATTENTION_OF(K, V, D, GROUPS) \
-    KERNEL(attention_##K##_##V##_##D##_##GROUPS, few_rows::attention, few_rows::ATTENTION_THREADS, few_rows::attention_blocks(D, GROUPS)) { \
+    KERNEL(attention_##K##_##V##_##D##_##GROUPS, few_rows::attention, few_rows::attention_threads(D, GROUPS), few_rows::attention_blocks(D, GROUPS)) { \
         few_rows::attend<few_rows::K##_cells, few_rows::V##_cells, D, GROUPS>(arguments); \
     }
 // The kernels for blocks of 16, 32 and 64 queries.

@@ -26,6 +26,7 @@ DEVICE int block_y() { return blockIdx.y; }
 DEVICE int block_z() { return blockIdx.z; }
 DEVICE int grid_x() { return gridDim.x; }
 DEVICE int grid_y() { return gridDim.y; }
+DEVICE int grid_z() { return gridDim.z; }
 
 DEVICE u8 * shared_memory() {
     extern __shared__ __align__(16) u8 memory[];
@@ -34,7 +35,14 @@ DEVICE u8 * shared_memory() {
 
 // `high` or nothing: bytes [shift / 8, shift / 8 + 4) of the eight bytes low, high.
 DEVICE u32 shift_right(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
+// The intrinsic looks at three bits for each byte; of the fourth, which is for signs, it knows nothing.
 DEVICE u32 pick_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// A byte of a word, with its sign: byte + (byte + 8) * 0x1110 selects it.
+DEVICE int pick_signed(u32 a, u32 selector) {
+    int d;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(d) : "r"(a), "r"(selector));
+    return d;
+}
 // (a & mask) | other in one instruction: of two constants the compiler makes two.
 template <u32 MASK, u32 OTHER> DEVICE u32 mask_or(u32 a) {
     u32 d;
@@ -85,7 +93,11 @@ DEVICE float float_of_half(u32 half) {
 // Products are added with one rounding, and only where it is written so (the text is compiled without contraction):
 // else kernels of other widths could round differently.
 DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE float exp_of(float x) { return expf(x); }
+DEVICE int rounded(float x) { return __float2int_rn(x); }
+// c plus the products of four signed bytes each.
+DEVICE int dot_bytes(u32 a, u32 b, int c) { return __dp4a((int) a, (int) b, c); }
 // Zero for minus infinity, one for zero.
 DEVICE float exp2_of(float x) {
     float y;
@@ -97,6 +109,7 @@ DEVICE float tanh_of(float x) { return tanhf(x); }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 DEVICE void sync_threads() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
 
 // c += a * b, a [16, 16] and b [16, 8] halves, c [16, 8] f32. With g = lane / 4 and t = lane % 4 a lane has
 // a: (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..);  b: (2t.., g), (2t + 8.., g);
@@ -114,6 +127,15 @@ DEVICE void multiply_short_tile(float c[4], float a0, float a1, float a2, float 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(bits_of_float(a0)), "r"(bits_of_float(a1)), "r"(bits_of_float(a2)), "r"(bits_of_float(a3)),
           "r"(bits_of_float(b0)), "r"(bits_of_float(b1)));
+}
+
+// Four tiles of [8, 8] halves in shared memory; lane i has the address of row i % 8 of tile i / 8. Of tile n a lane gets
+// columns 2t and 2t + 1 of row g in r[n].
+DEVICE void load_tiles(u32 r[4], const void * row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((u32) __cvta_generic_to_shared(row))
+                 : "memory");
 }
 
 // Four tiles of [8, 8] halves in shared memory, transposed; lane i has the address of row i % 8 of tile i / 8. Of tile n
@@ -166,6 +188,11 @@ DEVICE words4 load_weights(const u8 * at) {
 DEVICE floats4 load_input(const float * at) {
     const float4 x = *(const float4 *) at;
     return {x.x, x.y, x.z, x.w};
+}
+
+DEVICE floats2 load_two(const float * at) {
+    const float2 x = *(const float2 *) at;
+    return {x.x, x.y};
 }
 
 DEVICE void store_output(float * at, floats4 x) { *(float4 *) at = make_float4(x.x, x.y, x.z, x.w); }

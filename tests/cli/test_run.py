@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import gguf_files
 import hub_stand_in
 import shipped_drafter
 from command_line import COMMAND, refused, run_here
@@ -392,6 +393,17 @@ def test_bytes_that_are_not_the_hubs_are_not_kept(empty: User) -> None:
     empty.hub.corrupts = True
     assert "sha256" in empty.refused("pull", NAME)
     assert not [path for path in empty.cache.rglob("*.gguf")]
+
+
+def test_what_is_on_the_hub_is_checked_before_it_is_planned(empty: User, tmp_path: Path) -> None:
+    odd: dict[str, gguf_files.Value | None] = {
+        "qwen3.attention.key_length": (["a"], gguf_files.ARRAY, gguf_files.STRING)
+    }
+    file = gguf_files.changed(TARGET, tmp_path / "odd.gguf", keys=odd)
+    empty.hub.add("lab/Odd-GGUF", {"odd-Q8_0.gguf": file.read_bytes()})
+    assert "key_length' is ['a'], expected" in empty.refused("show", "lab/Odd-GGUF")
+    empty.hub.add("lab/Drafter-GGUF", {"drafter-Q8_0.gguf": DRAFTER.read_bytes()})
+    assert "a DFlash drafter" in empty.refused("show", "lab/Drafter-GGUF")
 
 
 def test_what_is_not_known_without_a_network_is_no_success(empty: User) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,7 +18,7 @@ from dflash_local.controller.controller import Controller, Policy
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
-from drafted_text import BLOCK, text
+from drafted_text import BLOCK, Text, geometric, text
 from machines import MACHINES, Machine
 from pairwise import pairwise_cases
 from rounds import N_NODES, Fixed, Played, play
@@ -99,6 +100,19 @@ def test_trees_where_they_pay_and_chains_where_not() -> None:
         assert (sum(found.trees) > 0.7 * len(found.trees)) == pays
 
 
+def test_trees_grow_as_far_as_they_may_pay() -> None:
+    """Those of a text that is easy have all nodes, those of another twice the rows that pay."""
+    machine = replace(MACHINES["h200-8b-flat"], host=0.0)
+    few, many = (
+        play(machine, text(name), controller(machine, n_nodes=N_NODES), [800], shape="tree")
+        .policies[-1]
+        .n_nodes
+        for name in ("prose", "code")
+    )
+    assert 2 * BLOCK - 1 <= few <= many <= N_NODES
+    assert few < N_NODES
+
+
 def test_where_wider_is_cheaper_trees_are_that_wide() -> None:
     machine = MACHINES["h200-8b-bf16"]
     chosen = controller(machine, n_nodes=N_NODES)
@@ -173,10 +187,10 @@ HEADS = replace(MACHINES["rtx-4090"], draft=0.7, draft_token=0.6)
 HEADS_BLOCK = 7
 
 
-def with_heads(text_name: str, n_seqs: int = 1, **changes: float) -> Played:
-    costs = replace(HEADS, **changes).costs(n_seqs, block_size=HEADS_BLOCK)
-    lengths = LENGTHS * max(1, n_seqs // 2)
-    return play(HEADS, text(text_name), Controller(costs, HEADS_BLOCK), lengths, n_seqs=n_seqs)
+def with_heads(text_name: str, n_seqs: int = 1, seed: int = 0, **changes: float) -> Played:
+    costs = replace(HEADS, **changes).costs(n_seqs, seed, HEADS_BLOCK)
+    lengths, chosen = LENGTHS * max(1, n_seqs // 2), Controller(costs, HEADS_BLOCK)
+    return play(HEADS, text(text_name), chosen, lengths, n_seqs=n_seqs, seed=seed)
 
 
 @pytest.mark.parametrize("n_seqs", [1, 4])
@@ -194,13 +208,47 @@ def test_drafts_are_about_as_long_as_the_best_length_in_hindsight(
 
 def test_the_length_of_drafts_follows_acceptance_where_each_token_costs() -> None:
     def mean(text_name: str, **changes: float) -> float:
-        lengths = with_heads(text_name, **changes).lengths[100:]
+        played = [with_heads(text_name, seed=seed, **changes).lengths[100:] for seed in range(3)]
+        lengths = [n for each in played for n in each]
         return sum(lengths) / sum(n > 0 for n in lengths)
 
     assert mean("geometric 0.3") < 1.5 < 3.5 < mean("geometric 0.85")
     assert mean("prose") < 2.5 < 5 < mean("code")
     blocks = {"draft": HEADS.drafts(1, 6), "draft_token": 0.0}  # the same, drafted at once
     assert mean("prose", **blocks) == mean("code", **blocks) == 6
+
+
+HYBRID_HEADS = Machine(  # a model of 27B with recurrent layers and a head, on an H200
+    "",
+    {1: 11.0, 2: 12.4, 4: 12.8, 8: 13.3, 16: 14.5},
+    draft=1.3, draft_more=0.2, switch=2.0, inject=0.005, tokens=0.1, draft_token=1.0, noise=0.02,
+)  # fmt: skip
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("n_drafts", [1, 2, 4, 6])
+@pytest.mark.parametrize("chance", [0.5, 0.7, 0.85])
+@pytest.mark.parametrize("switch", [1.0, 2.0])
+def test_drafts_whose_changes_cost_a_little_are_as_long_as_the_best(
+    switch: float, chance: float, n_drafts: int
+) -> None:
+    machine, written = replace(HYBRID_HEADS, switch=switch), Text([geometric(chance, "random")])
+
+    def mean(made: Callable[[int], Controller | Fixed]) -> float:
+        """Over other texts: in one of them, some width is lucky."""
+        return sum(play(machine, written, made(i), [400, 400], seed=i).rate for i in range(5)) / 5
+
+    best_fixed = max(mean(lambda _, n=n: Fixed(1 + n, n_draft=n)) for n in range(n_drafts + 1))
+    size = n_drafts + 1
+    chosen = mean(lambda seed: Controller(machine.costs(1, seed, block_size=size), size))
+    assert chosen > 0.97 * best_fixed
+
+
+def test_drafts_keep_their_length_where_another_number_of_rows_is_dear() -> None:
+    machine = replace(HYBRID_HEADS, switch=12.0)
+    chosen = Controller(machine.costs(1, block_size=HEADS_BLOCK), HEADS_BLOCK)
+    rows = play(machine, text("shipped drawn"), chosen, [400] * 5).rows
+    assert sum(a != b for a, b in pairwise(rows)) < 0.03 * len(rows)
 
 
 def test_drafts_grow_and_shrink_from_one_answer_to_the_next() -> None:

@@ -305,3 +305,13 @@ def test_drafts_and_injections_that_were_measured_on_a_busy_machine_are_put_righ
         found.bound_draft(1, 100, 0.002, 200)
     assert found.inject_s == pytest.approx(1e-5)
     assert found.draft_s(1, 100) < 0.003
+
+
+def test_a_tree_measured_far_too_dear_does_not_make_its_rows_cheap() -> None:
+    """One calibration in a handful is that wrong."""
+    costs = Costs({0: {1: 1.0, 16: 1.5, 32: 1.9}}, {0: {1: 0.5}}, trees={0: 2.2})
+    for _ in range(50):
+        costs.observe_step(16, 0, 1.6, "tree")
+    assert costs.step_s(16, 0, "tree") == pytest.approx(1.6, rel=0.05)
+    assert costs.step_s(16, 0) == pytest.approx(1.5, rel=0.1)
+    assert costs.step_s(32, 0) == pytest.approx(1.9, rel=0.1)

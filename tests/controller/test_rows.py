@@ -143,6 +143,17 @@ def test_where_all_get_as_many_rows_a_row_is_paid_for_each(how: How) -> None:
     assert how(equal, [sure, []], None, 0.0) == [12, 1]
 
 
+def test_drafts_come_in_few_numbers_of_rows_where_each_has_a_graph_to_make() -> None:
+    """Powers of two, and all of a draft; a copy, which comes once, takes what is best for it."""
+    choice = Rows(few=True)
+    choice.price(1, [1.0 + 0.3 * k for k in range(16)], 1.0)
+    for survival, n in ((0.2, 1), (0.4, 2), (0.75, 4), (0.85, 8), (0.95, 11)):
+        draft = [survival**j for j in range(1, 11)]
+        choice.forget()
+        assert choice.usual([draft], None, 0.0) == [n]
+    assert choice.once([[0.9**j for j in range(1, 16)]], None, 0.0) == [12]
+
+
 def test_a_count_that_cannot_come_again_is_not_kept() -> None:
     """Two sequences that get as many rows each, after a pass of five."""
     choice = Rows(equal=True)

@@ -24,7 +24,7 @@ from dflash_local.convert import convert
 from dflash_local.convert.tokenizer.pretokenizers import FAMILIES
 from dflash_local.fit import architectures
 from dflash_local.gguf.file import GgufFile
-from gguf_files import ARRAY, INT32, STRING, Value, changed, parts
+from gguf_files import ARRAY, INT32, STRING, Value, changed, parts, tensors_of
 
 Pair = tuple[Path, Path]
 
@@ -51,13 +51,11 @@ def opened(target: Path, drafter: Path) -> Model:
 
 def contents(path: Path) -> dict[str, tuple[int, bytes]]:
     """Type and bytes of every tensor."""
-    tensors = gguf.GGUFReader(path).tensors
-    return {tensor.name: (int(tensor.tensor_type), tensor.data.tobytes()) for tensor in tensors}
+    return {name: (int(kind), data.tobytes()) for name, (data, kind) in tensors_of(path).items()}
 
 
 def values(path: Path) -> dict[str, np.ndarray]:
-    tensors = gguf.GGUFReader(path).tensors
-    return {t.name: quants.dequantize(t.data, t.tensor_type) for t in tensors}
+    return {name: quants.dequantize(*tensor) for name, tensor in tensors_of(path).items()}
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
@@ -30,6 +31,7 @@ from gguf_files import dequantised
 from heads import fused_heads, heads_drafter, target_with_heads
 from lab.shapes.shape import PairShape
 from lab.shapes.writer import write_pair
+from long_text import PYTHON_SOURCE
 from mini_shapes import EXPERTS, GPT_OSS, HYBRID_EXPERTS, HYBRID_NEXT
 from synthetic import write_drafter
 from vision_models import KINDS, asked, picture, write_projector, write_vision_target
@@ -305,6 +307,50 @@ def test_heads_draft_on_a_gpu_what_llama_cpps_context_drafts(folder: Path, name:
                 found += drafter.draft([DraftRequest(0, 300, text, 4, whole=True)])
         np.testing.assert_array_equal(found[0].tokens, found[1].tokens)
         np.testing.assert_allclose(found[0].logprobs, found[1].logprobs, rtol=0, atol=0.02)
+
+
+def answers_at_once(
+    path: Path, draft: Path | None, n_seq: int, widths: Sequence[int], temperature: float
+) -> dict[int, list[list[int]]]:
+    """Of some prompts, a few of which begin alike, so many at a time; by width."""
+    texts = ["def fib(n):", "class Stack:", "import os", "# Sort", "def add(a, b):"]
+    texts += [PYTHON_SOURCE[: 2500 + 31 * i] for i in range(3)]
+    texts += [PYTHON_SOURCE[i : i + 900] for i in range(0, 800, 200)]
+    found = {}
+    with (
+        load(path, draft, quiet=True, exact=True, n_seq=n_seq, n_ctx=2048 * n_seq) as model,
+        ThreadPoolExecutor(n_seq) as pool,
+    ):
+        for width in widths:
+
+            def ask(i: int, width: int = width) -> list[int]:
+                return model.generate(
+                    texts[i], max_tokens=100, draft_width=width, temperature=temperature, seed=i
+                ).tokens
+
+            found[width] = list(pool.map(ask, range(len(texts))))
+        status = model.status()
+        assert n_seq == 1 or status.slots_in_passes > 1.5 * status.passes
+        assert status.drafted > 0
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_four_exact_answers_at_once_are_those_of_one(temperature: float) -> None:
+    path, draft = tiny_coder.pair()
+    alone = answers_at_once(path, draft, 1, (0, 8), temperature)
+    together = answers_at_once(path, draft, 4, (0, 4, 8, 16), temperature)
+    assert alone[8] == alone[0]
+    assert together == dict.fromkeys((0, 4, 8, 16), alone[0])
+
+
+def test_four_answers_of_experts_at_once_are_those_of_one(folder: Path) -> None:
+    path = folder / "glm4moe-four.gguf"
+    hybrid.write_hybrid(path, "glm4moe", tiny_coder.pair()[0], head=0.5)
+    for temperature in (0.0, 0.8):
+        alone = answers_at_once(path, None, 1, (0, 4), temperature)
+        together = answers_at_once(path, None, 4, (0, 4), temperature)
+        assert together == alone == dict.fromkeys((0, 4), alone[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

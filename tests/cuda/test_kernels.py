@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import gguf_files
 import hybrid
 import tiny_coder
 from dflash_local.cuda import few_rows, kernels
@@ -108,7 +109,8 @@ def test_attention_compiles_and_hardly_spills(
 ) -> None:
     compiled = compiler.compile(kernels.source_of(heads), architecture)
     assert f"attention_{heads.operand}_4".encode() in compiled.cubin
-    assert max(compiled.spilled) <= 4, str(compiled)  # heads of 128 on sm_80
+    # Addresses, stored before the loop, most for heads of 64 on sm_120. Sums would be hundreds.
+    assert max(compiled.spilled) <= 80, str(compiled)
 
 
 @pytest.mark.one_in(4)
@@ -122,7 +124,11 @@ def test_experts_have_a_kernel_of_each_type(compiler: Compiler, name: str) -> No
 
 def test_experts_of_a_mixture(tmp_path: Path) -> None:
     path = hybrid.write_hybrid(tmp_path / "m.gguf", "qwen35moe", tiny_coder.pair()[0])
-    found = kernels.experts_of(GgufFile.open(path))
+    file = GgufFile.open(path)
+    found = kernels.experts_of(file)
+    key = "qwen35moe.expert_used_count"
+    of_each_layer = ([file.metadata[key]] * 4, gguf_files.ARRAY, gguf_files.UINT32)
+    assert kernels.experts_of(gguf_files.edited(file, keys={key: of_each_layer})) == found
     assert found and all(experts.type == TYPES["Q8_0"] for experts in found)
     assert all(1 <= experts.n_used <= experts.n_experts for experts in found)
     assert kernels.experts_of(GgufFile.open(tiny_coder.pair()[0])) == set()

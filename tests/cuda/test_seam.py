@@ -14,11 +14,13 @@ import tiny_coder
 from dflash_local.cuda.few_rows import FewRows
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_drafter import FusedDrafter
+from dflash_local.fit.pairing import check_heads
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
+from heads import fused_heads
 
 ROWS = (1, 8, 16, 1, 8, 64, 33)
 TARGETS = ("tiny-coder", *dict.fromkeys(hybrid.SNAPSHOTS + hybrid.WITHOUT))
@@ -80,6 +82,20 @@ def test_a_layer_takes_four_launches(folder: Path) -> None:
     with Target(tiny_coder.pair()[0], TargetOptions(n_ctx=64)) as target:
         # q with k and v; their output; gate with up; down. And the head.
         assert few_rows.counts["launches"] == len(ROWS) * (4 * target.n_layer + 1)
+
+
+def test_a_step_of_heads_takes_six_launches(folder: Path) -> None:
+    path = hybrid.write_hybrid(folder / "heads.gguf", "qwen35", tiny_coder.pair()[0], head=0.5)
+    few_rows, launches = FewRows(on_cpu=True), [0]
+    spec = check_heads(GgufFile.open(path))
+    options = TargetOptions(n_ctx=64, tapped_layers=spec.target_layers, heads=True)
+    with Target(path, options, few_rows=few_rows) as target:
+        drafter = fused_heads(target)
+        for n in (1, 2):
+            drafter.draft([DraftRequest(0, 9, StoredFeatures(target, []), n)])
+            launches.append(few_rows.counts["launches"])
+    # Embedding with state; q with k and v; their output; gate with up; down; and the head.
+    assert launches[2] - launches[1] == launches[1] + 6
 
 
 def test_drafts_are_those_of_ggml() -> None:

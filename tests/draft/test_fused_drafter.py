@@ -22,7 +22,8 @@ from dflash_local.target_model.target import Target
 from draft_twin import GPU_LAYERS, ROUNDING, Twin, TwinMaker, make_twin
 from drafter_kinds import ALONE, COMMON
 from llama_drafter import LlamaDrafter
-from pair_engine import answer, fused_drafter, open_target, plain_tokens
+from pair_engine import answer, fused_drafter, open_target
+from plain_answer import plain_tokens
 from reference import Reference
 
 __all__ = ["make_twin"]

@@ -4,6 +4,7 @@ those that llama.cpp makes with the same heads."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,6 +36,7 @@ from heads import drafts_of_llama_cpp, heads_drafter, target_with_heads
 from hybrid import write_hybrid
 from long_text import PYTHON_SOURCE
 from pair_engine import answer, consistent, request
+from pairwise import pairwise_cases
 from plain_answer import PlainAnswer
 
 N = 32
@@ -57,17 +59,25 @@ TARGETS = {
 }
 
 
+class Files(dict[str, Path]):
+    """Each target's, written when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        (architecture, added), path = TARGETS[name], self._folder / f"{len(self)}.gguf"
+        self[name] = write_hybrid(path, architecture, tiny_coder.pair()[0], head=added)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder, source = tmp_path_factory.mktemp("heads"), tiny_coder.pair()[0]
-    return {
-        name: write_hybrid(folder / f"{i}.gguf", architecture, source, head=added)
-        for i, (name, (architecture, added)) in enumerate(TARGETS.items())
-    }
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("heads"))
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def target(files: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Target]:
+def target(files: Files, request: pytest.FixtureRequest) -> Iterator[Target]:
     with target_with_heads(files[request.param], n_seq=4) as opened:
         yield opened
 
@@ -96,8 +106,12 @@ def drafts(engine: Engine, anchor: int, features: StoredFeatures, seq: int = 0) 
     return draft.tokens
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("width", [3, 7, "auto"])
+@pytest.mark.parametrize(
+    ("target", "way", "width"),
+    pairwise_cases(list(TARGETS), list(WAYS), (3, 7, "auto")),
+    indirect=["target"],
+    scope="module",
+)
 def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) -> None:
     if width == "auto":
         engine.control(controller("cheap"))
@@ -110,7 +124,12 @@ def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) 
         engine.slots.forget_all()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("target", "way"),
+    list(zip(TARGETS, cycle(WAYS), strict=False)),
+    indirect=["target"],
+    scope="module",
+)
 def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
     texts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
     known = [PlainAnswer(target, text, N, **WAYS[way]) for text in texts]
@@ -125,10 +144,10 @@ def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
         assert found.stats.drafted > 0
 
 
-def test_heads_that_are_right_are_accepted(files: dict[str, Path]) -> None:
+def test_heads_that_are_right_are_accepted(files: Files) -> None:
     accepted = {}
-    for name, path in files.items():
-        with target_with_heads(path) as target:
+    for name in TARGETS:
+        with target_with_heads(files[name]) as target:
             engine = Engine(target, heads_drafter(target))
             stats = [answer(engine, [t, t + 1, t + 2], 7, N).stats for t in range(1000, 5000, 500)]
             accepted[name] = sum(s.accepted for s in stats) / sum(s.drafted for s in stats)
@@ -207,7 +226,7 @@ OPTIONS = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
 
 
 @pytest.mark.parametrize("word", [None, "mtp"])
-def test_loaded_by_default_and_by_the_word(files: dict[str, Path], word: str | None) -> None:
+def test_loaded_by_default_and_by_the_word(files: Files, word: str | None) -> None:
     said: list[str] = []
     path = files["always right"]
     with load(path, word, say=said.append, **OPTIONS) as model:
@@ -224,7 +243,7 @@ def test_loaded_by_default_and_by_the_word(files: dict[str, Path], word: str | N
         assert model.generate("def add(", max_tokens=N).tokens == plain.tokens
 
 
-def test_they_are_put_off_where_they_do_not_pay(files: dict[str, Path]) -> None:
+def test_they_are_put_off_where_they_do_not_pay(files: Files) -> None:
     said: list[str] = []
     with load(files["never right"], say=said.append, **OPTIONS) as model:
         plain = model.generate("def add(", max_tokens=3 * N, draft_width=0)
@@ -237,7 +256,7 @@ def test_they_are_put_off_where_they_do_not_pay(files: dict[str, Path]) -> None:
     assert any(line.startswith("drafting is off") for line in said)
 
 
-def test_without_room_the_target_is_loaded_alone(files: dict[str, Path]) -> None:
+def test_without_room_the_target_is_loaded_alone(files: Files) -> None:
     pair = open_pair(files["sometimes right"])
     assert pair.by_default and isinstance(pair.spec, HeadsSpec)
     options = LoadOptions(n_ctx=1024, n_gpu_layers=0)
@@ -260,7 +279,7 @@ def test_without_room_the_target_is_loaded_alone(files: dict[str, Path]) -> None
         _ = planned(asked, least - 1).plan
 
 
-def test_heads_that_llama_cpp_fails_on_are_left_out(files: dict[str, Path], tmp_path: Path) -> None:
+def test_heads_that_llama_cpp_fails_on_are_left_out(files: Files, tmp_path: Path) -> None:
     def spoil(tensors: dict[str, Tensor]) -> None:
         name = "blk.6.nextn.enorm.weight"  # ggml does not multiply with such numbers
         tensors[name] = (tensors[name][0].astype(np.int8), gguf.GGMLQuantizationType.I8)
@@ -278,7 +297,7 @@ def test_heads_that_llama_cpp_fails_on_are_left_out(files: dict[str, Path], tmp_
 @pytest.mark.parametrize("architecture", ["always right", "no recurrent layers", "snapshots"])
 @pytest.mark.parametrize("at", ["opened", "measured"])
 def test_heads_that_fail_at_the_load_are_left_out(
-    files: dict[str, Path], architecture: str, at: str, monkeypatch: pytest.MonkeyPatch
+    files: Files, architecture: str, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless they were asked for."""
 
@@ -303,7 +322,7 @@ def test_heads_that_fail_at_the_load_are_left_out(
         load(path, "mtp", quiet=True, recalibrate=True, **OPTIONS)
 
 
-def test_a_key_may_take_the_heads_away(files: dict[str, Path]) -> None:
+def test_a_key_may_take_the_heads_away(files: Files) -> None:
     """Then the target alone is loaded, as far as llama.cpp goes along."""
     path, said = files["always right"], list[str]()
     without = {"qwen35.nextn_predict_layers": 0}
@@ -314,7 +333,7 @@ def test_a_key_may_take_the_heads_away(files: dict[str, Path]) -> None:
         load(path, "mtp", quiet=True, override_kv=without, **OPTIONS)
 
 
-def test_a_failure_puts_them_aside(files: dict[str, Path]) -> None:
+def test_a_failure_puts_them_aside(files: Files) -> None:
     """With too small a context of their own they fail in the middle of an answer."""
     with target_with_heads(files["always right"], n_ctx=512) as target:
         prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:240]
@@ -329,14 +348,14 @@ def test_a_failure_puts_them_aside(files: dict[str, Path]) -> None:
         assert again.asked(engine, 7).stats.accepted > 0
 
 
-def test_heads_without_their_model(files: dict[str, Path]) -> None:
+def test_heads_without_their_model(files: Files) -> None:
     whole = GgufFile.open(files["never right"])
     alone = edited(whole, tensors={"blk.0.attn_norm.weight": None})
     with pytest.raises(FileError, match="heads without their model"):
         check_pair(whole, alone)
 
 
-def test_a_target_without_heads(files: dict[str, Path]) -> None:
+def test_a_target_without_heads(files: Files) -> None:
     shipped = GgufFile.open(tiny_coder.pair()[0])
     with pytest.raises(PairError, match=r"has no heads to draft with: no qwen3\.nextn_predict"):
         check_heads(shipped)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dflash_local.engine import plain_steps
+from two_slots import engine, two_slots
+
+__all__ = ["engine", "two_slots"]  # fixtures that have a file of their own
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gguf_files
@@ -60,12 +61,29 @@ def test_sequences_with_different_settings_are_drawn_from_one_search() -> None:
         assert run(6) == expected
 
 
+def test_an_exact_answer_has_its_own_sums() -> None:
+    """A neighbour that asks for many candidates has the rows searched in shorter chunks."""
+    many = {"temperature": 0.8, "seed": 1, "top_k": 120, "logprobs": 1}
+    with open_target(n_ctx=2 * 512, n_seq=2, exact=True) as target:
+        target.native.search_on_cpu = True
+        engine, found = Engine(target, None, n_seq=2, exact=True), []
+        for beside in (None, many):
+            engine.slots.forget_all()
+            way = SAMPLED["with log-probabilities"]
+            running = [engine.begin(request(PROMPT, 0, 32, **way))]
+            if beside:
+                running.insert(0, engine.begin(request(PROMPT[1:], 0, 40, **beside)))
+            engine.run(running)
+            found.append(running[-1].logprobs)
+        assert found[0] == found[1]
+
+
 def test_log_probabilities_change_no_token_among_equal_ones(tmp_path: Path) -> None:
     """Of equal ones a graph finds any."""
 
     def in_pairs(tensors: dict[str, gguf_files.Tensor]) -> None:
-        data, _ = tensors["token_embd.weight"]
-        data[1::2] = data[::2]
+        data, kind = tensors["token_embd.weight"]
+        tensors["token_embd.weight"] = np.repeat(data[::2], 2, axis=0), kind
 
     path = gguf_files.changed(tiny_coder.pair()[0], tmp_path / "pairs.gguf", tensors=in_pairs)
     with open_target(path) as target:

@@ -25,6 +25,7 @@ from elsewhere import CHEAP, Elsewhere
 from hybrid import TAPPED, write_hybrid
 from hybrid_engine import hybrid_target
 from pair_engine import answer, consistent, fused_drafter, open_target, request
+from plain_answer import plain_tokens
 from sampling_ways import JSON_LIST, WAYS
 from shapes import exact_target
 
@@ -71,14 +72,6 @@ def options_of(way: str, alphabet: Sequence[int]) -> dict[str, Any]:
     return options | {"logit_bias": dict.fromkeys(alphabet, 60.0)}
 
 
-def plain(target: Target, prompt: list[int], n: int = N, **options: Any) -> list[int]:
-    engine = Engine(target, None, target.options.n_seq)
-    engine.slots.forget_all()
-    tokens = answer(engine, prompt, 0, n, **options).tokens
-    engine.slots.forget_all()
-    return tokens
-
-
 @st.composite
 def repeating(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     """A few tokens, and a prompt that repeats parts of itself, more or less."""
@@ -97,7 +90,7 @@ def test_without_a_drafter(
 ) -> None:
     alphabet, prompt = text
     options = options_of(way, alphabet)
-    expected = plain(target, prompt, **options)
+    expected = plain_tokens(target, prompt, N, **options)
     engine = copying(target)
     found = answer(engine, prompt, width, N, **options)  # type: ignore[arg-type]
     assert found.tokens == expected
@@ -112,7 +105,7 @@ def test_without_a_drafter(
 def test_whole_passes_are_copied(target: Target) -> None:
     """One token again and again: each pass is as wide as it may be."""
     options = options_of("greedy", [400])
-    expected = plain(target, [400] * 8, 200, **options)
+    expected = plain_tokens(target, [400] * 8, 200, **options)
     found = answer(copying(target), [400] * 8, "auto", 200, **options)
     assert found.tokens == expected
     assert found.stats.tokens_per_round > 40
@@ -126,7 +119,7 @@ def test_beside_a_drafter_that_is_right_for_so_many(
 ) -> None:
     alphabet, prompt = text
     options = options_of(way, alphabet)
-    expected = plain(target, prompt, **options)
+    expected = plain_tokens(target, prompt, N, **options)
     drafter = ScriptedDrafter(right_for(prompt + expected, lambda: k, target.n_vocab))
     for width in (8, "auto"):
         engine = copying(target, drafter)
@@ -141,7 +134,7 @@ def test_beside_a_drafter_that_is_right_for_so_many(
 def test_beside_a_drafter_of_nonsense(target: Target, token: int) -> None:
     prompt = [400, 401, 402] * 5
     options = options_of("seeded", [400, 401, 402])
-    expected = plain(target, prompt, **options)
+    expected = plain_tokens(target, prompt, N, **options)
     drafter = ScriptedDrafter(lambda _at, _anchor, n: Draft.chain([token] * n))
     assert answer(copying(target, drafter), prompt, 8, N, **options).tokens == expected
 
@@ -153,7 +146,7 @@ def test_trees(forking: Target, text: tuple[list[int], list[int]], way: str, wid
     """Of the drafter's candidates and copies together, and of several copies alone."""
     alphabet, prompt = text
     options = options_of(way, alphabet) | {"shape": "tree"}
-    expected = plain(forking, prompt, 24, **options)
+    expected = plain_tokens(forking, prompt, 24, **options)
     for drafter in (None, fused_drafter(forking)):
         engine = copying(forking, drafter, n_nodes=31)
         for chosen in (width, "auto"):
@@ -171,7 +164,7 @@ def test_an_answer_is_used_again(target: Target) -> None:
     longer = prompt + first.tokens + [404, 405]
     again = answer(engine, longer, "auto", N, **options)
     assert again.stats.cached_tokens > len(prompt)
-    assert again.tokens == plain(target, longer, **options)
+    assert again.tokens == plain_tokens(target, longer, N, **options)
     assert again.stats.copied_accepted > 0
 
 
@@ -182,7 +175,7 @@ def test_several_at_once(f32_target: Path) -> None:
         prompts = [(alphabet * 12)[: 15 + i] for i, alphabet in enumerate(alphabets)]
         ways = ["greedy", "seeded", "greedy"]
         options = [options_of(*pair) for pair in zip(ways, alphabets, strict=True)]
-        expected = [plain(target, p, **o) for p, o in zip(prompts, options, strict=True)]
+        expected = [plain_tokens(target, p, N, **o) for p, o in zip(prompts, options, strict=True)]
         for drafter in (None, fused_drafter(target)):
             engine = copying(target, drafter)
             answers = [
@@ -208,7 +201,7 @@ def test_room_for_copies_makes_no_wider_trees(f32_target: Path, width: Any) -> N
         prompt = target.vocabulary.tokenize(tiny_coder.prompts()["chat"][0])
         engine = copying(target, fused_drafter(target), n_nodes=19)
         found = answer(engine, prompt, width, N, shape="tree")
-        assert found.tokens == plain(target, prompt)
+        assert found.tokens == plain_tokens(target, prompt, N)
         assert found.stats.tree_rounds > 0 and not found.stats.copied
         assert max(found.stats.widths) == (20 if width == "auto" else width)
 
@@ -223,7 +216,7 @@ def test_recurrent_layers(tmp_path: Path, width: Any, kind: Any) -> None:
     options = options_of("seeded", alphabet)
     prompt = alphabet * 6
     with hybrid_target(path, drafts=False) as target:
-        expected = plain(target, prompt, **options)
+        expected = plain_tokens(target, prompt, N, **options)
     with hybrid_target(path, drafts=False, way_back=WayBack(kind, 15)) as target:
         engine = copying(target)
         found = answer(engine, prompt, width, N, **options)
@@ -281,7 +274,7 @@ def test_a_later_request_copies_what_an_earlier_one_of_its_owner_said(target: Ta
     """The same prompt, which leads to the same answer: from its 16th token on it is copied."""
     engine = copying(target)
     prompt = target.vocabulary.tokenize("def read_json(path):\n    ")
-    expected = plain(target, prompt)
+    expected = plain_tokens(target, prompt, N)
     runs = {}
     for name, owner in {"first": "me", "again": "me", "other": "you", "nobody": None}.items():
         engine.slots.forget_all()
@@ -311,7 +304,7 @@ def test_whatever_earlier_texts_offer(
     options = options_of(way, alphabet)
     engine = copying(target)
     for tokens in (prompt, [*prompt[::-1], 950, *prompt], prompt if same else prompt[:5]):
-        expected = plain(target, tokens, **options)
+        expected = plain_tokens(target, tokens, N, **options)
         found = answer(engine, tokens, width, N, owner="me", **options)  # type: ignore[arg-type]
         assert found.tokens == expected
         engine.slots.forget_all()

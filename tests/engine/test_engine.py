@@ -1,10 +1,8 @@
-"""Rounds over sequences: slots, the cells that they share, and what happens at the edges."""
+"""Requests that join, leave, fail, end and are suspended: the others' answers stay the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,51 +10,12 @@ import tiny_coder
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
-from dflash_local.errors import ContextFullError, InputError
+from dflash_local.errors import InputError
 from gap_rule import equal_by_gap_rule, joint_noise
-from long_text import PYTHON_SOURCE
 from pair_engine import consistent, fused_drafter, open_target, request
 from plain_answer import PlainAnswer
 from shapes import NOISE, exact_target
-
-N = 24
-
-
-@pytest.fixture(scope="module")
-def two_slots(shape: DraftShape, either_file: Path) -> Iterator[Engine]:
-    with exact_target(shape, either_file, n_ctx=256, n_seq=2) as target:
-        yield Engine(target, fused_drafter(target), n_seq=2)
-
-
-@pytest.fixture
-def engine(two_slots: Engine) -> Iterator[Engine]:
-    """Two slots in a context of 256 tokens, all empty."""
-    yield two_slots
-    for slot in two_slots.slots:
-        assert not slot.busy
-    two_slots.slots.forget_all()
-
-
-def begin(
-    engine: Engine, prompt: list[int], width: int, max_tokens: int | None = N, **params: Any
-) -> Sequence:
-    """A request whose drafts have the shape that the engine is for."""
-    shape: DraftShape = "tree" if engine.takes_trees else "chain"
-    return engine.begin(request(prompt, width, max_tokens, shape=shape, **params))
-
-
-def answer(
-    engine: Engine, prompt: list[int], width: int, max_tokens: int | None = N, **params: Any
-) -> Sequence:
-    """One such request, run to its end."""
-    sequence = begin(engine, prompt, width, max_tokens, **params)
-    engine.run([sequence])
-    return sequence
-
-
-def text(engine: Engine, n: int) -> list[int]:
-    """The first `n` tokens of a Python file."""
-    return engine.target.vocabulary.tokenize(PYTHON_SOURCE[: 8 * n])[:n]
+from two_slots import N, answer, begin, text
 
 
 def assert_equal(engine: Engine, expected: list[PlainAnswer], found: list[Sequence]) -> None:
@@ -104,72 +63,6 @@ def test_one_may_be_cancelled_while_the_other_goes_on(engine: Engine) -> None:
     assert_equal(engine, expected, [first, second])
 
 
-def test_a_request_takes_the_slot_that_has_most_of_it(engine: Engine) -> None:
-    long = text(engine, 90)
-    other = engine.target.vocabulary.tokenize(tiny_coder.prompts()["chat"][0])
-    engine.run([begin(engine, other, 16, 2), begin(engine, long, 16, 2)])
-    assert engine.slots[1].cached[:90] == long
-    sequence = begin(engine, long, 16, 2)
-    assert sequence.slot.seq == 1
-    assert sequence.stats.cached_tokens == 89
-    engine.run([sequence])
-    sequence = begin(engine, other, 16, 2)
-    assert sequence.slot.seq == 0
-    engine.run([sequence])
-
-
-def test_every_slot_busy(engine: Engine) -> None:
-    sequences = [begin(engine, [n], 0, 2) for n in (1, 2)]
-    with pytest.raises(InputError, match="all 2 slots are busy"):
-        begin(engine, [3], 0, 2)
-    engine.run(sequences)
-    assert len(answer(engine, [3], 0, 2).tokens) == 2
-
-
-@pytest.mark.slow
-def test_idle_slots_make_room(engine: Engine) -> None:
-    """Two prompts of 150 tokens do not fit 256 cells: the one that rests goes."""
-    first, second = text(engine, 150), text(engine, 190)[40:]
-    expected = [PlainAnswer(engine.target, prompt, N) for prompt in (first, second)]
-    found = [answer(engine, prompt, 16, N) for prompt in (first, second, first)]
-    assert [s.finish_reason for s in found] == ["length"] * 3
-    assert found[2].stats.cached_tokens == 0
-    # One sequence at a time, so to the bit.
-    assert [s.tokens for s in found] == [expected[i].tokens for i in (0, 1, 0)]
-
-
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize("widths", [(0, 0), (16, 16), (16, 3)], ids=str)
-def test_two_at_once_share_the_context_to_its_last_cell(
-    engine: Engine, widths: tuple[int, int]
-) -> None:
-    ends = [t for t in range(engine.target.n_vocab) if engine.target.vocabulary.ends_text(t)]
-    bias = dict.fromkeys(ends, -float("inf"))
-    prompts = [text(engine, 100), text(engine, 120)[30:]]
-    sequences = [
-        begin(engine, prompt, width, None, logit_bias=bias)
-        for prompt, width in zip(prompts, widths, strict=True)
-    ]
-    engine.run(sequences)
-    assert [s.finish_reason for s in sequences] == ["length", "length"]
-    assert sum(len(slot.cached) for slot in engine.slots) == engine.target.n_ctx
-    for sequence, prompt in zip(sequences, prompts, strict=True):
-        assert sequence.slot.cached == [*prompt, *sequence.tokens[:-1]]
-        assert engine.drafter is not None
-        if sequence.request.drafts:
-            assert engine.drafter.length(sequence.slot.seq) == len(sequence.slot.cached)
-
-
-@pytest.mark.one_in(2)
-def test_a_prompt_that_finds_no_room_beside_another(engine: Engine) -> None:
-    first = begin(engine, text(engine, 150), 16, N)
-    engine.step([first])
-    second = begin(engine, text(engine, 200)[50:], 16, N)
-    engine.run([first, second])
-    assert (second.tokens, second.finish_reason) == ([], "length")
-    assert len(first.tokens) == N
-
-
 @pytest.mark.one_in(2)
 def test_a_failing_request_leaves_the_engine_usable(engine: Engine) -> None:
     """Bias forbids every token of the vocabulary: found out with the first row of logits."""
@@ -191,28 +84,6 @@ def test_ending_twice_and_early(engine: Engine) -> None:
     engine.end(sequence)
     assert sequence.finish_reason == "cancelled"
     assert answer(engine, prompt, 16, N).tokens == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"prompt": []}, InputError, "the prompt is empty"),
-        ({"prompt": [5, -1]}, InputError, "token id -1 of the prompt is not in 0 to 8191"),
-        ({"prompt": [8192]}, InputError, "token id 8192 of the prompt is not in 0 to 8191"),
-        ({"prompt": [1] * 256}, ContextFullError, "has 256 tokens, the context holds 256"),
-        ({"max_tokens": 0}, InputError, "max_tokens is 0; expected a whole number, 1 or more"),
-        ({"max_tokens": 2.5}, InputError, "max_tokens is 2.5; expected a whole number"),
-        ({"width": -1}, InputError, "draft_width is -1; expected a whole number, 0 or more"),
-        ({"width": 65}, InputError, "draft_width is 65; .* allows at most (16|64)"),
-    ],
-)
-def test_what_cannot_begin(
-    engine: Engine, changes: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    given = {"prompt": [1], "width": 16, "max_tokens": N} | changes
-    with pytest.raises(error, match=message) as found:
-        begin(engine, given.pop("prompt"), given.pop("width"), **given)
-    assert "\n" not in str(found.value)
 
 
 @pytest.mark.one_in(2)

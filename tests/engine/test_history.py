@@ -6,9 +6,8 @@ empty caches. With q8_0 weights and cache on the CPU the two are equal to the bi
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,11 +15,11 @@ import pytest
 import tiny_coder
 from dflash_local import load
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.request import Request
 from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
 from dflash_local.prefixes.store import PrefixStore
 from long_text import PYTHON_SOURCE
+from neighbours import Drift, among_others, by_itself, requests
 from pair_engine import fused_drafter, open_engine, open_target, request
 
 N, N_SEQ, N_CTX = 24, 4, 1024
@@ -37,61 +36,6 @@ def alone() -> list[Sequence]:
     """The answers to the requests, each decoded plainly in empty caches."""
     with open_engine(n_ctx=N_CTX) as engine:
         return [by_itself(engine, wanted) for wanted in requests(engine, N, 0)]
-
-
-@dataclass
-class Drift:
-    """The answers that differ, and the largest difference of a log-probability up to there."""
-
-    n: int = 0
-    different: list[int] = field(default_factory=list)
-    logprob: float = 0.0
-
-    def add(self, ours: Sequence, theirs: Sequence) -> None:
-        self.n += 1
-        if ours.tokens != theirs.tokens:
-            self.different.append(self.n - 1)
-        for a, b in zip(ours.logprobs, theirs.logprobs, strict=False):
-            if a.token != b.token:
-                break
-            self.logprob = max(self.logprob, abs(a.logprob - b.logprob))
-
-
-def requests(engine: Engine, n: int, width: int) -> list[Request]:
-    """Prompts of many lengths, some of which begin alike, with answers of many lengths."""
-    draw = random.Random(5)
-    tokenize = engine.target.vocabulary.tokenize
-    prompts = [tokenize(text) for kind in tiny_coder.prompts().values() for text in kind]
-    source = tokenize(PYTHON_SOURCE)
-    made = []
-    for _ in range(n):
-        prompt = draw.choice(prompts)
-        if draw.random() < 0.4:
-            prompt = source[: draw.randrange(20, 150)] + prompt
-        made.append(request(prompt, width, draw.randrange(8, 48), logprobs=1))
-    return made
-
-
-def among_others(engine: Engine, wanted: list[Request], n_at_once: int) -> list[Sequence]:
-    """All answers, so many at a time; a new one begins as soon as one has ended."""
-    waiting, running, done = list(wanted), [], []
-    while waiting or running:
-        while waiting and len(running) < n_at_once:
-            running.append(engine.begin(waiting.pop(0)))
-            done.append(running[-1])
-        assert engine.has_room(running)
-        engine.step(running)
-        for sequence in [s for s in running if s.finish_reason]:
-            running.remove(sequence)
-            engine.end(sequence)
-    return done
-
-
-def by_itself(engine: Engine, wanted: Request) -> Sequence:
-    engine.slots.forget_all()
-    sequence = engine.begin(wanted)
-    engine.run([sequence])
-    return sequence
 
 
 @pytest.mark.slow
@@ -147,9 +91,28 @@ def test_exact_answers_in_half_precision(width: int) -> None:
     assert drift == Drift(len(wanted))
 
 
-@pytest.mark.parametrize("options", [{"n_seq": 2}, {"draft_shape": "tree"}])
-def test_what_exact_answers_exclude(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="exact"):
+def test_an_exact_prompt_that_is_reported_leaves_no_row() -> None:
+    """Its passes are as narrow as rows with logits may be."""
+    with open_target(n_ctx=N_CTX, n_batch=128, exact=True) as target:
+        engine = Engine(target, None, exact=True)
+        prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:300]
+        reported = replace(request(prompt, 0, 2), prompt_logprobs=0)
+        found = [among_others(engine, [each], 1)[0] for each in (reported, request(prompt, 0, 2))]
+        assert len(found[0].prompt_logprobs) == len(prompt) - 1
+        assert found[1].stats.cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_shape": "tree"}, "exact"),
+        ({"n_seq": 65}, "n_seq is 65"),
+        ({"n_seq": 4, "n_ctx": 48}, "n_ctx is 48"),
+    ],
+    ids=str,
+)
+def test_what_exact_answers_exclude(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         load(*tiny_coder.pair(), exact=True, quiet=True, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from dflash_local.fit.architectures import WayBack
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
 from hybrid import REPLAYED, TAPPED, write_hybrid
-from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
+from hybrid_engine import BLOCK, Knowing, hybrid_target
 from pair_engine import answer, consistent, request
+from plain_answer import Plain, plain_tokens
 
 N = 40
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
@@ -52,9 +54,9 @@ def way_back(kind: tuple[str, Any]) -> WayBack:
 
 
 @pytest.fixture(scope="module")
-def plain(path: Path) -> Iterator[PlainAnswers]:
+def plain(path: Path) -> Iterator[Plain]:
     with hybrid_target(path, drafts=False) as target:
-        yield PlainAnswers(target)
+        yield partial(plain_tokens, target)
 
 
 @pytest.fixture(scope="module")
@@ -94,16 +96,14 @@ def check(engine: Engine, drafter: Knowing, sequence: Answer, right: list[int]) 
 
 
 @pytest.mark.one_in(12)
-def test_the_answers_vary(target: Target, plain: PlainAnswers) -> None:
+def test_the_answers_vary(target: Target, plain: Plain) -> None:
     """If they did not, a wrong state would not show."""
     for prompt in prompts(target):
         assert len(set(plain(prompt, N))) > N // 3
 
 
 @pytest.mark.one_in(10)
-def test_every_accepted_length_occurs(
-    target: Target, plain: PlainAnswers, kind: tuple[str, str]
-) -> None:
+def test_every_accepted_length_occurs(target: Target, plain: Plain, kind: tuple[str, str]) -> None:
     """Greedy and seeded in turn, as the rows that go back do not depend on the draw."""
     way = list(WAYS)[KINDS.index(kind) % 2]
     (prompt,) = prompts(target, 1)
@@ -117,7 +117,7 @@ def test_every_accepted_length_occurs(
 
 @pytest.mark.one_in(30)
 @pytest.mark.parametrize("width", [2, 3, 8])
-def test_narrow_passes(target: Target, plain: PlainAnswers, width: int) -> None:
+def test_narrow_passes(target: Target, plain: Plain, width: int) -> None:
     (prompt,) = prompts(target, 1)
     right = plain(prompt, N)
     rounds = count()
@@ -126,7 +126,7 @@ def test_narrow_passes(target: Target, plain: PlainAnswers, width: int) -> None:
 
 
 @pytest.mark.one_in(4)
-def test_always_wrong_is_plain_decoding(target: Target, plain: PlainAnswers) -> None:
+def test_always_wrong_is_plain_decoding(target: Target, plain: Plain) -> None:
     (prompt,) = prompts(target, 1)
     right = plain(prompt, N)
     engine, drafter = engine_of(target, [prompt + right], lambda: 0)
@@ -136,7 +136,7 @@ def test_always_wrong_is_plain_decoding(target: Target, plain: PlainAnswers) -> 
 
 
 @pytest.mark.one_in(8)
-def test_tokens_that_no_draft_should_hold(target: Target, plain: PlainAnswers) -> None:
+def test_tokens_that_no_draft_should_hold(target: Target, plain: Plain) -> None:
     """Ends of text, and ids out of range, after some right tokens: the states go back as far."""
     (prompt,) = prompts(target, 1)
     right = plain(prompt, 2 * N)
@@ -158,7 +158,7 @@ def test_tokens_that_no_draft_should_hold(target: Target, plain: PlainAnswers) -
 @pytest.mark.one_in(30)
 @pytest.mark.parametrize("widths", [(16, 16, 16, 16), (16, 5, 0, 8), (2, 16, 7, 3)])
 def test_several_sequences_of_unequal_widths(
-    targets: Target, plain: PlainAnswers, kind: tuple[str, str], widths: tuple[int, ...]
+    targets: Target, plain: Plain, kind: tuple[str, str], widths: tuple[int, ...]
 ) -> None:
     """Greedy and seeded in turn: each kind, and each of these widths, is both."""
     way = list(WAYS)[(KINDS.index(kind) + sum(widths)) % 2]
@@ -180,7 +180,7 @@ def test_several_sequences_of_unequal_widths(
 
 
 @pytest.mark.one_in(10)
-def test_widths_that_a_controller_chooses_for_several(targets: Target, plain: PlainAnswers) -> None:
+def test_widths_that_a_controller_chooses_for_several(targets: Target, plain: Plain) -> None:
     asked = prompts(targets)
     right = [plain(prompt, 2 * N) for prompt in asked]
     texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
@@ -198,7 +198,7 @@ def test_widths_that_a_controller_chooses_for_several(targets: Target, plain: Pl
 
 
 @pytest.mark.one_in(10)
-def test_sequences_that_come_and_go(targets: Target, plain: PlainAnswers) -> None:
+def test_sequences_that_come_and_go(targets: Target, plain: Plain) -> None:
     """Prompts are read while others draft; slots change hands; a full context cuts drafts."""
     asked = [*prompts(targets), *[[*p, 7, 8] for p in prompts(targets)]]
     right = [plain(prompt, N) for prompt in asked]
@@ -220,7 +220,7 @@ def test_sequences_that_come_and_go(targets: Target, plain: PlainAnswers) -> Non
 
 
 @pytest.mark.one_in(12)
-def test_answers_of_a_grammar(target: Target, plain: PlainAnswers) -> None:
+def test_answers_of_a_grammar(target: Target, plain: Plain) -> None:
     """Forbidden tokens are cut from the drafts, and each token has its log-probability."""
     (prompt,) = prompts(target, 1)
     options: dict[str, Any] = {"grammar": 'root ::= "[" [a-z ]+ ("," [a-z ]+)* "]"', "logprobs": 1}
@@ -234,7 +234,7 @@ def test_answers_of_a_grammar(target: Target, plain: PlainAnswers) -> None:
 
 
 @pytest.mark.one_in(3)
-def test_a_suspended_answer_goes_on(targets: Target, plain: PlainAnswers) -> None:
+def test_a_suspended_answer_goes_on(targets: Target, plain: Plain) -> None:
     asked = prompts(targets)[:2]
     right = [plain(prompt, N) for prompt in asked]
     texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
@@ -252,9 +252,7 @@ def test_a_suspended_answer_goes_on(targets: Target, plain: PlainAnswers) -> Non
 
 @pytest.mark.one_in(24)
 @pytest.mark.parametrize("width", [0, 16])
-def test_turns_after_an_answer_that_was_stopped(
-    target: Target, plain: PlainAnswers, width: int
-) -> None:
+def test_turns_after_an_answer_that_was_stopped(target: Target, plain: Plain, width: int) -> None:
     """It stops inside a draft, or inside several plain steps at once. The slot's tokens are then
     cut, or all decoded again; the next turn is that of empty caches."""
     (prompt,) = prompts(target, 1)
@@ -278,7 +276,7 @@ def test_turns_after_an_answer_that_was_stopped(
 
 
 @pytest.mark.one_in(3)
-def test_the_next_turn_reads_only_what_is_new(target: Target, plain: PlainAnswers) -> None:
+def test_the_next_turn_reads_only_what_is_new(target: Target, plain: Plain) -> None:
     (prompt,) = prompts(target, 1)
     right = plain(prompt, N)
     following = [*prompt, *right, 5, 6, 7]
@@ -290,7 +288,7 @@ def test_the_next_turn_reads_only_what_is_new(target: Target, plain: PlainAnswer
 
 
 @pytest.mark.one_in(3)
-def test_the_same_prompt_for_several_at_once(targets: Target, plain: PlainAnswers) -> None:
+def test_the_same_prompt_for_several_at_once(targets: Target, plain: Plain) -> None:
     """They share the state of the one that reads it, or read it themselves."""
     prompt = prompts(targets)[2]
     right = plain(prompt, N)
@@ -319,7 +317,7 @@ def test_trees_become_chains(target: Target) -> None:
     "kind", [("qwen35", "snapshots"), ("qwen35", "replay")], indirect=True, ids="-".join
 )
 def test_a_block_is_cut_to_what_can_be_taken_back(
-    path: Path, way_back: WayBack, plain: PlainAnswers
+    path: Path, way_back: WayBack, plain: Plain
 ) -> None:
     with hybrid_target(path, way_back=replace(way_back, rows=4)) as target:
         (prompt,) = prompts(target, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from dflash_local.prefixes.prefix import SavedSequence
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target_model.target import Target
 from hybrid import write_hybrid
-from hybrid_engine import BLOCK, Knowing, PlainAnswers, hybrid_target
+from hybrid_engine import BLOCK, Knowing, hybrid_target
 from pair_engine import answer, request
+from plain_answer import Plain, plain_tokens
 
 N, N_PROMPT = 24, 150
 KEPT = N_PROMPT - 32
@@ -53,9 +55,9 @@ def path(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def plain(path: Path) -> Iterator[PlainAnswers]:
+def plain(path: Path) -> Iterator[Plain]:
     with hybrid_target(path, drafts=False) as target:
-        yield PlainAnswers(target)
+        yield partial(plain_tokens, target)
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +80,7 @@ def short_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
 class Chat:
     """An engine whose answers are those of empty caches."""
 
-    def __init__(
-        self, target: Target, plain: PlainAnswers, store: PrefixStore | None = None
-    ) -> None:
+    def __init__(self, target: Target, plain: Plain, store: PrefixStore | None = None) -> None:
         n_seq = target.options.n_seq
         for seq in range(n_seq):
             target.clear(seq)
@@ -106,7 +106,7 @@ class Chat:
 
 
 @pytest.fixture
-def chat(target: Target, plain: PlainAnswers) -> Chat:
+def chat(target: Target, plain: Plain) -> Chat:
     return Chat(target, plain)
 
 
@@ -152,7 +152,7 @@ def store_in(folder: Path) -> PrefixStore:
 
 
 @pytest.mark.one_in(6)
-def test_texts_that_left_their_slots(target: Target, plain: PlainAnswers, tmp_path: Path) -> None:
+def test_texts_that_left_their_slots(target: Target, plain: Plain, tmp_path: Path) -> None:
     """They come back from memory and, after a restart, from disk, as they were at a checkpoint."""
     chat = Chat(target, plain, store_in(tmp_path))
     prompts = [chat.tokens(N_PROMPT) for _ in range(4)]
@@ -180,7 +180,7 @@ def all_along(chat: Chat, length: int, n_new: int) -> tuple[list[int], list[int]
 
 @pytest.mark.one_in(4)
 def test_a_cut_in_a_long_prompt_reads_on_from_a_boundary(
-    target: Target, plain: PlainAnswers, short_boundaries: None
+    target: Target, plain: Plain, short_boundaries: None
 ) -> None:
     chat = Chat(target, plain, PrefixStore(1 << 26))
     prompt, other = all_along(chat, 2 * STEP + 40, 70)
@@ -191,7 +191,7 @@ def test_a_cut_in_a_long_prompt_reads_on_from_a_boundary(
 
 @pytest.mark.one_in(4)
 def test_boundaries_come_back_from_memory_and_from_disk(
-    target: Target, plain: PlainAnswers, short_boundaries: None, tmp_path: Path
+    target: Target, plain: Plain, short_boundaries: None, tmp_path: Path
 ) -> None:
     chat = Chat(target, plain, store_in(tmp_path))
     _, other = all_along(chat, 2 * STEP + 40, 40)
@@ -210,7 +210,7 @@ def test_boundaries_come_back_from_memory_and_from_disk(
 
 @pytest.mark.one_in(4)
 def test_boundaries_keep_within_the_room_of_the_store(
-    target: Target, plain: PlainAnswers, short_boundaries: None
+    target: Target, plain: Plain, short_boundaries: None
 ) -> None:
     n_state = len(checkpoint_of(target))
     store = PrefixStore(8 * n_state + 100)
@@ -253,7 +253,7 @@ A_TURN = st.tuples(st.integers(0, 15), st.floats(0.5, 1), st.integers(1, 60))
 @given(st.lists(st.lists(A_TURN, min_size=1, max_size=2), min_size=3, max_size=8))
 @settings(deadline=None, max_examples=4, derandomize=True)
 def test_any_turns_are_those_of_empty_caches(
-    target: Target, plain: PlainAnswers, turns: list[list[tuple[int, float, int]]]
+    target: Target, plain: Plain, turns: list[list[tuple[int, float, int]]]
 ) -> None:
     """Prompts that begin with parts of earlier texts, one or two at a time."""
     play(Chat(target, plain), turns)
@@ -297,7 +297,7 @@ def single(path: Path, kind: tuple[str, Any]) -> Iterator[Target]:
 @given(st.lists(st.tuples(st.integers(0, 15), st.floats(0, 1), st.integers(1, 150)), max_size=9))
 @settings(deadline=None, max_examples=4, derandomize=True)
 def test_any_cuts_are_those_of_empty_caches(
-    single: Target, plain: PlainAnswers, turns: list[tuple[int, float, int]]
+    single: Target, plain: Plain, turns: list[tuple[int, float, int]]
 ) -> None:
     """Prompts that leave earlier texts anywhere, with checkpoints all along them, which come from
     the slot or from a store."""

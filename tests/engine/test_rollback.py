@@ -21,7 +21,8 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.target_model.target import Target
 from gap_rule import largest_difference, step_logits
-from pair_engine import answer, consistent, fused_drafter, open_target, plain_tokens, prefill
+from pair_engine import answer, consistent, fused_drafter, open_target, prefill
+from plain_answer import plain_tokens
 from shapes import NOISE, exact_target
 
 N = 60

@@ -1,208 +1,401 @@
-"""Rounds of several plain steps: their text is that of steps one by one, however it ends."""
+"""The text is that of plain decoding, whatever a drafter proposes; only the gain differs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
-from pathlib import Path
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache
+from itertools import count, product
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import tiny_coder
-from dflash_local import load
+from add_up import add_up
+from adversarial import Script, ScriptedDrafter, oracle, right_for
+from dflash_local.draft.draft import ANCHOR, Draft
+from dflash_local.draft.drafter import Drafter, DraftRequest
+from dflash_local.draft.shape import DraftShape
+from dflash_local.engine import slots
 from dflash_local.engine.engine import Engine
-from dflash_local.errors import BackendError
-from dflash_local.sampling.params import SamplingParams
-from dflash_local.sampling.sampler import Sampler
+from dflash_local.errors import BackendError, InputError
+from dflash_local.stats import Stats
 from dflash_local.target_model.target import Target
-from given_rows import GivenRows
-from pair_engine import answer, open_target, request
-from recurrent import write_mamba
-from sampling_ways import WAYS
+from elsewhere import DECIDERS, controller
+from pair_engine import Width, answer, consistent
+from pair_engine import request as asked
+from pairwise import pairwise_cases
+from plain_answer import PlainAnswer
+from shapes import SHAPES, exact_file, exact_target
 
-pytestmark = pytest.mark.usefixtures("as_far_ahead_as_allowed")
-N = 24
-SETTINGS: dict[str, dict[str, Any]] = {
-    "by default": {"temperature": 0.8, "seed": 5},
-    "temperature alone": {"temperature": 1.0, "seed": 8, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
-    "by top-p": {"temperature": 0.8, "seed": 9, "top_k": 0, "top_p": 0.9, "min_p": 0.0},
-    "penalties below 1": {"temperature": 0.7, "seed": 2, "repeat_penalty": 0.9},
-    "greedy with penalties": {"presence_penalty": 1.5, "frequency_penalty": 0.5},
-    **{name: way for name, way in WAYS.items() if "grammar" not in name},
-}
-PROMPTS = [[40 + 7 * i + j for j in range(20 + i)] for i in range(4)]
+N = 32
+SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
+
+
+class Targets:
+    """One for each shape of drafts, opened when it is asked for."""
+
+    def __init__(self, request: pytest.FixtureRequest, stack: ExitStack) -> None:
+        self._request, self._stack = request, stack
+        self._open: dict[DraftShape, Target] = {}
+
+    def __getitem__(self, shape: DraftShape) -> Target:
+        if shape not in self._open:
+            opened = exact_target(shape, exact_file(shape, self._request))
+            self._open[shape] = self._stack.enter_context(opened)
+        return self._open[shape]
 
 
 @pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
-    with open_target(n_seq=4) as opened:
-        yield opened
+def targets(request: pytest.FixtureRequest) -> Iterator[Targets]:
+    with ExitStack() as stack:
+        yield Targets(request, stack)
 
 
-@pytest.fixture
-def n_steps(target: Target, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of steps that were made in one call."""
-    made: list[int] = []
-    decode_ahead = target.decode_ahead
+class Known(PlainAnswer):
+    """To be drafted with a shape."""
 
-    def counted(*given: Any) -> list[list[int]]:
-        steps = decode_ahead(*given)
-        made.append(len(steps))
-        return steps
+    def __init__(
+        self,
+        target: Target,
+        text: str,
+        max_tokens: int = N,
+        shape: DraftShape = "chain",
+        **params: Any,
+    ) -> None:
+        super().__init__(target, text, max_tokens, **params)
+        self.shape = shape
 
-    monkeypatch.setattr(target, "decode_ahead", counted)
-    return made
+    def check(self, drafter: Drafter, how: int | str = 16) -> Stats:
+        """The drafted answer, from empty caches, at a width or as a decider has it: equal, and
+        with counts that add up."""
+        width: Width = how if isinstance(how, int) else "auto"
+        decider = controller(how) if isinstance(how, str) else None
+        engine = Engine(self.target, drafter, 1, decider)
+        found = self.asked(engine, width, shape=self.shape)
+        stats = found.stats
+        assert stats.emitted == len(self.tokens)
+        assert stats.rounds == sum(stats.accepted_lengths.values())
+        # One token is drawn from the prompt's last row, and each round draws one of its own.
+        assert stats.emitted == 1 + stats.rounds + stats.accepted
+        assert stats.accepted <= stats.drafted
+        if decider:
+            add_up(found)
+        if not engine.slots[0].gave_up:
+            consistent(engine, drafter, len(self.text) - 1)
+        engine.slots.forget_all()
+        return stats
 
 
-def by_hand(target: Target, prompt: list[int], n: int, settings: dict[str, Any]) -> list[int]:
-    """Each token drawn from a whole row, one pass after the other."""
-    target.clear(0)
-    tokens: list[int] = []
-    params, vocabulary = SamplingParams(**settings), target.vocabulary
-    with Sampler(params, target.n_vocab, n_ctx=target.n_ctx, vocabulary=vocabulary) as sampler:
-        sampler.accept_prompt(prompt)
-        rows, begin = prompt, 0
-        while len(tokens) < n:
-            end = begin + len(rows)
-            output = [False] * (len(rows) - 1) + [True]
-            target.decode(rows, range(begin, end), [0] * len(rows), output)
-            tokens.append(sampler.sample(target.logits(len(rows) - 1)))
-            if vocabulary.ends_text(tokens[-1]):
-                break
-            rows, begin = tokens[-1:], end
-    target.clear(0)
-    return tokens
+KINDS: dict[str, tuple[DraftShape, dict[str, Any]]] = {
+    "greedy": ("chain", {}),
+    "seeded": ("chain", SEEDED),
+    "seeded-tree": ("tree", SEEDED),  # chains are the trees that never fork
+}
+
+
+@pytest.fixture(scope="module")
+def known_of(targets: Targets) -> Callable[..., Known]:
+    """By its kind and length, each decoded once."""
+
+    @cache
+    def known(kind: str, n: int = N) -> Known:
+        shape, params = KINDS[kind]
+        return Known(targets[shape], tiny_coder.prompts()["chat"][0], n, shape, **params)
+
+    return known
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def known(known_of: Callable[..., Known], request: pytest.FixtureRequest) -> Known:
+    return known_of(request.param)
+
+
+Scripting = Callable[[Known], Script]
+
+
+def right_for_so_many(n: Callable[[], int]) -> Scripting:
+    return lambda known: right_for(known.text, n, known.target.n_vocab)
+
+
+def right_but(change: Callable[[list[int], Known], Draft], length: int | None = None) -> Scripting:
+    """The right draft, changed; `length`: of so many tokens, whatever was asked for."""
+
+    def scripted(known: Known) -> Script:
+        know = oracle(known.text)
+        return lambda at, anchor, n: change(
+            know(at, anchor, n if length is None else length).tokens, known
+        )
+
+    return scripted
+
+
+def with_at(bad: Callable[[Target], int], at: int) -> Scripting:
+    """Another token at one place."""
+    return right_but(
+        lambda tokens, known: Draft.chain(
+            [bad(known.target) if i == at else token for i, token in enumerate(tokens)]
+        )
+    )
+
+
+def with_logprobs(logprob: float) -> Scripting:
+    return right_but(lambda tokens, _: Draft.chain(tokens, [logprob] * len(tokens)))
+
+
+def of_length(n: int) -> Scripting:
+    return right_but(lambda tokens, _: Draft.chain(tokens), n)
+
+
+MANY = 64
+made = count()
+SCRIPTS: dict[str, tuple[Scripting, int | None]] = {
+    "right": (lambda known: oracle(known.text), MANY),
+    "wrong": (right_for_so_many(lambda: 0), 1),
+    "right for 7": (right_for_so_many(lambda: 7), 8),
+    "right for another number each round": (right_for_so_many(lambda: next(made) * 7 % 16), None),
+    **{f"right for {k}": (right_for_so_many(lambda k=k: k), k + 1) for k in (1, 3, 14)},
+    **{
+        f"log-probabilities of {logprob}": (with_logprobs(logprob), MANY)
+        for logprob in (math.nan, math.inf, -math.inf, 5.0, -1e30)
+    },
+    **{
+        f"{name} at {at}": (with_at(bad, at), at + 1)
+        for name, bad in {
+            "an end of text": lambda target: target.vocabulary.ends[0],
+            "-1": lambda _: -1,
+            "the least integer": lambda _: -(2**31),
+            "the largest integer": lambda _: 2**31 - 1,
+            "the first that is no token": lambda target: target.n_vocab,
+        }.items()
+        for at in (0, 3, 14)
+    },
+    "nothing": (of_length(0), 1),
+    "two tokens": (of_length(2), 3),
+    "too many": (of_length(50), MANY),
+}
+"""The drafts, and the tokens that a round emits by them if the width allows it."""
+EVERYWHERE = list(SCRIPTS)[:4]
+CASES = [
+    *pairwise_cases(list(SCRIPTS), (2, 8, 16), list(KINDS)),
+    *pairwise_cases(EVERYWHERE, DECIDERS, ("greedy", "seeded")),
+    *pairwise_cases(list(SCRIPTS)[4:], ("cheap", "even", "by lot"), ("greedy", "seeded")),
+]
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize("name", SETTINGS)
-def test_steps_ahead_draw_what_whole_rows_draw(
-    target: Target, n_steps: list[int], name: str
+@pytest.mark.usefixtures("as_far_ahead_as_allowed")
+@pytest.mark.parametrize(("name", "how", "kind"), CASES)
+def test_whatever_is_drafted(
+    known_of: Callable[..., Known], name: str, how: int | str, kind: str
 ) -> None:
-    expected = by_hand(target, PROMPTS[0], 48, SETTINGS[name])
-    engine = Engine(target, None, n_seq=4)
-    for on_device in (False, True):
-        engine.slots.forget_all()
-        target.native.search_on_cpu = on_device
-        assert answer(engine, PROMPTS[0], 0, **SETTINGS[name]).tokens == expected
-        assert max(n_steps) > 1
-    target.native.search_on_cpu = False
+    known = known_of(kind, N if isinstance(how, int) else 48)
+    script, per_round = SCRIPTS[name]
+    stats = known.check(ScriptedDrafter(script(known)), how)
+    n = len(known.tokens) - 1
+    if name == "right":
+        # The last token of a round is the target's own, and nothing is drafted past `max_tokens`.
+        assert stats.accepted == stats.drafted
+    if name == "nothing":
+        assert stats.drafted == 0
+    if isinstance(how, int):
+        if per_round is None:
+            assert len(stats.accepted_lengths) > min(2, how - 1)
+        else:
+            full, rest = divmod(n, min(per_round, how))
+            expected = Counter({min(per_round, how): full}) + Counter([rest] if rest else [])
+            assert stats.accepted_lengths == expected
+        return
+    assert max(stats.accepted_lengths) <= min(per_round or MANY, 16)
+    if name == "right" and how == "cheap":  # at full width nearly from the start
+        assert stats.rounds < n / 8
+    if name == "wrong" and how not in ("cheap", "by lot"):
+        assert stats.widths[1] > n / 2  # it is sure of each draft, and found out
+
+
+@pytest.mark.one_in(12)
+@pytest.mark.usefixtures("as_far_ahead_as_allowed")
+@pytest.mark.parametrize(
+    ("n", "how", "shape"),
+    [
+        *pairwise_cases((1, 2, 3, 8, 14, 15, 16, 17), (2, 16), SHAPES),
+        *product((1, 2, 14, 15, 16, 17), ("cheap", "by the row", "hopeless", "by lot"), SHAPES[:1]),
+    ],
+)
+def test_a_right_end_of_text_ends_the_answer_with_it(
+    targets: Targets, n: int, how: int | str, shape: DraftShape
+) -> None:
+    """At every place of a block; drafts behind it do not count."""
+    # A digit is a token of its own, so the answer ends after n tokens.
+    known = Known(targets[shape], "x = ", shape=shape, grammar=f"root ::= [0-9]{{{n}}}")
+    assert len(known.tokens) == n + 1 and known.finish_reason == "stop"
+    assert known.target.vocabulary.ends_text(known.tokens[-1])
+
+    def script(anchor_at: int, anchor: int, n_draft: int) -> Draft:
+        tokens = known.text[anchor_at + 1 : anchor_at + 1 + n_draft]
+        return Draft.chain(tokens + known.tokens[-1:] * (n_draft - len(tokens)))
+
+    stats = known.check(ScriptedDrafter(script), how)
+    if isinstance(how, int):
+        assert stats.rounds == math.ceil(n / how)
+
+
+@pytest.mark.one_in(2)
+def test_a_tree_is_refused_and_the_engine_goes_on(known: Known) -> None:
+    """Also in a context that could fork, if chains are asked for."""
+    tree = Draft([1, 2, 3], [ANCHOR, ANCHOR, 0])
+    drafter = ScriptedDrafter(lambda *_: tree)
+    engine = Engine(known.target, drafter)
+    with pytest.raises(InputError, match=r"^this engine verifies chains; .* proposed a tree$"):
+        answer(engine, known.prompt, 16, N, **known.params)
+    drafter.script = oracle(known.text)
+    assert known.ask(engine, shape=known.shape).tokens == known.tokens
     engine.slots.forget_all()
 
 
-def test_sequences_with_settings_of_their_own_go_ahead_together(
-    target: Target, n_steps: list[int]
+class Fault(Exception):
+    """An error that no part of the engine knows."""
+
+
+class FaultyDrafter(ScriptedDrafter):
+    """Raises in the named method, the n-th time that it is called."""
+
+    def __init__(self, script: Any, method: str, nth: int, *, n_seq: int = 1) -> None:
+        super().__init__(script, n_seq=n_seq)
+        self._method, self._left = method, nth
+
+    def _called(self, method: str) -> None:
+        if method == self._method:
+            self._left -= 1
+            if self._left == 0:
+                raise Fault(method)
+
+    def inject(self, seq: int, features: NDArray[np.float32]) -> None:
+        self._called("inject")
+        super().inject(seq, features)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self._called("draft")
+        return super().draft(requests)
+
+    def truncate(self, seq: int, length: int) -> None:
+        self._called("truncate")
+        super().truncate(seq, length)
+
+
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize(
+    ("method", "nth"),
+    # Injections are of the prompt, then one per round, then one at the end of the answer.
+    [("inject", 1), ("inject", 5), ("draft", 1), ("draft", 3), ("inject", 2)],
+)
+def test_a_drafter_that_fails_is_put_aside_and_tried_again_later(
+    known: Known,
+    method: str,
+    nth: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One of them ends by itself, in the middle of such steps; its slot then serves again."""
-    names = ["by default", "greedy", "seeded with penalties", "temperature alone"]
-    pairs = list(zip(PROMPTS, (SETTINGS[name] for name in names), strict=True))
-    expected = [by_hand(target, prompt, 32, settings) for prompt, settings in pairs]
-    engine = Engine(target, None, n_seq=4)
-    for stopped in (1, 2):
-        requests = [request(prompt, 0, 32, **settings) for prompt, settings in pairs]
-        seen: list[int] = []
-
-        def stop_at_21(token: int, seen: list[int] = seen) -> bool:
-            seen.append(token)
-            return len(seen) == 21
-
-        requests[stopped] = replace(requests[stopped], on_token=stop_at_21)
-        n_steps.clear()
-        sequences = [engine.begin(each) for each in requests]
-        engine.run(sequences)
-        assert max(n_steps) > 1
-        for i, sequence in enumerate(sequences):
-            assert sequence.tokens == (expected[i][:21] if i == stopped else expected[i])
-            assert sequence.stats.sample_s > 0
-            cached = [*PROMPTS[i], *sequence.tokens[:-1]]
-            assert engine.slots[sequence.slot.seq].cached == cached
-        prompt, settings = PROMPTS[stopped] + expected[stopped][:21], pairs[stopped][1]
-        again = answer(engine, prompt, 0, 20, **settings)
-        assert again.stats.cached_tokens == len(prompt) - 1
-        engine.slots.forget_all()
-        assert again.tokens == answer(engine, prompt, 0, 20, **settings).tokens
-        engine.slots.forget_all()
-
-
-def test_a_suspended_answer_goes_on_with_the_next_draws(target: Target) -> None:
-    settings = SETTINGS["seeded with penalties"]
-    expected = by_hand(target, PROMPTS[0], 48, settings)
-    engine = Engine(target, None, n_seq=4)
-    sequence = engine.begin(request(PROMPTS[0], 0, 48, **settings))
-    for n in (5, 20, 40):
-        while len(sequence.tokens) < n:
-            engine.step([sequence])
-        engine.suspend(sequence)
-        engine.slots.forget_all()
-        engine.resume(sequence)
-    engine.run([sequence])
-    engine.slots.forget_all()
-    assert sequence.tokens == expected
-
-
-def test_a_grammar_beside_others_holds_them_to_one_step(target: Target, n_steps: list[int]) -> None:
-    """Each of its tokens is asked about. The others' text stays the same."""
-    bound, free = WAYS["seeded JSON grammar"], SETTINGS["by default"]
-    engine = Engine(target, None, n_seq=4)
-    alone = answer(engine, PROMPTS[1], 0, 24, **bound).tokens
-    logprobs = answer(engine, PROMPTS[2], 0, 24, **free, logprobs=3)
-    expected = by_hand(target, PROMPTS[0], 24, free)
-    engine.slots.forget_all()
-    n_steps.clear()
-    wanted = [(PROMPTS[0], free), (PROMPTS[1], bound), (PROMPTS[2], {**free, "logprobs": 3})]
-    sequences = [engine.begin(request(prompt, 0, 24, **way)) for prompt, way in wanted]
-    engine.run(sequences)
-    assert [s.tokens for s in sequences] == [expected, alone, logprobs.tokens]
-    assert [p.token for p in sequences[2].logprobs] == logprobs.tokens
-    assert set(n_steps[: len(alone) - 1]) == {1}
+    monkeypatch.setattr(slots, "_ASIDE_S", 0.0 if nth < 3 else 60.0)
+    drafter = FaultyDrafter(oracle(known.text), method, nth)
+    engine = Engine(known.target, drafter)
+    answers = [known.ask(engine, shape=known.shape) for _ in range(9)]
+    assert all(sequence.tokens == known.tokens for sequence in answers)
+    warned = [sequence.stats.warning for sequence in answers if sequence.stats.warning]
+    assert set(warned) == {f"drafting is off for a while: the drafter failed: {method}"}
+    if nth < 3:
+        assert max(answers[-1].stats.accepted_lengths) == 16
+        consistent(engine, drafter, len(known.text) - 1)
+    else:
+        assert answers[-1].stats.drafted == 0
     engine.slots.forget_all()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_no_numbers_at_a_later_step_end_that_answer_alone(
-    tmp_path: Path, temperature: float
+def test_answers_that_do_not_draft_do_not_hear_of_a_drafter_that_fails(
+    request: pytest.FixtureRequest,
 ) -> None:
-    """Of two sequences that go 0, 1, 2, ... and 8, 9, 8, ..., the first has none after 4."""
-    with closing(GivenRows(tmp_path, 512, n_seq=2)) as given:
-        rows = np.zeros((10, 512), np.float32)
-        rows[range(10), [1, 2, 3, 4, 5, 6, 7, 8, 9, 8]] = 50
-        rows[4, 77] = np.inf
-        given.give(rows)
-        engine = Engine(given.target, None, n_seq=2)
-        settings = {"temperature": temperature, "seed": 1}
-        first, second = (engine.begin(request([i], 0, 20, **settings)) for i in (0, 8))
-        with pytest.raises(BackendError, match="not finite"):
-            engine.run([first, second])
-        assert first.tokens == [1, 2, 3, 4]
-        assert not engine.slots[first.slot.seq].cached
-        assert second.tokens == [9, 8] * 10
+    """They share the passes of one that does."""
+    with exact_target("chain", exact_file("chain", request), n_seq=2) as target:
+        known = Known(target, tiny_coder.prompts()["code"][0])
+        drafter = FaultyDrafter(oracle(known.text), "draft", 2, n_seq=2)
+        engine = Engine(target, drafter, n_seq=2)
+        both = [engine.begin(asked(known.prompt, width, N)) for width in (16, 0)]
+        engine.run(both)
+        assert [sequence.tokens for sequence in both] == 2 * [known.tokens]
+        assert both[0].stats.warning is not None
+        assert both[1].stats.warning is None
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_stop_string_among_several_steps_leaves_a_recurrent_target_usable(
-    tmp_path: Path, temperature: float
+def test_a_drafter_that_is_back_is_not_asked_for_texts_that_it_has_lost(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its state cannot forget the steps after the stop string, so the slot has to know of them."""
-    path = write_mamba(tmp_path / "mamba.gguf", tiny_coder.pair()[0])
-    options = {"n_ctx": 512, "n_seq": 1, "n_threads": 1}
-    prompt = "def read"
-    sampling = {"temperature": temperature, "seed": 4}
-    with load(path, None, **options) as model:
-        whole = model.generate(prompt, max_tokens=N, **sampling)
-        stopped_at = []
-        for n in range(1, N - 4):
-            before, stop = model.detokenize(whole.tokens[:n]), model.detokenize([whole.tokens[n]])
-            if not stop or stop in before or "\ufffd" in stop:
-                continue
-            model.forget()
-            stopped = model.generate(prompt, max_tokens=N, stop=stop, **sampling)
-            assert (stopped.finish_reason, stopped.text) == ("stop", before)
-            stopped_at.append(n)
-            following = prompt + before + " again"
-            second = model.generate(following, max_tokens=N, **sampling).text
-            model.forget()
-            assert second == model.generate(following, max_tokens=N, **sampling).text
-        assert stopped_at
+    """An answer of a fixed width goes on plainly, and does not disturb those that began since."""
+    monkeypatch.setattr(slots, "_ASIDE_S", 0.0)
+
+    class Watched(FaultyDrafter):
+        def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+            for each in requests:
+                assert self.length(each.seq) + len(each.features) == len(each.text)
+            return super().draft(requests)
+
+    with exact_target("chain", exact_file("chain", request), n_seq=2) as target:
+        known = Known(target, tiny_coder.prompts()["code"][0])
+        drafter = Watched(oracle(known.text), "draft", 1, n_seq=2)
+        engine = Engine(target, drafter, n_seq=2)
+        first = engine.begin(asked(known.prompt, 16, N))
+        while not engine.slots.lacks_drafter:
+            engine.step([first])
+        second = engine.begin(asked(known.prompt, 16, N))
+        engine.run([first, second])
+        assert [sequence.tokens for sequence in (first, second)] == 2 * [known.tokens]
+        assert first.stats.drafted == 0
+        assert max(second.stats.accepted_lengths) == 16
+        assert second.stats.warning is None
+
+
+@pytest.mark.one_in(2)
+def test_a_drafter_that_cannot_even_forget_leaves_the_engine_usable(known: Known) -> None:
+    drafter = FaultyDrafter(oracle(known.text), "truncate", 1)
+    engine = Engine(known.target, drafter)
+    with pytest.raises(Fault, match="truncate"):
+        for _ in range(9):
+            known.ask(engine, shape=known.shape)
+    assert not engine.slots[0].busy
+    assert known.ask(engine, shape=known.shape).tokens == known.tokens
+    engine.slots.forget_all()
+
+
+@pytest.mark.one_in(9)
+def test_a_drafter_that_miscounts_is_found_out(known: Known) -> None:
+    """One draft is expected here; none and two are not passed over."""
+    for n_drafts in (0, 2):
+
+        class Miscounting(ScriptedDrafter):
+            def draft(self, requests: Sequence[DraftRequest], n: int = n_drafts) -> list[Draft]:
+                return [*super().draft(requests), Draft.chain([])][:n]
+
+        engine = Engine(known.target, Miscounting(oracle(known.text)))
+        with pytest.raises(ValueError):
+            known.ask(engine, shape=known.shape)
+        assert known.ask(engine, 0).tokens == known.tokens
+        engine.slots.forget_all()
+
+
+@pytest.mark.one_in(2)
+def test_what_fails_in_the_target_beside_a_draft_is_not_the_drafter_s_fault(
+    known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(known.target, ScriptedDrafter(oracle(known.text)))
+
+    def fail(_target: Target) -> None:
+        raise BackendError("no room")
+
+    with monkeypatch.context() as patched, pytest.raises(BackendError, match="no room"):
+        patched.setattr(Target, "tidy", fail)
+        known.ask(engine, shape=known.shape)
+    assert not engine.slots.lacks_drafter
+    assert max(known.ask(engine, shape=known.shape).stats.accepted_lengths) == 16
+    engine.slots.forget_all()

@@ -13,7 +13,7 @@ import pytest
 
 import tiny_coder
 from adversarial import ScriptedDrafter
-from dflash_local import InputError, Model, load
+from dflash_local import Model, load
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -22,8 +22,8 @@ from long_text import PYTHON_SOURCE
 from pair_engine import answer
 from shapes import assert_equal, exact_model, exact_target
 
-N_CTX, N = 256, 420
-"""Such an answer fills the context three times."""
+N_CTX, N = 256, 350
+"""Such an answer fills the context, and once more after each of two shifts."""
 DRAWN: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.9, "seed": 4}}
 
 
@@ -68,7 +68,7 @@ def test_drafted_answers_are_the_plain_ones(
     assert len(plain.tokens) == N and plain.finish_reason == "length"
     assert plain.stats.shifts >= 2
     small.forget()
-    drafted = small.generate(prompt, draft_width=16, **options)
+    drafted = small.generate(prompt, draft_width=8, **options)
     assert_equal(drafted, plain)
     assert drafted.stats.accepted and drafted.stats.shifts == plain.stats.shifts
     # What was left out has left no trace: the text that stayed goes on in the same way.
@@ -84,7 +84,7 @@ def test_drafted_answers_are_the_plain_ones(
 
 @pytest.mark.one_in(2)
 def test_without_it_an_answer_ends_with_the_context(small: Model, prompt: list[int]) -> None:
-    for width in (0, 16):
+    for width in (0, 8):
         told = small.generate(prompt, max_tokens=None, ignore_eos=True, draft_width=width)
         assert told.finish_reason == "length" and not told.stats.shifts
         assert len(prompt) + len(told.tokens) == N_CTX + 1
@@ -102,7 +102,7 @@ def test_bad_drafts_change_nothing(target: Target, shape: DraftShape) -> None:
     def script(_at: int, anchor: int, n: int) -> Draft:
         return Draft.chain([drawn.choice([anchor, *plain.tokens]) for _ in range(n)])
 
-    drafted = answer(Engine(target, ScriptedDrafter(script)), prompt, 16, N, shape=shape, **asked)
+    drafted = answer(Engine(target, ScriptedDrafter(script)), prompt, 6, N, shape=shape, **asked)
     assert drafted.tokens == plain.tokens and drafted.stats.drafted
     assert drafted.stats.shifts == plain.stats.shifts > 1
 
@@ -111,10 +111,10 @@ def test_bad_drafts_change_nothing(target: Target, shape: DraftShape) -> None:
 def test_several_at_once_all_come_to_their_end(shape: DraftShape, either_file: Path) -> None:
     with exact_model(shape, either_file, n_ctx=N_CTX, n_seq=3) as model:
         prompts = [model.tokenize(PYTHON_SOURCE)[at : at + 30] for at in (0, 100, 200)]
-        options: dict[str, Any] = {"max_tokens": 300, "ignore_eos": True, "context_shift": True}
+        options: dict[str, Any] = {"max_tokens": 250, "ignore_eos": True, "context_shift": True}
         with ThreadPoolExecutor(3) as pool:
             told = list(pool.map(lambda p: model.generate(p, **options), prompts))
-        assert [len(result.tokens) for result in told] == [300] * 3
+        assert [len(result.tokens) for result in told] == [250] * 3
         assert any(result.stats.shifts for result in told)
 
 
@@ -135,22 +135,3 @@ def test_an_exact_model_keeps_no_row_of_a_shifted_answer() -> None:
             told = model.generate(prompt, context_shift=True, **options)
             assert told.stats.shifts
             assert model.engine.slots[0].cached == prompt[:n_cached]
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("asked", [{"n_discard": 1}, {"n_keep": N_CTX}], ids=str)
-def test_no_shift_soon_follows_another(
-    small: Model, prompt: list[int], asked: dict[str, Any]
-) -> None:
-    n = N_CTX - len(prompt) + 64
-    told = small.generate(prompt, max_tokens=n, ignore_eos=True, context_shift=True, **asked)
-    assert len(told.tokens) == n and told.stats.shifts == 64 // (N_CTX // 16)
-
-
-def test_what_cannot_be_is_refused(small: Model, prompt: list[int]) -> None:
-    for options, message in (
-        ({"n_keep": -2}, "n_keep is -2"),
-        ({"n_discard": -1}, "n_discard is -1"),
-    ):
-        with pytest.raises(InputError, match=message):
-            small.generate(prompt, context_shift=True, **options)

@@ -347,6 +347,9 @@ def test_what_cannot_fit_is_refused_with_the_numbers(devices, wanted, words):
         {"tensor_split": [1, 1]},
         {"tensor_split": [-1]},
         {"tensor_split": [float("nan")]},
+        {"rope_scaling": ""},
+        {"rope_freq_base": -1},
+        {"yarn_orig_ctx": 1.5},
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(wanted):
@@ -439,7 +442,7 @@ def test_hidden_states_that_wait_for_the_drafter_are_planned():
             n_seq=n_seq, n_threads=1, tapped_layers=spec.target_layers, **drafts
         )
         with Target(file.path, options) as target:
-            kept = 4 * target.n_features * target.n_stored
+            kept = 4 * target.n_features * target.native.n_stored
         planned = Footprint(file, drafter, spec, LoadOptions(n_seq=n_seq, **drafts))
         assert planned.tap_store == kept
         rest = 2 * planned.drafter_kv(512) + planned._drafter_compute + planned.kept_graphs(512)
@@ -570,6 +573,14 @@ EXPERTS_OF_A_LAYER = 3 * 2880 * 2880 * 128 // 32 * 17
 
 def mixture_plan(*devices: Device, **wanted: Any) -> Plan:
     return make_plan(MIXTURE, None, None, LoadOptions(**wanted), devices)
+
+
+def test_a_mixture_may_have_other_experts_in_each_layer():
+    listed = ("expert_used_count", "expert_feed_forward_length")
+    keys = {f"gpt-oss.{name}": [MIXTURE.metadata[f"gpt-oss.{name}"]] * 36 for name in listed}
+    other = replace(MIXTURE, metadata={**MIXTURE.metadata, **keys})
+    devices = (gpu(24), host(80, 96))
+    assert make_plan(other, None, None, LoadOptions(), devices) == mixture_plan(*devices)
 
 
 @pytest.mark.parametrize("size", [8, 12, 24, 48])

@@ -33,8 +33,8 @@ def drafted(n_threads: int, drafter_threads: int | None = None) -> tuple[list[in
         tokens = target.vocabulary.tokenize(TEXT)
         n = len(tokens)
         target.decode(tokens, range(n), [0] * n, [False] * (n - 1) + [True])
-        best = target.best()
-        first = target.first_stored
+        best = target.native.best
+        first = target.native.first_stored
         features = StoredFeatures(target, list(range(first, first + n)))
         (draft,) = drafter.draft([DraftRequest(0, best[0], features, 7)])
     return best, list(draft.tokens)
@@ -89,7 +89,7 @@ def test_a_drafter_outlives_the_pass_whose_rows_it_reads() -> None:
     spec = read_drafter(GgufFile.open(drafter_path))
     with Target.load(target_path, n_ctx=64, n_batch=32, tapped_layers=(2, 4, 6)) as target:
         target.decode(range(9), range(9), [0] * 9, [True] * 9)
-        first, found = target.first_stored, []
+        first, found = target.native.first_stored, []
         drafters = [
             native.FusedDrafter(target.address, target.native, str(drafter_path), spec, 1, 64, 1, 1)
             for _ in range(2)

@@ -221,6 +221,7 @@ inline int block_y() { return emulated::current().index.y; }
 inline int block_z() { return emulated::current().index.z; }
 inline int grid_x() { return emulated::current().grid.x; }
 inline int grid_y() { return emulated::current().grid.y; }
+inline int grid_z() { return emulated::current().grid.z; }
 
 inline u8 * shared_memory() { return reinterpret_cast<u8 *>(emulated::current().shared.data()); }
 
@@ -231,11 +232,17 @@ inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
     const u64 bytes = static_cast<u64>(b) << 32 | a;
     u32 picked = 0;
     for (int i = 0; i < 4; i++) {
-        const u32 n = selector >> 4 * i & 15;
-        const u32 byte = bytes >> 8 * (n & 7) & 255;
-        picked |= (n & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
+        picked |= static_cast<u32>(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
     }
     return picked;
+}
+inline int pick_signed(u32 a, u32 selector) {
+    u32 picked = 0;
+    for (int i = 0; i < 4; i++) {
+        const u32 n = selector >> 4 * i & 15, byte = a >> 8 * (n & 3) & 255;
+        picked |= (n & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
+    }
+    return static_cast<int>(picked);
 }
 template <u32 MASK, u32 OTHER>
 u32 mask_or(u32 a) {
@@ -275,7 +282,15 @@ inline u32 halves_of(float low, float high) {
 }
 inline float float_of_half(u32 half) { return emulated::to_float(half); }
 inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
+inline float larger(float a, float b) { return std::fmax(a, b); }
 inline float exp_of(float x) { return std::exp(x); }
+inline int rounded(float x) { return static_cast<int>(std::lrint(x)); }
+inline int dot_bytes(u32 a, u32 b, int c) {
+    for (int i = 0; i < 32; i += 8) {
+        c += static_cast<signed char>(a >> i) * static_cast<signed char>(b >> i);
+    }
+    return c;
+}
 inline float exp2_of(float x) { return std::exp2(x); }
 inline float reciprocal_root(float x) { return 1.0f / std::sqrt(x); }
 inline float tanh_of(float x) { return std::tanh(x); }
@@ -284,6 +299,9 @@ inline float shuffle_xor(float x, int mask) {
     const int lane = thread_index() % 32;
     return emulated::exchanged([=](emulated::exchange & e, int at) { e.values[at] = x; })
         .values[lane ^ mask];
+}
+inline void sync_warp() {
+    emulated::exchanged([](emulated::exchange &, int) {});
 }
 inline void sync_threads() {
     emulated::block & b = emulated::current();
@@ -333,6 +351,16 @@ inline void multiply_short_tile(float c[4], float a0, float a1, float a2, float 
     }
 }
 
+inline void load_tiles(u32 r[4], const void * row) {
+    const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+    const emulated::exchange & e = emulated::exchanged([&](emulated::exchange & of, int at) {
+        of.rows[at] = static_cast<const unsigned short *>(row);
+    });
+    for (int n = 0; n < 4; n++) {
+        std::memcpy(&r[n], e.rows[n * 8 + g] + 2 * t, 4);
+    }
+}
+
 inline void load_transposed(u32 r[4], const void * row) {
     const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
     const emulated::exchange & e = emulated::exchanged([&](emulated::exchange & of, int at) {
@@ -357,6 +385,7 @@ inline void wait_for_previous() {}
 
 inline words4 load_weights(const u8 * at) { return *reinterpret_cast<const words4 *>(at); }
 inline floats4 load_input(const float * at) { return *reinterpret_cast<const floats4 *>(at); }
+inline floats2 load_two(const float * at) { return *reinterpret_cast<const floats2 *>(at); }
 inline void store_output(float * at, floats4 x) { *reinterpret_cast<floats4 *>(at) = x; }
 inline void store_shared_sum(floats4 * at, floats4 x) { *at = x; }
 inline floats4 load_shared_sum(const floats4 * at) { return *at; }

@@ -140,14 +140,14 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
     a.n_rows = n_rows;
     a.n_streams = t.n_streams;
     a.n_cells = n_cells;
-    while (few_rows::chunk_begin(a.n_chunks) < n_cells) {
+    while (few_rows::chunk_begin(a.n_chunks, a.n_kv_heads, D) < n_cells) {
         a.n_chunks++;
     }
     a.scale = t.scale();
     a.soft_cap = t.soft_cap;
-    block_of<float> sums(t.n_columns() * t.n_heads * a.n_chunks * D),
-        totals(t.n_columns() * t.n_heads * a.n_chunks * 2), out(t.n_columns() * width);
-    a.sums = sums.at();
+    block_of<unsigned short> means(t.n_columns() * t.n_heads * a.n_chunks * D);
+    block_of<float> totals(t.n_columns() * t.n_heads * a.n_chunks * 2), out(t.n_columns() * width);
+    a.means = means.at();
     a.totals = totals.at();
     a.out = out.at();
     const int units = (width + few_rows::UNIT - 1) / few_rows::UNIT;
@@ -161,8 +161,10 @@ result attended(const task & all, inputs & in, int n_rows, int n_cells, bool con
 
     const int n_queries = n_rows * (t.n_heads / t.n_kv_heads);
     emulated::launch(
-        {a.n_chunks, t.n_kv_heads * t.n_streams, (n_queries + GROUPS * 16 - 1) / (GROUPS * 16)},
-        few_rows::ATTENTION_THREADS, few_rows::attention_shared_memory(D, GROUPS),
+        {(n_queries + GROUPS * 16 - 1) / (GROUPS * 16), t.n_kv_heads * t.n_streams, a.n_chunks},
+        few_rows::attention_threads(D, GROUPS),
+        few_rows::attention_shared_memory(D, GROUPS, t.n_heads / t.n_kv_heads, T::ARE_BLOCKS,
+                                          T::ARE_BLOCKS),
         [&] { few_rows::attend<T, T, D, GROUPS>(a); });
     const int columns = converts ? a.n_tiles * 8 : static_cast<int>(t.n_columns());
     emulated::launch({units, columns}, few_rows::BLOCK_THREADS, few_rows::COMBINE_SHARED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,10 @@ def test_a_targets_file_may_advise_sampling() -> None:
     advice = {"general.sampling.temp": 0.5, "general.sampling.top_k": 3, "general.name": "x"}
     advised = replace(TARGET, metadata={**TARGET.metadata, **advice})
     assert defaults_of(advised, None).sampling == {"temperature": 0.5, "top_k": 3}
+    odd = {"temp": math.nan, "top_k": -1, "top_p": "0.9", "min_p": 2.0, "penalty_last_n": 8.5}
+    keys = {f"general.sampling.{name}": value for name, value in odd.items()}
+    advised_oddly = replace(TARGET, metadata={**TARGET.metadata, **keys})
+    assert defaults_of(advised_oddly, None).sampling == {"top_k": 0}
     known = from_hub(advised, "ggml-org/gpt-oss-20b-GGUF")
     assert defaults_of(known, None).sampling == {"temperature": 1.0, "top_p": 1.0}
 

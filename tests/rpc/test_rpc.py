@@ -125,9 +125,9 @@ def test_trees_are_those_of_one_process(two: list[WorkerProcess], kv_type: str) 
 
 def answers(model: Model) -> list[Result]:
     """Greedy and seeded ones."""
-    prompts = tiny_coder.prompts()["code"][:6]
+    prompts = tiny_coder.prompts()["code"][:4]
     return [
-        model.generate(prompt, max_tokens=40, temperature=0.8 * (i % 2), seed=i)
+        model.generate(prompt, max_tokens=24, temperature=0.8 * (i % 2), seed=i)
         for i, prompt in enumerate(prompts)
     ]
 
@@ -236,8 +236,9 @@ def widen(tensors: dict[str, Tensor]) -> None:
         del tensors[name]
     q8_0, random = gguf.GGMLQuantizationType.Q8_0, np.random.default_rng(0)
     for name, shape in (("up", (_N_FF, 512)), ("gate", (_N_FF, 512)), ("down", (512, _N_FF))):
-        values = random.normal(0, 0.02, shape).astype(np.float32)
-        tensors[f"blk.0.ffn_{name}.weight"] = (gguf.quantize(values, q8_0), q8_0)
+        rows = random.normal(0, 0.02, (64, shape[1])).astype(np.float32)
+        data = np.tile(gguf.quantize(rows, q8_0), (shape[0] // 64, 1))
+        tensors[f"blk.0.ffn_{name}.weight"] = data, q8_0
 
 
 def test_a_library_without_rpc_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,8 +387,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_mutated_answers_end_no_process(two: list[WorkerProcess]) -> None:
-    n = sum(n_mutated(two[0], seed, whole_load=seed % 20 == 0) for seed in range(60))
-    assert n > 60
+    n = sum(n_mutated(two[0], seed, whole_load=seed % 10 == 0) for seed in range(20))
+    assert n > 20
 
 
 @pytest.mark.slow

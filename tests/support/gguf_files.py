@@ -44,22 +44,33 @@ def write(path: Path, keys: Mapping[str, Value], tensors: Mapping[str, Tensor]) 
 
 
 def keys_of(source: str | Path) -> dict[str, Value]:
-    return _keys(gguf.GGUFReader(source))
+    """`gguf` takes half a second to read a vocabulary."""
+    file, found = GgufFile.open(source), dict[str, Value]()
+    for name, value in file.metadata.items():
+        kind = file.value_types[name]
+        element = gguf.GGUFValueType[kind[9:].upper()] if kind.startswith("array of ") else None
+        found[name] = value, ARRAY if element else gguf.GGUFValueType[kind.upper()], element
+    return found
+
+
+def tensors_of(source: Path) -> dict[str, Tensor]:
+    """As `gguf` has them: rows of bytes, where numpy does not know the type."""
+    content, found = np.fromfile(source, np.uint8), dict[str, Tensor]()
+    content.flags.writeable = False  # who changes one makes another
+    for name, info in GgufFile.open(source).tensors.items():
+        kind, shape = gguf.GGMLQuantizationType[info.type_name], info.shape[::-1]
+        dtype = {"F32": np.float32, "F16": np.float16}.get(info.type_name)
+        if dtype is None:
+            dtype, shape = np.uint8, gguf.quant_shape_to_byte_shape(shape, kind)
+        data = content[info.offset : info.offset + info.n_bytes].view(dtype)
+        found[name] = data.reshape(shape), kind
+    return found
 
 
 @lru_cache
 def parts(source: Path) -> tuple[Mapping[str, Value], Mapping[str, Tensor]]:
     """Keys and tensors of a good file, which does not change."""
-    reader = gguf.GGUFReader(source)
-    return _keys(reader), {t.name: (np.array(t.data), t.tensor_type) for t in reader.tensors}
-
-
-def _keys(reader: gguf.GGUFReader) -> dict[str, Value]:
-    return {
-        name: (field.contents(), field.types[0], field.types[-1] if field.types[1:] else None)
-        for name, field in reader.fields.items()
-        if not name.startswith("GGUF.")
-    }
+    return keys_of(source), tensors_of(source)
 
 
 def changed(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from gguf_files import Tensor, changed
@@ -32,9 +32,8 @@ class GivenRows:
             folder / "random.gguf", n_layer=1, n_embd=MOST_ROWS, n_vocab=n_vocab, tied=False
         )
         path = changed(plain, folder / "given.gguf", tensors=_without_layers)
-        output = next(t for t in gguf.GGUFReader(path).tensors if t.name == "output.weight")
-        shape = (n_vocab, MOST_ROWS)
-        self._columns = np.memmap(path, np.float32, "r+", int(output.data_offset), shape)
+        offset = GgufFile.open(path).tensors["output.weight"].offset
+        self._columns = np.memmap(path, np.float32, "r+", offset, (n_vocab, MOST_ROWS))
         self.target = Target(path, TargetOptions(n_ctx=256, n_seq=n_seq, n_threads=1))
 
     def decode(self, rows: Sequence[NDArray[np.float32]]) -> None:
@@ -54,12 +53,15 @@ class GivenRows:
 
 
 def _without_layers(tensors: dict[str, Tensor]) -> None:
-    for name, (data, _) in tensors.items():
+    def of(value: float, name: str) -> None:
+        data, kind = tensors[name]
+        tensors[name] = np.full_like(data, value), kind
+
+    for name in tensors:
         if name.startswith("blk."):
-            data[:] = 1 if "norm" in name else 0
-    tensors["output.weight"][0][:] = 0
-    tensors["output_norm.weight"][0][:] = _HIDDEN / np.sqrt(np.float32(MOST_ROWS))
+            of(1 if "norm" in name else 0, name)
+    of(0, "output.weight")
+    of(_HIDDEN / np.sqrt(np.float32(MOST_ROWS)), "output_norm.weight")
     # So large that the norm's epsilon is nothing beside it.
-    embeddings = tensors["token_embd.weight"][0]
-    embeddings[:] = 0
-    np.fill_diagonal(embeddings, 1024)
+    of(0, "token_embd.weight")
+    np.fill_diagonal(tensors["token_embd.weight"][0], 1024)

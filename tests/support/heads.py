@@ -12,11 +12,12 @@ import llama_cpp.llama_cpp as api
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_local.draft.assistant_drafter import AssistantDrafter
 from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.fit.architectures import WayBack, way_back
-from dflash_local.fit.pairing import check_heads
-from dflash_local.gguf.drafter_spec import HeadLayerSpec
+from dflash_local.fit.pairing import check_heads, check_pair
+from dflash_local.gguf.drafter_spec import AssistantSpec, HeadLayerSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
@@ -53,26 +54,52 @@ def fused_heads(target: Target) -> FusedHeads:
     return FusedHeads(target, spec, spec.layer, n_seq=n_seq, n_ctx=target.n_ctx)
 
 
+@contextmanager
+def target_of_assistant(path: Path, assistant: Path, **options: Any) -> Iterator[Target]:
+    """Exact to the bit, and ready for an assistant."""
+    spec = check_pair(GgufFile.open(path), GgufFile.open(assistant))
+    wanted = {"n_ctx": 1024, "n_threads": 1, "n_batch": 64, "kv_type": "q8_0", **options}
+    with Target(path, TargetOptions(tapped_layers=spec.target_layers, **wanted)) as target:
+        yield target
+
+
+def assistant_drafter(target: Target, path: Path) -> AssistantDrafter:
+    spec = check_pair(GgufFile.open(target.path), GgufFile.open(path))
+    assert isinstance(spec, AssistantSpec)
+    return AssistantDrafter(path, target, spec, TargetOptions(n_ctx=256, n_threads=1))
+
+
 def drafts_of_llama_cpp(
-    target: Target, tokens: Sequence[int], states: NDArray[np.float32], n: int
+    target: Target,
+    tokens: Sequence[int],
+    states: NDArray[np.float32],
+    n: int,
+    assistant: Path | None = None,
 ) -> list[int]:
     """The drafts of `llama-server` after `tokens`, of which the last one is the anchor: step by
     step, by the functions that its `draft-mtp` calls. `states`, [len(tokens) - 1, n_embd], are the
-    target's after each token before the anchor."""
+    target's after each token before the anchor. An assistant's cells are the target's, and all of
+    its steps are at the same position."""
     params = target.options.context_params(1)
     params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
-    context = api.llama_init_from_model(ctypes.c_void_p(target.address), params)
+    model = ctypes.c_void_p(target.address)
+    if assistant:
+        params.ctx_other = target.context
+        model = api.llama_model_load_from_file(
+            str(assistant).encode(), api.llama_model_default_params()
+        )
+    context = api.llama_init_from_model(model, params)
     batch = api.llama_batch_ext_init(context)
     before = np.concatenate([np.zeros((1, target.n_embd), np.float32), states])
     rows = list(zip(range(len(tokens)), tokens, before, strict=True))
     try:
         _set_nextn(context, True, True)
-        for position, token, state in rows[:-1]:
+        for position, token, state in rows[: 0 if assistant else -1]:
             _row(context, batch, position, token, state, output=False)
         position, token, state = rows[-1]
         drafted = []
         for step in range(n):
-            _row(context, batch, position + step, token, state, output=True)
+            _row(context, batch, position + step * (not assistant), token, state, output=True)
             logits = np.ctypeslib.as_array(api.llama_get_logits_ith(context, 0), (target.n_vocab,))
             token = int(logits.argmax())
             state = np.ctypeslib.as_array(_nextn(context, 0), (target.n_embd,)).copy()
@@ -81,6 +108,8 @@ def drafts_of_llama_cpp(
     finally:
         api.llama_batch_ext_free(batch)
         api.llama_free(context)
+        if assistant:
+            api.llama_model_free(model)
 
 
 def _row(

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 import numpy as np
 
-from gguf_files import keys_of
-from random_model import LOGIT_STD, RandomModel
+from gguf_files import Tensor, keys_of, parts
+from random_model import LOGIT_STD, RandomModel, Weights
 
 SNAPSHOTS = (
     "qwen35", "qwen35moe", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "bailingmoe3",
@@ -425,6 +426,85 @@ def _sliding(model: _Hybrid, n_vocab: int) -> None:
         _dense(model, block)
 
 
+def _gemma4(model: _Hybrid, n_vocab: int) -> None:
+    """Attention, in most layers over a window and with smaller heads, and a norm after each part of
+    a layer, which decides how much that adds."""
+    _gemma4_shape(model, range(N_LAYER))
+    _head(model, n_vocab)
+    model.plain("rope_freqs.weight", np.ones(HEAD_DIM))
+    for layer in range(N_LAYER):
+        block = f"blk.{layer}."
+        size = _gemma4_layer(model, block, N_EMBD, layer in ATTENTION_LAYERS)
+        model.matrix(block + "attn_k.weight", N_HEAD_KV * size, N_EMBD)
+        model.matrix(block + "attn_v.weight", N_HEAD_KV * size, N_EMBD)
+        model.norm(block + "attn_k_norm.weight", size, mean=0.3)  # scores are not scaled
+
+
+def _gemma4_shape(model: RandomModel, layers: range) -> None:
+    _shape(
+        model,
+        block_count=len(layers),
+        feed_forward_length=N_FF,
+        embedding_length_per_layer_input=0,
+        attention__head_count_kv=N_HEAD_KV,
+        attention__key_length=2 * HEAD_DIM,
+        attention__value_length=2 * HEAD_DIM,
+        attention__key_length_swa=HEAD_DIM,
+        attention__value_length_swa=HEAD_DIM,
+        attention__sliding_window=24,
+        rope__dimension_count=2 * HEAD_DIM,
+        rope__dimension_count_swa=HEAD_DIM,
+        rope__freq_base_swa=1e4,
+    )
+    model.key("attention.sliding_window_pattern", [i not in ATTENTION_LAYERS for i in layers])
+
+
+def _gemma4_layer(model: _Hybrid, block: str, n_embd: int, is_full: bool) -> int:
+    """Add what a layer of the target's and one of an assistant have. Returns the size of a head."""
+    size = (2 if is_full else 1) * HEAD_DIM
+    for name in ("attn_norm", "ffn_norm"):
+        model.norm(f"{block}{name}.weight", n_embd)
+    for name in ("post_attention_norm", "post_ffw_norm"):
+        added = model.added * (1 + 0.2 * model.normal(block + name, n_embd))
+        model.plain(f"{block}{name}.weight", added)
+    model.matrix(block + "attn_q.weight", N_HEAD * size, n_embd)
+    model.norm(block + "attn_q_norm.weight", size)
+    model.matrix(block + "attn_output.weight", n_embd, N_HEAD * size)
+    model.matrix(block + "ffn_gate.weight", N_FF, n_embd, gain=2)
+    model.matrix(block + "ffn_up.weight", N_FF, n_embd)
+    model.matrix(block + "ffn_down.weight", n_embd, N_FF)
+    return size
+
+
+def write_assistant(path: Path, target: Path, *, added: float, quant: str = "Q8_0") -> Path:
+    """Write heads of a `gemma4` target in a file of their own. They are right as those of
+    `write_hybrid` are: always, if they and the target add nothing to what goes through them."""
+    keys, tensors = parts(target)
+    model = _Hybrid("gemma4-assistant", quant, 1, added=added)
+    model.keys |= {name: v for name, v in keys.items() if name.startswith("tokenizer.")}
+    n_embd = 2 * N_EMBD  # llama.cpp wants another size than the target's
+    layers = range(N_LAYER - 2, N_LAYER)
+    _gemma4_shape(model, layers)
+    model.numbers(embedding_length=n_embd, embedding_length_out=N_EMBD, nextn_predict_layers=2)
+    for layer in range(2):
+        block = f"blk.{layer}."
+        _gemma4_layer(model, block, n_embd, layers[layer] in ATTENTION_LAYERS)
+        model.plain(block + "layer_output_scale.weight", np.ones(1))
+    model.plain("rope_freqs.weight", np.ones(HEAD_DIM))
+    head, norm = (_values(tensors[name]) for name in ("output.weight", "output_norm.weight"))
+    of_state = model.normal("of_state", N_EMBD, N_EMBD) / np.sqrt(N_EMBD)
+    of_both = np.concatenate([np.eye(N_EMBD), added * of_state], axis=1)
+    model.plain("nextn.pre_projection.weight", np.concatenate([of_both, 0 * of_both]))
+    model.matrix("nextn.post_projection.weight", N_EMBD, n_embd)
+    model.plain("token_embd.weight", np.concatenate([head, 0 * head], axis=1))
+    model.plain("output_norm.weight", np.concatenate([norm, norm]))
+    return model.write(path)
+
+
+def _values(tensor: Tensor) -> Weights:
+    return gguf.quants.dequantize(*tensor)
+
+
 def _nemotron_h(model: _Hybrid, n_vocab: int) -> None:
     """nemotron_h and nemotron_h_moe: Mamba 2, attention and feed-forward in layers of their own. A
     head has both of the latter."""
@@ -559,6 +639,7 @@ _WRITERS: dict[str, Callable[[_Hybrid, int], None]] = {
     "glm4moe": _glm,
     "mimo2": _sliding,
     "step35": _sliding,
+    "gemma4": _gemma4,
     "deepseek2": _latent,
     "deepseek32": _latent,
     "glm-dsa": _latent,

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from adversarial import ScriptedDrafter
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
-from dflash_local.engine.engine import Engine
 from dflash_local.fit.architectures import TAPPED_ARCHITECTURES, WayBack
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from hybrid import SNAPSHOTS, TAPS
-from pair_engine import answer
 
 BLOCK = 16
 
@@ -76,14 +74,3 @@ class Knowing(ScriptedDrafter):
     @staticmethod
     def _nothing(_at: int, _anchor: int, _n: int) -> Draft:
         raise AssertionError
-
-
-class PlainAnswers:
-    """Answers of plain decoding by a target without snapshots, each from empty caches."""
-
-    def __init__(self, target: Target) -> None:
-        self.engine = Engine(target, None)
-
-    def __call__(self, prompt: Sequence[int], max_tokens: int, **params: Any) -> list[int]:
-        self.engine.slots.forget_all()
-        return answer(self.engine, prompt, 0, max_tokens, **params).tokens

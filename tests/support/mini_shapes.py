@@ -67,8 +67,8 @@ GPT_OSS = replace(
     name="mini-oss",
     architecture="gpt-oss",
     # Rows that are not a whole number of K-quant blocks, as in the real one.
-    n_embd=288,
-    n_ff=288,
-    experts=Experts(8, 2, 288),
+    n_embd=320,
+    n_ff=320,
+    experts=Experts(8, 2, 320),
     pre_tokenizer="gpt-4o",
 )

@@ -109,15 +109,6 @@ def answer(
     return sequence
 
 
-def plain_tokens(target: Target, prompt: Sequence[int], max_tokens: int = 48) -> list[int]:
-    """The answer of greedy decoding without a drafter. Caches are empty before and after."""
-    target.clear(0)
-    try:
-        return answer(Engine(target, None), prompt, 0, max_tokens).tokens
-    finally:
-        target.clear(0)
-
-
 def prefill(target: Target, tokens: Sequence[int], seq: int = 0) -> NDArray[np.float32]:
     """Hidden states of `tokens` in an empty sequence, float32 [n, n_features]; the logits of the
     last row are `target.logits(len(tokens) - 1)`. At most one batch."""

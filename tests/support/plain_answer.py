@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dflash_local.engine.engine import Engine
@@ -10,6 +10,16 @@ from dflash_local.engine.sequence import Sequence as Answer
 from dflash_local.target_model.target import Target
 from gap_rule import equal_by_gap_rule
 from pair_engine import Width, answer
+
+Plain = Callable[..., list[int]]
+"""`plain_tokens` of one target."""
+
+
+def plain_tokens(
+    target: Target, prompt: str | Sequence[int], max_tokens: int = 48, **params: Any
+) -> list[int]:
+    """The tokens of a `PlainAnswer`. Steps are made ahead, as without log-probabilities."""
+    return PlainAnswer(target, prompt, max_tokens, **{"logprobs": None, **params}).tokens
 
 
 class PlainAnswer:

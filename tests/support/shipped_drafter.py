@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import gguf
 from gguf import quants
 
 import tiny_coder
 from dflash_local.gguf.file import GgufFile
+from gguf_files import parts
 from hf_drafters import write_safetensors
 
 _GLOBALS = {
@@ -79,10 +79,9 @@ def write(folder: Path) -> Path:
 @cache
 def _tensors() -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     found: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
-    for tensor in gguf.GGUFReader(tiny_coder.pair()[1]).tensors:
-        values = quants.dequantize(tensor.data, tensor.tensor_type)
-        shape = tuple(int(extent) for extent in reversed(tensor.shape))
-        found[_hf_name(tensor.name)] = ("F32", shape, values.astype("<f4").tobytes())
+    for name, (data, kind) in parts(tiny_coder.pair()[1])[1].items():
+        values = quants.dequantize(data, kind)
+        found[_hf_name(name)] = ("F32", values.shape, values.astype("<f4").tobytes())
     return found
 
 

@@ -30,7 +30,7 @@ def write_small(path: Path, n_layer: int = 5) -> Path:
 def model_drafter(target: Target, path: Path | None = None, **options: Any) -> ModelDrafter:
     """A drafter on an open target: a small model, or the tiny target, which is always right."""
     path = path or tiny_coder.pair()[0]
-    spec = read_spec(GgufFile.open(path))
+    spec = read_spec(GgufFile.open(path), GgufFile.open(target.path))
     assert isinstance(spec, ModelSpec)
     n_seq = target.options.n_seq * (2 if spec.is_recurrent else 1)
     wanted = {

@@ -23,7 +23,7 @@ from hybrid import write_hybrid
 from random_model import RandomModel
 from windowed import write_windowed
 
-KINDS = ("qwen3vl", "gemma3", "gemma4", "qwen35")
+KINDS = ("qwen3vl", "gemma3", "qwen35", "gemma4")
 N_DEEPSTACK = 1
 """Layers of the qwen3vl target that take more from an image than its first layer's rows."""
 _PATCH, _N_EMBD, _N_FF, _N_HEAD = 8, 32, 64, 2

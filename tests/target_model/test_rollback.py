@@ -343,10 +343,10 @@ def test_rounds_of_as_many_rows_keep_their_graph(texts: Texts, seqs: list[int]) 
     for n_kept in range(1, 8):
         texts.decode(seqs, 8)
         if n_kept == 3:
-            n_built = texts.target.n_rebuilds
+            n_built = texts.target.native.n_rebuilds
         for seq in seqs:
             assert texts.cut(seq, len(texts.texts[seq]) - 8 + n_kept)
-    assert texts.target.n_rebuilds == n_built
+    assert texts.target.native.n_rebuilds == n_built
 
 
 def test_others_are_not_replayed(path_of: PathOf) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -292,8 +294,35 @@ def test_an_output_that_is_there_is_not_written_over(options: TuneOptions) -> No
     options.output.mkdir()
     with pytest.raises(ValueError, match="exists already"):
         Watch().run(options)
+    options.output.rmdir()
+    options.output.symlink_to("nowhere")
+    with pytest.raises(ValueError, match="exists already"):
+        Watch().run(options)
     assert output_for(options.draft, given=True).parent == options.draft.parent
     assert output_for(options.draft, given=False).parent == tuned.folder() / "drafters"
+
+
+@pytest.mark.slow
+def test_what_takes_the_output_s_place_meanwhile_costs_no_training(options: TuneOptions) -> None:
+    class Rival(Watch):
+        def say(self, line: str) -> None:
+            super().say(line)
+            if line.startswith("held out, "):
+                options.output.touch()
+
+    assert options.data is not None
+    if sys.platform == "linux":  # the card names it
+        data = options.data.with_name(os.fsdecode(b"caf\xe9"))
+        options = replace(options, data=options.data.rename(data))
+    first = Rival()
+    with pytest.raises(InputError, match="once nothing is there, the same command goes on"):
+        first.run(options)
+    assert first.steps == [1, 2, 3, 4]
+    options.output.unlink()
+    second = Watch()
+    second.run(options)
+    assert second.steps == []
+    assert not {"state.pt", "settings.json"} & snapshot(options.output)
 
 
 def test_a_drafter_is_tuned_beside_the_one_it_comes_from(options: TuneOptions) -> None:

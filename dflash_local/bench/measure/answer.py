@@ -46,11 +46,7 @@ def ask(
     start = time.perf_counter()
     ttft_s, result = 0.0, None
     for chunk in model.stream(
-        list(tokens),
-        temperature=temperature,
-        seed=seed,
-        max_tokens=max_tokens,
-        **variant.options(),
+        list(tokens), temperature=temperature, seed=seed, max_tokens=max_tokens, **variant.options()
     ):
         if chunk.tokens and not ttft_s:
             ttft_s = time.perf_counter() - start

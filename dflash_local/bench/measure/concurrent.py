@@ -58,11 +58,7 @@ class ConcurrencyRow:
 
 
 def measure_concurrent(
-    engine: Engine,
-    cases: Sequence[Case],
-    levels: Sequence[int],
-    settings: RunSettings,
-    say: Say,
+    engine: Engine, cases: Sequence[Case], levels: Sequence[int], settings: RunSettings, say: Say
 ) -> tuple[list[ConcurrencyRow], list[str]]:
     """Measure each category at each of `levels`, numbers of requests at once, by turns plain and
     with drafts. Returns rows, and notes on those that did not fit.
@@ -78,10 +74,11 @@ def measure_concurrent(
             own = [case for case in cases if case.category == category]
             longest = max(len(case.tokens) for case in own)
             needed = n * (longest + settings.max_tokens + most + 1)
-            if needed > engine.target.n_ctx:
+            n_cells = min(n * engine.target.n_ctx, engine.target.n_ctx_all)
+            if needed > n_cells:
                 notes.append(
                     f"{category}, {n} at once: left out, it needs {needed} tokens of context and "
-                    f"there are {engine.target.n_ctx}"
+                    f"there are {n_cells}"
                 )
                 continue
             for temperature in settings.temperatures:

@@ -11,12 +11,7 @@ from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.answer import TimedAnswer, ask, first_difference
 from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.rounding import Lead, lead_after
-from dflash_local.bench.measure.settings import (
-    PLAIN,
-    CacheState,
-    RunSettings,
-    Variant,
-)
+from dflash_local.bench.measure.settings import PLAIN, CacheState, RunSettings, Variant
 from dflash_local.bench.measure.speed import Speed, Spread
 from dflash_local.bench.prompts.case import Case
 
@@ -230,10 +225,7 @@ class _Answers:
         )
 
     def _differences(
-        self,
-        variant: Variant,
-        cache: CacheState,
-        pairs: Sequence[tuple[TimedAnswer, TimedAnswer]],
+        self, variant: Variant, cache: CacheState, pairs: Sequence[tuple[TimedAnswer, TimedAnswer]]
     ) -> list[Difference]:
         if self.temperature > 0 or not self.settings.compare:
             return []

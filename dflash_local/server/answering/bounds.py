@@ -119,10 +119,7 @@ JsonObject = dict[str, Any]
 BY_BEING_A_LIST = Discriminator(lambda value: "list" if isinstance(value, list) else "one")
 """Tells the member of a union with the tag "list" from the one with the tag "one"."""
 
-TextOr = Annotated[
-    Annotated[Text, Tag("one")] | Annotated[T, Tag("list")],
-    BY_BEING_A_LIST,
-]
+TextOr = Annotated[Annotated[Text, Tag("one")] | Annotated[T, Tag("list")], BY_BEING_A_LIST]
 """A text or a list: `TextOr[list[Part]]`."""
 
 

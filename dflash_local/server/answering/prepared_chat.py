@@ -169,10 +169,7 @@ def _forced_call(model: Model, tools: ToolUse, thinking_open: bool) -> str:
 def _call(model: Model, tools: ToolUse, thinking_open: bool) -> str | None:
     """A Lark grammar of calls; None if the model has none."""
     return model.dialect.call_grammar(
-        tools.allowed,
-        parallel=tools.parallel,
-        is_token=model.is_token,
-        thinking_open=thinking_open,
+        tools.allowed, parallel=tools.parallel, is_token=model.is_token, thinking_open=thinking_open
     )
 
 

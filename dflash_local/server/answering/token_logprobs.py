@@ -79,11 +79,7 @@ def chat_logprobs(vocabulary: Vocabulary, placed: Sequence[PlacedLogprob]) -> di
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         piece = vocabulary.piece(token, special=True)
-        return {
-            "token": _text(piece),
-            "logprob": max(logprob, _UNLIKELY),
-            "bytes": list(piece),
-        }
+        return {"token": _text(piece), "logprob": max(logprob, _UNLIKELY), "bytes": list(piece)}
 
     content = [
         entry(each.token, each.logprob)

@@ -12,12 +12,7 @@ from fastapi.responses import JSONResponse
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
-from dflash_local.server.answering.generation import (
-    GenerationTask,
-    stop_text,
-    stream_all,
-    timings,
-)
+from dflash_local.server.answering.generation import GenerationTask, stop_text, stream_all, timings
 from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat, split_begun
 from dflash_local.server.answering.tools import tool_use
 from dflash_local.server.anthropic.content_blocks import ContentBlocks, event

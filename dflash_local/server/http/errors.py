@@ -190,13 +190,7 @@ def check_switch(is_on: bool, option: str) -> None:
 
 def unavailable(message: str, *, code: str) -> ApiError:
     """503, and when to try again."""
-    return ApiError(
-        503,
-        message,
-        type="unavailable_error",
-        code=code,
-        headers={"Retry-After": "5"},
-    )
+    return ApiError(503, message, type="unavailable_error", code=code, headers={"Retry-After": "5"})
 
 
 def log_crash(error: BaseException) -> None:

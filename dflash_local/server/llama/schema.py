@@ -48,8 +48,7 @@ class LlamaRequest(SamplingFields):
         "top_k, top_p, min_p and temperature, and not the model's own.",
     )
     n_indent: bounds.Count = Field(
-        default=0,
-        description="The answer ends before a line that is indented by fewer characters.",
+        default=0, description="The answer ends before a line that is indented by fewer characters."
     )
     json_schema: bounds.JsonObject | bounds.Flag | None = None
     return_tokens: bounds.Flag = False

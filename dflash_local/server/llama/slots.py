@@ -32,7 +32,7 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
     return [
         {
             "id": slot.id,
-            "n_ctx": status.n_ctx,
+            "n_ctx": loaded.n_ctx,
             "speculative": loaded.drafter is not None,
             "is_processing": slot.busy,
             "n_cached_tokens": slot.n_cached_tokens,

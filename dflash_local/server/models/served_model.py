@@ -200,12 +200,7 @@ class Claim:
         served = self._served
         source = served.source
         return LoadedModel(
-            served.name,
-            model,
-            served.threads,
-            self._timeout_s,
-            source.recorder,
-            source.max_tokens,
+            served.name, model, served.threads, self._timeout_s, source.recorder, source.max_tokens
         )
 
     async def embedder(self) -> LoadedEmbedder:

@@ -16,9 +16,7 @@ from dflash_local.server.answering.sampling_fields import SamplingFields, token_
 from dflash_local.server.answering.tools import FunctionTool
 from dflash_local.server.models.keep_alive import keep_alive_s
 
-_REFUSED = {
-    "template": "the model's own chat template is used; leave template out, or give raw",
-}
+_REFUSED = {"template": "the model's own chat template is used; leave template out, or give raw"}
 
 _Predict = Annotated[int, Field(strict=True, ge=-2, le=bounds.MAX_INT)]
 

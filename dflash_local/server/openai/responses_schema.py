@@ -13,13 +13,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields
-from dflash_local.server.answering.tools import (
-    Arguments,
-    Choice,
-    Function,
-    HostedTool,
-    ToolName,
-)
+from dflash_local.server.answering.tools import Arguments, Choice, Function, HostedTool, ToolName
 from dflash_local.server.http.errors import REFUSED
 from dflash_local.server.openai.chat_schema import Contents
 from dflash_local.server.openai.choices_schema import JsonObjectFormat, TextFormat

@@ -161,6 +161,7 @@ def test_what_can_be_no_source_is_said_at_once(source: str) -> None:
         ({}, "---\nbase_model: [a/B, a/C]\n---\n", None),
         ({}, "---\nbase_model: [lab/Other-DFlash, a/C]\n---\n", "a/C"),
         ({}, "---\nbase_model: lab/Other-DFlash\n---\n", None),
+        ({}, "---\na: &a [x, x]\nbase_model: [[*a, *a], a/C]\n---\n", "a/C"),
         ({}, "---\nbase_model: [\n---\n", None),
         ({}, "---\n- a list\n---\n", None),
         ({}, "", None),

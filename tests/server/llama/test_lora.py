@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,23 @@ def adapted(lora: Path, cache_folder: Path) -> Iterator[httpx.Client]:
         server.wait()
 
 
+@cache
 def plain(lora: Path, scale: float) -> tuple[str, str]:
     """The model's answers to the prompt and to the messages."""
     options = {"n_gpu_layers": 0, "kv_type": "q8_0", "n_threads": 1, "quiet": True}
     with load(*tiny_coder.pair(), lora=[(lora, scale)], **options) as model:  # type: ignore[arg-type]
-        ask: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "draft_width": 0}
+        ask: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "draft_width": 0}
         return model.generate(PROMPT, **ask).text, model.chat(MESSAGES, **ask).text
 
 
 def completed(client: httpx.Client, **fields: Any) -> str:
-    body = {"prompt": PROMPT, "n_predict": 40, "temperature": 0, **fields}
+    body = {"prompt": PROMPT, "n_predict": 24, "temperature": 0, **fields}
     content: str = client.post("/completion", json=body).raise_for_status().json()["content"]
     return content
 
 
 def said(client: httpx.Client, **fields: Any) -> str:
-    body = {"messages": MESSAGES, "max_tokens": 40, "temperature": 0, **fields}
+    body = {"messages": MESSAGES, "max_tokens": 24, "temperature": 0, **fields}
     answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
     content: str = answer["choices"][0]["message"]["content"]
     return content

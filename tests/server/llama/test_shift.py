@@ -10,7 +10,7 @@ import tiny_coder
 from server_process import EXACT, serving
 
 PROMPT = "def add(a, b):\n    return a + b\n"
-BODY: dict[str, Any] = {"prompt": PROMPT, "n_predict": 180, "ignore_eos": True, "temperature": 0}
+BODY: dict[str, Any] = {"prompt": PROMPT, "n_predict": 150, "ignore_eos": True, "temperature": 0}
 
 
 def completed(client: httpx.Client, **fields: Any) -> dict[str, Any]:
@@ -27,8 +27,8 @@ def test_an_answer_goes_on(cache_folder: object) -> None:
     options = ("--context-shift", "--keep", "-1")
     with serving(*files, *EXACT, *options) as server, server.client() as client:
         drafted, plain = completed(client), completed(client, draft_width=0, cache_prompt=False)
-        assert drafted["truncated"] and drafted["tokens_predicted"] == 180
+        assert drafted["truncated"] and drafted["tokens_predicted"] == 150
         assert drafted["timings"]["draft_n_accepted"] > 0
         assert drafted["content"] == plain["content"]
-        assert completed(client, n_keep=4, n_discard=10)["tokens_predicted"] == 180
+        assert completed(client, n_keep=4, n_discard=10)["tokens_predicted"] == 150
         assert not completed(client, n_predict=8)["truncated"]

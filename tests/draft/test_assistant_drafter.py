@@ -1,0 +1,304 @@
+"""Heads in a file of their own, which attend to the target's cells: answers are those of plain
+decoding, and drafts those that llama.cpp makes with the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny_coder
+from dflash_local import load
+from dflash_local.draft.assistant_drafter import AssistantDrafter
+from dflash_local.draft.drafter import DraftRequest
+from dflash_local.engine.engine import Engine
+from dflash_local.engine.sequence import Sequence
+from dflash_local.errors import FileError, PairError
+from dflash_local.fit.pairing import check_pair, check_target
+from dflash_local.gguf.file import GgufFile
+from dflash_local.pair import open_pair
+from dflash_local.prefixes.store import PrefixStore
+from dflash_local.target_model.taps import StoredFeatures
+from dflash_local.target_model.target import Target
+from elsewhere import controller
+from gguf_files import ARRAY, BOOL, INT32, UINT32, Tensor, Value, changed, edited
+from heads import assistant_drafter, drafts_of_llama_cpp, target_of_assistant
+from hybrid import write_assistant, write_hybrid
+from long_text import PYTHON_SOURCE
+from pair_engine import answer, consistent, request
+from plain_answer import PlainAnswer
+
+N = 32
+WAYS = {"greedy": {}, "seeded": {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}}
+RIGHT = {"always right": 0.0, "sometimes right": 0.1, "never right": 1.0}
+KEY = "gemma4-assistant."
+
+Files = dict[str, tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder, source = tmp_path_factory.mktemp("assistants"), tiny_coder.pair()[0]
+    found = {}
+    for name, added in RIGHT.items():
+        target = write_hybrid(folder / f"{added}.gguf", "gemma4", source, head=added)
+        found[name] = target, write_assistant(folder / f"{added}-a.gguf", target, added=added)
+    return found
+
+
+@pytest.fixture(scope="module")
+def target(files: Files) -> Iterator[Target]:
+    with target_of_assistant(*files["sometimes right"], n_seq=4) as opened:
+        yield opened
+
+
+@pytest.fixture
+def drafter(target: Target, files: Files) -> Iterator[AssistantDrafter]:
+    opened = assistant_drafter(target, files["sometimes right"][1])
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def engine(target: Target, drafter: AssistantDrafter) -> Iterator[Engine]:
+    opened = Engine(target, drafter, 4)
+    opened.slots.forget_all()
+    yield opened
+    opened.slots.forget_all()
+
+
+def read(engine: Engine, text: list[int], seq: int = 0) -> StoredFeatures:
+    """The target's states after a text, which is at most a batch."""
+    engine.slots.forget_all()
+    n = len(text)
+    engine.target.decode(text, range(n), [seq] * n, [False] * n)
+    return StoredFeatures(engine.target, list(engine.target.numbers), text)
+
+
+def drafts(
+    drafter: AssistantDrafter, anchor: int, features: StoredFeatures, seq: int = 0
+) -> list[int]:
+    (draft,) = drafter.draft([DraftRequest(seq, anchor, features, 6, whole=True)])
+    return draft.tokens
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("width", [3, 7, "auto"])
+def test_one_answer(
+    target: Target, engine: Engine, drafter: AssistantDrafter, way: str, width: int | str
+) -> None:
+    if width == "auto":
+        engine.control(controller("cheap"))
+    for text in tiny_coder.prompts()["code"][:2]:
+        plain = PlainAnswer(target, text, N, **WAYS[way])
+        found = plain.asked(engine, width)
+        assert found.stats.drafted > 0
+        consistent(engine, drafter, len(plain.text) - 1)
+        engine.slots.forget_all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
+    texts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
+    known = [PlainAnswer(target, text, N, **WAYS[way]) for text in texts]
+    answers: list[Sequence] = [
+        engine.begin(request(plain.prompt, width, N, **WAYS[way]))
+        for plain, width in zip(known, (7, 4, 7, 2), strict=True)
+    ]
+    engine.run(answers)
+    for found, plain in zip(answers, known, strict=True):
+        assert found.error is None
+        assert found.tokens == plain.tokens
+        assert found.stats.drafted > 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_exact_answers_at_once(files: Files, way: str) -> None:
+    """Each sequence has a stream of cells of its own. The one in the middle ends first."""
+    path, assistant = files["sometimes right"]
+    with target_of_assistant(path, assistant, n_seq=3, exact=True) as target:
+        texts = tiny_coder.prompts()["code"][:3]
+        known = [
+            PlainAnswer(target, t, n, **WAYS[way]) for t, n in zip(texts, (N, 8, N), strict=True)
+        ]
+        engine = Engine(target, assistant_drafter(target, assistant), 3)
+        answers = [engine.begin(request(p.prompt, 7, len(p.tokens), **WAYS[way])) for p in known]
+        engine.run(answers)
+        for found, plain in zip(answers, known, strict=True):
+            assert found.error is None and found.stats.warning is None
+            assert found.tokens == plain.tokens
+            assert found.stats.drafted > 0
+
+
+def test_assistants_that_are_right_are_accepted(files: Files) -> None:
+    accepted = {}
+    for name, (path, assistant) in files.items():
+        with target_of_assistant(path, assistant) as target:
+            engine = Engine(target, assistant_drafter(target, assistant))
+            stats = [answer(engine, [t, t + 1, t + 2], 7, N).stats for t in range(1000, 5000, 500)]
+            accepted[name] = sum(s.accepted for s in stats) / sum(s.drafted for s in stats)
+    assert accepted["always right"] > 0.9  # behind the end of an answer nothing is accepted
+    assert 0.9 > accepted["sometimes right"] > 0.1 > accepted["never right"]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_drafts_are_llama_cpp_s(files: Files, name: str) -> None:
+    """With the whole text at once, longer than the window, and in pieces."""
+    path, assistant = files[name]
+    with target_of_assistant(path, assistant) as target:
+        drafter = assistant_drafter(target, assistant)
+        text = target.vocabulary.tokenize(PYTHON_SOURCE)[:50]
+        features = read(Engine(target, drafter), text)
+        states = np.asarray(features)
+        expected = drafts_of_llama_cpp(target, [*text, 300], states, 6, assistant)
+        assert drafts(drafter, 300, features) == expected
+        assert drafts(drafter, 300, StoredFeatures(target, [])) == expected
+        other = drafts_of_llama_cpp(target, [*text, 301], states, 6, assistant)
+        assert drafts(drafter, 301, StoredFeatures(target, [])) == other
+        drafter.truncate(0, 0)
+        for begin, end in ((0, 1), (1, 30), (30, 44)):
+            rows = features.rows[begin:end]
+            drafter.inject(0, StoredFeatures(target, rows, text[begin:end]))
+        assert drafts(drafter, 300, StoredFeatures(target, features.rows[44:])) == expected
+        assert drafter.length(0) == len(text)
+
+
+def test_shared_and_saved_texts(
+    target: Target, engine: Engine, drafter: AssistantDrafter, files: Files
+) -> None:
+    text = target.vocabulary.tokenize(PYTHON_SOURCE)[:40]
+    expected = drafts(drafter, 300, read(engine, text))
+    none = StoredFeatures(target, [])
+    for seq in (2, 3):
+        target.copy(0, seq, len(text))
+    drafter.copy(0, 2, len(text))
+    assert drafts(drafter, 300, none, 2) == expected
+    saved = drafter.save(2)
+    drafter.truncate(2, 0)
+    drafter.truncate(0, 7)
+    drafter.restore(3, saved)
+    assert [drafter.length(seq) for seq in range(4)] == [7, 0, 0, len(text)]
+    assert drafts(drafter, 300, none, 3) == expected
+
+
+def test_a_text_goes_on_from_an_earlier_one(target: Target, drafter: AssistantDrafter) -> None:
+    """In its slot, cut back in it, and after it has left the slot."""
+    engine = Engine(target, drafter, 1, store=PrefixStore(64 << 20))
+    engine.slots.forget_all()
+    first = PlainAnswer(target, PYTHON_SOURCE[:500], N)
+    turn = target.vocabulary.tokenize("\n\ndef add(a, b):")
+    second = PlainAnswer(target, [*first.text, *turn], N)
+    third = PlainAnswer(target, [*first.prompt[:-9], *turn], N)
+    engine.slots.forget_all()
+    for plain in (first, second, third, second, first):
+        found = answer(engine, plain.prompt, 7, N)
+        assert found.error is None
+        assert found.tokens == plain.tokens
+        assert found.stats.drafted > 0
+        consistent(engine, drafter, len(engine.slots[0].cached))
+
+
+def test_without_a_free_cell_nothing_is_drafted(files: Files) -> None:
+    """Texts of other slots fill the cache. Then a draft is empty, and the next one is not."""
+    path, assistant = files["always right"]
+    with target_of_assistant(path, assistant, n_seq=2, n_ctx=256) as target:
+        drafter = assistant_drafter(target, assistant)
+        features = read(Engine(target, drafter, 2), list(range(1000, 1050)))
+        expected = drafts(drafter, 300, features)
+        assert len(expected) == 6
+        for begin in range(0, 256 - 50, 64):
+            n = min(64, 256 - 50 - begin)
+            target.decode(range(n), range(begin, begin + n), [1] * n, [False] * n)
+        none = StoredFeatures(target, [])
+        assert drafts(drafter, 300, none) == []
+        target.truncate(1, 100)
+        assert drafts(drafter, 300, none) == expected
+
+
+def test_a_full_cache_is_emptied_for_an_answer(files: Files) -> None:
+    path, assistant = files["always right"]
+    with target_of_assistant(path, assistant, n_seq=2, n_ctx=256) as target:
+        known = [PlainAnswer(target, list(range(t, t + 110)), N) for t in (1000, 3000, 5000)]
+        engine = Engine(target, assistant_drafter(target, assistant), 2)
+        for plain in (*known, *known):
+            found = answer(engine, plain.prompt, 7, N)
+            assert found.error is None and found.stats.warning is None
+            assert found.tokens == plain.tokens
+            assert found.stats.accepted > 0
+
+
+OPTIONS = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
+
+
+def test_loaded(files: Files) -> None:
+    said: list[str] = []
+    path, assistant = files["always right"]
+    with load(path, assistant, say=said.append, **OPTIONS) as model:
+        assert isinstance(model.drafter, AssistantDrafter)
+        assert any(line.startswith(f"drafter: {assistant.name}") for line in said)
+        plain = model.generate("def add(", max_tokens=N, draft_width=0)
+        model.forget()
+        drafted = model.generate("def add(", max_tokens=N, draft_width=7)
+        assert drafted.tokens == plain.tokens
+        assert drafted.stats.accepted > N / 2
+        assert drafted.stats.gained_by == "by the assistant"
+        assert drafted.stats.as_dict()["drafter"] == "the assistant"
+
+
+def test_they_are_put_off_where_they_do_not_pay(files: Files) -> None:
+    with load(*files["never right"], quiet=True, **OPTIONS) as model:
+        plain = model.generate("def add(", max_tokens=3 * N, draft_width=0)
+        model.forget()
+        for _ in range(3):
+            found = model.generate("def add(", max_tokens=3 * N)
+            assert found.tokens == plain.tokens
+            model.forget()
+        assert found.stats.drafting and found.stats.drafting.startswith("drafting is off")
+
+
+def test_its_place(files: Files) -> None:
+    path, assistant = (GgufFile.open(file) for file in files["always right"])
+    with pytest.raises(FileError, match="a Gemma 4 assistant given as the target; give it as"):
+        check_target(assistant)
+    with pytest.raises(PairError, match=r"architecture is 'gemma4' .* and 'qwen3' in the target"):
+        open_pair(tiny_coder.pair()[0], files["always right"][1])
+    assert check_pair(path, assistant).target_layers == (6,)
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ({"embedding_length_out": (32, UINT32, None)}, "embedding_length_out"),
+        ({"attention.key_length": (32, UINT32, None)}, "attention.key_length"),
+        ({"attention.key_length_swa": (64, UINT32, None)}, "attention.key_length_swa"),
+        ({"attention.head_count_kv": ([1, 2], ARRAY, INT32)}, "attention.head_count_kv"),
+        ({"nextn_predict_layers": (1, UINT32, None)}, "nextn_predict_layers is 1"),
+    ],
+)
+def test_one_that_does_not_fit(files: Files, keys: dict[str, Value], fault: str) -> None:
+    path, assistant = (GgufFile.open(file) for file in files["always right"])
+    other = edited(assistant, keys={KEY + name: value for name, value in keys.items()})
+    with pytest.raises((PairError, FileError), match=fault) as caught:
+        check_pair(path, other)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_a_target_whose_last_layers_have_other_windows(files: Files) -> None:
+    path, assistant = (GgufFile.open(file) for file in files["always right"])
+    windows = [True] * 6, ARRAY, BOOL
+    other = edited(path, keys={"gemma4.attention.sliding_window_pattern": windows})
+    with pytest.raises(PairError, match="windows"):
+        check_pair(other, assistant)
+
+
+def test_one_that_llama_cpp_does_not_load(files: Files, tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        del tensors["blk.1.attn_output.weight"]
+
+    path, assistant = files["always right"]
+    spoilt = changed(assistant, tmp_path / "spoilt.gguf", tensors=spoil)
+    with pytest.raises(FileError, match=r"spoilt.gguf: llama.cpp cannot draft with it for") as told:
+        load(path, spoilt, quiet=True, **OPTIONS)
+    assert str(told.value).count("\n") == 0

@@ -1,0 +1,89 @@
+"""Rounds are counted and timed as they were, for the statistics and for the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tiny_coder
+from adversarial import ScriptedDrafter, right_for
+from dflash_local.engine.engine import Engine
+from dflash_local.target_model.target import Target
+from elsewhere import CHEAP, Elsewhere
+from pair_engine import open_target, request
+from plain_answer import PlainAnswer
+
+N = 24
+
+
+class Listening(Elsewhere):
+    """Keeps what it is told of each round, and thinks that drafts cost next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(CHEAP)
+        self.told: list[dict[str, Any]] = []
+
+    def observe_round(self, *given: Any, **named: Any) -> None:
+        names = "n_rows", "shape", "n_drafting", "depth", "draft_s", "verify_s", "host_s"
+        self.told.append(dict(zip(names, given, strict=True)) | named)
+        super().observe_round(*given, **named)
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with open_target(n_seq=2) as opened:
+        yield opened
+
+
+def test_the_controller_is_told_of_each_round(target: Target) -> None:
+    """Of all rows: those verified, those injected, and those of a neighbour without a policy."""
+    known = PlainAnswer(target, tiny_coder.prompts()["code"][0], N)
+    drafter = ScriptedDrafter(right_for(known.text, lambda: 3, target.n_vocab), n_seq=2)
+    listening = Listening()
+    engine = Engine(target, drafter, 2, listening)
+    auto = engine.begin(request(known.prompt, "auto", N))
+    engine.run([auto])
+    told, stats = listening.told, auto.stats
+    assert auto.tokens == known.tokens
+    assert sum(each["n_rows"] - 1 for each in told) == stats.drafted > 0
+    drafted = [each for each in told if each["n_drafting"]]
+    assert stats.rounds == len(told) and len(drafted) > 2
+    injected = sum(each["n_injected"] for each in drafted)
+    # Those of the last round are injected after it.
+    assert 0 < len(known.text) - 1 - injected < 16
+    assert all(each["shape"] == "chain" and each["n_others"] == 0 for each in told)
+    assert all(each["draft_s"] > 0 for each in drafted)
+    assert all(each["verify_s"] > 0 and each["host_s"] > 0 for each in told)
+    engine.slots.forget_all()
+    listening.told.clear()
+    both = [engine.begin(request(known.prompt, width, N)) for width in ("auto", 4)]
+    engine.run(both)
+    assert {each["n_others"] for each in listening.told} >= {1}
+    engine.slots.forget_all()
+
+
+def test_stages_are_parts_of_a_round(target: Target) -> None:
+    known = PlainAnswer(target, tiny_coder.prompts()["code"][0], N)
+    drafter = ScriptedDrafter(right_for(known.text, lambda: 3, target.n_vocab))
+    engine = Engine(target, drafter)
+    stats = known.asked(engine, 8).stats
+    assert all(part > 0 for part in (stats.draft_s, stats.verify_s, stats.sample_s))
+    assert stats.draft_s + stats.verify_s <= stats.decode_s + 1e-9
+    assert stats.emitted == 1 + stats.rounds + stats.accepted == N
+    engine.slots.forget_all()
+
+
+def test_passes_of_as_many_rows_are_counted_in_a_row(target: Target) -> None:
+    known = PlainAnswer(target, tiny_coder.prompts()["code"][0], N)
+    engine = Engine(target, None, 2)
+    meter = engine._round._meter
+    sequence = engine.begin(request(known.prompt, 0, N))
+    before = meter.n_in_a_row
+    engine.run([sequence])
+    assert meter.last_rows == 1 and meter.n_in_a_row >= before + N - 1
+    two = [engine.begin(request(known.prompt, 0, 4)) for _ in range(2)]
+    engine.run(two)
+    assert meter.last_rows == 2 and 0 < meter.n_in_a_row <= 4
+    engine.slots.forget_all()
