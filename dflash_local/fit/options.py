@@ -177,7 +177,9 @@ class ContextOptions:
                     f"override_kv has {key}={text[:60]!r}: llama.cpp takes no such value"
                 )
         check_one_of("load_mode", self.load_mode, LOAD_MODES)
-        check_one_of("rope_scaling", self.rope_scaling or "none", ROPE_SCALINGS)
+        if self.rope_scaling is not None:
+            check_one_of("rope_scaling", self.rope_scaling, ROPE_SCALINGS)
+        check_whole("yarn_orig_ctx", self.yarn_orig_ctx, 0, (1 << 31) - 1)
         for name in ("rope_scale", *ROPE_NUMBERS):
             _check_number(name, getattr(self, name))
         if self.rope_scale == 0 or None not in (self.rope_scale, self.rope_freq_scale):
@@ -273,9 +275,11 @@ def check_whole(name: str, value: Any, least: int, most: int | None) -> None:
 
 
 def _check_number(name: str, value: Any) -> None:
-    """Raises InputError unless `value` is a number of moderate size, 0 or more or -1, or None."""
+    """Raises InputError unless `value` is a number of moderate size, 0 or more, or None; of YaRN
+    also -1, which is the model's own."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (is_number and (value == -1 or 0 <= value <= 1e9)):
+    is_own = value == -1 and name.startswith("yarn_")
+    if value is not None and not (is_number and (is_own or 0 <= value <= 1e9)):
         raise InputError(f"{name} is {value!r}, expected a number from 0 to 1e9")
 
 

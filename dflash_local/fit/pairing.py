@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,7 +169,7 @@ def _check_size(file: GgufFile, key: str, *, listed: bool) -> None:
     values = value if listed and isinstance(value, list) else [value]
     if not all(type(each) is int and 0 <= each < 1 << 32 for each in values):
         several = ", or one for each layer" if listed else ""
-        shown = value if isinstance(value, int) else file.value_types[key]
+        shown = reprlib.repr(value)
         file.fail(f"key '{key}' is {shown}, expected a whole number of 32 bits{several}")
 
 

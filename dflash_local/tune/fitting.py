@@ -626,7 +626,8 @@ class Run:
     def _finish(self, card: Card) -> None:
         if card.is_default:
             tuned.tuned_drafter(self._options.target)  # a damaged list is told before the card is
-        (self._part / "README.md").write_text(card.markdown(), encoding="utf-8")
+        place = self._part / "README.md"
+        place.write_text(card.markdown(), encoding="utf-8", errors="replace")  # names of files
         text = json.dumps(card.as_dict(), indent=1)
         (self._part / "tune.json").write_text(text + "\n", encoding="utf-8")
         options = self._options

@@ -7,6 +7,7 @@ the model does these. A JSON Lines file gives its own prompts: see `bench.prompt
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import sysconfig
@@ -256,7 +257,7 @@ def _text(path: Path) -> str | None:
 
 def _pieces(text: str, forms: Sequence[Form], seed: str) -> list[BenchPrompt]:
     """A prompt for each piece of a text, in the forms by turns."""
-    rng = random.Random(seed)
+    rng = random.Random(os.fsencode(seed))  # it has the name of a file
     lines, piece = text.splitlines(keepends=True), ""
     found: list[BenchPrompt] = []
     first = rng.randrange(len(forms))

@@ -196,10 +196,11 @@ class Worker:
         tickets = [job.ticket for job in self._waiting]
         n = scheduler.n_to_begin(tickets, len(self._running), self._n_slots, free)
         for _ in range(n):
-            if self._running and not self._is_ready(self._waiting[0]):
-                return
             job = self._waiting.popleft()
             try:
+                if self._running and not self._is_ready(job):
+                    self._waiting.appendleft(job)
+                    return
                 self._begin(job)
             except BaseException as error:
                 self._end(job, error)

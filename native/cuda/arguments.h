@@ -214,11 +214,9 @@ constexpr int given_bytes(int head_dim) { return ((head_dim / 16 + 1) / 2 * 2 + 
 constexpr int attention_shared_memory(int head_dim, int groups, int group, bool key_blocks,
                                       bool value_blocks) {
     const int tiles =
-        ATTENTION_STAGES *
-            attention_stage(head_dim, groups, group, key_blocks, value_blocks) +
+        ATTENTION_STAGES * attention_stage(head_dim, groups, group, key_blocks, value_blocks) +
         STREAMS * tile_cells(head_dim) * cell_pitch(head_dim) * (key_blocks + value_blocks) +
-        (shares_queries(head_dim, groups) ? groups * GROUP_QUERIES * head_dim * 2 : 0) +
-        ATTENTION_STAGES * 8;
+        (shares_queries(head_dim, groups) ? groups * GROUP_QUERIES * head_dim * 2 : 0);
     const int given = groups * STREAMS * given_bytes(head_dim);
     return tiles > given ? tiles : given;
 }

@@ -1,10 +1,10 @@
 // Attention of a few rows over a cache.
 //
 // A block takes a chunk of the cells, one head of keys and values, and up to 64 queries, which are all heads of all rows
-// that read it. Cells come into shared memory 32 at a time, while those before are multiplied: a warp waits for the others
-// once for each 32.
-// Tensor cores multiply queries by keys; the scores become the queries' shares of the cells, in the same registers, and
-// are multiplied by the values. A second kernel puts the chunks together. Exponentials are powers of two.
+// that read it. Cells come into shared memory in tiles, while those before are multiplied: each second tile is for warps
+// of its own, a stream. Tensor cores multiply queries by keys; the scores become the queries' shares of the cells, in the
+// same registers, and are multiplied by the values. At the end the streams' sums are put together, and a second kernel
+// does so with the chunks. Exponentials are powers of two.
 //
 // What a query meets, and in which order, depends on its row's cells alone: a masked cell adds nothing to any bit.
 #pragma once
@@ -61,26 +61,6 @@ INLINE void copy_cells(u8 * to, const u8 * from, u64 stride, int n) {
     }
 }
 
-// The same where rows are copied as a whole, some by each thread. Returns the bytes of this thread's.
-template <class T, int D, int CELLS, int THREADS>
-INLINE int copy_rows(u8 * to, const u8 * from, u64 stride, int n, int thread, arrival * a) {
-    constexpr int PITCH = raw_pitch(D, T::ARE_BLOCKS);
-    int sum = 0;
-    for (int i = thread; i < CELLS; i += THREADS) {
-        const u8 * at = from + i * stride;
-        if (i < n) {
-            const int phase = T::phase(at), bytes = (phase + T::template bytes<D>() + 15) / 16 * 16;
-            copy_row(to + i * PITCH, at - phase, bytes, a);
-            sum += bytes;
-        } else {
-            for (int j = 0; j < PITCH; j += 16) {
-                *(words4 *) (to + i * PITCH + j) = {};
-            }
-        }
-    }
-    return sum;
-}
-
 template <class T, int D, int CELLS, int THREADS>
 INLINE void convert_cells(u8 * to, const u8 * raw, const u8 * from, u64 stride, int first) {
 #pragma unroll 4
@@ -118,7 +98,6 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     u8 * const value_halves = key_halves + (K::ARE_BLOCKS ? CELLS * PITCH : 0);
     u8 * const queries_at = value_halves + (V::ARE_BLOCKS ? CELLS * PITCH : 0);
     constexpr bool SHARED = shares_queries(D, GROUPS);
-    arrival * const arrivals = (arrival *) (queries_at + (SHARED ? GROUPS * GROUP_QUERIES * D * 2 : 0));
 
     const int chunk = grid_z() - 1 - block_z();  // the longest ones first
     const int first = chunk_begin(chunk, a.n_kv_heads, D), end = chunk_begin(chunk + 1, a.n_kv_heads, D);
@@ -129,18 +108,8 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
     auto copy = [&](int cell, int stage) {
         u8 * const to = stages + stage * stage_bytes;
         if (cell < last) {
-            const u8 * const keys = k + cell * a.k_cell, * const values = v + cell * a.v_cell;
-            if (COPIES_ROWS) {
-                const int of_keys =
-                    copy_rows<K, D, CELLS, THREADS>(to, keys, a.k_cell, last - cell, thread_index(), arrivals + stage);
-                const int of_values =
-                    copy_rows<V, D, CELLS, THREADS>(to + RAW_KEYS, values, a.v_cell, last - cell,
-                                                    THREADS - 1 - thread_index(), arrivals + stage);
-                expect(arrivals + stage, of_keys + of_values);
-            } else {
-                copy_cells<K, D, CELLS, THREADS>(to, keys, a.k_cell, last - cell);
-                copy_cells<V, D, CELLS, THREADS>(to + RAW_KEYS, values, a.v_cell, last - cell);
-            }
+            copy_cells<K, D, CELLS, THREADS>(to, k + cell * a.k_cell, a.k_cell, last - cell);
+            copy_cells<V, D, CELLS, THREADS>(to + RAW_KEYS, v + cell * a.v_cell, a.v_cell, last - cell);
             const int two = thread_index() % (CELLS / 2) * 2;
             if (cell + two < last) {
                 int row = thread_index() / (CELLS / 2);
@@ -156,14 +125,6 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         copy_commit();
     };
     let_next_begin();
-    if (thread_index() == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            set_up(arrivals + i, THREADS);
-        }
-    }
-    if (COPIES_ROWS) {
-        sync_threads();
-    }
     wait_for_previous();
     for (int i = 0; i < STAGES - 1; i++) {
         copy(first + i * CELLS, i);
@@ -222,9 +183,8 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         q[m] = {{}, {MINUS_INFINITY, MINUS_INFINITY}, {}};
     }
 
-    int stage = 0, turn = 0;
+    int stage = 0;
     for (int cell = first; cell < last; cell += CELLS) {
-        wait(arrivals + stage, turn);
         copy_wait<STAGES - 2>();
         sync_threads();  // the cells have come for all warps, and all have left those whose place is filled now
         copy(cell + (STAGES - 1) * CELLS, stage == 0 ? STAGES - 1 : stage - 1);
@@ -243,7 +203,6 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
             (V::ARE_BLOCKS ? value_halves : at + RAW_KEYS) + (part * TILE + lane % 16) * PITCH + lane / 16 * 16;
         const u8 * const masks = at + RAW_KEYS + RAW_VALUES;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        turn += stage == 0;
         // Sums of every second step, where there are too few others to hide how long a multiplication takes.
         constexpr int TURNS = EIGHTS < 4 ? 2 : 1;
         float scores[OWN][EIGHTS][4] = {}, odd[OWN][EIGHTS][4] = {};

@@ -72,7 +72,7 @@ INLINE float multiply_block(const shifted_block<S> & block, int t, const u32 pic
                                        : words2{high.x >> (2 * j - 4), high.y >> (2 * j - 4)};
             const u32 first = (low.x >> shift & 0x0f0f0f0f) | (upper.x & 0x30303030);
             const u32 second = (low.y >> shift & 0x0f0f0f0f) | (upper.y & 0x30303030);
-            const int scale = (int) pick_bytes(j < 2 ? scales.x : scales.y, 0, picks[j % 2]);
+            const int scale = pick_signed(j < 2 ? scales.x : scales.y, picks[j % 2]);
             const int product = scale * dot_bytes(second, x.bytes.y, dot_bytes(first, x.bytes.x, x.less));
             sum = multiply_add((float) product, x.scale, sum);
         }
@@ -123,7 +123,7 @@ template <class T> INLINE void multiply_column(const product & p) {
     u32 picks[2];
     for (int i = 0; i < 2; i++) {
         const u32 byte = 2 * i + (t >> 1);
-        picks[i] = byte + (byte + 8) * 0x1110;  // and its sign
+        picks[i] = byte + (byte + 8) * 0x1110;
     }
     float total[2] = {};
     auto multiply_unit = [&](auto known, int unit) {

@@ -35,7 +35,14 @@ DEVICE u8 * shared_memory() {
 
 // `high` or nothing: bytes [shift / 8, shift / 8 + 4) of the eight bytes low, high.
 DEVICE u32 shift_right(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
+// The intrinsic looks at three bits for each byte; of the fourth, which is for signs, it knows nothing.
 DEVICE u32 pick_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// A byte of a word, with its sign: byte + (byte + 8) * 0x1110 selects it.
+DEVICE int pick_signed(u32 a, u32 selector) {
+    int d;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(d) : "r"(a), "r"(selector));
+    return d;
+}
 // (a & mask) | other in one instruction: of two constants the compiler makes two.
 template <u32 MASK, u32 OTHER> DEVICE u32 mask_or(u32 a) {
     u32 d;
@@ -156,46 +163,6 @@ DEVICE void copy_float_async(void * shared, const void * global) {
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-
-#ifndef BULK
-#define BULK 1
-#endif
-#if __CUDA_ARCH__ >= 900 && BULK
-// Copies of whole rows, n bytes, a multiple of 16, by hardware of their own. Who waits for them waits at an `arrival`,
-// whose turns end when n threads have said how many bytes they expect, and these have come.
-constexpr bool COPIES_ROWS = true;
-using arrival = u64;
-DEVICE void set_up(arrival * a, int n) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"((u32) __cvta_generic_to_shared(a)), "r"(n) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-DEVICE void expect(arrival * a, int n) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"((u32) __cvta_generic_to_shared(a)), "r"(n)
-                 : "memory");
-}
-DEVICE void copy_row(void * shared, const void * global, int n, arrival * a) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     (u32) __cvta_generic_to_shared(shared)),
-                 "l"(global), "r"(n), "r"((u32) __cvta_generic_to_shared(a))
-                 : "memory");
-}
-DEVICE void wait(arrival * a, int turn) {
-    u32 has_come = 0;
-    while (!has_come) {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(has_come)
-                     : "r"((u32) __cvta_generic_to_shared(a)), "r"(turn % 2)
-                     : "memory");
-    }
-}
-#else
-constexpr bool COPIES_ROWS = false;
-using arrival = u64;
-DEVICE void set_up(arrival *, int) {}
-DEVICE void expect(arrival *, int) {}
-DEVICE void copy_row(void *, const void *, int, arrival *) {}
-DEVICE void wait(arrival *, int) {}
-#endif
 
 // Programmatic dependent launch: the next kernel of the stream may begin; the one before has ended.
 DEVICE void let_next_begin() {

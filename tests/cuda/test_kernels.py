@@ -109,7 +109,8 @@ def test_attention_compiles_and_hardly_spills(
 ) -> None:
     compiled = compiler.compile(kernels.source_of(heads), architecture)
     assert f"attention_{heads.operand}_4".encode() in compiled.cubin
-    assert max(compiled.spilled) <= 4, str(compiled)  # heads of 128 on sm_80
+    # Addresses, stored before the loop, most for heads of 64 on sm_120. Sums would be hundreds.
+    assert max(compiled.spilled) <= 80, str(compiled)
 
 
 @pytest.mark.one_in(4)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import count
+from functools import cache
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,20 @@ import pytest
 from numpy.typing import NDArray
 
 import tiny_coder
-from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
+from add_up import add_up
+from adversarial import Script, ScriptedDrafter, oracle, right_for
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine import slots
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError, InputError
+from dflash_local.stats import Stats
 from dflash_local.target_model.target import Target
-from pair_engine import answer, consistent
+from elsewhere import DECIDERS, controller
+from pair_engine import Width, answer, consistent
 from pair_engine import request as asked
+from pairwise import pairwise_cases
 from plain_answer import PlainAnswer
 from shapes import SHAPES, exact_file, exact_target
 
@@ -64,88 +70,164 @@ class Known(PlainAnswer):
         super().__init__(target, text, max_tokens, **params)
         self.shape = shape
 
-    def check(self, drafter: Drafter, width: int = 16) -> Any:
-        """The drafted answer, from empty caches: equal, and with counts that add up."""
-        engine = Engine(self.target, drafter)
-        stats = self.asked(engine, width, shape=self.shape).stats
+    def check(self, drafter: Drafter, how: int | str = 16) -> Stats:
+        """The drafted answer, from empty caches, at a width or as a decider has it: equal, and
+        with counts that add up."""
+        width: Width = how if isinstance(how, int) else "auto"
+        decider = controller(how) if isinstance(how, str) else None
+        engine = Engine(self.target, drafter, 1, decider)
+        found = self.asked(engine, width, shape=self.shape)
+        stats = found.stats
         assert stats.emitted == len(self.tokens)
         assert stats.rounds == sum(stats.accepted_lengths.values())
         # One token is drawn from the prompt's last row, and each round draws one of its own.
         assert stats.emitted == 1 + stats.rounds + stats.accepted
         assert stats.accepted <= stats.drafted
-        consistent(engine, drafter, len(self.text) - 1)
+        if decider:
+            add_up(found)
+        if not engine.slots[0].gave_up:
+            consistent(engine, drafter, len(self.text) - 1)
         engine.slots.forget_all()
         return stats
 
 
-@pytest.fixture(scope="module", params=["greedy", "seeded", "seeded-tree"])
-def known(targets: Targets, request: pytest.FixtureRequest) -> Known:
-    """Of trees the chains in these tests are those that never fork."""
-    shape: DraftShape = "tree" if request.param.endswith("tree") else "chain"
-    params = SEEDED if request.param.startswith("seeded") else {}
-    return Known(targets[shape], tiny_coder.prompts()["chat"][0], shape=shape, **params)
+KINDS: dict[str, tuple[DraftShape, dict[str, Any]]] = {
+    "greedy": ("chain", {}),
+    "seeded": ("chain", SEEDED),
+    "seeded-tree": ("tree", SEEDED),  # chains are the trees that never fork
+}
 
 
-def ends_of_text(target: Target) -> list[int]:
-    return [t for t in range(target.n_vocab) if target.vocabulary.ends_text(t)]
+@pytest.fixture(scope="module")
+def known_of(targets: Targets) -> Callable[..., Known]:
+    """By its kind and length, each decoded once."""
+
+    @cache
+    def known(kind: str, n: int = N) -> Known:
+        shape, params = KINDS[kind]
+        return Known(targets[shape], tiny_coder.prompts()["chat"][0], n, shape, **params)
+
+    return known
 
 
-@pytest.mark.one_in(9)
-@pytest.mark.parametrize("width", [2, 8, 16])
-def test_always_right_fills_every_round(known: Known, width: int) -> None:
-    stats = known.check(ScriptedDrafter(oracle(known.text)), width)
-    full, rest = divmod(N - 1, width)
-    assert stats.accepted_lengths == {width: full} | ({rest: 1} if rest else {})
-    # The last token of a round is the target's own, and nothing is drafted past `max_tokens`.
-    assert stats.drafted == stats.accepted == N - 1 - stats.rounds
+@pytest.fixture(scope="module", params=KINDS)
+def known(known_of: Callable[..., Known], request: pytest.FixtureRequest) -> Known:
+    return known_of(request.param)
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("width", [2, 16])
-def test_always_wrong_is_plain_decoding(known: Known, width: int) -> None:
-    drafter = ScriptedDrafter(always_wrong(known.text, known.target.n_vocab))
-    stats = known.check(drafter, width)
-    assert stats.accepted == 0
-    assert stats.accepted_lengths == {1: N - 1}
+Scripting = Callable[[Known], Script]
 
 
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("k", [1, 3, 7, 14])
-def test_right_for_so_many_tokens(known: Known, k: int) -> None:
-    stats = known.check(ScriptedDrafter(right_for(known.text, lambda: k, known.target.n_vocab)))
-    lengths = dict(stats.accepted_lengths)
-    lengths[k + 1] -= (N - 1) // (k + 1)
-    assert {length: n for length, n in lengths.items() if n} == (
-        {(N - 1) % (k + 1): 1} if (N - 1) % (k + 1) else {}
+def right_for_so_many(n: Callable[[], int]) -> Scripting:
+    return lambda known: right_for(known.text, n, known.target.n_vocab)
+
+
+def right_but(change: Callable[[list[int], Known], Draft], length: int | None = None) -> Scripting:
+    """The right draft, changed; `length`: of so many tokens, whatever was asked for."""
+
+    def scripted(known: Known) -> Script:
+        know = oracle(known.text)
+        return lambda at, anchor, n: change(
+            know(at, anchor, n if length is None else length).tokens, known
+        )
+
+    return scripted
+
+
+def with_at(bad: Callable[[Target], int], at: int) -> Scripting:
+    """Another token at one place."""
+    return right_but(
+        lambda tokens, known: Draft.chain(
+            [bad(known.target) if i == at else token for i, token in enumerate(tokens)]
+        )
     )
 
 
-@pytest.mark.one_in(2)
-def test_right_for_another_number_each_round(known: Known) -> None:
-    rounds = count()
-    script = right_for(known.text, lambda: next(rounds) * 7 % 16, known.target.n_vocab)
-    stats = known.check(ScriptedDrafter(script))
-    assert len(stats.accepted_lengths) > 2
+def with_logprobs(logprob: float) -> Scripting:
+    return right_but(lambda tokens, _: Draft.chain(tokens, [logprob] * len(tokens)))
+
+
+def of_length(n: int) -> Scripting:
+    return right_but(lambda tokens, _: Draft.chain(tokens), n)
+
+
+MANY = 64
+made = count()
+SCRIPTS: dict[str, tuple[Scripting, int | None]] = {
+    "right": (lambda known: oracle(known.text), MANY),
+    "wrong": (right_for_so_many(lambda: 0), 1),
+    "right for 7": (right_for_so_many(lambda: 7), 8),
+    "right for another number each round": (right_for_so_many(lambda: next(made) * 7 % 16), None),
+    **{f"right for {k}": (right_for_so_many(lambda k=k: k), k + 1) for k in (1, 3, 14)},
+    **{
+        f"log-probabilities of {logprob}": (with_logprobs(logprob), MANY)
+        for logprob in (math.nan, math.inf, -math.inf, 5.0, -1e30)
+    },
+    **{
+        f"{name} at {at}": (with_at(bad, at), at + 1)
+        for name, bad in {
+            "an end of text": lambda target: target.vocabulary.ends[0],
+            "-1": lambda _: -1,
+            "the least integer": lambda _: -(2**31),
+            "the largest integer": lambda _: 2**31 - 1,
+            "the first that is no token": lambda target: target.n_vocab,
+        }.items()
+        for at in (0, 3, 14)
+    },
+    "nothing": (of_length(0), 1),
+    "two tokens": (of_length(2), 3),
+    "too many": (of_length(50), MANY),
+}
+"""The drafts, and the tokens that a round emits by them if the width allows it."""
+EVERYWHERE = list(SCRIPTS)[:4]
+CASES = [
+    *pairwise_cases(list(SCRIPTS), (2, 8, 16), list(KINDS)),
+    *pairwise_cases(EVERYWHERE, DECIDERS, ("greedy", "seeded")),
+    *pairwise_cases(list(SCRIPTS)[4:], ("cheap", "even", "by lot"), ("greedy", "seeded")),
+]
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.usefixtures("as_far_ahead_as_allowed")
+@pytest.mark.parametrize(("name", "how", "kind"), CASES)
+def test_whatever_is_drafted(
+    known_of: Callable[..., Known], name: str, how: int | str, kind: str
+) -> None:
+    known = known_of(kind, N if isinstance(how, int) else 48)
+    script, per_round = SCRIPTS[name]
+    stats = known.check(ScriptedDrafter(script(known)), how)
+    n = len(known.tokens) - 1
+    if name == "right":
+        # The last token of a round is the target's own, and nothing is drafted past `max_tokens`.
+        assert stats.accepted == stats.drafted
+    if name == "nothing":
+        assert stats.drafted == 0
+    if isinstance(how, int):
+        if per_round is None:
+            assert len(stats.accepted_lengths) > min(2, how - 1)
+        else:
+            full, rest = divmod(n, min(per_round, how))
+            expected = Counter({min(per_round, how): full}) + Counter([rest] if rest else [])
+            assert stats.accepted_lengths == expected
+        return
+    assert max(stats.accepted_lengths) <= min(per_round or MANY, 16)
+    if name == "right" and how == "cheap":  # at full width nearly from the start
+        assert stats.rounds < n / 8
+    if name == "wrong" and how not in ("cheap", "by lot"):
+        assert stats.widths[1] > n / 2  # it is sure of each draft, and found out
 
 
 @pytest.mark.one_in(12)
-@pytest.mark.parametrize("at", [0, 1, 5, 14])
-def test_a_wrong_end_of_text_ends_nothing(known: Known, at: int) -> None:
-    know, end = oracle(known.text), ends_of_text(known.target)[0]
-
-    def script(anchor_at: int, anchor: int, n: int) -> Draft:
-        tokens = know(anchor_at, anchor, n).tokens
-        return Draft.chain([end if i == at else token for i, token in enumerate(tokens)])
-
-    stats = known.check(ScriptedDrafter(script))
-    assert max(stats.accepted_lengths) == at + 1
-
-
-@pytest.mark.one_in(22)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 14, 15, 16, 17])
+@pytest.mark.usefixtures("as_far_ahead_as_allowed")
+@pytest.mark.parametrize(
+    ("n", "how", "shape"),
+    [
+        *pairwise_cases((1, 2, 3, 8, 14, 15, 16, 17), (2, 16), SHAPES),
+        *product((1, 2, 14, 15, 16, 17), ("cheap", "by the row", "hopeless", "by lot"), SHAPES[:1]),
+    ],
+)
 def test_a_right_end_of_text_ends_the_answer_with_it(
-    targets: Targets, n: int, shape: DraftShape
+    targets: Targets, n: int, how: int | str, shape: DraftShape
 ) -> None:
     """At every place of a block; drafts behind it do not count."""
     # A digit is a token of its own, so the answer ends after n tokens.
@@ -157,57 +239,9 @@ def test_a_right_end_of_text_ends_the_answer_with_it(
         tokens = known.text[anchor_at + 1 : anchor_at + 1 + n_draft]
         return Draft.chain(tokens + known.tokens[-1:] * (n_draft - len(tokens)))
 
-    for width in (2, 16):
-        stats = known.check(ScriptedDrafter(script), width)
-        assert stats.rounds == math.ceil(n / width)
-
-
-@pytest.mark.one_in(20)
-@pytest.mark.parametrize("invalid", [-1, -(2**31), 2**31 - 1, None], ids=str)
-@pytest.mark.parametrize("at", [0, 1, 14])
-def test_ids_outside_the_vocabulary(known: Known, invalid: int | None, at: int) -> None:
-    """Such a draft ends before them."""
-    know, bad = oracle(known.text), known.target.n_vocab if invalid is None else invalid
-
-    def script(anchor_at: int, anchor: int, n: int) -> Draft:
-        tokens = know(anchor_at, anchor, n).tokens
-        return Draft.chain([bad if i == at else token for i, token in enumerate(tokens)])
-
-    stats = known.check(ScriptedDrafter(script))
-    assert max(stats.accepted_lengths) == at + 1
-
-
-@pytest.mark.one_in(2)
-def test_empty_drafts(known: Known) -> None:
-    stats = known.check(ScriptedDrafter(lambda *_: Draft.chain([])))
-    assert stats.drafted == 0
-    assert stats.rounds == N - 1
-
-
-@pytest.mark.one_in(2)
-def test_more_tokens_than_asked_for(known: Known) -> None:
-    know = oracle(known.text)
-    stats = known.check(ScriptedDrafter(lambda at, anchor, n: know(at, anchor, 3 * n + 5)), width=8)
-    assert max(stats.accepted_lengths) == 8
-
-
-@pytest.mark.one_in(2)
-def test_fewer_tokens_than_asked_for(known: Known) -> None:
-    know = oracle(known.text)
-    stats = known.check(ScriptedDrafter(lambda at, anchor, n: know(at, anchor, min(n, 2))))
-    assert max(stats.accepted_lengths) == 3
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf])
-def test_log_probabilities_that_are_no_numbers(known: Known, logprob: float) -> None:
-    know = oracle(known.text)
-
-    def script(anchor_at: int, anchor: int, n: int) -> Draft:
-        tokens = know(anchor_at, anchor, n).tokens
-        return Draft.chain(tokens, [logprob] * len(tokens))
-
-    assert max(known.check(ScriptedDrafter(script)).accepted_lengths) == 16
+    stats = known.check(ScriptedDrafter(script), how)
+    if isinstance(how, int):
+        assert stats.rounds == math.ceil(n / how)
 
 
 @pytest.mark.one_in(2)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
 import pytest
 
 import tiny_coder
+from add_up import N_NODES
+from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import InputError
+from elsewhere import controller
+from pair_engine import answer as asked_of
+from pair_engine import consistent, fused_drafter
 from plain_answer import PlainAnswer
+from shapes import assert_as_well_drafted, exact_target
 from two_slots import N, answer, begin, text
 
 
@@ -65,3 +75,67 @@ def test_two_at_once_share_the_context_to_its_last_cell(
         assert engine.drafter is not None
         if sequence.request.drafts:
             assert engine.drafter.length(sequence.slot.seq) == len(sequence.slot.cached)
+
+
+# What the drafter learns later of plain steps
+
+
+@pytest.fixture(scope="module")
+def long_answers(shape: DraftShape, either_file: Path) -> Iterator[Callable[[int], PlainAnswer]]:
+    """By the length of the prompt. The target stores 192 rows, fewer than there are tokens."""
+    with exact_target(shape, either_file, n_ctx=1024, n_batch=64) as target:
+        assert target.n_stored == 192
+        source = "\n".join(tiny_coder.prompts()["code"] + tiny_coder.prompts()["chat"])
+        tokens = target.vocabulary.tokenize(source)
+
+        @cache
+        def known(n_prompt: int) -> PlainAnswer:
+            found = PlainAnswer(target, tokens[:n_prompt], 205)
+            assert len(found.tokens) > 200
+            return found
+
+        yield known
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_far_ahead_as_allowed")
+@pytest.mark.parametrize(
+    ("shape", "decider", "n_prompt"),
+    [
+        ("chain", "hopeless", 193),
+        ("chain", "probing", 40),
+        ("chain", "by lot", 193),
+        ("chain", "probing", 193),
+        *(("chain", "by lot", n) for n in (40, 192, 400)),
+        ("tree", "by lot", 193),
+    ],
+    indirect=["shape"],
+    scope="module",
+)
+def test_rows_reach_the_drafter_before_they_are_overwritten(
+    long_answers: Callable[[int], PlainAnswer], shape: DraftShape, decider: str, n_prompt: int
+) -> None:
+    """Drafts after all that are those from an empty cache, whether the prompt alone or the answer
+    is of more rows than the store holds, plain or drafted."""
+    known = long_answers(n_prompt)
+    drafter = fused_drafter(known.target)
+    asked, n_nodes = ("auto", N_NODES) if shape == "tree" else (shape, 0)
+    engine = Engine(known.target, drafter, 1, controller(decider, n_nodes))
+    engine.slots.forget_all()
+    first = known.ask(engine, "auto", shape=asked)
+    assert first.tokens == known.tokens
+    assert (first.stats.tree_rounds > 0) == (shape == "tree")
+    if not engine.slots[0].gave_up:
+        consistent(engine, drafter, len(known.text) - 1)
+    held = drafter.length(0)
+    if decider == "hopeless":  # nor is the drafter told of what it will not be asked for
+        assert held <= n_prompt
+    warm = asked_of(engine, known.text, 16, 12, shape=shape)
+    assert warm.stats.cached_tokens == held
+    engine.slots.forget_all()
+    cold = asked_of(engine, known.text, 16, 12, shape=shape)
+    assert warm.tokens == cold.tokens
+    if shape == "chain":
+        assert warm.stats.outcomes == cold.stats.outcomes
+    else:
+        assert_as_well_drafted(warm.stats, cold.stats)

@@ -100,11 +100,11 @@ def test_a_target_that_writes_no_text(target: GgufFile, kind: str) -> None:
         ({"tokenizer.ggml.tokens": None}, "'tokenizer.ggml.tokens' is missing"),
         (
             {"qwen3.attention.key_length": (["a"], ARRAY, STRING)},
-            "'qwen3.attention.key_length' is array of string, expected a whole number",
+            "'qwen3.attention.key_length' is ['a'], expected a whole number",
         ),
         (
             {"qwen3.feed_forward_length": ([8, -1], ARRAY, INT32)},
-            "'qwen3.feed_forward_length' is array of int32, expected a whole number of 32 bits, or",
+            "'qwen3.feed_forward_length' is [8, -1], expected a whole number of 32 bits, or",
         ),
     ],
 )

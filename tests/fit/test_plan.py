@@ -347,6 +347,9 @@ def test_what_cannot_fit_is_refused_with_the_numbers(devices, wanted, words):
         {"tensor_split": [1, 1]},
         {"tensor_split": [-1]},
         {"tensor_split": [float("nan")]},
+        {"rope_scaling": ""},
+        {"rope_freq_base": -1},
+        {"yarn_orig_ctx": 1.5},
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(wanted):

@@ -232,11 +232,17 @@ inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
     const u64 bytes = static_cast<u64>(b) << 32 | a;
     u32 picked = 0;
     for (int i = 0; i < 4; i++) {
-        const u32 n = selector >> 4 * i & 15;
-        const u32 byte = bytes >> 8 * (n & 7) & 255;
-        picked |= (n & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
+        picked |= static_cast<u32>(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
     }
     return picked;
+}
+inline int pick_signed(u32 a, u32 selector) {
+    u32 picked = 0;
+    for (int i = 0; i < 4; i++) {
+        const u32 n = selector >> 4 * i & 15, byte = a >> 8 * (n & 3) & 255;
+        picked |= (n & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
+    }
+    return static_cast<int>(picked);
 }
 template <u32 MASK, u32 OTHER>
 u32 mask_or(u32 a) {
@@ -374,17 +380,6 @@ inline void copy_float_async(void * shared, const void * global) { std::memcpy(s
 inline void copy_commit() {}
 template <int N>
 void copy_wait() {}
-#ifndef EMULATED_ROWS
-#define EMULATED_ROWS 1
-#endif
-constexpr bool COPIES_ROWS = EMULATED_ROWS;
-using arrival = u64;
-inline void set_up(arrival *, int) {}
-inline void expect(arrival *, int) {}
-inline void copy_row(void * shared, const void * global, int n, arrival *) {
-    std::memcpy(shared, global, n);
-}
-inline void wait(arrival *, int) {}
 inline void let_next_begin() {}
 inline void wait_for_previous() {}
 

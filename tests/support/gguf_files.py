@@ -56,6 +56,7 @@ def keys_of(source: str | Path) -> dict[str, Value]:
 def tensors_of(source: Path) -> dict[str, Tensor]:
     """As `gguf` has them: rows of bytes, where numpy does not know the type."""
     content, found = np.fromfile(source, np.uint8), dict[str, Tensor]()
+    content.flags.writeable = False  # who changes one makes another
     for name, info in GgufFile.open(source).tensors.items():
         kind, shape = gguf.GGMLQuantizationType[info.type_name], info.shape[::-1]
         dtype = {"F32": np.float32, "F16": np.float16}.get(info.type_name)

@@ -53,12 +53,15 @@ class GivenRows:
 
 
 def _without_layers(tensors: dict[str, Tensor]) -> None:
-    for name, (data, _) in tensors.items():
+    def of(value: float, name: str) -> None:
+        data, kind = tensors[name]
+        tensors[name] = np.full_like(data, value), kind
+
+    for name in tensors:
         if name.startswith("blk."):
-            data[:] = 1 if "norm" in name else 0
-    tensors["output.weight"][0][:] = 0
-    tensors["output_norm.weight"][0][:] = _HIDDEN / np.sqrt(np.float32(MOST_ROWS))
+            of(1 if "norm" in name else 0, name)
+    of(0, "output.weight")
+    of(_HIDDEN / np.sqrt(np.float32(MOST_ROWS)), "output_norm.weight")
     # So large that the norm's epsilon is nothing beside it.
-    embeddings = tensors["token_embd.weight"][0]
-    embeddings[:] = 0
-    np.fill_diagonal(embeddings, 1024)
+    of(0, "token_embd.weight")
+    np.fill_diagonal(tensors["token_embd.weight"][0], 1024)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,13 @@ def test_short_texts_of_one_line_are_drawn_from(tmp_path: Path) -> None:
 
 def test_only_texts_are_read(folder: Path) -> None:
     assert [name for name, _ in files_of(folder)] == [f"file{i}.py" for i in range(10)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_of_files_need_not_be_utf8(folder: Path) -> None:
+    before = len(read_texts(folder, FORMS).tune)
+    os.rename(folder / "file3.py", folder / os.fsdecode(b"caf\xe9.py"))
+    assert len(read_texts(folder, FORMS).tune) == before
 
 
 def test_a_file_of_prompts_gives_these(tmp_path: Path) -> None:

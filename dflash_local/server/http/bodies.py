@@ -47,6 +47,14 @@ class BodyCheck:
                 "the request has both Content-Length and Transfer-Encoding; send one of them",
                 headers={"Connection": "close"},
             )
+        coding = headers.get("content-encoding", "identity").lower()
+        if coding != "identity":
+            raise ApiError(
+                415,
+                f"the body is encoded as {coding[:40]!r}; send it as it is",
+                code="unsupported_media_type",
+                headers={"Connection": "close"},
+            )
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max:
             raise self._too_large()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 from typing import Any
@@ -57,6 +58,12 @@ def test_a_byte_order_mark_is_no_part_of_a_body(client: httpx.Client) -> None:
     body = "\ufeff" + json.dumps({"content": "a"})
     answer = client.post("/tokenize", content=body.encode(), headers=JSON)
     assert answer.json() == client.post("/tokenize", json={"content": "a"}).json()
+
+
+def test_a_body_that_is_compressed_is_refused_by_that_name(client: httpx.Client) -> None:
+    body = gzip.compress(b'{"content": "a"}')
+    answer = client.post("/tokenize", content=body, headers={**JSON, "Content-Encoding": "gzip"})
+    refused(answer, 415, "'gzip'")
 
 
 def test_a_conversation_may_be_as_long_as_a_model_can_read(client: httpx.Client) -> None:

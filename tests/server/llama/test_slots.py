@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import tiny_coder
 from long_text import PYTHON_SOURCE
-from server_process import EXACT, ServerProcess
+from server_process import EXACT, ServerProcess, serving
 
 PROMPT = PYTHON_SOURCE[:600]
 OTHER = "def add(a, b):\n"
@@ -177,3 +178,23 @@ def test_keys_do_not_reach_each_others_slots_and_files(folder: Path, cache_folde
         again = change(client, 0, "restore", "mine").raise_for_status().json()
         assert again["n_restored"] == saved["n_saved"] > n
         assert completed(client, id_slot=0)["timings"]["prompt_n"] == 1
+
+
+def test_exact_answers_of_several_slots() -> None:
+    """Each has an equal part of the context; asked at once, the answers are those of one."""
+    target, draft = map(str, tiny_coder.pair())
+    options = ("--target", target, "--draft", draft, *EXACT, "--exact", "--ctx", "1024")
+    found = []
+    for parallel, n_slots in ((), 1), (("--parallel", "2"), 2):
+        with serving("--port", "0", *options, *parallel) as server, server.client() as client:
+            assert client.get("/props").json()["total_slots"] == n_slots
+            assert {s["n_ctx"] for s in client.get("/slots").json()} == {1024 // n_slots}
+
+            def ask(seed: int, client: httpx.Client = client) -> str:
+                body = {"prompt": f"def f{seed}(", "n_predict": 24, "temperature": 0.8}
+                text: str = client.post("/completion", json=body | {"seed": seed}).json()["content"]
+                return text
+
+            with ThreadPoolExecutor(n_slots) as pool:
+                found.append(list(pool.map(ask, range(4))))
+    assert found[0] == found[1]
