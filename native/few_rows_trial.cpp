@@ -19,9 +19,8 @@ constexpr int most_columns = 64;
 // Of all matrices that are multiplied in turn: more than the caches of today's GPUs hold.
 constexpr size_t least_bytes = size_t{160} << 20;
 constexpr int most_matrices = 24;
-constexpr int64_t row_period = 37;    // rows of random weights: no multiple of what a warp takes
-constexpr int warm_runs = 3;          // the second is recorded, the third played
-constexpr double draft_error = 0.02;  // of inputs in bytes at most
+constexpr int64_t row_period = 37;  // rows of random weights: no multiple of what a warp takes
+constexpr int warm_runs = 3;        // the second is recorded, the third played
 constexpr int n_rounds = 3;
 constexpr double round_us = 1500.0;
 
@@ -424,7 +423,7 @@ ggml_backend_ptr opened(ggml_backend_dev_t device, const std::shared_ptr<few_row
 // `make` makes what is tried on a device; it has error() and run().
 template <typename Make>
 few_rows_trial compared(const std::string & name, few_rows_engine::cubins kernels,
-                        const Make & make, bool makes_drafts = false) {
+                        const Make & make) {
     ggml_backend_dev_t device = ggml_backend_dev_by_name(name.c_str());
     if (device == nullptr) {
         throw backend_error("there is no device " + name);
@@ -464,11 +463,6 @@ few_rows_trial compared(const std::string & name, few_rows_engine::cubins kernel
         found.ours_us.insert(found.ours_us.begin(), a.us);
         found.ggml_us.insert(found.ggml_us.begin(), b.us);
     }
-    if (makes_drafts) {  // of one column, in bytes
-        let_draft(by_ours.get());
-        const double error = tried.error(tried.run(by_ours.get(), 1).first);
-        found.error = error > draft_error ? error : found.error;
-    }
     return found;
 }
 
@@ -476,9 +470,8 @@ few_rows_trial compared(const std::string & name, few_rows_engine::cubins kernel
 
 few_rows_trial try_few_rows(const std::string & device, few_rows_engine::cubins kernels,
                             ggml_type type, int64_t k, int64_t rows) {
-    return compared(
-        device, std::move(kernels),
-        [&](ggml_backend_dev_t on) { return product_trial(on, type, k, rows); }, true);
+    return compared(device, std::move(kernels),
+                    [&](ggml_backend_dev_t on) { return product_trial(on, type, k, rows); });
 }
 
 few_rows_trial try_few_rows_experts(const std::string & device, few_rows_engine::cubins kernels,
