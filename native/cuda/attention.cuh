@@ -151,8 +151,8 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
         return step < STEPS ? step : STEPS - 1;
     };
     words4 * const kept = (words4 *) queries_at + own * STEPS * 32 + lane;
-    floats2 x[OWN][LOADS][4];  // all of them, before the first one is waited for
-    u32 of[OWN][LOADS][4];
+    u32 of[OWN][LOADS][4];  // all are loaded before the first one is stored, which waits for it
+    const float scale = a.soft_cap == 0.f ? a.scale * LOG2_E : a.scale;
 #pragma unroll
     for (int m = 0; m < OWN; m++) {
         for (int i = 0; i < 2; i++) {
@@ -162,22 +162,17 @@ template <class K, class V, int D, int GROUPS> INLINE void attend(const attentio
                 a.q + stream * a.q_stream + of_query.row * a.q_row + of_query.head * a.q_head + 2 * t;
 #pragma unroll
             for (int n = 0; n < LOADS; n++) {
-                x[m][n][i] = load_two(from + step_of(n) * 16);
-                x[m][n][i + 2] = load_two(from + step_of(n) * 16 + 8);
+                const floats2 x = load_two(from + step_of(n) * 16), y = load_two(from + step_of(n) * 16 + 8);
+                of[m][n][i] = halves_of(x.x * scale, x.y * scale);
+                of[m][n][i + 2] = halves_of(y.x * scale, y.y * scale);
             }
         }
     }
-    const float scale = a.soft_cap == 0.f ? a.scale * LOG2_E : a.scale;
 #pragma unroll
-    for (int m = 0; m < OWN; m++) {
+    for (int m = 0; m < OWN && SHARED; m++) {
 #pragma unroll
         for (int n = 0; n < LOADS; n++) {
-            for (int i = 0; i < 4; i++) {
-                of[m][n][i] = halves_of(x[m][n][i].x * scale, x[m][n][i].y * scale);
-            }
-            if (SHARED) {
-                kept[(m * STEPS + step_of(n)) * 32] = {of[m][n][0], of[m][n][1], of[m][n][2], of[m][n][3]};
-            }
+            kept[(m * STEPS + step_of(n)) * 32] = {of[m][n][0], of[m][n][1], of[m][n][2], of[m][n][3]};
         }
     }
     for (int m = 0; m < OWN; m++) {
