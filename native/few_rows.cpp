@@ -64,8 +64,6 @@ class graph_runner {
         return !is_aside_ && shared_->is_on() && takes_matrix(weight, n_columns, rules_);
     }
 
-    void let_draft() { rules_.are_drafts = true; }
-
     auto original_free() const { return free_; }
 
     ggml_status run(ggml_cgraph * whole) {
@@ -436,12 +434,6 @@ void few_rows_engine::stand_aside(const std::string & why) {
 bool takes_few_rows(ggml_backend_t backend, const ggml_tensor * weight, int64_t n_columns) {
     const graph_runner * runner = known_runners().find(backend);
     return runner != nullptr && runner->takes(*weight, n_columns);
-}
-
-void let_draft(ggml_backend_t backend) {
-    if (graph_runner * runner = known_runners().find(backend)) {
-        runner->let_draft();
-    }
 }
 
 void run_graphs_of(ggml_backend_t backend, std::shared_ptr<few_rows_engine> shared,

@@ -133,9 +133,6 @@ class few_rows_engine {
 // Whether products of this matrix with so many columns are ours on this backend.
 bool takes_few_rows(ggml_backend_t backend, const ggml_tensor * weight, int64_t n_columns);
 
-// The results of this backend's graphs are drafts, whose bits do not matter.
-void let_draft(ggml_backend_t backend);
-
 // The graphs of this backend run by `shared` from now on, until it is freed.
 void run_graphs_of(ggml_backend_t backend, std::shared_ptr<few_rows_engine> shared,
                    std::unique_ptr<few_rows_executor> executor);

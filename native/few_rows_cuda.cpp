@@ -169,7 +169,7 @@ class cuda_executor : public few_rows_executor {
         size.x = static_cast<unsigned>(l.row_blocks);
         size.y = static_cast<unsigned>(l.parts);
         size.z = static_cast<unsigned>(l.layers);
-        size.shared_bytes = static_cast<unsigned>(l.kernel.shared_bytes(p.k));
+        size.shared_bytes = static_cast<unsigned>(l.kernel.shared_bytes());
         few_rows::product parameters = p;
         cuda::launch(find(l.kernel), size, starts_early_, stream_, &parameters);
     }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/arguments.h"
+
 namespace dflash {
 
 namespace {
@@ -81,8 +83,8 @@ std::string few_rows_operand(ggml_type type, int64_t k) {
 }
 
 std::string few_rows_kernel::name() const {
-    if (of_experts || of_column) {
-        return (of_experts ? "experts_" : "column_") + operand_name(a);
+    if (of_experts) {
+        return "experts_" + operand_name(a);
     }
     return "product_" + operand_name(a) + "_" + operand_name(b) + "_" + std::to_string(tiles);
 }
@@ -111,10 +113,7 @@ int few_rows_attention_kernel::shared_bytes() const {
                                              values == GGML_TYPE_Q8_0);
 }
 
-int few_rows_kernel::shared_bytes(int k) const {
-    if (of_column) {
-        return few_rows::column_shared_memory(ring_bytes(a), k / few_rows::UNIT);
-    }
+int few_rows_kernel::shared_bytes() const {
     return few_rows::product_shared_memory(ring_bytes(a), ring_bytes(b), tiles);
 }
 

@@ -4,7 +4,6 @@
 #include <functional>
 #include <string>
 
-#include "cuda/arguments.h"
 #include "ggml.h"
 
 namespace dflash {
@@ -27,11 +26,9 @@ struct few_rows_kernel {
     operand a, b;  // a <= b
     int tiles;
     bool of_experts = false;  // then of one type, and one tile
-    bool of_column = false;   // the one of native/cuda/column.cuh
 
     std::string name() const;
-    // At most, or for rows of k elements.
-    int shared_bytes(int k = few_rows::COLUMN_UNITS * few_rows::UNIT) const;
+    int shared_bytes() const;
 };
 
 // One of the kernels of attention: the types of keys and values, the length of a head, and the
@@ -63,8 +60,6 @@ struct few_rows_rules {
     // For experts' matrices, and passes of `n_rows`.
     std::function<bool(ggml_type, int64_t k, int64_t rows, int64_t n_rows)> takes_experts;
     int n_processors = 0;
-    // Whether results may differ in their last bits from those of passes with more rows.
-    bool are_drafts = false;
 };
 
 // Whether a plan by these rules takes products of this matrix with so many columns.

@@ -205,7 +205,6 @@ class planner {
         }
         const int units = blocks_of(p.k, few_rows::UNIT);
         l.parts = (units + units_per_part - 1) / units_per_part;
-        take_column(l);
         l.layers = n_tiles / l.kernel.tiles;
         few_rows::conversion & c = l.input.input;
         c.x = static_cast<const float *>(x.data);
@@ -221,23 +220,6 @@ class planner {
         plan_.n_counters = std::max(plan_.n_counters, static_cast<size_t>(l.row_blocks) * l.layers);
         launches_at_[at].push_back(static_cast<int>(plan_.launches.size()));
         plan_.launches.push_back(std::move(l));
-    }
-
-    // One column of a draft by its own kernel, if that can do it.
-    void take_column(few_rows_plan::launch & l) const {
-        const few_rows::product & p = l.product;
-        const few_rows::matrix & m = p.matrices[0];
-        few_rows_kernel kernel = l.kernel;
-        kernel.of_column = true;
-        const bool is_alone = p.n_columns == 1 && p.n_matrices == 1 && l.parts == 1 &&
-                              p.activation == few_rows::NONE && m.bias == nullptr &&
-                              m.gate == nullptr && m.residuals[0] == nullptr;
-        const bool is_known = kernel.a.type == GGML_TYPE_Q6_K && p.k % (4 * few_rows::UNIT) == 0 &&
-                              p.k <= few_rows::COLUMN_UNITS * few_rows::UNIT &&
-                              is_aligned(m.weights, m.row_bytes, 8);
-        if (rules_.are_drafts && is_alone && is_known && rules_.has(kernel)) {
-            l.kernel = kernel;
-        }
     }
 
     // Takes the RMS norm and its weights that give a launch its input from the end of `rest`, if

@@ -10,7 +10,6 @@
 #include "backend.h"
 #include "chunks.h"
 #include "errors.h"
-#include "few_rows.h"
 
 namespace dflash {
 
@@ -69,7 +68,6 @@ heads_drafter::heads_drafter(const llama_model * model, std::shared_ptr<const ta
     if (threads_ && threads_->n_threads() < n_threads) {
         threads_ = nullptr;
     }
-    let_draft(backend_.get());
     weights_.place(backend_.get());
     kept_ = ggml_new_tensor_2d(states_.get(), GGML_TYPE_F32, params.n_embd, n_seq + 1);
     const int64_t n_rows = weights_.head->ne[1];

@@ -63,7 +63,8 @@ class Controller:
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
         a copy; 0 if there are none. `equal_rows`: all sequences that draft get as
         many rows; `pads`: all of the pass do, as recurrent targets need it. `few_counts`: drafts
-        get few numbers of rows, as a GPU records a graph for each."""
+        get few numbers of rows, as a GPU records a graph for each, and few lengths: 1, 2, 4, ...,
+        and the most."""
         self.costs = costs
         self.known = {
             True: greedy or Acceptance(block_size, n_nodes),
@@ -71,8 +72,9 @@ class Controller:
         }
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
         self.n_nodes = n_nodes
-        self._n_draft = self._length = block_size - 1  # tokens of a draft: at most, and planned
-        self._lengths = range(1 if costs.token_share else self._n_draft, block_size)
+        self._n_draft = self._length = most = block_size - 1  # of a draft: at most, and planned
+        shorter = [n for n in range(1, most) if not few_counts or n & (n - 1) == 0]
+        self._lengths = [*shorter, most] if costs.token_share else [most]
         self._most = max(block_size - 1, n_nodes, n_copied)
         self._rows = Rows(equal=equal_rows, pads=pads, few=few_counts)
         self._copied = Rows(equal=equal_rows, pads=pads, few=few_counts)

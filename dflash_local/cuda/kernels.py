@@ -29,8 +29,6 @@ TILES = (1, 2, 4)
 
 _PLAIN = "F32"
 """Matrices of floats, such as routers, are in every piece of code, and share no launch."""
-_OF_COLUMN = "Q6_K_U"
-"""Matrices with a kernel of their own for one column of a draft: the usual output heads."""
 _LAYER = re.compile(r"^blk\.\d+\.")
 _ROW_TABLES = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 
@@ -192,8 +190,6 @@ def source_of(kernel: Compiled) -> str:
         lines = [f"FEW_ROWS_EXPERTS({kernel.operand})"]
     else:
         lines = [f"FEW_ROWS_PRODUCT({kernel[0]}, {kernel[1]}, {tiles})" for tiles in TILES]
-        if set(kernel) == {_OF_COLUMN}:
-            lines.insert(0, f"FEW_ROWS_COLUMN({_OF_COLUMN})")
     tables = _tables() if "IQ3" in "".join(lines) else []
     return "\n".join([*tables, native.few_rows_source(), *lines, ""])
 

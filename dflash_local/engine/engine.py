@@ -207,7 +207,7 @@ class Engine:
         return self.prefix_cache.is_at_hand(**self._reuse(request, text))
 
     def _reuse(self, request: Request, text: list[int]) -> dict[str, Any]:
-        """What of a text may come from where, as arguments of `PrefixCache.take`."""
+        """The arguments of `PrefixCache.take` for a text."""
         controller = self.controller if request.draft_width == "auto" else None
         # If drafting does not pay, a prompt is not decoded again only to try it once more.
         may_draft = controller is None or controller.may_draft

@@ -240,10 +240,6 @@ constexpr int weight_bytes(int pitch) { return weight_stages(pitch) * BLOCK_ROWS
 constexpr int product_shared_memory(int weights, int other_weights, int tiles) {
     return (weights > other_weights ? weights : other_weights) + INPUT_STAGES * tiles * TILE_BYTES;
 }
-// Shared memory of a product with one column: that column's units as integers, and the rings.
-constexpr int COLUMN_UNITS = 32;  // at most
-constexpr int column_input(int units) { return units * 32 * 16; }
-constexpr int column_shared_memory(int weights, int units) { return weights + column_input(units); }
 // f32 of `partials` for one launch.
 constexpr unsigned long long product_scratch(int row_blocks, int parts, int tiles) {
     return parts > 1 ? (unsigned long long)row_blocks * parts * BLOCK_ROWS * tiles * TILE_COLUMNS

@@ -35,14 +35,7 @@ DEVICE u8 * shared_memory() {
 
 // `high` or nothing: bytes [shift / 8, shift / 8 + 4) of the eight bytes low, high.
 DEVICE u32 shift_right(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
-// The intrinsic looks at three bits for each byte; of the fourth, which is for signs, it knows nothing.
 DEVICE u32 pick_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
-// A byte of a word, with its sign: byte + (byte + 8) * 0x1110 selects it.
-DEVICE int pick_signed(u32 a, u32 selector) {
-    int d;
-    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(d) : "r"(a), "r"(selector));
-    return d;
-}
 // (a & mask) | other in one instruction: of two constants the compiler makes two.
 template <u32 MASK, u32 OTHER> DEVICE u32 mask_or(u32 a) {
     u32 d;
@@ -95,9 +88,6 @@ DEVICE float float_of_half(u32 half) {
 DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE float exp_of(float x) { return expf(x); }
-DEVICE int rounded(float x) { return __float2int_rn(x); }
-// c plus the products of four signed bytes each.
-DEVICE int dot_bytes(u32 a, u32 b, int c) { return __dp4a((int) a, (int) b, c); }
 // Zero for minus infinity, one for zero.
 DEVICE float exp2_of(float x) {
     float y;
@@ -109,7 +99,6 @@ DEVICE float tanh_of(float x) { return tanhf(x); }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 DEVICE void sync_threads() { __syncthreads(); }
-DEVICE void sync_warp() { __syncwarp(); }
 
 // c += a * b, a [16, 16] and b [16, 8] halves, c [16, 8] f32. With g = lane / 4 and t = lane % 4 a lane has
 // a: (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..);  b: (2t.., g), (2t + 8.., g);

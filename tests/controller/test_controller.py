@@ -251,6 +251,13 @@ def test_drafts_keep_their_length_where_another_number_of_rows_is_dear() -> None
     assert sum(a != b for a, b in pairwise(rows)) < 0.03 * len(rows)
 
 
+def test_where_each_number_of_rows_costs_a_graph_drafts_have_few_lengths() -> None:
+    costs = HYBRID_HEADS.costs(1, block_size=HEADS_BLOCK)
+    chosen = Controller(costs, HEADS_BLOCK, few_counts=True)
+    played = play(HYBRID_HEADS, text("shipped drawn"), chosen, [400] * 3)
+    assert set(played.lengths) <= {0, 1, 2, 4, 6}
+
+
 def test_drafts_grow_and_shrink_from_one_answer_to_the_next() -> None:
     chosen = Controller(HEADS.costs(1, block_size=HEADS_BLOCK), HEADS_BLOCK)
     means = []

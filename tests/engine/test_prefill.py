@@ -16,6 +16,7 @@ from shapes import NOISE, exact_target
 from two_slots import N, begin, text
 
 
+@pytest.mark.one_in(2)
 def test_a_long_prompt_is_read_in_chunks_while_another_answers(
     shape: DraftShape, either_file: Path
 ) -> None:

@@ -228,6 +228,7 @@ inline u8 * shared_memory() { return reinterpret_cast<u8 *>(emulated::current().
 inline u32 shift_right(u32 low, u32 high, u32 shift) {
     return static_cast<u32>((static_cast<u64>(high) << 32 | low) >> (shift & 31));
 }
+// As CUDA's intrinsic, which looks at three bits of the selector for each byte.
 inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
     const u64 bytes = static_cast<u64>(b) << 32 | a;
     u32 picked = 0;
@@ -235,14 +236,6 @@ inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
         picked |= static_cast<u32>(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
     }
     return picked;
-}
-inline int pick_signed(u32 a, u32 selector) {
-    u32 picked = 0;
-    for (int i = 0; i < 4; i++) {
-        const u32 n = selector >> 4 * i & 15, byte = a >> 8 * (n & 3) & 255;
-        picked |= (n & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
-    }
-    return static_cast<int>(picked);
 }
 template <u32 MASK, u32 OTHER>
 u32 mask_or(u32 a) {
@@ -284,13 +277,6 @@ inline float float_of_half(u32 half) { return emulated::to_float(half); }
 inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 inline float larger(float a, float b) { return std::fmax(a, b); }
 inline float exp_of(float x) { return std::exp(x); }
-inline int rounded(float x) { return static_cast<int>(std::lrint(x)); }
-inline int dot_bytes(u32 a, u32 b, int c) {
-    for (int i = 0; i < 32; i += 8) {
-        c += static_cast<signed char>(a >> i) * static_cast<signed char>(b >> i);
-    }
-    return c;
-}
 inline float exp2_of(float x) { return std::exp2(x); }
 inline float reciprocal_root(float x) { return 1.0f / std::sqrt(x); }
 inline float tanh_of(float x) { return std::tanh(x); }
@@ -299,9 +285,6 @@ inline float shuffle_xor(float x, int mask) {
     const int lane = thread_index() % 32;
     return emulated::exchanged([=](emulated::exchange & e, int at) { e.values[at] = x; })
         .values[lane ^ mask];
-}
-inline void sync_warp() {
-    emulated::exchanged([](emulated::exchange &, int) {});
 }
 inline void sync_threads() {
     emulated::block & b = emulated::current();

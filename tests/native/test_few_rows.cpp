@@ -15,10 +15,6 @@ static unsigned iq3_xxs_grid[256], iq3_s_grid[512];
 #include "../../native/cuda/block_types.cuh"
 #include "../../native/cuda/convert.cuh"
 #include "../../native/cuda/product.cuh"
-// It uses the latter.
-#include "../../native/cuda/column.cuh"
-
-FEW_ROWS_COLUMN(Q6_K_U)
 
 namespace {
 
@@ -201,53 +197,6 @@ void product_of(ggml_type type, int rows, int k, float size = 0.05f) {
         check::that(std::equal(y.begin(), y.end(), widest.begin()),
                     name + ": other bits beside " + std::to_string(n - 1) + " columns");
     }
-}
-
-// The kernel for one column of a draft: bytes of an input have a 255th of the largest of 32.
-void column_of(int rows, int k) {
-    const weights w(GGML_TYPE_Q6_K, rows, k, 1);
-    const int units = k / few_rows::UNIT;
-    std::vector<float> x = inputs(k, 1, 2);
-    x[k / 2] = 3.0f;
-    const std::vector<double> expected = reference(w, x, 1);
-    std::vector<few_rows::floats4> given(k / 4), converted(units * few_rows::TILE_BYTES / 16);
-    std::memcpy(given.data(), x.data(), k * sizeof(float));
-    few_rows::conversion c = {};
-    c.x = reinterpret_cast<float *>(given.data());
-    c.stride = c.k = k;
-    c.out = reinterpret_cast<unsigned char *>(converted.data());
-    c.n_columns = c.n_tiles = 1;
-    emulated::launch({units}, few_rows::BLOCK_THREADS, 0, [&] { convert_input(c); });
-
-    std::vector<float> out(rows, NAN);
-    product p = {};
-    p.matrices[0] = {w.at, w.row_bytes, out.data(), 0, nullptr, nullptr, {}, {}, rows, 0};
-    p.x = c.out;
-    p.k = k;
-    p.n_columns = p.n_matrices = 1;
-    p.units_per_part = units;
-    const int row_blocks = (rows + few_rows::BLOCK_ROWS - 1) / few_rows::BLOCK_ROWS;
-    const int shared =
-        few_rows::column_shared_memory(few_rows::WARPS * few_rows::Q6_K_U::RING, units);
-    const auto run = [&] {
-        emulated::launch({row_blocks}, few_rows::BLOCK_THREADS, shared, [&] { column_Q6_K_U(p); });
-    };
-    run();
-    const double off = error_of(out, expected);
-    check::that(off < 0.01, std::to_string(rows) + " x " + std::to_string(k) +
-                                ", one column: off by " + std::to_string(off));
-    x[5] = NAN;
-    std::memcpy(given.data(), x.data(), k * sizeof(float));
-    emulated::launch({units}, few_rows::BLOCK_THREADS, 0, [&] { convert_input(c); });
-    run();
-    check::that(std::all_of(out.begin(), out.end(), [](float y) { return std::isnan(y); }),
-                "NaN of an input is NaN of each result");
-}
-
-void one_column_is_right() {
-    column_of(150, 1024);
-    column_of(300, 2048);
-    column_of(20, 5120);
 }
 
 // Blocks whose scale leaves the entries of a table, eight at a time in their first group.
@@ -607,7 +556,6 @@ void routers_are_multiplied_as_floats() {
 const check::tests few_rows_tests = {
     {"products of few rows are right, and the same beside any columns",
      products_are_right_and_the_same_beside_any_columns},
-    {"one column of a draft is right", one_column_is_right},
     {"three matrices in one launch", three_matrices_in_one_launch},
     {"gate and up with their activation", gate_and_up_with_their_activation},
     {"bias, gate and residuals are applied", bias_gate_and_residuals_are_applied},

@@ -632,40 +632,7 @@ void attention_of_other_kinds_is_left_to_ggml() {
     check::equal(plan_few_rows(left.layout(), rules).attentions.size(), size_t{0}, "left");
 }
 
-constexpr int many_rows = 150000;  // of so many a block takes whole ones
-
-// The kernel of the first launch, of the graph of a drafter or not.
-std::string first_kernel(const drawn & d, bool are_drafts = true) {
-    few_rows_rules rules = d.rules();
-    rules.are_drafts = are_drafts;
-    return plan_few_rows(d.layout(), rules).launches.at(0).kernel.name();
-}
-
-void one_column_of_a_draft_has_a_kernel_of_its_own() {
-    const std::string usual = "product_Q6_K_U_Q6_K_U_1", own = "column_Q6_K_U";
-    const auto made = [&](int columns, int length, int n_rows = many_rows) {
-        drawn d(columns);
-        d.product(d.weights(n_rows, GGML_TYPE_Q6_K, length), d.input(length));
-        return d;
-    };
-    check::equal(first_kernel(made(1, 2048)), own, "one column");
-    check::equal(first_kernel(made(1, 2048), false), usual, "not of a draft");
-    check::equal(first_kernel(made(2, 2048)), usual, "two columns");
-    check::equal(first_kernel(made(1, 2048 + 256)), usual, "no multiple of four units");
-    check::equal(first_kernel(made(1, 2 * few_rows::COLUMN_UNITS * few_rows::UNIT)), usual,
-                 "longer than there is room for");
-    check::equal(first_kernel(made(1, 2048, 64)), usual, "rows in parts");
-    drawn added(1);
-    ggml_tensor * x = added.input(2048);
-    added.node(ggml_add(added.ctx(),
-                        added.product(added.weights(many_rows, GGML_TYPE_Q6_K, 2048), x),
-                        added.bias(many_rows)));
-    check::equal(first_kernel(added), usual, "a bias");
-}
-
 const check::tests plan_tests = {
-    {"one column of a draft has a kernel of its own",
-     one_column_of_a_draft_has_a_kernel_of_its_own},
     {"one input is converted and multiplied once", one_input_is_converted_and_multiplied_once},
     {"a third type or a fourth matrix takes another launch",
      a_third_type_or_a_fourth_matrix_takes_another_launch},

@@ -53,13 +53,19 @@ def keys_of(source: str | Path) -> dict[str, Value]:
     return found
 
 
+_DTYPES: dict[str, type[np.generic]] = {
+    **{"F16": np.float16, "F32": np.float32, "F64": np.float64},
+    **{"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64},
+}
+
+
 def tensors_of(source: Path) -> dict[str, Tensor]:
     """As `gguf` has them: rows of bytes, where numpy does not know the type."""
     content, found = np.fromfile(source, np.uint8), dict[str, Tensor]()
     content.flags.writeable = False  # who changes one makes another
     for name, info in GgufFile.open(source).tensors.items():
         kind, shape = gguf.GGMLQuantizationType[info.type_name], info.shape[::-1]
-        dtype = {"F32": np.float32, "F16": np.float16}.get(info.type_name)
+        dtype = _DTYPES.get(info.type_name)
         if dtype is None:
             dtype, shape = np.uint8, gguf.quant_shape_to_byte_shape(shape, kind)
         data = content[info.offset : info.offset + info.n_bytes].view(dtype)
