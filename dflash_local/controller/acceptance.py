@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from dflash_local.controller.rows import LONG
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.draft.tree import grow
@@ -33,7 +32,7 @@ _WALK = 0.0015
 """The variance that a round adds to that of `a`. Without it, a text that drifts is not followed."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
-_BLEND = 1 / LONG
+_BLEND = 0.02
 """The weight of one draft in the curve that the next request begins with."""
 _COLD_SHARES = (0.5, 0.25, 0.125)
 """The parts of the rest that the next candidates have, before any tree is seen: each half of the

@@ -12,27 +12,30 @@ from numpy.typing import NDArray
 from dflash_local.controller.acceptance import Acceptance
 from dflash_local.controller.costs import CONFIRMED, TO_MAKE, Costs, Passes
 from dflash_local.controller.policy import KNOWN, Findings, Policy
-from dflash_local.controller.rows import HORIZON, LONG, Rows, merged
+from dflash_local.controller.rows import HORIZON, Rows, merged
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
 
 __all__ = ["Controller", "Policy"]
 
+_REPLAN = 8
+"""Rounds between plans: they take host time, up to a tenth of a tiny model's step. The prices of
+passes are made again after four times as many passes, or 32 times as many tokens."""
 _SEEN = 3
 """Drafts that are verified in a look, and of a drafter that is not known, whatever their
 confidence. With none, a good drafter whose confidence says nothing is never found to be good."""
-_FIRST, _INCOME = 3.0, 1 / (4 * LONG)
+_FIRST, _INCOME = 3.0, 0.004
 """Plain rounds that looks may lose: at first, and for each round. With twice as much for each,
 `h200-8b-bf16` and `h200-8b-hot` lose 2 to 9 % in some texts; with less, a text that has turned is
 found too late."""
-_CREDIT, _PAUSE = float(HORIZON), LONG
+_CREDIT, _PAUSE = 12.0, 64
 """Plain rounds that drafting may lose, in all since it began to, before it is off for so many
 rounds; each time in a row for twice as many. For costs that the forecast does not see: without it,
 `tiny-gpu` and `h200-8b-q4` lose 2 % with an over-confident drafter."""
 _COPY_MARGIN = 1.5
 """The tokens that rows of copies must bring for each plain row that they cost. With 1, a text that
 repeats nothing pays for guesses that only just break even, two or three in a hundred."""
-_LATEST = 16 * LONG
+_LATEST = 1000
 """Rounds after which an unseen way is tried: a new drafter, whatever it is thought to cost, and
 plain decoding while drafting is on. Without this, costs that were measured on a busy machine keep
 drafting off, or on, for good."""
@@ -273,7 +276,7 @@ class Controller:
             costs.observe_host(drafted, host_s)
         if drafted:
             self._n_fresh = self._n_fresh + 1 if self._passes.fresh else 0
-            if 0 < self._n_fresh <= HORIZON and not self._looking:
+            if 0 < self._n_fresh <= _REPLAN and not self._looking:
                 # Graphs are made once, and say nothing of the drafter's worth; unless each round
                 # needs new ones.
                 verify_s = min(verify_s, costs.step_s(n_rows, depth, shape))
@@ -332,23 +335,16 @@ class Controller:
         for policy in able:
             policy.drafting, policy.looking, policy.findings = self._on, False, findings
             policy.nearly_off = False
-            policy.most_nodes = self._most_nodes(findings, len(able)) if self._on else None
         self._idle, self._looking = 0, False
         if self._on:
             if now - self._plain_at > _LATEST:
                 self._idle = TO_MAKE  # plain rounds, until its graphs are there
             early = any(policy.known.n_verified < KNOWN for policy in able)
-            self._replan_at = now + self._idle + (1 if early else HORIZON // 2)
+            self._replan_at = now + self._idle + (1 if early else _REPLAN)
             return
         wait = self._off_until - now if is_off else self._look(able)
         self._looking = wait == 0
         self._idle, self._replan_at = max(wait - 1, 0), 0
-
-    def _most_nodes(self, findings: Findings | None, n_drafting: int) -> int:
-        """The most nodes of a tree that may pay soon: twice the usual ones, or a chain's. Growing
-        and rating one of 63 nodes took SmolLM2-135M on an H200 a tenth of each round."""
-        usual = findings.drafts // n_drafting if findings else 0
-        return 1 + 2 * max(usual, self._n_draft)
 
     def _best(self, able: Sequence[Policy]) -> Findings:
         """The best that drafting can do, in each shape and length that is open: in the last ones,
@@ -422,8 +418,8 @@ class Controller:
 
     def _price(self, n_seqs: int) -> None:
         """Make the prices of passes for so many sequences of this batch, where they are old."""
-        base, age = self._base, self.costs.n_observed // (2 * HORIZON)
-        kind = base, n_seqs, age, self._depth // (4 * LONG)
+        base, age = self._base, self.costs.n_observed // (4 * _REPLAN)
+        kind = base, n_seqs, age, self._depth // (32 * _REPLAN)
         if kind != self._priced:
             self._priced, self._n_seqs, self._prices = kind, n_seqs, {}
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-from dflash_local.controller.rows import HORIZON, LONG
 from dflash_local.draft.shape import ShapeName
 
 Table = Mapping[int, Mapping[int, float]]
@@ -20,14 +19,15 @@ first."""
 TO_MAKE = 2
 """Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
 the second, to replay it. With 1, the second counts as a slow machine."""
-CONFIRMED = 2 * LONG
+CONFIRMED = 128
 """Passes after which a measurement is believed that rules drafting out. Without it, a plain step
 that was measured in three lucky moments of a busy machine, at a third of its time, keeps drafting
 off for the whole of a long first answer, at 0.4 of the speed."""
-_SLOWEST = 1 / HORIZON
-"""The weight of an observation in the end: one hiccup moves nothing, a throttling clock does. A
-calibrated time counts as so many."""
-_DRIFT = 1 / LONG
+_SLOWEST = 0.06
+"""The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
+_MEASURED = round(1 / _SLOWEST)
+"""The number of live observations that a calibrated time counts as."""
+_DRIFT = 0.02
 """The part of each surprise that is taken to hold for all counts: the machine, not the width.
 Without it, a machine that slows down loses up to a fifth of its speed."""
 _CLIP = 0.25
@@ -204,7 +204,7 @@ class _Surface:
         if self.counts[0] < 1:
             raise ValueError(f"no costs: a time of {self.counts[0]} rows")
         self._seconds = [max(_duration(shallow[n]), _LEAST_S) for n in self.counts]
-        self._weights: list[float] = [HORIZON] * len(self.counts)
+        self._weights: list[float] = [_MEASURED] * len(self.counts)
         self._drift = 1.0
         span = max(self.depths[-1] - self.depths[0], 1)
         both = [n for n in self.counts if n in deep]
@@ -232,9 +232,9 @@ class _Surface:
         """
         is_known = n in self.counts
         i = self._point(n)
-        if ratio < math.exp(-_CLIP) and (not is_known or self._weights[i] == HORIZON):
+        if ratio < math.exp(-_CLIP) and (not is_known or self._weights[i] == _MEASURED):
             for j, weight in enumerate(self._weights):
-                if weight == HORIZON or j == i:
+                if weight == _MEASURED or j == i:
                     self._seconds[j] *= ratio
             ratio = 1.0
         surprise = math.log(max(ratio, _LEAST_S))

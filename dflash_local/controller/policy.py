@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_local.controller.acceptance import Acceptance, whole
-from dflash_local.controller.rows import BLEND, HORIZON
+from dflash_local.controller.rows import BLEND
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Shape, ShapeName
 
-KNOWN = HORIZON
+KNOWN = 16
 """Verified drafts by which a drafter is known. Until then, it is thought to be good, plans are made
 in each round, and some drafts are verified whatever their confidence. Without this, `tiny-gpu` and
 `h200-8b-q4` lose 3 to 30 % with drafters whose confidence says nothing."""
@@ -80,8 +80,6 @@ class Policy:
         self.drafting = False
         self.looking = False
         """Drafts this round only, to see whether it pays."""
-        self.most_nodes: int | None = None
-        """Of a tree, by the last plan; None: all."""
         self.has_drafter = True
         self.off = False
         """For good: no draft will be asked for again, so the drafter needs no more of the text."""
@@ -97,14 +95,6 @@ class Policy:
     def take(self, name: ShapeName) -> None:
         """Draft in that shape from now on, if the request allows it."""
         self.shape = self.shapes.get(name, self.shape)
-
-    @property
-    def n_nodes(self) -> int:
-        """The most nodes of its next draft."""
-        n = self.shape.n_nodes
-        return (
-            n if self.most_nodes is None or self.shape.name == "chain" else min(n, self.most_nodes)
-        )
 
     def rate(self, candidates: Candidates) -> Candidates:
         """The candidates of a draft with the estimated chance of each."""

@@ -17,12 +17,9 @@ from operator import sub
 import numpy as np
 from numpy.typing import NDArray
 
-HORIZON = 16
-"""Rounds over which a better row count, or another shape or length, must earn the change of graph;
-and the drafts or times by which something is known. With none, or with very many, graphs change too
-often or never, at a third of the speed at worst. Plans are made twice as often."""
-LONG = 4 * HORIZON
-"""Rounds, drafts or times over which a slow mean is taken."""
+HORIZON = 20
+"""Rounds over which a better row count, or another shape, must earn the change of graph. With none,
+or with very many, it changes too often or never, at a third of the speed at worst."""
 BLEND = 0.15
 """The weight of the last round in means that stand for the next ones. With less, the usual row
 count is found too late."""

@@ -76,9 +76,7 @@ class Sequence:
     def most_nodes(self) -> int:
         """The most nodes that a round may verify for it, copies apart."""
         width = self.request.draft_width
-        if width != "auto":
-            return max(width - 1, 0)
-        return self.shape.n_nodes if self.policy is None else self.policy.n_nodes
+        return self.shape.n_nodes if width == "auto" else max(width - 1, 0)
 
     def rate(self, candidates: Candidates) -> Candidates:
         """Candidates with the log-probabilities that its policy, if any, has learnt for them."""

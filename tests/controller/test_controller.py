@@ -100,19 +100,6 @@ def test_trees_where_they_pay_and_chains_where_not() -> None:
         assert (sum(found.trees) > 0.7 * len(found.trees)) == pays
 
 
-def test_trees_grow_as_far_as_they_may_pay() -> None:
-    """Those of a text that is easy have all nodes, those of another twice the rows that pay."""
-    machine = replace(MACHINES["h200-8b-flat"], host=0.0)
-    few, many = (
-        play(machine, text(name), controller(machine, n_nodes=N_NODES), [800], shape="tree")
-        .policies[-1]
-        .n_nodes
-        for name in ("prose", "code")
-    )
-    assert 2 * BLOCK - 1 <= few <= many <= N_NODES
-    assert few < N_NODES
-
-
 def test_where_wider_is_cheaper_trees_are_that_wide() -> None:
     machine = MACHINES["h200-8b-bf16"]
     chosen = controller(machine, n_nodes=N_NODES)

@@ -39,10 +39,6 @@ class FixedPolicy:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
 
-    @property
-    def n_nodes(self) -> int:
-        return self.shape.n_nodes
-
     def rate(self, candidates: Any) -> Any:
         return candidates
 
@@ -115,7 +111,7 @@ class _Answer:
 
     def limit(self) -> int:
         shape = self.policy.shape
-        return min(shape.limit(self.policy.n_nodes, self.remaining), self.remaining * N_NODES)
+        return min(shape.limit(shape.n_nodes, self.remaining), self.remaining * N_NODES)
 
 
 def play(
