@@ -80,7 +80,7 @@ class Controller:
         self._lengths = [*shorter, most] if costs.token_share else [most]
         self._most = max(block_size - 1, n_nodes, n_copied)
         self._rows = Rows(equal=equal_rows, pads=pads, few=few_counts)
-        self._copied = Rows(equal=equal_rows, pads=pads, few=few_counts)
+        self._copied = Rows(equal=equal_rows, pads=pads)
         self._passes = Passes(costs)
         self._newest = self.known[True]  # of the request that began last
         self._round = self._depth = 0

@@ -76,7 +76,7 @@ class Rows:
         values, last = self._values(brought, each), self._last(last_rows, each)
         switch = self.rate * switch_s
         means = self._blended(values, each)
-        counts = _few(len(values)) if self._few else range(len(values))
+        counts = _powers(len(values)) if self._few else range(len(values))
         usual, best = max(counts, key=means.__getitem__), max(counts, key=values.__getitem__)
         stay = last
         if not 0 <= last < len(values) or (means[usual] - means[last]) * HORIZON > switch:
@@ -171,7 +171,7 @@ class Rows:
         return widths
 
 
-def _few(n: int) -> list[int]:
+def _powers(n: int) -> list[int]:
     """Of 0 to n - 1 drafts those that make 1, 2, 4, ... rows with the anchor, and the most. A GPU
     records a graph for each count: of the 35B-A3B shape on an H200 that took three plain steps, and
     the first answers had counts from 4 to 16 where 8 to 16 rows were all they needed."""

@@ -14,7 +14,6 @@ from dflash_local import load
 from dflash_local.draft.assistant_drafter import AssistantDrafter
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import FileError, PairError
 from dflash_local.fit.pairing import check_pair, check_target
 from dflash_local.gguf.file import GgufFile
@@ -24,7 +23,7 @@ from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 from elsewhere import controller
 from gguf_files import ARRAY, BOOL, INT32, UINT32, Tensor, Value, changed, edited
-from heads import assistant_drafter, drafts_of_llama_cpp, target_of_assistant
+from heads import assistant_drafter, check_four_at_once, drafts_of_llama_cpp, target_of_assistant
 from hybrid import write_assistant, write_hybrid
 from long_text import PYTHON_SOURCE
 from pair_engine import answer, consistent, request
@@ -101,17 +100,7 @@ def test_one_answer(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
-    texts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
-    known = [PlainAnswer(target, text, N, **WAYS[way]) for text in texts]
-    answers: list[Sequence] = [
-        engine.begin(request(plain.prompt, width, N, **WAYS[way]))
-        for plain, width in zip(known, (7, 4, 7, 2), strict=True)
-    ]
-    engine.run(answers)
-    for found, plain in zip(answers, known, strict=True):
-        assert found.error is None
-        assert found.tokens == plain.tokens
-        assert found.stats.drafted > 0
+    check_four_at_once(target, engine, N, **WAYS[way])
 
 
 @pytest.mark.parametrize("way", WAYS)

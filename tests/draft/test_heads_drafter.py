@@ -18,7 +18,6 @@ from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.engine.engine import Engine
-from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import BackendError, FileError, InputError, PairError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.pairing import check_heads, check_pair
@@ -32,10 +31,10 @@ from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 from elsewhere import controller
 from gguf_files import UINT32, Tensor, changed, edited
-from heads import drafts_of_llama_cpp, heads_drafter, target_with_heads
+from heads import check_four_at_once, drafts_of_llama_cpp, heads_drafter, target_with_heads
 from hybrid import write_hybrid
 from long_text import PYTHON_SOURCE
-from pair_engine import answer, consistent, request
+from pair_engine import answer, consistent
 from pairwise import pairwise_cases
 from plain_answer import PlainAnswer
 
@@ -131,17 +130,7 @@ def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) 
     scope="module",
 )
 def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
-    texts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
-    known = [PlainAnswer(target, text, N, **WAYS[way]) for text in texts]
-    answers: list[Sequence] = [
-        engine.begin(request(plain.prompt, width, N, **WAYS[way]))
-        for plain, width in zip(known, (7, 4, 7, 2), strict=True)
-    ]
-    engine.run(answers)
-    for found, plain in zip(answers, known, strict=True):
-        assert found.error is None
-        assert found.tokens == plain.tokens
-        assert found.stats.drafted > 0
+    check_four_at_once(target, engine, N, **WAYS[way])
 
 
 def test_heads_that_are_right_are_accepted(files: Files) -> None:

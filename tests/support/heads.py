@@ -12,15 +12,19 @@ import llama_cpp.llama_cpp as api
 import numpy as np
 from numpy.typing import NDArray
 
+import tiny_coder
 from dflash_local.draft.assistant_drafter import AssistantDrafter
 from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
+from dflash_local.engine.engine import Engine
 from dflash_local.fit.architectures import WayBack, way_back
 from dflash_local.fit.pairing import check_heads, check_pair
 from dflash_local.gguf.drafter_spec import AssistantSpec, HeadLayerSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
+from pair_engine import request
+from plain_answer import PlainAnswer
 
 
 @contextmanager
@@ -67,6 +71,21 @@ def assistant_drafter(target: Target, path: Path) -> AssistantDrafter:
     spec = check_pair(GgufFile.open(target.path), GgufFile.open(path))
     assert isinstance(spec, AssistantSpec)
     return AssistantDrafter(path, target, spec, TargetOptions(n_ctx=256, n_threads=1))
+
+
+def check_four_at_once(target: Target, engine: Engine, n_tokens: int, **sampling: Any) -> None:
+    """Four answers at once, drafted at several widths, are the plain ones."""
+    texts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
+    known = [PlainAnswer(target, text, n_tokens, **sampling) for text in texts]
+    answers = [
+        engine.begin(request(plain.prompt, width, n_tokens, **sampling))
+        for plain, width in zip(known, (7, 4, 7, 2), strict=True)
+    ]
+    engine.run(answers)
+    for found, plain in zip(answers, known, strict=True):
+        assert found.error is None
+        assert found.tokens == plain.tokens
+        assert found.stats.drafted > 0
 
 
 def drafts_of_llama_cpp(
