@@ -24,6 +24,19 @@ def grow_tree(
     n_depth: int,
     steps: NDArray[np.float32] | None = None,
 ) -> tuple[list[int], list[int], list[float]]: ...
+def rate_candidates(
+    logprobs: NDArray[np.float32],
+    chances: Sequence[float],
+    steps: NDArray[np.float32] | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]: ...
+def join_copies(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    chances: Sequence[float],
+    copies: Sequence[tuple[Sequence[int], Sequence[float]]],
+    n_nodes: int,
+    n_leaves: int,
+) -> tuple[list[int], list[int], list[float], list[bool], list[float]]: ...
 def few_rows_source() -> str: ...
 def few_rows_gpus() -> tuple[list[tuple[str, int, str]], str]: ...
 def few_rows_driver() -> int: ...

@@ -574,6 +574,52 @@ nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_voc
     return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
 }
 
+nb::tuple rate_rows(const float_rows & logprobs, const std::vector<double> & chances,
+                    const std::optional<step_rows> & steps) {
+    const size_t n = logprobs.shape(0), k = logprobs.shape(1);
+    if (chances.size() != n || k == 0) {
+        throw std::invalid_argument("each position has candidates, and the first one a chance");
+    }
+    if (steps && (steps->shape(0) != n || steps->shape(1) != k || steps->shape(2) != k)) {
+        throw std::invalid_argument("each step has one log-probability");
+    }
+    std::vector<float> rated(logprobs.data(), logprobs.data() + n * k);
+    if (!steps) {
+        rate_candidates(rated.data(), nullptr, chances, static_cast<int>(k));
+        float * values = rated.data();
+        return nb::make_tuple(as_array(std::move(rated), values, {n, k}), nb::none());
+    }
+    std::vector<float> stepped(steps->data(), steps->data() + n * k * k);
+    rate_candidates(rated.data(), stepped.data(), chances, static_cast<int>(k));
+    float *values = rated.data(), *step_values = stepped.data();
+    return nb::make_tuple(as_array(std::move(rated), values, {n, k}),
+                          as_array(std::move(stepped), step_values, {n, k, k}));
+}
+
+nb::tuple join_nodes(
+    const std::vector<int32_t> & tokens, const std::vector<int32_t> & parents,
+    const std::vector<double> & chances,
+    const std::vector<std::pair<std::vector<int32_t>, std::vector<double>>> & copies, int n_nodes,
+    int n_leaves) {
+    if (tokens.size() != parents.size()) {
+        throw std::invalid_argument("each node has a token and a parent");
+    }
+    for (size_t i = 0; i < parents.size(); i++) {
+        if (parents[i] < -1 || parents[i] >= static_cast<int64_t>(i)) {
+            throw std::invalid_argument("a parent stands before its children");
+        }
+    }
+    std::vector<copied_text> texts;
+    for (const auto & [copied, likely] : copies) {
+        if (copied.size() != likely.size()) {
+            throw std::invalid_argument("each copied token has a chance");
+        }
+        texts.push_back({copied, likely});
+    }
+    const joined_draft draft = join_copies(tokens, parents, chances, texts, n_nodes, n_leaves);
+    return nb::make_tuple(draft.tokens, draft.parents, draft.logprobs, draft.copied, draft.chances);
+}
+
 using kind_list = std::vector<int32_t>;
 
 const kind_list & known_kinds(const kind_list & kinds) {
@@ -649,6 +695,14 @@ NB_MODULE(_native, m) {
         nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"),
         nb::arg("steps").none() = nb::none(),
         "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
+    m.def("rate_candidates", &rate_rows, nb::arg("logprobs"), nb::arg("chances"),
+          nb::arg("steps").none() = nb::none(),
+          "Log-probabilities and steps as the chances of the first candidates correct them.");
+    m.def(
+        "join_copies", &join_nodes, nb::arg("tokens"), nb::arg("parents"), nb::arg("chances"),
+        nb::arg("copies"), nb::arg("n_nodes"), nb::arg("n_leaves"),
+        "Tokens, parents, log-probabilities, whether it is a copy, and chance of each node of the "
+        "best draft. See dflash_local/copies/join.py.");
 
     nb::class_<copy_index>(m, "CopyIndex", "What a text may repeat. See native/copy_index.h.")
         .def(nb::init<>())

@@ -18,11 +18,10 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-import numpy as np
-
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.draft.tree import grow
+from dflash_local.llama import native
 
 _FACE_VALUE = (-0.3, 1.1)
 """`a`, `b` of a drafter that is as often right as it says (fits within 0.03 from 0.2 to 0.99)."""
@@ -76,24 +75,9 @@ class Acceptance:
 
     def rate(self, candidates: Candidates) -> Candidates:
         """Candidates with the logarithms of each one's chance, given its path."""
-        raw = candidates.logprobs
-        firsts: list[float] = raw[:, 0].tolist()
-        own, others = [], []  # logarithms: of the first choice, of what the others are scaled by
-        for first, chance in zip(firsts, self.each(firsts), strict=True):
-            rest = max(1.0 - math.exp(min(first, 0.0)), _LEAST)
-            own.append(math.log(max(chance, _LEAST)))
-            others.append(math.log(max(1.0 - chance, _LEAST) / rest))
-        columns = np.array([own, others], np.float32)[:, :, None]
-        # Unlike `minimum`, `fmax` ignores NaN.
-        rated = np.fmax(np.minimum(raw + columns[1], columns[0]), math.log(_LEAST))
-        rated[:, :1] = columns[0]
-        if candidates.steps is None:
-            return Candidates(candidates.ids, rated)
-        # After other tokens, what a step is worth is corrected like that of another candidate.
-        least = np.float32(math.log(_LEAST))
-        steps = np.fmax(np.minimum(candidates.steps + columns[1][:, None], 0.0), least)
-        steps[:, 0] = rated
-        return Candidates(candidates.ids, rated, steps=steps.astype(np.float32))
+        chances = self.each(candidates.logprobs[:, 0].tolist())
+        logprobs, steps = native.rate_candidates(candidates.logprobs, chances, candidates.steps)
+        return Candidates(candidates.ids, logprobs, steps=steps)
 
     def usual(self, shape: ShapeName) -> list[float]:
         """The falling chances of a usual draft's nodes, before any of a request is seen."""

@@ -12,8 +12,6 @@ fiftieth of a small model's round on a GPU.
 
 from __future__ import annotations
 
-import numpy as np
-
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.llama import native
 
@@ -37,12 +35,12 @@ def grow(
     of the draft are those of each token at its position.
     """
     tokens, parents, logprobs = native.grow_tree(
-        np.ascontiguousarray(candidates.ids),
-        np.ascontiguousarray(candidates.logprobs),
+        candidates.ids,
+        candidates.logprobs,
         n_vocab,
         n_nodes,
         max_leaves,
         _ALL if max_depth is None else max_depth,
-        None if candidates.steps is None else np.ascontiguousarray(candidates.steps),
+        candidates.steps,
     )
     return Draft(tokens, parents, logprobs, candidates)
