@@ -23,12 +23,8 @@ def grow_tree(
     n_leaves: int,
     n_depth: int,
     steps: NDArray[np.float32] | None = None,
+    chances: Sequence[float] | None = None,
 ) -> tuple[list[int], list[int], list[float]]: ...
-def rate_candidates(
-    logprobs: NDArray[np.float32],
-    chances: Sequence[float],
-    steps: NDArray[np.float32] | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]: ...
 def join_copies(
     tokens: Sequence[int],
     parents: Sequence[int],

@@ -559,41 +559,33 @@ using id_rows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device
 using step_rows = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_vocab, int n_nodes,
-                     int n_leaves, int n_depth, const std::optional<step_rows> & steps) {
-    if (ids.shape(0) != logprobs.shape(0) || ids.shape(1) != logprobs.shape(1)) {
+                     int n_leaves, int n_depth, const std::optional<step_rows> & steps,
+                     const std::optional<std::vector<double>> & chances) {
+    const size_t n = ids.shape(0), k = ids.shape(1);
+    if (n != logprobs.shape(0) || k != logprobs.shape(1)) {
         throw std::invalid_argument("each candidate has one id and one log-probability");
-    }
-    if (steps && (steps->shape(0) != ids.shape(0) || steps->shape(1) != ids.shape(1) ||
-                  steps->shape(2) != ids.shape(1))) {
-        throw std::invalid_argument("each step has one log-probability");
-    }
-    const draft_tree tree =
-        grow_tree(ids.data(), logprobs.data(), steps ? steps->data() : nullptr,
-                  static_cast<int>(ids.shape(0)), static_cast<int>(ids.shape(1)), n_vocab,
-                  {n_nodes, n_leaves, n_depth});
-    return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
-}
-
-nb::tuple rate_rows(const float_rows & logprobs, const std::vector<double> & chances,
-                    const std::optional<step_rows> & steps) {
-    const size_t n = logprobs.shape(0), k = logprobs.shape(1);
-    if (chances.size() != n || k == 0) {
-        throw std::invalid_argument("each position has candidates, and the first one a chance");
     }
     if (steps && (steps->shape(0) != n || steps->shape(1) != k || steps->shape(2) != k)) {
         throw std::invalid_argument("each step has one log-probability");
     }
-    std::vector<float> rated(logprobs.data(), logprobs.data() + n * k);
-    if (!steps) {
-        rate_candidates(rated.data(), nullptr, chances, static_cast<int>(k));
-        float * values = rated.data();
-        return nb::make_tuple(as_array(std::move(rated), values, {n, k}), nb::none());
+    std::vector<float> rated, rated_steps;
+    if (chances && n * k > 0) {
+        if (chances->size() != n) {
+            throw std::invalid_argument("the first candidate of each position has one chance");
+        }
+        rated.assign(logprobs.data(), logprobs.data() + n * k);
+        if (steps) {
+            rated_steps.assign(steps->data(), steps->data() + n * k * k);
+        }
+        rate_candidates(rated.data(), steps ? rated_steps.data() : nullptr, *chances,
+                        static_cast<int>(k));
     }
-    std::vector<float> stepped(steps->data(), steps->data() + n * k * k);
-    rate_candidates(rated.data(), stepped.data(), chances, static_cast<int>(k));
-    float *values = rated.data(), *step_values = stepped.data();
-    return nb::make_tuple(as_array(std::move(rated), values, {n, k}),
-                          as_array(std::move(stepped), step_values, {n, k, k}));
+    const float * of_steps = steps ? steps->data() : nullptr;
+    const draft_tree tree =
+        grow_tree(ids.data(), rated.empty() ? logprobs.data() : rated.data(),
+                  rated_steps.empty() ? of_steps : rated_steps.data(), static_cast<int>(n),
+                  static_cast<int>(k), n_vocab, {n_nodes, n_leaves, n_depth});
+    return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
 }
 
 nb::tuple join_nodes(
@@ -693,11 +685,8 @@ NB_MODULE(_native, m) {
     m.def(
         "grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
         nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"),
-        nb::arg("steps").none() = nb::none(),
+        nb::arg("steps").none() = nb::none(), nb::arg("chances").none() = nb::none(),
         "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
-    m.def("rate_candidates", &rate_rows, nb::arg("logprobs"), nb::arg("chances"),
-          nb::arg("steps").none() = nb::none(),
-          "Log-probabilities and steps as the chances of the first candidates correct them.");
     m.def(
         "join_copies", &join_nodes, nb::arg("tokens"), nb::arg("parents"), nb::arg("chances"),
         nb::arg("copies"), nb::arg("n_nodes"), nb::arg("n_leaves"),

@@ -21,7 +21,6 @@ from typing import Any
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.draft.tree import grow
-from dflash_local.llama import native
 
 _FACE_VALUE = (-0.3, 1.1)
 """`a`, `b` of a drafter that is as often right as it says (fits within 0.03 from 0.2 to 0.99)."""
@@ -61,8 +60,8 @@ class Acceptance:
         return [1.0 / (1.0 + exp(-a - b * x)) for x in _features(logprobs)]
 
     def chances(self, draft: Draft, shape: ShapeName) -> list[float]:
-        """The falling chances of a draft's nodes. A tree has them as it was grown from `rate`d
-        candidates, likeliest first; without candidates it is mostly a chain."""
+        """The falling chances of a draft's nodes. A tree has them as it was grown by `firsts`,
+        likeliest first; without candidates it is mostly a chain."""
         if shape == "tree" and (draft.candidates is not None or not draft.is_chain):
             return path_chances(draft)
         return list(accumulate(self.each(draft.logprobs), mul))
@@ -70,14 +69,13 @@ class Acceptance:
     def of_other_shape(self, candidates: Candidates, shape: ShapeName) -> list[float]:
         """Those that these candidates have as a draft of that shape."""
         if shape == "tree":
-            return path_chances(grow(self.rate(candidates), self.n_nodes, _ANY_TOKEN))
-        return list(accumulate(self.each(candidates.logprobs[:, 0].tolist()), mul))
+            chances = self.firsts(candidates)
+            return path_chances(grow(candidates, self.n_nodes, _ANY_TOKEN, chances=chances))
+        return list(accumulate(self.firsts(candidates), mul))
 
-    def rate(self, candidates: Candidates) -> Candidates:
-        """Candidates with the logarithms of each one's chance, given its path."""
-        chances = self.each(candidates.logprobs[:, 0].tolist())
-        logprobs, steps = native.rate_candidates(candidates.logprobs, chances, candidates.steps)
-        return Candidates(candidates.ids, logprobs, steps=steps)
+    def firsts(self, candidates: Candidates) -> list[float]:
+        """The chance of each position's first candidate, if those before it are accepted."""
+        return self.each(candidates.logprobs[:, 0].tolist())
 
     def usual(self, shape: ShapeName) -> list[float]:
         """The falling chances of a usual draft's nodes, before any of a request is seen."""

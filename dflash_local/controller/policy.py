@@ -96,9 +96,9 @@ class Policy:
         """Draft in that shape from now on, if the request allows it."""
         self.shape = self.shapes.get(name, self.shape)
 
-    def rate(self, candidates: Candidates) -> Candidates:
-        """The candidates of a draft with the estimated chance of each."""
-        return self.known.rate(candidates) if self.shape.name == "tree" else candidates
+    def rate(self, candidates: Candidates) -> list[float] | None:
+        """The estimated chance of each first candidate, for a tree."""
+        return self.known.firsts(candidates) if self.shape.name == "tree" else None
 
     def typical(self, length: int) -> list[float]:
         """The falling chances of its drafts' nodes, in the mean of the last ones. `length` are the

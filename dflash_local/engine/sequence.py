@@ -78,9 +78,9 @@ class Sequence:
         width = self.request.draft_width
         return self.shape.n_nodes if width == "auto" else max(width - 1, 0)
 
-    def rate(self, candidates: Candidates) -> Candidates:
-        """Candidates with the log-probabilities that its policy, if any, has learnt for them."""
-        return candidates if self.policy is None else self.policy.rate(candidates)
+    def rate(self, candidates: Candidates) -> list[float] | None:
+        """The chance of each first candidate, where its policy, if any, grows trees by them."""
+        return None if self.policy is None else self.policy.rate(candidates)
 
     @property
     def wants_features(self) -> bool:
