@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -23,6 +24,7 @@
 
 #include "copy_chances.h"
 #include "copy_index.h"
+#include "draft_chances.h"
 #include "draft_tree.h"
 #include "draw.h"
 #include "errors.h"
@@ -692,6 +694,14 @@ NB_MODULE(_native, m) {
         nb::arg("copies"), nb::arg("n_nodes"), nb::arg("n_leaves"),
         "Tokens, parents, log-probabilities, whether it is a copy, and chance of each node of the "
         "best draft. See dflash_local/copies/join.py.");
+
+    nb::class_<draft_chances>(m, "DraftChances", "What is known of a drafter's first choices.")
+        .def(nb::init<const draft_chances::numbers &, double, double>(), nb::arg("state"),
+             nb::arg("walk"), nb::arg("most"))
+        .def("each", &draft_chances::each, nb::arg("logprobs"),
+             "The chance of each token of a chain, if all before it are accepted.")
+        .def("learn", &draft_chances::learn, nb::arg("logprobs"), nb::arg("n_right"))
+        .def_ro("state", &draft_chances::state);
 
     nb::class_<copy_index>(m, "CopyIndex", "What a text may repeat. See native/copy_index.h.")
         .def(nb::init<>())

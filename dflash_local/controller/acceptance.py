@@ -8,6 +8,7 @@ The complementary log-log of the drafter's probability runs over all of the line
 from 0.999. `a` and `b` follow the outcomes by a Kalman filter on the logistic likelihood (the
 extended filter of Fahrmeir 1992 with two states in a random walk). In a tree, the other candidates
 share the rest, 1 - q, in the drafter's proportions. A node's chance is the product along its path.
+The filter is compiled (`native/draft_chances.cpp`), as each round asks it three times.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Any
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.draft.tree import grow
+from dflash_local.llama import native
 
-_FACE_VALUE = (-0.3, 1.1)
-"""`a`, `b` of a drafter that is as often right as it says (fits within 0.03 from 0.2 to 0.99)."""
-_UNKNOWN = (0.5, 0.12)
-"""Variances of `a` and `b` before anything is seen of a drafter."""
+_UNKNOWN = (-0.3, 1.1, 0.5, 0.0, 0.12)
+"""`a`, `b` of a drafter that is as often right as it says (fits within 0.03 from 0.2 to 0.99), and
+the variances of `a`, of both together and of `b` before anything is seen of it."""
 _WALK = 0.0015
 """The variance that a round adds to that of `a`. Without it, a text that drifts is not followed."""
 _COLD_CHANCE = 0.8
@@ -35,8 +36,7 @@ _BLEND = 0.02
 _COLD_SHARES = (0.5, 0.25, 0.125)
 """The parts of the rest that the next candidates have, before any tree is seen: each half of the
 one before. They only rank the nodes of the first trees."""
-_FLOOR, _NUDGE, _LEAST = -20.0, 0.001, 1e-12  # keep logarithms finite
-_NO_FEATURE = 1.0  # `x` of a drafter that gives no probabilities: about 0.7, before it is learnt
+_LEAST = 1e-12  # keeps quotients finite
 _ANY_TOKEN = 1 << 30
 
 
@@ -49,22 +49,16 @@ class Acceptance:
         self.n_nodes = n_nodes
         self._n_drafts = block_size - 1
         self._curves: dict[ShapeName, list[float]] = {}
-        self._a, self._b = _FACE_VALUE
-        self._aa, self._ab, self._bb = _UNKNOWN[0], 0.0, _UNKNOWN[1]
+        self._filter = native.DraftChances(_UNKNOWN, _WALK, _UNKNOWN[2])
 
     # Chances
-
-    def each(self, logprobs: Sequence[float]) -> list[float]:
-        """The chance of each first choice, if all before it are accepted."""
-        a, b, exp = self._a, self._b, math.exp
-        return [1.0 / (1.0 + exp(-a - b * x)) for x in _features(logprobs)]
 
     def chances(self, draft: Draft, shape: ShapeName) -> list[float]:
         """The falling chances of a draft's nodes. A tree has them as it was grown by `firsts`,
         likeliest first; without candidates it is mostly a chain."""
         if shape == "tree" and (draft.candidates is not None or not draft.is_chain):
             return path_chances(draft)
-        return list(accumulate(self.each(draft.logprobs), mul))
+        return list(accumulate(self._filter.each(draft.logprobs), mul))
 
     def of_other_shape(self, candidates: Candidates, shape: ShapeName) -> list[float]:
         """Those that these candidates have as a draft of that shape."""
@@ -75,7 +69,7 @@ class Acceptance:
 
     def firsts(self, candidates: Candidates) -> list[float]:
         """The chance of each position's first candidate, if those before it are accepted."""
-        return self.each(candidates.logprobs[:, 0].tolist())
+        return self._filter.each(candidates.logprobs[:, 0].tolist())
 
     def usual(self, shape: ShapeName) -> list[float]:
         """The falling chances of a usual draft's nodes, before any of a request is seen."""
@@ -109,7 +103,7 @@ class Acceptance:
         known = draft.candidates
         if known is None:
             n_right, n_tried = len(tokens) - 1, min(len(tokens), len(draft))
-            self._update(draft.logprobs[:n_tried], n_right)
+            self._filter.learn(draft.logprobs[:n_tried], n_right)
             return n_tried
         firsts: list[int] = known.ids[:, 0].tolist()
         n_right = 0
@@ -118,27 +112,8 @@ class Acceptance:
                 break
             n_right += 1
         n_tried = min(n_right + 1, len(tokens), len(firsts))
-        self._update(known.logprobs[:n_tried, 0].tolist(), n_right)
+        self._filter.learn(known.logprobs[:n_tried, 0].tolist(), n_right)
         return n_tried
-
-    def _update(self, logprobs: Sequence[float], n_right: int) -> None:
-        """The outcomes of a chain, of which the first `n_right` were kept and the next one not."""
-        a, b, aa, ab, bb = self._a, self._b, self._aa, self._ab, self._bb
-        aa = min(aa + _WALK, _UNKNOWN[0])
-        for j, x in enumerate(_features(logprobs)):
-            q = 1.0 / (1.0 + math.exp(-a - b * x))
-            to_a, to_b = aa + ab * x, ab + bb * x
-            spread = q * (1.0 - q)
-            gain = 1.0 / (1.0 + spread * (to_a + x * to_b))
-            miss = (j < n_right) - q
-            a += to_a * gain * miss
-            b += to_b * gain * miss
-            shrink = gain * spread
-            aa -= shrink * to_a * to_a
-            ab -= shrink * to_a * to_b
-            bb -= shrink * to_b * to_b
-        self._a, self._b = a, max(b, 0.0)
-        self._aa, self._ab, self._bb = aa, ab, bb
 
     # For the next process
 
@@ -147,7 +122,7 @@ class Acceptance:
         return {
             "rounds": self.n_verified,
             "curves": self._curves,
-            "filter": [self._a, self._b, self._aa, self._ab, self._bb],
+            "filter": list(self._filter.state),
         }
 
     @classmethod
@@ -161,7 +136,7 @@ class Acceptance:
             }
             numbers = [float(x) for x in raw["filter"]]
             made.n_verified = int(raw["rounds"])
-            made._a, made._b, made._aa, made._ab, made._bb = numbers
+            made._filter = native.DraftChances(numbers, _WALK, _UNKNOWN[2])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"nothing known of drafts: {error!r}") from None
         is_finite = all(map(math.isfinite, [*numbers, *(x for c in curves.values() for x in c)]))
@@ -169,14 +144,6 @@ class Acceptance:
             raise ValueError(f"nothing known of drafts of a block of {block_size}")
         made._curves = {k: c for k, c in curves.items() if k == "chain" or len(c) == n_nodes}
         return made
-
-
-def _features(logprobs: Sequence[float]) -> list[float]:
-    if not any(logprobs):  # a drafter that gives none
-        return [_NO_FEATURE] * len(logprobs)
-    log = math.log
-    # Unlike `min`, `max` gives its first argument if the other is not a number: no confidence.
-    return [-log(_NUDGE - min(max(_FLOOR, lp), 0.0)) for lp in logprobs]
 
 
 def whole(curve: Sequence[float], usual: Sequence[float], shape: ShapeName) -> Sequence[float]:
