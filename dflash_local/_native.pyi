@@ -24,6 +24,7 @@ def grow_tree(
     n_depth: int,
     steps: NDArray[np.float32] | None = None,
     chances: Sequence[float] | None = None,
+    further_share: float = 1.0,
 ) -> tuple[list[int], list[int], list[float]]: ...
 def join_copies(
     tokens: Sequence[int],

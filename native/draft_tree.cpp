@@ -47,8 +47,9 @@ struct offer {
     int level;
     int parent;
     int rank;
-    double before;  // the cost of its parent
-    int after;      // the place of its parent, if that counts
+    double before;    // the cost of its parent
+    int after;        // the place of its parent, if that counts
+    bool is_further;  // whether its parent is not on the path of first candidates
 
     bool operator>(const offer & o) const {
         return std::tie(cost, level, parent, rank) > std::tie(o.cost, o.level, o.parent, o.rank);
@@ -163,7 +164,9 @@ std::vector<int> likeliest(const std::vector<int32_t> & parents,
 }  // namespace
 
 draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * steps,
-                     int n_positions, int k, int n_vocab, const tree_bounds & bounds) {
+                     int n_positions, int k, int n_vocab, const tree_bounds & bounds,
+                     double further_share) {
+    const auto further = static_cast<float>(std::log(further_share));
     const int depth = std::min(n_positions, bounds.n_depth);
     // By level and the place of the parent; filled as far as the tree has grown.
     std::map<std::pair<int, int>, std::vector<candidate>> rows;
@@ -177,19 +180,21 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * 
         return it->second;
     };
     std::priority_queue<offer, std::vector<offer>, std::greater<>> waiting;
-    const auto add = [&](int level, int parent, int rank, double before, int after) {
+    const auto add = [&](int level, int parent, int rank, double before, int after,
+                         bool is_further) {
         if (level >= depth) {
             return;
         }
         const std::vector<candidate> & row = row_of(level, after);
         if (rank < static_cast<int>(row.size())) {
-            waiting.push({before - row[rank].logprob, level, parent, rank, before, after});
+            const float logprob = row[rank].logprob + (is_further ? further : 0.0f);
+            waiting.push({before - logprob, level, parent, rank, before, after, is_further});
         }
     };
     draft_tree tree;
     int n_leaves = 0;
     if (bounds.n_leaves > 0) {
-        add(0, -1, 0, 0.0, 0);
+        add(0, -1, 0, 0.0, 0, false);
     }
     while (!waiting.empty() && static_cast<int>(tree.tokens.size()) < bounds.n_nodes) {
         const offer next = waiting.top();
@@ -206,9 +211,10 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * 
         const candidate & chosen = row_of(next.level, next.after)[next.rank];
         tree.tokens.push_back(chosen.token);
         tree.parents.push_back(next.parent);
-        tree.logprobs.push_back(chosen.logprob);
-        add(next.level, next.parent, next.rank + 1, next.before, next.after);
-        add(next.level + 1, node, 0, next.cost, steps != nullptr ? chosen.place : 0);
+        tree.logprobs.push_back(chosen.logprob + (next.is_further ? further : 0.0f));
+        add(next.level, next.parent, next.rank + 1, next.before, next.after, next.is_further);
+        add(next.level + 1, node, 0, next.cost, steps != nullptr ? chosen.place : 0,
+            next.is_further || chosen.place > 0);
     }
     return tree;
 }

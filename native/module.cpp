@@ -562,13 +562,16 @@ using step_rows = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device
 
 nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_vocab, int n_nodes,
                      int n_leaves, int n_depth, const std::optional<step_rows> & steps,
-                     const std::optional<std::vector<double>> & chances) {
+                     const std::optional<std::vector<double>> & chances, double further_share) {
     const size_t n = ids.shape(0), k = ids.shape(1);
     if (n != logprobs.shape(0) || k != logprobs.shape(1)) {
         throw std::invalid_argument("each candidate has one id and one log-probability");
     }
     if (steps && (steps->shape(0) != n || steps->shape(1) != k || steps->shape(2) != k)) {
         throw std::invalid_argument("each step has one log-probability");
+    }
+    if (!(further_share > 0.0 && further_share <= 1.0)) {
+        throw std::invalid_argument("a share is above 0, and at most 1");
     }
     std::vector<float> rated, rated_steps;
     if (chances && n * k > 0) {
@@ -586,7 +589,7 @@ nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_voc
     const draft_tree tree =
         grow_tree(ids.data(), rated.empty() ? logprobs.data() : rated.data(),
                   rated_steps.empty() ? of_steps : rated_steps.data(), static_cast<int>(n),
-                  static_cast<int>(k), n_vocab, {n_nodes, n_leaves, n_depth});
+                  static_cast<int>(k), n_vocab, {n_nodes, n_leaves, n_depth}, further_share);
     return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
 }
 
@@ -688,6 +691,7 @@ NB_MODULE(_native, m) {
         "grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
         nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"),
         nb::arg("steps").none() = nb::none(), nb::arg("chances").none() = nb::none(),
+        nb::arg("further_share") = 1.0,
         "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
     m.def(
         "join_copies", &join_nodes, nb::arg("tokens"), nb::arg("parents"), nb::arg("chances"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
-from dflash_local.draft.tree import grow
+from dflash_local.draft.tree import Chances, grow
 from dflash_local.errors import InputError
 from dflash_local.fit.options import SHAPES, check_one_of
 from dflash_local.stats import Stats
@@ -19,7 +19,7 @@ from dflash_local.target_model.batch import Batch, Part
 
 ShapeName = Literal["chain", "tree"]
 DraftShape = Literal["chain", "tree", "auto"]
-Rate = Callable[[Candidates], list[float] | None]
+Rate = Callable[[Candidates], Chances | None]
 
 
 def checked_shape(name: Any) -> DraftShape:

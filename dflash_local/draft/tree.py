@@ -12,10 +12,21 @@ in Python they took 80 us for 15 nodes, a twentieth of a small model's round on 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.llama import native
 
 _ALL = 1 << 30
+
+
+class Chances(NamedTuple):
+    """What is known of a drafter's candidates. `firsts`: the chance of each position's first one,
+    where those before it are right; the others share the rest in the drafter's proportions.
+    `further_share`: by which those that follow any other candidate are less likely than that."""
+
+    firsts: list[float]
+    further_share: float = 1.0
 
 
 def grow(
@@ -23,7 +34,7 @@ def grow(
     n_nodes: int,
     n_vocab: int,
     *,
-    chances: list[float] | None = None,
+    chances: Chances | None = None,
     max_leaves: int = 64,
     max_depth: int | None = None,
 ) -> Draft:
@@ -33,9 +44,7 @@ def grow(
     Left out are tokens outside 0..n_vocab-1, repeated tokens of a position, and tokens of
     probability 0. A node that would be one leaf more than `max_leaves` is left out, and all that
     would come after it. There are fewer nodes if the candidates give no more. The log-probabilities
-    of the draft are those of each token at its position. `chances`: those that the first candidates
-    are thought to have where those before them are right; the others then share the rest in the
-    drafter's proportions.
+    of the draft are those of each token at its position, corrected by `chances` if there are any.
     """
     tokens, parents, logprobs = native.grow_tree(
         candidates.ids,
@@ -45,6 +54,6 @@ def grow(
         max_leaves,
         _ALL if max_depth is None else max_depth,
         candidates.steps,
-        chances,
+        *(chances or ()),
     )
     return Draft(tokens, parents, logprobs, candidates)

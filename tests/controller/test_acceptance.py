@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dflash_local.controller.acceptance import Acceptance, path_chances
-from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.draft.draft import ANCHOR, Candidates, Draft
 from dflash_local.draft.tree import grow
 from drafted_text import BLOCK, TEXTS, text
 from rounds import emitted
@@ -37,7 +37,7 @@ def follow(known: Acceptance, name: str, rounds: int, seed: int = 0) -> list[tup
 
 
 def grown(known: Acceptance, candidates: Candidates, n_nodes: int = N_NODES) -> Draft:
-    return grow(candidates, n_nodes, N_VOCAB, chances=known.firsts(candidates))
+    return grow(candidates, n_nodes, N_VOCAB, chances=known.rate(candidates))
 
 
 def test_confidence_is_taken_at_face_value_at_first() -> None:
@@ -154,6 +154,33 @@ def test_steps_after_other_tokens_are_worth_what_other_candidates_are() -> None:
         in_order = [found[int(j)] for j in np.argsort(-steps[1, place])]
         assert in_order == sorted(in_order, reverse=True)
         assert found != after(plain, place)
+
+
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_what_follows_other_candidates_than_the_first_is_learnt(has_steps: bool) -> None:
+    """Of a drafter that is surest there, and wrong."""
+    rng = np.random.default_rng(5)
+    known, expected, found = Acceptance(BLOCK, 8), [], []
+    n, k = 4, 3
+    ids = np.arange(n * k, dtype=np.int32).reshape(n, k)
+    logprobs = np.tile(np.log(np.array([0.5, 0.4, 0.05], np.float32)), (n, 1))
+    steps = np.tile(np.log(np.array([0.98, 0.01, 0.005], np.float32)), (n, k, 1))
+    steps[:, 0] = logprobs
+    candidates = Candidates(ids, logprobs, steps=steps if has_steps else None)
+    for i in range(400):
+        place = rng.choice(k, n, p=[0.5, 0.4, 0.1])
+        text = [*(int(ids[j, place[j]]) for j in range(n)), 99]
+        if (left := next((j for j in range(n) if place[j] > 0), n)) < n:
+            text[left + 1 :] = [99]  # none of its candidates
+        tree = grown(known, candidates, 8)
+        tokens = emitted(tree, text)
+        known.observe(tree, tokens)
+        if i >= 100:
+            expected.append(sum(known.chances(tree, "tree")))
+            found.append(len(tokens) - 1)
+    assert np.mean(expected) == pytest.approx(np.mean(found), rel=0.1)
+    is_first = [token % k == 0 for token in tree.tokens]
+    assert all(parent == ANCHOR or is_first[parent] for parent in tree.parents)
 
 
 def test_it_is_kept_and_read_again() -> None:
