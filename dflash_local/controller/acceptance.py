@@ -133,7 +133,7 @@ class Acceptance:
         return n_tried
 
     def _observe_further(self, draft: Draft, tokens: Sequence[int], n_firsts: int) -> None:
-        """What came after the part of a path that has `n_firsts` first choices and another one."""
+        """Learn from what came after `n_firsts` first choices and another candidate of a path."""
         share, node = self._further_share, ANCHOR
         for depth, token in enumerate(tokens):
             children = {
