@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from dflash_local.controller.costs import SLOW
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.draft.tree import grow
@@ -32,11 +33,6 @@ _WALK = 0.0015
 """The variance that a round adds to that of `a`. Without it, a text that drifts is not followed."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
-_BLEND = 0.02
-"""The weight of one draft in the curve that the next request begins with."""
-_COLD_SHARES = (0.5, 0.25, 0.125)
-"""The parts of the rest that the next candidates have, before any tree is seen: each half of the
-one before. They only rank the nodes of the first trees."""
 _FLOOR, _NUDGE, _LEAST = -20.0, 0.001, 1e-12  # keep logarithms finite
 _NO_FEATURE = 1.0  # `x` of a drafter that gives no probabilities: about 0.7, before it is learnt
 _ANY_TOKEN = 1 << 30
@@ -100,14 +96,9 @@ class Acceptance:
         return self._curves.get(shape) or self.cold(shape)
 
     def cold(self, shape: ShapeName) -> list[float]:
-        """The same before any draft is seen."""
+        """The same before any draft is seen: a tree is as good as a chain."""
         chain = [_COLD_CHANCE**j for j in range(1, self._n_drafts + 1)]
-        if shape == "chain":
-            return chain
-        chances = list(chain)
-        for before, chance in zip([1.0, *chain], chain, strict=False):
-            chances += [(before - chance) * share for share in _COLD_SHARES]
-        return sorted([*chances, *[0.0] * self.n_nodes], reverse=True)[: self.n_nodes]
+        return chain if shape == "chain" else [*chain, *[0.0] * self.n_nodes][: self.n_nodes]
 
     # Learning
 
@@ -115,7 +106,7 @@ class Acceptance:
         """The chances of a new draft of that shape."""
         known = self.usual(shape)
         curve = whole(curve, known, shape)
-        part = max(1 / (self.n_verified + 2), _BLEND)
+        part = max(1 / (self.n_verified + 2), SLOW)
         self._curves[shape] = [
             old + part * (new - old) for old, new in zip(known, curve, strict=False)
         ]

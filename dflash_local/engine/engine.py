@@ -267,8 +267,7 @@ class Engine:
         if not sequence.has_slot:
             return
         sequence.has_slot = False
-        policy = sequence.policy
-        gave_up = policy is not None and (policy.off or policy.nearly_off)
+        gave_up = sequence.policy is not None and sequence.policy.off
         self.prefix_cache.give_back(sequence.slot, gave_up=gave_up)
         if self.exact:
             # Rows of answers are computed in passes of other widths than those of a prompt.
