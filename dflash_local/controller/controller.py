@@ -10,16 +10,13 @@ from numpy.typing import NDArray
 
 from dflash_local.controller.acceptance import Acceptance
 from dflash_local.controller.costs import CONFIRMED, KNOWN, TO_MAKE, Costs, Passes
-from dflash_local.controller.policy import Findings, Policy
+from dflash_local.controller.policy import REPLAN, Findings, Policy
 from dflash_local.controller.rows import HORIZON, Rows, merged, spaced
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
 
 __all__ = ["Controller", "Policy"]
 
-_REPLAN = 8
-"""Rounds between plans while drafting is on: they take host time, up to a tenth of a tiny model's
-step. The prices of passes are made again in every fourth. While it is off, `CONFIRMED` at most."""
 _SEEN = 3
 """Drafts that are verified in a look, and of a drafter that is not known, whatever their
 confidence. With none, a good drafter whose confidence says nothing is never found to be good."""
@@ -27,11 +24,11 @@ _FIRST, _INCOME = 3.0, 0.004
 """Plain rounds that looks may lose: at first, and for each round. With twice as much for each,
 `h200-8b-bf16` and `h200-8b-hot` lose 2 to 9 % in some texts; with less, a text that has turned is
 found too late."""
-_CREDIT, _PAUSE = 12.0, 64
-"""Plain rounds that drafting may lose, in all since it began to, before it is off for so many
+_CREDIT = 12.0
+"""Plain rounds that drafting may lose, in all since it began to, before it is off for `CONFIRMED`
 rounds; each time in a row for twice as many. For costs and chances that the forecast does not see:
-without it, `h200-8b-hot` loses 7 % in a drawn text, and `tiny-gpu` 2 % with an over-confident
-drafter."""
+without it, `h200-8b-hot` loses 3 % in a drawn text, and `tiny-gpu` and `h200-8b-q4` 2 % with an
+over-confident drafter."""
 _COPY_MARGIN = 1.5
 """The tokens that rows of copies must bring for each plain row that they cost. With 1, a text that
 repeats nothing pays for guesses that only just break even, two or three in a hundred."""
@@ -96,7 +93,7 @@ class Controller:
         self._gain = 1.0  # of drafting, while it is on
         # What looks have lost, in plain rounds, and the next one will
         self._spent = self._price_of_look = 0.0
-        self._credit, self._off_until, self._pause = _CREDIT, 0, _PAUSE
+        self._credit, self._off_until, self._pause = _CREDIT, 0, CONFIRMED
         # The rounds since
         self._accepted = 0  # drafts of this round
 
@@ -208,7 +205,7 @@ class Controller:
             return self._copies().once(chains, self._passes.rows("chain"), switch_s)
         if self._looking:
             return [1 + min(_SEEN, len(chain)) for chain in chains]
-        drafting = [p for p, chain in zip(self._members, chains, strict=True) if chain]
+        drafting = [p for p, chain in zip(self._members, chains, strict=False) if chain]
         typical = [policy.typical(self._length) for policy in drafting]
         return self._rows.usual(chains, self._passes.rows(self._shape), switch_s, typical)
 
@@ -257,14 +254,14 @@ class Controller:
         """The times of a round: rows of its target pass and their shape, sequences that drafted,
         cached tokens.
 
-        `host_s` is the rest of the round. `rebuilt`: llama.cpp has built
-        its graph again, whether the row count is another or not. `n_injected` rows were injected
-        for its drafts, in the draft stage or in `inject_s` before it. `n_others` of those that
-        drafted have no policy: such a round says nothing of whether drafting pays for the rest. Not
-        for rounds of which `n_drafts` was not asked, except plain ones.
+        `host_s` is the rest of the round. `rebuilt`: llama.cpp has built its graph again, whether
+        the row count is another or not. `n_injected` rows were injected for its drafts, in the
+        draft stage or in `inject_s` before it. `n_others` of those that drafted have no policy:
+        such a round says nothing of whether drafting pays for the rest. Not for rounds of which
+        `n_drafts` was not asked, except plain ones.
         """
-        costs, drafted, base = self.costs, n_drafting > 0, self._base
-        verified = drafted or n_rows > base
+        costs, drafted = self.costs, n_drafting > 0
+        verified = drafted or n_rows > self._base
         self._depth = depth
         if not verified:
             self._plain_at = self._round
@@ -277,22 +274,22 @@ class Controller:
                 costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected, fewer)
             else:
                 costs.observe_draft(n_drafting, depth, draft_s, fewer)
-            once_s = inject_s if self._looking else 0.0  # prompts are injected once
-            seconds = once_s + draft_s + verify_s + host_s
-            gained = 1 + self._accepted / base - seconds / self._prices_of("chain")[0]
-            if self._looking:
-                # Beside drafts of a fixed width, its own part of the time is not known.
-                lost = self._price_of_look if n_others else -gained
-                self._spent = max(self._spent + lost, 0.0)
-            elif not n_others:
-                self._settle(gained)
+            if not n_others:
+                once_s = inject_s if self._looking else 0.0  # prompts are injected once
+                self._settle(once_s + draft_s + verify_s + host_s)
+            elif self._looking:  # its own part of the time is not known
+                self._spent += self._price_of_look
         self._accepted = 0
 
-    def _settle(self, gained: float) -> None:
-        """A round that drafted had this lead over plain decoding."""
+    def _settle(self, seconds: float) -> None:
+        """After a round that drafted: its lead over plain decoding."""
+        gained = 1 + self._accepted / self._base - seconds / self._prices_of("chain")[0]
+        if self._looking:
+            self._spent = max(self._spent - gained, 0.0)
+            return
         self._credit = min(self._credit + gained, 2 * _CREDIT)
         if self._credit >= 2 * _CREDIT:
-            self._pause = _PAUSE
+            self._pause = CONFIRMED
         if self._credit < 0:
             self._credit, self._off_until = _CREDIT, self._round + self._pause
             self._pause, self._replan_at = 2 * self._pause, 0
@@ -303,7 +300,7 @@ class Controller:
         """Whether to draft for the rounds to come, or to look whether it pays."""
         now, costs = self._round, self.costs
         self._base, self._members = len(policies) + n_others, list(policies)
-        kind = self._base, len(policies), now // (4 * _REPLAN)
+        kind = self._base, len(policies), now // (4 * REPLAN)
         if kind != self._priced or not self._on:  # what has just been seen counts
             self._priced, self._prices = kind, {}
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
@@ -326,7 +323,7 @@ class Controller:
             if now - self._plain_at > _LATEST:
                 self._idle = TO_MAKE  # plain rounds, until its graphs are there
             early = any(policy.known.n_verified < KNOWN for policy in able)
-            self._replan_at = now + self._idle + (1 if early else _REPLAN)
+            self._replan_at = now + self._idle + (1 if early else REPLAN)
             return
         wait = max(self._off_until - now, 0) or min(self._look(able), CONFIRMED)
         self._looking = wait == 0

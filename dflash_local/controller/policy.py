@@ -15,9 +15,10 @@ from dflash_local.draft.tree import Chances
 _BLEND = 0.15
 """The weight of the last draft in means that stand for the next ones. With less, the usual row
 count is found too late."""
-_SPARSE = 4
-"""One in so many rounds with chains is also judged as a tree, if trees are allowed. Without this,
-trees that begin to pay are never found; in each round, it costs a tiny model host time."""
+REPLAN = 8
+"""Rounds between plans while drafting is on, and drafts of which one is also judged as a tree, if
+trees are allowed: both take host time, up to a tenth of a tiny model's step. The prices of passes
+are made again with every fourth plan."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Policy:
         found = known.chances(draft, name)
         self._notice(found, name)
         for other in self.shapes:
-            if other != name and (other == "chain" or self.n_drafted % _SPARSE == 0):
+            if other != name and (other == "chain" or self.n_drafted % REPLAN == 0):
                 candidates = draft.candidates
                 curve = known.of_other_shape(candidates, other) if candidates else found
                 self._notice(curve, other)
