@@ -25,10 +25,10 @@ _FIRST, _INCOME = 3.0, 0.004
 `h200-8b-bf16` and `h200-8b-hot` lose 2 to 9 % in some texts; with less, a text that has turned is
 found too late."""
 _CREDIT = 12.0
-"""Plain rounds that drafting may lose, in all since it began to, before it is off for `CONFIRMED`
-rounds; each time in a row for twice as many. For costs and chances that the forecast does not see:
-without it, `h200-8b-hot` loses 3 % in a drawn text, and `tiny-gpu` and `h200-8b-q4` 2 % with an
-over-confident drafter."""
+"""Plain rounds that drafting may lose, in all since it began to, before it is off for half as many
+rounds as `CONFIRMED` has; each time in a row for twice as many. For costs and chances that the
+forecast does not see: without it, `h200-8b-hot` loses 3 % in a drawn text, and `tiny-gpu` and
+`h200-8b-q4` 2 % with an over-confident drafter."""
 _COPY_MARGIN = 1.5
 """The tokens that rows of copies must bring for each plain row that they cost. With 1, a text that
 repeats nothing pays for guesses that only just break even, two or three in a hundred."""
@@ -93,7 +93,7 @@ class Controller:
         self._gain = 1.0  # of drafting, while it is on
         # What looks have lost, in plain rounds, and the next one will
         self._spent = self._price_of_look = 0.0
-        self._credit, self._off_until, self._pause = _CREDIT, 0, CONFIRMED
+        self._credit, self._off_until, self._pause = _CREDIT, 0, CONFIRMED // 2
         # The rounds since
         self._accepted = 0  # drafts of this round
 
@@ -289,7 +289,7 @@ class Controller:
             return
         self._credit = min(self._credit + gained, 2 * _CREDIT)
         if self._credit >= 2 * _CREDIT:
-            self._pause = CONFIRMED
+            self._pause = CONFIRMED // 2
         if self._credit < 0:
             self._credit, self._off_until = _CREDIT, self._round + self._pause
             self._pause, self._replan_at = 2 * self._pause, 0
@@ -322,8 +322,7 @@ class Controller:
         if self._on:
             if now - self._plain_at > _LATEST:
                 self._idle = TO_MAKE  # plain rounds, until its graphs are there
-            early = any(policy.known.n_verified < KNOWN for policy in able)
-            self._replan_at = now + self._idle + (1 if early else REPLAN)
+            self._replan_at = now + self._idle + REPLAN
             return
         wait = max(self._off_until - now, 0) or min(self._look(able), CONFIRMED)
         self._looking = wait == 0
