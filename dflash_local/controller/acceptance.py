@@ -39,6 +39,9 @@ taken at its word, a tree of 16 rows was thought to bring 2.6 tokens where it br
 tree by what is learnt brings 2.13. With many more, this is learnt late."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
+_COLD_SHARES = (0.5, 0.25, 0.125)
+"""The parts of the rest that the next candidates have, before any tree is seen: each half of the
+one before. They only rank the nodes of the first trees."""
 _ANY_TOKEN = 1 << 30
 
 
@@ -86,9 +89,14 @@ class Acceptance:
         return self._curves.get(shape) or self.cold(shape)
 
     def cold(self, shape: ShapeName) -> list[float]:
-        """The same before any draft is seen: a tree is as good as a chain."""
+        """The same before any draft is seen."""
         chain = [_COLD_CHANCE**j for j in range(1, self._n_drafts + 1)]
-        return chain if shape == "chain" else [*chain, *[0.0] * self.n_nodes][: self.n_nodes]
+        if shape == "chain":
+            return chain
+        chances = list(chain)
+        for before, chance in zip([1.0, *chain], chain, strict=False):
+            chances += [(before - chance) * share for share in _COLD_SHARES]
+        return sorted([*chances, *[0.0] * self.n_nodes], reverse=True)[: self.n_nodes]
 
     # Learning
 

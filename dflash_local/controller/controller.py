@@ -318,11 +318,13 @@ class Controller:
         self._rows.price(self._base, passes, self._base / passes[0] * self._gain)
         for policy in able:
             policy.drafting, policy.looking, policy.findings = self._on, False, findings
+            policy.nearly_off = False
         self._idle, self._looking = 0, False
         if self._on:
             if now - self._plain_at > _LATEST:
                 self._idle = TO_MAKE  # plain rounds, until its graphs are there
-            self._replan_at = now + self._idle + REPLAN
+            early = any(policy.known.n_verified < KNOWN for policy in able)
+            self._replan_at = now + self._idle + (1 if early else REPLAN)
             return
         wait = max(self._off_until - now, 0) or min(self._look(able), CONFIRMED)
         self._looking = wait == 0
@@ -389,7 +391,7 @@ class Controller:
         if upkeep < _INCOME:
             return int(short / (_INCOME - upkeep)) + 1
         for policy in able:
-            policy.off = self._round >= CONFIRMED
+            policy.off, policy.nearly_off = self._round >= CONFIRMED, True
         return CONFIRMED
 
     def _prices_of(self, shape: ShapeName) -> list[float]:

@@ -28,9 +28,9 @@ off for the whole of a long first answer, at 0.4 of the speed."""
 KNOWN = 16
 """Times or drafts by which something is known. A calibrated time counts as so many, and a new one
 weighs as one of so many in the end: one hiccup moves nothing, a throttling clock does. Until so
-many drafts of a drafter are verified, it is thought to be good, and some drafts are verified
-whatever their confidence. Without this, `laptop-gpu` and `cpu-busy-at-first` lose 4 to 14 % in
-some texts."""
+many drafts of a drafter are verified, it is thought to be good, plans are made in each round, and
+some drafts are verified whatever their confidence. Without this, `laptop-gpu` and
+`cpu-busy-at-first` lose 4 to 14 % in some texts."""
 SLOW = 0.02
 """The part of what one pass or draft tells that is taken to hold for all row counts, or for the
 next requests. Without it, a machine that slows down loses up to a fifth of its speed."""

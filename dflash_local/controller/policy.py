@@ -78,6 +78,8 @@ class Policy:
         self.has_drafter = True
         self.off = False
         """For good: no draft will be asked for again, so the drafter needs no more of the text."""
+        self.nearly_off = False
+        """Off for good, unless the next rounds show that costs were measured wrong."""
         self.n_drafted = 0
         self.rest_from = now
         self.findings: Findings | None = None

@@ -267,7 +267,8 @@ class Engine:
         if not sequence.has_slot:
             return
         sequence.has_slot = False
-        gave_up = sequence.policy is not None and sequence.policy.off
+        policy = sequence.policy
+        gave_up = policy is not None and (policy.off or policy.nearly_off)
         self.prefix_cache.give_back(sequence.slot, gave_up=gave_up)
         if self.exact:
             # Rows of answers are computed in passes of other widths than those of a prompt.
