@@ -21,6 +21,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
+from dflash_local.controller.costs import LEAST, SLOW
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
 from dflash_local.draft.shape import ShapeName
 from dflash_local.draft.tree import Chances, grow
@@ -38,12 +39,9 @@ taken at its word, a tree of 16 rows was thought to bring 2.6 tokens where it br
 tree by what is learnt brings 2.13. With many more, this is learnt late."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
-_BLEND = 0.02
-"""The weight of one draft in the curve that the next request begins with."""
 _COLD_SHARES = (0.5, 0.25, 0.125)
 """The parts of the rest that the next candidates have, before any tree is seen: each half of the
 one before. They only rank the nodes of the first trees."""
-_LEAST = 1e-12  # keeps quotients finite
 _ANY_TOKEN = 1 << 30
 
 
@@ -106,7 +104,7 @@ class Acceptance:
         """The chances of a new draft of that shape."""
         known = self.usual(shape)
         curve = whole(curve, known, shape)
-        part = max(1 / (self.n_verified + 2), _BLEND)
+        part = max(1 / (self.n_verified + 2), SLOW)
         self._curves[shape] = [
             old + part * (new - old) for old, new in zip(known, curve, strict=False)
         ]
@@ -190,7 +188,7 @@ def whole(curve: Sequence[float], usual: Sequence[float], shape: ShapeName) -> S
     n = len(curve)
     if shape == "tree":
         return [*curve, *[0.0] * (len(usual) - n)]
-    scale = curve[-1] / max(usual[n - 1], _LEAST) if n < len(usual) else 0.0
+    scale = curve[-1] / max(usual[n - 1], LEAST) if n < len(usual) else 0.0
     return [*curve, *(scale * chance for chance in usual[n:])]
 
 

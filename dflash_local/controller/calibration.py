@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from dflash_local.controller import records
-from dflash_local.controller.costs import ROW_COUNTS, TO_MAKE, Costs
+from dflash_local.controller.costs import LEAST, ROW_COUNTS, TO_MAKE, Costs
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
 from dflash_local.sampling.sampler import not_finite
@@ -30,11 +30,6 @@ BUDGET_S = 3.0
 BUDGET_STEPS = 400
 """Passes at most. Without it, a tiny model would be measured for as long as a large one."""
 _TIMED = 3  # with one, a single hiccup decides what a cached token is thought to cost
-_N_DEEP = 6  # row counts after many tokens, few rows and many, for a line through them
-_TREE_ROWS = 16  # of the usual tree
-_DEAREST = 1.2  # at most so many times the seconds of a pass of more rows
-
-_MANY_ROWS = max(ROW_COUNTS)  # injected; with fewer, their share of a draft is lost in its noise
 
 
 def budget_s() -> float:
@@ -42,34 +37,26 @@ def budget_s() -> float:
 
     Raises InputError for any other value.
     """
-    given = os.environ.get(ENVIRONMENT)
-    if not given:
-        return BUDGET_S
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise InputError(
-            f"{ENVIRONMENT} is {given!r}; expected seconds above 0, such as {BUDGET_S:g}"
-        )
-    return seconds
+    given = os.environ.get(ENVIRONMENT) or str(BUDGET_S)
+    with suppress(ValueError):
+        if 0 < (seconds := float(given)) < math.inf:
+            return seconds
+    raise InputError(f"{ENVIRONMENT} is {given!r}; expected seconds above 0, such as {BUDGET_S:g}")
 
 
 def measure(
     target: Target, drafter: Drafter | None, *, before: Callable[[], None], again: bool = False
 ) -> Costs:
-    """The costs of this pair, or of a target alone, for up to `target.options.n_seq` sequences,
-    kept per machine, files, build and settings but the context; `again` measures them though they
-    are kept.
+    """The costs of this pair, or of a target alone, for up to `target.options.n_seq` sequences:
+    those kept, if there are any, unless `again` asks for new ones.
 
     Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
     Times that differ too much, or too few to tell, are taken a second time. Costs that are noisy
     even then (`Costs.noise`) are measured again at the next load, and those measured with a smaller
-    budget at this one. A budget below `BUDGET_S` asks for a rough idea, which is not judged.
-    `before` empties all caches of target and drafter: called only if there is something to measure,
-    and they are empty after it too. Raises as `budget_s`, `Target.decode` and the drafter.
+    budget at this one; less than `BUDGET_S` asks for a rough idea, which is not judged. `before`
+    empties all caches, if anything is measured; they are empty after it too. Raises as `budget_s`,
+    `Target.decode` and the drafter.
     """
     known = records.of(target, drafter)
     if not again:
@@ -100,25 +87,27 @@ class _Trial:
         self.n_seq = min(target.options.n_seq, most)
         self.budget_s = budget_s()
         self.is_rough = self.budget_s < BUDGET_S
-        self.end_s = math.inf
-        self.n_steps = 0
+        self.end_s, self.n_steps = math.inf, 0
         self.part = 0  # cached tokens of each sequence
         self.tokens: list[int] = []  # of the last pass
-        self.made_s = 0.0  # the extra of the last passes that made graphs
         self.starts: list[StateCheckpoint] = []  # of each sequence, when it had just these
         self.warm_up = 1 + TO_MAKE if target.options.n_gpu_layers else 1
         self.rng = np.random.default_rng(0)
+        # Seconds: of passes by depth (cached tokens) and rows; of draft stages by depth, sequences,
+        # tokens and rows to inject; of what making graphs takes on top; of a tree on top, by depth
         self.steps: dict[int, dict[int, list[float]]] = {}
-        self.drafts: dict[int, dict[int, list[float]]] = {}
-        self.firsts: list[float] = []  # drafts of one token
+        self.drafts: dict[tuple[int, int, int, int], list[float]] = {}
+        self.switches: list[float] = []
+        self.trees: dict[int, float] = {}
         most = min(drafter.block_size, target.max_width) if drafter else 0
         self.n_draft = max(most - 1, 1)
-        self.switches: list[float] = []
-        self.injections: list[float] = []
-        self.trees: dict[int, float] = {}
         room = min(target.n_batch, target.n_ctx_all - SHALLOW * self.n_seq)
         most = min(room // self.n_seq, target.max_width)
         self.widths = [width for width in ROW_COUNTS if width <= most]
+        # Rows to inject in a usual round, and so many that they are not lost in a draft's noise
+        self.few = min(SHALLOW, target.n_batch)
+        room = target.n_ctx_all // self.n_seq - SHALLOW
+        self.many = min(max(ROW_COUNTS), target.n_batch, room)
 
     def run(self) -> Costs:
         """The costs by all times that were taken so far, those of an earlier run as well."""
@@ -126,26 +115,39 @@ class _Trial:
         features = self._fill(SHALLOW)
         self.end_s = time.perf_counter() + self.budget_s
         if features is not None:
-            self._draft(1, 1, features)
+            self._draft(1, features=features)
         for n_rows in self._rows(self.widths[:2]):
             self._step(n_rows, 1, needed=n_rows in (self.n_seq, 2 * self.n_seq))
-        self._measure((1, 2))
+        self._measure(1, 2)
         self._tree()
         if self._measure_deep():
             self._fill(SHALLOW)
-        self._measure((2, 2))
+        self._measure(2, 2)
+        return self._costs()
+
+    def _costs(self) -> Costs:
+        drafts: dict[int, dict[int, list[float]]] = {}
+        for (depth, n_seqs, n_draft, n_rows), seconds in self.drafts.items():
+            if (n_draft, n_rows) == (self.n_draft, self.few):
+                drafts.setdefault(depth, {})[n_seqs] = seconds
+        times = [*self.steps[self.depth].values(), *drafts.get(self.depth, {}).values()]
+        spreads = [median(each) / min(each) - 1 for each in times if len(each) > 1]
+        usual_s = median(drafts[self.depth][1]) if drafts else 0.0
+        first_s = median(self.drafts.get((self.depth, 1, 1, self.few)) or [usual_s])
+        injected_s = median(self.drafts.get((self.depth, 1, self.n_draft, self.many)) or [usual_s])
         return Costs(
-            _usual(self.steps),
-            _usual(self.drafts) if self.drafter is not None else {SHALLOW: {1: 0.0}},
-            switch_s=max(median(self.switches), 0.0) if self.switches else 0.0,
-            inject_s=max(median(self.injections), 0.0) if self.injections else 0.0,
-            token_share=self._token_share(),
+            {depth: _usual(row) for depth, row in self.steps.items()},
+            {depth: _usual(row) for depth, row in drafts.items()} or {SHALLOW: {1: 0.0}},
+            switch_s=max(median(self.switches or [0.0]), 0.0),
+            inject_s=max(injected_s - usual_s, 0.0) / max(self.many - SHALLOW, 1),
+            # On a line from a draft of one token to the longest.
+            token_share=max(usual_s - first_s, 0.0) / max(usual_s * (self.n_draft - 1), LEAST),
             trees=self.trees,
-            spread=0.0 if self.is_rough else self._spread(),
+            spread=0.0 if self.is_rough else median(spreads or [0.0]),
             budget_s=self.budget_s,
         )
 
-    def _measure(self, times: tuple[int, ...]) -> None:
+    def _measure(self, *times: int) -> None:
         """Passes and drafts at the present depth, in turn, so that a disturbance of one disturbs
         all; each so many times."""
         for timed in times:
@@ -153,37 +155,38 @@ class _Trial:
                 self._step(n_rows, timed)
             if self.drafter is not None:
                 for n_seqs in sorted({1, self.n_seq}):
-                    self._draft(n_seqs, timed)
+                    self._draft(timed, n_seqs)
                 if self.drafter.by_steps and self.n_draft > 1:
-                    self._draft(1, timed, n_draft=1)
-                self._inject()
+                    self._draft(timed, n_draft=1)
+                if self.many > 2 * SHALLOW:
+                    self._draft(1, n_rows=self.many)
 
     def _measure_deep(self) -> bool:
         """Those that matter most, after as many tokens as there is time for. False: for none."""
         # Room for a pass of all rows after it, and for a draft of many.
-        room = self.target.n_ctx_all // self.n_seq - max(*self.widths, _MANY_ROWS)
-        shallow, times = self.depth, self.steps[self.depth]
-        pass_s = median(times[max(times)])
-        row_s = pass_s / max(times)  # a prompt's rows cost less, as the first fill will show
-        n_passes = _N_DEEP * (self.warm_up + _TIMED)
+        room = self.target.n_ctx_all // self.n_seq - max(ROW_COUNTS)
+        pass_s = self._guess(most := max(self.steps[self.depth]))
+        row_s = pass_s / most  # a prompt's rows cost less, as the first fill will show
+        widths = self.widths[: 1 + len(self.widths) // 2]  # few rows and many, for a line
+        n_passes = len(widths) * (self.warm_up + _TIMED)
         for deep in DEEP:
             part = min(deep // self.n_seq, room)
             n_rows = self.n_seq * part
             n_chunks = math.ceil(n_rows / self.target.n_batch)
             # With fewer tokens more, what they cost would be lost in the noise.
-            is_deep = self.n_seq * (part - self.part) >= _MANY_ROWS
+            is_deep = self.n_seq * (part - self.part) >= max(ROW_COUNTS)
             seconds = n_rows * row_s + n_passes * pass_s
             if not is_deep or not self._affords(n_chunks + n_passes, seconds):
                 break
             begin = time.perf_counter()
             self._fill(part)
             row_s = (time.perf_counter() - begin) / n_rows
-        if self.depth == shallow:
+        if self.part == SHALLOW:
             return False
-        for n_rows in self._rows(self.widths[:_N_DEEP]):
+        for n_rows in self._rows(widths):
             self._step(n_rows, _TIMED)
         if self.drafter is not None:
-            self._draft(1, _TIMED)
+            self._draft(_TIMED)
         self._tree()
         return True
 
@@ -196,14 +199,6 @@ class _Trial:
     def depth(self) -> int:
         return self.n_seq * self.part
 
-    def _spread(self) -> float:
-        """The usual spread of the times of one kind: their median over their minimum, less 1; the
-        median of the kinds with several times, 0 without any."""
-        depth = self.n_seq * SHALLOW
-        times = [*self.steps[depth].values(), *self.drafts.get(depth, {}).values()]
-        found = [median(each) / min(each) - 1 for each in times if len(each) > 1]
-        return median(found) if found else 0.0
-
     def _rows(self, widths: list[int]) -> list[int]:
         """Row counts of a pass: of all sequences together, and of one alone."""
         return list(dict.fromkeys(n for width in widths for n in (width * self.n_seq, width)))
@@ -214,74 +209,57 @@ class _Trial:
         in_time = time.perf_counter() + seconds <= self.end_s
         return in_time and self.n_steps + n_steps <= BUDGET_STEPS
 
-    def _timed(
-        self, run: Callable[[], float], n: int, guess_s: float, *, needed: bool = False
-    ) -> list[float]:
-        """Seconds of n runs after those that make graphs; none if there is no time for them."""
-        n += self.warm_up
-        if not needed and not self._affords(n, n * guess_s):
-            return []
-        seconds = [run() for _ in range(n)]
-        self.n_steps += n
+    def _timed(self, run: Callable[[], float], n: int) -> tuple[list[float], float]:
+        """Seconds of n runs after those that make graphs, and the extra of these."""
+        seconds = [run() for _ in range(self.warm_up + n)]
+        self.n_steps += len(seconds)
         first, rest = seconds[: self.warm_up], seconds[self.warm_up :]
-        self.made_s = sum(first) - self.warm_up * median(rest)
-        return rest
+        return rest, sum(first) - self.warm_up * median(rest)
 
     def _step(self, n_rows: int, timed: int, *, needed: bool = False) -> None:
-        """Time passes of `n_rows` rows at the present depth."""
-        known = self.steps.setdefault(self.depth, {})
-        seconds = self._timed(lambda: self._pass(n_rows), timed, self._guess(n_rows), needed=needed)
-        if seconds:
+        """Time passes of `n_rows` rows at the present depth, if there is time."""
+        known, n = self.steps.setdefault(self.depth, {}), self.warm_up + timed
+        if needed or self._affords(n, n * self._guess(n_rows)):
+            seconds, made_s = self._timed(lambda: self._pass(n_rows), timed)
             known.setdefault(n_rows, []).extend(seconds)
-        if len(seconds) > 1:
-            self.switches.append(self.made_s)
+            if timed > 1:
+                self.switches.append(made_s)
 
     def _tree(self) -> None:
         """Time passes over a tree of one sequence beside those over a chain of as many rows: a
         path, and a leaf beside each of its nodes."""
+        n, times = self.n_draft + 1, 2 * _TIMED
         # A batch has room for as many rows as a sequence has branches.
-        if min(self.target.options.n_branches, self.target.n_ctx_all - self.depth) < _TREE_ROWS:
-            return
-        path = list(range(-1, _TREE_ROWS // 2 - 1))
-        tree = [*path, *path[: _TREE_ROWS - 1 - len(path)]]
-        guess_s = self._guess(_TREE_ROWS)
-        chain = self._timed(self._verified_s, 2 * _TIMED, 2 * guess_s)
-        if chain:
-            seconds = self._timed(lambda: self._verified_s(tree), 2 * _TIMED, guess_s, needed=True)
-            self.trees[self.depth] = max(median(seconds) - median(chain), 0.0)
+        room = min(self.target.options.n_branches, self.target.n_ctx_all - self.depth)
+        n_passes = 2 * (self.warm_up + times)
+        if n <= room and self._affords(n_passes, n_passes * self._guess(n)):
+            path = list(range(-1, n // 2 - 1))
+            tree = [*path, *path[: n - 1 - len(path)]]
+            chain, _ = self._timed(lambda: self._verified_s(list(range(-1, n - 2))), times)
+            found, _ = self._timed(lambda: self._verified_s(tree), times)
+            self.trees[self.depth] = max(median(found) - median(chain), 0.0)
 
     def _draft(
-        self, n_seqs: int, timed: int, features: Features | None = None, n_draft: int = 0
+        self,
+        timed: int,
+        n_seqs: int = 1,
+        n_draft: int = 0,
+        n_rows: int = 0,
+        *,
+        features: Features | None = None,
     ) -> None:
-        """Time the draft stage for the first `n_seqs` sequences: of one token, or 0, of all."""
-        known = self.drafts.setdefault(self.depth, {})
+        """Time the draft stage of the first `n_seqs` sequences, if there is time: of so many
+        tokens, after so many rows to inject in each; 0: of all, after the few of a usual round."""
+        n_draft, n_rows = n_draft or self.n_draft, n_rows or self.few
         if features is None:
-            usual = median(next(iter(self.drafts.values()))[1]) * n_seqs
-            if not self._affords(1, (self.warm_up + timed) * usual + self._guess(SHALLOW)):
+            usual_s = n_seqs * median(next(iter(self.drafts.values())))
+            if not self._affords(1, (self.warm_up + timed) * usual_s + 2 * self._guess(n_rows)):
                 return
-            features = self._new_features(min(SHALLOW, self.target.n_batch))
-        seconds = self._timed(
-            lambda: self._draft_stage_s(n_seqs, features, n_draft), timed, 0.0, needed=True
-        )
-        (self.firsts if n_draft else known.setdefault(n_seqs, [])).extend(seconds)
-
-    def _token_share(self) -> float:
-        """See `Costs`; on a line from a draft of one token to the longest."""
-        if not self.firsts:
-            return 0.0
-        whole = median(self.drafts[self.n_seq * SHALLOW][1])
-        return max(1 - median(self.firsts) / whole, 0.0) / (self.n_draft - 1)
-
-    def _inject(self) -> None:
-        """Time a draft that has many rows to inject first."""
-        usual = median(self.drafts[self.depth][1])
-        room = self.target.n_ctx_all // self.n_seq - self.part
-        n_rows = min(_MANY_ROWS, self.target.n_batch, room)
-        guess_s = (self.warm_up + 1) * usual + 2 * self._guess(n_rows)
-        if n_rows > 2 * SHALLOW and self._affords(1, guess_s):
-            features = self._new_features(n_rows)
-            (seconds,) = self._timed(lambda: self._draft_stage_s(1, features), 1, 0.0, needed=True)
-            self.injections.append((seconds - usual) / (n_rows - SHALLOW))
+            self._decode(n_rows, output=False)
+            self._undo()
+            features = self._features(range(n_rows))
+        seconds, _ = self._timed(lambda: self._draft_stage_s(n_seqs, features, n_draft), timed)
+        self.drafts.setdefault((self.depth, n_seqs, n_draft, n_rows), []).extend(seconds)
 
     def _guess(self, n_rows: int) -> float:
         """Seconds of a pass, if need be from the nearest narrower one timed, by the row."""
@@ -332,11 +310,11 @@ class _Trial:
         self._undo()
         return seconds
 
-    def _verified_s(self, parents: list[int] | None = None) -> float:
-        """Seconds of a pass over random drafts of the first sequence: a chain without `parents`."""
-        anchor, *tokens = self._random(_TREE_ROWS)
+    def _verified_s(self, parents: list[int]) -> float:
+        """Seconds of a pass over random drafts of the first sequence."""
+        anchor, *tokens = self._random(1 + len(parents))
         batch = Batch()
-        if parents is None:
+        if parents == sorted(set(parents)):
             batch.add(0, self.part, [anchor, *tokens])
         else:
             batch.add_tree(0, self.part, anchor, tokens, parents)
@@ -356,21 +334,15 @@ class _Trial:
             if not self.target.truncate(seq, start.length):
                 self.target.restore(seq, start)
 
-    def _new_features(self, n_rows: int) -> Features:
-        self._decode(n_rows, output=False)
-        self._undo()
-        return self._features(range(n_rows))
-
     def _features(self, rows: range) -> Features:
         """Context features of these rows of the last pass, as the engine hands them over."""
         numbers = [self.target.numbers[row] for row in rows]
         return StoredFeatures(self.target, numbers, [self.tokens[row] for row in rows])
 
-    def _draft_stage_s(self, n_seqs: int, features: Features, n_draft: int = 0) -> float:
-        """Seconds of one draft stage that injects `features` in each sequence; 0: of all tokens."""
+    def _draft_stage_s(self, n_seqs: int, features: Features, n_draft: int) -> float:
+        """Seconds of one draft stage that injects `features` in each sequence."""
         drafter = self.drafter
         assert drafter is not None
-        n_draft = n_draft or self.n_draft
         requests = [DraftRequest(seq, 1, features, n_draft, whole=True) for seq in range(n_seqs)]
         begin = time.perf_counter()
         drafter.draft(requests)
@@ -380,14 +352,6 @@ class _Trial:
         return seconds
 
 
-def _usual(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, float]]:
-    """The lower quartile of each, as other work of the machine only ever adds time; and fewer rows
-    cost at most so much more than any greater number of them, whatever was measured."""
-    usual: dict[int, dict[int, float]] = {}
-    for depth, row in times.items():
-        least = math.inf
-        for n in sorted(row, reverse=True):
-            seconds = min(sorted(row[n])[len(row[n]) // 4], _DEAREST * least)
-            usual.setdefault(depth, {})[n] = seconds
-            least = min(least, seconds)
-    return {depth: dict(sorted(row.items())) for depth, row in usual.items()}
+def _usual(times: dict[int, list[float]]) -> dict[int, float]:
+    """The lower quartile of each, as other work of the machine only ever adds time."""
+    return {n: sorted(found)[len(found) // 4] for n, found in sorted(times.items())}

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.controller.acceptance import Acceptance
-from dflash_local.controller.costs import CONFIRMED, TO_MAKE, Costs, Passes
-from dflash_local.controller.policy import KNOWN, Findings, Policy
-from dflash_local.controller.rows import HORIZON, Rows, merged
+from dflash_local.controller.costs import CONFIRMED, KNOWN, TO_MAKE, Costs, Passes
+from dflash_local.controller.policy import REPLAN, Findings, Policy
+from dflash_local.controller.rows import HORIZON, Rows, merged, spaced
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
 
 __all__ = ["Controller", "Policy"]
 
-_REPLAN = 8
-"""Rounds between plans: they take host time, up to a tenth of a tiny model's step. The prices of
-passes are made again after four times as many passes, or 32 times as many tokens."""
 _SEEN = 3
 """Drafts that are verified in a look, and of a drafter that is not known, whatever their
 confidence. With none, a good drafter whose confidence says nothing is never found to be good."""
@@ -28,18 +24,18 @@ _FIRST, _INCOME = 3.0, 0.004
 """Plain rounds that looks may lose: at first, and for each round. With twice as much for each,
 `h200-8b-bf16` and `h200-8b-hot` lose 2 to 9 % in some texts; with less, a text that has turned is
 found too late."""
-_CREDIT, _PAUSE = 12.0, 64
-"""Plain rounds that drafting may lose, in all since it began to, before it is off for so many
-rounds; each time in a row for twice as many. For costs that the forecast does not see: without it,
-`tiny-gpu` and `h200-8b-q4` lose 2 % with an over-confident drafter."""
+_CREDIT = 12.0
+"""Plain rounds that drafting may lose, in all since it began to, before it is off for half as many
+rounds as `CONFIRMED` has; each time in a row for twice as many. For costs and chances that the
+forecast does not see: without it, `h200-8b-hot` loses 3 % in a drawn text, and `tiny-gpu` and
+`h200-8b-q4` 2 % with an over-confident drafter."""
 _COPY_MARGIN = 1.5
 """The tokens that rows of copies must bring for each plain row that they cost. With 1, a text that
 repeats nothing pays for guesses that only just break even, two or three in a hundred."""
-_LATEST = 1000
+_LATEST = round(_FIRST / _INCOME)
 """Rounds after which an unseen way is tried: a new drafter, whatever it is thought to cost, and
 plain decoding while drafting is on. Without this, costs that were measured on a busy machine keep
 drafting off, or on, for good."""
-_FOREVER = 1 << 30
 
 
 class Controller:
@@ -66,8 +62,7 @@ class Controller:
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
         a copy; 0 if there are none. `equal_rows`: all sequences that draft get as
         many rows; `pads`: all of the pass do, as recurrent targets need it. `few_counts`: drafts
-        get few numbers of rows, as a GPU records a graph for each, and few lengths: 1, 2, 4, ...,
-        and the most."""
+        have few lengths and numbers of rows, 2, 4, 8, ..., as a GPU records a graph for each."""
         self.costs = costs
         self.known = {
             True: greedy or Acceptance(block_size, n_nodes),
@@ -76,8 +71,8 @@ class Controller:
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
         self.n_nodes = n_nodes
         self._n_draft = self._length = most = block_size - 1  # of a draft: at most, and planned
-        shorter = [n for n in range(1, most) if not few_counts or n & (n - 1) == 0]
-        self._lengths = [*shorter, most] if costs.token_share else [most]
+        lengths = spaced(most)[1:] if few_counts else range(1, most + 1)
+        self._lengths = lengths if costs.token_share else [most]
         self._most = max(block_size - 1, n_nodes, n_copied)
         self._rows = Rows(equal=equal_rows, pads=pads, few=few_counts)
         self._copied = Rows(equal=equal_rows, pads=pads)
@@ -86,9 +81,9 @@ class Controller:
         self._round = self._depth = 0
         # The batch, and the prices of its passes
         self._members: list[Policy] = []
-        self._base = self._n_seqs = 0
+        self._base = 0
         self._prices: dict[ShapeName, list[float]] = {}
-        self._priced = (0, 0, 0, 0)
+        self._priced = (0, 0, 0)
         # The plan in force
         self._idle = self._replan_at = 0
         self._on = self._looking = False
@@ -96,12 +91,11 @@ class Controller:
         self._planned_at = self._plain_at = 0
         self._doubt = 0.0
         self._gain = 1.0  # of drafting, while it is on
-        # What looks and drafting may still lose, in plain rounds
+        # What looks have lost, in plain rounds, and the next one will
         self._spent = self._price_of_look = 0.0
-        self._credit, self._off_until, self._pause = _CREDIT, 0, _PAUSE
+        self._credit, self._off_until, self._pause = _CREDIT, 0, CONFIRMED // 2
         # The rounds since
-        self._accepted = 0
-        self._n_fresh = 0  # in a row with new graphs
+        self._accepted = 0  # drafts of this round
 
     def open(
         self, depth: int = 0, *, greedy: bool = True, shapes: Sequence[Shape] | None = None
@@ -208,16 +202,16 @@ class Controller:
         """
         switch_s = self.costs.switch_s
         if not drafted:
-            self._price(len(chains))
             return self._copies().once(chains, self._passes.rows("chain"), switch_s)
         if self._looking:
             return [1 + min(_SEEN, len(chain)) for chain in chains]
-        return self._rows.usual(chains, self._passes.rows(self._shape), switch_s)
+        drafting = [p for p, chain in zip(self._members, chains, strict=False) if chain]
+        typical = [policy.typical(self._length) for policy in drafting]
+        return self._rows.usual(chains, self._passes.rows(self._shape), switch_s, typical)
 
     def least_copied(self, n_seqs: int) -> NDArray[np.float64]:
         """The least expected number of right tokens among the first k + 1 of a copy, float64 by k,
         in a round in which none of `n_seqs` sequences drafts: below it, `rows` takes none."""
-        self._price(n_seqs)
         return self._copies().least(n_seqs, self._passes.rows("chain"), self.costs.switch_s)
 
     def _copies(self) -> Rows:
@@ -250,7 +244,7 @@ class Controller:
         depth: int,
         draft_s: float,
         verify_s: float,
-        host_s: float | None = None,
+        host_s: float,
         *,
         rebuilt: bool = False,
         n_injected: int = 0,
@@ -260,32 +254,26 @@ class Controller:
         """The times of a round: rows of its target pass and their shape, sequences that drafted,
         cached tokens.
 
-        `host_s` is the rest of the round, where the caller knows it. `rebuilt`: llama.cpp has built
-        its graph again, whether the row count is another or not. `n_injected` rows were injected
-        for its drafts, in the draft stage or in `inject_s` before it. `n_others` of those that
-        drafted have no policy: such a round says nothing of whether drafting pays for the rest. Not
-        for rounds of which `n_drafts` was not asked, except plain ones.
+        `host_s` is the rest of the round. `rebuilt`: llama.cpp has built its graph again, whether
+        the row count is another or not. `n_injected` rows were injected for its drafts, in the
+        draft stage or in `inject_s` before it. `n_others` of those that drafted have no policy:
+        such a round says nothing of whether drafting pays for the rest. Not for rounds of which
+        `n_drafts` was not asked, except plain ones.
         """
-        costs, drafted, base = self.costs, n_drafting > 0, self._base
-        verified = drafted or n_rows > base
+        costs, drafted = self.costs, n_drafting > 0
+        verified = drafted or n_rows > self._base
         self._depth = depth
         if not verified:
             self._plain_at = self._round
         self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
-        if host_s is not None and (drafted or not verified):
+        if drafted or not verified:
             costs.observe_host(drafted, host_s)
         if drafted:
-            self._n_fresh = self._n_fresh + 1 if self._passes.fresh else 0
-            if 0 < self._n_fresh <= _REPLAN and not self._looking:
-                # Graphs are made once, and say nothing of the drafter's worth; unless each round
-                # needs new ones.
-                verify_s = min(verify_s, costs.step_s(n_rows, depth, shape))
             fewer = 0 if n_others else self._n_draft - self._length
             if self._looking or inject_s:  # with many rows to inject
                 costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected, fewer)
             else:
                 costs.observe_draft(n_drafting, depth, draft_s, fewer)
-            host_s = costs.host_s + costs.draft_host_s if host_s is None else host_s
             if not n_others:
                 once_s = inject_s if self._looking else 0.0  # prompts are injected once
                 self._settle(once_s + draft_s + verify_s + host_s)
@@ -301,7 +289,7 @@ class Controller:
             return
         self._credit = min(self._credit + gained, 2 * _CREDIT)
         if self._credit >= 2 * _CREDIT:
-            self._pause = _PAUSE
+            self._pause = CONFIRMED // 2
         if self._credit < 0:
             self._credit, self._off_until = _CREDIT, self._round + self._pause
             self._pause, self._replan_at = 2 * self._pause, 0
@@ -312,23 +300,19 @@ class Controller:
         """Whether to draft for the rounds to come, or to look whether it pays."""
         now, costs = self._round, self.costs
         self._base, self._members = len(policies) + n_others, list(policies)
-        self._price(len(policies))
-        if not self._on:
-            self._prices = {}  # what has just been seen counts
+        kind = self._base, len(policies), now // (4 * REPLAN)
+        if kind != self._priced or not self._on:  # what has just been seen counts
+            self._priced, self._prices = kind, {}
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
         findings = self._best(able) if able else None
-        is_off = now < self._off_until
-        if findings and is_off:
-            findings = replace(findings, suspended=True)
         gain = findings.gain if findings else 0.0
         # What going there costs must be earned; and a few drafts tell little: what is lost in all
         # rounds together must be worth the way there and back (2 % of `moe`, 15 % of `tiny-gpu`).
         switch = costs.switch_s / self._prices_of("chain")[0]
-        self._doubt = max(self._doubt + (now - self._planned_at) * (1 - gain), 0.0)
-        if not self._on:
-            self._doubt = 0.0
+        lost = (now - self._planned_at) * (1 - gain)
+        self._doubt = max(self._doubt + lost, 0.0) if self._on else 0.0
         self._on = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / HORIZON
-        self._on, self._planned_at = self._on and not is_off, now
+        self._on, self._planned_at = self._on and now >= self._off_until, now
         self._gain = max(gain, 1.0) if self._on else 1.0
         passes = self._prices_of(self._shape)
         self._rows.price(self._base, passes, self._base / passes[0] * self._gain)
@@ -340,9 +324,9 @@ class Controller:
             if now - self._plain_at > _LATEST:
                 self._idle = TO_MAKE  # plain rounds, until its graphs are there
             early = any(policy.known.n_verified < KNOWN for policy in able)
-            self._replan_at = now + self._idle + (1 if early else _REPLAN)
+            self._replan_at = now + self._idle + (1 if early else REPLAN)
             return
-        wait = self._off_until - now if is_off else self._look(able)
+        wait = max(self._off_until - now, 0) or min(self._look(able), CONFIRMED)
         self._looking = wait == 0
         self._idle, self._replan_at = max(wait - 1, 0), 0
 
@@ -359,8 +343,6 @@ class Controller:
         if last in gains:
             gains[last] *= 1 + self.costs.switch_s / self._prices_of("chain")[0] / HORIZON
         best = max(gains, key=gains.__getitem__)
-        if best[0] != self._shape:
-            self._rows.forget()
         self._shape, self._length = best
         for policy in able:
             policy.take(self._shape)
@@ -392,7 +374,7 @@ class Controller:
         """Let one sequence draft in this round to see whether it pays, if that is not too dear;
         rounds to wait if it is."""
         if not able:
-            return _FOREVER
+            return CONFIRMED
         costs = self.costs
         policy = max(able, key=lambda each: each.rest_from)  # the fewest rows to inject
         passes, plain_s = self._prices_of(policy.shape.name), self._prices_of("chain")[0]
@@ -403,34 +385,21 @@ class Controller:
         loss = seconds / plain_s - sum(policy.typical(n_seen)[:n_seen]) / self._base
         upkeep = costs.inject_s / plain_s  # a look that waits has more to inject
         short = loss + self._spent - _FIRST - _INCOME * self._round
-        left = _FOREVER if policy.known.n_verified else _LATEST - self._round
-        if short <= 0 or left <= 0:
+        if short <= 0 or (not policy.known.n_verified and self._round >= _LATEST):
             policy.looking, self._price_of_look = True, max(loss, 0.0)
             return 0
         if upkeep < _INCOME:
-            return min(int(short / (_INCOME - upkeep)) + 1, left)
-        is_sure = self._round >= CONFIRMED
+            return int(short / (_INCOME - upkeep)) + 1
         for policy in able:
-            policy.off, policy.nearly_off = is_sure, True
-        if not is_sure:
-            return min(CONFIRMED - self._round, left)
-        return _FOREVER
-
-    def _price(self, n_seqs: int) -> None:
-        """Make the prices of passes for so many sequences of this batch, where they are old."""
-        base, age = self._base, self.costs.n_observed // (4 * _REPLAN)
-        kind = base, n_seqs, age, self._depth // (32 * _REPLAN)
-        if kind != self._priced:
-            self._priced, self._n_seqs, self._prices = kind, n_seqs, {}
+            policy.off, policy.nearly_off = self._round >= CONFIRMED, True
+        return CONFIRMED
 
     def _prices_of(self, shape: ShapeName) -> list[float]:
         """Seconds of a pass with k rows beyond a plain one's, the host's part included."""
         if shape not in self._prices:
-            costs, depth = self.costs, self._depth
-            plain_s = costs.step_s(self._base, depth) + costs.host_s
-            drafted = [
-                costs.step_s(self._base + k, depth, shape) + costs.host_s
-                for k in range(1, self._n_seqs * self._most + 1)
-            ]
+            costs, depth, base = self.costs, self._depth, self._base
+            plain_s = costs.step_s(base, depth) + costs.host_s
+            rows = range(base + 1, base + len(self._members) * self._most + 1)
+            drafted = [costs.step_s(n, depth, shape) + costs.host_s for n in rows]
             self._prices[shape] = [plain_s, *drafted]
         return self._prices[shape]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass
 from typing import Any
+
+import numpy as np
 
 from dflash_local.draft.shape import ShapeName
 
@@ -23,23 +25,21 @@ CONFIRMED = 128
 """Passes after which a measurement is believed that rules drafting out. Without it, a plain step
 that was measured in three lucky moments of a busy machine, at a third of its time, keeps drafting
 off for the whole of a long first answer, at 0.4 of the speed."""
-_SLOWEST = 0.06
-"""The weight of an observation in the end: one hiccup moves nothing, a throttling clock does."""
-_MEASURED = round(1 / _SLOWEST)
-"""The number of live observations that a calibrated time counts as."""
-_DRIFT = 0.02
-"""The part of each surprise that is taken to hold for all counts: the machine, not the width.
-Without it, a machine that slows down loses up to a fifth of its speed."""
+KNOWN = 16
+"""Times or drafts by which something is known. A calibrated time counts as so many, and a new one
+weighs as one of so many in the end: one hiccup moves nothing, a throttling clock does. Until so
+many drafts of a drafter are verified, it is thought to be good, plans are made in each round, and
+some drafts are verified whatever their confidence. Without this, `laptop-gpu` and
+`cpu-busy-at-first` lose 4 to 14 % in some texts."""
+SLOW = 0.02
+"""The part of what one pass or draft tells that is taken to hold for all row counts, or for the
+next requests. Without it, a machine that slows down loses up to a fifth of its speed."""
 _CLIP = 0.25
 """Surprise, in natural logarithms, beyond which a longer time says no more: without, a hiccup turns
 drafting off. Nothing makes a machine faster for a moment, so of a shorter time all beyond this is
-believed at once."""
-_NOISY = 0.25
-"""Medians so far above the shortest times were disturbed more often than not: on two cores with
-ten other busy programs it was 0.3 to 13. Without, such times decide whether a pair drafts, and are
-kept."""
-
-_LEAST_S = 1e-9
+believed at once. Times that are mostly as far above the shortest were measured beside other work:
+on two cores with ten busy programs by 0.3 to 13."""
+LEAST = 1e-9  # seconds of anything, and chances: keeps their logarithms finite
 _NUMBERS = (
     "switch_s", "host_s", "draft_host_s", "inject_s", "token_share", "spread", "budget_s"
 )  # fmt: skip
@@ -71,7 +71,6 @@ class Costs:
     trees: InitVar[Mapping[int, float] | None] = None
     spread: float = 0.0
     budget_s: float = 0.0
-    n_observed: int = field(default=0, init=False)
 
     def __post_init__(self, steps: Table, drafts: Table, trees: Mapping[int, float] | None) -> None:
         self._steps, self._drafts = _Surface(steps), _Surface(drafts)
@@ -82,7 +81,7 @@ class Costs:
     @property
     def noise(self) -> str | None:
         """A warning if other work disturbed the measurement too much to rely on it."""
-        if self.spread <= _NOISY:
+        if self.spread <= _CLIP:
             return None
         return (
             "this machine is busy with other work: times of the same pass differed by "
@@ -110,16 +109,15 @@ class Costs:
     def best_gain(self, n_draft: int, n_seqs: int) -> float:
         """The speed-up over plain decoding if every draft were accepted: at the best measured
         depth, with the best number of drafts up to `n_draft`, for one sequence or for `n_seqs`."""
-        best = 0.0
+        gains = []
         for depth in self.depths:
             for n in {1, n_seqs}:
                 plain_s = self.step_s(n, depth) + self.host_s
-                extra_s = self.draft_host_s + self.host_s
                 for width in range(2, n_draft + 2):
-                    draft_s = self.draft_s(n, depth, n_draft + 1 - width)
-                    seconds = draft_s + extra_s + self.step_s(n * width, depth)
-                    best = max(best, width * plain_s / seconds)
-        return best
+                    seconds = self.draft_s(n, depth, n_draft + 1 - width) + self.draft_host_s
+                    seconds += self.step_s(n * width, depth) + self.host_s
+                    gains.append(width * plain_s / seconds)
+        return max(gains, default=0.0)
 
     def observe_step(
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
@@ -127,11 +125,10 @@ class Costs:
         """A pass for which all graphs were there."""
         if not (seconds > 0 and math.isfinite(seconds)):
             return
-        self.n_observed += 1
         rows_s, known_s = self._steps.at(n_rows, depth), self.step_s(n_rows, depth, shape)
         if known_s > rows_s and seconds < known_s * math.exp(-_CLIP):
             # Far less than was measured: the part of the tree was too long, not that of the rows.
-            self._trees.observe(1, max(seconds - rows_s, _LEAST_S) / (known_s - rows_s))
+            self._trees.observe(1, max(seconds - rows_s, LEAST) / (known_s - rows_s))
         # Nothing else tells apart what is due to a tree and what to its row count.
         self._steps.observe(n_rows, seconds / self.step_s(n_rows, depth, shape))
 
@@ -154,16 +151,16 @@ class Costs:
         """Take in the extra time of all passes that made new graphs; one takes `usual_s`."""
         extra_s = max(extra_s, 0.0)
         self.switch_s = min(self.switch_s, extra_s + TO_MAKE * usual_s)
-        self.switch_s += _SLOWEST * min(extra_s - self.switch_s, _CLIP * usual_s)
+        self.switch_s += min(extra_s - self.switch_s, _CLIP * usual_s) / KNOWN
 
     def observe_host(self, drafted: bool, seconds: float) -> None:
         """Take in the time of a round beside its draft stage and its target pass."""
         most = _CLIP * self._steps.at(1, self._steps.depths[0])
         if drafted:
             surprise = max(seconds - self.host_s, 0.0) - self.draft_host_s
-            self.draft_host_s += _SLOWEST * min(max(surprise, -most), most)
+            self.draft_host_s += min(max(surprise, -most), most) / KNOWN
         else:
-            self.host_s += _SLOWEST * min(max(seconds - self.host_s, -most), most)
+            self.host_s += min(max(seconds - self.host_s, -most), most) / KNOWN
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the tables as they now are, with depths and counts as text, in seconds."""
@@ -203,8 +200,8 @@ class _Surface:
         self.counts = sorted(shallow)
         if self.counts[0] < 1:
             raise ValueError(f"no costs: a time of {self.counts[0]} rows")
-        self._seconds = [max(_duration(shallow[n]), _LEAST_S) for n in self.counts]
-        self._weights: list[float] = [_MEASURED] * len(self.counts)
+        self._seconds = [max(_duration(shallow[n]), LEAST) for n in self.counts]
+        self._weights: list[float] = [KNOWN] * len(self.counts)
         self._drift = 1.0
         span = max(self.depths[-1] - self.depths[0], 1)
         both = [n for n in self.counts if n in deep]
@@ -212,15 +209,18 @@ class _Surface:
         self._token_s, self._row_s = _line(both, rises) if rises else (0.0, 0.0)
 
     def at(self, n: int, depth: int) -> float:
-        first, last = self.counts[0], self.counts[-1]
-        seconds = _between(self.counts, self._seconds, n)
-        if first == last:
-            seconds *= n / first
-        elif n > last:
-            rise = (self._seconds[-1] - self._seconds[0]) / (last - first)
-            seconds += (n - last) * max(rise, 0.0)
+        counts, known = self.counts, self._seconds
+        i = min(bisect_left(counts, n), len(counts) - 1)
+        seconds = known[i]
+        if len(counts) == 1:
+            seconds *= n / counts[0]
+        elif n > counts[i]:
+            seconds += (n - counts[i]) * max(seconds - known[0], 0.0) / (counts[i] - counts[0])
+        elif i and n < counts[i]:
+            part = (n - counts[i - 1]) / (counts[i] - counts[i - 1])
+            seconds = known[i - 1] + part * (seconds - known[i - 1])
         seconds += (depth - self.depths[0]) * (self._token_s + self._row_s * n)
-        return max(self._drift * seconds, _LEAST_S)
+        return max(self._drift * seconds, LEAST)
 
     def observe(self, n: int, ratio: float) -> None:
         """A time was `ratio` of the known one.
@@ -232,18 +232,18 @@ class _Surface:
         """
         is_known = n in self.counts
         i = self._point(n)
-        if ratio < math.exp(-_CLIP) and (not is_known or self._weights[i] == _MEASURED):
+        if ratio < math.exp(-_CLIP) and (not is_known or self._weights[i] == KNOWN):
             for j, weight in enumerate(self._weights):
-                if weight == _MEASURED or j == i:
+                if weight == KNOWN or j == i:
                     self._seconds[j] *= ratio
             ratio = 1.0
-        surprise = math.log(max(ratio, _LEAST_S))
+        surprise = math.log(max(ratio, LEAST))
         at_once, surprise = min(surprise + _CLIP, 0.0), min(max(surprise, -_CLIP), _CLIP)
         self._weights[i] += 1
-        part = max(1 / self._weights[i], _SLOWEST)
-        common = _DRIFT / (part + _DRIFT)
+        part = 1 / min(self._weights[i], KNOWN)
+        common = SLOW / (part + SLOW)
         self._seconds[i] *= math.exp(at_once * (1 - common) + part * surprise)
-        self._drift *= math.exp(at_once * common + _DRIFT * surprise)
+        self._drift *= math.exp(at_once * common + SLOW * surprise)
 
     def _point(self, n: int) -> int:
         """The place of a count among the points; it becomes one."""
@@ -313,24 +313,12 @@ class Passes:
             self._costs.observe_switch(self._extra_s, usual_s)
 
 
-def _between(xs: list[int], ys: list[float], x: int) -> float:
-    """On the broken line through the points; constant outside."""
-    i = bisect_left(xs, x)
-    if i == len(xs):
-        return ys[-1]
-    if xs[i] == x or i == 0:
-        return ys[i]
-    part = (x - xs[i - 1]) / (xs[i] - xs[i - 1])
-    return ys[i - 1] + part * (ys[i] - ys[i - 1])
-
-
 def _line(counts: list[int], rises: list[float]) -> tuple[float, float]:
     """Seconds that a cached token costs more in any pass and for each of its rows, by least
     squares, neither below 0: each rise by itself is too noisy to go by."""
-    n, mean, rise = len(counts), sum(counts) / len(counts), sum(rises) / len(rises)
-    spread = sum((count - mean) ** 2 for count in counts)
-    tilt = sum((count - mean) * s for count, s in zip(counts, rises, strict=True))
-    row_s = min(max(tilt / spread, 0.0), rise / mean) if n > 1 else 0.0
+    mean, rise = sum(counts) / len(counts), sum(rises) / len(rises)
+    tilt = np.polyfit(counts, rises, 1)[0] if len(counts) > 1 else 0.0
+    row_s = float(min(max(tilt, 0.0), rise / mean))
     return rise - row_s * mean, row_s
 
 

@@ -7,21 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_local.controller.acceptance import Acceptance, whole
-from dflash_local.controller.rows import BLEND
+from dflash_local.controller.costs import KNOWN
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Shape, ShapeName
 from dflash_local.draft.tree import Chances
 
-KNOWN = 16
-"""Verified drafts by which a drafter is known. Until then, it is thought to be good, plans are made
-in each round, and some drafts are verified whatever their confidence. Without this, `tiny-gpu` and
-`h200-8b-q4` lose 3 to 30 % with drafters whose confidence says nothing."""
-_SPARSE = 4
-"""One in so many rounds with chains is also judged as a tree, if trees are allowed. Without this,
-trees that begin to pay are never found; in each round, it costs a tiny model host time."""
-_ENOUGH_TRIALS = 48
-"""Drafts before a user is warned that few are kept. With fewer, one bad passage is told as a fault
-of the pair."""
+_BLEND = 0.15
+"""The weight of the last draft in means that stand for the next ones. With less, the usual row
+count is found too late."""
+REPLAN = 8
+"""Rounds between plans while drafting is on, and drafts of which one is also judged as a tree, if
+trees are allowed: both take host time, up to a tenth of a tiny model's step. The prices of passes
+are made again with every fourth plan."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,6 @@ class Findings:
     gain: float
     draft_cost: float
     double_cost: float
-    suspended: bool = False
 
     def text(self, drafting: bool) -> str:
         """One line: whether drafting is on, and why."""
@@ -50,8 +46,6 @@ class Findings:
                 f"drafting is on: {self.tokens:.1f} tokens a round at {width}, "
                 f"{self.gain:.2f} times the speed of plain decoding"
             )
-        if self.suspended:
-            return "drafting is off for a while: its rounds took longer than their tokens are worth"
         if self.gain >= 1:
             return "drafting is off for a while: it has not paid so far"
         if self.double_cost >= 1.8:  # more than a good draft would bring, even for nothing
@@ -116,7 +110,7 @@ class Policy:
         found = known.chances(draft, name)
         self._notice(found, name)
         for other in self.shapes:
-            if other != name and (other == "chain" or self.n_drafted % _SPARSE == 0):
+            if other != name and (other == "chain" or self.n_drafted % REPLAN == 0):
                 candidates = draft.candidates
                 curve = known.of_other_shape(candidates, other) if candidates else found
                 self._notice(curve, other)
@@ -127,7 +121,7 @@ class Policy:
         self.known.notice(curve, name)
         mean = self._curves.get(name, self.known.usual(name))
         self._curves[name] = [
-            old + BLEND * (new - old)
+            old + _BLEND * (new - old)
             for old, new in zip(mean, whole(curve, mean, name), strict=False)
         ]
 
@@ -152,7 +146,7 @@ class Policy:
     @property
     def warning(self) -> str | None:
         """One line where far fewer drafts are accepted than the drafter is sure of; else None."""
-        if self._n_tried < _ENOUGH_TRIALS:
+        if self._n_tried - self._n_kept < KNOWN:  # one bad passage is no fault of the pair
             return None
         kept, promised = self._n_kept / self._n_tried, self._promised / self._n_tried
         # Drafters that give no probabilities call every draft certain.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -29,31 +31,26 @@ def write(target: Target, drafter: Drafter | None, kept: dict[str, Any]) -> None
 
 def known_copies(target: Target, drafter: Drafter | None) -> CopyPrior:
     """The record of this model's copies from earlier processes; else a new one."""
-    try:
+    with suppress(ValueError, LookupError, TypeError):
         return CopyPrior.from_dict(of(target, drafter)["copies"])
-    except (ValueError, LookupError, TypeError):
-        return CopyPrior()
+    return CopyPrior()
 
 
-def known_drafts(target: Target, drafter: Drafter, n_nodes: int) -> tuple[Acceptance, Acceptance]:
+def known_drafts(target: Target, drafter: Drafter, n_nodes: int) -> list[Acceptance]:
     """The records of this drafter from earlier processes, of greedy requests and of those that
     sample; else new ones. `n_nodes` are the most of a tree."""
     size = min(drafter.block_size, target.max_width)
-    try:
+    with suppress(ValueError, LookupError, TypeError):
         greedy, sampled = of(target, drafter)["drafts"]
-        return (
-            Acceptance.from_dict(greedy, size, n_nodes),
-            Acceptance.from_dict(sampled, size, n_nodes),
-        )
-    except (ValueError, LookupError, TypeError):
-        return Acceptance(size, n_nodes), Acceptance(size, n_nodes)
+        return [Acceptance.from_dict(raw, size, n_nodes) for raw in (greedy, sampled)]
+    return [Acceptance(size, n_nodes), Acceptance(size, n_nodes)]
 
 
 def keep(
     target: Target,
     drafter: Drafter | None,
     costs: Costs,
-    drafts: tuple[Acceptance, Acceptance] | None = None,
+    drafts: Sequence[Acceptance] | None = None,
     copies: CopyPrior | None = None,
 ) -> None:
     """For the next process, which begins with the records of this one."""

@@ -20,9 +20,6 @@ from numpy.typing import NDArray
 HORIZON = 20
 """Rounds over which a better row count, or another shape, must earn the change of graph. With none,
 or with very many, it changes too often or never, at a third of the speed at worst."""
-BLEND = 0.15
-"""The weight of the last round in means that stand for the next ones. With less, the usual row
-count is found too late."""
 
 
 class Rows:
@@ -41,21 +38,14 @@ class Rows:
         self._passes: Sequence[float] = ()
         self._prices: list[float] = []
         self._enough: dict[tuple[int, int, float], NDArray[np.float64]] = {}
-        self._means: dict[tuple[int, int], list[float]] = {}  # values of the last rounds; by kind
 
     def price(self, base: int, passes: Sequence[float], rate: float) -> None:
         """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
         tokens a second that it must beat. The list stays as it is."""
         if passes is self._passes and (base, rate) == (self.base, self.rate):
             return
-        if base != self.base:
-            self._means = {}
         self.base, self.rate, self._passes, self._enough = base, rate, passes, {}
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
-
-    def forget(self) -> None:
-        """Forget the worth of the last drafts: the next ones have another shape."""
-        self._means = {}
 
     def value(self, chances: Sequence[float]) -> float:
         """The worth in tokens of the best part of drafts with these falling chances, beside a plain
@@ -64,23 +54,30 @@ class Rows:
         return max(self._values(merged(chains, equal=self.equal), self._each(chains)))
 
     def usual(
-        self, chains: Sequence[list[float]], last_rows: int | None, switch_s: float
+        self,
+        chains: Sequence[list[float]],
+        last_rows: int | None,
+        switch_s: float,
+        typical: Sequence[list[float]] = (),
     ) -> list[int]:
         """Rows for each sequence, its anchor included, by the falling chances of its drafts.
 
         `last_rows` are those of the last pass, from which to go costs `switch_s` seconds; None: any
         pass will have a new graph. The last count is kept unless another is better by more than its
-        graph costs: now, to go there and back, or on average, over the rounds to come.
+        graph costs: now, to go there and back, or on average, over the rounds to come. `typical`
+        are the chances of those drafts on average; empty: such as these.
         """
         brought, each = merged(chains, equal=self.equal), self._each(chains)
         values, last = self._values(brought, each), self._last(last_rows, each)
+        means = values
+        if typical:  # at the end of an answer, drafts are shorter; with copies, longer
+            padded = [*merged(typical, equal=self.equal), *[0.0] * len(brought)]
+            means = self._values(padded[: len(brought)], each)
+        counts = spaced(len(values) - 1) if self._few else range(len(values))
         switch = self.rate * switch_s
-        means = self._blended(values, each)
-        counts = _powers(len(values)) if self._few else range(len(values))
-        usual, best = max(counts, key=means.__getitem__), max(counts, key=values.__getitem__)
-        stay = last
-        if not 0 <= last < len(values) or (means[usual] - means[last]) * HORIZON > switch:
-            stay = usual
+        stay, best = max(counts, key=means.__getitem__), max(counts, key=values.__getitem__)
+        if 0 <= last < len(values) and (means[stay] - means[last]) * HORIZON <= switch:
+            stay = last
         cost = switch if stay != last else 2 * switch
         return self._shared(chains, brought, best if values[best] - values[stay] > cost else stay)
 
@@ -139,15 +136,6 @@ class Rows:
         """The tokens that drafts bring, less the worth of their time, by their number."""
         return list(map(sub, accumulate(chances, initial=0.0), self._prices[::each]))
 
-    def _blended(self, values: list[float], each: int) -> list[float]:
-        """With those of the rounds before that had as many: the ends of answers have fewer, which
-        say nothing of the usual drafts."""
-        kind = each, len(values)
-        means = self._means.get(kind, values)
-        blended = [mean + BLEND * (value - mean) for mean, value in zip(means, values, strict=True)]
-        self._means[kind] = blended
-        return blended
-
     def _shared(self, chains: Sequence[list[float]], merged: list[float], n: int) -> list[int]:
         """Rows for each sequence, its anchor included, when the `n` likeliest of all drafts are
         verified."""
@@ -171,11 +159,11 @@ class Rows:
         return widths
 
 
-def _powers(n: int) -> list[int]:
-    """Of 0 to n - 1 drafts those that make 1, 2, 4, ... rows with the anchor, and the most. A GPU
-    records a graph for each count: of the 35B-A3B shape on an H200 that took three plain steps, and
-    the first answers had counts from 4 to 16 where 8 to 16 rows were all they needed."""
-    return [*((1 << i) - 1 for i in range((n - 1).bit_length())), n - 1]
+def spaced(n: int) -> list[int]:
+    """Of 0 to n drafts those that make 1, 2, 4, ... rows with the anchor, and n. A GPU records a
+    graph for each count: of the 35B-A3B shape on an H200 that took three plain steps, and the first
+    answers had counts from 4 to 16 where 8 to 16 rows were all they needed."""
+    return [*((1 << i) - 1 for i in range(n.bit_length())), n]
 
 
 def merged(chains: Sequence[list[float]], *, equal: bool = False) -> list[float]:

@@ -248,7 +248,7 @@ def test_where_each_number_of_rows_costs_a_graph_drafts_have_few_lengths() -> No
     costs = HYBRID_HEADS.costs(1, block_size=HEADS_BLOCK)
     chosen = Controller(costs, HEADS_BLOCK, few_counts=True)
     played = play(HYBRID_HEADS, text("shipped drawn"), chosen, [400] * 3)
-    assert set(played.lengths) <= {0, 1, 2, 4, 6}
+    assert set(played.lengths) <= {0, 1, 3, 6}
 
 
 def test_drafts_grow_and_shrink_from_one_answer_to_the_next() -> None:
@@ -305,7 +305,7 @@ def test_rows_go_to_the_sequence_whose_drafts_survive() -> None:
         chosen.observe(policies[0], sure.clip(rows[0] - 1), [0] * rows[0])
         chosen.observe(policies[1], unsure.clip(rows[1] - 1), [0, 1][: rows[1]])
         verify_s = chosen.costs.step_s(sum(rows), DEPTH)
-        chosen.observe_round(sum(rows), "chain", 2, DEPTH, 1e-3, verify_s)
+        chosen.observe_round(sum(rows), "chain", 2, DEPTH, 1e-3, verify_s, 1e-4)
     assert rows[0] > 2 * rows[1]
 
 

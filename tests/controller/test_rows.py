@@ -102,16 +102,17 @@ def test_a_curve_that_falls_as_in_bf16() -> None:
         assert width == 1 or not 9 <= width <= 31
 
 
-def test_another_shape_begins_anew() -> None:
-    """The worth of chains says nothing of trees."""
+def test_the_usual_count_is_that_of_usual_drafts() -> None:
+    """Of one draft much better or worse than these, another count is verified only if that pays
+    the way there and back."""
     choice = Rows()
-    passes = [1.0 + 0.01 * n for n in range(MOST + 1)]
-    choice.price(1, passes, 1.0)
-    for _ in range(50):
-        choice.usual([[0.01] * MOST], 3, 0.1)
-    choice.forget()
-    (width,) = choice.usual([[0.9] * MOST], None, 0.1)
-    assert width == 1 + MOST
+    choice.price(1, [1.0 + 0.01 * n for n in range(MOST + 1)], 1.0)
+    usual = [[0.9] * 8]
+    for last in (3, 9, None):
+        assert choice.usual(usual, last, 2.0, usual) == [9]
+        assert choice.usual([[0.005] * MOST], last, 2.0, usual) == [9]
+        assert choice.usual([[0.9] * 8 + [0.05] * 40], last, 2.0, usual) == [9]
+    assert choice.usual([[0.9] * MOST], 9, 2.0, usual) == [1 + MOST]
 
 
 def test_a_doubtful_copy_is_not_tried_for_the_sake_of_a_sure_one() -> None:
@@ -149,7 +150,6 @@ def test_drafts_come_in_few_numbers_of_rows_where_each_has_a_graph_to_make() -> 
     choice.price(1, [1.0 + 0.3 * k for k in range(16)], 1.0)
     for survival, n in ((0.2, 1), (0.4, 2), (0.75, 4), (0.85, 8), (0.95, 11)):
         draft = [survival**j for j in range(1, 11)]
-        choice.forget()
         assert choice.usual([draft], None, 0.0) == [n]
     assert choice.once([[0.9**j for j in range(1, 16)]], None, 0.0) == [12]
 
