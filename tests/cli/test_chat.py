@@ -285,6 +285,10 @@ OpenTerminal = Callable[..., Terminal]
 
 def test_a_conversation(open_terminal: OpenTerminal, answer: str) -> None:
     terminal = open_terminal("-n", "24")
+    terminal.type("nothing of this")
+    terminal.expect("this")
+    terminal.type("\x03")  # clears it
+    terminal.expect(READY)
     assert "tokens/s" in terminal.ask(QUESTION)
     assert terminal.answers() == answer + "\n"
 
@@ -411,18 +415,6 @@ def test_ctrl_c_stops_the_answer_alone(open_terminal: OpenTerminal) -> None:
     terminal.type("\x03")
     assert "stopped" in terminal.expect(READY)
     assert "tokens/s" in terminal.ask("/stats")
-    terminal.type("\x04")
-    assert terminal.close() == 0
-
-
-def test_ctrl_c_at_the_prompt_clears_it(open_terminal: OpenTerminal, answer: str) -> None:
-    terminal = open_terminal("-n", "24")
-    terminal.type("nothing of this")
-    terminal.expect("this")
-    terminal.type("\x03")
-    terminal.expect(READY)
-    terminal.ask(QUESTION)
-    assert terminal.answers() == answer + "\n"
     terminal.type("\x04")
     assert terminal.close() == 0
 
