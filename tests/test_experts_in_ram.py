@@ -57,6 +57,7 @@ def answers(model: Model, width: int) -> list[Result]:
     ]
 
 
+@pytest.fixture(scope="module")
 def plain(pair: list[Path]) -> list[list[int]]:
     """The answers of the mixture with nothing moved and nothing drafted."""
     with dflash_local.load(*pair, n_gpu_layers=0, **EXACT) as model:  # type: ignore[arg-type]
@@ -69,11 +70,11 @@ def plain(pair: list[Path]) -> list[list[int]]:
     ids=str,
 )
 def test_half_of_the_experts_in_ram_and_drafts_equal_plain_decoding(
-    pair: list[Path], moved: dict[str, object]
+    pair: list[Path], plain: list[list[int]], moved: dict[str, object]
 ) -> None:
     with dflash_local.load(*pair, n_gpu_layers=0, **EXACT, **moved) as model:  # type: ignore[arg-type]
         found = answers(model, WIDTH)
-    assert [each.tokens for each in found] == plain(pair)
+    assert [each.tokens for each in found] == plain
     assert sum(each.stats.drafted for each in found) > 50
 
 

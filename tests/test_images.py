@@ -28,7 +28,7 @@ from vision_models import KINDS, asked, picture, write_projector, write_vision_t
 # isort: split
 import llama_cpp.llama_cpp as api
 
-N = 32
+N = 16
 ASKED = "def add(a, b):"
 
 
@@ -153,7 +153,16 @@ def test_an_answer_depends_on_the_picture(model: Model) -> None:
     assert one.token == again.token
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 7}])
+@pytest.mark.parametrize(
+    ("files", "sampling"),
+    [
+        pytest.param(kind, sampling, marks=[pytest.mark.slow] if (i + n) % 2 else [])
+        for i, kind in enumerate(KINDS)
+        for n, sampling in enumerate([{}, {"temperature": 0.9, "seed": 7}])
+    ],
+    indirect=["files"],
+    scope="module",
+)
 def test_drafts_change_no_answer_in_two_turns(model: Model, sampling: dict[str, Any]) -> None:
     texts, drafted = [], 0
     for width in (0, model.engine.max_width):

@@ -31,7 +31,7 @@ from pair_engine import answer, consistent, open_target, request
 from plain_answer import PlainAnswer
 from small_model import model_drafter, write_small
 
-N = 40
+N = 28
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 WAYS = {"greedy": {}, "seeded": SEEDED}
 
