@@ -64,6 +64,7 @@ def plain(pair: list[Path]) -> list[list[int]]:
         return [each.tokens for each in answers(model, 0)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "moved",
     [{"n_cpu_moe": HALF}, {"cpu_moe": True}, {"override_tensor": {"ffn_down_exps": "CPU"}}],
@@ -119,6 +120,7 @@ def whole_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "clear_log", lambda: None)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("whole_log")
 @pytest.mark.parametrize("n", [HALF, EXPERTS.n_layer])
 def test_layers_on_a_worker_with_experts_here(
@@ -159,6 +161,7 @@ def small_gpu(mib: float) -> Device:
     return Device("GPU0", "", "gpu", int(mib * MIB), 8000 * MIB)
 
 
+@pytest.mark.one_in(2)
 def test_patterns_may_name_a_worker_and_the_head_stays_here(
     pair: list[Path], worker: WorkerProcess
 ) -> None:

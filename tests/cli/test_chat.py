@@ -317,6 +317,7 @@ def test_a_conversation(open_terminal: OpenTerminal, answer: str) -> None:
     assert terminal.close() == 0
 
 
+@pytest.mark.slow
 def test_a_picture_goes_with_the_next_message(
     open_terminal: OpenTerminal, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -385,6 +386,7 @@ def test_paths_in_a_message_are_taken_out(written: str, text: str, tmp_path: Pat
     assert found == (text, [path] * written.count("{}"))
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_has_whole_words(open_terminal: OpenTerminal) -> None:
     terminal = open_terminal("-n", "24", "--draft-width", "8", environment={"COLUMNS": "40"})
     terminal.ask(QUESTION)

@@ -29,6 +29,7 @@ def test_the_shipped_pair_is_well() -> None:
     check_private(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_small_model_and_heads_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

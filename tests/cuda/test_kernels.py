@@ -141,6 +141,7 @@ def test_heads_of_the_shipped_target() -> None:
     assert kernels.heads_of(file, "q4_0", "q4_0") == set()
 
 
+@pytest.mark.slow
 def test_two_types_in_one_kernel(compiler: Compiler) -> None:
     compiled = compiler.compile(kernels.source_of(("Q4_K", "Q6_K_U")), 90)
     assert b"product_Q4_K_Q6_K_U_4" in compiled.cubin

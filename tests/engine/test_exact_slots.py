@@ -107,6 +107,7 @@ def test_bad_drafts_beside_good_ones_change_nothing(target: Target, lonely: Engi
     assert drift == Drift(8)
 
 
+@pytest.mark.slow
 def test_each_slot_has_its_own_part_of_the_context(crowded: Engine, lonely: Engine) -> None:
     """An answer ends where its own part is full, whatever the others have."""
     source = crowded.target.vocabulary.tokenize(PYTHON_SOURCE)

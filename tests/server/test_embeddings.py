@@ -291,6 +291,7 @@ def test_a_server_of_one_embedding_model(files: tuple[Path, Path]) -> None:
         assert api.get("/slots").json() == []
 
 
+@pytest.mark.slow
 def test_a_model_of_text_as_one_of_vectors(pair: tuple[Path, Path]) -> None:
     """Of which one request may run, and none wait."""
     arguments = ("--target", str(pair[0]), "--pooling", "last", "--gpu-layers", "0", "--queue", "0")

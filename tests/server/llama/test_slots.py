@@ -88,6 +88,7 @@ def test_a_slot_comes_back_in_another_one(client: httpx.Client, folder: Path) ->
     assert third["timings"]["prompt_n"] == n and third["content"] == first["content"]
 
 
+@pytest.mark.slow
 def test_a_slot_outlives_its_server(folder: Path, client: httpx.Client) -> None:
     first = completed(client, id_slot=0)
     change(client, 0, "save", "kept").raise_for_status()
@@ -176,6 +177,7 @@ def test_keys_do_not_reach_each_others_slots_and_files(folder: Path, cache_folde
         assert completed(client, id_slot=0)["timings"]["prompt_n"] == 1
 
 
+@pytest.mark.slow
 def test_exact_answers_of_several_slots() -> None:
     """Each has an equal part of the context; asked at once, the answers are those of one."""
     target, draft = map(str, tiny_coder.pair())
