@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -28,11 +29,16 @@ def modules() -> dict[str, Path]:
     }
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
 def imported(name: str, known: dict[str, Path]) -> set[str]:
     """The modules that one imports anywhere: at its top, in functions, for types."""
     package = name if known[name].stem == "__init__" else name.rpartition(".")[0]
     names: set[str] = set()
-    for node in ast.walk(ast.parse(known[name].read_text("utf-8"))):
+    for node in nodes(known[name]):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -52,7 +58,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 def test_no_module_imports_the_lab() -> None:
     """It is not in the wheel."""
     for path in modules().values():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
@@ -100,6 +106,6 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     clauses = re.compile(r"(What|Which|Who|Where|When|Why|How)\b")
     for path in modules().values():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(path):
             text = ast.get_docstring(node) if isinstance(node, documented) else None
             assert not text or not clauses.match(text), f"{path}: {text}"

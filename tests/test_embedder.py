@@ -118,11 +118,11 @@ def test_with_pooling_none_each_token_has_a_vector(bert_file: Path, bert: Embedd
 
 
 def test_many_texts_have_the_vectors_that_each_has_alone(bert: Embedder, decoder: Embedder) -> None:
-    texts = [f"{'hello ' * (n % 40)}this is test {n}" for n in range(100)]
+    texts = [f"{'hello ' * (n % 40)}this is test {n}" for n in range(50)]
     for embedder in (bert, decoder):
         found = embedder.embed(texts)
         assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-        for n in (0, 1, 41, 99):
+        for n in (0, 1, 41, 49):
             assert found[n] @ embedder.embed(texts[n])[0] == pytest.approx(1, abs=CLOSE)
         assert found[0] @ found[39] < 0.99
 

@@ -26,6 +26,7 @@ def test_there_is_a_test_for_each() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} <= tests
 
 
+@pytest.mark.slow
 def test_chat() -> None:
     at_hand, whole = re.search(r"(\d+) of (\d+) prompt tokens", output("chat")).groups()
     assert 0 < int(at_hand) < int(whole)
@@ -37,6 +38,7 @@ def test_streaming() -> None:
     assert all(topic in told for topic in ("sea", "clock", "bread"))
 
 
+@pytest.mark.slow
 def test_json_schema() -> None:
     assert set(json.loads(output("json_schema"))) == {"name", "arguments", "pure"}
 

@@ -28,7 +28,7 @@ from vision_models import KINDS, asked, picture, write_projector, write_vision_t
 # isort: split
 import llama_cpp.llama_cpp as api
 
-N = 32
+N = 16
 ASKED = "def add(a, b):"
 
 
@@ -144,6 +144,7 @@ def test_answers_are_those_of_libmtmds_own_evaluation(files: list[Path], model: 
     assert model.generate(prompt, max_tokens=N, temperature=0).tokens == expected
 
 
+@pytest.mark.one_in(2)
 def test_an_answer_depends_on_the_picture(model: Model) -> None:
     one, other, again = (
         answer(model, [asked(ASKED, picture(seed=seed))], logprobs=5).logprobs[0]
@@ -153,7 +154,16 @@ def test_an_answer_depends_on_the_picture(model: Model) -> None:
     assert one.token == again.token
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 7}])
+@pytest.mark.parametrize(
+    ("files", "sampling"),
+    [
+        pytest.param(kind, sampling, marks=[pytest.mark.slow] if (i + n) % 2 else [])
+        for i, kind in enumerate(KINDS)
+        for n, sampling in enumerate([{}, {"temperature": 0.9, "seed": 7}])
+    ],
+    indirect=["files"],
+    scope="module",
+)
 def test_drafts_change_no_answer_in_two_turns(model: Model, sampling: dict[str, Any]) -> None:
     texts, drafted = [], 0
     for width in (0, model.engine.max_width):
@@ -240,6 +250,7 @@ def test_a_picture_that_left_its_slot_is_not_computed_again(files: list[Path]) -
         assert again.stats.prompt_tokens - again.stats.cached_tokens <= 64
 
 
+@pytest.mark.one_in(2)
 def test_exact_answers_after_a_picture_are_those_of_a_cold_cache(files: list[Path]) -> None:
     n_batch = 128 if files[0].stem == "gemma4" else 64  # an image of 81 tokens, at once
     with loaded(files, exact=True, n_batch=n_batch, n_ctx=1024) as model:

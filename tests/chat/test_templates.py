@@ -100,6 +100,7 @@ def test_each_named_form_is_some_template_s() -> None:
         assert any(text in source for source in TEMPLATES.values())
 
 
+@pytest.mark.slow
 def test_a_template_that_hangs_or_fails_has_no_calls() -> None:
     hangs = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     assert dialect_of(f"{hangs}{{{{ tools }}}}").form is None

@@ -285,6 +285,10 @@ OpenTerminal = Callable[..., Terminal]
 
 def test_a_conversation(open_terminal: OpenTerminal, answer: str) -> None:
     terminal = open_terminal("-n", "24")
+    terminal.type("nothing of this")
+    terminal.expect("this")
+    terminal.type("\x03")  # clears it
+    terminal.expect(READY)
     assert "tokens/s" in terminal.ask(QUESTION)
     assert terminal.answers() == answer + "\n"
 
@@ -313,6 +317,7 @@ def test_a_conversation(open_terminal: OpenTerminal, answer: str) -> None:
     assert terminal.close() == 0
 
 
+@pytest.mark.slow
 def test_a_picture_goes_with_the_next_message(
     open_terminal: OpenTerminal, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -381,6 +386,7 @@ def test_paths_in_a_message_are_taken_out(written: str, text: str, tmp_path: Pat
     assert found == (text, [path] * written.count("{}"))
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_has_whole_words(open_terminal: OpenTerminal) -> None:
     terminal = open_terminal("-n", "24", "--draft-width", "8", environment={"COLUMNS": "40"})
     terminal.ask(QUESTION)
@@ -411,18 +417,6 @@ def test_ctrl_c_stops_the_answer_alone(open_terminal: OpenTerminal) -> None:
     terminal.type("\x03")
     assert "stopped" in terminal.expect(READY)
     assert "tokens/s" in terminal.ask("/stats")
-    terminal.type("\x04")
-    assert terminal.close() == 0
-
-
-def test_ctrl_c_at_the_prompt_clears_it(open_terminal: OpenTerminal, answer: str) -> None:
-    terminal = open_terminal("-n", "24")
-    terminal.type("nothing of this")
-    terminal.expect("this")
-    terminal.type("\x03")
-    terminal.expect(READY)
-    terminal.ask(QUESTION)
-    assert terminal.answers() == answer + "\n"
     terminal.type("\x04")
     assert terminal.close() == 0
 

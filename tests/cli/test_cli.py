@@ -335,6 +335,7 @@ def test_the_file_may_be_read_into_memory(mode: str, greedy: dict[str, Any]) -> 
     assert json.loads(done.stdout)["tokens"] == greedy["tokens"][:8]
 
 
+@pytest.mark.slow
 def test_positions_may_be_stretched(greedy: dict[str, Any]) -> None:
     """As llama.cpp does by the keys of the file; the drafts stay the answer's own."""
     keys = {"rope.scaling.type": "str:linear", "rope.scaling.factor": "float:16"}

@@ -14,6 +14,7 @@ import gguf_files
 import tiny_coder
 from chat_models import with_template
 from command_line import run_here
+from dflash_local.doctor import trial
 from hybrid import write_hybrid
 from small_model import write_small
 
@@ -28,7 +29,11 @@ def test_the_shipped_pair_is_well() -> None:
     check_private(done.stdout)
 
 
-def test_a_small_model_and_heads_are_told_apart(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_small_model_and_heads_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "N_TOKENS", 12)
     target = tiny_coder.pair()[0]
     small = write_small(tmp_path / "small.gguf")
     done = run_here("doctor", "--target", str(target), "--draft", str(small), "-q")

@@ -23,6 +23,7 @@ def test_a_machine_that_gets_slower_or_faster_is_no_gain(
         return replace(stats, decode_s=next(clock) * stats.emitted)
 
     monkeypatch.setattr(trial, "_answer", slower)
+    monkeypatch.setattr(trial, "N_TOKENS", 8)
     found = trial.try_pair(model)
     assert found.gains == pytest.approx([1.0] * 3)
     assert found.gain == pytest.approx(1.0)

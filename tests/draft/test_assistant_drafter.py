@@ -6,30 +6,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tiny_coder
 from dflash_local import load
 from dflash_local.draft.assistant_drafter import AssistantDrafter
-from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import FileError, PairError
 from dflash_local.fit.pairing import check_pair, check_target
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pair import open_pair
-from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
-from elsewhere import controller
 from gguf_files import ARRAY, BOOL, INT32, UINT32, Tensor, Value, changed, edited
-from heads import assistant_drafter, check_four_at_once, drafts_of_llama_cpp, target_of_assistant
+from heads import (
+    N,
+    assistant_drafter,
+    check_a_text_goes_on,
+    check_at_once,
+    check_drafts,
+    check_four_at_once,
+    check_one_answer,
+    check_put_off,
+    check_shared_and_saved,
+    drafts,
+    read,
+    share_accepted,
+    target_of_assistant,
+)
 from hybrid import write_assistant, write_hybrid
-from long_text import PYTHON_SOURCE
-from pair_engine import answer, consistent, request
+from pair_engine import answer
 from plain_answer import PlainAnswer
 
-N = 32
 WAYS = {"greedy": {}, "seeded": {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}}
 RIGHT = {"always right": 0.0, "sometimes right": 0.1, "never right": 1.0}
 KEY = "gemma4-assistant."
@@ -68,39 +76,15 @@ def engine(target: Target, drafter: AssistantDrafter) -> Iterator[Engine]:
     opened.slots.forget_all()
 
 
-def read(engine: Engine, text: list[int], seq: int = 0) -> StoredFeatures:
-    """The target's states after a text, which is at most a batch."""
-    engine.slots.forget_all()
-    n = len(text)
-    engine.target.decode(text, range(n), [seq] * n, [False] * n)
-    return StoredFeatures(engine.target, list(engine.target.numbers), text)
-
-
-def drafts(
-    drafter: AssistantDrafter, anchor: int, features: StoredFeatures, seq: int = 0
-) -> list[int]:
-    (draft,) = drafter.draft([DraftRequest(seq, anchor, features, 6, whole=True)])
-    return draft.tokens
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("width", [3, 7, "auto"])
-def test_one_answer(
-    target: Target, engine: Engine, drafter: AssistantDrafter, way: str, width: int | str
-) -> None:
-    if width == "auto":
-        engine.control(controller("cheap"))
-    for text in tiny_coder.prompts()["code"][:2]:
-        plain = PlainAnswer(target, text, N, **WAYS[way])
-        found = plain.asked(engine, width)
-        assert found.stats.drafted > 0
-        consistent(engine, drafter, len(plain.text) - 1)
-        engine.slots.forget_all()
+def test_one_answer(engine: Engine, way: str, width: int | str) -> None:
+    check_one_answer(engine, width, **WAYS[way])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
-    check_four_at_once(target, engine, N, **WAYS[way])
+def test_four_at_once(engine: Engine, way: str) -> None:
+    check_four_at_once(engine, **WAYS[way])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -108,85 +92,34 @@ def test_exact_answers_at_once(files: Files, way: str) -> None:
     """Each sequence has a stream of cells of its own. The one in the middle ends first."""
     path, assistant = files["sometimes right"]
     with target_of_assistant(path, assistant, n_seq=3, exact=True) as target:
-        texts = tiny_coder.prompts()["code"][:3]
-        known = [
-            PlainAnswer(target, t, n, **WAYS[way]) for t, n in zip(texts, (N, 8, N), strict=True)
-        ]
+        texts = zip(tiny_coder.prompts()["code"], (N, 8, N), strict=False)
+        known = [PlainAnswer(target, text, n, **WAYS[way]) for text, n in texts]
         engine = Engine(target, assistant_drafter(target, assistant), 3)
-        answers = [engine.begin(request(p.prompt, 7, len(p.tokens), **WAYS[way])) for p in known]
-        engine.run(answers)
-        for found, plain in zip(answers, known, strict=True):
-            assert found.error is None and found.stats.warning is None
-            assert found.tokens == plain.tokens
-            assert found.stats.drafted > 0
+        check_at_once(engine, known, (7, 7, 7), **WAYS[way])
 
 
 def test_assistants_that_are_right_are_accepted(files: Files) -> None:
     accepted = {}
     for name, (path, assistant) in files.items():
         with target_of_assistant(path, assistant) as target:
-            engine = Engine(target, assistant_drafter(target, assistant))
-            stats = [answer(engine, [t, t + 1, t + 2], 7, N).stats for t in range(1000, 5000, 500)]
-            accepted[name] = sum(s.accepted for s in stats) / sum(s.drafted for s in stats)
+            accepted[name] = share_accepted(Engine(target, assistant_drafter(target, assistant)))
     assert accepted["always right"] > 0.9  # behind the end of an answer nothing is accepted
     assert 0.9 > accepted["sometimes right"] > 0.1 > accepted["never right"]
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_drafts_are_llama_cpp_s(files: Files, name: str) -> None:
-    """With the whole text at once, longer than the window, and in pieces."""
     path, assistant = files[name]
     with target_of_assistant(path, assistant) as target:
-        drafter = assistant_drafter(target, assistant)
-        text = target.vocabulary.tokenize(PYTHON_SOURCE)[:50]
-        features = read(Engine(target, drafter), text)
-        states = np.asarray(features)
-        expected = drafts_of_llama_cpp(target, [*text, 300], states, 6, assistant)
-        assert drafts(drafter, 300, features) == expected
-        assert drafts(drafter, 300, StoredFeatures(target, [])) == expected
-        other = drafts_of_llama_cpp(target, [*text, 301], states, 6, assistant)
-        assert drafts(drafter, 301, StoredFeatures(target, [])) == other
-        drafter.truncate(0, 0)
-        for begin, end in ((0, 1), (1, 30), (30, 44)):
-            rows = features.rows[begin:end]
-            drafter.inject(0, StoredFeatures(target, rows, text[begin:end]))
-        assert drafts(drafter, 300, StoredFeatures(target, features.rows[44:])) == expected
-        assert drafter.length(0) == len(text)
+        check_drafts(Engine(target, assistant_drafter(target, assistant)), assistant)
 
 
-def test_shared_and_saved_texts(
-    target: Target, engine: Engine, drafter: AssistantDrafter, files: Files
-) -> None:
-    text = target.vocabulary.tokenize(PYTHON_SOURCE)[:40]
-    expected = drafts(drafter, 300, read(engine, text))
-    none = StoredFeatures(target, [])
-    for seq in (2, 3):
-        target.copy(0, seq, len(text))
-    drafter.copy(0, 2, len(text))
-    assert drafts(drafter, 300, none, 2) == expected
-    saved = drafter.save(2)
-    drafter.truncate(2, 0)
-    drafter.truncate(0, 7)
-    drafter.restore(3, saved)
-    assert [drafter.length(seq) for seq in range(4)] == [7, 0, 0, len(text)]
-    assert drafts(drafter, 300, none, 3) == expected
+def test_shared_and_saved_texts(engine: Engine) -> None:
+    check_shared_and_saved(engine)
 
 
 def test_a_text_goes_on_from_an_earlier_one(target: Target, drafter: AssistantDrafter) -> None:
-    """In its slot, cut back in it, and after it has left the slot."""
-    engine = Engine(target, drafter, 1, store=PrefixStore(64 << 20))
-    engine.slots.forget_all()
-    first = PlainAnswer(target, PYTHON_SOURCE[:500], N)
-    turn = target.vocabulary.tokenize("\n\ndef add(a, b):")
-    second = PlainAnswer(target, [*first.text, *turn], N)
-    third = PlainAnswer(target, [*first.prompt[:-9], *turn], N)
-    engine.slots.forget_all()
-    for plain in (first, second, third, second, first):
-        found = answer(engine, plain.prompt, 7, N)
-        assert found.error is None
-        assert found.tokens == plain.tokens
-        assert found.stats.drafted > 0
-        consistent(engine, drafter, len(engine.slots[0].cached))
+    check_a_text_goes_on(target, drafter)
 
 
 def test_without_a_free_cell_nothing_is_drafted(files: Files) -> None:
@@ -238,13 +171,7 @@ def test_loaded(files: Files) -> None:
 
 def test_they_are_put_off_where_they_do_not_pay(files: Files) -> None:
     with load(*files["never right"], quiet=True, **OPTIONS) as model:
-        plain = model.generate("def add(", max_tokens=3 * N, draft_width=0)
-        model.forget()
-        for _ in range(3):
-            found = model.generate("def add(", max_tokens=3 * N)
-            assert found.tokens == plain.tokens
-            model.forget()
-        assert found.stats.drafting and found.stats.drafting.startswith("drafting is off")
+        check_put_off(model)
 
 
 def test_its_place(files: Files) -> None:

@@ -25,12 +25,17 @@ from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
 from gguf_files import FLOAT32, STRING, Tensor, changed
-from heads import drafts_of_llama_cpp, fused_heads, heads_drafter, target_with_heads
+from heads import (
+    check_four_at_once,
+    check_one_answer,
+    drafts_of_llama_cpp,
+    fused_heads,
+    heads_drafter,
+    target_with_heads,
+)
 from hybrid import N_LAYER, write_hybrid
 from long_text import PYTHON_SOURCE
-from pair_engine import answer, consistent
-from pair_engine import request as ask
-from plain_answer import PlainAnswer
+from pair_engine import answer
 
 N, N_SEQ, N_TEXT = 32, 4, 60
 TARGETS = {
@@ -330,23 +335,11 @@ def answering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def test_answers_are_those_of_plain_decoding(answering: Path, how: dict[str, float]) -> None:
     """Of one sequence, of four, and where a text goes on from an earlier one."""
     with target_with_heads(answering, n_seq=N_SEQ) as target:
-        texts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
-        known = [PlainAnswer(target, text, N, **how) for text in texts]
         drafter = fused_heads(target)
         engine = Engine(target, drafter, N_SEQ, store=PrefixStore(64 << 20))
         engine.slots.forget_all()
-        alone = known[0].asked(engine, 7)
-        consistent(engine, drafter, len(known[0].text) - 1)
-        assert alone.stats.accepted > 0
-        engine.slots.forget_all()
-        answers = [
-            engine.begin(ask(plain.prompt, width, N, **how))
-            for plain, width in zip(known, (7, 4, 7, 2), strict=True)
-        ]
-        engine.run(answers)
-        for found, plain in zip(answers, known, strict=True):
-            assert found.error is None
-            assert found.tokens == plain.tokens
+        assert check_one_answer(engine, 7, **how) > 0
+        known = check_four_at_once(engine, **how)
         for plain in known:  # from the slots, and from the store
             again = answer(engine, plain.prompt, 7, N, **how)
             # The last bits of a recurrent state may differ after a checkpoint.

@@ -14,7 +14,6 @@ import pytest
 
 import tiny_coder
 from dflash_local import load, loading
-from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.engine.engine import Engine
@@ -25,20 +24,26 @@ from dflash_local.gguf.drafter_spec import HeadsSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
 from dflash_local.pair import Pair, open_pair
-from dflash_local.prefixes.store import PrefixStore
 from dflash_local.setup import Setup
-from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
-from elsewhere import controller
 from gguf_files import UINT32, Tensor, changed, edited
-from heads import check_four_at_once, drafts_of_llama_cpp, heads_drafter, target_with_heads
+from heads import (
+    N,
+    check_a_text_goes_on,
+    check_drafts,
+    check_four_at_once,
+    check_one_answer,
+    check_put_off,
+    check_shared_and_saved,
+    heads_drafter,
+    share_accepted,
+    target_with_heads,
+)
 from hybrid import write_hybrid
 from long_text import PYTHON_SOURCE
-from pair_engine import answer, consistent
 from pairwise import pairwise_cases
 from plain_answer import PlainAnswer
 
-N = 32
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 WAYS = {"greedy": {}, "seeded": SEEDED}
 TARGETS = {
@@ -91,20 +96,6 @@ def engine(target: Target) -> Iterator[Engine]:
     drafter.close()
 
 
-def read(engine: Engine, text: list[int], seq: int = 0) -> StoredFeatures:
-    """The target's states after a text, which is at most a batch."""
-    engine.slots.forget_all()
-    n = len(text)
-    engine.target.decode(text, range(n), [seq] * n, [False] * n)
-    return StoredFeatures(engine.target, list(engine.target.numbers), text)
-
-
-def drafts(engine: Engine, anchor: int, features: StoredFeatures, seq: int = 0) -> list[int]:
-    assert engine.drafter
-    (draft,) = engine.drafter.draft([DraftRequest(seq, anchor, features, 6, whole=True)])
-    return draft.tokens
-
-
 @pytest.mark.parametrize(
     ("target", "way", "width"),
     pairwise_cases(list(TARGETS), list(WAYS), (3, 7, "auto")),
@@ -112,15 +103,7 @@ def drafts(engine: Engine, anchor: int, features: StoredFeatures, seq: int = 0) 
     scope="module",
 )
 def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) -> None:
-    if width == "auto":
-        engine.control(controller("cheap"))
-    assert engine.drafter
-    for text in tiny_coder.prompts()["code"][:2]:
-        plain = PlainAnswer(target, text, N, **WAYS[way])
-        found = plain.asked(engine, width)
-        assert found.stats.drafted > 0
-        consistent(engine, engine.drafter, len(plain.text) - 1)
-        engine.slots.forget_all()
+    check_one_answer(engine, width, **WAYS[way])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -130,85 +113,30 @@ def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) 
     scope="module",
 )
 def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
-    check_four_at_once(target, engine, N, **WAYS[way])
+    check_four_at_once(engine, **WAYS[way])
 
 
 def test_heads_that_are_right_are_accepted(files: Files) -> None:
     accepted = {}
     for name in TARGETS:
         with target_with_heads(files[name]) as target:
-            engine = Engine(target, heads_drafter(target))
-            stats = [answer(engine, [t, t + 1, t + 2], 7, N).stats for t in range(1000, 5000, 500)]
-            accepted[name] = sum(s.accepted for s in stats) / sum(s.drafted for s in stats)
-    assert (
-        accepted["always right"] > 0.9
-    )  # at the end of an answer there is nothing to compare with
-    assert 0.9 > accepted["sometimes right"] > 0.1 > accepted["never right"]
-    assert 0.9 > accepted["experts, sometimes right"] > 0.1
-    assert 0.9 > accepted["no recurrent layers"] > 0.1
-    assert 0.9 > accepted["cut to outputs"] > 0.1
-    assert 0.9 > accepted["latent attention"] > 0.1
-    assert 0.9 > accepted["chosen tokens"] > 0.1
-    assert 0.9 > accepted["chosen tokens of GLM"] > 0.1
-    assert 0.9 > accepted["latent, recurrent layers"] > 0.1
-    assert 0.9 > accepted["sliding windows"] > 0.1
-    assert 0.9 > accepted["one matrix for attention"] > 0.1
-    assert 0.9 > accepted["snapshots"] > 0.1
+            accepted[name] = share_accepted(Engine(target, heads_drafter(target)))
+    assert accepted.pop("always right") > 0.9  # behind the end of an answer nothing is accepted
+    assert accepted.pop("never right") < 0.1
+    assert all(0.1 < share < 0.9 for share in accepted.values()), accepted
 
 
 def test_drafts_are_llama_cpp_s(target: Target, engine: Engine) -> None:
-    """With the whole text at once, in pieces, and after drafts that were rejected."""
-    text = target.vocabulary.tokenize(PYTHON_SOURCE)[:50]
-    features = read(engine, text)
-    states = np.asarray(features)
-    expected = drafts_of_llama_cpp(target, [*text, 300], states, 6)
-    assert drafts(engine, 300, features) == expected
-    assert drafts(engine, 300, StoredFeatures(target, [])) == expected
-    other = drafts_of_llama_cpp(target, [*text, 301], states, 6)
-    assert drafts(engine, 301, StoredFeatures(target, [])) == other
-    assert engine.drafter
-    engine.drafter.truncate(0, 0)
-    for begin, end in ((0, 1), (1, 30), (30, 44)):
-        engine.drafter.inject(0, StoredFeatures(target, features.rows[begin:end], text[begin:end]))
-    rest = StoredFeatures(target, features.rows[44:], text[44:])
-    assert drafts(engine, 300, rest) == expected
-    assert engine.drafter.length(0) == len(text)
+    check_drafts(engine)
 
 
 def test_shared_and_saved_texts(target: Target, engine: Engine) -> None:
-    drafter = engine.drafter
-    assert isinstance(drafter, HeadsDrafter)
-    text = target.vocabulary.tokenize(PYTHON_SOURCE)[:40]
-    features = read(engine, text)
-    expected = drafts(engine, 300, features)
-    none = StoredFeatures(target, [])
-    drafter.copy(0, 2, len(text))
-    assert drafts(engine, 300, none, 2) == expected
-    saved = drafter.save(2)
-    drafter.truncate(2, 0)
-    drafter.truncate(0, 7)
-    drafter.restore(3, saved)
-    assert [drafter.length(seq) for seq in range(4)] == [7, 0, 0, len(text)]
-    assert drafts(engine, 300, none, 3) == expected
+    check_shared_and_saved(engine)
 
 
 def test_a_text_goes_on_from_an_earlier_one(target: Target, engine: Engine) -> None:
-    """In its slot, cut back in it, and after it has left the slot."""
-    engine = Engine(target, engine.drafter, 1, store=PrefixStore(64 << 20))
-    engine.slots.forget_all()
-    first = PlainAnswer(target, PYTHON_SOURCE[:500], N)
-    turn = target.vocabulary.tokenize("\n\ndef add(a, b):")
-    second = PlainAnswer(target, [*first.text, *turn], N)
-    third = PlainAnswer(target, [*first.prompt[:-9], *turn], N)
-    engine.slots.forget_all()
-    for plain in (first, second, third, second, first):
-        found = answer(engine, plain.prompt, 7, N)
-        # The last bits of a recurrent state may differ after a checkpoint.
-        assert target.is_recurrent or found.tokens == plain.tokens
-        assert found.error is None
-        assert found.stats.drafted > 0
-        assert engine.drafter
-        consistent(engine, engine.drafter, len(engine.slots[0].cached))
+    assert engine.drafter
+    check_a_text_goes_on(target, engine.drafter)
 
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
@@ -235,13 +163,7 @@ def test_loaded_by_default_and_by_the_word(files: Files, word: str | None) -> No
 def test_they_are_put_off_where_they_do_not_pay(files: Files) -> None:
     said: list[str] = []
     with load(files["never right"], say=said.append, **OPTIONS) as model:
-        plain = model.generate("def add(", max_tokens=3 * N, draft_width=0)
-        model.forget()
-        for _ in range(3):
-            found = model.generate("def add(", max_tokens=3 * N)
-            assert found.tokens == plain.tokens
-            model.forget()
-        assert found.stats.drafting and found.stats.drafting.startswith("drafting is off")
+        check_put_off(model)
     assert any(line.startswith("drafting is off") for line in said)
 
 

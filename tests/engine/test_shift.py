@@ -22,8 +22,8 @@ from long_text import PYTHON_SOURCE
 from pair_engine import answer
 from shapes import assert_equal, exact_model, exact_target
 
-N_CTX, N = 256, 350
-"""Such an answer fills the context, and once more after each of two shifts."""
+N_CTX, N_PROMPT, N = 256, 150, 240
+"""Such an answer fills the context, and once more after the first of two shifts."""
 DRAWN: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.9, "seed": 4}}
 
 
@@ -41,7 +41,7 @@ def target(shape: DraftShape, either_file: Path) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def prompt(small: Model) -> list[int]:
-    return small.tokenize(PYTHON_SOURCE)[:40]
+    return small.tokenize(PYTHON_SOURCE)[:N_PROMPT]
 
 
 def after_shifts(prompt: list[int], tokens: list[int], n_keep: int, n_discard: int) -> list[int]:
@@ -92,7 +92,7 @@ def test_without_it_an_answer_ends_with_the_context(small: Model, prompt: list[i
 
 @pytest.mark.one_in(2)
 def test_bad_drafts_change_nothing(target: Target, shape: DraftShape) -> None:
-    prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:40]
+    prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:N_PROMPT]
     ends = {token: float("-inf") for token in target.vocabulary.ends}
     asked: dict[str, Any] = {"n_keep": 8, "logit_bias": ends, "temperature": 0.9, "seed": 4}
     plain = answer(Engine(target, None), prompt, 0, N, **asked)
@@ -110,11 +110,11 @@ def test_bad_drafts_change_nothing(target: Target, shape: DraftShape) -> None:
 @pytest.mark.one_in(2)
 def test_several_at_once_all_come_to_their_end(shape: DraftShape, either_file: Path) -> None:
     with exact_model(shape, either_file, n_ctx=N_CTX, n_seq=3) as model:
-        prompts = [model.tokenize(PYTHON_SOURCE)[at : at + 30] for at in (0, 100, 200)]
-        options: dict[str, Any] = {"max_tokens": 250, "ignore_eos": True, "context_shift": True}
+        prompts = [model.tokenize(PYTHON_SOURCE)[at:][:N_PROMPT] for at in (0, 100, 200)]
+        options: dict[str, Any] = {"max_tokens": 110, "ignore_eos": True, "context_shift": True}
         with ThreadPoolExecutor(3) as pool:
             told = list(pool.map(lambda p: model.generate(p, **options), prompts))
-        assert [len(result.tokens) for result in told] == [250] * 3
+        assert [len(result.tokens) for result in told] == [110] * 3
         assert any(result.stats.shifts for result in told)
 
 
@@ -131,7 +131,7 @@ def test_an_exact_model_keeps_no_row_of_a_shifted_answer() -> None:
     ) as model:
         prompt = model.tokenize(PYTHON_SOURCE)[:200]
         for n_keep, n_cached in ((0, 0), (100, 96), (-1, 192)):
-            options: dict[str, Any] = {"max_tokens": 120, "ignore_eos": True, "n_keep": n_keep}
+            options: dict[str, Any] = {"max_tokens": 110, "ignore_eos": True, "n_keep": n_keep}
             told = model.generate(prompt, context_shift=True, **options)
             assert told.stats.shifts
             assert model.engine.slots[0].cached == prompt[:n_cached]

@@ -19,7 +19,7 @@ from gap_rule import equal_by_gap_rule, joint_noise
 
 QUESTION = "How do plants make their food?"
 WIDTH = 4
-N_TOKENS = 64
+N_TOKENS = 40
 
 
 @pytest.fixture(scope="module")

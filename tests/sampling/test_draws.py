@@ -90,7 +90,7 @@ def rows_of(
     return logits.astype(np.float32)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     options=OPTIONS,
     rows=ROWS,

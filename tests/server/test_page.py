@@ -158,6 +158,7 @@ def test_no_other_file_is_served(client: httpx.Client, name: str) -> None:
     assert answer.json()["error"]["code"] == "not_found"
 
 
+@pytest.mark.slow
 def test_the_prompts_that_it_offers_for_the_usual_pair_are_answered_to_the_end() -> None:
     """None of the answers repeats itself until the context is full."""
     script = files(page).joinpath("page.js").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ have no recurrent layer at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,7 @@ N_INDEXED = 512
 """More than texts here have. Of so few heads many scores are 0, and which of equal ones are taken
 depends on where their cells lie."""
 ATTENTION_LAYERS = (2, 5)
+KV_HEADS = [N_HEAD_KV * (layer in ATTENTION_LAYERS) for layer in range(N_LAYER)]
 TAPS = (2, 5)
 """Inputs of these layers are what the tests tap: one follows a recurrent layer, one attention."""
 
@@ -113,6 +114,18 @@ def _head(model: RandomModel, n_vocab: int, norm: str = "output_norm.weight") ->
     model.matrix("token_embd.weight", n_vocab, N_EMBD, gain=LOGIT_STD)
     model.matrix("output.weight", n_vocab, N_EMBD, gain=LOGIT_STD)
     model.norm(norm, N_EMBD)
+
+
+def _layers(model: _Hybrid, *norms: str) -> Iterator[tuple[int, str]]:
+    """The number of each layer, with a head's, and how its names begin; its norms are added."""
+    for layer in range(N_LAYER + model.has_head):
+        for name in ("attn_norm", *norms):
+            model.norm(f"blk.{layer}.{name}.weight", N_EMBD)
+        yield layer, f"blk.{layer}."
+
+
+def _scores(model: RandomModel, name: str) -> None:
+    model.plain(name, 0.05 * model.normal(name, N_EMBD))
 
 
 def _attention(
@@ -263,10 +276,7 @@ def _qwen(model: _Hybrid, n_vocab: int) -> None:
     if has_experts:
         _n_experts(model, expert_shared_feed_forward_length=N_FF_EXPERT)
     _head(model, n_vocab)
-    for layer in range(N_LAYER + model.has_head):
-        block = f"blk.{layer}."
-        model.norm(block + "attn_norm.weight", N_EMBD)
-        model.norm(block + "post_attention_norm.weight", N_EMBD)
+    for layer, block in _layers(model, "post_attention_norm"):
         if layer == N_LAYER:
             _further_head(model, block)
         if layer in ATTENTION_LAYERS or layer == N_LAYER:
@@ -291,10 +301,7 @@ def _glm(model: _Hybrid, n_vocab: int) -> None:
     )
     _n_experts(model, expert_shared_count=1)
     _head(model, n_vocab)
-    for layer in range(N_LAYER + model.has_head):
-        block = f"blk.{layer}."
-        model.norm(block + "attn_norm.weight", N_EMBD)
-        model.norm(block + "post_attention_norm.weight", N_EMBD)
+    for layer, block in _layers(model, "post_attention_norm"):
         _attention(model, block)
         if layer == N_LAYER:
             _further_head(model, block)
@@ -329,10 +336,7 @@ def _latent(model: _Hybrid, n_vocab: int) -> None:
             attention__indexer__top_k=N_INDEXED,
         )
     _head(model, n_vocab)
-    for layer in range(N_LAYER + model.has_head):
-        block = f"blk.{layer}."
-        model.norm(block + "attn_norm.weight", N_EMBD)
-        model.norm(block + "ffn_norm.weight", N_EMBD)
+    for layer, block in _layers(model, "ffn_norm"):
         _latent_attention(model, block)
         if has_indexer:
             _indexer(model, block)
@@ -366,24 +370,19 @@ def _further_head(model: _Hybrid, block: str) -> None:
     model.norm(block + "nextn.hnorm.weight", N_EMBD)
 
 
-def _lfm2(model: RandomModel, n_vocab: int) -> None:
+def _lfm2(model: _Hybrid, n_vocab: int) -> None:
     """lfm2 and lfm2moe: short convolutions, and attention."""
     has_experts = model.architecture == "lfm2moe"
     _shape(
         model,
         feed_forward_length=N_FF,
-        attention__head_count_kv=[
-            N_HEAD_KV * (layer in ATTENTION_LAYERS) for layer in range(N_LAYER)
-        ],
+        attention__head_count_kv=KV_HEADS,
         shortconv__l_cache=L_CACHE,
     )
     if has_experts:
         _n_experts(model, leading_dense_block_count=1, expert_gating_func=2)
     _head(model, n_vocab, "token_embd_norm.weight")
-    for layer in range(N_LAYER):
-        block = f"blk.{layer}."
-        model.norm(block + "attn_norm.weight", N_EMBD)
-        model.norm(block + "ffn_norm.weight", N_EMBD)
+    for layer, block in _layers(model, "ffn_norm"):
         if layer in ATTENTION_LAYERS:
             _attention(model, block)
         else:
@@ -410,10 +409,7 @@ def _sliding(model: _Hybrid, n_vocab: int) -> None:
         rope__dimension_count=HEAD_DIM,
     )
     _head(model, n_vocab)
-    for layer in layers:
-        block = f"blk.{layer}."
-        model.norm(block + "attn_norm.weight", N_EMBD)
-        model.norm(block + "ffn_norm.weight", N_EMBD)
+    for layer, block in _layers(model, "ffn_norm"):
         if model.architecture == "mimo2":
             width = (N_HEAD + 2 * N_HEAD_KV) * HEAD_DIM
             model.matrix(block + "attn_qkv.weight", width, N_EMBD)
@@ -540,22 +536,17 @@ def _nemotron_h(model: _Hybrid, n_vocab: int) -> None:
             _experts(model, block, shared=True, gated=False, biased=True)
 
 
-def _granite_hybrid(model: RandomModel, n_vocab: int) -> None:
+def _granite_hybrid(model: _Hybrid, n_vocab: int) -> None:
     """Mamba 2 or attention, then feed-forward."""
     _shape(
         model,
         feed_forward_length=N_FF,
-        attention__head_count_kv=[
-            N_HEAD_KV * (layer in ATTENTION_LAYERS) for layer in range(N_LAYER)
-        ],
+        attention__head_count_kv=KV_HEADS,
         rope__dimension_count=HEAD_DIM,
     )
     _states(model, 2 * N_EMBD, 1)
     _head(model, n_vocab)
-    for layer in range(N_LAYER):
-        block = f"blk.{layer}."
-        model.norm(block + "attn_norm.weight", N_EMBD)
-        model.norm(block + "ffn_norm.weight", N_EMBD)
+    for layer, block in _layers(model, "ffn_norm"):
         if layer in ATTENTION_LAYERS:
             _attention(model, block, qk_norm=False)
         else:
@@ -563,14 +554,12 @@ def _granite_hybrid(model: RandomModel, n_vocab: int) -> None:
         _dense(model, block)
 
 
-def _only_mamba2(model: RandomModel, n_vocab: int) -> None:
+def _only_mamba2(model: _Hybrid, n_vocab: int) -> None:
     """Mamba 2 in all layers."""
     _shape(model, feed_forward_length=0)
     _states(model, 2 * N_EMBD, 1)
     _head(model, n_vocab)
-    for layer in range(N_LAYER):
-        block = f"blk.{layer}."
-        model.norm(block + "attn_norm.weight", N_EMBD)
+    for _, block in _layers(model):
         _mamba2(model, block, 2 * N_EMBD)
 
 
@@ -602,26 +591,15 @@ def _kimi(model: _Hybrid, n_vocab: int) -> None:
     if model.architecture == "kimi-k3":
         model.numbers(attn_res__block_size=2)
         model.numbers(activation__situ_beta=2.0, activation__situ_linear_beta=2.0)
-        model.plain(
-            "output_res_score.weight", 0.05 * model.normal("output_res_score.weight", N_EMBD)
-        )
+        _scores(model, "output_res_score.weight")
     _head(model, n_vocab)
-    for layer in layers:
-        block = f"blk.{layer}."
-        model.norm(block + "attn_norm.weight", N_EMBD)
-        model.norm(block + "ffn_norm.weight", N_EMBD)
+    for layer, block in _layers(model, "ffn_norm"):
         if layer == N_LAYER:
             _further_head(model, block)
             model.norm(block + "layer_output_norm.weight", N_EMBD)
         if model.architecture == "kimi-k3":
-            model.plain(
-                block + "attn_res_score.weight",
-                0.05 * model.normal(block + "attn_res_score.weight", N_EMBD),
-            )
-            model.plain(
-                block + "ffn_res_score.weight",
-                0.05 * model.normal(block + "ffn_res_score.weight", N_EMBD),
-            )
+            _scores(model, block + "attn_res_score.weight")
+            _scores(model, block + "ffn_res_score.weight")
         if layer in latent:
             _latent_attention(model, block)
         else:

@@ -221,6 +221,7 @@ def begun(engine: Engine, width: int, scale: float | None, **params: Any) -> Seq
     return engine.begin(Request(prompt, SamplingParams(**params), 40, width, lora=scales))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 3}])
 def test_drafted_answers_are_plain_ones(lora: Path, params: dict[str, Any]) -> None:
     """One after the other, then all at once; and the same prompt at another scale uses nothing that

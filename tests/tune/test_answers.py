@@ -102,6 +102,7 @@ def test_an_answer_knows_where_the_engine_began_its_rounds(answers: list[Answer]
         assert len(rounds) < N_TOKENS - 1  # some drafts were right
 
 
+@pytest.mark.slow
 def test_rounds_are_counted_as_the_engine_counts_them(answers: list[Answer]) -> None:
     target, draft = tiny_coder.pair()
     drafter = read_torch_drafter(draft, target, dtype=torch.float32)

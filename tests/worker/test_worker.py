@@ -292,7 +292,7 @@ def test_unlike_adapters_take_no_cells_from_one_another(
                 prompt, lora={0: scale}, max_tokens=n, ignore_eos=True, draft_width=0
             )
 
-        for n_more in range(0, 32, 8):
+        for n_more in (0, 16):
             found = at_once([lambda: ask(9, 1.0), lambda more=n_more: ask(9 + more, 0.5)])
             assert [len(result.tokens) for result in found] == [n, n]
 

@@ -47,6 +47,8 @@ class RemoteImages:
                     return found
                 at = urljoin(at, found)
             reason = f"more than {_MOST_REDIRECTS} redirects"
+        except TimeoutError:  # of a connection, of what is read, or between them
+            reason = f"the images of a request may take {MOST_SECONDS:.0f} s"
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = str(error) or type(error).__name__
         raise InputError(f"the image at {address[:80]!r} cannot be fetched: {reason[:200]}")
@@ -97,7 +99,7 @@ class RemoteImages:
     def _left(self) -> float:
         seconds = self._until - time.monotonic()
         if seconds <= 0:
-            raise TimeoutError(f"the images of a request may take {MOST_SECONDS:.0f} s")
+            raise TimeoutError
         return seconds
 
 

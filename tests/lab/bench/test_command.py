@@ -36,6 +36,7 @@ def told(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_tables_go_to_stdout_and_to_files(tmp_path: Path) -> None:
     chains = (*FEW, "--draft-shape", "chain")
     arguments = (*chains, "--category", "chat", "--category", "fim", "--temps", "0")
@@ -156,6 +157,7 @@ def test_replays_of_several_requests_at_once(tmp_path: Path) -> None:
     assert [(row["concurrency"], row["copies"]) for row in rows] == [(2, True), (2, False)]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_costs_no_results(tmp_path: Path) -> None:
     """It comes last, after minutes, and may know no DFlash."""
     server = tmp_path / "llama-server"
@@ -170,6 +172,7 @@ def test_a_server_that_does_not_start_costs_no_results(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_memory_is_told_of_a_target_alone() -> None:
     found = told(*FEW, "--target", TARGET, "--category", "chat", "--temps", "0")
     assert [row["drafted"] for row in found["rows"]] == [None, None]

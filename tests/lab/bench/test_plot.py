@@ -39,6 +39,7 @@ def test_svg_holds_its_words_and_is_the_same_each_time(report: LabReport, tmp_pa
         assert words in text
 
 
+@pytest.mark.slow
 def test_chains_and_trees_are_drawn_by_width(tmp_path: Path) -> None:
     plot(made_report(), tmp_path / "bench.svg")
     text = (tmp_path / "bench.svg").read_text(encoding="utf-8")
@@ -91,6 +92,7 @@ def test_widths_that_were_all_chosen_take_no_panels(report: LabReport, tmp_path:
     assert "by rows checked" not in text and "temperature 0, tree auto" in text
 
 
+@pytest.mark.slow
 def test_png_is_a_picture_and_higher_for_many_categories(report: LabReport, tmp_path: Path) -> None:
     heights = []
     for n in (2, 40):

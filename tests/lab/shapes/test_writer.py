@@ -103,6 +103,7 @@ def test_other_numbers_of_layers_make_a_pair_too(n_layer: int, tmp_path: Path) -
     assert max(spec.target_layers) < n_layer
 
 
+@pytest.mark.slow
 def test_rows_differ(tmp_path: Path) -> None:
     target, _ = write_pair(replace(DENSE, n_vocab=5000), "Q4_K_M", tmp_path)
     for tensor in gguf.GGUFReader(target).tensors:
@@ -154,6 +155,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
         write_pair(DENSE, "Q8_0", tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path;"

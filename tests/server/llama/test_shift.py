@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 import tiny_coder
 from server_process import EXACT, serving
@@ -18,6 +19,7 @@ def completed(client: httpx.Client, **fields: Any) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 def test_an_answer_goes_on(cache_folder: object) -> None:
     target, draft = map(str, tiny_coder.pair())
     files = ("--target", target, "--draft", draft, "--ctx", "128", "--parallel", "1")
