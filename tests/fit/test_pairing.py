@@ -101,7 +101,11 @@ def test_a_target_that_writes_no_text(target: GgufFile, kind: str) -> None:
         ),
         (
             {"qwen3.rope.dimension_count": (0, UINT32, None)},
-            "rope.dimension_count is 0, expected 1 to 2147483648",
+            "rope.dimension_count is 0, expected 1 to 131072",
+        ),
+        (
+            {"qwen3.attention.key_length": (1 << 22, UINT32, None)},
+            "key_length is 4194304, expected 0 to 131072",
         ),
         ({"qwen3.embedding_length": (256, UINT32, None)}, "has the shape [512, 8192], expected"),
         ({"general.type": ("adapter", STRING, None)}, "general.type is 'adapter'"),

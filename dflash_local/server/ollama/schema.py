@@ -18,7 +18,7 @@ from dflash_local.server.models.keep_alive import keep_alive_s
 
 _REFUSED = {"template": "the model's own chat template is used; leave template out, or give raw"}
 
-_Predict = Annotated[int, Field(strict=True, ge=-2, le=bounds.MAX_INT)]
+_Predict = Annotated[int, Field(strict=True, ge=-2, le=bounds.MAX_INT), bounds.WHOLE]
 
 
 class OllamaOptions(SamplingFields):
