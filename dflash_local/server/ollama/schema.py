@@ -145,7 +145,8 @@ class OllamaMessage(BaseModel):
 
 
 class OllamaChatRequest(OllamaRequest):
-    """A conversation to answer. Without messages the model is only loaded, or unloaded."""
+    """A conversation to answer. Without messages the model is only loaded, or unloaded. A last
+    message of the assistant begins the answer, as with Ollama."""
 
     messages: bounds.MessagesOf[OllamaMessage] = Field(default_factory=list)
     tools: bounds.ToolsOf[FunctionTool] | None = None
