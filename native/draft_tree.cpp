@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <queue>
 #include <tuple>
 #include <utility>
@@ -46,18 +47,126 @@ struct offer {
     int level;
     int parent;
     int rank;
-    double before;  // the cost of its parent
-    int after;      // the place of its parent, if that counts
+    double before;    // the cost of its parent
+    int after;        // the place of its parent, if that counts
+    bool is_further;  // whether its parent is not on the path of first candidates
 
     bool operator>(const offer & o) const {
         return std::tie(cost, level, parent, rank) > std::tie(o.cost, o.level, o.parent, o.rank);
     }
 };
 
+constexpr double least_chance = 1e-12;  // its logarithm is finite
+
+// Nodes by parent and token, parents before their children.
+class merged_tree {
+  public:
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> parents;
+    std::vector<double> steps;  // the chance of each node where its parent is right
+    std::vector<bool> copied;
+
+    // The node of that token, which has at least that chance.
+    int add(int parent, int32_t token, double chance, bool is_copied) {
+        int last = -1;
+        for (int node = first_[parent + 1]; node >= 0; node = next_[node]) {
+            if (tokens[node] == token) {
+                steps[node] = std::max(steps[node], chance);
+                return node;
+            }
+            last = node;
+        }
+        const auto node = static_cast<int>(tokens.size());
+        (last < 0 ? first_[parent + 1] : next_[last]) = node;
+        first_.push_back(-1);
+        next_.push_back(-1);
+        tokens.push_back(token);
+        parents.push_back(parent);
+        steps.push_back(chance);
+        copied.push_back(is_copied);
+        return node;
+    }
+
+    // Of each node, that it and all before it are right. Those of one node's children sum to at
+    // most its own.
+    std::vector<double> chances() const {
+        std::vector<double> totals(tokens.size() + 1, 0.0), found;
+        for (size_t node = 0; node < tokens.size(); node++) {
+            totals[parents[node] + 1] += steps[node];
+        }
+        for (size_t node = 0; node < tokens.size(); node++) {
+            const double before = parents[node] < 0 ? 1.0 : found[parents[node]];
+            found.push_back(before * steps[node] / std::max(totals[parents[node] + 1], 1.0));
+        }
+        return found;
+    }
+
+  private:
+    std::vector<int> first_ = {-1};  // child, of the anchor and of each node
+    std::vector<int> next_;          // sibling
+};
+
+// The path from the anchor on which most tokens are expected.
+std::vector<int> best_path(const std::vector<int32_t> & parents,
+                           const std::vector<double> & chances) {
+    std::vector<double> values = chances;
+    std::vector<int> best(parents.size(), -1);  // of each node, the child to go on with
+    int first = -1;
+    double most = 0.0;
+    for (int node = static_cast<int>(parents.size()) - 1; node >= 0; node--) {
+        if (best[node] >= 0) {
+            values[node] += values[best[node]];
+        }
+        const int parent = parents[node];
+        if (parent < 0) {
+            if (values[node] >= most) {
+                first = node;
+                most = values[node];
+            }
+        } else if (best[parent] < 0 || values[node] >= values[best[parent]]) {
+            best[parent] = node;
+        }
+    }
+    std::vector<int> path;
+    for (; first >= 0; first = best[first]) {
+        path.push_back(first);
+    }
+    return path;
+}
+
+// The likeliest nodes. One that would be a leaf too many is left out with all below it.
+std::vector<int> likeliest(const std::vector<int32_t> & parents,
+                           const std::vector<double> & chances, int n_nodes, int n_leaves) {
+    std::vector<int> order(parents.size());
+    std::iota(order.begin(), order.end(), 0);
+    // A child is never likelier than its parent, which comes before it.
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return chances[a] > chances[b]; });
+    std::vector<int> chosen;
+    std::vector<bool> kept(parents.size() + 1, false), inner(parents.size() + 1, false);
+    kept[0] = true;  // the anchor
+    for (const int node : order) {
+        if (static_cast<int>(chosen.size()) >= n_nodes) {
+            break;
+        }
+        const int parent = parents[node] + 1;
+        const bool forks = inner[parent] || chosen.empty();
+        if (!kept[parent] || (forks && n_leaves <= 0)) {
+            continue;
+        }
+        n_leaves -= forks;
+        chosen.push_back(node);
+        kept[node + 1] = inner[parent] = true;
+    }
+    return chosen;
+}
+
 }  // namespace
 
 draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * steps,
-                     int n_positions, int k, int n_vocab, const tree_bounds & bounds) {
+                     int n_positions, int k, int n_vocab, const tree_bounds & bounds,
+                     double further_share) {
+    const auto further = static_cast<float>(std::log(further_share));
     const int depth = std::min(n_positions, bounds.n_depth);
     // By level and the place of the parent; filled as far as the tree has grown.
     std::map<std::pair<int, int>, std::vector<candidate>> rows;
@@ -71,19 +180,21 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * 
         return it->second;
     };
     std::priority_queue<offer, std::vector<offer>, std::greater<>> waiting;
-    const auto add = [&](int level, int parent, int rank, double before, int after) {
+    const auto add = [&](int level, int parent, int rank, double before, int after,
+                         bool is_further) {
         if (level >= depth) {
             return;
         }
         const std::vector<candidate> & row = row_of(level, after);
         if (rank < static_cast<int>(row.size())) {
-            waiting.push({before - row[rank].logprob, level, parent, rank, before, after});
+            const float logprob = row[rank].logprob + (is_further ? further : 0.0f);
+            waiting.push({before - logprob, level, parent, rank, before, after, is_further});
         }
     };
     draft_tree tree;
     int n_leaves = 0;
     if (bounds.n_leaves > 0) {
-        add(0, -1, 0, 0.0, 0);
+        add(0, -1, 0, 0.0, 0, false);
     }
     while (!waiting.empty() && static_cast<int>(tree.tokens.size()) < bounds.n_nodes) {
         const offer next = waiting.top();
@@ -100,11 +211,71 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * 
         const candidate & chosen = row_of(next.level, next.after)[next.rank];
         tree.tokens.push_back(chosen.token);
         tree.parents.push_back(next.parent);
-        tree.logprobs.push_back(chosen.logprob);
-        add(next.level, next.parent, next.rank + 1, next.before, next.after);
-        add(next.level + 1, node, 0, next.cost, steps != nullptr ? chosen.place : 0);
+        tree.logprobs.push_back(chosen.logprob + (next.is_further ? further : 0.0f));
+        add(next.level, next.parent, next.rank + 1, next.before, next.after, next.is_further);
+        add(next.level + 1, node, 0, next.cost, steps != nullptr ? chosen.place : 0,
+            next.is_further || chosen.place > 0);
     }
     return tree;
+}
+
+void rate_candidates(float * logprobs, float * steps, const std::vector<double> & chances, int k) {
+    const auto least = static_cast<float>(std::log(least_chance));
+    for (size_t i = 0; i < chances.size(); i++, logprobs += k) {
+        const double rest =
+            std::max(1.0 - std::exp(std::min(double(logprobs[0]), 0.0)), least_chance);
+        const auto own = static_cast<float>(std::log(std::max(chances[i], least_chance)));
+        const auto others =
+            static_cast<float>(std::log(std::max(1.0 - chances[i], least_chance) / rest));
+        // `min` keeps what is not a number as it is, and `fmax` drops it.
+        logprobs[0] = own;
+        for (int j = 1; j < k; j++) {
+            logprobs[j] = std::fmax(std::min(logprobs[j] + others, own), least);
+        }
+        if (steps != nullptr) {
+            // After other tokens, what a step is worth is corrected like that of another candidate.
+            std::copy_n(logprobs, k, steps);
+            for (int j = k; j < k * k; j++) {
+                steps[j] = std::fmax(std::min(steps[j] + others, 0.0f), least);
+            }
+            steps += k * k;
+        }
+    }
+}
+
+joined_draft join_copies(const std::vector<int32_t> & tokens, const std::vector<int32_t> & parents,
+                         const std::vector<double> & chances,
+                         const std::vector<copied_text> & copies, int n_nodes, int n_leaves) {
+    merged_tree tree;
+    std::vector<int> nodes;  // of the drafter's
+    for (size_t i = 0; i < std::min(tokens.size(), chances.size()); i++) {
+        const int parent = parents[i];
+        const double before = parent < 0 ? 1.0 : chances[parent];
+        const double step = before > 0.0 ? chances[i] / before : 0.0;
+        nodes.push_back(tree.add(parent < 0 ? -1 : nodes[parent], tokens[i], step, false));
+    }
+    for (const copied_text & copy : copies) {
+        int node = -1;
+        for (size_t i = 0; i < copy.tokens.size(); i++) {
+            node = tree.add(node, copy.tokens[i], copy.chances[i], true);
+        }
+    }
+    const std::vector<double> all = tree.chances();
+    std::vector<int> chosen = n_leaves == 1 ? best_path(tree.parents, all)
+                                            : likeliest(tree.parents, all, n_nodes, n_leaves);
+    chosen.resize(std::min(chosen.size(), static_cast<size_t>(std::max(n_nodes, 0))));
+    std::vector<int> place(all.size() + 1, -1);  // in the draft; the anchor's first
+    joined_draft draft;
+    for (const int node : chosen) {
+        place[node + 1] = static_cast<int>(draft.tokens.size());
+        draft.tokens.push_back(tree.tokens[node]);
+        draft.parents.push_back(place[tree.parents[node] + 1]);
+        draft.logprobs.push_back(
+            static_cast<float>(std::log(std::max(tree.steps[node], least_chance))));
+        draft.copied.push_back(tree.copied[node]);
+        draft.chances.push_back(all[node]);
+    }
+    return draft;
 }
 
 }  // namespace dflash

@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -23,6 +24,7 @@
 
 #include "copy_chances.h"
 #include "copy_index.h"
+#include "draft_chances.h"
 #include "draft_tree.h"
 #include "draw.h"
 #include "errors.h"
@@ -561,19 +563,60 @@ using id_rows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device
 using step_rows = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 nb::tuple grow_nodes(const id_rows & ids, const float_rows & logprobs, int n_vocab, int n_nodes,
-                     int n_leaves, int n_depth, const std::optional<step_rows> & steps) {
-    if (ids.shape(0) != logprobs.shape(0) || ids.shape(1) != logprobs.shape(1)) {
+                     int n_leaves, int n_depth, const std::optional<step_rows> & steps,
+                     const std::optional<std::vector<double>> & chances, double further_share) {
+    const size_t n = ids.shape(0), k = ids.shape(1);
+    if (n != logprobs.shape(0) || k != logprobs.shape(1)) {
         throw std::invalid_argument("each candidate has one id and one log-probability");
     }
-    if (steps && (steps->shape(0) != ids.shape(0) || steps->shape(1) != ids.shape(1) ||
-                  steps->shape(2) != ids.shape(1))) {
+    if (steps && (steps->shape(0) != n || steps->shape(1) != k || steps->shape(2) != k)) {
         throw std::invalid_argument("each step has one log-probability");
     }
+    if (!(further_share > 0.0 && further_share <= 1.0)) {
+        throw std::invalid_argument("a share is above 0, and at most 1");
+    }
+    std::vector<float> rated, rated_steps;
+    if (chances && n * k > 0) {
+        if (chances->size() != n) {
+            throw std::invalid_argument("the first candidate of each position has one chance");
+        }
+        rated.assign(logprobs.data(), logprobs.data() + n * k);
+        if (steps) {
+            rated_steps.assign(steps->data(), steps->data() + n * k * k);
+        }
+        rate_candidates(rated.data(), steps ? rated_steps.data() : nullptr, *chances,
+                        static_cast<int>(k));
+    }
+    const float * of_steps = steps ? steps->data() : nullptr;
     const draft_tree tree =
-        grow_tree(ids.data(), logprobs.data(), steps ? steps->data() : nullptr,
-                  static_cast<int>(ids.shape(0)), static_cast<int>(ids.shape(1)), n_vocab,
-                  {n_nodes, n_leaves, n_depth});
+        grow_tree(ids.data(), rated.empty() ? logprobs.data() : rated.data(),
+                  rated_steps.empty() ? of_steps : rated_steps.data(), static_cast<int>(n),
+                  static_cast<int>(k), n_vocab, {n_nodes, n_leaves, n_depth}, further_share);
     return nb::make_tuple(tree.tokens, tree.parents, tree.logprobs);
+}
+
+nb::tuple join_nodes(
+    const std::vector<int32_t> & tokens, const std::vector<int32_t> & parents,
+    const std::vector<double> & chances,
+    const std::vector<std::pair<std::vector<int32_t>, std::vector<double>>> & copies, int n_nodes,
+    int n_leaves) {
+    if (tokens.size() != parents.size()) {
+        throw std::invalid_argument("each node has a token and a parent");
+    }
+    for (size_t i = 0; i < parents.size(); i++) {
+        if (parents[i] < -1 || parents[i] >= static_cast<int64_t>(i)) {
+            throw std::invalid_argument("a parent stands before its children");
+        }
+    }
+    std::vector<copied_text> texts;
+    for (const auto & [copied, likely] : copies) {
+        if (copied.size() != likely.size()) {
+            throw std::invalid_argument("each copied token has a chance");
+        }
+        texts.push_back({copied, likely});
+    }
+    const joined_draft draft = join_copies(tokens, parents, chances, texts, n_nodes, n_leaves);
+    return nb::make_tuple(draft.tokens, draft.parents, draft.logprobs, draft.copied, draft.chances);
 }
 
 using kind_list = std::vector<int32_t>;
@@ -649,8 +692,22 @@ NB_MODULE(_native, m) {
     m.def(
         "grow_tree", &grow_nodes, nb::arg("ids"), nb::arg("logprobs"), nb::arg("n_vocab"),
         nb::arg("n_nodes"), nb::arg("n_leaves"), nb::arg("n_depth"),
-        nb::arg("steps").none() = nb::none(),
+        nb::arg("steps").none() = nb::none(), nb::arg("chances").none() = nb::none(),
+        nb::arg("further_share") = 1.0,
         "Tokens, parents and log-probabilities of the best tree. See dflash_local/draft/tree.py.");
+    m.def(
+        "join_copies", &join_nodes, nb::arg("tokens"), nb::arg("parents"), nb::arg("chances"),
+        nb::arg("copies"), nb::arg("n_nodes"), nb::arg("n_leaves"),
+        "Tokens, parents, log-probabilities, whether it is a copy, and chance of each node of the "
+        "best draft. See dflash_local/copies/join.py.");
+
+    nb::class_<draft_chances>(m, "DraftChances", "What is known of a drafter's first choices.")
+        .def(nb::init<const draft_chances::numbers &, double, double>(), nb::arg("state"),
+             nb::arg("walk"), nb::arg("most"))
+        .def("each", &draft_chances::each, nb::arg("logprobs"),
+             "The chance of each token of a chain, if all before it are accepted.")
+        .def("learn", &draft_chances::learn, nb::arg("logprobs"), nb::arg("n_right"))
+        .def_ro("state", &draft_chances::state);
 
     nb::class_<copy_index>(m, "CopyIndex", "What a text may repeat. See native/copy_index.h.")
         .def(nb::init<>())

@@ -10,6 +10,7 @@ from dflash_local.controller.acceptance import Acceptance, whole
 from dflash_local.controller.rows import BLEND
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Shape, ShapeName
+from dflash_local.draft.tree import Chances
 
 KNOWN = 16
 """Verified drafts by which a drafter is known. Until then, it is thought to be good, plans are made
@@ -96,9 +97,9 @@ class Policy:
         """Draft in that shape from now on, if the request allows it."""
         self.shape = self.shapes.get(name, self.shape)
 
-    def rate(self, candidates: Candidates) -> Candidates:
-        """The candidates of a draft with the estimated chance of each."""
-        return self.known.rate(candidates) if self.shape.name == "tree" else candidates
+    def rate(self, candidates: Candidates) -> Chances | None:
+        """The estimated chances of candidates, for a tree."""
+        return self.known.rate(candidates) if self.shape.name == "tree" else None
 
     def typical(self, length: int) -> list[float]:
         """The falling chances of its drafts' nodes, in the mean of the last ones. `length` are the

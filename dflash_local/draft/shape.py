@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal, cast
 
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
-from dflash_local.draft.tree import grow
+from dflash_local.draft.tree import Chances, grow
 from dflash_local.errors import InputError
 from dflash_local.fit.options import SHAPES, check_one_of
 from dflash_local.stats import Stats
@@ -20,7 +19,7 @@ from dflash_local.target_model.batch import Batch, Part
 
 ShapeName = Literal["chain", "tree"]
 DraftShape = Literal["chain", "tree", "auto"]
-Rate = Callable[[Candidates], Candidates]
+Rate = Callable[[Candidates], Chances | None]
 
 
 def checked_shape(name: Any) -> DraftShape:
@@ -49,8 +48,8 @@ class Shape(ABC):
         self, proposal: Draft, n_vocab: int, limit: int, remaining: int | None, rate: Rate
     ) -> Draft:
         """The part of a proposal that may be verified: at most `limit` nodes, and no token outside
-        the vocabulary. It keeps the proposal's candidates. A tree grows from the candidates that
-        `rate` returns. Raises InputError for a proposal of the wrong shape."""
+        the vocabulary. It keeps the proposal's candidates. A tree grows by the chances that `rate`
+        gives them. Raises InputError for a proposal of the wrong shape."""
 
     @abstractmethod
     def place(
@@ -109,8 +108,14 @@ class Tree(Shape):
         depth = limit if remaining is None else min(limit, remaining - 1)
         known = proposal.candidates
         if proposal.is_chain and known is not None and known.ids.shape[1] > 1:
-            grown = grow(rate(known), limit, n_vocab, max_leaves=self.n_leaves, max_depth=depth)
-            return replace(grown, candidates=known)
+            return grow(
+                known,
+                limit,
+                n_vocab,
+                chances=rate(known),
+                max_leaves=self.n_leaves,
+                max_depth=depth,
+            )
         return _within(proposal.valid_prefix(n_vocab), limit, depth, self.n_leaves)
 
     def place(

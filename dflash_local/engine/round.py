@@ -144,6 +144,8 @@ class Round:
         draft = sequence.shape.cut(
             proposal, self._target.n_vocab, limit, sequence.remaining, sequence.rate
         )
+        if not sequence.sampler.is_bound:
+            return draft
         try:
             return allowed(draft, sequence.sampler.n_valid)
         except GrammarError:

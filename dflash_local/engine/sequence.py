@@ -14,6 +14,7 @@ from dflash_local.controller.policy import Policy
 from dflash_local.copies.copier import Copier
 from dflash_local.draft.draft import Candidates
 from dflash_local.draft.shape import Shape
+from dflash_local.draft.tree import Chances
 from dflash_local.engine.request import Request
 from dflash_local.engine.slots import Slot, Slots
 from dflash_local.sampling.params import TokenLogprob
@@ -78,9 +79,9 @@ class Sequence:
         width = self.request.draft_width
         return self.shape.n_nodes if width == "auto" else max(width - 1, 0)
 
-    def rate(self, candidates: Candidates) -> Candidates:
-        """Candidates with the log-probabilities that its policy, if any, has learnt for them."""
-        return candidates if self.policy is None else self.policy.rate(candidates)
+    def rate(self, candidates: Candidates) -> Chances | None:
+        """The chances of candidates, where its policy, if any, grows trees by them."""
+        return None if self.policy is None else self.policy.rate(candidates)
 
     @property
     def wants_features(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dflash_local.controller.acceptance import Acceptance, path_chances
-from dflash_local.draft.draft import Candidates, Draft
+from dflash_local.draft.draft import ANCHOR, Candidates, Draft
 from dflash_local.draft.tree import grow
 from drafted_text import BLOCK, TEXTS, text
 from rounds import emitted
@@ -34,6 +34,10 @@ def follow(known: Acceptance, name: str, rounds: int, seed: int = 0) -> list[tup
         known.notice(known.chances(draft, "chain"), "chain")
         known.observe(draft, tokens)
     return found
+
+
+def grown(known: Acceptance, candidates: Candidates, n_nodes: int = N_NODES) -> Draft:
+    return grow(candidates, n_nodes, N_VOCAB, chances=known.rate(candidates))
 
 
 def test_confidence_is_taken_at_face_value_at_first() -> None:
@@ -76,8 +80,10 @@ def test_what_is_no_number_has_no_chance() -> None:
     ids = np.tile(np.arange(2, dtype=np.int32), (BLOCK - 1, 1))
     logprobs = np.full((BLOCK - 1, 2), math.nan, np.float32)
     logprobs[0] = [0.5, -math.inf]
-    found = known.rate(Candidates(ids, logprobs)).logprobs
-    assert np.isfinite(found).all() and (found <= 0).all()
+    for steps in (None, np.full((BLOCK - 1, 2, 2), math.nan, np.float32)):
+        found = grown(known, Candidates(ids, logprobs, steps=steps)).logprobs
+        assert len(found) == N_NODES
+        assert np.isfinite(found).all() and max(found) <= 0
 
 
 def test_a_short_draft_says_nothing_of_how_likely_later_tokens_are_after_its_last() -> None:
@@ -97,7 +103,7 @@ def test_the_expected_length_of_a_tree_is_the_one_that_comes_out(name: str) -> N
     for i, place in enumerate(text(name).answer(900, 0)):
         candidates = place.proposal.candidates
         assert candidates is not None
-        tree = grow(known.rate(candidates), N_NODES, N_VOCAB)
+        tree = grown(known, candidates)
         chances = known.chances(tree, "tree")
         assert all(a >= b - 1e-6 for a, b in pairwise(chances))
         tokens = emitted(tree, place.written)
@@ -113,7 +119,7 @@ def test_chains_tell_what_trees_would_be_worth_and_the_other_way_round() -> None
     for place in text("code").answer(200, 0):
         candidates = place.proposal.candidates
         assert candidates is not None
-        tree = grow(known.rate(candidates), N_NODES, N_VOCAB)
+        tree = grown(known, candidates)
         as_tree, as_chain = (known.of_other_shape(candidates, s) for s in ("tree", "chain"))
         assert as_tree == pytest.approx(known.chances(tree, "tree"))
         assert as_chain == pytest.approx(known.chances(place.proposal, "chain"))
@@ -124,23 +130,57 @@ def test_steps_after_other_tokens_are_worth_what_other_candidates_are() -> None:
     rng = np.random.default_rng(3)
     known = Acceptance(BLOCK, N_NODES)
     follow(known, "shipped", 100)
-    candidates = text("shipped").answer(1, 0)[0].proposal.candidates
-    assert candidates is not None
-    k = candidates.ids.shape[1]
-    steps = np.log(rng.dirichlet(np.ones(k), (BLOCK - 1, k))).astype(np.float32)
-    steps[:, 0] = candidates.logprobs
-    with_steps = Candidates(candidates.ids, candidates.logprobs, steps=steps)
-    rated, plain = known.rate(with_steps), known.rate(candidates)
-    assert rated.steps is not None and rated.steps.shape == steps.shape
-    assert np.array_equal(rated.logprobs, plain.logprobs)
-    assert np.array_equal(rated.steps[:, 0], plain.logprobs)
-    assert np.isfinite(rated.steps).all() and (rated.steps <= 0).all()
-    # the order of what may follow a token stays
-    order = np.argsort(-steps[:, 1:], axis=2)
-    sorted_steps = np.take_along_axis(rated.steps[:, 1:], order, axis=2)
-    assert (np.diff(sorted_steps, axis=2) <= 0).all()
-    chances = path_chances(grow(rated, N_NODES, N_VOCAB))
+    k = 5
+    ids = np.arange(2 * k, dtype=np.int32).reshape(2, k)
+    steps = np.log(rng.dirichlet(np.ones(k), (2, k))).astype(np.float32)
+    steps[:, 0] = np.sort(steps[:, 0], axis=1)[:, ::-1]
+    candidates = Candidates(ids, steps[:, 0])
+    with_steps = Candidates(ids, steps[:, 0], steps=steps)
+    tree, plain = (grown(known, each, k + k * k) for each in (with_steps, candidates))
+    assert len(tree) == len(plain) == k + k * k
+    assert max(tree.logprobs) <= 0
+    chances = path_chances(tree)
     assert chances == sorted(chances, reverse=True)
+
+    def after(draft: Draft, place: int) -> dict[int, float]:
+        """The logarithms of what follows a candidate of the first position."""
+        (node,) = (n for n, t in enumerate(draft.tokens) if t == place)
+        nodes = zip(draft.parents, draft.tokens, draft.logprobs, strict=True)
+        return {token - k: chance for parent, token, chance in nodes if parent == node}
+
+    assert after(tree, 0) == after(plain, 0)
+    for place in range(1, k):  # the order of what may follow a token stays
+        found = after(tree, place)
+        in_order = [found[int(j)] for j in np.argsort(-steps[1, place])]
+        assert in_order == sorted(in_order, reverse=True)
+        assert found != after(plain, place)
+
+
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_what_follows_other_candidates_than_the_first_is_learnt(has_steps: bool) -> None:
+    """Of a drafter that is surest there, and wrong."""
+    rng = np.random.default_rng(5)
+    known, expected, found = Acceptance(BLOCK, 8), [], []
+    n, k = 4, 3
+    ids = np.arange(n * k, dtype=np.int32).reshape(n, k)
+    logprobs = np.tile(np.log(np.array([0.5, 0.4, 0.05], np.float32)), (n, 1))
+    steps = np.tile(np.log(np.array([0.98, 0.01, 0.005], np.float32)), (n, k, 1))
+    steps[:, 0] = logprobs
+    candidates = Candidates(ids, logprobs, steps=steps if has_steps else None)
+    for i in range(400):
+        place = rng.choice(k, n, p=[0.5, 0.4, 0.1])
+        text = [*(int(ids[j, place[j]]) for j in range(n)), 99]
+        if (left := next((j for j in range(n) if place[j] > 0), n)) < n:
+            text[left + 1 :] = [99]  # none of its candidates
+        tree = grown(known, candidates, 8)
+        tokens = emitted(tree, text)
+        known.observe(tree, tokens)
+        if i >= 100:
+            expected.append(sum(known.chances(tree, "tree")))
+            found.append(len(tokens) - 1)
+    assert np.mean(expected) == pytest.approx(np.mean(found), rel=0.1)
+    is_first = [token % k == 0 for token in tree.tokens]
+    assert all(parent == ANCHOR or is_first[parent] for parent in tree.parents)
 
 
 def test_it_is_kept_and_read_again() -> None:

@@ -64,10 +64,16 @@ def test_it_is_near_the_best_width_in_hindsight(
     """Knowing nothing at first. In the mean it is at the best width, as the tool shows."""
     machine, lengths = MACHINES[name], LENGTHS * max(1, n_seqs // 2)
     n_nodes = N_NODES if shape == "auto" else 0
-    chosen = controller(machine, n_seqs, n_nodes)
-    found = play(machine, text(text_name), chosen, lengths, n_seqs=n_seqs, shape=shape).rate
-    assert found > 0.8 * best(name, text_name, n_seqs, shape)
-    assert found > 0.92 * fixed(name, text_name, n_seqs, 0)
+
+    def rate(seed: int) -> float:
+        chosen, written = controller(machine, n_seqs, n_nodes, seed), text(text_name)
+        played = play(machine, written, chosen, lengths, n_seqs=n_seqs, shape=shape, seed=seed)
+        return played.rate
+
+    found = [rate(seed) for seed in range(3)]
+    assert found[0] > 0.8 * best(name, text_name, n_seqs, shape)
+    # Where drafts just break even, another calibration and text move it by 5 %.
+    assert sum(found) > 0.93 * len(found) * fixed(name, text_name, n_seqs, 0)
 
 
 @pytest.mark.one_in(9)

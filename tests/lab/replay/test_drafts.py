@@ -36,7 +36,7 @@ def rounds(
     at, walk = 1, Walk(0)
     while at < n_tokens:
         marked = drafts.mark(proposal(k=k), TEXT, at, walk)
-        draft = shape.cut(marked, N_VOCAB, width - 1, None, lambda known: known)
+        draft = shape.cut(marked, N_VOCAB, width - 1, None, lambda known: None)
         answer = iter(TEXT[at:])
         n = len(accept(draft, lambda _row, given=answer: next(given), lambda _token: False).tokens)
         yield n
