@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import click
 from click.core import ParameterSource
 
-from dflash_local.errors import DflashError, FileError, InputError
+from dflash_local.errors import DflashError, FileError, InputError, NotFiniteError
 from dflash_local.printable import printable
 
 from .answer import flush_stdout
@@ -179,7 +179,7 @@ def run(
         return _fail(_told(error), BAD_INPUT)
     except FileError as error:  # it has the words of the file
         return _fail(str(error), BAD_INPUT)
-    except InputError as error:
+    except (InputError, NotFiniteError) as error:
         return _fail(in_options(str(error)), BAD_INPUT)
     except (DflashError, ImportError, MemoryError) as error:
         return _fail(in_options(str(error)) or type(error).__name__, FAILED)

@@ -44,6 +44,10 @@ class BackendError(DflashError, RuntimeError):
     """llama.cpp or ggml failed at run time."""
 
 
+class NotFiniteError(BackendError):
+    """The target's logits are not finite numbers. Mostly its file is damaged."""
+
+
 class WorkerLostError(BackendError):
     """A worker on another machine does not answer, or not any more."""
 

@@ -20,6 +20,10 @@ struct backend_error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+struct not_finite_error : backend_error {
+    using backend_error::backend_error;
+};
+
 [[noreturn]] inline void refuse_numbers() {
     throw backend_error(
         "the drafter's output is not a number; fetch its file again, or load without a drafter");

@@ -68,6 +68,8 @@ void translate(const std::exception_ptr & p, void *) {
         raise_as("FileError", e.what());
     } catch (const context_full_error & e) {
         raise_as("ContextFullError", e.what());
+    } catch (const not_finite_error & e) {
+        raise_as("NotFiniteError", e.what());
     } catch (const backend_error & e) {
         raise_as("BackendError", e.what());
     } catch (const std::invalid_argument & e) {

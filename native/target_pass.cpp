@@ -462,7 +462,7 @@ void target_pass::candidates(int output_row, int k, std::vector<int32_t> & ids,
     ids.resize(k);
     logits.resize(k);
     if (!find_candidates(output_row, k, ids.data(), logits.data())) {
-        throw backend_error(
+        throw not_finite_error(
             "the target's logits are not finite numbers; the model file is damaged, or this "
             "llama.cpp computes it wrongly: try flash_attn=False or the CPU");
     }

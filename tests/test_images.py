@@ -18,6 +18,7 @@ from dflash_local import Model, Result, load
 from dflash_local.chat.pictures import MOST_IMAGES
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.options import HEADS
+from dflash_local.prefixes.reuse import common_prefix
 from dflash_local.result import PromptProgress
 from dflash_local.target_model.images import Prompt
 from hybrid import TAPS, write_hybrid
@@ -203,18 +204,25 @@ def test_drafters_that_read_tokens_go_on_after_a_picture(kind: str, tmp_path: Pa
 
 def test_a_second_question_about_a_picture_decodes_only_the_question(model: Model) -> None:
     model.forget()
-    large = picture(256, 256)
-    messages = [asked(ASKED, large)]
+    side = 256 if model.target.path.stem == "gemma4" else 512  # must fit a batch
+    n_image = 16 if model.target.path.stem == "gemma3" else side * side // 256
+    messages = [asked(ASKED, picture(side, side))]
+    prompt = model.chat_prompt(messages)
     first = answer(model, messages)
+    assert first.stats.prompt_tokens > n_image
     messages += [
         {"role": "assistant", "content": first.content},
         {"role": "user", "content": "And now?"},
     ]
+    held = [*prompt, *first.tokens[:-1]]  # the last one was never decoded
+    ids = model.chat_prompt(messages)
+    n_common = common_prefix(held, ids)
     second = answer(model, messages)
-    n_image = 256 if model.target.path.stem != "gemma3" else 16
-    assert first.stats.prompt_tokens > n_image
-    assert second.stats.prompt_tokens - second.stats.cached_tokens < N + 64
-    assert second.stats.cached_tokens >= first.stats.prompt_tokens - 64
+    n_decoded = second.stats.prompt_tokens - second.stats.cached_tokens
+    if model.target.is_recurrent:  # from a checkpoint on
+        assert len(ids) - n_common <= n_decoded < N + 64
+    else:
+        assert n_decoded == len(ids) - n_common
 
 
 @pytest.mark.one_in(2)

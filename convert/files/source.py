@@ -15,6 +15,7 @@ from dflash_local.hub.repository import ask, repository_of
 from dflash_local.hub.trouble import one_line, transfer_errors, why_unreachable
 
 from .checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_index
+from .reading import regular_size
 
 CONFIG = "config.json"
 CARD = "README.md"
@@ -287,7 +288,8 @@ def _read_card(folder: Path) -> dict[str, Any]:
 
 def _card_text(folder: Path) -> str:
     try:
+        regular_size(folder / CARD)
         with (folder / CARD).open("rb") as file:
             return file.read(_CARD_LIMIT).decode("utf-8-sig", "replace").replace("\r\n", "\n")
-    except OSError:
+    except (FileError, OSError):
         return ""

@@ -14,15 +14,15 @@ from gguf.vocab import bytes_to_unicode
 
 from dflash_local.errors import FileError
 
+from ..files.reading import read_limited
+
+_LIMIT = 1 << 26  # bytes; Kimi's has 3 MB
+
 
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Token to id, from lines of a base64 token and its rank. Raises FileError."""
     ranks: dict[bytes, int] = {}
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_limited(path, _LIMIT).splitlines(), start=1):
         if not line.strip():
             continue
         try:

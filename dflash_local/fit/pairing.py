@@ -50,6 +50,7 @@ _SIZES = (
     "kda.head_dim",
     "nextn_predict_layers",
     "rope.dimension_count",
+    "rope.dimension_count_swa",
     "shortconv.l_cache",
     "ssm.conv_kernel",
     "ssm.group_count",
@@ -65,6 +66,10 @@ _SIZES_OF_LAYERS = (
     "feed_forward_length",
 )
 """Keys that a plan counts with; of these, a model may have one number for each layer."""
+_LARGEST = 1 << 17
+"""Of those that one number stands for. Caches grow with some that no tensor confirms."""
+_LONGEST_WINDOW = 1 << 24
+"""Tokens. llama.cpp takes four bytes for each in a pass: 17 GB where a damaged file says 2^32."""
 _PLAIN = "or leave the drafter out for plain decoding"
 
 
@@ -151,6 +156,12 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
             file.fail(f"{architecture}.{key} is {value}, expected 1 to {high}")
     for key in (*_SIZES, *_SIZES_OF_LAYERS):
         _check_size(file, f"{architecture}.{key}", listed=key in _SIZES_OF_LAYERS)
+    for key in _SIZES:
+        low = int(key.startswith("rope."))  # with 0, ggml never ends
+        high = _LONGEST_WINDOW if key == "attention.sliding_window" else _LARGEST
+        value = file.get(f"{architecture}.{key}", low)
+        if not low <= value <= high:
+            file.fail(f"{architecture}.{key} is {value}, expected {low} to {high}")
     if not file.require(_TOKENS, list):
         file.fail(f"key '{_TOKENS}' is empty, expected the vocabulary")
     embeddings = file.tensors.get("token_embd.weight")

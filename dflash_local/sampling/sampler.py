@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.errors import BackendError, ClosedError, GrammarError, InputError
+from dflash_local.errors import ClosedError, GrammarError, InputError, NotFiniteError
 from dflash_local.llama import native  # the check of the installed llama_cpp comes first
 from dflash_local.llama.native import TokenDraw
 from dflash_local.sampling.grammar import Constraint
@@ -231,7 +231,7 @@ class Sampler:
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Draw one token from a row of logits, float32 [n_vocab], which is not changed.
 
-        Raises BackendError for logits that are not finite numbers. Raises InputError (with a
+        Raises NotFiniteError for logits that are not finite numbers. Raises InputError (with a
         grammar GrammarError) if bias and grammar leave no token.
         """
         self._check_row(logits)
@@ -343,8 +343,8 @@ class Sampler:
             raise not_finite()
 
 
-def not_finite() -> BackendError:
-    return BackendError(
+def not_finite() -> NotFiniteError:
+    return NotFiniteError(
         "the target's logits are not finite numbers; the model file is damaged, or this llama.cpp "
         "computes it wrongly: try flash_attn=False or the CPU"
     )

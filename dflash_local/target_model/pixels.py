@@ -19,17 +19,24 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from dflash_local.errors import InputError
+from dflash_local.llama.host import give_back_memory
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MOST_BYTES = 20 << 20
 MOST_PIXELS = 20_000_000
-"""Of a picture as it comes. Decoding takes 4 to 15 bytes for each."""
+"""Of a picture as it comes. Decoding takes 4 to 12 bytes for each."""
 _MOST_OF_JPEG = 50_000_000
 """Phones take such photos. They are decoded at half their size, or less."""
+_MOST_OF_WEBP = 12_000_000
+"""Pillow takes up to 19 bytes for each, as it may be a moving picture."""
 _MOST_SEEN = 4 << 20
 """Of a picture as models see it: no model takes more, and larger ones are made smaller."""
 _MOST_LONGER = 100
 """The largest ratio of a picture's sides: models cut pictures into squares."""
+_MOST_SCANNED = 25 * _MOST_OF_JPEG
+"""Pixels of a JPEG times its scans. Each scan goes through all pixels, and a file of 80 kB can have
+500 of them. Cameras write one, and programs that want small files about ten."""
+_SCAN = b"\xff\xda"
 _RUN_LENGTHS = (1, 2)
 """BMP's compressions that Pillow reads in Python: 20 MiB take it ten seconds."""
 
@@ -52,7 +59,7 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
         )
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            _check(image)
+            _check(image, data)
             image.draft("RGB", (2048, 2048))  # of a JPEG, decodes no more than this takes
             seen = _in_rgb(image)
             shrunk = math.sqrt(_MOST_SEEN / (seen.width * seen.height))
@@ -88,7 +95,7 @@ class Opener:
         """Width and height as models see it. Raises as `pixels`."""
         with self._lock:
             if name not in self._sizes:
-                opened = self._opened[name] = pixels(data)
+                opened = self._opened[name] = _pixels(data)
                 self._sizes[name] = opened[:2]
                 while sum(len(rgb) for _, _, rgb in self._opened.values()) > _KEPT_BYTES:
                     del self._opened[next(iter(self._opened))]
@@ -99,7 +106,16 @@ class Opener:
     def take(self, name: bytes, data: bytes) -> tuple[int, int, bytes]:
         """As `pixels`, but keep it no longer."""
         with self._lock:
-            return self._opened.pop(name, None) or pixels(data)
+            return self._opened.pop(name, None) or _pixels(data)
+
+
+def _pixels(data: bytes) -> tuple[int, int, bytes]:
+    """As `pixels`. What a large one took is not kept: hundreds of MiB, which stay in pieces
+    otherwise."""
+    try:
+        return pixels(data)
+    finally:
+        give_back_memory()
 
 
 def _in_rgb(image: Image.Image) -> Image.Image:
@@ -115,14 +131,17 @@ def _in_rgb(image: Image.Image) -> Image.Image:
     return seen
 
 
-def _check(image: Image.Image) -> None:
+def _check(image: Image.Image, data: bytes) -> None:
     width, height = image.size
     is_jpeg = isinstance(image, JpegImageFile)
-    most = _MOST_OF_JPEG if is_jpeg else MOST_PIXELS
+    most = _MOST_OF_WEBP if image.format == "WEBP" else MOST_PIXELS
+    most = _MOST_OF_JPEG if is_jpeg else most
     if width * height > most:
         raise InputError(
             f"an image of {width} x {height} pixels; give one of at most {most:,} in all"
         )
+    if is_jpeg and width * height * (n_scans := data.count(_SCAN)) > _MOST_SCANNED:
+        raise InputError(f"an image in {n_scans} scans; save it anew as a plain JPEG")
     if max(width, height) > _MOST_LONGER * min(width, height):
         raise InputError(f"an image of {width} x {height} pixels is too narrow a strip")
     if image.format == "BMP" and image.info.get("compression") in _RUN_LENGTHS:

@@ -55,8 +55,7 @@ class Readout:
         [k], the largest first, equal ones by id. If not all equal ones fit, the CPU takes the
         lowest ids, a GPU any of them.
 
-        A GPU finds those of all rows at the first call. Raises BackendError for logits that are not
-        finite numbers.
+        A GPU finds those of all rows at the first call. Raises NotFiniteError.
         """
         return self.native.candidates(output_row, k)
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -137,15 +138,16 @@ def tune(
     general(("continue",))
     part = options.output.with_name(f"{options.output.name}.partial")
     resumed = _claim(part, options)
-    try:
-        with errors_told(options), ExitStack() as stack:
-            return (kind or Run)(options, part, say, progress, stopped, busy, stack).run()
-    except Interrupted:
-        raise
-    except BaseException:
-        if not resumed and not (part / _STATE).exists():
-            shutil.rmtree(part, ignore_errors=True)
-        raise
+    with _alone(part):
+        try:
+            with errors_told(options), ExitStack() as stack:
+                return (kind or Run)(options, part, say, progress, stopped, busy, stack).run()
+        except Interrupted:
+            raise
+        except BaseException:
+            if not resumed and not (part / _STATE).exists():
+                shutil.rmtree(part, ignore_errors=True)
+            raise
 
 
 def _claim(part: Path, options: TuneOptions) -> bool:
@@ -168,6 +170,27 @@ def _claim(part: Path, options: TuneOptions) -> bool:
     except OSError as error:
         raise InputError(f"{part}: cannot be written: {error.strerror}") from None
     return False
+
+
+@contextmanager
+def _alone(part: Path) -> Iterator[None]:
+    """Keep other runs out of a folder, where the system has such locks. Raises InputError."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with (part / _SETTINGS).open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"{part}: another run is writing there; wait for its end, or choose another folder "
+                "with -o"
+            ) from None
+        except OSError:  # its file system has none
+            pass
+        yield
 
 
 def _texts(options: TuneOptions, forms: Sequence[Form]) -> Texts:

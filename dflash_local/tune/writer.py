@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dflash_local.errors import BackendError
+from dflash_local.errors import BackendError, NotFiniteError
 from dflash_local.llama import native, runtime
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
@@ -259,7 +259,7 @@ class Writer:
         drawn = (logits / scale - noise * (hot > 0)).argmax(dim=-1)
         found: Ints = torch.where(top[:, 0].isfinite(), drawn, -1).cpu().numpy()
         if found.min() < 0:
-            raise BackendError("the target's logits are not finite numbers; its file is damaged")
+            raise NotFiniteError("the target's logits are not finite numbers; its file is damaged")
         return found
 
     def _end(self, text: Text) -> Text:

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tiny_coder
@@ -21,6 +22,7 @@ from dflash_local.cli.complete import complete
 from dflash_local.cli.main import group
 from dflash_local.cli.options import SAMPLING, SectionedCommand
 from dflash_local.sampling.params import SamplingParams
+from gguf_files import Tensor, changed
 
 # These take as long to import as all commands together, or longer.
 LARGE = {
@@ -477,6 +479,17 @@ def test_closed_streams_mix_nothing_up(closed: str, greedy: dict[str, Any]) -> N
 
 
 # Bad input: exit code 2, one line, nothing on stdout.
+
+
+@pytest.mark.parametrize("options", [(), ("--temp", "0.8"), ("--draft", "none")])
+def test_a_target_that_computes_no_numbers(tmp_path: Path, options: tuple[str, ...]) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        values, kind = tensors["output_norm.weight"]
+        tensors["output_norm.weight"] = np.full_like(values, np.nan), kind
+
+    bad = changed(TARGET, tmp_path / "bad.gguf", tensors=spoil)
+    line = refused("complete", "--target", str(bad), "--gpu-layers", "0", "-q", *options, PROMPT)
+    assert "not finite numbers; the model file is damaged" in line
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,18 @@ def test_a_target_that_writes_no_text(target: GgufFile, kind: str) -> None:
     [
         ({"qwen3.block_count": None}, "'qwen3.block_count' is missing"),
         ({"qwen3.block_count": (0, UINT32, None)}, "qwen3.block_count is 0, expected 1 to 512"),
+        (
+            {"qwen3.attention.sliding_window": (2**32 - 1, UINT32, None)},
+            "sliding_window is 4294967295, expected 0 to 16777216",
+        ),
+        (
+            {"qwen3.rope.dimension_count": (0, UINT32, None)},
+            "rope.dimension_count is 0, expected 1 to 131072",
+        ),
+        (
+            {"qwen3.attention.key_length": (1 << 22, UINT32, None)},
+            "key_length is 4194304, expected 0 to 131072",
+        ),
         ({"qwen3.embedding_length": (256, UINT32, None)}, "has the shape [512, 8192], expected"),
         ({"general.type": ("adapter", STRING, None)}, "general.type is 'adapter'"),
         ({"tokenizer.ggml.tokens": None}, "'tokenizer.ggml.tokens' is missing"),

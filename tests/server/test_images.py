@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import base64
+import io
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 import tiny_coder
-from server_process import EXACT, serving
+from damage import damaged_bytes
+from dflash_local.target_model.pixels import FORMATS
+from lab.server.resources import resources
+from server_process import EXACT, ServerProcess, serving
 from vision_models import asked, data_uri, picture, write_projector, write_vision_target
 
 LIMIT = 12
@@ -21,18 +28,34 @@ QUESTION = "def add(a, b):"
 
 
 @pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("vision")
     target = write_vision_target(folder / "seeing.gguf", "qwen3vl")
     write_projector(folder / "mmproj-seeing.gguf", target)  # it is found there
     files = ("-m", str(target), "--draft", str(tiny_coder.pair()[1]))
-    with serving(*files, *EXACT, "--ctx", "2048") as server, server.client() as client:
+    with serving(*files, *EXACT, "--ctx", "2048", "--cache-mb", "64") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def seeing(process: ServerProcess) -> Iterator[httpx.Client]:
+    with process.client() as client:
         yield client
 
 
-def _openai(client: httpx.Client, *pictures: bytes) -> dict[str, Any]:
+def _posted(client: httpx.Client, *pictures: bytes) -> httpx.Response:
     body = {"messages": [asked(QUESTION, *pictures)], "max_tokens": LIMIT, "temperature": 0}
-    answer = client.post("/v1/chat/completions", json=body)
+    return client.post("/v1/chat/completions", json=body)
+
+
+def _saved(image: Image.Image, kind: str) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+def _openai(client: httpx.Client, *pictures: bytes) -> dict[str, Any]:
+    answer = _posted(client, *pictures)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -125,6 +148,32 @@ def test_a_picture_without_a_place_in_the_prompt_is_refused(seeing: httpx.Client
 
 def test_a_large_picture_has_room_where_the_projector_was_found(seeing: httpx.Client) -> None:
     _openai(seeing, SHOWN + bytes(7 << 20))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory in /proc")
+def test_pictures_of_attackers_cost_the_server_nothing(
+    process: ServerProcess, seeing: httpx.Client
+) -> None:
+    """Damaged ones, large ones in small files, and files of 20 MiB that are none."""
+    large = Image.new("RGBA", (4000, 3000))
+    bombs = [_saved(large, kind) for kind in ("PNG", "WEBP")]
+    bombs += [_saved(large.convert("L"), kind) for kind in ("GIF", "BMP", "JPEG")]
+    bombs += [bytes(20 << 20)] * 6
+    good = [picture(48, 40, seed=i, kind=kind) for i, kind in enumerate(FORMATS)]
+    pid = process.process.pid
+    expected = _openai(seeing, SHOWN)["choices"]
+    before = resources(pid)
+    for i in range(300):
+        rng, data = random.Random(i), good[i % len(good)]
+        answer = _posted(seeing, damaged_bytes(data, rng, rng.choice([100, len(data)])))
+        assert answer.status_code in (200, 400), answer.text
+    for data in bombs:
+        answer = _posted(seeing, data)
+        assert answer.status_code == 400, answer.text
+        after = resources(pid)
+        assert before and after and after.memory_mib - before.memory_mib < 300
+    assert _openai(seeing, SHOWN)["choices"] == expected
 
 
 def test_clients_see_that_it_takes_pictures(seeing: httpx.Client) -> None:

@@ -118,6 +118,12 @@ def _run_lengths() -> bytes:
     return file + head + bytes(1024) + runs
 
 
+def _in_scans() -> bytes:
+    """A JPEG whose last scan is there 500 times."""
+    data = _saved(Image.new("L", (2000, 2000)), "JPEG", progressive=True)
+    return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * 500 + data[-2:]
+
+
 def _moving() -> bytes:
     frames = [Image.new("RGB", (8, 8), (i, 0, 0)) for i in (0, 200)]
     file = io.BytesIO()
@@ -136,6 +142,8 @@ def _moving() -> bytes:
         (picture(200, 1), "too narrow"),
         (_moving(), "a moving one"),
         (_run_lengths(), "run lengths"),
+        (_in_scans(), "scans; save it anew"),
+        (_saved(Image.new("L", (4000, 3001)), "WEBP"), "at most 12,000,000"),
         (bytes(MOST_BYTES + 1), "at most 20 MiB"),
     ],
 )

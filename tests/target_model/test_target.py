@@ -13,7 +13,7 @@ import tiny_coder
 from dflash_local import load
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
-from dflash_local.errors import BackendError, InputError
+from dflash_local.errors import InputError, NotFiniteError
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
 from dflash_local.target_model.options import TargetOptions
@@ -286,13 +286,13 @@ def test_logits_that_are_not_finite_are_one_clear_line(
         rows = Rows(target)
         rows.decode([3] * n_seq)
         assert target.native.best == [-1] * (3 * n_seq)
-        with pytest.raises(BackendError, match="not finite numbers"):
+        with pytest.raises(NotFiniteError):
             target.candidates(0, 40)
         rows.clear()
         engine = Engine(target, None, n_seq=n_seq)
         request = Request([4, 5, 6], SamplingParams(temperature=temperature), 8, 0)
         for _ in range(2):
-            with pytest.raises(BackendError, match="not finite numbers") as caught:
+            with pytest.raises(NotFiniteError) as caught:
                 engine.run([engine.begin(request)])
             assert "\n" not in str(caught.value)
             assert not any(slot.busy or slot.cached for slot in engine.slots)
@@ -308,7 +308,7 @@ def test_a_row_with_a_single_nan(path: Path, tmp_path: Path) -> None:
     bad = changed(path, tmp_path / "bad.gguf", tensors=spoil_one)
     with opened(bad, n_seq=1) as target:
         engine = Engine(target, None)
-        with pytest.raises(BackendError, match="not finite numbers"):
+        with pytest.raises(NotFiniteError):
             engine.run([engine.begin(Request([4, 5, 6], SamplingParams(), 8, 0))])
 
 
@@ -322,7 +322,7 @@ def test_weights_of_the_target_that_are_no_numbers_do_not_blame_the_drafter(
     target, drafter = tiny_coder.pair()
     bad = changed(target, tmp_path / "bad.gguf", tensors=spoil_norm)
     with (
-        pytest.raises(BackendError, match="the target's logits are not finite numbers"),
+        pytest.raises(NotFiniteError),
         load(bad, drafter, n_ctx=128, n_gpu_layers=0, n_threads=1, quiet=True) as model,
     ):
         model.generate("def f(x):", max_tokens=8, draft_width=8)

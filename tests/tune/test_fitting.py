@@ -277,6 +277,23 @@ def test_a_damaged_state_is_told_at_once_and_stays(options: TuneOptions) -> None
     assert (part / "state.pt").exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="locks no files")
+def test_two_runs_do_not_share_a_folder(options: TuneOptions) -> None:
+    class Ended(Exception):
+        pass
+
+    class First(Watch):
+        def say(self, line: str) -> None:
+            with pytest.raises(InputError, match="another run is writing there"):
+                Watch().run(options)
+            raise Ended
+
+    part = options.output.with_name("out.partial")
+    with pytest.raises(Ended):
+        First().run(options)
+    assert not part.exists()
+
+
 def test_a_python_without_its_library_files_is_told_at_once(
     options: TuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

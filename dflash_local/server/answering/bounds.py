@@ -39,20 +39,28 @@ SomeMessagesOf = Annotated[MessagesOf[T], Field(min_length=1)]
 ToolsOf = Annotated[ListOf[T], Field(max_length=MAX_TOOLS)]
 """Tools, or calls of them."""
 
-MaxTokens = Annotated[int, Field(strict=True, ge=1, le=MAX_INT)]
-Predict = Annotated[int, Field(strict=True, ge=-1, le=MAX_INT)]
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+"""Takes 5.0 for 5: some languages have one kind of number only."""
+
+MaxTokens = Annotated[int, Field(strict=True, ge=1, le=MAX_INT), WHOLE]
+Predict = Annotated[int, Field(strict=True, ge=-1, le=MAX_INT), WHOLE]
 """llama-server's `n_predict`: -1 goes on to the end of text, 0 reads the prompt into the cache."""
 
-Count = Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]
-LastN = Annotated[int, Field(strict=True, ge=-1, le=MAX_INT)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_INT), WHOLE]
+LastN = Annotated[int, Field(strict=True, ge=-1, le=MAX_INT), WHOLE]
 """The number of tokens to look back at; -1 is the whole context."""
 
-Milliseconds = Annotated[int, Field(strict=True, ge=0, le=24 * 3600 * 1000)]
-Choices = Annotated[int, Field(strict=True, ge=1, le=MAX_CHOICES)]
-Seed = Annotated[int, Field(strict=True, ge=-(2**63), le=2**64 - 1)]
-Logprobs = Annotated[int, Field(strict=True, ge=0, le=5)]
-TopLogprobs = Annotated[int, Field(strict=True, ge=0, le=20)]
-Alternatives = Annotated[int, Field(strict=True, ge=0, le=100)]
+Milliseconds = Annotated[int, Field(strict=True, ge=0, le=24 * 3600 * 1000), WHOLE]
+Choices = Annotated[int, Field(strict=True, ge=1, le=MAX_CHOICES), WHOLE]
+Seed = Annotated[int, Field(strict=True, ge=-(2**63), le=2**64 - 1), WHOLE]
+Logprobs = Annotated[int, Field(strict=True, ge=0, le=5), WHOLE]
+TopLogprobs = Annotated[int, Field(strict=True, ge=0, le=20), WHOLE]
+Alternatives = Annotated[int, Field(strict=True, ge=0, le=100), WHOLE]
 """llama-server's `n_probs`: the number to report with each token."""
 
 TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_INT)]

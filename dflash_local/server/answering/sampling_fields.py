@@ -41,7 +41,10 @@ _LEAST_TOP_P = 1e-6
 _BAN = -100
 
 _TopK = Annotated[
-    int, Field(strict=True, ge=-1, le=bounds.MAX_INT), AfterValidator(lambda k: max(k, 0))
+    int,
+    Field(strict=True, ge=-1, le=bounds.MAX_INT),
+    AfterValidator(lambda k: max(k, 0)),
+    bounds.WHOLE,
 ]
 _TopP = Annotated[bounds.Probability, AfterValidator(lambda p: max(p, _LEAST_TOP_P))]
 """OpenAI's 0 is the likeliest token only."""

@@ -229,6 +229,9 @@ class ErrorHandling:
             await self._app(scope, receive, watch)
         except Exception as error:
             answer = api_error(error)
+            # Errors and the frames that they came through hold each other, and some frames hold
+            # pictures: the next look for such circles may be a hundred requests away.
+            traceback.clear_frames(error.__traceback__)
             if not started:
                 await answer.response(scope)(scope, receive, send)
 

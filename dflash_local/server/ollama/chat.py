@@ -19,7 +19,7 @@ from dflash_local.server.answering.infill_prompt import (
     infill_room,
     infill_tokens,
 )
-from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat
+from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat, split_begun
 from dflash_local.server.answering.tools import ToolUse, tool_use
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.event_stream import LINES, unless_gone
@@ -94,13 +94,15 @@ async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) 
 def _prepare_chat(model: Model, body: OllamaChatRequest | GenerateRequest) -> PreparedChat:
     given = body.tools if isinstance(body, OllamaChatRequest) else None
     tools = [tool.function.tool for tool in given or ()]
+    messages, begun = split_begun(body.chat_messages)
     chat = prepare_chat(
         model,
-        body.chat_messages,
+        messages,
         tools=tool_use(tools),
         schema=body.schema_of_answer,
         reasoning_effort=body.effort,
         template_kwargs=body.template_kwargs,
+        begun=begun,
     )
     if isinstance(body, GenerateRequest) and body.context:
         if isinstance(chat.prompt, Prompt):

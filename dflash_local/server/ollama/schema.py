@@ -18,7 +18,7 @@ from dflash_local.server.models.keep_alive import keep_alive_s
 
 _REFUSED = {"template": "the model's own chat template is used; leave template out, or give raw"}
 
-_Predict = Annotated[int, Field(strict=True, ge=-2, le=bounds.MAX_INT)]
+_Predict = Annotated[int, Field(strict=True, ge=-2, le=bounds.MAX_INT), bounds.WHOLE]
 
 
 class OllamaOptions(SamplingFields):
@@ -145,7 +145,8 @@ class OllamaMessage(BaseModel):
 
 
 class OllamaChatRequest(OllamaRequest):
-    """A conversation to answer. Without messages the model is only loaded, or unloaded."""
+    """A conversation to answer. Without messages the model is only loaded, or unloaded. A last
+    message of the assistant begins the answer, as with Ollama."""
 
     messages: bounds.MessagesOf[OllamaMessage] = Field(default_factory=list)
     tools: bounds.ToolsOf[FunctionTool] | None = None

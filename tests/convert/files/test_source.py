@@ -4,6 +4,7 @@ line says why not."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -173,6 +174,13 @@ def test_the_target_is_named_by_config_or_card(
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "README.md").write_bytes(card.encode())
     assert target_hint(fetch_drafter(tmp_path), config) == target
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
+def test_a_card_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / "README.md")
+    assert fetch_drafter(tmp_path).card == {}
 
 
 # The hub.

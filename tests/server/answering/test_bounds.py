@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dflash_local.server import app  # all models are imported with it
+from dflash_local.server.answering import bounds
 
 MANY = 2000
 FEW = 10
@@ -55,3 +57,13 @@ def test_a_bad_body_is_refused_at_its_first_faults() -> None:
                     model.model_validate(body)
                 except ValidationError as error:
                     assert error.error_count() <= FEW, (model, name, value[:1])
+
+
+def test_a_whole_number_may_have_a_point() -> None:
+    """As the clients write it whose language has one kind of number."""
+    known = TypeAdapter(bounds.MaxTokens)
+    taken = known.validate_json("5.0")
+    assert taken == 5 and type(taken) is int
+    for refused in ("5.5", "true", '"5"', "0.0", "1e300", "1e400"):
+        with pytest.raises(ValidationError):
+            known.validate_json(refused)

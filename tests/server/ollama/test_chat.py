@@ -79,6 +79,17 @@ def test_system_and_prompt_are_a_chat(api: ollama.Client, model: Model) -> None:
     assert told.prompt_eval_count == len(model.chat_prompt(spoken))
 
 
+def test_a_last_message_of_the_assistant_begins_the_answer(
+    api: ollama.Client, client: httpx.Client
+) -> None:
+    messages = [*user(QUESTION), {"role": "assistant", "content": "def add(first_number, sec"}]
+    body = {"messages": messages, "temperature": 0, "max_tokens": CERTAIN}
+    expected = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    told = api.chat(NAME, messages=messages, options=GREEDY)
+    assert told.message.content == expected["content"]
+    assert not told.message.content.startswith("def")
+
+
 def test_a_gap_is_filled(api: ollama.Client) -> None:
     options = {**GREEDY, "num_predict": 8}
     told = api.generate(NAME, "def add(a, b):\n", suffix="\n\nprint(add(1, 2))", options=options)
