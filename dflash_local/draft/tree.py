@@ -21,9 +21,12 @@ _ALL = 1 << 30
 
 
 class Chances(NamedTuple):
-    """What is known of a drafter's candidates. `firsts`: the chance of each position's first one,
-    where those before it are right; the others share the rest in the drafter's proportions.
-    `further_share`: by which those that follow any other candidate are less likely than that."""
+    """Chances of a drafter's candidates, as learnt.
+
+    `firsts`: the chance of each position's first one, where those before it are right; the others
+    share the rest in the drafter's proportions. `further_share`: by which those that follow any
+    other candidate are less likely than that.
+    """
 
     firsts: list[float]
     further_share: float = 1.0
