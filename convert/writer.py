@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from dflash_local.errors import InputError
 
+from .files.lock import lock
 from .key import Key
 from .quantization import encode, n_bytes
 from .tensors.plan import TensorPlan
@@ -68,7 +68,7 @@ def write_gguf(
     try:
         with _writing(path, total):
             file = part.open("ab")
-            _lock(file)
+            lock(file)
             _write_header(part, keys, tensors)
             file.seek(0, os.SEEK_END)
         try:
@@ -89,24 +89,10 @@ def write_gguf(
             part.unlink(missing_ok=True)
 
 
-def _lock(file: BinaryIO) -> bool:
-    """True if the file is now this process's, until it is closed. A process that ends in any way
-    closes its files."""
-    if sys.platform == "win32":
-        return False
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another one has it, or the file system knows no locks
-        return False
-    return True
-
-
 def _remove_abandoned(folder: Path) -> None:
     for part in filter(_PART.fullmatch, os.listdir(folder)):
         with contextlib.suppress(OSError), (folder / part).open("ab") as file:
-            if _lock(file):
+            if lock(file):
                 os.unlink(folder / part)
 
 

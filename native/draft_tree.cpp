@@ -50,6 +50,7 @@ struct offer {
     double before;    // the cost of its parent
     int after;        // the place of its parent, if that counts
     bool is_further;  // whether its parent is not on the path of first candidates
+    float logprob;    // less likely by that
 
     bool operator>(const offer & o) const {
         return std::tie(cost, level, parent, rank) > std::tie(o.cost, o.level, o.parent, o.rank);
@@ -188,7 +189,8 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * 
         const std::vector<candidate> & row = row_of(level, after);
         if (rank < static_cast<int>(row.size())) {
             const float logprob = row[rank].logprob + (is_further ? further : 0.0f);
-            waiting.push({before - logprob, level, parent, rank, before, after, is_further});
+            waiting.push(
+                {before - logprob, level, parent, rank, before, after, is_further, logprob});
         }
     };
     draft_tree tree;
@@ -211,7 +213,7 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * 
         const candidate & chosen = row_of(next.level, next.after)[next.rank];
         tree.tokens.push_back(chosen.token);
         tree.parents.push_back(next.parent);
-        tree.logprobs.push_back(chosen.logprob + (next.is_further ? further : 0.0f));
+        tree.logprobs.push_back(next.logprob);
         add(next.level, next.parent, next.rank + 1, next.before, next.after, next.is_further);
         add(next.level + 1, node, 0, next.cost, steps != nullptr ? chosen.place : 0,
             next.is_further || chosen.place > 0);

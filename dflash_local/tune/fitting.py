@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from safetensors import SafetensorError
 from dflash_local import disk_cache
 from dflash_local.bench.prompts.case import tokenized
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
+from dflash_local.convert.files.lock import lock
 from dflash_local.draft.drafter import Drafter
 from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.footprint import size_text
@@ -175,21 +175,12 @@ def _claim(part: Path, options: TuneOptions) -> bool:
 @contextmanager
 def _alone(part: Path) -> Iterator[None]:
     """Keep other runs out of a folder, where the system has such locks. Raises InputError."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
     with (part / _SETTINGS).open("r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if lock(file) is False:
             raise InputError(
                 f"{part}: another run is writing there; wait for its end, or choose another folder "
                 "with -o"
-            ) from None
-        except OSError:  # its file system has none
-            pass
+            )
         yield
 
 
