@@ -15,13 +15,12 @@ from hypothesis import settings
 import tiny_coder
 from dflash_local import Model
 from server_process import client, server
-from shapes import chain_model, either_file, either_model, f32_target, shape, tree_model
+from shapes import chain_model, either_model, f32_target, shape, tree_model
 from tool_server import tool_client, tool_server
 
 __all__ = [
     "chain_model",
     "client",
-    "either_file",
     "either_model",
     "f32_target",
     "server",
@@ -127,5 +126,5 @@ def model(chain_model: Model) -> Model:
 def with_empty_caches(request: pytest.FixtureRequest) -> None:
     """Each test finds the model's caches empty: texts left there by tests before it, other ones in
     each worker, would move the last bits of a prompt's states, and with them a draw."""
-    if "chain_model" in request.fixturenames:
-        request.getfixturevalue("chain_model").forget()
+    for name in {"chain_model", "either_model"}.intersection(request.fixturenames):
+        request.getfixturevalue(name).forget()

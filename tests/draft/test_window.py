@@ -260,11 +260,9 @@ def test_the_plan_says_what_the_window_bounds() -> None:
 
 @pytest.mark.slow
 @of_both_shapes("window", [1, 24], [24])
-def test_answers_are_those_without_a_window(
-    shape: DraftShape, either_file: Path, window: int
-) -> None:
+def test_answers_are_those_without_a_window(shape: DraftShape, window: int) -> None:
     prompt = "def add(a, b):\n    return a + b\n\n\n" * 12 + "def sub(a, b):\n"
-    with exact_model(shape, either_file, n_ctx=1024, draft_window=window) as model:
+    with exact_model(shape, n_ctx=1024, draft_window=window) as model:
         plain = model.generate(prompt, max_tokens=60, draft_width=0)
         for width in (16, 4):
             found = model.generate(prompt, max_tokens=60, draft_width=width)

@@ -8,7 +8,6 @@ round.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,9 +86,9 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(shape: DraftShape, either_file: Path) -> Iterator[Bench]:
+def bench(shape: DraftShape) -> Iterator[Bench]:
     """A bench; the controller may choose trees, if there are any."""
-    with exact_target(shape, either_file, n_ctx=1024, n_seq=N_SEQ) as target:
+    with exact_target(shape, n_ctx=1024, n_seq=N_SEQ) as target:
         yield Bench(target, fused_drafter(target), "auto" if shape == "tree" else "chain")
 
 
@@ -227,11 +226,11 @@ def test_the_drafter_hears_of_every_row_of_its_sequence(bench: Bench, seed: int)
 @pytest.mark.one_in(8)
 @of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
 def test_a_context_that_fills_up_ends_answers_for_their_length(
-    shape: DraftShape, either_file: Path, decider: str
+    shape: DraftShape, decider: str
 ) -> None:
     """Each with as many tokens as there was room for; none is wrong."""
     asked, n_nodes = ("auto", N_NODES) if shape == "tree" else (shape, 0)
-    with exact_target(shape, either_file, n_ctx=256, n_seq=2) as target:
+    with exact_target(shape, n_ctx=256, n_seq=2) as target:
         engine = Engine(target, fused_drafter(target), 2, controller(decider, n_nodes))
         text = target.vocabulary.tokenize("\n".join(tiny_coder.prompts()["code"]))
         sequences = [

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,8 +60,8 @@ def model(either_model: Model) -> Model:
 
 
 @pytest.fixture(scope="module")
-def target(shape: DraftShape, either_file: Path) -> Iterator[Target]:
-    with exact_target(shape, either_file) as opened:
+def target(shape: DraftShape) -> Iterator[Target]:
+    with exact_target(shape) as opened:
         yield opened
 
 
@@ -167,9 +166,9 @@ def test_what_the_grammar_forbids_is_not_proposed(target: Target, shape: DraftSh
             assert max(stats.accepted_lengths) == 4
 
 
-def test_branches_that_the_grammar_forbids_are_pruned(f32_target: Path) -> None:
+def test_branches_that_the_grammar_forbids_are_pruned() -> None:
     """With all that follows them; what is right beside and below what is left stays."""
-    with exact_target("tree", f32_target) as target:
+    with exact_target("tree") as target:
         letter = target.vocabulary.tokenize("a")[-1]
         end = target.vocabulary.ends[0]
         digits = [target.vocabulary.tokenize(f"{digit}")[-1] for digit in (3, 7)]
@@ -196,10 +195,10 @@ def test_branches_that_the_grammar_forbids_are_pruned(f32_target: Path) -> None:
 
 
 @pytest.mark.one_in(2)
-def test_several_at_once_each_keep_to_their_own(shape: DraftShape, either_file: Path) -> None:
+def test_several_at_once_each_keep_to_their_own(shape: DraftShape) -> None:
     ways = [BOUND["json_schema"], BOUND["gbnf"], BOUND["lark"], {}]
     prompts = tiny_coder.prompts()["code"][:4]
-    with exact_target(shape, either_file, n_ctx=1024, n_seq=len(ways)) as target:
+    with exact_target(shape, n_ctx=1024, n_seq=len(ways)) as target:
         engine = Engine(target, fused_drafter(target), n_seq=len(ways))
         ids = [target.vocabulary.tokenize(text) for text in prompts]
         sequences = [

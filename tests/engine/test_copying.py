@@ -27,7 +27,7 @@ from hybrid_engine import hybrid_target
 from pair_engine import answer, consistent, fused_drafter, open_target, request
 from plain_answer import plain_tokens
 from sampling_ways import JSON_LIST, WAYS
-from shapes import exact_target
+from shapes import exact_file, exact_target
 
 N = 28
 MOST = 63
@@ -43,9 +43,9 @@ def target() -> Iterator[Target]:
 
 
 @pytest.fixture(scope="module")
-def forking(f32_target: Path) -> Iterator[Target]:
+def forking() -> Iterator[Target]:
     """A target with exact trees."""
-    with exact_target("tree", f32_target) as opened:
+    with exact_target("tree") as opened:
         yield opened
 
 
@@ -168,9 +168,11 @@ def test_an_answer_is_used_again(target: Target) -> None:
     assert again.stats.copied_accepted > 0
 
 
-def test_several_at_once(f32_target: Path) -> None:
+def test_several_at_once() -> None:
     """Each copies its own text. They join and leave, and one is suspended and goes on."""
-    with open_target(f32_target, n_ctx=1024, n_seq=3, kv_type="f32", flash_attn=False) as target:
+    with open_target(
+        exact_file("tree"), n_ctx=1024, n_seq=3, kv_type="f32", flash_attn=False
+    ) as target:
         alphabets = [[400, 401], [500, 501, 502], [600]]
         prompts = [(alphabet * 12)[: 15 + i] for i, alphabet in enumerate(alphabets)]
         ways = ["greedy", "seeded", "greedy"]
@@ -195,9 +197,9 @@ def test_several_at_once(f32_target: Path) -> None:
 
 
 @pytest.mark.parametrize("width", ["auto", 40])
-def test_room_for_copies_makes_no_wider_trees(f32_target: Path, width: Any) -> None:
+def test_room_for_copies_makes_no_wider_trees(width: Any) -> None:
     """Each row of a tree has a branch of its own, unless a fixed width asks for more."""
-    with open_target(f32_target, kv_type="f32", flash_attn=False, n_branches=20) as target:
+    with open_target(exact_file("tree"), kv_type="f32", flash_attn=False, n_branches=20) as target:
         prompt = target.vocabulary.tokenize(tiny_coder.prompts()["chat"][0])
         engine = copying(target, fused_drafter(target), n_nodes=19)
         found = answer(engine, prompt, width, N, shape="tree")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import tiny_coder
@@ -87,13 +85,11 @@ def test_ending_twice_and_early(engine: Engine) -> None:
 
 
 @pytest.mark.one_in(2)
-def test_batches_smaller_than_the_drafts_of_all(
-    engine: Engine, shape: DraftShape, either_file: Path
-) -> None:
+def test_batches_smaller_than_the_drafts_of_all(engine: Engine, shape: DraftShape) -> None:
     """Nine rows a batch: two drafts of 16 are cut to what a pass can verify."""
     prompts = [text(engine, 30), text(engine, 50)[20:]]
     expected = [PlainAnswer(engine.target, prompt, N) for prompt in prompts]
-    with exact_target(shape, either_file, n_ctx=256, n_seq=2, n_batch=9) as target:
+    with exact_target(shape, n_ctx=256, n_seq=2, n_batch=9) as target:
         narrow = Engine(target, fused_drafter(target), n_seq=2)
         found = [begin(narrow, prompt, 16, N) for prompt in prompts]
         narrow.run(found)

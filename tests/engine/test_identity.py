@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,8 +47,10 @@ Plain = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def model(either_model: Model) -> Model:
-    return either_model
+def model(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
+    """The tiny pair: trained, so that drafts are as good as they are for users."""
+    found: Model = request.getfixturevalue(f"{shape}_model")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +122,8 @@ def test_a_grammar_holds_in_drafted_text(model: Model) -> None:
 
 
 @pytest.mark.slow
-def test_across_the_last_positions_of_the_context(shape: DraftShape, either_file: Path) -> None:
-    with exact_model(shape, either_file, n_ctx=256) as model:
+def test_across_the_last_positions_of_the_context(shape: DraftShape) -> None:
+    with exact_model(shape, n_ctx=256) as model:
         source = model.tokenize(PYTHON_SOURCE)
         room = model.n_ctx
         widths = WIDTHS["chain"] if shape == "chain" else (16, 64)
@@ -144,10 +145,8 @@ def test_across_the_last_positions_of_the_context(shape: DraftShape, either_file
 
 
 @pytest.mark.one_in(2)
-def test_after_a_request_whose_every_draft_was_rejected(
-    shape: DraftShape, either_file: Path
-) -> None:
-    with exact_target(shape, either_file) as target:
+def test_after_a_request_whose_every_draft_was_rejected(shape: DraftShape) -> None:
+    with exact_target(shape) as target:
         honest = Engine(target, None)
         prompt = target.vocabulary.tokenize(tiny_coder.prompts()["chat"][0])
         expected = answer(honest, prompt, 0, N).tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,8 @@ from two_slots import N, begin, text
 
 
 @pytest.mark.one_in(2)
-def test_a_long_prompt_is_read_in_chunks_while_another_answers(
-    shape: DraftShape, either_file: Path
-) -> None:
-    with exact_target(shape, either_file, n_ctx=256, n_seq=2, n_batch=32) as target:
+def test_a_long_prompt_is_read_in_chunks_while_another_answers(shape: DraftShape) -> None:
+    with exact_target(shape, n_ctx=256, n_seq=2, n_batch=32) as target:
         engine = Engine(target, fused_drafter(target), n_seq=2)
         prompts = [text(engine, 20), text(engine, 160)[40:]]
         plain = [PlainAnswer(target, prompt, N) for prompt in prompts]

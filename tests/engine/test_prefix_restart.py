@@ -20,7 +20,7 @@ from dflash_local.draft.shape import DraftShape
 from dflash_local.prefixes.files import PrefixFiles, StoredPrefix
 from dflash_local.prefixes.prefix import SavedSequence
 from long_text import PYTHON_SOURCE
-from shapes import SHAPES, assert_as_well_drafted, exact_file, exact_model, loaded_for
+from shapes import SHAPES, assert_as_well_drafted, exact_model
 
 N = 12
 OPTIONS = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
@@ -44,7 +44,7 @@ def test_a_slot_that_was_put_back_is_not_the_first_to_go(
     prompts: list[list[int]], tmp_path: Path
 ) -> None:
     options = {"max_tokens": 2, "draft_width": 0}
-    with exact_model("chain", tiny_coder.pair()[0], n_seq=2, slot_save_path=tmp_path) as model:
+    with exact_model("chain", n_seq=2, slot_save_path=tmp_path) as model:
         for slot in range(2):
             model.generate(prompts[slot], id_slot=slot, **options)
         model.save_slot(0, "kept")
@@ -59,8 +59,7 @@ def test_others_go_on_while_a_prefix_is_read(
     prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = {"n_ctx": 1024, "cache_mb": 8, "cache_dir": tmp_path}
-    target = tiny_coder.pair()[0]
-    with exact_model("chain", target, **kept) as first:
+    with exact_model("chain", **kept) as first:
         first.generate(prompts[0], max_tokens=2)
     begun, may_end, in_time = threading.Event(), threading.Event(), []
 
@@ -71,7 +70,7 @@ def test_others_go_on_while_a_prefix_is_read(
 
     read = PrefixFiles.read
     monkeypatch.setattr(PrefixFiles, "read", slowly)
-    with exact_model("chain", target, n_seq=2, **kept) as second, ThreadPoolExecutor() as pool:
+    with exact_model("chain", n_seq=2, **kept) as second, ThreadPoolExecutor() as pool:
         other = second.stream(prompts[1], max_tokens=None, ignore_eos=True)
         next(other)
         answer = pool.submit(second.generate, prompts[0], max_tokens=2)
@@ -89,19 +88,14 @@ def test_others_go_on_while_a_prefix_is_read(
 def test_a_chat_goes_on_after_a_restart(
     prompts: list[list[int]],
     shape: DraftShape,
-    request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
     options = {"max_tokens": N, "draft_width": 8, "temperature": 0.7, "seed": 5}
     options |= {"presence_penalty": 0.5, "repeat_penalty": 1.2}
-    model = loaded_for(shape, request)
-    model.forget()
-    expected = model.generate(prompts[0], **options)
-    target = exact_file(shape, request)
     kept = {"n_ctx": 512, "cache_mb": 8, "cache_dir": tmp_path}
-    with exact_model(shape, target, **kept) as first:
-        first.generate(prompts[0], **options)
-    with exact_model(shape, target, **kept) as second:
+    with exact_model(shape, **kept) as first:
+        expected = first.generate(prompts[0], **options)
+    with exact_model(shape, **kept) as second:
         found = second.generate(prompts[0], **options)
         assert found.stats.cached_tokens == len(prompts[0]) - 1
         assert found.tokens == expected.tokens
@@ -114,12 +108,13 @@ def test_a_chat_goes_on_after_a_restart(
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGKILL")
 def test_killed_while_it_spills(
-    pair: tuple[Path, Path],
-    model: Model,
+    chain_model: Model,
     prompts: list[list[int]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The tiny pair, of which a cache of a MiB does not hold two prompts."""
+    model, pair = chain_model, tiny_coder.pair()
     options = {"max_tokens": N, "draft_width": 8}
     files = [str(path) for path in pair]
     code = SPILLER.format(pair=files, options=OPTIONS, folder=str(tmp_path), prompts=prompts)

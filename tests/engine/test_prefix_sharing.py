@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mini_pair
 import tiny_coder
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
@@ -41,9 +42,9 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def forking(f32_target: Path) -> Iterator[Engine]:
+def forking() -> Iterator[Engine]:
     """An engine whose trees round as little as can be."""
-    with exact_target("tree", f32_target, n_ctx=1024, n_seq=3) as target:
+    with exact_target("tree", n_ctx=1024, n_seq=3) as target:
         yield Engine(target, fused_drafter(target), n_seq=3)
 
 
@@ -231,11 +232,11 @@ def test_an_evicted_chat_comes_back_from_memory(engine: Engine, text: list[int])
 @pytest.mark.slow
 def test_memory_stays_flat_over_many_evictions(engine: Engine, text: list[int]) -> None:
     empty(engine)
-    store = store_of(engine, max_bytes=MIB)
+    store = store_of(engine, max_bytes=MIB // 8)
     for i in range(25):
         answer(engine, text[7 * i : 7 * i + 90], 8, 2)
         engine.prefix_cache.make_room(engine.target.n_ctx)
-        assert 0 < store.n_bytes <= MIB
+        assert 0 < store.n_bytes <= MIB // 8
         assert engine.slots.free_cells == engine.target.n_ctx
     assert 1 < store.n_entries < 25
 
@@ -263,7 +264,7 @@ def test_saved_bytes_that_do_not_fit_are_refused(engine: Engine, text: list[int]
 def test_a_window_that_has_moved_on_is_decoded_again(engine: Engine, text: list[int]) -> None:
     """Of a text that is cut far back the drafter has no rows left that it would look at."""
     with open_target(n_ctx=2048, n_seq=2) as target:
-        drafter = open_drafter(tiny_coder.pair()[1], target, n_seq=2, n_ctx=2048, draft_window=64)
+        drafter = open_drafter(mini_pair.pair()[1], target, n_seq=2, n_ctx=2048, draft_window=64)
         windowed = Engine(target, drafter, n_seq=2)
         prompt = text[:300] + target.vocabulary.tokenize(tiny_coder.prompts()["code"][0])
         expected = cold(windowed, prompt, 8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,11 +163,11 @@ def after(bench: Bench, history: list[Answered]) -> tuple[Next, Next]:
 
 
 @pytest.fixture(scope="module")
-def forking(f32_target: Path) -> Iterator[Bench]:
+def forking() -> Iterator[Bench]:
     """Targets whose trees round as little as can be."""
     with (
-        exact_target("tree", f32_target, n_ctx=256) as used,
-        exact_target("tree", f32_target, n_ctx=256) as fresh,
+        exact_target("tree", n_ctx=256) as used,
+        exact_target("tree", n_ctx=256) as fresh,
     ):
         yield Bench(used, fresh)
 
@@ -207,7 +206,7 @@ def test_any_history_of_trees_and_chains_ends_as_a_fresh_prefill(forking: Bench)
 def test_within_rounding_where_nothing_is_exact() -> None:
     """An f16 cache past 256 cells: the history's logits are as far from those of a prefill as
     logits of single steps are from those of batches, and no farther."""
-    with open_target(n_ctx=1024, kv_type="f16") as used:
+    with open_target(tiny_coder.pair()[0], n_ctx=1024, kv_type="f16") as used:
         source = "\n".join(tiny_coder.prompts()["code"] * 2)
         prompt = used.vocabulary.tokenize(source)[:400]
         text = prompt + plain_tokens(used, prompt, N)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,26 +21,26 @@ from long_text import PYTHON_SOURCE
 from pair_engine import answer
 from shapes import assert_equal, exact_model, exact_target
 
-N_CTX, N_PROMPT, N = 256, 150, 240
+N_CTX, N = 256, 164
 """Such an answer fills the context, and once more after the first of two shifts."""
 DRAWN: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 0.9, "seed": 4}}
 
 
 @pytest.fixture(scope="module")
-def small(shape: DraftShape, either_file: Path) -> Iterator[Model]:
-    with exact_model(shape, either_file, n_ctx=N_CTX) as model:
+def small(shape: DraftShape) -> Iterator[Model]:
+    with exact_model(shape, n_ctx=N_CTX) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
-def target(shape: DraftShape, either_file: Path) -> Iterator[Target]:
-    with exact_target(shape, either_file, n_ctx=N_CTX) as opened:
+def target(shape: DraftShape) -> Iterator[Target]:
+    with exact_target(shape, n_ctx=N_CTX) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def prompt(small: Model) -> list[int]:
-    return small.tokenize(PYTHON_SOURCE)[:N_PROMPT]
+def source(small: Model) -> list[int]:
+    return small.tokenize(PYTHON_SOURCE)
 
 
 def after_shifts(prompt: list[int], tokens: list[int], n_keep: int, n_discard: int) -> list[int]:
@@ -57,10 +56,13 @@ def after_shifts(prompt: list[int], tokens: list[int], n_keep: int, n_discard: i
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("drawn", DRAWN)
-@pytest.mark.parametrize(("n_keep", "n_discard"), [(0, 0), (-1, 0), (16, 100)])
+@pytest.mark.parametrize(
+    ("n_prompt", "n_keep", "n_discard"), [(240, 0, 0), (180, -1, 0), (240, 16, 100)]
+)
 def test_drafted_answers_are_the_plain_ones(
-    small: Model, prompt: list[int], drawn: str, n_keep: int, n_discard: int
+    small: Model, source: list[int], drawn: str, n_prompt: int, n_keep: int, n_discard: int
 ) -> None:
+    prompt = source[:n_prompt]
     options: dict[str, Any] = {"max_tokens": N, "ignore_eos": True, **DRAWN[drawn]}
     options |= {"context_shift": True, "n_keep": n_keep, "n_discard": n_discard}
     small.forget()
@@ -83,7 +85,8 @@ def test_drafted_answers_are_the_plain_ones(
 
 
 @pytest.mark.one_in(2)
-def test_without_it_an_answer_ends_with_the_context(small: Model, prompt: list[int]) -> None:
+def test_without_it_an_answer_ends_with_the_context(small: Model, source: list[int]) -> None:
+    prompt = source[:210]
     for width in (0, 8):
         told = small.generate(prompt, max_tokens=None, ignore_eos=True, draft_width=width)
         assert told.finish_reason == "length" and not told.stats.shifts
@@ -92,7 +95,7 @@ def test_without_it_an_answer_ends_with_the_context(small: Model, prompt: list[i
 
 @pytest.mark.one_in(2)
 def test_bad_drafts_change_nothing(target: Target, shape: DraftShape) -> None:
-    prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:N_PROMPT]
+    prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:240]
     ends = {token: float("-inf") for token in target.vocabulary.ends}
     asked: dict[str, Any] = {"n_keep": 8, "logit_bias": ends, "temperature": 0.9, "seed": 4}
     plain = answer(Engine(target, None), prompt, 0, N, **asked)
@@ -108,13 +111,13 @@ def test_bad_drafts_change_nothing(target: Target, shape: DraftShape) -> None:
 
 
 @pytest.mark.one_in(2)
-def test_several_at_once_all_come_to_their_end(shape: DraftShape, either_file: Path) -> None:
-    with exact_model(shape, either_file, n_ctx=N_CTX, n_seq=3) as model:
-        prompts = [model.tokenize(PYTHON_SOURCE)[at:][:N_PROMPT] for at in (0, 100, 200)]
-        options: dict[str, Any] = {"max_tokens": 110, "ignore_eos": True, "context_shift": True}
+def test_several_at_once_all_come_to_their_end(shape: DraftShape) -> None:
+    with exact_model(shape, n_ctx=N_CTX, n_seq=3) as model:
+        prompts = [model.tokenize(PYTHON_SOURCE)[at:][:220] for at in (0, 100, 200)]
+        options: dict[str, Any] = {"max_tokens": 50, "ignore_eos": True, "context_shift": True}
         with ThreadPoolExecutor(3) as pool:
             told = list(pool.map(lambda p: model.generate(p, **options), prompts))
-        assert [len(result.tokens) for result in told] == [110] * 3
+        assert [len(result.tokens) for result in told] == [50] * 3
         assert any(result.stats.shifts for result in told)
 
 
@@ -131,7 +134,7 @@ def test_an_exact_model_keeps_no_row_of_a_shifted_answer() -> None:
     ) as model:
         prompt = model.tokenize(PYTHON_SOURCE)[:200]
         for n_keep, n_cached in ((0, 0), (100, 96), (-1, 192)):
-            options: dict[str, Any] = {"max_tokens": 110, "ignore_eos": True, "n_keep": n_keep}
+            options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "n_keep": n_keep}
             told = model.generate(prompt, context_shift=True, **options)
             assert told.stats.shifts
             assert model.engine.slots[0].cached == prompt[:n_cached]

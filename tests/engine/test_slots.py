@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -81,9 +80,9 @@ def test_two_at_once_share_the_context_to_its_last_cell(
 
 
 @pytest.fixture(scope="module")
-def long_answers(shape: DraftShape, either_file: Path) -> Iterator[Callable[[int], PlainAnswer]]:
+def long_answers(shape: DraftShape) -> Iterator[Callable[[int], PlainAnswer]]:
     """By the length of the prompt. The target stores 192 rows, fewer than there are tokens."""
-    with exact_target(shape, either_file, n_ctx=1024, n_batch=64) as target:
+    with exact_target(shape, n_ctx=1024, n_batch=64) as target:
         assert target.native.n_stored == 192
         source = "\n".join(tiny_coder.prompts()["code"] + tiny_coder.prompts()["chat"])
         tokens = target.vocabulary.tokenize(source)

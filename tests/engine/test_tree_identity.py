@@ -4,7 +4,6 @@ in another order, so that sums round otherwise."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -27,6 +26,7 @@ from elsewhere import Elsewhere
 from gap_rule import equal_by_gap_rule, forked_logits, largest_difference, step_logits
 from pair_engine import answer, consistent, fused_drafter, open_target, prefill, request
 from plain_answer import PlainAnswer
+from shapes import exact_file
 
 N = 32
 BUDGETS = (3, 7, 15, 31, 63)
@@ -35,9 +35,11 @@ BRANCHES = 32
 
 
 @pytest.fixture(scope="module", params=["f32", pytest.param("q8_0", marks=pytest.mark.slow)])
-def target(request: pytest.FixtureRequest, f32_target: Path) -> Iterator[Target]:
-    """The tiny target with four slots that may fork, its weights in F32 and as they are."""
-    path = f32_target if request.param == "f32" else None
+def target(
+    request: pytest.FixtureRequest,
+) -> Iterator[Target]:
+    """Four slots that may fork: of the mini target in F32, and of the tiny one as it is."""
+    path = exact_file("tree") if request.param == "f32" else tiny_coder.pair()[0]
     with open_target(path, n_ctx=1024, n_seq=4, kv_type="f16", n_branches=BRANCHES) as opened:
         yield opened
 

@@ -77,14 +77,7 @@ def write_hybrid(
 
 @dataclass
 class _Hybrid(RandomModel):
-    """`added` is how much its layers add to what goes through them."""
-
     has_head: bool = False
-    added: float = 1.0
-
-    def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
-        adds = any(part in name for part in ("attn_output", "ssm_out", "ffn_down"))
-        super().matrix(name, *shape, gain=gain * (self.added if adds else 1.0))
 
 
 def _shape(model: RandomModel, **more: int | float | list[int]) -> None:

@@ -1,4 +1,4 @@
-"""The tiny pair as a bare engine: target, drafter, and runs of requests through them."""
+"""The mini pair as a bare engine: target, drafter, and runs of requests through them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-import tiny_coder
+import mini_pair
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.draft.shape import DraftShape
@@ -40,14 +40,14 @@ def open_target(
     tapped_layers: tuple[int, ...] | None = None,
     exact: bool = False,
 ) -> Iterator[Target]:
-    """The tiny target, or one of its shape, on the CPU with the layers tapped as its drafter
-    wants.
+    """The mini target, or one that the tiny drafter is for, on the CPU with the layers tapped as
+    its drafter wants.
 
     One thread: those that wait for each other by spinning make tests that share the machine's cores
     many times slower, and any number of them computes the same in a q8_0 cache.
     """
-    shipped, drafter = tiny_coder.pair()
-    layers = read_drafter(GgufFile.open(drafter)).target_layers
+    path = path or mini_pair.pair()[0]
+    layers = read_drafter(GgufFile.open(mini_pair.drafter_of(path))).target_layers
     options = TargetOptions(
         n_ctx=n_ctx,
         n_seq=n_seq,
@@ -59,14 +59,14 @@ def open_target(
         n_branches=n_branches,
         exact=exact,
     )
-    with Target(path or shipped, options) as target:
+    with Target(path, options) as target:
         yield target
 
 
 def fused_drafter(target: Target) -> FusedDrafter:
-    """The tiny drafter on an open target, which closes it; with candidates for trees where the
-    target takes them."""
-    drafter = tiny_coder.pair()[1]
+    """The drafter for an open target, which closes it; with candidates for trees where the target
+    takes them."""
+    drafter = mini_pair.drafter_of(target.path)
     return FusedDrafter(
         drafter,
         target,

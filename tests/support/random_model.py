@@ -26,13 +26,15 @@ Weights = NDArray[np.float32]
 class RandomModel:
     """Keys and tensors of a file. Each tensor depends only on the seed and its own name.
 
-    `quant` names the ggml type of its matrices, `mixed` that of some by their own names.
+    `quant` names the ggml type of its matrices, `mixed` that of some by their own names. `added` is
+    how much its layers add to what goes through them.
     """
 
     architecture: str
     quant: str
     seed: int
     mixed: Mapping[str, str] = field(default_factory=dict)
+    added: float = 1.0
     keys: dict[str, Value] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -61,7 +63,13 @@ class RandomModel:
 
     def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
         """The last dimension is that of the input."""
-        values = self.normal(name, *shape) * np.float32(gain / np.sqrt(shape[-1]))
+        if any(part in name for part in ("attn_output", "ssm_out", "ffn_down")):
+            gain *= self.added
+        self.packed(name, self.normal(name, *shape) * np.float32(gain / np.sqrt(shape[-1])))
+
+    def packed(self, name: str, values: Weights) -> None:
+        """A matrix of these values."""
+        shape = values.shape
         kind = GGMLQuantizationType[self.mixed.get(name, self.quant)]
         packed = quantize(values.reshape(-1, shape[-1]), kind)
         self.tensors[name] = packed.reshape(*shape[:-1], -1), kind

@@ -1,4 +1,4 @@
-"""The tiny pair for each shape of drafts, where answers are plain decoding's token by token.
+"""Small pairs for each shape of drafts, where answers are plain decoding's token by token.
 
 Chains: in Q8_0 with a q8_0 KV cache, to the bit. The cells of a tree lie in another order than
 those of plain decoding, so that sums round otherwise, and whatever rounds to few bits makes much of
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import mini_pair
 import tiny_coder
 from dflash_local import Model, Result, load
 from dflash_local.draft.shape import DraftShape
@@ -63,15 +64,10 @@ def shape(request: pytest.FixtureRequest) -> DraftShape:
 
 
 @pytest.fixture(scope="module")
-def either_file(shape: DraftShape, request: pytest.FixtureRequest) -> Path:
-    """The target to load for drafts of this shape."""
-    return exact_file(shape, request)
-
-
-@pytest.fixture(scope="module")
-def either_model(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
-    """The model of the session for drafts of this shape."""
-    return loaded_for(shape, request)
+def either_model(shape: DraftShape) -> Iterator[Model]:
+    """The mini pair for drafts of this shape."""
+    with exact_model(shape, n_ctx=2048) as loaded:
+        yield loaded
 
 
 def of_both_shapes(names: str, chain: Iterable[Any], tree: Iterable[Any]) -> pytest.MarkDecorator:
@@ -88,11 +84,12 @@ def of_both_shapes(names: str, chain: Iterable[Any], tree: Iterable[Any]) -> pyt
 
 
 @contextmanager
-def exact_model(shape: DraftShape, target: Path, **options: Any) -> Iterator[Model]:
-    """`target`, as `exact_file` has it, with the tiny drafter, on the CPU; each request drafts
-    up to 15 tokens."""
+def exact_model(shape: DraftShape, target: Path | None = None, **options: Any) -> Iterator[Model]:
+    """The mini pair, or another target with its drafter, on the CPU; each request drafts up to 15
+    tokens."""
+    target = target or exact_file(shape)
     on_cpu: dict[str, Any] = {"n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    draft = tiny_coder.pair()[1]
+    draft = mini_pair.drafter_of(target)
     with load(target, draft, draft_shape=shape, **on_cpu, **_EXACT[shape], **options) as loaded:
         # Left to itself it would draft only where that pays, which says nothing about drafts.
         loaded.draft_width = loaded.engine.max_width
@@ -100,24 +97,18 @@ def exact_model(shape: DraftShape, target: Path, **options: Any) -> Iterator[Mod
 
 
 @contextmanager
-def exact_target(shape: DraftShape, target: Path, **options: Any) -> Iterator[Target]:
+def exact_target(shape: DraftShape, target: Path | None = None, **options: Any) -> Iterator[Target]:
     """The same as a bare target; options are those of `open_target`."""
     n_branches = branches_of_each(options.get("n_seq", 1), options.get("n_batch", 512))
     forks = {"n_branches": n_branches} if shape == "tree" else {}
-    with open_target(target, **_EXACT[shape], **forks, **options) as opened:
+    path = target or exact_file(shape)
+    with open_target(path, **_EXACT[shape], **forks, **options) as opened:
         yield opened
 
 
-def exact_file(shape: DraftShape, request: pytest.FixtureRequest) -> Path:
-    """The target to load for drafts of a shape."""
-    path: Path = request.getfixturevalue("f32_target") if shape == "tree" else tiny_coder.pair()[0]
-    return path
-
-
-def loaded_for(shape: DraftShape, request: pytest.FixtureRequest) -> Model:
-    """The model of the session for drafts of a shape."""
-    model: Model = request.getfixturevalue(f"{shape}_model")
-    return model
+def exact_file(shape: DraftShape) -> Path:
+    """The mini target for drafts of a shape."""
+    return mini_pair.pair("F32" if shape == "tree" else "Q8_0")[0]
 
 
 def assert_equal(drafted: Result, plain: Result) -> None:

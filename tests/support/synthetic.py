@@ -56,7 +56,7 @@ def write_target(
 ) -> Path:
     """Write a qwen3 target; `quant` names the ggml type of its matrices, `tied` drops `output`."""
     model = RandomModel("qwen3", quant, seed)
-    _shape(model, n_layer, n_embd, n_head, n_head_kv, head_dim, n_ff, context_length)
+    shape_keys(model, n_layer, n_embd, n_head, n_head_kv, head_dim, n_ff, context_length)
     model.key("rope.freq_base", 1e6)
     _vocabulary(model, n_vocab)
     model.matrix("token_embd.weight", n_vocab, n_embd, gain=LOGIT_STD)
@@ -64,7 +64,7 @@ def write_target(
         model.matrix("output.weight", n_vocab, n_embd, gain=LOGIT_STD)
     model.norm("output_norm.weight", n_embd)
     for layer in range(n_layer):
-        _layer(model, layer, n_embd, n_head, n_head_kv, head_dim, n_ff)
+        add_layer(model, layer, n_embd, n_head, n_head_kv, head_dim, n_ff)
     return model.write(path)
 
 
@@ -114,7 +114,7 @@ def write_drafter(
     n_embd = target[f"{target['general.architecture'][0]}.embedding_length"][0]
     n_vocab = len(target["tokenizer.ggml.tokens"][0])
     model = RandomModel("dflash", quant, seed, mixed or {})
-    _shape(model, n_layer, n_embd, n_head, n_head_kv, head_dim, n_ff, context_length)
+    shape_keys(model, n_layer, n_embd, n_head, n_head_kv, head_dim, n_ff, context_length)
     model.key("block_size", block_size)
     model.key("target_layers", list(target_layers))
     if sliding_window:
@@ -146,7 +146,7 @@ def write_drafter(
         factors = model.uniform("rope_freqs.weight", head_dim // 2)
         model.plain("rope_freqs.weight", 1 + 3 * factors)
     for layer in range(n_layer):
-        _layer(model, layer, n_embd, n_head, n_head_kv, head_dim, n_ff, shared_kv)
+        add_layer(model, layer, n_embd, n_head, n_head_kv, head_dim, n_ff, shared_kv)
         block = f"blk.{layer}."
         widths = {"q": n_head, "k": n_head_kv, "v": n_head_kv}
         for part in (b.removeprefix(f"{layer}.") for b in biases):
@@ -171,7 +171,7 @@ def write_drafter(
     return model.write(path)
 
 
-def _shape(
+def shape_keys(
     model: RandomModel,
     n_layer: int,
     n_embd: int,
@@ -194,7 +194,7 @@ def _shape(
     )
 
 
-def _layer(
+def add_layer(
     model: RandomModel,
     layer: int,
     n_embd: int,

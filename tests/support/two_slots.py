@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,8 @@ N = 24
 
 
 @pytest.fixture(scope="module")
-def two_slots(shape: DraftShape, either_file: Path) -> Iterator[Engine]:
-    with exact_target(shape, either_file, n_ctx=256, n_seq=2) as target:
+def two_slots(shape: DraftShape) -> Iterator[Engine]:
+    with exact_target(shape, n_ctx=256, n_seq=2) as target:
         yield Engine(target, fused_drafter(target), n_seq=2)
 
 

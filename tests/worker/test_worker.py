@@ -48,9 +48,9 @@ ENDLESS: dict[str, Any] = {"max_tokens": None, "ignore_eos": True}
 class Bench:
     """A model of three slots, and plain answers of it to some prompts."""
 
-    def __init__(self, model: Model, shape: DraftShape, file: Path) -> None:
-        """Drafts have a shape; `file` is the target's."""
-        self.model, self.shape, self.file = model, shape, file
+    def __init__(self, model: Model, shape: DraftShape) -> None:
+        """Drafts have a shape."""
+        self.model, self.shape = model, shape
         known = tiny_coder.prompts()
         self.plain: list[PlainAnswer] = []
         for text in [*known["code"][:3], *known["chat"][:2]]:
@@ -79,21 +79,21 @@ class Bench:
 
 
 @contextlib.contextmanager
-def opened(shape: DraftShape, file: Path) -> Iterator[Bench]:
-    with exact_model(shape, file, n_ctx=1024, n_seq=N_SEQ) as model:
+def opened(shape: DraftShape) -> Iterator[Bench]:
+    with exact_model(shape, n_ctx=1024, n_seq=N_SEQ) as model:
         model.draft_width = 8
-        yield Bench(model, shape, file)
+        yield Bench(model, shape)
 
 
 @pytest.fixture(scope="module")
 def of_chains() -> Iterator[Bench]:
-    with opened("chain", tiny_coder.pair()[0]) as bench:
+    with opened("chain") as bench:
         yield bench
 
 
 @pytest.fixture(scope="module")
-def of_trees(f32_target: Path) -> Iterator[Bench]:
-    with opened("tree", f32_target) as bench:
+def of_trees() -> Iterator[Bench]:
+    with opened("tree") as bench:
         yield bench
 
 
@@ -228,7 +228,7 @@ def test_many_asynchronous_readers(bench: Bench) -> None:
 @pytest.mark.parametrize("right", [True, False])
 def test_drafters_that_are_always_right_or_always_wrong(bench: Bench, right: bool) -> None:
     plain = bench.plain[:3]
-    with exact_target(bench.shape, bench.file, n_ctx=512, n_seq=N_SEQ) as target:
+    with exact_target(bench.shape, n_ctx=512, n_seq=N_SEQ) as target:
 
         def shaped(tokens: list[int]) -> Draft:
             if bench.shape == "chain":
@@ -263,7 +263,7 @@ def test_drafters_that_are_always_right_or_always_wrong(bench: Bench, right: boo
 def test_sequences_that_outgrow_the_cells_lose_nothing(bench: Bench) -> None:
     """Three that would each fill the whole context: those that began last step aside in turn."""
     n_ctx = 160
-    with exact_model(bench.shape, bench.file, n_ctx=n_ctx, n_seq=N_SEQ) as model:
+    with exact_model(bench.shape, n_ctx=n_ctx, n_seq=N_SEQ) as model:
         prompts = [plain.prompt for plain in bench.plain[:3]]
         results = at_once(
             [lambda p=p: model.generate(p, draft_width=8, **ENDLESS) for p in prompts]
