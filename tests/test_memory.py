@@ -108,7 +108,7 @@ def test_a_wide_tree_takes_what_is_planned_for_its_ids() -> None:
 
 def grown_by_ids(n_tokens: int, n_branches: int) -> int:
     """Bytes that a pass over a tree takes after so many tokens."""
-    with open_target(n_ctx=2048, n_branches=n_branches) as target:
+    with open_target(tiny_coder.pair()[0], n_ctx=2048, n_branches=n_branches) as target:
         for begin in range(0, n_tokens, 512):
             target.decode([7] * 512, range(begin, begin + 512), [0] * 512, [False] * 512)
         before = resident_bytes()
@@ -132,7 +132,7 @@ def test_a_pair_takes_no_more_than_planned(tmp_path: Path) -> None:
 
 def taken_by_drafts(target: Path, drafter: Path) -> tuple[int, int]:
     """Bytes planned, and bytes taken after many drafts."""
-    with open_target():  # what any model takes
+    with open_target(tiny_coder.pair()[0]):  # what any model takes
         before = resident_bytes()
     options: dict[str, Any] = {"n_ctx": 2048, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
     with load(target, drafter, n_seq=4, **options) as model:
@@ -161,7 +161,7 @@ def test_a_long_prompt_without_flash_attention_takes_no_more_than_planned(tmp_pa
 
 def taken_by_a_prompt(target: Path) -> tuple[int, int]:
     """Bytes planned, and bytes taken after a prompt that fills the context."""
-    with open_target():
+    with open_target(tiny_coder.pair()[0]):
         before = resident_bytes()
     options: dict[str, Any] = {"n_ctx": 8192, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
     with load(target, flash_attn=False, draft_width=0, **options) as model:

@@ -120,7 +120,7 @@ def test_the_shipped_pair_answers_as_without_and_accepts_as_in_llama_cpp() -> No
     prompts = tiny_coder.prompts()
     prompts = prompts["chat"][:3] + prompts["code"][:3]
     path = tiny_coder.pair()[1]
-    with open_target() as target:
+    with open_target(tiny_coder.pair()[0]) as target:
         tokens = [target.vocabulary.tokenize(prompt) for prompt in prompts]
         plain = [plain_tokens(target, prompt, 96) for prompt in tokens]
         accepted = []

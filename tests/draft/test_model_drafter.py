@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import mini_pair
 import tiny_coder
 from dflash_local import load
 from dflash_local.draft.drafter import DraftRequest
@@ -38,7 +39,8 @@ WAYS = {"greedy": {}, "seeded": SEEDED}
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small(tmp_path_factory.mktemp("small") / "small.gguf")
+    path = tmp_path_factory.mktemp("small") / "small.gguf"
+    return write_small(path, mini_pair.pair()[0], n_layer=1)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def drafter(target: Target, small: Path, request: pytest.FixtureRequest) -> Iter
 
 def own_drafts(drafter: ModelDrafter, text: list[int], n: int) -> list[int]:
     """Its draft after a text that it never saw."""
-    for seq in range(4):
+    for seq in range(len(drafter._texts)):
         drafter.truncate(seq, 0)
     *before, anchor = text
     features = StoredFeatures(drafter._model, [0] * len(before), before)
@@ -179,13 +181,14 @@ def test_what_left_its_slot_comes_back_with_what_the_drafter_knew(
     drafter.close()
 
 
-def test_a_draft_ends_with_the_text(target: Target) -> None:
-    drafter = model_drafter(target)
-    plain = PlainAnswer(target, tiny_coder.prompts()["chat"][2], 60)
-    assert plain.finish_reason == "stop"
-    assert own_drafts(drafter, plain.text[:-3], 8) == plain.text[-3:]
-    assert plain.asked(Engine(target, drafter, 4), 9).stats.accepted > 20
-    drafter.close()
+def test_a_draft_ends_with_the_text() -> None:
+    with open_target(tiny_coder.pair()[0], tapped_layers=()) as target:
+        drafter = model_drafter(target)
+        plain = PlainAnswer(target, tiny_coder.prompts()["chat"][2], 60)
+        assert plain.finish_reason == "stop"
+        assert own_drafts(drafter, plain.text[:-3], 8) == plain.text[-3:]
+        assert plain.asked(Engine(target, drafter), 9).stats.accepted > 20
+        drafter.close()
 
 
 def test_a_failure_puts_it_aside(target: Target, known: dict[str, list[PlainAnswer]]) -> None:
@@ -206,7 +209,7 @@ def test_a_failure_puts_it_aside(target: Target, known: dict[str, list[PlainAnsw
 
 
 def test_loaded_by_name(small: Path) -> None:
-    with load(tiny_coder.pair()[0], small, n_ctx=512, n_seq=2, n_threads=1, quiet=True) as model:
+    with load(mini_pair.pair()[0], small, n_ctx=512, n_seq=2, n_threads=1, quiet=True) as model:
         assert isinstance(model.drafter, ModelDrafter)
         assert not model.target.options.tapped_layers
         assert model.plan is not None
@@ -225,7 +228,7 @@ def test_answers_equal_after_a_load(small: Path, tmp_path: Path, kind: str) -> N
     if kind == "recurrent":
         small = write_hybrid(tmp_path / "hybrid.gguf", "qwen35", tiny_coder.pair()[0])
     options = {"kv_type": "q8_0", "n_ctx": 512, "n_threads": 1, "quiet": True, "n_seq": 2}
-    with load(tiny_coder.pair()[0], small, **options) as model:
+    with load(mini_pair.pair()[0], small, **options) as model:
         for way, prompt in zip(WAYS.values(), prompts, strict=True):
             plain = model.generate(prompt, max_tokens=N, draft_width=0, **way)
             for width in (9, "auto"):
@@ -298,7 +301,7 @@ def test_a_recurrent_model_drafts_again_after_a_failure(tmp_path: Path) -> None:
 
 def test_drafts_are_chains_whatever_is_asked_for(small: Path) -> None:
     options = {"draft_shape": "tree", "n_ctx": 256, "n_threads": 1, "quiet": True}
-    with load(tiny_coder.pair()[0], small, **options) as model:
+    with load(mini_pair.pair()[0], small, **options) as model:
         result = model.generate("def add(a, b):", max_tokens=8, draft_width=9)
         assert result.stats.drafting == (
             "drafts are chains: this drafter gives only one token for each position"
@@ -320,5 +323,5 @@ def test_its_vocabulary_must_be_the_target_s() -> None:
 
 def test_a_width_beyond_its_block_is_refused(small: Path) -> None:
     with pytest.raises(InputError, match="draft_width is 10; this drafter's block allows at most"):
-        load(tiny_coder.pair()[0], small, n_ctx=256, draft_width=10, n_threads=1, quiet=True)
+        load(mini_pair.pair()[0], small, n_ctx=256, draft_width=10, n_threads=1, quiet=True)
     assert runtime.devices()

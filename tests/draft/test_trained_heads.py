@@ -44,7 +44,7 @@ class Texts:
 @pytest.fixture(scope="module")
 def texts() -> Iterator[Texts]:
     chosen = tiny_coder.prompts()
-    with open_target(n_ctx=1024, n_seq=4) as target:
+    with open_target(tiny_coder.pair()[0], n_ctx=1024, n_seq=4) as target:
         trained = written(target, prompts(24), N)
         held_out = written(target, [*chosen["code"][:3], *chosen["chat"][:3]], N)
         yield Texts(target, trained, held_out)

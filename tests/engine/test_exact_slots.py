@@ -78,7 +78,7 @@ def test_answers_are_those_of_one_slot(
         else:
             drift.add(ours, theirs)
     assert drift == Drift(drift.n)
-    assert crowded.slots.n_in_passes > 1.5 * crowded.slots.n_passes
+    assert crowded.slots.n_in_passes > 1.4 * crowded.slots.n_passes
     assert all(sequence.stats.cached_tokens % N_BATCH == 0 for sequence in found)
     assert width == 0 or sum(sequence.stats.drafted for sequence in found) > 0
     assert crowded.prefix_cache.reused["shared"] > 0

@@ -15,8 +15,8 @@ from dflash_local.target_model.target import Target
 from gguf_files import UINT32, Tensor, changed
 
 
-def write_small(path: Path, n_layer: int = 5) -> Path:
-    """The tiny target without its last layers: it guesses some of the tokens."""
+def write_small(path: Path, source: Path | None = None, n_layer: int = 5) -> Path:
+    """The tiny target, or another one, without its last layers: it guesses some of the tokens."""
 
     def cut(tensors: dict[str, Tensor]) -> None:
         for name in list(tensors):
@@ -24,12 +24,12 @@ def write_small(path: Path, n_layer: int = 5) -> Path:
                 del tensors[name]
 
     keys = {"qwen3.block_count": (n_layer, UINT32, None)}
-    return changed(tiny_coder.pair()[0], path, keys=keys, tensors=cut)
+    return changed(source or tiny_coder.pair()[0], path, keys=keys, tensors=cut)
 
 
 def model_drafter(target: Target, path: Path | None = None, **options: Any) -> ModelDrafter:
-    """A drafter on an open target: a small model, or the tiny target, which is always right."""
-    path = path or tiny_coder.pair()[0]
+    """A drafter on an open target: a small model, or the target itself, which is always right."""
+    path = path or target.path
     spec = read_spec(GgufFile.open(path), GgufFile.open(target.path))
     assert isinstance(spec, ModelSpec)
     n_seq = target.options.n_seq * (2 if spec.is_recurrent else 1)

@@ -103,7 +103,7 @@ def test_weights_in_f32_are_not_exact(own_cache: Path, f32: Target) -> None:
 
 @pytest.mark.slow
 def test_a_context_too_small_to_measure_in(own_cache: Path) -> None:
-    with open_target(n_ctx=256) as target:
+    with open_target(tiny_coder.pair()[0], n_ctx=256) as target:
         found = measure_exactness(target, before=no_caches)
         # 240 tokens are what fits before the widest pass.
         assert set(found.differences) <= {32, target.n_ctx - max(WIDTHS)}
@@ -143,7 +143,7 @@ def test_what_holds_of_other_requests(
 ) -> None:
     """By mode, as docs/exactness.md has it; tests/engine/test_history.py holds it."""
     measured = Exactness({32: {2: noise}}, {32: 16})
-    with open_target(n_ctx=256, **options) as target:
+    with open_target(tiny_coder.pair()[0], n_ctx=256, **options) as target:
         found = told_of_others(measured, target, exact=exact)
     assert told in found.others
     assert found.lines()[-1] == found.others

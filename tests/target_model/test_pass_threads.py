@@ -76,7 +76,7 @@ def same_in_turns(target: Target, parts: Parts = PARTS) -> None:
 
 def test_exact_logits_are_the_same_also_where_ggml_splits_a_row() -> None:
     with open_target(
-        n_threads=None, exact=True, kv_type="f16", n_ctx=768, tapped_layers=()
+        tiny_coder.pair()[0], n_threads=None, exact=True, kv_type="f16", n_ctx=768, tapped_layers=()
     ) as target:
         same_in_turns(target)
 
@@ -86,14 +86,14 @@ def test_exact_logits_are_the_same_also_where_ggml_splits_a_row() -> None:
 def test_others_are_but_such_a_row(kv_type: str, flash_attn: bool) -> None:
     how = {"kv_type": kv_type, "flash_attn": flash_attn, "n_ctx": 768, "tapped_layers": ()}
     splits = kv_type == "f16" and flash_attn
-    with open_target(n_threads=None, **how) as target:  # type: ignore[arg-type]
+    with open_target(tiny_coder.pair()[0], n_threads=None, **how) as target:  # type: ignore[arg-type]
         same_in_turns(target, tuple(p for p in PARTS if not (splits and p == SPLIT)))
 
 
 def test_a_row_that_ggml_splits_has_fewer_threads_where_exact_ones_are_not_asked_for() -> None:
     for exact, expected in ((False, 1), (True, 2)):
         how = {"kv_type": "f16", "n_ctx": 768, "tapped_layers": (), "exact": exact}
-        with open_target(n_threads=None, **how) as target:  # type: ignore[arg-type]
+        with open_target(tiny_coder.pair()[0], n_threads=None, **how) as target:  # type: ignore[arg-type]
             target._pass_threads.cores = Fewer()  # type: ignore[assignment]
             prefill(target, [7] * 299)
             rows_of(target, 299, [7], 1)
@@ -138,13 +138,13 @@ def test_an_answer_across_256_tokens_is_the_same(
 
 
 def test_a_number_that_was_asked_for_stays() -> None:
-    with open_target(n_threads=2, tapped_layers=()) as target:
+    with open_target(tiny_coder.pair()[0], n_threads=2, tapped_layers=()) as target:
         assert target._pass_threads.cores is None
         assert target.n_threads == 2
 
 
 def test_short_passes_alone_are_computed_by_fewer() -> None:
-    with open_target(n_threads=None, tapped_layers=()) as target:
+    with open_target(tiny_coder.pair()[0], n_threads=None, tapped_layers=()) as target:
         target._pass_threads.cores = Fewer()  # type: ignore[assignment]
         for n_rows, expected in ((1, 1), (16, 1), (400, 2), (1, 1)):
             target.clear(0)

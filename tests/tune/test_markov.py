@@ -57,7 +57,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     spec = read_drafter(GgufFile.open(begin))
     assert (spec.family, spec.n_draft, spec.markov_rank) == ("dspark", 4, 32)
     prompts = tiny_coder.prompts()["code"]
-    with open_target(n_ctx=1024, n_seq=4, tapped_layers=spec.target_layers) as opened:
+    with open_target(
+        tiny_coder.pair()[0], n_ctx=1024, n_seq=4, tapped_layers=spec.target_layers
+    ) as opened:
         texts = written(opened, prompts[:4], N)
     drafter = read_torch_drafter(begin, target, dtype=torch.float32)
     trainer = Trainer(drafter, low_rank=False, rate=1.0, seed=1)
