@@ -116,7 +116,6 @@ def play(bench: Bench, engine: Engine, orders: Sequence[Order]) -> list[Answer]:
     return done
 
 
-@pytest.mark.slow
 @of_both_shapes("decider", DECIDERS, ["cheap"])
 def test_all_leave_it_to_the_controller(bench: Bench, decider: str) -> None:
     done = play(bench, bench.engine(decider), [(i, "auto", N, 0) for i in range(4)])
@@ -125,7 +124,6 @@ def test_all_leave_it_to_the_controller(bench: Bench, decider: str) -> None:
     assert (stats.tree_rounds > 0) == (bench.n_nodes > 0)
 
 
-@pytest.mark.slow
 @of_both_shapes("decider", ["cheap", "even", "resigning", "by lot"], [])
 def test_auto_fixed_and_plain_ones_join_and_leave(bench: Bench, decider: str) -> None:
     orders = [
@@ -146,7 +144,6 @@ def test_auto_fixed_and_plain_ones_join_and_leave(bench: Bench, decider: str) ->
     assert all(s.stats.drafted == 0 for s in done if s.request.draft_width == 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["tree"], indirect=True)
 def test_trees_chains_and_plain_ones_join_and_leave(bench: Bench) -> None:
     """Some of a fixed width, others as the controller wants them, round by round."""
@@ -173,7 +170,6 @@ def test_trees_chains_and_plain_ones_join_and_leave(bench: Bench) -> None:
             assert not sequence.stats.tree_rounds or sequence.request.draft_shape != "chain"
 
 
-@pytest.mark.slow
 @of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
 def test_one_that_is_cancelled_leaves_the_others_alone(bench: Bench, decider: str) -> None:
     engine = bench.engine(decider)
@@ -201,7 +197,6 @@ class Listener(ScriptedDrafter):
         self.rows[seq].append(np.asarray(features).copy())
 
 
-@pytest.mark.slow
 @of_both_shapes("seed", range(3), [11])
 def test_the_drafter_hears_of_every_row_of_its_sequence(bench: Bench, seed: int) -> None:
     """Once and in order, whether drafted, decoded ahead or among those of other sequences."""
@@ -223,7 +218,6 @@ def test_the_drafter_hears_of_every_row_of_its_sequence(bench: Bench, seed: int)
         assert apart.max() < 0.1
 
 
-@pytest.mark.one_in(8)
 @of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
 def test_a_context_that_fills_up_ends_answers_for_their_length(
     shape: DraftShape, decider: str

@@ -139,7 +139,6 @@ def test_beside_a_drafter_of_nonsense(target: Target, token: int) -> None:
     assert answer(copying(target, drafter), prompt, 8, N, **options).tokens == expected
 
 
-@pytest.mark.slow
 @given(repeating(), ways, st.sampled_from([4, 16, 32]))
 @settings(deadline=None, max_examples=6)
 def test_trees(forking: Target, text: tuple[list[int], list[int]], way: str, width: int) -> None:
@@ -208,7 +207,6 @@ def test_room_for_copies_makes_no_wider_trees(width: Any) -> None:
         assert max(found.stats.widths) == (20 if width == "auto" else width)
 
 
-@pytest.mark.one_in(8)
 @pytest.mark.parametrize("kind", ["snapshots", "replay"])
 @pytest.mark.parametrize("width", [2, 8, 16, "auto"])
 def test_recurrent_layers(tmp_path: Path, width: Any, kind: Any) -> None:
@@ -227,7 +225,6 @@ def test_recurrent_layers(tmp_path: Path, width: Any, kind: Any) -> None:
         assert max(found.stats.widths) <= 16
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", ["greedy", "seeded"])
 def test_grammar_and_logprobs(target: Target, way: str) -> None:
     """A token that a grammar forbids is not copied, and each one has its log-probabilities."""
@@ -295,7 +292,6 @@ def test_exact_answers_copy_from_no_earlier_one(target: Target) -> None:
         assert found.stats.copied == 0
 
 
-@pytest.mark.slow
 @given(repeating(), ways, st.sampled_from([2, 8, "auto"]), st.booleans())
 @settings(deadline=None, max_examples=10)
 def test_whatever_earlier_texts_offer(

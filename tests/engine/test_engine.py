@@ -27,7 +27,6 @@ def assert_equal(engine: Engine, expected: list[PlainAnswer], found: list[Sequen
         equal_by_gap_rule(plain.tokens, plain.logprobs, sequence.tokens, noise)
 
 
-@pytest.mark.slow
 def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
     prompts = [engine.target.vocabulary.tokenize(p) for p in tiny_coder.prompts()["code"][:2]]
     expected = [PlainAnswer(engine.target, prompt, N) for prompt in prompts]
@@ -46,7 +45,6 @@ def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
     assert_equal(engine, expected, [first, second])
 
 
-@pytest.mark.one_in(2)
 def test_one_may_be_cancelled_while_the_other_goes_on(engine: Engine) -> None:
     prompts = [engine.target.vocabulary.tokenize(p) for p in tiny_coder.prompts()["code"][:2]]
     expected = [PlainAnswer(engine.target, prompt, N) for prompt in prompts]
@@ -61,7 +59,6 @@ def test_one_may_be_cancelled_while_the_other_goes_on(engine: Engine) -> None:
     assert_equal(engine, expected, [first, second])
 
 
-@pytest.mark.one_in(2)
 def test_a_failing_request_leaves_the_engine_usable(engine: Engine) -> None:
     """Bias forbids every token of the vocabulary: found out with the first row of logits."""
     prompt = text(engine, 40)
@@ -73,7 +70,6 @@ def test_a_failing_request_leaves_the_engine_usable(engine: Engine) -> None:
     assert answer(engine, prompt, 16, N).tokens == expected
 
 
-@pytest.mark.one_in(2)
 def test_ending_twice_and_early(engine: Engine) -> None:
     prompt = text(engine, 40)
     expected = answer(engine, prompt, 16, N).tokens
@@ -84,7 +80,6 @@ def test_ending_twice_and_early(engine: Engine) -> None:
     assert answer(engine, prompt, 16, N).tokens == expected
 
 
-@pytest.mark.one_in(2)
 def test_batches_smaller_than_the_drafts_of_all(engine: Engine, shape: DraftShape) -> None:
     """Nine rows a batch: two drafts of 16 are cut to what a pass can verify."""
     prompts = [text(engine, 30), text(engine, 50)[20:]]
@@ -102,7 +97,6 @@ def test_batches_smaller_than_the_drafts_of_all(engine: Engine, shape: DraftShap
         pass
 
 
-@pytest.mark.one_in(2)
 def test_one_that_fails_leaves_the_others_alone(engine: Engine) -> None:
     prompts = [text(engine, 30), text(engine, 50)[20:]]
     expected = PlainAnswer(engine.target, prompts[0], N)
@@ -118,7 +112,6 @@ def test_one_that_fails_leaves_the_others_alone(engine: Engine) -> None:
     assert_equal(engine, [expected], [first])
 
 
-@pytest.mark.one_in(2)
 def test_suspended_and_resumed_as_if_nothing_had_been(engine: Engine) -> None:
     """Alone, so to the bit: with its caches, and without."""
     prompt, options = text(engine, 40), {"temperature": 0.8, "seed": 3}

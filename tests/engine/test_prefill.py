@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from gap_rule import joint_noise
@@ -15,7 +13,6 @@ from shapes import NOISE, exact_target
 from two_slots import N, begin, text
 
 
-@pytest.mark.one_in(2)
 def test_a_long_prompt_is_read_in_chunks_while_another_answers(shape: DraftShape) -> None:
     with exact_target(shape, n_ctx=256, n_seq=2, n_batch=32) as target:
         engine = Engine(target, fused_drafter(target), n_seq=2)
@@ -41,7 +38,6 @@ def test_a_long_prompt_is_read_in_chunks_while_another_answers(shape: DraftShape
         assert second.stats.prompt_tokens == 120 and second.stats.ttft_s > 0
 
 
-@pytest.mark.one_in(2)
 def test_a_prompt_that_finds_no_room_beside_another(engine: Engine) -> None:
     first = begin(engine, text(engine, 150), 16, N)
     engine.step([first])

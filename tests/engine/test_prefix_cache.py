@@ -42,7 +42,6 @@ def common(a: list[int], b: list[int]) -> int:
     return len(a) if at is None else at
 
 
-@pytest.mark.one_in(6)
 @pytest.mark.parametrize("options", [{}, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("width", [0, 5, 16])
 def test_the_second_request_equals_the_first(
@@ -58,7 +57,6 @@ def test_the_second_request_equals_the_first(
     assert_as_well_drafted(second.stats, first.stats)
 
 
-@pytest.mark.slow
 def test_what_was_answered_is_cached_too(either_model: Model) -> None:
     model = either_model
     prompt = source(model, 100)
@@ -74,7 +72,6 @@ def test_what_was_answered_is_cached_too(either_model: Model) -> None:
     assert_as_well_drafted(warm.stats, expected.stats)
 
 
-@pytest.mark.slow
 def test_growing_and_shrinking_prompts(model: Model) -> None:
     text = source(model, 500)
     lengths = (500, 120, 119, 300, 1, 450, 2)
@@ -90,7 +87,6 @@ def test_growing_and_shrinking_prompts(model: Model) -> None:
         cached = text[:n] + result.tokens[:-1]
 
 
-@pytest.mark.slow
 def test_changing_the_last_turn_computes_only_what_changed(either_model: Model) -> None:
     model = either_model
     system = {"role": "system", "content": "You write Python.\n" + "Keep it short. " * 30}
@@ -127,7 +123,6 @@ def test_a_conversation_goes_on_where_it_was(model: Model) -> None:
     assert model.chat(messages, max_tokens=N).stats.cached_tokens >= cached
 
 
-@pytest.mark.slow
 def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
     """The plain one leaves the drafter without rows; they are computed again, not done without."""
     model = either_model
@@ -143,7 +138,6 @@ def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
     assert plain.stats.cached_tokens == len(prompt) - 1
 
 
-@pytest.mark.slow
 def test_plain_requests_in_between_keep_the_drafter_right(either_model: Model) -> None:
     model = either_model
     prompt = source(model, 200)
@@ -159,7 +153,6 @@ def test_plain_requests_in_between_keep_the_drafter_right(either_model: Model) -
     assert_as_well_drafted(drafted.stats, expected.stats)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [0, 16])
 def test_after_a_cancelled_request(either_model: Model, width: int) -> None:
     model = either_model
@@ -178,7 +171,6 @@ def test_after_a_cancelled_request(either_model: Model, width: int) -> None:
     assert_as_well_drafted(again.stats, expected.stats)
 
 
-@pytest.mark.slow
 def test_after_one_cancelled_within_its_prompt(model: Model) -> None:
     prompt = source(model, 1200)  # several batches
     expected = cold(model, prompt, max_tokens=9)

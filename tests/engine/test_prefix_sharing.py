@@ -122,7 +122,6 @@ def test_nothing_comes_from_the_texts_of_others(engine: Engine, text: list[int])
     empty(engine)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [SEEDED, {}], ids=["penalised", "greedy"])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_second_answer_is_the_first(
@@ -140,7 +139,6 @@ def test_the_second_answer_is_the_first(
     assert found.stats.accepted_lengths == expected.stats.accepted_lengths
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_the_second_answer_is_the_first_with_trees(
     forking: Engine, text: list[int], way: str, tmp_path: Path
@@ -157,7 +155,6 @@ def test_the_second_answer_is_the_first_with_trees(
     assert found.stats.tree_rounds > 0
 
 
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", ["shared", "busy", "memory", "disk"])
 def test_what_two_prompts_have_in_common_is_not_computed_again(
     engine: Engine, text: list[int], way: str, tmp_path: Path
@@ -174,7 +171,6 @@ def test_what_two_prompts_have_in_common_is_not_computed_again(
     assert found.stats.accepted_lengths == expected.stats.accepted_lengths
 
 
-@pytest.mark.slow
 def test_many_slots_of_one_beginning_fill_the_cache_once(engine: Engine, text: list[int]) -> None:
     empty(engine)
     first = engine.begin(request(text[:400], 4, 8))
@@ -207,7 +203,6 @@ def test_many_slots_of_one_beginning_fill_the_cache_once(engine: Engine, text: l
     assert engine.slots.free_cells == n_ctx
 
 
-@pytest.mark.slow
 def test_a_short_request_does_not_evict_a_long_chat(engine: Engine, text: list[int]) -> None:
     empty(engine)
     answer(engine, text[:700], 0, 2)
@@ -216,7 +211,6 @@ def test_a_short_request_does_not_evict_a_long_chat(engine: Engine, text: list[i
     assert answer(engine, text[:700], 0, 2).stats.cached_tokens == 699
 
 
-@pytest.mark.slow
 def test_an_evicted_chat_comes_back_from_memory(engine: Engine, text: list[int]) -> None:
     """The cache has room for two of three chats, the store for all."""
     empty(engine)
@@ -229,7 +223,6 @@ def test_an_evicted_chat_comes_back_from_memory(engine: Engine, text: list[int])
         assert found.tokens == tokens
 
 
-@pytest.mark.slow
 def test_memory_stays_flat_over_many_evictions(engine: Engine, text: list[int]) -> None:
     empty(engine)
     store = store_of(engine, max_bytes=MIB // 8)
@@ -260,7 +253,6 @@ def test_saved_bytes_that_do_not_fit_are_refused(engine: Engine, text: list[int]
     assert answer(engine, text[:300], 0, 2).tokens == expected
 
 
-@pytest.mark.slow
 def test_a_window_that_has_moved_on_is_decoded_again(engine: Engine, text: list[int]) -> None:
     """Of a text that is cut far back the drafter has no rows left that it would look at."""
     with open_target(n_ctx=2048, n_seq=2) as target:

@@ -30,7 +30,7 @@ from pair_engine import Width, answer, consistent
 from pair_engine import request as asked
 from pairwise import pairwise_cases
 from plain_answer import PlainAnswer
-from shapes import SHAPES, exact_file, exact_target
+from shapes import SHAPES, exact_target
 
 N = 32
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
@@ -39,21 +39,20 @@ SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 class Targets:
     """One for each shape of drafts, opened when it is asked for."""
 
-    def __init__(self, request: pytest.FixtureRequest, stack: ExitStack) -> None:
-        self._request, self._stack = request, stack
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
         self._open: dict[DraftShape, Target] = {}
 
     def __getitem__(self, shape: DraftShape) -> Target:
         if shape not in self._open:
-            opened = exact_target(shape, exact_file(shape, self._request))
-            self._open[shape] = self._stack.enter_context(opened)
+            self._open[shape] = self._stack.enter_context(exact_target(shape))
         return self._open[shape]
 
 
 @pytest.fixture(scope="module")
-def targets(request: pytest.FixtureRequest) -> Iterator[Targets]:
+def targets() -> Iterator[Targets]:
     with ExitStack() as stack:
-        yield Targets(request, stack)
+        yield Targets(stack)
 
 
 class Known(PlainAnswer):
@@ -314,11 +313,9 @@ def test_a_drafter_that_fails_is_put_aside_and_tried_again_later(
     engine.slots.forget_all()
 
 
-def test_answers_that_do_not_draft_do_not_hear_of_a_drafter_that_fails(
-    request: pytest.FixtureRequest,
-) -> None:
+def test_answers_that_do_not_draft_do_not_hear_of_a_drafter_that_fails() -> None:
     """They share the passes of one that does."""
-    with exact_target("chain", exact_file("chain", request), n_seq=2) as target:
+    with exact_target("chain", n_seq=2) as target:
         known = Known(target, tiny_coder.prompts()["code"][0])
         drafter = FaultyDrafter(oracle(known.text), "draft", 2, n_seq=2)
         engine = Engine(target, drafter, n_seq=2)
@@ -330,7 +327,7 @@ def test_answers_that_do_not_draft_do_not_hear_of_a_drafter_that_fails(
 
 
 def test_a_drafter_that_is_back_is_not_asked_for_texts_that_it_has_lost(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An answer of a fixed width goes on plainly, and does not disturb those that began since."""
     monkeypatch.setattr(slots, "_ASIDE_S", 0.0)
@@ -341,7 +338,7 @@ def test_a_drafter_that_is_back_is_not_asked_for_texts_that_it_has_lost(
                 assert self.length(each.seq) + len(each.features) == len(each.text)
             return super().draft(requests)
 
-    with exact_target("chain", exact_file("chain", request), n_seq=2) as target:
+    with exact_target("chain", n_seq=2) as target:
         known = Known(target, tiny_coder.prompts()["code"][0])
         drafter = Watched(oracle(known.text), "draft", 1, n_seq=2)
         engine = Engine(target, drafter, n_seq=2)

@@ -42,7 +42,6 @@ def test_every_slot_busy(engine: Engine) -> None:
     assert len(answer(engine, [3], 0, 2).tokens) == 2
 
 
-@pytest.mark.slow
 def test_idle_slots_make_room(engine: Engine) -> None:
     """Two prompts of 150 tokens do not fit 256 cells: the one that rests goes."""
     first, second = text(engine, 150), text(engine, 190)[40:]
@@ -54,7 +53,6 @@ def test_idle_slots_make_room(engine: Engine) -> None:
     assert [s.tokens for s in found] == [expected[i].tokens for i in (0, 1, 0)]
 
 
-@pytest.mark.one_in(8)
 @pytest.mark.parametrize("widths", [(0, 0), (16, 16), (16, 3)], ids=str)
 def test_two_at_once_share_the_context_to_its_last_cell(
     engine: Engine, widths: tuple[int, int]
@@ -96,7 +94,6 @@ def long_answers(shape: DraftShape) -> Iterator[Callable[[int], PlainAnswer]]:
         yield known
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("as_far_ahead_as_allowed")
 @pytest.mark.parametrize(
     ("shape", "decider", "n_prompt"),
