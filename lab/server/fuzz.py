@@ -2,16 +2,18 @@
 
     python -m lab.server.fuzz --minutes 60
 
-Half of the time clients send a server of tiny-coder damaged requests, over all its routes.
-Then damaged GGUF files go through `inspect` and a load, damaged checkpoints through `convert`, and
-damaged chat templates are rendered. Needs the tests' packages. Prints its findings; exit code 1 if
-anything failed: an answer of 500 and up, none at all, a traceback, a process that died, an error of
-several lines. Inputs that failed are kept in build/fuzz.
+Half of the time clients send a server whose model takes pictures damaged requests, over all its
+routes, some with damaged pictures. Then damaged GGUF files go through `inspect` and a load, damaged
+checkpoints through `convert`, and damaged chat templates are rendered. Needs the tests' packages.
+Prints its findings; exit code 1 if anything failed: an answer of 500 and up, none at all, a
+traceback, a process that died, an error of several lines. Inputs that failed are kept in
+build/fuzz.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import multiprocessing
 import random
@@ -47,6 +49,7 @@ from dflash_local.errors import InputError
 from embedding_models import write_bert
 from lab.server.resources import PATIENCE_S, Health
 from server_process import EXACT, ServerProcess, serving
+from vision_models import asked, picture, write_projector, write_vision_target
 
 KEPT = Path(__file__).parents[2] / "build" / "fuzz"
 N_CLIENTS = 4
@@ -56,6 +59,8 @@ LEAST = 60
 
 CHAT = "/v1/chat/completions"
 WEATHER = chat_models.WEATHER
+SHOWN = picture()
+IN_BASE64 = base64.b64encode(SHOWN).decode()
 SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def f(x):"}]
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": WEATHER["function"]}}
 SAMPLED = {
@@ -80,6 +85,7 @@ SEEDS: dict[str, list[dict[str, Any]]] = {
         {"messages": SAID, "max_tokens": 2, "tools": [WEATHER], "tool_choice": "auto"},
         {"messages": SAID, "max_tokens": 8, "response_format": FORM},
         {"messages": chat_models.CALLED, "max_tokens": 2, "chat_template_kwargs": {"a": 1}},
+        {"messages": [asked("What is it?", SHOWN)], "max_tokens": 2},
     ],
     "/v1/completions": [
         {"prompt": "def f(x):", "max_tokens": 2, "logprobs": 2, "echo": True, **SAMPLED},
@@ -101,9 +107,11 @@ SEEDS: dict[str, list[dict[str, Any]]] = {
             "stream": True,
         }
     ],
-    "/api/chat": [{"model": "tiny-coder-q8_0", "messages": SAID, "options": {"num_predict": 2}}],
-    "/api/generate": [{"model": "tiny-coder-q8_0", "prompt": "a", "options": {"num_predict": 2}}],
-    "/api/show": [{"model": "tiny-coder-q8_0"}],
+    "/api/chat": [{"model": "seeing", "messages": SAID, "options": {"num_predict": 2}}],
+    "/api/generate": [
+        {"model": "seeing", "prompt": "a", "images": [IN_BASE64], "options": {"num_predict": 2}}
+    ],
+    "/api/show": [{"model": "seeing"}],
     "/completion": [
         {"prompt": ["a", 5], "n_predict": 2, "n_probs": 2, "json_schema": {"type": "string"}},
         {"prompt": {"prompt_string": "a"}, "n_predict": 2, "cache_prompt": False, **SAMPLED},
@@ -148,13 +156,15 @@ class Found(Health):
 
 def requests(found: Found, seed: int, until: float) -> None:
     """Clients send a server damaged requests, all at once."""
-    files = ["--target", str(tiny_coder.pair()[0]), "--draft", str(tiny_coder.pair()[1])]
     with tempfile.TemporaryDirectory() as folder:
+        target = write_vision_target(Path(folder, "seeing.gguf"), "qwen3vl")
+        write_projector(Path(folder, "mmproj-seeing.gguf"), target)  # it is found there
+        files = ["--target", str(target), "--draft", str(tiny_coder.pair()[1])]
         for name, pooling in (("embedder", 1), ("reranker", 4)):
             path = Path(folder, f"{name}.gguf")
             files += ["--embedding-model", str(write_bert(path, pooling=pooling, classifier=True))]
         with serving(
-            *(*files, *EXACT, "--ctx", "256", "--parallel", "2", "--queue", "64"),
+            *(*files, *EXACT, "--ctx", "512", "--parallel", "2", "--queue", "64"),
             *("--slot-save-path", folder),
             command=stall_server.COMMAND,
             environment={"STALL_S": str(STALL_S)},
@@ -224,12 +234,15 @@ def damaged_request(described: dict[str, Any], rng: random.Random) -> tuple[str,
     """Method, path and body of a request to one of the routes that the server describes."""
     path = rng.choice(sorted(described))
     method = rng.choice(sorted(described[path]))
-    words = ("tiny-coder-q8_0", "..", "%2e%2e%2f", "a" * 3000, quote("\x00\u202e"), "x?model=1&a")
+    words = ("seeing", "..", "%2e%2e%2f", "a" * 3000, quote("\x00\u202e"), "x?model=1&a")
     filled = path.replace("{name}", rng.choice(words))
     if method != "post":
         return method.upper(), filled, b""
     body = damaged_value(rng.choice(SEEDS.get(path, ANY_BODY)), rng)
     content = json.dumps(body).encode()
+    if rng.random() < 0.5:
+        shown = base64.b64encode(damaged_bytes(SHOWN, rng, len(SHOWN)))
+        content = content.replace(IN_BASE64.encode(), shown)
     if rng.random() < 0.1:
         content = damaged_bytes(content, rng, len(content))
     return "POST", filled, content
