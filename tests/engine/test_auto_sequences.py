@@ -116,6 +116,33 @@ def play(bench: Bench, engine: Engine, orders: Sequence[Order]) -> list[Answer]:
     return done
 
 
+MIXED: list[Order] = [
+    (0, "auto", N, 0),
+    (1, 16, 25, 0),
+    (2, 0, 29, 1),
+    (3, "auto", 12, 3),
+    (4, "auto", N, 5),
+    (5, 5, N, 5),
+    (2, "auto", N, 9),
+    (1, 0, 9, 9),
+    (0, "auto", 1, 10),
+    (3, "auto", N, 11),
+]
+OF_ALL_SHAPES: list[Order] = [
+    (0, "auto", N, 0, "auto"),
+    (1, 16, 25, 0, "tree"),
+    (2, 0, 29, 1, "tree"),
+    (3, "auto", 12, 3, "tree"),
+    (4, 48, N, 5, "auto"),
+    (5, 5, N, 5, "chain"),
+    (2, "auto", N, 9, "auto"),
+    (1, 4, 9, 9, "tree"),
+    (0, "auto", 1, 10, "tree"),
+    (3, "auto", N, 11, "auto"),
+    (0, "auto", N, 12, "chain"),
+]
+
+
 @of_both_shapes("decider", DECIDERS, ["cheap"])
 def test_all_leave_it_to_the_controller(bench: Bench, decider: str) -> None:
     done = play(bench, bench.engine(decider), [(i, "auto", N, 0) for i in range(4)])
@@ -124,50 +151,22 @@ def test_all_leave_it_to_the_controller(bench: Bench, decider: str) -> None:
     assert (stats.tree_rounds > 0) == (bench.n_nodes > 0)
 
 
-@of_both_shapes("decider", ["cheap", "even", "resigning", "by lot"], [])
-def test_auto_fixed_and_plain_ones_join_and_leave(bench: Bench, decider: str) -> None:
-    orders = [
-        (0, "auto", N, 0),
-        (1, 16, 25, 0),
-        (2, 0, 29, 1),
-        (3, "auto", 12, 3),
-        (4, "auto", N, 5),
-        (5, 5, N, 5),
-        (2, "auto", N, 9),
-        (1, 0, 9, 9),
-        (0, "auto", 1, 10),
-        (3, "auto", N, 11),
-    ]
+@of_both_shapes(
+    "decider, orders",
+    [(decider, MIXED) for decider in ("cheap", "even", "resigning", "by lot")],
+    [(decider, OF_ALL_SHAPES) for decider in ("cheap", "by lot")],
+)
+def test_auto_fixed_and_plain_ones_join_and_leave(
+    bench: Bench, decider: str, orders: list[Order]
+) -> None:
     done = play(bench, bench.engine(decider), orders)
     assert len(done) == len(orders)
-    assert all(s.stats.drafted > 0 for s in done if s.request.draft_width in (5, 16))
-    assert all(s.stats.drafted == 0 for s in done if s.request.draft_width == 0)
-
-
-@pytest.mark.parametrize("shape", ["tree"], indirect=True)
-def test_trees_chains_and_plain_ones_join_and_leave(bench: Bench) -> None:
-    """Some of a fixed width, others as the controller wants them, round by round."""
-    orders: list[Order] = [
-        (0, "auto", N, 0, "auto"),
-        (1, 16, 25, 0, "tree"),
-        (2, 0, 29, 1, "tree"),
-        (3, "auto", 12, 3, "tree"),
-        (4, 48, N, 5, "auto"),
-        (5, 5, N, 5, "chain"),
-        (2, "auto", N, 9, "auto"),
-        (1, 4, 9, 9, "tree"),
-        (0, "auto", 1, 10, "tree"),
-        (3, "auto", N, 11, "auto"),
-        (0, "auto", N, 12, "chain"),
-    ]
-    for seed, resigns in ((1, 0.0), (2, 0.1)):
-        decider = Fickle(seed, resigns=resigns, n_nodes=N_NODES)
-        done = play(bench, bench.engine(decider), orders)
-        assert len(done) == len(orders)
-        total = Stats.sum(sequence.stats for sequence in done)
-        assert 0 < total.tree_rounds < total.rounds
-        for sequence in done:
-            assert not sequence.stats.tree_rounds or sequence.request.draft_shape != "chain"
+    for sequence in done:
+        width = sequence.request.draft_width
+        assert width == "auto" or (sequence.stats.drafted > 0) == (width > 0)
+        assert not sequence.stats.tree_rounds or sequence.request.draft_shape != "chain"
+    total = Stats.sum(sequence.stats for sequence in done)
+    assert (0 < total.tree_rounds < total.rounds) == (orders is OF_ALL_SHAPES)
 
 
 @of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import tiny_coder
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
 from gap_rule import equal_by_gap_rule, joint_noise
-from pair_engine import consistent, fused_drafter, open_target, request
+from pair_engine import fused_drafter, open_target, request
 from plain_answer import PlainAnswer
 from shapes import NOISE, exact_target
 from two_slots import N, answer, begin, text
@@ -25,38 +24,6 @@ def assert_equal(engine: Engine, expected: list[PlainAnswer], found: list[Sequen
     noise = max(noise, NOISE if engine.takes_trees else 0.0)
     for plain, sequence in zip(expected, found, strict=True):
         equal_by_gap_rule(plain.tokens, plain.logprobs, sequence.tokens, noise)
-
-
-def test_a_request_may_join_while_another_runs(engine: Engine) -> None:
-    prompts = [engine.target.vocabulary.tokenize(p) for p in tiny_coder.prompts()["code"][:2]]
-    expected = [PlainAnswer(engine.target, prompt, N) for prompt in prompts]
-    first = begin(engine, prompts[0], 8, N)
-    for _ in range(3):
-        engine.step([first])
-    assert 0 < len(first.tokens) < N
-    second = begin(engine, prompts[1], 16, N)
-    assert second.slot is not first.slot
-    engine.run([first, second])
-    for sequence, prompt in ((first, prompts[0]), (second, prompts[1])):
-        assert engine.drafter is not None
-        consistent(
-            engine, engine.drafter, len(prompt) + len(sequence.tokens) - 1, sequence.slot.seq
-        )
-    assert_equal(engine, expected, [first, second])
-
-
-def test_one_may_be_cancelled_while_the_other_goes_on(engine: Engine) -> None:
-    prompts = [engine.target.vocabulary.tokenize(p) for p in tiny_coder.prompts()["code"][:2]]
-    expected = [PlainAnswer(engine.target, prompt, N) for prompt in prompts]
-    first, second = (begin(engine, prompt, 5, N) for prompt in prompts)
-    for _ in range(3):
-        engine.step([first, second])
-    first.cancelled.set()
-    engine.run([first, second])
-    assert first.finish_reason == "cancelled"
-    assert len(first.tokens) < N == len(second.tokens)
-    expected[0].tokens = expected[0].tokens[: len(first.tokens)]
-    assert_equal(engine, expected, [first, second])
 
 
 def test_a_failing_request_leaves_the_engine_usable(engine: Engine) -> None:

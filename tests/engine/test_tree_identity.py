@@ -114,47 +114,6 @@ def test_four_slots_of_all_shapes(engine: Engine, known: Known) -> None:
         assert (sequence.stats.tree_rounds > 0) == (shape == "tree" and width > 1)
 
 
-@pytest.mark.one_in(2)
-def test_four_trees(engine: Engine, known: Known) -> None:
-    engine.slots.forget_all()
-    sequences = [engine.begin(request(prompt, 16, N, shape="tree")) for prompt in known.prompts]
-    engine.run(sequences)
-    for i, sequence in enumerate(sequences):
-        known.check(i, sequence)
-
-
-@pytest.mark.one_in(2)
-def test_prefixes_are_taken_over_from_where_trees_have_been(engine: Engine, known: Known) -> None:
-    """In the slot itself, and in another one that is at work."""
-    engine.slots.forget_all()
-    prompt = known.prompts[0]
-    first = engine.begin(request(prompt, 16, N, shape="tree"))
-    for _ in range(4):
-        engine.step([first])
-    second = engine.begin(request(prompt, 16, N, shape="tree"))
-    assert second.stats.cached_tokens == len(prompt) - 1
-    engine.run([first, second])
-    again = answer(engine, prompt, 16, N, shape="tree")
-    assert again.stats.cached_tokens == len(prompt) - 1
-    for sequence in (first, second, again):
-        known.check(0, sequence)
-
-
-@pytest.mark.one_in(2)
-def test_a_cancelled_answer_leaves_its_slot_in_step(engine: Engine, known: Known) -> None:
-    engine.slots.forget_all()
-    prompt = known.prompts[1]
-    cancelled = engine.begin(request(prompt, 16, N, shape="tree"))
-    for _ in range(3):
-        engine.step([cancelled])
-    cancelled.cancelled.set()
-    engine.run([cancelled])
-    assert cancelled.finish_reason == "cancelled"
-    again = answer(engine, prompt, 32, N, shape="tree")
-    assert again.stats.cached_tokens > 0
-    known.check(1, again)
-
-
 @pytest.mark.slow
 def test_all_ids_stay_in_step_whatever_becomes_of_requests(engine: Engine, known: Known) -> None:
     """Slots come and go with chains and trees, greedy and sampled, shared and cancelled."""

@@ -22,11 +22,12 @@ from dflash_local.engine.sequence import Sequence
 from dflash_local.target_model.target import Target
 from elsewhere import DECIDERS, Fickle, controller
 from pair_engine import answer, consistent, fused_drafter, request
-from sampling_ways import WAYS
+from sampling_ways import WAYS as SAMPLED
 from shapes import assert_close, exact_target, of_both_shapes
 
 pytestmark = pytest.mark.usefixtures("as_far_ahead_as_allowed")
 N = 24
+WAYS = {**SAMPLED, "with log-probabilities": {"logprobs": 1}}
 
 
 class Pair:
@@ -74,6 +75,9 @@ class Pair:
         plain = self.plain(prompt, n, **params)
         assert sequence.tokens == plain.tokens
         assert sequence.finish_reason == plain.finish_reason
+        if params.get("logprobs"):
+            assert_close(sequence.logprobs, plain.logprobs)
+            assert sequence.stats.tree_rounds or sequence.logprobs == plain.logprobs
         add_up(sequence)
         self.in_step(engine, [*prompt, *sequence.tokens])
         return sequence
@@ -108,7 +112,7 @@ def prompts(pair: Pair) -> list[list[int]]:
 only_chains = pytest.mark.parametrize("shape", ["chain"], indirect=True)
 
 
-@pytest.mark.one_in(72)
+@pytest.mark.one_in(9)
 @of_both_shapes("decider, way", product(DECIDERS, WAYS), product(LOT, WAYS))
 def test_answers_are_the_plain_ones(
     pair: Pair, prompts: list[list[int]], decider: str, way: str
@@ -155,18 +159,6 @@ def test_chances_alone_switch_as_they_like(pair: Pair, prompts: list[list[int]])
         engine = pair.engine(Fickle(seed, resigns=resigns, n_nodes=pair.n_nodes))
         for prompt in prompts:
             pair.check(engine, prompt)
-
-
-@pytest.mark.one_in(4)
-@of_both_shapes("decider", ["cheap", "probing", "by lot"], LOT)
-def test_log_probabilities_too(pair: Pair, prompts: list[list[int]], decider: str) -> None:
-    engine = pair.engine(decider)
-    drafted = pair.check(engine, prompts[0], logprobs=1)
-    plain = pair.plain(prompts[0])
-    if drafted.stats.tree_rounds:
-        assert_close(drafted.logprobs, plain.logprobs)
-    else:
-        assert drafted.logprobs == plain.logprobs
 
 
 # Ends
