@@ -88,7 +88,7 @@ class Controller:
         self._idle = self._replan_at = 0
         self._on = self._looking = False
         self._shape: ShapeName = "chain"
-        self._planned_at = self._plain_at = 0
+        self._planned_at = 0
         self._doubt = 0.0
         self._gain = 1.0  # of drafting, while it is on
         # What looks have lost, in plain rounds, and the next one will
@@ -263,8 +263,6 @@ class Controller:
         costs, drafted = self.costs, n_drafting > 0
         verified = drafted or n_rows > self._base
         self._depth = depth
-        if not verified:
-            self._plain_at = self._round
         self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
         if drafted or not verified:
             costs.observe_host(drafted, host_s)
@@ -321,10 +319,8 @@ class Controller:
             policy.nearly_off = False
         self._idle, self._looking = 0, False
         if self._on:
-            if now - self._plain_at > _LATEST:
-                self._idle = TO_MAKE  # plain rounds, until its graphs are there
             early = any(policy.known.n_verified < KNOWN for policy in able)
-            self._replan_at = now + self._idle + (1 if early else REPLAN)
+            self._replan_at = now + (1 if early else REPLAN)
             return
         wait = max(self._off_until - now, 0) or min(self._look(able), CONFIRMED)
         self._looking = wait == 0
