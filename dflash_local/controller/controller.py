@@ -9,14 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.controller.acceptance import Acceptance
-from dflash_local.controller.costs import CONFIRMED, KNOWN, TO_MAKE, Costs, Passes
+from dflash_local.controller.costs import CONFIRMED, KNOWN, Costs
 from dflash_local.controller.policy import REPLAN, Findings, Policy
-from dflash_local.controller.rows import HORIZON, Rows, merged, spaced
+from dflash_local.controller.rows import Rows, spaced
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
 
 __all__ = ["Controller", "Policy"]
 
+_Way = tuple[ShapeName, int, int]
+"""Shape and length of drafts, and the number of them that is verified: of each sequence where all
+get as many rows, else of all together."""
+
+_HORIZON = 20
+"""Rounds over which a better row count, another shape or length, or drafting at all must earn the
+change of graph. With none, or with very many, they change too often or never, at a third of the
+speed at worst."""
 _SEEN = 3
 """Drafts that are verified in a look, and of a drafter that is not known, whatever their
 confidence. With none, a good drafter whose confidence says nothing is never found to be good."""
@@ -32,10 +40,6 @@ forecast does not see: without it, `h200-8b-hot` loses 3 % in a drawn text, and 
 _COPY_MARGIN = 1.5
 """The tokens that rows of copies must bring for each plain row that they cost. With 1, a text that
 repeats nothing pays for guesses that only just break even, two or three in a hundred."""
-_LATEST = round(_FIRST / _INCOME)
-"""Rounds after which an unseen way is tried: a new drafter, whatever it is thought to cost, and
-plain decoding while drafting is on. Without this, costs that were measured on a busy machine keep
-drafting off, or on, for good."""
 
 
 class Controller:
@@ -70,31 +74,27 @@ class Controller:
         }
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
         self.n_nodes = n_nodes
-        self._n_draft = self._length = most = block_size - 1  # of a draft: at most, and planned
-        lengths = spaced(most)[1:] if few_counts else range(1, most + 1)
-        self._lengths = lengths if costs.token_share else [most]
-        self._most = max(block_size - 1, n_nodes, n_copied)
+        self._n_draft = block_size - 1
+        lengths = spaced(self._n_draft)[1:] if few_counts else range(1, block_size)
+        self._lengths = lengths if costs.token_share else [self._n_draft]
+        self._most = max(self._n_draft, n_nodes, n_copied)
         self._rows = Rows(equal=equal_rows, pads=pads, few=few_counts)
         self._copied = Rows(equal=equal_rows, pads=pads)
-        self._passes = Passes(costs)
         self._newest = self.known[True]  # of the request that began last
         self._round = self._depth = 0
-        # The batch, and the prices of its passes
+        # The batch, the rows of its plain pass, and the prices of passes
         self._members: list[Policy] = []
-        self._base = 0
+        self._base = self._priced_at = 0
         self._prices: dict[ShapeName, list[float]] = {}
-        self._priced = (0, 0, 0)
-        # The plan in force
-        self._idle = self._replan_at = 0
-        self._on = self._looking = False
-        self._shape: ShapeName = "chain"
-        self._planned_at = 0
+        # The plan in force: shape, length and number of drafts; and who looks whether it pays
+        self._way: _Way = ("chain", self._n_draft, 0)
+        self._on = False
+        self._looking: Policy | None = None
+        self._planned_at = self._replan_at = 0
         self._doubt = 0.0
-        self._gain = 1.0  # of drafting, while it is on
         # What looks have lost, in plain rounds, and the next one will
         self._spent = self._price_of_look = 0.0
         self._credit, self._off_until, self._pause = _CREDIT, 0, CONFIRMED // 2
-        # The rounds since
         self._accepted = 0  # drafts of this round
 
     def open(
@@ -102,8 +102,7 @@ class Controller:
     ) -> Policy:
         """A request begins, after `depth` tokens in all caches, whose drafts may have these shapes:
         chains alone if there are none."""
-        if depth:
-            self._depth = depth
+        self._depth = depth or self._depth
         self._newest = self.known[greedy]
         policy = Policy(self._newest, shapes or [Chain(self._n_draft)], self._round)
         policy.has_drafter = self._n_draft > 0
@@ -111,19 +110,14 @@ class Controller:
 
     @property
     def idle(self) -> int:
-        """Rounds that are plain whatever is asked."""
-        return self._idle
+        """The next rounds that are plain whatever is asked."""
+        is_plain = not self._on and self._looking is None
+        return max(self._replan_at - self._round - 1, 0) if is_plain else 0
 
     @property
     def may_draft(self) -> bool:
         """Whether a request that begins now may well draft, as far as is known."""
-        return self._on or self._looking or self._newest.n_verified < KNOWN
-
-    def skip(self, n_rounds: int) -> None:
-        """So many plain rounds were made without asking, at most `idle`."""
-        self._idle -= n_rounds
-        self._round += n_rounds
-        self._passes.skip(n_rounds)
+        return self._on or self._looking is not None or self._newest.n_verified < KNOWN
 
     # A round
 
@@ -136,17 +130,12 @@ class Controller:
         in the context. `n_others` sequences of the same pass have no policy.
         """
         self._round += 1
-        n = len(policies)
-        same = n + n_others == self._base and list(policies) == self._members
-        if same and self._idle > 0:
-            self._idle -= 1
-            return [0] * n
+        same = len(policies) + n_others == self._base and list(policies) == self._members
         if not same or self._round >= self._replan_at:
             self._plan(policies, n_others)
-        if self._idle > 0:
-            return [0] * n
+        _, length, _ = self._way
         return [
-            self._length if (p.drafting or p.looking) and not p.off and limit > 0 else 0
+            length if limit > 0 and not p.off and (self._on or p is self._looking) else 0
             for p, limit in zip(policies, limits, strict=True)
         ]
 
@@ -167,30 +156,24 @@ class Controller:
         """Whether a copy with these chances is verified by itself, and a draft would add less to it
         than its time is worth."""
         costs, rows = self.costs, self._rows
-        if self._copies().once([copied], self._passes.rows("chain"), costs.switch_s) == [1]:
+        shape, length, _ = self._way
+        if self._copied.choose([copied], costs.last_rows("chain")) == [1]:
             return False  # the round would be plain
-        both = list(map(max, zip_longest(copied, policy.typical(self._length), fillvalue=0.0)))
+        both = list(map(max, zip_longest(copied, policy.typical(length), fillvalue=0.0)))
         draft_s = (self.draft_s(n_drafting) + costs.draft_host_s) / n_drafting
-        if self._shape == "tree":  # the pass of a copy is that of a chain: there and back
+        if shape == "tree":  # the pass of a copy is that of a chain: there and back
             draft_s -= 2 * costs.switch_s / n_drafting
         return rows.value(both) - rows.value(copied) < draft_s * rows.rate
 
-    def judge(
-        self, policies: Sequence[Policy], drafts: Sequence[Draft], limits: Sequence[int]
-    ) -> list[list[float]]:
+    def judge(self, policies: Sequence[Policy], drafts: Sequence[Draft]) -> list[list[float]]:
         """Take in the drafts of a round. Returns for each sequence the falling chances of its
         tokens to be accepted; none where there is no draft."""
         chains: list[list[float]] = []
-        for policy, draft, limit in zip(policies, drafts, limits, strict=True):
-            if not draft or limit < 1:
-                chains.append([])
-                continue
-            found = policy.judge(draft)
-            if policy.looking or policy.known.n_verified < KNOWN:
+        for policy, draft in zip(policies, drafts, strict=True):
+            found = policy.judge(draft, self._round) if draft else []
+            if policy is self._looking or policy.known.n_verified < KNOWN:
                 found[:_SEEN] = [1.0] * min(_SEEN, len(found))
-            chains.append(found[:limit])
-            policy.n_drafted += 1
-            policy.rest_from = self._round
+            chains.append(found)
         return chains
 
     def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
@@ -200,29 +183,21 @@ class Controller:
         joined them. `drafted`: the drafter had a part in the round; otherwise they are copies
         alone.
         """
-        switch_s = self.costs.switch_s
         if not drafted:
-            return self._copies().once(chains, self._passes.rows("chain"), switch_s)
+            return self._copied.choose(chains, self.costs.last_rows("chain"))
         if self._looking:
             return [1 + min(_SEEN, len(chain)) for chain in chains]
-        drafting = [p for p, chain in zip(self._members, chains, strict=False) if chain]
-        typical = [policy.typical(self._length) for policy in drafting]
-        return self._rows.usual(chains, self._passes.rows(self._shape), switch_s, typical)
+        shape, _, usual = self._way
+        return self._rows.choose(chains, self.costs.last_rows(shape), usual)
 
     def least_copied(self, n_seqs: int) -> NDArray[np.float64]:
         """The least expected number of right tokens among the first k + 1 of a copy, float64 by k,
         in a round in which none of `n_seqs` sequences drafts: below it, `rows` takes none."""
-        return self._copies().least(n_seqs, self._passes.rows("chain"), self.costs.switch_s)
-
-    def _copies(self) -> Rows:
-        """Chooses rows if no sequence drafts."""
-        passes = self._prices_of("chain")
-        self._copied.price(self._base, passes, _COPY_MARGIN * self._base / passes[0] * self._gain)
-        return self._copied
+        return self._copied.least(n_seqs, self.costs.last_rows("chain"))
 
     def draft_s(self, n_seqs: int) -> float:
         """Seconds of a draft stage, with drafts of the planned length."""
-        return self.costs.draft_s(n_seqs, self._depth, self._n_draft - self._length)
+        return self.costs.draft_s(n_seqs, self._depth, self._n_draft - self._way[1])
 
     # What became of it
 
@@ -246,6 +221,7 @@ class Controller:
         verify_s: float,
         host_s: float,
         *,
+        n_steps: int = 1,
         rebuilt: bool = False,
         n_injected: int = 0,
         inject_s: float = 0.0,
@@ -254,24 +230,24 @@ class Controller:
         """The times of a round: rows of its target pass and their shape, sequences that drafted,
         cached tokens.
 
-        `host_s` is the rest of the round. `rebuilt`: llama.cpp has built its graph again, whether
-        the row count is another or not. `n_injected` rows were injected for its drafts, in the
-        draft stage or in `inject_s` before it. `n_others` of those that drafted have no policy:
-        such a round says nothing of whether drafting pays for the rest. Not for rounds of which
-        `n_drafts` was not asked, except plain ones.
+        `host_s` is the rest of the round. `n_steps`: the times are means of so many plain rounds,
+        at most `idle` and the one that was asked for. `rebuilt`: llama.cpp has built its graph
+        again, whether the row count is another or not. `n_injected` rows were injected for its
+        drafts, in the draft stage or in `inject_s` before it. `n_others` of those that drafted have
+        no policy: such a round says nothing of whether drafting pays for the rest. Not for rounds
+        of which `n_drafts` was not asked, except plain ones.
         """
         costs, drafted = self.costs, n_drafting > 0
-        verified = drafted or n_rows > self._base
+        self._round += n_steps - 1
         self._depth = depth
-        self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
-        if drafted or not verified:
+        costs.observe_pass(n_rows, depth, verify_s, shape, n_steps=n_steps, rebuilt=rebuilt)
+        if drafted or n_rows <= self._base:
             costs.observe_host(drafted, host_s)
         if drafted:
-            fewer = 0 if n_others else self._n_draft - self._length
-            if self._looking or inject_s:  # with many rows to inject
-                costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected, fewer)
-            else:
-                costs.observe_draft(n_drafting, depth, draft_s, fewer)
+            fewer = 0 if n_others else self._n_draft - self._way[1]
+            # Looks, and rounds after a prompt, have many rows to inject.
+            n_injected = n_injected if self._looking or inject_s else 0
+            costs.observe_draft(n_drafting, depth, draft_s + inject_s, fewer, n_injected)
             if not n_others:
                 once_s = inject_s if self._looking else 0.0  # prompts are injected once
                 self._settle(once_s + draft_s + verify_s + host_s)
@@ -296,75 +272,72 @@ class Controller:
 
     def _plan(self, policies: Sequence[Policy], n_others: int) -> None:
         """Whether to draft for the rounds to come, or to look whether it pays."""
-        now, costs = self._round, self.costs
-        self._base, self._members = len(policies) + n_others, list(policies)
-        kind = self._base, len(policies), now // (4 * REPLAN)
-        if kind != self._priced or not self._on:  # what has just been seen counts
-            self._priced, self._prices = kind, {}
+        now, costs, base = self._round, self.costs, len(policies) + n_others
+        new = base != self._base or len(policies) != len(self._members)
+        if new or not self._on or now >= self._priced_at + 4 * REPLAN:
+            self._prices, self._priced_at = {}, now
+        self._base, self._members = base, list(policies)
+        passes = self._prices_of("chain")
+        switch = costs.switch_s / passes[0]
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
-        findings = self._best(able) if able else None
+        findings = self._best(able, switch) if able else None
         gain = findings.gain if findings else 0.0
         # What going there costs must be earned; and a few drafts tell little: what is lost in all
         # rounds together must be worth the way there and back (2 % of `moe`, 15 % of `tiny-gpu`).
-        switch = costs.switch_s / self._prices_of("chain")[0]
         lost = (now - self._planned_at) * (1 - gain)
         self._doubt = max(self._doubt + lost, 0.0) if self._on else 0.0
-        self._on = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / HORIZON
-        self._on, self._planned_at = self._on and now >= self._off_until, now
-        self._gain = max(gain, 1.0) if self._on else 1.0
-        passes = self._prices_of(self._shape)
-        self._rows.price(self._base, passes, self._base / passes[0] * self._gain)
+        pays = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / _HORIZON
+        self._on, self._planned_at = pays and now >= self._off_until, now
         for policy in able:
-            policy.drafting, policy.looking, policy.findings = self._on, False, findings
-            policy.nearly_off = False
-        self._idle, self._looking = 0, False
+            policy.findings, policy.drafting, policy.nearly_off = findings, self._on, False
+        rate = base / passes[0] * (max(gain, 1.0) if self._on else 1.0)
+        self._copied.price(base, passes, _COPY_MARGIN * rate, costs.switch_s)
+        self._looking = None
         if self._on:
-            early = any(policy.known.n_verified < KNOWN for policy in able)
-            self._replan_at = now + (1 if early else REPLAN)
-            return
-        wait = max(self._off_until - now, 0) or min(self._look(able), CONFIRMED)
-        self._looking = wait == 0
-        self._idle, self._replan_at = max(wait - 1, 0), 0
+            self._rows.price(base, self._prices_of(self._way[0]), rate, costs.switch_s)
+            wait = 1 if any(policy.known.n_verified < KNOWN for policy in able) else REPLAN
+        else:
+            wait = max(self._off_until - now, 0) or self._look(able)
+        self._replan_at = now + wait
 
-    def _best(self, able: Sequence[Policy]) -> Findings:
-        """The best that drafting can do, in each shape and length that is open: in the last ones,
-        unless others have more of a lead than going there costs."""
-        found: dict[tuple[ShapeName, int], Findings] = {}
+    def _best(self, able: Sequence[Policy], switch: float) -> Findings:
+        """The best that drafting can do, in each shape, length and number of drafts that is open:
+        in the last ones, unless others have more of a lead than going there costs."""
+        found: dict[_Way, float] = {}
         for name in sorted({name for policy in able for name in policy.shapes}):
             for policy in able:
                 policy.take(name)
-            found |= {(name, n): self._forecast(n, able, name) for n in self._lengths}
-        gains = {way: findings.gain for way, findings in found.items()}
-        last = self._shape, self._length
-        if last in gains:
-            gains[last] *= 1 + self.costs.switch_s / self._prices_of("chain")[0] / HORIZON
-        best = max(gains, key=gains.__getitem__)
-        self._shape, self._length = best
+            for length in self._lengths:
+                found |= self._gains(able, name, length)
+        last = {self._way: found[self._way] * (1 + switch / _HORIZON)} if self._way in found else {}
+        gains = found | last
+        self._way = shape, length, k = max(gains, key=gains.__getitem__)
         for policy in able:
-            policy.take(self._shape)
-        return found[best]
-
-    def _forecast(self, length: int, able: Sequence[Policy], shape: ShapeName) -> Findings:
-        """The best with drafts of that kind, by the mean of the last ones."""
+            policy.take(shape)
         costs, depth, base = self.costs, self._depth, self._base
-        passes, plain_s = self._prices_of(shape), self._prices_of("chain")[0]
-        draft_s = costs.draft_s(len(able), depth, self._n_draft - length)
-        chances = merged([policy.typical(length) for policy in able], equal=self._rows.equal)
-        each = self._rows.each(len(able), base)
-        tokens = list(accumulate(chances, initial=float(base)))
-        rates = [
-            got / (draft_s + costs.draft_host_s + spent)
-            for got, spent in zip(tokens, passes[::each], strict=False)
-        ]
-        k = max(range(len(rates)), key=rates.__getitem__)
+        chances = self._rows.merged([policy.typical(length) for policy in able])
         return Findings(
             n_seqs=base,
-            drafts=k * each,
-            tokens=tokens[k],
-            gain=rates[k] * plain_s / base,
-            draft_cost=draft_s / plain_s,
+            drafts=k * self._rows.each(len(able)),
+            tokens=base + sum(chances[:k]),
+            gain=found[self._way],
+            draft_cost=self.draft_s(len(able)) / self._prices_of("chain")[0],
             double_cost=costs.step_s(2 * base, depth) / costs.step_s(base, depth),
         )
+
+    def _gains(self, able: Sequence[Policy], shape: ShapeName, length: int) -> dict[_Way, float]:
+        """The speed-up over plain decoding by drafts of that kind, by their number, as the last
+        ones were."""
+        passes, rows = self._prices_of(shape), self._rows
+        chances = rows.merged([policy.typical(length) for policy in able])
+        tokens = list(accumulate(chances, initial=float(self._base)))
+        times = passes[:: rows.each(len(able))]
+        draft_s = self.costs.draft_s(len(able), self._depth, self._n_draft - length)
+        once_s, plain_s = draft_s + self.costs.draft_host_s, passes[0] / self._base
+        return {
+            (shape, length, k): tokens[k] * plain_s / (once_s + times[k])
+            for k in rows.counts(min(len(tokens), len(times)))
+        }
 
     def _look(self, able: Sequence[Policy]) -> int:
         """Let one sequence draft in this round to see whether it pays, if that is not too dear;
@@ -375,17 +348,18 @@ class Controller:
         policy = max(able, key=lambda each: each.rest_from)  # the fewest rows to inject
         passes, plain_s = self._prices_of(policy.shape.name), self._prices_of("chain")[0]
         n_seen = min(_SEEN, len(passes) - 1)
-        self._length = min(n for n in self._lengths if n >= min(_SEEN, self._n_draft))
+        length = min(n for n in self._lengths if n >= min(_SEEN, self._n_draft))
+        self._way = self._way[0], length, 0
         seconds = self.draft_s(1) + costs.draft_host_s + 2 * costs.switch_s
         seconds += costs.inject_s * (self._round - policy.rest_from) + passes[n_seen] - plain_s
         loss = seconds / plain_s - sum(policy.typical(n_seen)[:n_seen]) / self._base
         upkeep = costs.inject_s / plain_s  # a look that waits has more to inject
         short = loss + self._spent - _FIRST - _INCOME * self._round
-        if short <= 0 or (not policy.known.n_verified and self._round >= _LATEST):
-            policy.looking, self._price_of_look = True, max(loss, 0.0)
-            return 0
+        if short <= 0 or (not policy.known.n_verified and self._round >= _FIRST / _INCOME):
+            self._looking, self._price_of_look = policy, max(loss, 0.0)
+            return 1
         if upkeep < _INCOME:
-            return int(short / (_INCOME - upkeep)) + 1
+            return min(int(short / (_INCOME - upkeep)) + 1, CONFIRMED)
         for policy in able:
             policy.off, policy.nearly_off = self._round >= CONFIRMED, True
         return CONFIRMED

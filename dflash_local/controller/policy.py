@@ -73,15 +73,13 @@ class Policy:
         self.shape = shapes[0]
         """Of its next draft, as the last plan wants it."""
         self.drafting = False
-        self.looking = False
-        """Drafts this round only, to see whether it pays."""
         self.has_drafter = True
         self.off = False
         """For good: no draft will be asked for again, so the drafter needs no more of the text."""
         self.nearly_off = False
         """Off for good, unless the next rounds show that costs were measured wrong."""
-        self.n_drafted = 0
         self.rest_from = now
+        """The round of its last draft, or when it began."""
         self.findings: Findings | None = None
         self._curves: dict[ShapeName, list[float]] = {}
         self._n_tried = self._n_kept = 0
@@ -104,13 +102,13 @@ class Policy:
             curve = list(map(max, curve, known.cold(name)))
         return curve if name == "tree" else curve[:length]
 
-    def judge(self, draft: Draft) -> list[float]:
+    def judge(self, draft: Draft, now: int) -> list[float]:
         """Take in a new draft. Returns the falling chances of its nodes to be accepted."""
-        name, known = self.shape.name, self.known
+        name, known, self.rest_from = self.shape.name, self.known, now
         found = known.chances(draft, name)
         self._notice(found, name)
         for other in self.shapes:
-            if other != name and (other == "chain" or self.n_drafted % REPLAN == 0):
+            if other != name and (other == "chain" or now % REPLAN == 0):
                 candidates = draft.candidates
                 curve = known.of_other_shape(candidates, other) if candidates else found
                 self._notice(curve, other)

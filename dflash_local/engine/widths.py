@@ -87,9 +87,7 @@ class Widths:
             return
         managed, policies = self._managed(choices)
         if self._controller and managed:
-            found = self._controller.judge(
-                policies, [c.draft for c in managed], [c.limit for c in managed]
-            )
+            found = self._controller.judge(policies, [c.draft for c in managed])
             for choice, chances in zip(managed, found, strict=True):
                 choice.chances = chances
         if copied:

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from dflash_local.controller.costs import Costs, Passes
+from dflash_local.controller.costs import Costs
 from dflash_local.draft.shape import ShapeName
 
 STEPS = {
@@ -214,7 +214,6 @@ class Device:
 
     def __init__(self, known: Costs, truth: Costs | None = None) -> None:
         self.known = known
-        self.times = Passes(known)
         self._truth = truth or pass_costs()
         self._kind = (0, False)
         self._made = 0
@@ -230,8 +229,7 @@ class Device:
             seconds += self._truth.step_s(n_rows, DEPTH, shape)
             seconds += (BUILD_S, RECORD_S, 0.0)[min(self._made, 2)]
             self._made += 1
-        self.times.skip(n - 1)
-        self.times.observe(n_rows, DEPTH, seconds / n, shape, rebuilt=rebuilt)
+        self.known.observe_pass(n_rows, DEPTH, seconds / n, shape, n_steps=n, rebuilt=rebuilt)
 
 
 def test_one_that_the_growing_cache_needs_is_no_slow_pass() -> None:
@@ -258,10 +256,8 @@ def test_several_passes_told_as_one_count_as_that_many_if_it_was_no_hiccup() -> 
 
     def after(times: list[float]) -> float:
         known = pass_costs()
-        passes = Passes(known)
         for factor in times:
-            passes.skip(15)
-            passes.observe(1, 0, factor * usual, "chain", rebuilt=False)
+            known.observe_pass(1, 0, factor * usual, n_steps=16)
         return known.step_s(1, 0) / usual
 
     assert after([1, *[3] * 6]) > 2
@@ -271,13 +267,8 @@ def test_several_passes_told_as_one_count_as_that_many_if_it_was_no_hiccup() -> 
 def test_only_rows_of_a_like_pass_have_a_graph() -> None:
     device = Device(pass_costs())
     device.run(16, shape="tree")
-    assert device.times.rows("tree") == 16
-    assert device.times.rows("chain") is None
-    assert device.times.fresh
-    device.run(16, shape="tree")
-    assert device.times.fresh
-    device.run(16, shape="tree")
-    assert not device.times.fresh
+    assert device.known.last_rows("tree") == 16
+    assert device.known.last_rows("chain") is None
 
 
 def test_trees_alone_tell_what_their_rows_cost() -> None:
@@ -302,7 +293,7 @@ def test_drafts_and_injections_that_were_measured_on_a_busy_machine_are_put_righ
     """By looks, which have many rows to inject: neither part takes longer than both."""
     found = Costs(STEPS, {100: {1: 0.05}}, inject_s=0.001)
     for _ in range(3):
-        found.bound_draft(1, 100, 0.002, 200)
+        found.observe_draft(1, 100, 0.002, n_injected=200)
     assert found.inject_s == pytest.approx(1e-5)
     assert found.draft_s(1, 100) < 0.003
 
