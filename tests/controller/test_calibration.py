@@ -26,6 +26,7 @@ from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import WayBack
+from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from hybrid import write_hybrid
@@ -62,13 +63,13 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of every pass that a target makes."""
     rows: list[int] = []
-    decode = Target.decode
+    run = Target.run
 
-    def counted(self: Target, tokens: list[int], *rest: list[int]) -> None:
-        rows.append(len(tokens))
-        decode(self, tokens, *rest)
+    def counted(self: Target, batch: Batch) -> None:
+        rows.append(len(batch))
+        run(self, batch)
 
-    monkeypatch.setattr(Target, "decode", counted)
+    monkeypatch.setattr(Target, "run", counted)
     return rows
 
 
@@ -241,7 +242,7 @@ def test_a_slow_machine_takes_few_points(
     with open_target(n_ctx=256) as target:
         costs = measure(target, fused_drafter(target), before=nothing)
     assert list(costs.as_dict()["step_s"]["4"]) == ["1", "2"]
-    assert len(passes) == 5
+    assert len(passes) == 6
     assert costs.step_s(16, 0) >= costs.step_s(2, 0)
     assert costs.draft_s(1, 0) > 0
     Controller(costs, 16).open()
@@ -331,16 +332,16 @@ def test_passes_over_a_recurrent_state_begin_with_the_same(
 ) -> None:
     """It cannot be cut back after passes of one row, and after wider ones only so far."""
     states: list[list[bytes]] = []  # before the passes, by what the cache was filled with
-    decode = Target.decode
+    run = Target.run
 
-    def seen(self: Target, tokens: list[int], positions: list[int], *rest: list[int]) -> None:
-        if positions[0]:
-            states[-1].append(self.checkpoint(0, positions[0]).state.tobytes())
+    def seen(self: Target, batch: Batch) -> None:
+        if begin := batch.positions[0]:
+            states[-1].append(self.checkpoint(0, begin).state.tobytes())
         else:
             states.append([])
-        decode(self, tokens, positions, *rest)
+        run(self, batch)
 
-    monkeypatch.setattr(Target, "decode", seen)
+    monkeypatch.setattr(Target, "run", seen)
     path = write_hybrid(tmp_path / "target.gguf", "qwen35", tiny_coder.pair()[0])
     options = TargetOptions(n_ctx=128, n_threads=1, n_batch=128, way_back=back)
     with Target(path, options) as target:
