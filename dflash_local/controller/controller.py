@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.controller.acceptance import Acceptance
+from dflash_local.controller.acceptance import Acceptance, blended
 from dflash_local.controller.costs import CONFIRMED, KNOWN, Costs
-from dflash_local.controller.policy import REPLAN, Findings, Policy
 from dflash_local.controller.rows import Rows, spaced
-from dflash_local.draft.draft import Draft
+from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
-
-__all__ = ["Controller", "Policy"]
+from dflash_local.draft.tree import Chances
 
 _Way = tuple[ShapeName, int, int]
 """Shape and length of drafts, and the number of them that is verified: of each sequence where all
@@ -25,6 +24,13 @@ _HORIZON = 20
 """Rounds over which a better row count, another shape or length, or drafting at all must earn the
 change of graph. With none, or with very many, they change too often or never, at a third of the
 speed at worst."""
+_BLEND = 0.15
+"""The weight of the last draft in means that stand for the next ones. With less, the usual row
+count is found too late."""
+_REPLAN = 8
+"""Rounds between plans while drafting is on, and between those whose drafts are also judged as a
+tree, if trees are allowed: both take host time, up to a tenth of a tiny model's step. The prices of
+passes are made again with every fourth plan."""
 _SEEN = 3
 """Drafts that are verified in a look, and of a drafter that is not known, whatever their
 confidence. With none, a good drafter whose confidence says nothing is never found to be good."""
@@ -40,6 +46,80 @@ forecast does not see: without it, `h200-8b-hot` loses 3 % in a drawn text, and 
 _COPY_MARGIN = 1.5
 """The tokens that rows of copies must bring for each plain row that they cost. With 1, a text that
 repeats nothing pays for guesses that only just break even, two or three in a hundred."""
+
+
+class Policy:
+    """One request's part in the decisions."""
+
+    def __init__(self, known: Acceptance, shapes: Sequence[Shape], now: int, reason: str) -> None:
+        """`shapes`: those that its drafts may have; `now` is the controller's round."""
+        self.known = known
+        self.shapes: dict[ShapeName, Shape] = {shape.name: shape for shape in shapes}
+        self.shape = shapes[0]
+        """Of its next draft, as the last plan wants it."""
+        self.off = False
+        """For good: no draft will be asked for again, so the drafter needs no more of the text."""
+        self.nearly_off = False
+        """Off for good, unless the next rounds show that costs were measured wrong."""
+        self.rest_from = now
+        """The round of its last draft, or when it began."""
+        self.reason = reason
+        """One line for a user: whether drafting is on, and why."""
+        self._curves: dict[ShapeName, list[float]] = {}
+        self._n_tried = self._n_kept = 0
+        self._promised = 0.0
+
+    def take(self, name: ShapeName) -> None:
+        """Draft in that shape from now on, if the request allows it."""
+        self.shape = self.shapes.get(name, self.shape)
+
+    def rate(self, candidates: Candidates) -> Chances | None:
+        """The estimated chances of candidates, for a tree."""
+        return self.known.rate(candidates) if self.shape.name == "tree" else None
+
+    def typical(self, length: int) -> list[float]:
+        """The falling chances of its drafts' nodes, in the mean of the last ones. `length` are the
+        tokens of a chain."""
+        name, known = self.shape.name, self.known
+        curve = self._curves.get(name) or known.usual(name)
+        if known.n_verified < KNOWN:
+            curve = list(map(max, curve, known.cold(name)))
+        return curve if name == "tree" else curve[:length]
+
+    def judge(self, draft: Draft, now: int) -> list[float]:
+        """Take in a new draft. Returns the falling chances of its nodes to be accepted."""
+        known, self.rest_from = self.known, now
+        curves = {self.shape.name: known.chances(draft, self.shape.name)}
+        for other in self.shapes:
+            if other != self.shape.name and (other == "chain" or now % _REPLAN == 0):
+                curves[other] = known.of_other_shape(draft, other)
+        for name, curve in curves.items():
+            known.notice(curve, name)
+            mean = self._curves.get(name, known.usual(name))
+            self._curves[name] = blended(mean, curve, name, _BLEND)
+        return curves[self.shape.name]
+
+    def observe(self, draft: Draft, tokens: Sequence[int]) -> None:
+        """Take in the outcome of a draft: the tokens emitted after its anchor."""
+        told = self.known.observe(draft, tokens)
+        self._n_tried += len(told)
+        self._n_kept += min(len(tokens) - 1, len(told))
+        self._promised += sum(math.exp(min(lp, 0.0)) for lp in told if lp < math.inf)
+
+    @property
+    def warning(self) -> str | None:
+        """One line where far fewer drafts are accepted than the drafter is sure of; else None."""
+        if self._n_tried - self._n_kept < KNOWN:  # one bad passage is no fault of the pair
+            return None
+        kept, promised = self._n_kept / self._n_tried, self._promised / self._n_tried
+        # Drafters that give no probabilities call every draft certain.
+        if promised > 0.9999 or kept > 0.6 * promised:
+            return None
+        return (
+            f"{kept:.0%} of the drafts are accepted where the drafter's own confidence promises "
+            f"{promised:.0%}; likely causes: a thinking mode that the drafter was not trained for, "
+            "another tokenizer or chat template, or another fine-tune of the target"
+        )
 
 
 class Controller:
@@ -104,9 +184,10 @@ class Controller:
         chains alone if there are none."""
         self._depth = depth or self._depth
         self._newest = self.known[greedy]
-        policy = Policy(self._newest, shapes or [Chain(self._n_draft)], self._round)
-        policy.has_drafter = self._n_draft > 0
-        return policy
+        why = "drafting has not been tried yet"
+        if not self._n_draft:
+            why = "no drafter: what the text has already is drafted where that pays"
+        return Policy(self._newest, shapes or [Chain(self._n_draft)], self._round, why)
 
     @property
     def idle(self) -> int:
@@ -274,55 +355,75 @@ class Controller:
         """Whether to draft for the rounds to come, or to look whether it pays."""
         now, costs, base = self._round, self.costs, len(policies) + n_others
         new = base != self._base or len(policies) != len(self._members)
-        if new or not self._on or now >= self._priced_at + 4 * REPLAN:
+        if new or not self._on or now >= self._priced_at + 4 * _REPLAN:
             self._prices, self._priced_at = {}, now
         self._base, self._members = base, list(policies)
         passes = self._prices_of("chain")
         switch = costs.switch_s / passes[0]
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
-        findings = self._best(able, switch) if able else None
-        gain = findings.gain if findings else 0.0
+        gain = self._best(able, switch) if able else 0.0
         # What going there costs must be earned; and a few drafts tell little: what is lost in all
         # rounds together must be worth the way there and back (2 % of `moe`, 15 % of `tiny-gpu`).
         lost = (now - self._planned_at) * (1 - gain)
         self._doubt = max(self._doubt + lost, 0.0) if self._on else 0.0
         pays = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / _HORIZON
         self._on, self._planned_at = pays and now >= self._off_until, now
+        reason = self._reason(able, gain)
         for policy in able:
-            policy.findings, policy.drafting, policy.nearly_off = findings, self._on, False
+            policy.reason, policy.nearly_off = reason, False
         rate = base / passes[0] * (max(gain, 1.0) if self._on else 1.0)
         self._copied.price(base, passes, _COPY_MARGIN * rate, costs.switch_s)
         self._looking = None
         if self._on:
             self._rows.price(base, self._prices_of(self._way[0]), rate, costs.switch_s)
-            wait = 1 if any(policy.known.n_verified < KNOWN for policy in able) else REPLAN
+            wait = 1 if any(policy.known.n_verified < KNOWN for policy in able) else _REPLAN
         else:
             wait = max(self._off_until - now, 0) or self._look(able)
         self._replan_at = now + wait
 
-    def _best(self, able: Sequence[Policy], switch: float) -> Findings:
-        """The best that drafting can do, in each shape, length and number of drafts that is open:
-        in the last ones, unless others have more of a lead than going there costs."""
+    def _best(self, able: Sequence[Policy], switch: float) -> float:
+        """Choose the best shape, length and number of drafts, and return the gain: the last ones,
+        unless others have more of a lead than going there costs."""
         found: dict[_Way, float] = {}
         for name in sorted({name for policy in able for name in policy.shapes}):
             for policy in able:
                 policy.take(name)
             for length in self._lengths:
                 found |= self._gains(able, name, length)
-        last = {self._way: found[self._way] * (1 + switch / _HORIZON)} if self._way in found else {}
-        gains = found | last
-        self._way = shape, length, k = max(gains, key=gains.__getitem__)
+        last, gain = self._way, found.get(self._way, 0.0)
+        self._way = max(found, key=found.__getitem__)
+        if gain * (1 + switch / _HORIZON) >= found[self._way]:
+            self._way = last
         for policy in able:
-            policy.take(shape)
-        costs, depth, base = self.costs, self._depth, self._base
-        chances = self._rows.merged([policy.typical(length) for policy in able])
-        return Findings(
-            n_seqs=base,
-            drafts=k * self._rows.each(len(able)),
-            tokens=base + sum(chances[:k]),
-            gain=found[self._way],
-            draft_cost=self.draft_s(len(able)) / self._prices_of("chain")[0],
-            double_cost=costs.step_s(2 * base, depth) / costs.step_s(base, depth),
+            policy.take(self._way[0])
+        return found[self._way]
+
+    def _reason(self, able: Sequence[Policy], gain: float) -> str:
+        """One line for a user: whether drafting is on, and why."""
+        costs, depth, n = self.costs, self._depth, self._base
+        _, length, k = self._way
+        tokens = n + sum(self._rows.merged([policy.typical(length) for policy in able])[:k])
+        n_rows = n + k * self._rows.each(len(able))
+        if self._on:
+            width = f"{n_rows} rows" if n > 1 else f"width {n_rows}"
+            return (
+                f"drafting is on: {tokens:.1f} tokens a round at {width}, {gain:.2f} times the "
+                "speed of plain decoding"
+            )
+        if gain >= 1:
+            return "drafting is off for a while: it has not paid so far"
+        double_cost = costs.step_s(2 * n, depth) / costs.step_s(n, depth)
+        if double_cost >= 1.8:  # more than a good draft would bring, even for nothing
+            return (
+                f"drafting is off: checking {2 * n} tokens costs {double_cost:.1f} steps on this "
+                "device"
+            )
+        draft_cost = self.draft_s(len(able)) / self._prices_of("chain")[0]
+        if draft_cost >= 0.8:
+            return f"drafting is off: a draft alone costs {draft_cost:.1f} steps on this device"
+        return (
+            f"drafting is off: at its best a round would give {tokens / n:.1f} tokens in the time "
+            f"of {tokens / n / max(gain, 1e-9):.1f}"
         )
 
     def _gains(self, able: Sequence[Policy], shape: ShapeName, length: int) -> dict[_Way, float]:

@@ -6,8 +6,7 @@ anchor's. Limits and drafts count nodes, without it.
 
 from __future__ import annotations
 
-from dflash_local.controller.controller import Controller
-from dflash_local.controller.policy import Policy
+from dflash_local.controller.controller import Controller, Policy
 from dflash_local.engine.choice import Choice
 from dflash_local.engine.copying import Copying
 from dflash_local.engine.sequence import Sequence

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from dflash_local.controller.acceptance import path_chances
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Shape, ShapeName
@@ -54,7 +53,7 @@ class Rival:
         for draft in drafts:
             kinds = zip(draft.depths, draft.logprobs, strict=True)
             rated = [math.log(self._right.get(_kind(at, p), math.exp(p)) + 1e-6) for at, p in kinds]
-            found.append(path_chances(Draft(draft.tokens, draft.parents, rated)))
+            found.append(Draft(draft.tokens, draft.parents, rated).chances)
         return found
 
     def _pass_s(self, rows: int, shape: ShapeName) -> float:
