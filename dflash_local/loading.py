@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dflash_local import disk_cache
-from dflash_local.controller import calibration, records
+from dflash_local import disk_cache, records
+from dflash_local.controller.calibration import budget_s
 from dflash_local.controller.controller import Controller
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.assistant_drafter import AssistantDrafter
@@ -274,7 +274,7 @@ def _planned(pair: Pair, options: LoadOptions, say: Say) -> Setup:
     setup.check_width()
     setup.check_exact()
     if setup.may_copy:
-        calibration.budget_s()  # a bad value is refused now, not after minutes of loading
+        budget_s()  # a bad value is refused now, not after minutes of loading
     return setup
 
 
@@ -487,10 +487,10 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
     greedy = sampled = None
     if drafter:
         greedy, sampled = records.known_drafts(target, drafter, n_nodes)
-    costs = calibration.measure(target, drafter, before=begin, again=again)
+    costs = records.costs(target, drafter, before=begin, again=again)
     if costs.noise:
         say(costs.noise)
-    if not records.of(target, drafter):
+    if not records.read(target, drafter):
         say(
             f"{disk_cache.place()} cannot be written, so what was measured is not kept; set "
             f"{disk_cache.ENVIRONMENT} to a folder that can"

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, pairwise, takewhile
 from operator import mul
 from typing import Any
 
@@ -42,7 +42,6 @@ _COLD_CHANCE = 0.8
 _COLD_SHARES = (0.5, 0.25, 0.125)
 """The parts of the rest that the next candidates have, before any tree is seen: each half of the
 one before. They only rank the nodes of the first trees."""
-_ANY_TOKEN = 1 << 30
 
 
 class Acceptance:
@@ -57,8 +56,6 @@ class Acceptance:
         self._filter = native.DraftChances(_UNKNOWN, _WALK, _UNKNOWN[2])
         self._n_further = self._further = _TOLD  # that came, and that were to be expected
 
-    # Chances
-
     def chances(self, draft: Draft, shape: ShapeName) -> list[float]:
         """The falling chances of a draft's nodes. A tree has them as it was grown by `rate`,
         likeliest first; without candidates it is mostly a chain."""
@@ -72,19 +69,17 @@ class Acceptance:
         if known is None:
             return self.chances(draft, "tree")
         if shape == "tree":
-            return grow(known, self.n_nodes, _ANY_TOKEN, chances=self.rate(known)).chances
-        return list(accumulate(self._firsts(known), mul))
+            return grow(known, self.n_nodes, 1 << 30, chances=self.rate(known)).chances
+        return list(accumulate(self.rate(known).firsts, mul))
 
     def rate(self, candidates: Candidates) -> Chances:
         """The chances by which a tree of these candidates grows."""
-        return Chances(self._firsts(candidates), self._further_share)
+        firsts = self._filter.each(candidates.logprobs[:, 0].tolist())
+        return Chances(firsts, self._further_share)
 
     @property
     def _further_share(self) -> float:
         return min(self._n_further / self._further, 1.0)
-
-    def _firsts(self, candidates: Candidates) -> list[float]:
-        return self._filter.each(candidates.logprobs[:, 0].tolist())
 
     def usual(self, shape: ShapeName) -> list[float]:
         """The falling chances of a usual draft's nodes, before any of a request is seen."""
@@ -95,12 +90,9 @@ class Acceptance:
         chain = [_COLD_CHANCE**j for j in range(1, self._n_drafts + 1)]
         if shape == "chain":
             return chain
-        chances = list(chain)
-        for before, chance in zip([1.0, *chain], chain, strict=False):
-            chances += [(before - chance) * share for share in _COLD_SHARES]
-        return sorted([*chances, *[0.0] * self.n_nodes], reverse=True)[: self.n_nodes]
-
-    # Learning
+        rests = [before - chance for before, chance in pairwise([1.0, *chain])]
+        others = [rest * share for rest in rests for share in _COLD_SHARES]
+        return sorted([*chain, *others, *[0.0] * self.n_nodes], reverse=True)[: self.n_nodes]
 
     def notice(self, curve: Sequence[float], shape: ShapeName) -> None:
         """The chances of a new draft of that shape."""
@@ -140,8 +132,6 @@ class Acceptance:
                 return
             node = children[token]
 
-    # For the next process
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -157,17 +147,14 @@ class Acceptance:
         is not that, or of another block size."""
         made = cls(block_size, n_nodes)
         try:
-            curves: dict[ShapeName, list[float]] = {
-                name: [float(chance) for chance in curve] for name, curve in raw["curves"].items()
-            }
+            curves = {name: list(map(float, curve)) for name, curve in raw["curves"].items()}
             *state, made._n_further, made._further = map(float, [*raw["filter"], *raw["further"]])
             made.n_verified = int(raw["rounds"])
             made._filter = native.DraftChances(state, _WALK, _UNKNOWN[2])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"nothing known of drafts: {error!r}") from None
-        numbers = [*state, *chain.from_iterable(curves.values())]
-        is_sound = all(map(math.isfinite, numbers))
-        is_sound &= 0 < made._n_further < math.inf and 0 < made._further < math.inf
+        numbers = sum(curves.values(), [*state, made._n_further, made._further])
+        is_sound = all(map(math.isfinite, numbers)) and min(made._n_further, made._further) > 0
         if not is_sound or len(curves.get("chain", made.cold("chain"))) != block_size - 1:
             raise ValueError(f"nothing known of drafts of a block of {block_size}")
         made._curves = {k: c for k, c in curves.items() if k == "chain" or len(c) == n_nodes}

@@ -1,4 +1,4 @@
-"""Measures the costs of a round's parts on this machine, in a few seconds, and keeps them."""
+"""Measures the costs of a round's parts on this machine, in a few seconds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from statistics import median
 
 import numpy as np
 
-from dflash_local.controller import records
 from dflash_local.controller.costs import LEAST, ROW_COUNTS, TO_MAKE, Costs
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
@@ -44,36 +44,23 @@ def budget_s() -> float:
     raise InputError(f"{ENVIRONMENT} is {given!r}; expected seconds above 0, such as {BUDGET_S:g}")
 
 
-def measure(
-    target: Target, drafter: Drafter | None, *, before: Callable[[], None], again: bool = False
-) -> Costs:
-    """The costs of this pair, or of a target alone, for up to `target.options.n_seq` sequences:
-    those kept, if there are any, unless `again` asks for new ones.
+def measure(target: Target, drafter: Drafter | None) -> Costs:
+    """The costs of this pair, or of a target alone, for up to `target.options.n_seq` sequences.
 
     Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
-    Times that differ too much, or too few to tell, are taken a second time. Costs that are noisy
-    even then (`Costs.noise`) are measured again at the next load, and those measured with a smaller
-    budget at this one; less than `BUDGET_S` asks for a rough idea, which is not judged. `before`
-    empties all caches, if anything is measured; they are empty after it too. Raises as `budget_s`,
-    `Target.decode` and the drafter.
+    Times that differ too much (`Costs.noise`), or too few to tell, are taken a second time. Less
+    than `BUDGET_S` asks for a rough idea, which is not judged. All caches must be empty, and are
+    after it. Raises as `budget_s`, `Target.run` and the drafter.
     """
-    known = records.of(target, drafter)
-    if not again:
-        with suppress(ValueError):  # not measured yet, or damaged
-            costs = Costs.from_dict(known)
-            if costs.noise is None and costs.budget_s >= budget_s():
-                return costs
     trial = _Trial(target, drafter)
-    before()
     try:
         costs = trial.run()
-        if not trial.is_rough and (costs.noise or trial.n_plain < _TIMED):
+        n_plain = len(trial.steps[trial.depth][trial.n_seq])
+        if trial.budget_s >= BUDGET_S and (costs.noise or n_plain < _TIMED):
             costs = trial.run()
     finally:
         trial.empty()
-    # What drafts and copies are worth is not measured here; `again` begins with nothing.
-    records.write(target, drafter, ({} if again else known) | costs.as_dict())
     return costs
 
 
@@ -82,10 +69,9 @@ class _Trial:
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter = target, drafter
-        # As many sequences as there is room for, each with two rows.
+        # As many sequences as there is room for, each with two rows
         self.n_seq = min(target.options.n_seq, target.n_ctx_all // (SHALLOW + 2), target.n_batch)
         self.budget_s = budget_s()
-        self.is_rough = self.budget_s < BUDGET_S
         self.warm_up = 1 + TO_MAKE if target.options.n_gpu_layers else 1
         self.rng = np.random.default_rng(0)
         self.part = 0  # cached tokens of each sequence
@@ -111,8 +97,7 @@ class _Trial:
         end_s = time.perf_counter() + self.budget_s
         if self.drafter is not None:
             self._draft(1)
-        for width in self.widths[:2]:
-            self._step(width * self.n_seq, 1)
+        self._steps(self.widths[:2], 1)
         self.end_s = end_s
         self._measure(1, 2)
         self._tree()
@@ -139,7 +124,7 @@ class _Trial:
             # On a line from a draft of one token to the longest.
             token_share=max(usual_s - first_s, 0.0) / max(usual_s * (self.n_draft - 1), LEAST),
             trees=self.trees,
-            spread=0.0 if self.is_rough else median(spreads or [0.0]),
+            spread=median(spreads or [0.0]) if self.budget_s >= BUDGET_S else 0.0,
             budget_s=self.budget_s,
         )
 
@@ -184,15 +169,8 @@ class _Trial:
         return True
 
     @property
-    def n_plain(self) -> int:
-        """The number of timings of a plain step."""
-        return len(self.steps[self.n_seq * SHALLOW].get(self.n_seq, ()))
-
-    @property
     def depth(self) -> int:
         return self.n_seq * self.part
-
-    # Timing
 
     def _affords(self, n_steps: int, seconds: float) -> bool:
         in_time = time.perf_counter() + seconds <= self.end_s
@@ -206,18 +184,15 @@ class _Trial:
         return rest, sum(first) - self.warm_up * median(rest)
 
     def _steps(self, widths: list[int], timed: int) -> None:
-        """Time passes of all sequences together, and of one alone."""
-        for n_rows in dict.fromkeys(n for width in widths for n in (width * self.n_seq, width)):
-            self._step(n_rows, timed)
-
-    def _step(self, n_rows: int, timed: int) -> None:
-        """Time passes of `n_rows` rows at the present depth, if there is time."""
+        """Time passes of so many rows at the present depth, if there is time: of each of all
+        sequences together, and of one alone."""
         known, n = self.steps.setdefault(self.depth, {}), self.warm_up + timed
-        if self._affords(n, n * self._guess(n_rows)):
-            seconds, made_s = self._timed(lambda: self._pass(self._batch(n_rows)), timed)
-            known.setdefault(n_rows, []).extend(seconds)
-            if timed > 1:
-                self.switches.append(made_s)
+        for n_rows in dict.fromkeys(n for width in widths for n in (width * self.n_seq, width)):
+            if self._affords(n, n * self._guess(n_rows)):
+                seconds, made_s = self._timed(partial(self._random_pass, n_rows), timed)
+                known.setdefault(n_rows, []).extend(seconds)
+                if timed > 1:
+                    self.switches.append(made_s)
 
     def _tree(self) -> None:
         """Time passes over a tree of one sequence beside those over a chain of as many rows: a
@@ -231,11 +206,11 @@ class _Trial:
             parents = [*path, *path[: n - 1 - len(path)]]
 
             def tree() -> float:
-                batch, tokens = Batch(), self._random(n)
+                batch, tokens = Batch(), self._batch(n, n_seqs=1).tokens
                 batch.add_tree(0, self.part, tokens[0], tokens[1:], parents)
                 return self._pass(batch)
 
-            chains, _ = self._timed(lambda: self._pass(self._batch(n, n_seqs=1)), times)
+            chains, _ = self._timed(partial(self._random_pass, n, 1), times)
             trees, _ = self._timed(tree, times)
             self.trees[self.depth] = max(median(trees) - median(chains), 0.0)
 
@@ -268,8 +243,6 @@ class _Trial:
         near = max((n for n in known if n <= n_rows), default=0)
         return min(known[near]) * n_rows / near if near else 0.0
 
-    # Passes
-
     def _fill(self, part: int) -> None:
         """Both caches to `part` tokens of each sequence."""
         self.empty()
@@ -298,8 +271,12 @@ class _Trial:
         n_seqs = n_seqs or (math.gcd(n_rows, self.n_seq) if is_equal else min(self.n_seq, n_rows))
         for seq in range(n_seqs):
             n = n_rows // n_seqs + (seq < n_rows % n_seqs)
-            batch.add(seq, self.part, self._random(n), outputs=outputs)
+            tokens = self.rng.integers(0, self.target.n_vocab, n).tolist()
+            batch.add(seq, self.part, tokens, outputs=outputs)
         return batch
+
+    def _random_pass(self, n_rows: int, n_seqs: int = 0) -> float:
+        return self._pass(self._batch(n_rows, n_seqs))
 
     def _pass(self, batch: Batch) -> float:
         """Seconds of a pass, which is undone."""
@@ -312,10 +289,6 @@ class _Trial:
             if not self.target.truncate(seq, start.length):
                 self.target.restore(seq, start)
         return seconds
-
-    def _random(self, n: int) -> list[int]:
-        tokens: list[int] = self.rng.integers(0, self.target.n_vocab, n).tolist()
-        return tokens
 
     def _features(self, batch: Batch, rows: range) -> Features:
         """Context features of these rows of the last pass, as the engine hands them over."""

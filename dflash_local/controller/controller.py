@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, zip_longest
+from math import exp, inf
+from operator import sub
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.controller.acceptance import Acceptance, blended
 from dflash_local.controller.costs import CONFIRMED, KNOWN, Costs
-from dflash_local.controller.rows import Rows, spaced
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
 from dflash_local.draft.tree import Chances
@@ -28,9 +28,8 @@ _BLEND = 0.15
 """The weight of the last draft in means that stand for the next ones. With less, the usual row
 count is found too late."""
 _REPLAN = 8
-"""Rounds between plans while drafting is on, and between those whose drafts are also judged as a
-tree, if trees are allowed: both take host time, up to a tenth of a tiny model's step. The prices of
-passes are made again with every fourth plan."""
+"""Rounds between plans while drafting is on, and between those whose chains are also judged as
+trees: both take host time, up to a tenth of a tiny model's step."""
 _SEEN = 3
 """Drafts that are verified in a look, and of a drafter that is not known, whatever their
 confidence. With none, a good drafter whose confidence says nothing is never found to be good."""
@@ -52,7 +51,8 @@ class Policy:
     """One request's part in the decisions."""
 
     def __init__(self, known: Acceptance, shapes: Sequence[Shape], now: int, reason: str) -> None:
-        """`shapes`: those that its drafts may have; `now` is the controller's round."""
+        """`shapes`: those that its drafts may have; `now`: the controller's round; `reason`: a line
+        for a user on whether drafting is on, and why."""
         self.known = known
         self.shapes: dict[ShapeName, Shape] = {shape.name: shape for shape in shapes}
         self.shape = shapes[0]
@@ -64,7 +64,6 @@ class Policy:
         self.rest_from = now
         """The round of its last draft, or when it began."""
         self.reason = reason
-        """One line for a user: whether drafting is on, and why."""
         self._curves: dict[ShapeName, list[float]] = {}
         self._n_tried = self._n_kept = 0
         self._promised = 0.0
@@ -104,7 +103,7 @@ class Policy:
         told = self.known.observe(draft, tokens)
         self._n_tried += len(told)
         self._n_kept += min(len(tokens) - 1, len(told))
-        self._promised += sum(math.exp(min(lp, 0.0)) for lp in told if lp < math.inf)
+        self._promised += sum(exp(min(lp, 0.0)) for lp in told if lp < inf)
 
     @property
     def warning(self) -> str | None:
@@ -120,6 +119,122 @@ class Policy:
             f"{promised:.0%}; likely causes: a thinking mode that the drafter was not trained for, "
             "another tokenizer or chat template, or another fine-tune of the target"
         )
+
+
+class Rows:
+    """Chooses the number of rows that a round verifies, for the batch of the last `price`: those
+    that maximise
+
+        expected tokens - rate * seconds
+
+    which, with the rate at its long-run best, maximises tokens per second (renewal theory: Ross
+    1970). Counts are of drafts: rows beyond a plain pass."""
+
+    def __init__(self, *, equal: bool = False, pads: bool = False, few: bool = False) -> None:
+        """`equal`: all sequences that draft get as many rows, for a GPU's graphs; `pads`: all of
+        the pass get them, drafts or not, for recurrent targets. `few`: rows of drafts come in few
+        numbers."""
+        self._equal = equal or pads
+        self._pads = pads
+        self._few = few
+        self.price(0, [0.0], 0.0, 0.0)
+
+    def price(self, base: int, passes: Sequence[float], rate: float, switch_s: float) -> None:
+        """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
+        tokens a second that it must beat. A pass with other rows than the last one takes `switch_s`
+        seconds more."""
+        self._base, self.rate, self._switch = base, rate, rate * switch_s
+        self._prices = [rate * (seconds - passes[0]) for seconds in passes]
+        self._enough: dict[tuple[int, int], NDArray[np.float64]] = {}
+
+    def choose(
+        self, chains: Sequence[list[float]], last_rows: int | None, usual: int = 0
+    ) -> list[int]:
+        """Rows for each sequence, its anchor included, by the falling chances of its drafts.
+
+        `last_rows` are those of the last pass; None: any pass will have a new graph. The rounds to
+        come will have `usual` drafts again: another count costs a new graph for them, too.
+        """
+        brought, each = self.merged(chains), self.each(sum(map(bool, chains)))
+        values = self._values(brought, each)
+        usual, last = min(usual, len(values) - 1), self._last(last_rows, each)
+        ways = [usual, max(self.counts(len(values)), key=values.__getitem__)]
+        if 0 <= last < len(values):
+            ways.append(last)
+        n = max(ways, key=lambda k: values[k] - self._switch * ((k != last) + (k != usual)))
+        return self._shared(chains, brought, n)
+
+    def least(self, n_seqs: int, last_rows: int | None) -> NDArray[np.float64]:
+        """The least expected number of accepted drafts among the first k + 1 of one of `n_seqs`
+        sequences, float64 by k. If all drafts of all of them stay below at each k, `choose` takes a
+        plain pass; with one sequence, it does so in no other case."""
+        last = self._last(last_rows, 1)
+        kind = n_seqs, last
+        if kind not in self._enough:
+            # Beside a plain pass, drafts pay the way back, and after one the way there as well.
+            least = np.array(self._prices[1:]) + self._switch * (1 if last else 2)
+            if 0 < last <= len(least):
+                least[last - 1] -= self._switch  # to stay there costs no change
+            if self._pads:
+                least = least[self._base - 1 :: self._base] / n_seqs
+            elif n_seqs > 1:
+                counts = np.arange(1.0, len(least) + 1.0)
+                least = (least / counts).min(initial=inf) * counts
+            self._enough[kind] = least
+        return self._enough[kind]
+
+    def value(self, chances: list[float]) -> float:
+        """The worth in tokens of the best part of a draft with these falling chances, beside a
+        plain pass."""
+        return max(self._values(chances, self.each(1)))
+
+    def each(self, n_drafting: int) -> int:
+        """The rows of a pass that one draft more takes, if so many sequences draft."""
+        if self._pads:
+            return self._base
+        return max(n_drafting, 1) if self._equal else 1
+
+    def counts(self, n: int) -> Iterable[int]:
+        """The numbers of drafts below `n` that may be verified."""
+        return spaced(n - 1) if self._few else range(n)
+
+    def merged(self, chains: Sequence[list[float]]) -> list[float]:
+        """The tokens that each further draft brings, by the falling chances of all sequences: the
+        likeliest first, or one more of each chain at once."""
+        if len(chains) == 1:
+            return chains[0]
+        if self._equal:
+            return list(map(sum, zip_longest(*chains, fillvalue=0.0)))
+        return sorted((chance for chain in chains for chance in chain), reverse=True)
+
+    def _last(self, rows: int | None, each: int) -> int:
+        """The drafts of the last pass, if one more may have as many rows; else -1."""
+        n, rest = divmod(-1 if rows is None else rows - self._base, each)
+        return -1 if rest else max(n, -1)
+
+    def _values(self, chances: Sequence[float], each: int) -> list[float]:
+        """The tokens that drafts bring, less the worth of their time, by their number."""
+        return list(map(sub, accumulate(chances, initial=0.0), self._prices[::each]))
+
+    def _shared(self, chains: Sequence[list[float]], merged: list[float], n: int) -> list[int]:
+        """Rows for each sequence, its anchor included, when the `n` likeliest of all drafts are
+        verified."""
+        if self._equal:
+            return [1 + n if chain or self._pads else 1 for chain in chains]
+        if len(chains) == 1:
+            return [1 + n]
+        least = merged[n - 1] if n else inf
+        widths = [1 + sum(map(least.__lt__, chain)) for chain in chains]
+        for i, chain in enumerate(chains):  # of those as likely as the last one, the first
+            widths[i] += min(chain.count(least), len(chains) + n - sum(widths))
+        return widths
+
+
+def spaced(n: int) -> list[int]:
+    """Of 0 to n drafts those that make 1, 2, 4, ... rows with the anchor, and n. A GPU records a
+    graph for each count: of the 35B-A3B shape on an H200 that took three plain steps, and the first
+    answers had counts from 4 to 16 where 8 to 16 rows were all they needed."""
+    return [*((1 << i) - 1 for i in range(n.bit_length())), n]
 
 
 class Controller:
@@ -144,9 +259,8 @@ class Controller:
     ) -> None:
         """`block_size` rows with the anchor are the most that a sequence verifies of a drafter's
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
-        a copy; 0 if there are none. `equal_rows`: all sequences that draft get as
-        many rows; `pads`: all of the pass do, as recurrent targets need it. `few_counts`: drafts
-        have few lengths and numbers of rows, 2, 4, 8, ..., as a GPU records a graph for each."""
+        a copy; 0 if there are none. `equal_rows`, `pads` and `few_counts` are as for `Rows`; with
+        few counts, drafts have few lengths, too."""
         self.costs = costs
         self.known = {
             True: greedy or Acceptance(block_size, n_nodes),
@@ -172,8 +286,7 @@ class Controller:
         self._looking: Policy | None = None
         self._planned_at = self._replan_at = 0
         self._doubt = 0.0
-        # What looks have lost, in plain rounds, and the next one will
-        self._spent = self._price_of_look = 0.0
+        self._spent = 0.0  # what looks have lost, in plain rounds
         self._credit, self._off_until, self._pause = _CREDIT, 0, CONFIRMED // 2
         self._accepted = 0  # drafts of this round
 
@@ -184,9 +297,8 @@ class Controller:
         chains alone if there are none."""
         self._depth = depth or self._depth
         self._newest = self.known[greedy]
-        why = "drafting has not been tried yet"
-        if not self._n_draft:
-            why = "no drafter: what the text has already is drafted where that pays"
+        without = "no drafter: what the text has already is drafted where that pays"
+        why = "drafting has not been tried yet" if self._n_draft else without
         return Policy(self._newest, shapes or [Chain(self._n_draft)], self._round, why)
 
     @property
@@ -227,24 +339,22 @@ class Controller:
         that the drafter is not asked."""
         if self._looking:
             return list(n_drafts)
-        n_drafting = sum(map(bool, n_drafts))
+        costs, rows, n_drafting = self.costs, self._rows, max(sum(map(bool, n_drafts)), 1)
+        shape, length, _ = self._way
+        saved_s = self.draft_s(n_drafting) + costs.draft_host_s
+        if shape == "tree":  # the pass of a copy is that of a chain: there and back
+            saved_s -= 2 * costs.switch_s
+
+        def does_without(policy: Policy, copied: list[float]) -> bool:
+            if self._copied.choose([copied], costs.last_rows("chain")) == [1]:
+                return False  # the round would be plain
+            both = list(map(max, zip_longest(copied, policy.typical(length), fillvalue=0.0)))
+            return rows.value(both) - rows.value(copied) < saved_s / n_drafting * rows.rate
+
         return [
-            0 if n and curve and self._does_without(policy, curve, n_drafting) else n
+            0 if n and curve and does_without(policy, curve) else n
             for policy, n, curve in zip(policies, n_drafts, copies, strict=True)
         ]
-
-    def _does_without(self, policy: Policy, copied: list[float], n_drafting: int) -> bool:
-        """Whether a copy with these chances is verified by itself, and a draft would add less to it
-        than its time is worth."""
-        costs, rows = self.costs, self._rows
-        shape, length, _ = self._way
-        if self._copied.choose([copied], costs.last_rows("chain")) == [1]:
-            return False  # the round would be plain
-        both = list(map(max, zip_longest(copied, policy.typical(length), fillvalue=0.0)))
-        draft_s = (self.draft_s(n_drafting) + costs.draft_host_s) / n_drafting
-        if shape == "tree":  # the pass of a copy is that of a chain: there and back
-            draft_s -= 2 * costs.switch_s / n_drafting
-        return rows.value(both) - rows.value(copied) < draft_s * rows.rate
 
     def judge(self, policies: Sequence[Policy], drafts: Sequence[Draft]) -> list[list[float]]:
         """Take in the drafts of a round. Returns for each sequence the falling chances of its
@@ -252,18 +362,15 @@ class Controller:
         chains: list[list[float]] = []
         for policy, draft in zip(policies, drafts, strict=True):
             found = policy.judge(draft, self._round) if draft else []
-            if policy is self._looking or policy.known.n_verified < KNOWN:
+            if policy.known.n_verified < KNOWN:
                 found[:_SEEN] = [1.0] * min(_SEEN, len(found))
             chains.append(found)
         return chains
 
     def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
-        """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
-
-        `chains` are the falling chances of the drafts, as `judge` gives them, or once copies have
-        joined them. `drafted`: the drafter had a part in the round; otherwise they are copies
-        alone.
-        """
+        """Rows to verify for each sequence, its anchor included: 1 verifies nothing. `chains` are
+        the falling chances of the drafts, as `judge` gives them, or once copies have joined them.
+        `drafted`: the drafter had a part in the round; otherwise they are copies alone."""
         if not drafted:
             return self._copied.choose(chains, self.costs.last_rows("chain"))
         if self._looking:
@@ -280,14 +387,9 @@ class Controller:
         """Seconds of a draft stage, with drafts of the planned length."""
         return self.costs.draft_s(n_seqs, self._depth, self._n_draft - self._way[1])
 
-    # What became of it
-
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
-        """Take in a draft's outcome: the tokens emitted after its anchor, the last the target's
-        own.
-
-        Not needed where nothing was verified.
-        """
+        """Take in a draft's outcome, where any was verified: the tokens emitted after its anchor,
+        the last the target's own."""
         self._accepted += len(tokens) - 1
         if draft.candidates is not None or not all(draft.copied):
             policy.observe(draft, tokens)
@@ -308,20 +410,19 @@ class Controller:
         inject_s: float = 0.0,
         n_others: int = 0,
     ) -> None:
-        """The times of a round: rows of its target pass and their shape, sequences that drafted,
-        cached tokens.
+        """The seconds of a round; `host_s` is the rest of it. `n_rows` of its pass had that shape;
+        `n_drafting` sequences drafted, after `depth` cached tokens in all.
 
-        `host_s` is the rest of the round. `n_steps`: the times are means of so many plain rounds,
-        at most `idle` and the one that was asked for. `rebuilt`: llama.cpp has built its graph
-        again, whether the row count is another or not. `n_injected` rows were injected for its
-        drafts, in the draft stage or in `inject_s` before it. `n_others` of those that drafted have
-        no policy: such a round says nothing of whether drafting pays for the rest. Not for rounds
-        of which `n_drafts` was not asked, except plain ones.
+        `n_steps`: the times are means of so many plain rounds, at most `idle` and the one that was
+        asked for. `rebuilt`: llama.cpp has built its graph again, whether the row count is another
+        or not. `n_injected` rows were injected for its drafts, in the draft stage or in `inject_s`
+        before it. `n_others` of those that drafted have no policy: such a round says nothing of
+        whether drafting pays for the rest. Only plain rounds may have passed without `n_drafts`.
         """
         costs, drafted = self.costs, n_drafting > 0
         self._round += n_steps - 1
         self._depth = depth
-        costs.observe_pass(n_rows, depth, verify_s, shape, n_steps=n_steps, rebuilt=rebuilt)
+        costs.observe_pass(n_rows, depth, verify_s, shape, n_steps, rebuilt)
         if drafted or n_rows <= self._base:
             costs.observe_host(drafted, host_s)
         if drafted:
@@ -333,7 +434,7 @@ class Controller:
                 once_s = inject_s if self._looking else 0.0  # prompts are injected once
                 self._settle(once_s + draft_s + verify_s + host_s)
             elif self._looking:  # its own part of the time is not known
-                self._spent += self._price_of_look
+                self._spent += 1
         self._accepted = 0
 
     def _settle(self, seconds: float) -> None:
@@ -392,7 +493,7 @@ class Controller:
                 found |= self._gains(able, name, length)
         last, gain = self._way, found.get(self._way, 0.0)
         self._way = max(found, key=found.__getitem__)
-        if gain * (1 + switch / _HORIZON) >= found[self._way]:
+        if self._on and gain * (1 + switch / _HORIZON) >= found[self._way]:
             self._way = last
         for policy in able:
             policy.take(self._way[0])
@@ -406,25 +507,20 @@ class Controller:
         n_rows = n + k * self._rows.each(len(able))
         if self._on:
             width = f"{n_rows} rows" if n > 1 else f"width {n_rows}"
-            return (
-                f"drafting is on: {tokens:.1f} tokens a round at {width}, {gain:.2f} times the "
-                "speed of plain decoding"
-            )
+            speed = f"{gain:.2f} times the speed of plain decoding"
+            return f"drafting is on: {tokens:.1f} tokens a round at {width}, {speed}"
         if gain >= 1:
             return "drafting is off for a while: it has not paid so far"
-        double_cost = costs.step_s(2 * n, depth) / costs.step_s(n, depth)
-        if double_cost >= 1.8:  # more than a good draft would bring, even for nothing
-            return (
-                f"drafting is off: checking {2 * n} tokens costs {double_cost:.1f} steps on this "
-                "device"
-            )
-        draft_cost = self.draft_s(len(able)) / self._prices_of("chain")[0]
-        if draft_cost >= 0.8:
-            return f"drafting is off: a draft alone costs {draft_cost:.1f} steps on this device"
-        return (
-            f"drafting is off: at its best a round would give {tokens / n:.1f} tokens in the time "
-            f"of {tokens / n / max(gain, 1e-9):.1f}"
-        )
+        pair = costs.step_s(2 * n, depth) / costs.step_s(n, depth)
+        draft = self.draft_s(len(able)) / self._prices_of("chain")[0]
+        if pair >= 1.8:  # more than a good draft would bring, even for nothing
+            why = f"checking {2 * n} tokens costs {pair:.1f} steps on this device"
+        elif draft >= 0.8:
+            why = f"a draft alone costs {draft:.1f} steps on this device"
+        else:
+            each, time = tokens / n, tokens / n / max(gain, 1e-9)
+            why = f"at its best a round would give {each:.1f} tokens in the time of {time:.1f}"
+        return f"drafting is off: {why}"
 
     def _gains(self, able: Sequence[Policy], shape: ShapeName, length: int) -> dict[_Way, float]:
         """The speed-up over plain decoding by drafts of that kind, by their number, as the last
@@ -457,7 +553,7 @@ class Controller:
         upkeep = costs.inject_s / plain_s  # a look that waits has more to inject
         short = loss + self._spent - _FIRST - _INCOME * self._round
         if short <= 0 or (not policy.known.n_verified and self._round >= _FIRST / _INCOME):
-            self._looking, self._price_of_look = policy, max(loss, 0.0)
+            self._looking = policy
             return 1
         if upkeep < _INCOME:
             return min(int(short / (_INCOME - upkeep)) + 1, CONFIRMED)

@@ -74,6 +74,8 @@ class Costs:
 
     def __post_init__(self, steps: Table, drafts: Table, trees: Mapping[int, float] | None) -> None:
         self._steps, self._drafts = _Surface(steps), _Surface(drafts)
+        self.depths = self._steps.depths
+        """Cached tokens after which was measured: one depth, or a shallow and a deep one."""
         self._trees = _Surface({depth: {1: s} for depth, s in (trees or {0: 0.0}).items()})
         for number in fields(self):
             setattr(self, number.name, _duration(getattr(self, number.name)))
@@ -87,18 +89,10 @@ class Costs:
     @property
     def noise(self) -> str | None:
         """A warning if other work disturbed the measurement too much to rely on it."""
-        if self.spread <= _CLIP:
-            return None
-        return (
-            "this machine is busy with other work: times of the same pass differed by "
-            f"{self.spread:.0%}, so the next load measures again; drafting adapts to what rounds "
-            "take"
-        )
-
-    @property
-    def depths(self) -> list[int]:
-        """The cached tokens after which was measured: one depth, or a shallow and a deep one."""
-        return self._steps.depths
+        why = f"times of the same pass differed by {self.spread:.0%}"
+        then = "so the next load measures again; drafting adapts to what rounds take"
+        told = f"this machine is busy with other work: {why}, {then}"
+        return told if self.spread > _CLIP else None
 
     def step_s(self, n_rows: int, depth: int, shape: ShapeName = "chain") -> float:
         """One target pass of `n_rows` rows, all sequences together, after `depth` cached tokens."""
@@ -108,9 +102,8 @@ class Costs:
     def draft_s(self, n_seqs: int, depth: int, fewer: int = 0) -> float:
         """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none. Drafts
         are by `fewer` tokens shorter than the drafter's longest."""
-        if n_seqs < 1:
-            return 0.0
-        return self._drafts.at(n_seqs, depth) * (1 - fewer * self.token_share)
+        whole_s = self._drafts.at(n_seqs, depth) if n_seqs else 0.0
+        return whole_s * (1 - fewer * self.token_share)
 
     def best_gain(self, n_draft: int, n_seqs: int) -> float:
         """The speed-up over plain decoding if every draft were accepted: at the best measured
@@ -132,14 +125,7 @@ class Costs:
         return rows if shape == last_shape else None
 
     def observe_pass(
-        self,
-        n_rows: int,
-        depth: int,
-        seconds: float,
-        shape: ShapeName = "chain",
-        *,
-        n_steps: int = 1,
-        rebuilt: bool = False,
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName, n_steps: int, rebuilt: bool
     ) -> None:
         """A pass, or the mean of `n_steps` alike. `rebuilt`: llama.cpp is known to have built its
         graph again, as it does for other rows or another shape."""
@@ -235,8 +221,13 @@ class _Surface:
         self._drift = 1.0
         span = max(self.depths[-1] - self.depths[0], 1)
         both = [n for n in self.counts if n in deep]
-        rises = [max(deep[n] - shallow[n], 0.0) / span for n in both]
-        self._token_s, self._row_s = _line(both, rises) if rises else (0.0, 0.0)
+        rises = [max(deep[n] - shallow[n], 0.0) / span for n in both] or [0.0]
+        # Seconds that a cached token costs more in any pass and for each of its rows, by least
+        # squares, neither below 0: each rise by itself is too noisy to go by.
+        mean, rise = sum(both) / max(len(both), 1), sum(rises) / len(rises)
+        tilt = np.polyfit(both, rises, 1)[0] if len(both) > 1 else 0.0
+        self._row_s = min(max(float(tilt), 0.0), rise / max(mean, 1))
+        self._token_s = rise - self._row_s * mean
 
     def at(self, n: int, depth: int) -> float:
         counts, known = self.counts, self._seconds
@@ -294,15 +285,6 @@ class _Surface:
             str(depth): {str(n): round(self.at(n, depth), 12) for n in self.counts}
             for depth in self.depths
         }
-
-
-def _line(counts: list[int], rises: list[float]) -> tuple[float, float]:
-    """Seconds that a cached token costs more in any pass and for each of its rows, by least
-    squares, neither below 0: each rise by itself is too noisy to go by."""
-    mean, rise = sum(counts) / len(counts), sum(rises) / len(rises)
-    tilt = np.polyfit(counts, rises, 1)[0] if len(counts) > 1 else 0.0
-    row_s = float(min(max(tilt, 0.0), rise / mean))
-    return rise - row_s * mean, row_s
 
 
 def _duration(seconds: Any) -> float:

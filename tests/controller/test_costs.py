@@ -229,7 +229,7 @@ class Device:
             seconds += self._truth.step_s(n_rows, DEPTH, shape)
             seconds += (BUILD_S, RECORD_S, 0.0)[min(self._made, 2)]
             self._made += 1
-        self.known.observe_pass(n_rows, DEPTH, seconds / n, shape, n_steps=n, rebuilt=rebuilt)
+        self.known.observe_pass(n_rows, DEPTH, seconds / n, shape, n, rebuilt)
 
 
 def test_one_that_the_growing_cache_needs_is_no_slow_pass() -> None:
@@ -257,7 +257,7 @@ def test_several_passes_told_as_one_count_as_that_many_if_it_was_no_hiccup() -> 
     def after(times: list[float]) -> float:
         known = pass_costs()
         for factor in times:
-            known.observe_pass(1, 0, factor * usual, n_steps=16)
+            known.observe_pass(1, 0, factor * usual, "chain", 16, False)
         return known.step_s(1, 0) / usual
 
     assert after([1, *[3] * 6]) > 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.controller.rows import Rows
+from dflash_local.controller.controller import Rows
 
 MOST = 63
 
