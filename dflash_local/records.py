@@ -28,7 +28,7 @@ def read(target: Target, drafter: Drafter | None) -> dict[str, Any]:
 def costs(
     target: Target, drafter: Drafter | None, *, before: Callable[[], None], again: bool = False
 ) -> Costs:
-    """What this pair costs: those kept, if there are any, unless `again` asks for new ones.
+    """The costs of this pair: those kept, if there are any, unless `again` asks for new ones.
 
     Costs that are noisy (`Costs.noise`) are measured again, and those measured with a smaller
     budget. `before` empties all caches, if anything is measured. Raises as `calibration.measure`.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, chain, pairwise, takewhile
 from operator import mul
 from typing import Any
 
@@ -169,5 +169,5 @@ def blended(
     no more to give."""
     n = len(curve)
     scale = curve[-1] / max(mean[n - 1], LEAST) if shape == "chain" and n < len(mean) else 0.0
-    whole = [*curve, *(scale * chance for chance in mean[n:])]
+    whole = chain(curve, (scale * chance for chance in mean[n:]))
     return [old + part * (new - old) for old, new in zip(mean, whole, strict=False)]

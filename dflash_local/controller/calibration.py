@@ -34,9 +34,7 @@ _TIMED = 3  # with one, a single hiccup decides what a cached token is thought t
 
 def budget_s() -> float:
     """Seconds that a calibration may take: those of `DFLASH_LOCAL_CALIBRATION_S`, else `BUDGET_S`.
-
-    Raises InputError for any other value.
-    """
+    Raises InputError for any other value."""
     given = os.environ.get(ENVIRONMENT) or str(BUDGET_S)
     with suppress(ValueError):
         if 0 < (seconds := float(given)) < math.inf:
@@ -95,14 +93,13 @@ class _Trial:
         self.n_steps, self.end_s = 0, math.inf
         self._fill(SHALLOW)
         end_s = time.perf_counter() + self.budget_s
-        if self.drafter is not None:
-            self._draft(1)
+        self._draft(1)
         self._steps(self.widths[:2], 1)
         self.end_s = end_s
         self._measure(1, 2)
         self._tree()
-        if self._measure_deep():
-            self._fill(SHALLOW)
+        self._measure_deep()
+        self._fill(SHALLOW)
         self._measure(2, 2)
         return self._costs()
 
@@ -141,8 +138,8 @@ class _Trial:
                 if self.many > 2 * SHALLOW:
                     self._draft(1, n_rows=self.many)
 
-    def _measure_deep(self) -> bool:
-        """Those that matter most, after as many tokens as there is time for. False: for none."""
+    def _measure_deep(self) -> None:
+        """Those that matter most, after as many tokens as there is time for."""
         # Room for a pass of all rows after it, and for a draft of many.
         room = self.target.n_ctx_all // self.n_seq - max(ROW_COUNTS)
         pass_s = self._guess(most := max(self.steps[self.depth]))
@@ -160,13 +157,10 @@ class _Trial:
             begin = time.perf_counter()
             self._fill(part)
             row_s = (time.perf_counter() - begin) / n_rows
-        if self.part == SHALLOW:
-            return False
-        self._steps(widths, _TIMED)
-        if self.drafter is not None:
+        if self.part > SHALLOW:
+            self._steps(widths, _TIMED)
             self._draft(_TIMED)
-        self._tree()
-        return True
+            self._tree()
 
     @property
     def depth(self) -> int:

@@ -65,8 +65,7 @@ class Policy:
         """The round of its last draft, or when it began."""
         self.reason = reason
         self._curves: dict[ShapeName, list[float]] = {}
-        self._n_tried = self._n_kept = 0
-        self._promised = 0.0
+        self._n_tried = self._n_kept = self._promised = 0.0
 
     def take(self, name: ShapeName) -> None:
         """Draft in that shape from now on, if the request allows it."""
@@ -162,7 +161,13 @@ class Rows:
         if 0 <= last < len(values):
             ways.append(last)
         n = max(ways, key=lambda k: values[k] - self._switch * ((k != last) + (k != usual)))
-        return self._shared(chains, brought, n)
+        if self._equal or len(chains) == 1:
+            return [1 + n if chain or self._pads else 1 for chain in chains]
+        least = brought[n - 1] if n else inf
+        widths = [1 + sum(map(least.__lt__, chain)) for chain in chains]
+        for i, chain in enumerate(chains):  # of those as likely as the last one, the first
+            widths[i] += min(chain.count(least), len(chains) + n - sum(widths))
+        return widths
 
     def least(self, n_seqs: int, last_rows: int | None) -> NDArray[np.float64]:
         """The least expected number of accepted drafts among the first k + 1 of one of `n_seqs`
@@ -216,19 +221,6 @@ class Rows:
         """The tokens that drafts bring, less the worth of their time, by their number."""
         return list(map(sub, accumulate(chances, initial=0.0), self._prices[::each]))
 
-    def _shared(self, chains: Sequence[list[float]], merged: list[float], n: int) -> list[int]:
-        """Rows for each sequence, its anchor included, when the `n` likeliest of all drafts are
-        verified."""
-        if self._equal:
-            return [1 + n if chain or self._pads else 1 for chain in chains]
-        if len(chains) == 1:
-            return [1 + n]
-        least = merged[n - 1] if n else inf
-        widths = [1 + sum(map(least.__lt__, chain)) for chain in chains]
-        for i, chain in enumerate(chains):  # of those as likely as the last one, the first
-            widths[i] += min(chain.count(least), len(chains) + n - sum(widths))
-        return widths
-
 
 def spaced(n: int) -> list[int]:
     """Of 0 to n drafts those that make 1, 2, 4, ... rows with the anchor, and n. A GPU records a
@@ -267,7 +259,6 @@ class Controller:
             False: sampled or Acceptance(block_size, n_nodes),
         }
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
-        self.n_nodes = n_nodes
         self._n_draft = block_size - 1
         lengths = spaced(self._n_draft)[1:] if few_counts else range(1, block_size)
         self._lengths = lengths if costs.token_share else [self._n_draft]
@@ -284,10 +275,10 @@ class Controller:
         self._way: _Way = ("chain", self._n_draft, 0)
         self._on = False
         self._looking: Policy | None = None
-        self._planned_at = self._replan_at = 0
-        self._doubt = 0.0
-        self._spent = 0.0  # what looks have lost, in plain rounds
-        self._credit, self._off_until, self._pause = _CREDIT, 0, CONFIRMED // 2
+        self._planned_at = self._replan_at = self._off_until = 0
+        # Plain rounds: lost by the forecasts since drafting is on, lost by looks, and left to lose
+        self._doubt, self._spent, self._credit = 0.0, 0.0, _CREDIT
+        self._pause = CONFIRMED // 2  # rounds
         self._accepted = 0  # drafts of this round
 
     def open(
@@ -304,15 +295,13 @@ class Controller:
     @property
     def idle(self) -> int:
         """The next rounds that are plain whatever is asked."""
-        is_plain = not self._on and self._looking is None
-        return max(self._replan_at - self._round - 1, 0) if is_plain else 0
+        may_draft = self._on or self._looking
+        return 0 if may_draft else max(self._replan_at - self._round - 1, 0)
 
     @property
     def may_draft(self) -> bool:
         """Whether a request that begins now may well draft, as far as is known."""
-        return self._on or self._looking is not None or self._newest.n_verified < KNOWN
-
-    # A round
+        return self._on or bool(self._looking) or self._newest.n_verified < KNOWN
 
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], n_others: int = 0
@@ -430,27 +419,19 @@ class Controller:
             # Looks, and rounds after a prompt, have many rows to inject.
             n_injected = n_injected if self._looking or inject_s else 0
             costs.observe_draft(n_drafting, depth, draft_s + inject_s, fewer, n_injected)
-            if not n_others:
-                once_s = inject_s if self._looking else 0.0  # prompts are injected once
-                self._settle(once_s + draft_s + verify_s + host_s)
-            elif self._looking:  # its own part of the time is not known
-                self._spent += 1
+            seconds = draft_s + verify_s + host_s
+            seconds += inject_s if self._looking else 0.0  # prompts are injected once
+            gained = 1 + self._accepted / self._base - seconds / self._prices_of("chain")[0]
+            if self._looking:  # beside others, its own part of the time is not known
+                self._spent = max(self._spent - (-1 if n_others else gained), 0.0)
+            elif not n_others:
+                self._credit = min(self._credit + gained, 2 * _CREDIT)
+                if self._credit >= 2 * _CREDIT:
+                    self._pause = CONFIRMED // 2
+                if self._credit < 0:
+                    self._credit, self._off_until = _CREDIT, self._round + self._pause
+                    self._pause, self._replan_at = 2 * self._pause, 0
         self._accepted = 0
-
-    def _settle(self, seconds: float) -> None:
-        """After a round that drafted: its lead over plain decoding."""
-        gained = 1 + self._accepted / self._base - seconds / self._prices_of("chain")[0]
-        if self._looking:
-            self._spent = max(self._spent - gained, 0.0)
-            return
-        self._credit = min(self._credit + gained, 2 * _CREDIT)
-        if self._credit >= 2 * _CREDIT:
-            self._pause = CONFIRMED // 2
-        if self._credit < 0:
-            self._credit, self._off_until = _CREDIT, self._round + self._pause
-            self._pause, self._replan_at = 2 * self._pause, 0
-
-    # The plan
 
     def _plan(self, policies: Sequence[Policy], n_others: int) -> None:
         """Whether to draft for the rounds to come, or to look whether it pays."""
@@ -479,7 +460,7 @@ class Controller:
             self._rows.price(base, self._prices_of(self._way[0]), rate, costs.switch_s)
             wait = 1 if any(policy.known.n_verified < KNOWN for policy in able) else _REPLAN
         else:
-            wait = max(self._off_until - now, 0) or self._look(able)
+            wait = max(self._off_until - now, 0) or (self._look(able) if able else CONFIRMED)
         self._replan_at = now + wait
 
     def _best(self, able: Sequence[Policy], switch: float) -> float:
@@ -539,8 +520,6 @@ class Controller:
     def _look(self, able: Sequence[Policy]) -> int:
         """Let one sequence draft in this round to see whether it pays, if that is not too dear;
         rounds to wait if it is."""
-        if not able:
-            return CONFIRMED
         costs = self.costs
         policy = max(able, key=lambda each: each.rest_from)  # the fewest rows to inject
         passes, plain_s = self._prices_of(policy.shape.name), self._prices_of("chain")[0]

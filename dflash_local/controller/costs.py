@@ -6,15 +6,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, fields
-from itertools import product, starmap
 from typing import Any
 
 import numpy as np
 
 from dflash_local.draft.shape import ShapeName
 
-Table = Mapping[int, Mapping[int, float]]
-"""Seconds by depth (cached tokens) and count (rows or sequences)."""
+Table = Mapping[int, Mapping[int, float]]  # seconds by depth (cached tokens) and count
 
 ROW_COUNTS = (1, 2, 8, 4, 16, 32, 9, 6, 3, 12, 24, 64, 48)
 """The row counts that are measured, in this order, as a slow machine gets no further than the
@@ -104,18 +102,6 @@ class Costs:
         are by `fewer` tokens shorter than the drafter's longest."""
         whole_s = self._drafts.at(n_seqs, depth) if n_seqs else 0.0
         return whole_s * (1 - fewer * self.token_share)
-
-    def best_gain(self, n_draft: int, n_seqs: int) -> float:
-        """The speed-up over plain decoding if every draft were accepted: at the best measured
-        depth, with the best number of drafts up to `n_draft`, for one sequence or for `n_seqs`."""
-
-        def gain(depth: int, n: int, width: int) -> float:
-            plain_s = self.step_s(n, depth) + self.host_s
-            draft_s = self.draft_s(n, depth, n_draft + 1 - width) + self.draft_host_s
-            return width * plain_s / (draft_s + self.step_s(n * width, depth) + self.host_s)
-
-        ways = product(self.depths, {1, n_seqs}, range(2, n_draft + 2))
-        return max(starmap(gain, ways), default=0.0)
 
     def last_rows(self, shape: ShapeName) -> int | None:
         """The rows of the last pass, if one more over drafts of that shape would have its graph:
@@ -255,7 +241,11 @@ class _Surface:
         """
         if not 0 < ratio < math.inf:
             return
-        i = self._point(n)
+        i = bisect_left(self.counts, n)
+        if i == len(self.counts) or self.counts[i] != n:  # from now on a point of its own
+            self._seconds.insert(i, self.at(n, self.depths[0]) / self._drift)
+            self._weights.insert(i, _NEW)
+            self.counts.insert(i, n)
         if ratio < 1 / _MUCH and self._weights[i] in (_NEW, KNOWN):
             for j, weight in enumerate(self._weights):
                 if weight == KNOWN or j == i:
@@ -268,15 +258,6 @@ class _Surface:
         common = SLOW / (part + SLOW)
         self._seconds[i] *= math.exp(at_once * (1 - common) + part * surprise)
         self._drift *= math.exp(at_once * common + SLOW * surprise)
-
-    def _point(self, n: int) -> int:
-        """The place of a count among the points; it becomes one."""
-        i = bisect_left(self.counts, n)
-        if i == len(self.counts) or self.counts[i] != n:
-            self._seconds.insert(i, self.at(n, self.depths[0]) / self._drift)
-            self._weights.insert(i, _NEW)
-            self.counts.insert(i, n)
-        return i
 
     def as_dict(self) -> dict[str, dict[str, float]]:
         """To the picosecond, so that a file that is read is written again as it was: the slope

@@ -37,9 +37,6 @@ def test_shorter_drafts_cost_less_and_tell_what_longer_ones_do() -> None:
     for _ in range(60):
         found.observe_draft(1, 100, 0.0014, 3)
     assert found.draft_s(1, 100) == pytest.approx(0.002, rel=0.02)
-    steps, drafts = {8: {1: 0.01, 2: 0.01, 8: 0.09}}, {8: {1: 0.04}}
-    assert Costs(steps, drafts).best_gain(7, 1) < 1
-    assert Costs(steps, drafts, token_share=0.14).best_gain(7, 1) > 1.2  # a draft of one token
 
 
 def test_lines_between_them_keep_the_cliff() -> None:
@@ -48,17 +45,6 @@ def test_lines_between_them_keep_the_cliff() -> None:
     assert found.step_s(9, 100) < found.step_s(8, 100)
     # Beyond, as steep as the upper half; 32 rows are not dearer than two passes of 16.
     assert 0.0084 <= found.step_s(32, 100) < 0.0168
-
-
-def test_the_best_gain_is_that_of_whole_drafts() -> None:
-    dear = Costs({8: {1: 0.01, 2: 0.02, 8: 0.08}}, {8: {1: 0.001}})
-    assert dear.best_gain(7, 1) < 1
-    cheap = Costs({8: {1: 0.01, 8: 0.01}}, {8: {1: 0.01}})
-    assert cheap.best_gain(7, 1) == pytest.approx(4)
-    assert cheap.best_gain(3, 1) == pytest.approx(2)
-    # Where one sequence gains nothing, two may.
-    shared = Costs({8: {1: 0.01, 2: 0.02, 4: 0.02}}, {8: {1: 0.015, 2: 0.0}})
-    assert shared.best_gain(1, 1) < 1 < shared.best_gain(1, 2)
 
 
 def test_depth_adds_what_it_adds_to_the_nearest_widths() -> None:

@@ -62,6 +62,7 @@ class Fickle(Controller):
         """`resigns` is the chance of a request to be done with drafting after a plain round;
         `n_nodes` are the most of a tree."""
         super().__init__(CHEAP, BLOCK, n_nodes=n_nodes)
+        self._n_nodes = n_nodes
         self._random = Random(seed)
         self._resigns = resigns
         self._left = 0
@@ -74,7 +75,7 @@ class Fickle(Controller):
         self, policies: Sequence[Policy], limits: Sequence[int], n_others: int = 0
     ) -> list[int]:
         assert len(policies) == len(limits) > 0 and n_others >= 0
-        if self.n_nodes:
+        if self._n_nodes:
             for policy in policies:
                 policy.take("tree" if self._random.random() < 0.5 else "chain")
         if self._left:
