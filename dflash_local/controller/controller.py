@@ -271,7 +271,7 @@ class Controller:
         self._members: list[Policy] = []
         self._base = self._priced_at = 0
         self._prices: dict[ShapeName, list[float]] = {}
-        # The plan in force: shape, length and number of drafts; and who looks whether it pays
+        # The plan in force: shape, length and number of drafts, if any; who looks whether it pays
         self._way: _Way = ("chain", self._n_draft, 0)
         self._on = False
         self._looking: Policy | None = None
@@ -365,7 +365,7 @@ class Controller:
         if self._looking:
             return [1 + min(_SEEN, len(chain)) for chain in chains]
         shape, _, usual = self._way
-        return self._rows.choose(chains, self.costs.last_rows(shape), usual)
+        return self._rows.choose(chains, self.costs.last_rows(shape), usual if self._on else 0)
 
     def least_copied(self, n_seqs: int) -> NDArray[np.float64]:
         """The least expected number of right tokens among the first k + 1 of a copy, float64 by k,
@@ -455,9 +455,9 @@ class Controller:
             policy.reason, policy.nearly_off = reason, False
         rate = base / passes[0] * (max(gain, 1.0) if self._on else 1.0)
         self._copied.price(base, passes, _COPY_MARGIN * rate, costs.switch_s)
+        self._rows.price(base, self._prices_of(self._way[0]), rate, costs.switch_s)
         self._looking = None
         if self._on:
-            self._rows.price(base, self._prices_of(self._way[0]), rate, costs.switch_s)
             wait = 1 if any(policy.known.n_verified < KNOWN for policy in able) else _REPLAN
         else:
             wait = max(self._off_until - now, 0) or (self._look(able) if able else CONFIRMED)
