@@ -99,6 +99,7 @@ DEVICE float tanh_of(float x) { return tanhf(x); }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 DEVICE void sync_threads() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
 
 // c += a * b, a [16, 16] and b [16, 8] halves, c [16, 8] f32. With g = lane / 4 and t = lane % 4 a lane has
 // a: (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..);  b: (2t.., g), (2t + 8.., g);

@@ -16,6 +16,7 @@ constexpr int WARP_ROWS = 16, WARPS = BLOCK_ROWS / WARP_ROWS;
 template <template <class> class Row, class Unit> struct block_type {
     using unit = Unit;
     using row = Row<Unit>;
+    using row_of_words = Row<word_unit>;
     static constexpr bool ALIGNED = Unit::ALIGNED;
     static constexpr int BYTES = row::BYTES, PITCH = row_pitch(BYTES, ALIGNED), STAGES = weight_stages(PITCH);
     static constexpr int RING = STAGES * WARP_ROWS * PITCH;  // bytes of a warp's ring
@@ -34,6 +35,7 @@ INLINE unsigned long long address(const void * p) { return (unsigned long long) 
 
 // The converted inputs of a block's columns, which lie side by side.
 template <int TILES> struct inputs_beside {
+    static constexpr bool DIRECT = false;
     const u8 * at;
     u64 step;  // from one unit to the next
 
@@ -52,6 +54,30 @@ template <int TILES> struct inputs_beside {
     }
 };
 
+// The same of up to eight columns, read by each lane where it needs them: from the caches, as all warps of a
+// multiprocessor want the same. A lane whose column is not there has that of the last one.
+struct direct_inputs {
+    static constexpr bool DIRECT = true;
+    const u8 * at;
+    u32 step;       // from one unit to the next
+    int to_scales;  // of the lane's results
+
+    INLINE direct_inputs(const product & p) {
+        const int n_tiles = p.n_columns <= 8 ? 1 : p.n_columns <= 16 ? 2 : p.n_columns <= 32 ? 4 : 8;
+        const int lane = thread_index() % 32, last = p.n_columns - block_z() * TILE_COLUMNS - 1;
+        const int mine = (lane / 4 < last ? lane / 4 : last) * 64 + lane % 4 * 16;
+        at = p.x + block_z() * TILE_BYTES + mine;
+        step = n_tiles * TILE_BYTES;
+        to_scales = SCALES_AT + lane % 4 * 8 - mine;
+    }
+    INLINE words4 words(int unit, int offset) const { return *(const words4 *) (at + unit * step + offset); }
+    INLINE floats2 scale(int unit) const { return *(const floats2 *) (at + unit * step + to_scales); }
+};
+
+// Blocks of one tile read them so; all warps of a block must, as they wait for each other or do not.
+template <int TILES, bool ARE_BLOCKS> struct inputs_of { using type = inputs_beside<TILES>; };
+template <> struct inputs_of<1, true> { using type = direct_inputs; };
+
 // With `ring` bytes of shared memory for each warp: the sums of a warp's 16 rows and TILES * 8 columns over units
 // [first, last) -> total, in a lane's share of each tile.
 template <class T, int TILES, class Inputs>
@@ -59,7 +85,7 @@ INLINE void multiply_blocks(
     const Inputs & from_inputs, const matrix & m, int ring, int row0, int first, int last, float total[TILES][4]) {
     const int lane = thread_index() % 32, warp = thread_index() / 32, t = lane % 4;
     u8 * inputs = shared_memory();
-    u8 * weights = inputs + INPUT_STAGES * TILES * TILE_BYTES + warp * ring;
+    u8 * weights = inputs + (Inputs::DIRECT ? 0 : INPUT_STAGES * TILES * TILE_BYTES) + warp * ring;
 
     // Four lanes copy rows lane / 4 and lane / 4 + 8, 16 bytes in turn.
     const int piece = lane % 4 * 16;
@@ -73,7 +99,7 @@ INLINE void multiply_blocks(
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             u8 * to = copied + (stage * WARP_ROWS + 8 * i) * T::PITCH;
-            const u8 * from = rows[i] + (u64) unit * T::BYTES;
+            const u8 * from = rows[i] + (u32) (unit * T::BYTES);
             if constexpr (T::ALIGNED) {
 #pragma unroll
                 for (int n = 0; n < T::BYTES; n += 64) {
@@ -105,49 +131,10 @@ INLINE void multiply_blocks(
             }
         }
     };
-    auto copy_inputs = [&](int unit, int stage) { from_inputs.copy(unit, inputs + stage * (TILES * TILE_BYTES)); };
-
-    // Weights wait for nobody: they come while the kernel before still runs.
-    constexpr int AHEAD = T::STAGES - 1;
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        if (first + i < last) {
-            copy_weights(first + i, i);
-        }
-    }
-    wait_for_previous();
-    copy_inputs(first, 0);
-    for (int i = 0; i < AHEAD; i++) {
-        copy_commit();
-    }
-    int stage = 0, next_stage = AHEAD;
-    for (int unit = first; unit < last; unit++) {
-        copy_wait<AHEAD - 1>();
-        sync_threads();  // the unit has come for all warps, and all have left the one whose place is filled now
-        const int input_stage = (unit - first) % INPUT_STAGES;
-        if (unit + 1 < last) {
-            copy_inputs(unit + 1, 1 - input_stage);
-        }
-        copy_commit();
-        if (unit + AHEAD < last) {
-            copy_weights(unit + AHEAD, next_stage);
-        }
-        copy_commit();
-
-        const u8 * x = inputs + input_stage * (TILES * TILE_BYTES);
-        const u8 * w = weights + stage * (WARP_ROWS * T::PITCH);
-        stage = stage + 1 == T::STAGES ? 0 : stage + 1;
-        next_stage = next_stage + 1 == T::STAGES ? 0 : next_stage + 1;
-        auto row_of = [&](int i) -> typename T::unit {
-            const u8 * at = w + (lane / 4 + 8 * i) * T::PITCH;
-            if constexpr (T::ALIGNED) {
-                return {at};
-            } else {
-                return {at, ((int) address(rows[i]) + unit * T::BYTES) & 15};
-            }
-        };
-        const typename T::row upper(row_of(0), t), lower(row_of(1), t);
-        constexpr int SPAN = T::row::SPAN;
+    // Of units that begin at multiples of 4, a lane reads words as they lie.
+    const int words_at = (int) (address(m.weights) | m.row_bytes) & 3;
+    auto multiply_unit = [&](const auto & upper, const auto & lower, auto words, auto scale_of) {
+        using row = typename T::row;
         float sums[TILES][4] = {}, chains[TILES][4] = {};
 #pragma unroll
         for (int g = 0; g < 8; g++) {
@@ -156,11 +143,11 @@ INLINE void multiply_blocks(
             lower.group(g, b);
 #pragma unroll
             for (int n = 0; n < TILES; n++) {
-                const words4 v = *(const words4 *) (x + n * TILE_BYTES + (g * 32 + lane) * 16);
+                const words4 v = words(n, g * 512);
                 float * chain = chains[n];
                 multiply_tile(chain, a[0], b[0], a[1], b[1], v.x, v.y);
                 multiply_tile(chain, a[2], b[2], a[3], b[3], v.z, v.w);
-                if (SPAN == 1) {
+                if (row::SPAN == 1) {
                     const float s = upper.scale(g), l = lower.scale(g);
                     for (int i = 0; i < 4; i++) {
                         sums[n][i] = multiply_add(i < 2 ? s : l, chain[i], sums[n][i]);
@@ -171,15 +158,15 @@ INLINE void multiply_blocks(
         }
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
-            if (SPAN == 8) {
+            if (row::SPAN == 8) {
                 const float s = upper.scale(0), l = lower.scale(0);
                 for (int i = 0; i < 4; i++) {
                     sums[n][i] = (i < 2 ? s : l) * chains[n][i];
                 }
             }
-            if constexpr (T::row::MINS) {
+            if constexpr (row::MINS) {
                 float mins[4] = {};
-                const words4 v = *(const words4 *) (x + n * TILE_BYTES + SUMS_AT + lane * 16);
+                const words4 v = words(n, SUMS_AT);
                 const u32 a0 = upper.minimum(0), a1 = lower.minimum(0), a2 = upper.minimum(1), a3 = lower.minimum(1);
                 multiply_tile(mins, a0, a1, a2, a3, v.x, v.y);
                 multiply_tile(mins, a0, a1, a2, a3, v.z, v.w);
@@ -188,10 +175,90 @@ INLINE void multiply_blocks(
                     sums[n][i] = multiply_add(i < 2 ? s : l, mins[i], sums[n][i]);
                 }
             }
-            const floats2 scale = *(const floats2 *) (x + n * TILE_BYTES + SCALES_AT + t * 8);
+            const floats2 scale = scale_of(n);
             for (int i = 0; i < 4; i++) {
                 total[n][i] = multiply_add(sums[n][i], i % 2 ? scale.y : scale.x, total[n][i]);
             }
+        }
+    };
+    auto multiply_rows = [&](int unit, const u8 * w, auto words, auto scale_of) {
+        const u8 * const upper = w + lane / 4 * T::PITCH;
+        const u8 * const lower = upper + 8 * T::PITCH;
+        if constexpr (T::ALIGNED) {
+            multiply_unit(typename T::row({upper}, t), typename T::row({lower}, t), words, scale_of);
+        } else {
+            const int phases[2] = {((int) address(rows[0]) + unit * T::BYTES) & 15,
+                                   ((int) address(rows[1]) + unit * T::BYTES) & 15};
+            if (Inputs::DIRECT && ((words_at | (unit * T::BYTES)) & 3) == 0) {
+                using row = typename T::row_of_words;
+                multiply_unit(row({upper + phases[0]}, t), row({lower + phases[1]}, t), words, scale_of);
+            } else {
+                using row = typename T::row;
+                multiply_unit(row({upper, phases[0]}, t), row({lower, phases[1]}, t), words, scale_of);
+            }
+        }
+    };
+
+    // Weights wait for nobody: they come while the kernel before still runs.
+    constexpr int AHEAD = T::STAGES - 1;
+    int stage = 0, next_stage = AHEAD;
+    auto step = [&] {
+        stage = stage + 1 == T::STAGES ? 0 : stage + 1;
+        next_stage = next_stage + 1 == T::STAGES ? 0 : next_stage + 1;
+    };
+    if constexpr (Inputs::DIRECT) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (first + i < last) {
+                copy_weights(first + i, i);
+            }
+            copy_commit();
+        }
+        wait_for_previous();
+#pragma unroll 1
+        for (int unit = first; unit < last; unit++) {
+            copy_wait<AHEAD - 1>();
+            sync_warp();  // the unit has come for all lanes, and all have left the one whose place is filled now
+            if (unit + AHEAD < last) {
+                copy_weights(unit + AHEAD, next_stage);
+            }
+            copy_commit();
+            multiply_rows(
+                unit, weights + stage * (WARP_ROWS * T::PITCH), [&](int, int at) { return from_inputs.words(unit, at); },
+                [&](int) { return from_inputs.scale(unit); });
+            step();
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (first + i < last) {
+                copy_weights(first + i, i);
+            }
+        }
+        wait_for_previous();
+        auto copy_inputs = [&](int unit, int at) { from_inputs.copy(unit, inputs + at * (TILES * TILE_BYTES)); };
+        copy_inputs(first, 0);
+        for (int i = 0; i < AHEAD; i++) {
+            copy_commit();
+        }
+        for (int unit = first; unit < last; unit++) {
+            copy_wait<AHEAD - 1>();
+            sync_threads();  // the unit has come for all warps, and all have left the one whose place is filled now
+            const int input_stage = (unit - first) % INPUT_STAGES;
+            if (unit + 1 < last) {
+                copy_inputs(unit + 1, 1 - input_stage);
+            }
+            copy_commit();
+            if (unit + AHEAD < last) {
+                copy_weights(unit + AHEAD, next_stage);
+            }
+            copy_commit();
+            const u8 * const x = inputs + input_stage * (TILES * TILE_BYTES);
+            multiply_rows(
+                unit, weights + stage * (WARP_ROWS * T::PITCH),
+                [&](int n, int at) { return *(const words4 *) (x + n * TILE_BYTES + at + lane * 16); },
+                [&](int n) { return *(const floats2 *) (x + n * TILE_BYTES + SCALES_AT + t * 8); });
+            step();
         }
     }
 }
@@ -374,12 +441,13 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     const int last = first + p.units_per_part < units ? first + p.units_per_part : units;
 
     constexpr int ring = A::RING > B::RING ? A::RING : B::RING;
+    using inputs = typename inputs_of<TILES, A::RING != 0 && B::RING != 0>::type;
     let_next_begin();
     float total[TILES][4] = {};
     if (SAME<A, B> || m.type == 0) {
-        multiply_part<A, TILES>(inputs_beside<TILES>(p), m, ring, row0, first, last, total);
+        multiply_part<A, TILES>(inputs(p), m, ring, row0, first, last, total);
     } else if constexpr (!SAME<A, B>) {
-        multiply_part<B, TILES>(inputs_beside<TILES>(p), m, ring, row0, first, last, total);
+        multiply_part<B, TILES>(inputs(p), m, ring, row0, first, last, total);
     }
     if (grid_y() > 1 && !add_parts<TILES>(p, total)) {
         return;
@@ -410,6 +478,7 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
 
 // The converted inputs of an item's pairs, gathered from their columns. A thread copies from one column.
 struct gathered_inputs {
+    static constexpr bool DIRECT = false;
     const u8 * x;
     u32 halves, scale;  // bytes from there
     u32 step;           // from one unit to the next

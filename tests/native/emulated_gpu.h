@@ -293,6 +293,10 @@ inline void sync_threads() {
     b.fibers[thread]->give_way();
 }
 
+inline void sync_warp() {
+    emulated::exchanged([](emulated::exchange &, int) {});
+}
+
 inline void multiply_tile(float c[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
     const emulated::exchange & e = emulated::exchanged([&](emulated::exchange & of, int at) {
