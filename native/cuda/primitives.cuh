@@ -42,6 +42,11 @@ template <u32 MASK, u32 OTHER> DEVICE u32 mask_or(u32 a) {
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "n"(MASK), "n"(OTHER));
     return d;
 }
+// The same, but what follows from it is computed here: no register holds it from further above.
+DEVICE int afresh(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 DEVICE float float_of_bits(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 bits_of_float(float x) { return __float_as_uint(x); }
 

@@ -70,8 +70,6 @@ struct direct_inputs {
         step = n_tiles * TILE_BYTES;
         to_scales = SCALES_AT + lane % 4 * 8 - mine;
     }
-    INLINE words4 words(int unit, int offset) const { return *(const words4 *) (at + unit * step + offset); }
-    INLINE floats2 scale(int unit) const { return *(const floats2 *) (at + unit * step + to_scales); }
 };
 
 // Blocks of one tile read them so; all warps of a block must, as they wait for each other or do not.
@@ -89,17 +87,16 @@ INLINE void multiply_blocks(
 
     // Four lanes copy rows lane / 4 and lane / 4 + 8, 16 bytes in turn.
     const int piece = lane % 4 * 16;
-    const u8 * rows[2];
-    for (int i = 0; i < 2; i++) {
-        const int at = row0 + lane / 4 + 8 * i;
-        rows[i] = m.weights + (u64) (at < m.rows ? at : m.rows - 1) * m.row_bytes;
-    }
+    const int end = m.rows - 1, upper = row0 + lane / 4 < end ? row0 + lane / 4 : end;
+    const u32 to_lower = (upper + 8 < end ? 8 : end - upper) * (u32) m.row_bytes;
+    int unit = first;
+    const u8 * row = m.weights + (u64) upper * m.row_bytes + (u64) first * T::BYTES;  // at the unit
     u8 * const copied = weights + lane / 4 * T::PITCH + piece;
-    auto copy_weights = [&](int unit, int stage) {
+    auto copy_weights = [&](int ahead, int stage) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             u8 * to = copied + (stage * WARP_ROWS + 8 * i) * T::PITCH;
-            const u8 * from = rows[i] + (u32) (unit * T::BYTES);
+            const u8 * from = row + i * to_lower + ahead * T::BYTES;
             if constexpr (T::ALIGNED) {
 #pragma unroll
                 for (int n = 0; n < T::BYTES; n += 64) {
@@ -110,7 +107,7 @@ INLINE void multiply_blocks(
             } else {
                 const int phase = (int) address(from) & 15;
                 from += piece - phase;
-                const int rest = (int) m.row_bytes - unit * T::BYTES;
+                const int rest = (int) m.row_bytes - (unit + ahead) * T::BYTES;
                 if (T::row::SPAN == 1 && rest < T::BYTES) {  // the rest of a row: zeros behind it
                     const int left = rest + phase - piece;
 #pragma unroll
@@ -131,8 +128,7 @@ INLINE void multiply_blocks(
             }
         }
     };
-    // Of units that begin at multiples of 4, a lane reads words as they lie.
-    const int words_at = (int) (address(m.weights) | m.row_bytes) & 3;
+    const bool in_words = m.row_bytes % 4 == 0;
     auto multiply_unit = [&](const auto & upper, const auto & lower, auto words, auto scale_of) {
         using row = typename T::row;
         float sums[TILES][4] = {}, chains[TILES][4] = {};
@@ -181,15 +177,14 @@ INLINE void multiply_blocks(
             }
         }
     };
-    auto multiply_rows = [&](int unit, const u8 * w, auto words, auto scale_of) {
+    auto multiply_rows = [&](const u8 * w, auto words, auto scale_of) {
         const u8 * const upper = w + lane / 4 * T::PITCH;
         const u8 * const lower = upper + 8 * T::PITCH;
         if constexpr (T::ALIGNED) {
             multiply_unit(typename T::row({upper}, t), typename T::row({lower}, t), words, scale_of);
         } else {
-            const int phases[2] = {((int) address(rows[0]) + unit * T::BYTES) & 15,
-                                   ((int) address(rows[1]) + unit * T::BYTES) & 15};
-            if (Inputs::DIRECT && ((words_at | (unit * T::BYTES)) & 3) == 0) {
+            const int begin = (int) address(row) & 15, phases[2] = {begin, (int) (begin + to_lower) & 15};
+            if (Inputs::DIRECT && in_words && begin % 4 == 0) {  // for all lanes
                 using row = typename T::row_of_words;
                 multiply_unit(row({upper + phases[0]}, t), row({lower + phases[1]}, t), words, scale_of);
             } else {
@@ -201,38 +196,40 @@ INLINE void multiply_blocks(
 
     // Weights wait for nobody: they come while the kernel before still runs.
     constexpr int AHEAD = T::STAGES - 1;
-    int stage = 0, next_stage = AHEAD;
+    int stage = 0;
+    auto last_stage = [&] { return stage == 0 ? AHEAD : stage - 1; };
     auto step = [&] {
-        stage = stage + 1 == T::STAGES ? 0 : stage + 1;
-        next_stage = next_stage + 1 == T::STAGES ? 0 : next_stage + 1;
+        stage = stage == AHEAD ? 0 : stage + 1;
+        row += T::BYTES;
     };
     if constexpr (Inputs::DIRECT) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             if (first + i < last) {
-                copy_weights(first + i, i);
+                copy_weights(i, i);
             }
             copy_commit();
         }
         wait_for_previous();
+        const u8 * x = from_inputs.at + first * from_inputs.step;
 #pragma unroll 1
-        for (int unit = first; unit < last; unit++) {
+        for (; unit < last; unit++, x += from_inputs.step) {
             copy_wait<AHEAD - 1>();
             sync_warp();  // the unit has come for all lanes, and all have left the one whose place is filled now
             if (unit + AHEAD < last) {
-                copy_weights(unit + AHEAD, next_stage);
+                copy_weights(AHEAD, last_stage());
             }
             copy_commit();
             multiply_rows(
-                unit, weights + stage * (WARP_ROWS * T::PITCH), [&](int, int at) { return from_inputs.words(unit, at); },
-                [&](int) { return from_inputs.scale(unit); });
+                weights + stage * (WARP_ROWS * T::PITCH), [&](int, int at) { return *(const words4 *) (x + at); },
+                [&](int) { return *(const floats2 *) (x + from_inputs.to_scales); });
             step();
         }
     } else {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             if (first + i < last) {
-                copy_weights(first + i, i);
+                copy_weights(i, i);
             }
         }
         wait_for_previous();
@@ -241,7 +238,7 @@ INLINE void multiply_blocks(
         for (int i = 0; i < AHEAD; i++) {
             copy_commit();
         }
-        for (int unit = first; unit < last; unit++) {
+        for (; unit < last; unit++) {
             copy_wait<AHEAD - 1>();
             sync_threads();  // the unit has come for all warps, and all have left the one whose place is filled now
             const int input_stage = (unit - first) % INPUT_STAGES;
@@ -250,12 +247,12 @@ INLINE void multiply_blocks(
             }
             copy_commit();
             if (unit + AHEAD < last) {
-                copy_weights(unit + AHEAD, next_stage);
+                copy_weights(AHEAD, last_stage());
             }
             copy_commit();
             const u8 * const x = inputs + input_stage * (TILES * TILE_BYTES);
             multiply_rows(
-                unit, weights + stage * (WARP_ROWS * T::PITCH),
+                weights + stage * (WARP_ROWS * T::PITCH),
                 [&](int n, int at) { return *(const words4 *) (x + n * TILE_BYTES + at + lane * 16); },
                 [&](int n) { return *(const floats2 *) (x + n * TILE_BYTES + SCALES_AT + t * 8); });
             step();
@@ -420,13 +417,19 @@ template <int TILES> INLINE bool activated(const product & p, float total[TILES]
     return true;
 }
 
-template <class A, class B, int TILES> INLINE void multiply(const product & p) {
-    const int warp = thread_index() / 32, lane = thread_index() % 32;
-    int index = 0, block = block_x(), row0;
-    if (p.activation) {
-        index = warp / (WARPS / 2);
-        row0 = block * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
-    } else {
+// The rows of a thread's warp.
+struct warp_rows {
+    int index;  // of the matrix
+    int first;
+
+    INLINE warp_rows(const product & p, int thread) : index(0) {
+        const int warp = thread / 32;
+        int block = block_x();
+        if (p.activation) {
+            index = warp / (WARPS / 2);
+            first = block * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
+            return;
+        }
         for (; index + 1 < p.n_matrices; index++) {
             const int blocks = (p.matrices[index].rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
             if (block < blocks) {
@@ -434,9 +437,11 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
             }
             block -= blocks;
         }
-        row0 = block * BLOCK_ROWS + warp * WARP_ROWS;
+        first = block * BLOCK_ROWS + warp * WARP_ROWS;
     }
-    const matrix & m = p.matrices[index];
+};
+
+template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     const int units = (p.k + UNIT - 1) / UNIT, first = block_y() * p.units_per_part;
     const int last = first + p.units_per_part < units ? first + p.units_per_part : units;
 
@@ -444,15 +449,19 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     using inputs = typename inputs_of<TILES, A::RING != 0 && B::RING != 0>::type;
     let_next_begin();
     float total[TILES][4] = {};
-    if (SAME<A, B> || m.type == 0) {
-        multiply_part<A, TILES>(inputs(p), m, ring, row0, first, last, total);
+    const warp_rows from(p, thread_index());
+    const matrix & of_warp = p.matrices[from.index];
+    if (SAME<A, B> || of_warp.type == 0) {
+        multiply_part<A, TILES>(inputs(p), of_warp, ring, from.first, first, last, total);
     } else if constexpr (!SAME<A, B>) {
-        multiply_part<B, TILES>(inputs(p), m, ring, row0, first, last, total);
+        multiply_part<B, TILES>(inputs(p), of_warp, ring, from.first, first, last, total);
     }
     if (grid_y() > 1 && !add_parts<TILES>(p, total)) {
         return;
     }
-    const int upper = row0 + lane / 4;
+    const warp_rows to(p, afresh(thread_index()));  // again, as no register holds it meanwhile
+    const matrix & m = p.matrices[to.index];
+    const int lane = thread_index() % 32, upper = to.first + lane / 4;
     add_bias<TILES>(m, upper, total);
     if (p.activation && !activated<TILES>(p, total)) {
         return;
