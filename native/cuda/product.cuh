@@ -54,9 +54,9 @@ template <int TILES> struct inputs_beside {
     }
 };
 
-// The same of up to eight columns, read by each lane where it needs them: from the caches, as all warps of a
-// multiprocessor want the same. A lane whose column is not there has that of the last one.
-struct direct_inputs {
+// The same, read by each lane where it needs them: from the caches, as all warps of a multiprocessor want the same. Of
+// one tile, a lane whose column is not there has that of the last one.
+template <int TILES> struct direct_inputs {
     static constexpr bool DIRECT = true;
     const u8 * at;
     u32 step;       // from one unit to the next
@@ -65,8 +65,8 @@ struct direct_inputs {
     INLINE direct_inputs(const product & p) {
         const int n_tiles = p.n_columns <= 8 ? 1 : p.n_columns <= 16 ? 2 : p.n_columns <= 32 ? 4 : 8;
         const int lane = thread_index() % 32, last = p.n_columns - block_z() * TILE_COLUMNS - 1;
-        const int mine = (lane / 4 < last ? lane / 4 : last) * 64 + lane % 4 * 16;
-        at = p.x + block_z() * TILE_BYTES + mine;
+        const int mine = (TILES > 1 || lane / 4 < last ? lane / 4 : last) * 64 + lane % 4 * 16;
+        at = p.x + block_z() * (TILES * TILE_BYTES) + mine;
         step = n_tiles * TILE_BYTES;
         to_scales = SCALES_AT + lane % 4 * 8 - mine;
     }
@@ -74,7 +74,7 @@ struct direct_inputs {
 
 // Blocks of one tile read them so; all warps of a block must, as they wait for each other or do not.
 template <int TILES, bool ARE_BLOCKS> struct inputs_of { using type = inputs_beside<TILES>; };
-template <> struct inputs_of<1, true> { using type = direct_inputs; };
+template <> struct inputs_of<1, true> { using type = direct_inputs<1>; };
 
 // With `ring` bytes of shared memory for each warp: the sums of a warp's 16 rows and TILES * 8 columns over units
 // [first, last) -> total, in a lane's share of each tile.
@@ -221,8 +221,9 @@ INLINE void multiply_blocks(
             }
             copy_commit();
             multiply_rows(
-                weights + stage * (WARP_ROWS * T::PITCH), [&](int, int at) { return *(const words4 *) (x + at); },
-                [&](int) { return *(const floats2 *) (x + from_inputs.to_scales); });
+                weights + stage * (WARP_ROWS * T::PITCH),
+                [&](int n, int at) { return *(const words4 *) (x + n * TILE_BYTES + at); },
+                [&](int n) { return *(const floats2 *) (x + n * TILE_BYTES + from_inputs.to_scales); });
             step();
         }
     } else {

@@ -241,6 +241,7 @@ template <u32 MASK, u32 OTHER>
 u32 mask_or(u32 a) {
     return (a & MASK) | OTHER;
 }
+inline int afresh(int x) { return x; }
 inline float float_of_bits(u32 bits) {
     float x;
     std::memcpy(&x, &bits, 4);
