@@ -58,15 +58,15 @@ template <int TILES> struct inputs_beside {
 // one tile, a lane whose column is not there has that of the last one.
 template <int TILES> struct direct_inputs {
     static constexpr bool DIRECT = true;
-    const u8 * at;
-    u32 step;       // from one unit to the next
+    const u8 * x;
+    u32 at, step;   // bytes from there, and from one unit to the next
     int to_scales;  // of the lane's results
 
-    INLINE direct_inputs(const product & p) {
+    INLINE direct_inputs(const product & p) : x(p.x) {
         const int n_tiles = p.n_columns <= 8 ? 1 : p.n_columns <= 16 ? 2 : p.n_columns <= 32 ? 4 : 8;
         const int lane = thread_index() % 32, last = p.n_columns - block_z() * TILE_COLUMNS - 1;
         const int mine = (TILES > 1 || lane / 4 < last ? lane / 4 : last) * 64 + lane % 4 * 16;
-        at = p.x + block_z() * (TILES * TILE_BYTES) + mine;
+        at = block_z() * (TILES * TILE_BYTES) + mine;
         step = n_tiles * TILE_BYTES;
         to_scales = SCALES_AT + lane % 4 * 8 - mine;
     }
@@ -89,7 +89,7 @@ INLINE void multiply_blocks(
     const int piece = lane % 4 * 16;
     const int end = m.rows - 1, upper = row0 + lane / 4 < end ? row0 + lane / 4 : end;
     const u32 to_lower = (upper + 8 < end ? 8 : end - upper) * (u32) m.row_bytes;
-    int unit = first;
+    int left = last - first;  // units
     const u8 * row = m.weights + (u64) upper * m.row_bytes + (u64) first * T::BYTES;  // at the unit
     u8 * const copied = weights + lane / 4 * T::PITCH + piece;
     auto copy_weights = [&](int ahead, int stage) {
@@ -107,7 +107,7 @@ INLINE void multiply_blocks(
             } else {
                 const int phase = (int) address(from) & 15;
                 from += piece - phase;
-                const int rest = (int) m.row_bytes - (unit + ahead) * T::BYTES;
+                const int rest = (int) m.row_bytes - (last - left + ahead) * T::BYTES;
                 if (T::row::SPAN == 1 && rest < T::BYTES) {  // the rest of a row: zeros behind it
                     const int left = rest + phase - piece;
 #pragma unroll
@@ -205,18 +205,19 @@ INLINE void multiply_blocks(
     if constexpr (Inputs::DIRECT) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            if (first + i < last) {
+            if (i < left) {
                 copy_weights(i, i);
             }
             copy_commit();
         }
         wait_for_previous();
-        const u8 * x = from_inputs.at + first * from_inputs.step;
+        u32 at = from_inputs.at + first * from_inputs.step;
 #pragma unroll 1
-        for (; unit < last; unit++, x += from_inputs.step) {
+        for (; left > 0; left--, at += from_inputs.step) {
+            const u8 * const x = from_inputs.x + at;
             copy_wait<AHEAD - 1>();
             sync_warp();  // the unit has come for all lanes, and all have left the one whose place is filled now
-            if (unit + AHEAD < last) {
+            if (left > AHEAD) {
                 copy_weights(AHEAD, last_stage());
             }
             copy_commit();
@@ -229,7 +230,7 @@ INLINE void multiply_blocks(
     } else {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            if (first + i < last) {
+            if (i < left) {
                 copy_weights(i, i);
             }
         }
@@ -239,15 +240,15 @@ INLINE void multiply_blocks(
         for (int i = 0; i < AHEAD; i++) {
             copy_commit();
         }
-        for (; unit < last; unit++) {
+        for (; left > 0; left--) {
             copy_wait<AHEAD - 1>();
             sync_threads();  // the unit has come for all warps, and all have left the one whose place is filled now
-            const int input_stage = (unit - first) % INPUT_STAGES;
-            if (unit + 1 < last) {
-                copy_inputs(unit + 1, 1 - input_stage);
+            const int input_stage = (last - first - left) % INPUT_STAGES;
+            if (left > 1) {
+                copy_inputs(last - left + 1, 1 - input_stage);
             }
             copy_commit();
-            if (unit + AHEAD < last) {
+            if (left > AHEAD) {
                 copy_weights(AHEAD, last_stage());
             }
             copy_commit();
