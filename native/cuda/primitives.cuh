@@ -152,6 +152,12 @@ DEVICE void copy_async(void * shared, const void * global, int n) {
                  "l"(global), "r"(n)
                  : "memory");
 }
+// The same of what is read once, from end to end: memory gives whole lines, whoever asks for the rest of one.
+DEVICE void copy_line_async(void * shared, const void * global) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((u32) __cvta_generic_to_shared(shared)),
+                 "l"(global)
+                 : "memory");
+}
 DEVICE void copy_float_async(void * shared, const void * global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32) __cvta_generic_to_shared(shared)), "l"(global)
                  : "memory");

@@ -101,7 +101,7 @@ INLINE void multiply_blocks(
 #pragma unroll
                 for (int n = 0; n < T::BYTES; n += 64) {
                     if (n + 64 <= T::BYTES || n + piece < T::BYTES) {
-                        copy_async(to + n, from + piece + n);
+                        copy_line_async(to + n, from + piece + n);
                     }
                 }
             } else {
@@ -121,7 +121,7 @@ INLINE void multiply_blocks(
 #pragma unroll
                     for (int n = 0; n < T::BYTES + 14; n += 64) {
                         if (n + 64 <= T::BYTES || n + piece < T::BYTES + phase) {
-                            copy_async(to + n, from + n);
+                            copy_line_async(to + n, from + n);
                         }
                     }
                 }

@@ -364,6 +364,7 @@ inline void copy_async(void * shared, const void * global, int n) {
     std::memcpy(shared, global, n);
     std::memset(static_cast<char *>(shared) + n, 0, 16 - n);
 }
+inline void copy_line_async(void * shared, const void * global) { copy_async(shared, global); }
 inline void copy_float_async(void * shared, const void * global) { std::memcpy(shared, global, 4); }
 inline void copy_commit() {}
 template <int N>
