@@ -85,44 +85,35 @@ INLINE void multiply_blocks(
     u8 * inputs = shared_memory();
     u8 * weights = inputs + (Inputs::DIRECT ? 0 : INPUT_STAGES * TILES * TILE_BYTES) + warp * ring;
 
-    // Four lanes copy rows lane / 4 and lane / 4 + 8, 16 bytes in turn.
-    const int piece = lane % 4 * 16;
-    const int end = m.rows - 1, upper = row0 + lane / 4 < end ? row0 + lane / 4 : end;
+    // Four lanes copy rows lane / 4 and lane / 4 + 8, 16 bytes in turn. What they copy at a time begins at a multiple of
+    // 64 in memory: pieces that lie across such borders take a seventh longer.
+    const int piece = lane % 4 * 16, end = m.rows - 1, upper = row0 + lane / 4 < end ? row0 + lane / 4 : end;
     const u32 to_lower = (upper + 8 < end ? 8 : end - upper) * (u32) m.row_bytes;
     int left = last - first;  // units
     const u8 * row = m.weights + (u64) upper * m.row_bytes + (u64) first * T::BYTES;  // at the unit
-    u8 * const copied = weights + lane / 4 * T::PITCH + piece;
+    u8 * const copied = weights + lane / 4 * T::PITCH;
     auto copy_weights = [&](int ahead, int stage) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            u8 * to = copied + (stage * WARP_ROWS + 8 * i) * T::PITCH;
             const u8 * from = row + i * to_lower + ahead * T::BYTES;
-            if constexpr (T::ALIGNED) {
+            const int phase = T::ALIGNED ? 0 : (int) address(from) & 15, at = piece - ((int) address(from) & 48);
+            u8 * to = copied + (stage * WARP_ROWS + 8 * i) * T::PITCH + at;
+            from += at - phase;
+            constexpr int MOST = T::BYTES + (T::ALIGNED ? 0 : 14) + 48;
+            const int rest = (int) m.row_bytes - (last - left + ahead) * T::BYTES;
+            if (!T::ALIGNED && T::row::SPAN == 1 && rest < T::BYTES) {  // the rest of a row: zeros behind it
 #pragma unroll
-                for (int n = 0; n < T::BYTES; n += 64) {
-                    if (n + 64 <= T::BYTES || n + piece < T::BYTES) {
-                        copy_line_async(to + n, from + piece + n);
+                for (int n = 0; n < MOST; n += 64) {
+                    const int size = rest + phase - at - n;
+                    if (n + at >= 0 && n + at < T::PITCH) {
+                        copy_async(to + n, size > 0 ? from + n : from, size < 0 ? 0 : size < 16 ? size : 16);
                     }
                 }
             } else {
-                const int phase = (int) address(from) & 15;
-                from += piece - phase;
-                const int rest = (int) m.row_bytes - (last - left + ahead) * T::BYTES;
-                if (T::row::SPAN == 1 && rest < T::BYTES) {  // the rest of a row: zeros behind it
-                    const int left = rest + phase - piece;
 #pragma unroll
-                    for (int n = 0; n < T::BYTES + 14; n += 64) {
-                        const int size = left - n;
-                        if (n + piece < T::PITCH) {
-                            copy_async(to + n, size > 0 ? from + n : from, size < 0 ? 0 : size < 16 ? size : 16);
-                        }
-                    }
-                } else {
-#pragma unroll
-                    for (int n = 0; n < T::BYTES + 14; n += 64) {
-                        if (n + 64 <= T::BYTES || n + piece < T::BYTES + phase) {
-                            copy_line_async(to + n, from + n);
-                        }
+                for (int n = 0; n < MOST; n += 64) {
+                    if ((n > 0 || at >= 0) && (n + 64 <= T::BYTES || n + at < T::BYTES + phase)) {
+                        copy_line_async(to + n, from + n);
                     }
                 }
             }
