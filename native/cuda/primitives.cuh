@@ -10,6 +10,13 @@
 
 namespace few_rows {
 
+// Blocks of a product for which a multiprocessor has shared memory.
+#if __CUDA_ARCH__ >= 900
+constexpr int MOST_BLOCKS = 3;
+#else
+constexpr int MOST_BLOCKS = 2;
+#endif
+
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned;

@@ -58,18 +58,19 @@ template <int TILES> struct inputs_beside {
 // one tile, a lane whose column is not there has that of the last one.
 template <int TILES> struct direct_inputs {
     static constexpr bool DIRECT = true;
-    const u8 * x;
-    u32 at, step;   // bytes from there, and from one unit to the next
-    int to_scales;  // of the lane's results
+    const product & p;
 
-    INLINE direct_inputs(const product & p) : x(p.x) {
-        const int n_tiles = p.n_columns <= 8 ? 1 : p.n_columns <= 16 ? 2 : p.n_columns <= 32 ? 4 : 8;
-        const int lane = thread_index() % 32, last = p.n_columns - block_z() * TILE_COLUMNS - 1;
-        const int mine = (TILES > 1 || lane / 4 < last ? lane / 4 : last) * 64 + lane % 4 * 16;
-        at = block_z() * (TILES * TILE_BYTES) + mine;
-        step = n_tiles * TILE_BYTES;
-        to_scales = SCALES_AT + lane % 4 * 8 - mine;
+    INLINE direct_inputs(const product & p) : p(p) {}
+    INLINE u32 step() const {  // bytes from one unit to the next
+        return (p.n_columns <= 8 ? 1 : p.n_columns <= 16 ? 2 : p.n_columns <= 32 ? 4 : 8) * TILE_BYTES;
     }
+    INLINE int of_lane() const {  // bytes from a tile on
+        const int lane = thread_index() % 32, last = p.n_columns - block_z() * TILE_COLUMNS - 1;
+        return (TILES > 1 || lane / 4 < last ? lane / 4 : last) * 64 + lane % 4 * 16;
+    }
+    INLINE u32 begin(int unit) const { return block_z() * (TILES * TILE_BYTES) + unit * step() + of_lane(); }
+    // From there to the scales of the lane's results.
+    INLINE int to_scales() const { return SCALES_AT + thread_index() % 4 * 8 - of_lane(); }
 };
 
 // Blocks of one tile read them so; all warps of a block must, as they wait for each other or do not.
@@ -202,10 +203,11 @@ INLINE void multiply_blocks(
             copy_commit();
         }
         wait_for_previous();
-        u32 at = from_inputs.at + first * from_inputs.step;
+        u32 at = from_inputs.begin(first);
+        const u32 step_of_inputs = from_inputs.step();
 #pragma unroll 1
-        for (; left > 0; left--, at += from_inputs.step) {
-            const u8 * const x = from_inputs.x + at;
+        for (; left > 0; left--, at += step_of_inputs) {
+            const u8 * const x = from_inputs.p.x + at;
             copy_wait<AHEAD - 1>();
             sync_warp();  // the unit has come for all lanes, and all have left the one whose place is filled now
             if (left > AHEAD) {
@@ -215,7 +217,7 @@ INLINE void multiply_blocks(
             multiply_rows(
                 weights + stage * (WARP_ROWS * T::PITCH),
                 [&](int n, int at) { return *(const words4 *) (x + n * TILE_BYTES + at); },
-                [&](int n) { return *(const floats2 *) (x + n * TILE_BYTES + from_inputs.to_scales); });
+                [&](int n) { return *(const floats2 *) (x + n * TILE_BYTES + from_inputs.to_scales()); });
             step();
         }
     } else {
@@ -452,9 +454,10 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     if (grid_y() > 1 && !add_parts<TILES>(p, total)) {
         return;
     }
-    const warp_rows to(p, afresh(thread_index()));  // again, as no register holds it meanwhile
+    const int thread = afresh(thread_index()), lane = thread % 32;  // again, as no register holds it meanwhile
+    const warp_rows to(p, thread);
     const matrix & m = p.matrices[to.index];
-    const int lane = thread_index() % 32, upper = to.first + lane / 4;
+    const int upper = to.first + lane / 4;
     add_bias<TILES>(m, upper, total);
     if (p.activation && !activated<TILES>(p, total)) {
         return;
@@ -680,7 +683,7 @@ template <class A> constexpr int experts_blocks() { return A::RING == 0 ? 2 : 3;
 // With one tile, and one scale for a unit, there are registers for three.
 template <class A, class B, int TILES> constexpr int product_blocks() {
     if constexpr (TILES == 1 && A::RING > 0 && B::RING > 0) {
-        return A::row::SPAN == 8 && B::row::SPAN == 8 ? 3 : 2;
+        return A::row::SPAN == 8 && B::row::SPAN == 8 ? MOST_BLOCKS : 2;
     }
     return 2;
 }

@@ -21,6 +21,8 @@
 
 namespace few_rows {
 
+constexpr int MOST_BLOCKS = 2;
+
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned;
