@@ -157,11 +157,16 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
     for key in (*_SIZES, *_SIZES_OF_LAYERS):
         _check_size(file, f"{architecture}.{key}", listed=key in _SIZES_OF_LAYERS)
     for key in _SIZES:
-        low = int(key.startswith("rope."))  # with 0, ggml never ends
+        # With no dimensions to rotate, ggml never ends; with empty heads, it has no cache.
+        low = int(key.startswith(("rope.", "attention.key_length", "attention.value_length")))
         high = _LONGEST_WINDOW if key == "attention.sliding_window" else _LARGEST
         value = file.get(f"{architecture}.{key}", low)
         if not low <= value <= high:
             file.fail(f"{architecture}.{key} is {value}, expected {low} to {high}")
+    for key in ("attention.head_count", "attention.head_count_kv"):
+        no_heads = file.get(f"{architecture}.{key}") == 0
+        if no_heads and architecture not in RECURRENT_ARCHITECTURES:
+            file.fail(f"{architecture}.{key} is 0, expected 1 or more")
     if not file.require(_TOKENS, list):
         file.fail(f"key '{_TOKENS}' is empty, expected the vocabulary")
     embeddings = file.tensors.get("token_embd.weight")
