@@ -63,8 +63,7 @@ SECTIONS = {
             help=f"Type of the weights: {', '.join(OUTTYPES)}.",
         ),
         Option(
-            "-o",
-            "--output",
+            "-o --output",
             of="convert",
             type=click.Path(),
             metavar="FILE",
@@ -73,7 +72,7 @@ SECTIONS = {
         ),
         Option("--force", is_flag=True, help="Replace FILE if it exists."),
         Option("--dry-run", is_flag=True, help="Fetch, plan and check, and write nothing."),
-        Option("--json", "as_json", is_flag=True, help="Print one JSON object about the file."),
+        Option("--json as_json", is_flag=True, help="Print one JSON object about the file."),
         QUIET,
     ),
 }

@@ -45,8 +45,7 @@ SECTIONS = {
             "messages, and answer. Half of the training learns them.",
         ),
         Option(
-            "--ctx",
-            "n_ctx",
+            "--ctx n_ctx",
             of="train",
             type=whole(256, 1 << 16),
             default=768,
@@ -56,8 +55,7 @@ SECTIONS = {
     ),
     "Drafter": (
         Option(
-            "--from",
-            "begin",
+            "--from begin",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             metavar="FOLDER",
             show_default="random weights",
@@ -65,15 +63,13 @@ SECTIONS = {
             "model.safetensors.",
         ),
         Option(
-            "--block",
-            "block_size",
+            "--block block_size",
             type=whole(2, 64),
             show_default="8, or 16 from a hidden size of 1024 on; with --from that of the drafter",
             help="Tokens of a block.",
         ),
         Option(
-            "--layers",
-            "n_layer",
+            "--layers n_layer",
             type=whole(1, 64),
             show_default="4, or 5 from a hidden size of 1024 on",
             help="Layers of the drafter.",
@@ -95,15 +91,13 @@ SECTIONS = {
             help="The largest learning rate, times the model's hidden size.",
         ),
         Option(
-            "--anchors",
-            "n_anchors",
+            "--anchors n_anchors",
             type=whole(1, 1024),
             show_default="as many as have 256 tokens",
             help="Blocks of one answer that a step learns.",
         ),
         Option(
-            "--written",
-            "n_written",
+            "--written n_written",
             type=whole(1, 256),
             show_default="256 on a GPU, 8 on a CPU",
             help="Texts that the model writes at once.",
@@ -112,15 +106,14 @@ SECTIONS = {
     "Machine": tuple(each for each in LOADING if each.name in _MACHINE),
     "Output": (
         Option(
-            "-o",
-            "--output",
+            "-o --output",
             of="train",
             type=click.Path(path_type=Path),
             metavar="FOLDER",
             show_default="<target>-dflash in the working folder",
             help="A new folder for the drafter: GGUF, safetensors and a card.",
         ),
-        Option("--json", "as_json", is_flag=True, help="Print one JSON object about the result."),
+        Option("--json as_json", is_flag=True, help="Print one JSON object about the result."),
         QUIET,
     ),
 }

@@ -34,8 +34,7 @@ _INSTALL = "pip install 'dflash-local[tune]'"
 def answer_tokens(command: str) -> Option:
     """The option of a training's command for the length of what it learns from."""
     return Option(
-        "-n",
-        "--max-tokens",
+        "-n --max-tokens",
         of=command,
         type=whole(16),
         default=256,
@@ -65,8 +64,7 @@ SECTIONS = {
             "--record` writes.",
         ),
         Option(
-            "--ctx",
-            "n_ctx",
+            "--ctx n_ctx",
             of="tune",
             type=whole(256),
             default=2048,
@@ -97,8 +95,7 @@ SECTIONS = {
     ),
     "Output": (
         Option(
-            "-o",
-            "--output",
+            "-o --output",
             of="tune",
             type=click.Path(path_type=Path),
             metavar="FOLDER",
@@ -110,7 +107,7 @@ SECTIONS = {
             is_flag=True,
             help="Go back to the drafter that the target had before. The tuned one stays on disk.",
         ),
-        Option("--json", "as_json", is_flag=True, help="Print one JSON object about the result."),
+        Option("--json as_json", is_flag=True, help="Print one JSON object about the result."),
         QUIET,
     ),
 }

@@ -42,8 +42,7 @@ SECTIONS = {
     ),
     "Cache": (
         Option(
-            "-c",
-            "--cache",
+            "-c --cache",
             of=NAME,
             is_flag=True,
             help="Keep large tensors on this disk, so that they are sent only once.",
