@@ -21,21 +21,9 @@ if TYPE_CHECKING:
 
 # as `dflash_local.convert.quantization` has them, which needs llama.cpp to load
 OUTTYPES = (
-    "f32",
-    "bf16",
-    "f16",
-    "q8_0",
-    "q6_k",
-    "q5_k_m",
-    "q5_k_s",
-    "q5_1",
-    "q5_0",
-    "q4_k_m",
-    "q4_k_s",
-    "q4_1",
-    "q4_0",
-    "q3_k_m",
-)
+    "f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s",
+    "q4_1", "q4_0", "q3_k_m",
+)  # fmt: skip
 
 SECTIONS = {
     "Input": (

@@ -38,27 +38,10 @@ if TYPE_CHECKING:
     from dflash_local.target_model.target import Target
 
 __all__ = [
-    "BackendError",
-    "Chunk",
-    "ClosedError",
-    "ContextFullError",
-    "DflashError",
-    "Embedder",
-    "FileError",
-    "GrammarError",
-    "InputError",
-    "Llama",
-    "Model",
-    "Options",
-    "PairError",
-    "PromptTooLongError",
-    "Result",
-    "Stats",
-    "Target",
-    "__version__",
-    "load",
-    "load_embedder",
-]
+    "BackendError", "Chunk", "ClosedError", "ContextFullError", "DflashError", "Embedder",
+    "FileError", "GrammarError", "InputError", "Llama", "Model", "Options", "PairError",
+    "PromptTooLongError", "Result", "Stats", "Target", "__version__", "load", "load_embedder",
+]  # fmt: skip
 
 _HOMES = {
     "Embedder": "embedder",

@@ -21,18 +21,10 @@ CONFIG = "config.json"
 CARD = "README.md"
 MASK_EMBEDDING = "mask_embedding.pt"
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "tokenizer.model",
-    "tiktoken.model",
-)
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "generation_config.json", "chat_template.jinja",
+    "chat_template.json", "tokenizer.model", "tiktoken.model",
+)  # fmt: skip
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -143,15 +135,9 @@ def target_hint(source: Source, config: dict[str, Any]) -> str | None:
 
 
 _TARGET_FIELDS = (
-    "target_model",
-    "target_model_id",
-    "target_model_name",
-    "target_model_name_or_path",
-    "target_name_or_path",
-    "target_model_path",
-    "base_model",
-    "base_model_name_or_path",
-)
+    "target_model", "target_model_id", "target_model_name", "target_model_name_or_path",
+    "target_name_or_path", "target_model_path", "base_model", "base_model_name_or_path",
+)  # fmt: skip
 
 
 def _local_folder(source: str | os.PathLike[str], revision: str | None) -> Path | None:

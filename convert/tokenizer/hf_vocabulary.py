@@ -33,13 +33,8 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Gemma 4's control tokens that a chat parser needs in the output
 _VISIBLE = frozenset(
     (
-        "<|channel>",
-        "<channel|>",
-        "<|tool_call>",
-        "<tool_call|>",
-        "<|tool_response>",
-        "<tool_response|>",
-        '<|"|>',
+        *("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
+        *("<|tool_response>", "<tool_response|>", '<|"|>'),
     )
 )
 _LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")

@@ -43,18 +43,9 @@ _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _ORDER = (
-    "embeddings",
-    "fc",
-    "attention",
-    "recurrent",
-    "ffn",
-    "convolutions",
-    "norms",
-    "selector",
-    "markov",
-    "head",
-    "other",
-)
+    "embeddings", "fc", "attention", "recurrent", "ffn", "convolutions", "norms", "selector",
+    "markov", "head", "other",
+)  # fmt: skip
 _BLOCK = re.compile(r"^blk\.\d+\.")
 
 # keys of `general.*` that describe the file, not its origin

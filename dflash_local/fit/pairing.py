@@ -39,32 +39,16 @@ _WAYS = {"cells": "yes", "replay": "by replay", "snapshots": "by snapshots"}
 _SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
 _MOST_UNUSED = 128  # as llama.cpp has it for speculative decoding
 _SIZES = (
-    "attention.key_length",
-    "attention.key_length_mla",
-    "attention.key_length_swa",
-    "attention.kv_lora_rank",
-    "attention.shared_kv_layers",
-    "attention.sliding_window",
-    "attention.value_length",
-    "attention.value_length_swa",
-    "kda.head_dim",
-    "nextn_predict_layers",
-    "rope.dimension_count",
-    "rope.dimension_count_swa",
-    "shortconv.l_cache",
-    "ssm.conv_kernel",
-    "ssm.group_count",
-    "ssm.inner_size",
-    "ssm.state_size",
-    "ssm.time_step_rank",
-)
+    "attention.key_length", "attention.key_length_mla", "attention.key_length_swa",
+    "attention.kv_lora_rank", "attention.shared_kv_layers", "attention.sliding_window",
+    "attention.value_length", "attention.value_length_swa", "kda.head_dim", "nextn_predict_layers",
+    "rope.dimension_count", "rope.dimension_count_swa", "shortconv.l_cache", "ssm.conv_kernel",
+    "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
+)  # fmt: skip
 _SIZES_OF_LAYERS = (
-    "attention.head_count",
-    "attention.head_count_kv",
-    "expert_feed_forward_length",
-    "expert_used_count",
-    "feed_forward_length",
-)
+    "attention.head_count", "attention.head_count_kv", "expert_feed_forward_length",
+    "expert_used_count", "feed_forward_length",
+)  # fmt: skip
 """Keys that a plan counts with; of these, a model may have one number for each layer."""
 _LARGEST = 1 << 17
 """Of those that one number stands for. Caches grow with some that no tensor confirms."""

@@ -146,19 +146,10 @@ class SamplingFields(BaseModel):
 
 
 _AS_THEY_ARE = SamplingFields.model_fields.keys() - {
-    "repeat_penalty",
-    "repetition_penalty",
-    "seed",
-    "logit_bias",
-    "stop",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "cache_prompt",
-    "t_max_predict_ms",
-    "grammar",
-    "lora",
-    "id_slot",
-}
+    "repeat_penalty", "repetition_penalty", "seed", "logit_bias", "stop",
+    "include_stop_str_in_output", "ignore_eos", "cache_prompt", "t_max_predict_ms", "grammar",
+    "lora", "id_slot",
+}  # fmt: skip
 """Fields that the model takes under the same name, whatever their value."""
 
 

@@ -38,14 +38,9 @@ _LONGEST_S = 1e9  # longer is never: dates end with the year 9999
 _MIDDLE_KEYS = ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id")
 _MIDDLES = frozenset(
     (
-        "<|fim_middle|>",
-        "<fim-middle>",
-        "<fim_middle>",
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "▁<MID>"),
+        *("<|code_middle|>", "<|middle|>"),
         "<｜fim▁end｜>",  # noqa: RUF001  (DeepSeek's)
-        "<MID>",
-        "▁<MID>",
-        "<|code_middle|>",
-        "<|middle|>",
     )
 )
 """Names by which llama.cpp's `src/llama-vocab.cpp` knows the token after which a gap is filled."""
