@@ -231,7 +231,6 @@ def _usual_shape(values: Mapping[str, Any]) -> DraftShape:
 
 
 def chosen_pair(values: Mapping[str, Any], say: Speaker) -> tuple[Path, Path | None]:
-    """Target and drafter."""
     from dflash_local.fit.options import LoadOptions
 
     return chosen_files(values, say, LoadOptions(**values_of(MACHINE, values)))

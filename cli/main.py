@@ -151,7 +151,6 @@ def group(ctx: click.Context) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit the process."""
     sys.exit(run(arguments))
 
 

@@ -512,7 +512,6 @@ def _sees(source: ModelSource) -> bool:
 
 
 def _chat_template(values: Mapping[str, Any]) -> str | None:
-    """The Jinja text in place of the model's own."""
     from dflash_local.llama.runtime import named_template
 
     if file := values["chat_template_file"]:
@@ -521,7 +520,6 @@ def _chat_template(values: Mapping[str, Any]) -> str | None:
 
 
 def _load_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `dflash_local.load`."""
     n_seq = values["n_seq"] or (1 if values["exact"] else 4)
     return {**values_of((*LOADING, *CACHE), values), "n_seq": n_seq}
 

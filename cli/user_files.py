@@ -20,7 +20,6 @@ def settings_file() -> Path:
 
 
 def history_file() -> Path:
-    """The messages that were typed in conversations."""
     return platformdirs.user_state_path("dflash-local", appauthor=False) / "chat_history"
 
 

@@ -180,7 +180,6 @@ def scaled(value: Any) -> list[tuple[str, float]]:
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    """Reads a JSON object."""
     try:
         parsed = json.loads(value)
     except (json.JSONDecodeError, RecursionError) as error:

@@ -69,7 +69,6 @@ class ConvertResult:
     """The points that could not be checked, or may surprise, in words."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The result for JSON."""
         values = asdict(self)
         return values | {"path": str(self.path), "target_layers": list(self.target_layers)}
 
@@ -242,7 +241,6 @@ def _find_target(
 
 
 def _check_target_link(spec: DrafterSpec, facts: dict[str, Any], target: str) -> None:
-    """The drafter's config against the target's."""
     fields = target_fields(facts)
     n_vocab, n_layer = fields.integer("vocab_size"), fields.integer("num_hidden_layers")
     if n_vocab not in (None, spec.n_vocab):

@@ -56,5 +56,4 @@ def provenance_keys(drafter: Source, target: GgufFile | Source, sha256: str) -> 
 
 
 def _url(source: Source) -> str | None:
-    """Of a repository on the hub."""
     return None if source.revision is None else f"https://huggingface.co/{source.name}"

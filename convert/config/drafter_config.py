@@ -48,8 +48,6 @@ _NESTED = frozenset({
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """A drafter as its config states it."""
-
     family: Family  # by its architecture; `spec` has that of the GGUF file
     layout: Layout
     architecture: str  # the name in config.json

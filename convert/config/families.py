@@ -114,8 +114,6 @@ _EXPECTED = {
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """A drafter's config with its family and layout."""
-
     family: Family
     layout: Layout
     architecture: str

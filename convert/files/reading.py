@@ -98,7 +98,6 @@ def unreadable(path: Path, error: Exception) -> FileError:
 
 
 def fail(path: str | os.PathLike[str], message: str) -> NoReturn:
-    """Raise a FileError about `path`."""
     raise FileError(f"{path}: {message}")
 
 

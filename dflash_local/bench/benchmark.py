@@ -132,7 +132,6 @@ class Benchmark:
         return cases, notes
 
     def report(self, model: Model, notes: list[str]) -> Report:
-        """An empty one."""
         return Report(**self.heading(model, notes))
 
     def heading(self, model: Model, notes: list[str]) -> dict[str, Any]:
@@ -149,7 +148,6 @@ class Benchmark:
         """Called with the model of single requests when these are measured."""
 
     def measure_others(self, report: Report, cases: Sequence[Case]) -> None:
-        """Several requests at once."""
         short = self.short_cases(report, cases)
         if self.options.concurrency and not short:
             report.notes.append("several at once: left out, as there are only long prompts")

@@ -46,7 +46,6 @@ Event = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 def call_id() -> str:
-    """A new tool call's id."""
     return f"call_{secrets.token_hex(12)}"
 
 

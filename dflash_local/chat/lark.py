@@ -38,7 +38,6 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator
 
 
 def literal(text: str) -> str:
-    """`text` as a literal of the grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -81,7 +81,6 @@ def _without_folders(text: str) -> str:
 
 
 def _names_of(pair: Pair) -> PairNames:
-    """The names of a pair, from its headers."""
     target, draft = pair.target, pair.draft
     facts = inspect_file(target).file
     drafter = inspect_file(draft).file if draft and draft is not target else None

@@ -72,7 +72,6 @@ def alarms(
 
 
 def verdict(found: list[Alarm], pair: PairNames, trial: PairTrial | None) -> str:
-    """One line."""
     for alarm in found:
         if alarm.is_fault:
             return alarm.text

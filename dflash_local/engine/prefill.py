@@ -64,7 +64,6 @@ class Prefill:
         self._count([sequence for sequence, _ in served], n_rows, start)
 
     def _decode(self, served: list[tuple[Sequence, int]], turn: int) -> None:
-        """One pass over chunks of prompts."""
         batch = Batch()
         for sequence, n in served:
             begin = len(sequence.slot.cached)

@@ -70,7 +70,6 @@ class Sequence:
 
     @property
     def shape(self) -> Shape:
-        """The shape of its next draft."""
         return self.fixed_shape if self.policy is None else self.policy.shape
 
     @property

@@ -114,7 +114,6 @@ class Slots:
         return self._aside is not None
 
     def forget(self, slot: Slot) -> None:
-        """Empty a slot."""
         slot.cached.clear()
         slot.pending = []
         slot.checkpoints.cut(0)

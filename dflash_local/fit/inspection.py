@@ -84,8 +84,6 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Facts about any model file."""
-
     path: Path
     n_bytes: int
     """On disk, all shards together."""
@@ -124,7 +122,6 @@ class DrafterReport:
         return tuple(i for i, windowed in enumerate(self.spec.sliding_layers) if windowed)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
         spec = {name: getattr(self.spec, name) for name in _OF_SPEC}
         own = ("file", "mask_token", "llama_cpp_loads", "taps_after", "sliding_layers")
         more = {name: getattr(self, name) for name in own}
@@ -144,7 +141,6 @@ class AssistantReport:
     n_vocab: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
         return {"role": "drafter", "architecture": ASSISTANT, **_plain(self)}
 
 
@@ -183,7 +179,6 @@ class TargetReport:
         return self.offers_taps and self.rolls_back
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
         names = ("rolls_back", "takes_drafters", "drafts_with_heads")
         more = {name: getattr(self, name) for name in names}
         return {"role": "target", **_plain(self), **more}
@@ -202,7 +197,6 @@ class ProjectorReport:
     """The hidden size of the targets that it fits."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
         return {"role": "projector", **_plain(self)}
 
 

@@ -82,7 +82,6 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the two fit each other."""
         return self.error is None
 
     @property
@@ -91,7 +90,6 @@ class Fit:
         return next((field.fault for field in self.fields if field.fault), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison for JSON."""
         return {
             "fits": self.fits,
             "target": str(self.target),

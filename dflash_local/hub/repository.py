@@ -30,7 +30,6 @@ class Repository:
     """The folder of the files, if they are in the cache."""
 
     def n_bytes(self, names: Iterable[str]) -> int:
-        """Bytes of these files."""
         return sum(self.sizes[name] for name in names)
 
     def missing(self, names: Iterable[str]) -> list[str]:

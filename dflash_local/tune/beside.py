@@ -86,7 +86,6 @@ class Beside:
 
 
 def _work(sent: Any, folder: Path, write: Write, arguments: Sequence[Any]) -> None:
-    """The main function of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the trainer decides
     trainer = multiprocessing.parent_process()
     assert trainer is not None

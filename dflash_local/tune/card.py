@@ -38,7 +38,6 @@ class Card:
     reason: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         values = {name: str(v) if isinstance(v, Path) else v for name, v in vars(self).items()}
         rows = [{**asdict(row), "ratio": round(row.ratio, 4)} for row in self.rows]
         return values | {"rows": rows, "lengths": [list(each) for each in self.lengths]}

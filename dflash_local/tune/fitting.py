@@ -200,8 +200,6 @@ def _settings(options: TuneOptions) -> dict[str, Any]:
 
 
 class Run:
-    """The parts of a run that share the loaded target."""
-
     def __init__(
         self,
         options: TuneOptions,

@@ -128,8 +128,6 @@ def train(options: TrainOptions, **more: Any) -> Card:
 
 
 class NewRun(Run):
-    """A run that begins with random weights."""
-
     _options: TrainOptions
     _answerer: Writer  # type: ignore[assignment]
 

@@ -111,7 +111,6 @@ def conversations(prompts: Sequence[BenchPrompt]) -> list[list[BenchPrompt]]:
 
 
 def _whole(prompt: BenchPrompt) -> str:
-    """A prompt as one text."""
     if prompt.messages:
         return json.dumps(prompt.messages)
     return prompt.text if prompt.text is not None else "\0".join(prompt.infill or ())

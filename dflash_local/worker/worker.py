@@ -269,7 +269,6 @@ class Worker:
         self._end(job, error or job.running.error)
 
     def _end(self, job: Job, error: BaseException | None = None) -> None:
-        """End a job, and tell its caller."""
         self._n_ended += 1
         if isinstance(job, Generation):
             if job.sequence is not None:

@@ -27,7 +27,6 @@ class Pace:
         self._began = self._said = self._clock()
 
     def count(self, work: float) -> None:
-        """An answer is done."""
         self._n_done += 1
         self._done += work
         now = self._clock()

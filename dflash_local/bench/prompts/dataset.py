@@ -79,7 +79,6 @@ def load_prompts(
 
 
 def _find(name: str, folder: Path) -> Path:
-    """The file of test questions at `folder`."""
     if folder.is_file():
         return folder
     if not folder.is_dir():
@@ -99,7 +98,6 @@ def _find(name: str, folder: Path) -> Path:
 
 
 def _texts(path: Path, dataset: Dataset) -> Iterator[str]:
-    """User messages."""
     parquet = path.suffix.lower() == ".parquet"
     rows = _parquet_rows(path, (dataset.column, _TURNS)) if parquet else _rows(path)
     for number, row in enumerate(rows, start=1):

@@ -56,7 +56,6 @@ def _single(report: Report, row: SpeedRow) -> cell.Row:
 
 
 def _at_once(report: Report, row: ConcurrencyRow) -> cell.Row:
-    """All requests together."""
     line = _about(report, row, cell.name(row.category), row.concurrency)
     line["plain"] = cell.spread(row.plain.total)
     if row.drafted:

@@ -160,7 +160,6 @@ class AnswerParser(Parser):
             yield from self._arguments(form.quote or "")
 
     def _literal(self, text: str) -> Waiting[None]:
-        """Reads a text of the form."""
         for piece in re.findall(rf"{ID}|[^\s{ID}]+", text):
             yield from self._solid()
             self._at -= 1

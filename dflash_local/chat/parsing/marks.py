@@ -29,7 +29,6 @@ class CodeBlocks:
         """The pieces of the last line."""
 
     def add(self, text: str) -> None:
-        """The next piece of the text."""
         *lines, rest = text.split("\n")
         for end in lines:
             line, self._line = "".join([*self._line, end]), []

@@ -68,7 +68,6 @@ class Parser:
         return events
 
     def _parse(self) -> Waiting[None]:
-        """Parses all of the answer."""
         raise NotImplementedError
 
     def _mark(self, marks: Collection[str]) -> Waiting[str]:

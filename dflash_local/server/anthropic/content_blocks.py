@@ -30,7 +30,6 @@ class ContentBlocks:
         self._input = ""
 
     def take(self, added: Event) -> Iterator[NamedEvent]:
-        """The events of additions to the message."""
         match added:
             case Reasoning(text):
                 if self._thinking:

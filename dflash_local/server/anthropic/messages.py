@@ -56,8 +56,6 @@ def _prepare(model: Model, body: CountRequest) -> PreparedChat:
 
 
 class _MessageAnswer:
-    """The answer to one request."""
-
     def __init__(self, loaded: LoadedModel, body: MessagesRequest, chat: PreparedChat) -> None:
         self._loaded = loaded
         self._body = body

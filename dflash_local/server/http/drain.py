@@ -30,7 +30,6 @@ class Drain:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """While a request runs."""
         self.n_running += 1
         self.idle.clear()
         try:

@@ -96,7 +96,6 @@ class LlamaAnswers:
         self._answers = [_LlamaAnswer(loaded, body, task, i) for i, task in enumerate(tasks)]
 
     async def events(self) -> AsyncIterator[Mapping[str, Any]]:
-        """The events of all answers, as they come."""
         tasks = [answer.task for answer in self._answers]
         async for index, chunk in stream_all(self._loaded, tasks):
             for event in self._answers[index].take(chunk):
@@ -213,7 +212,6 @@ class _LlamaAnswer:
             yield self._chosen({**self._last(), "content": "", "tokens": []})
 
     def whole(self) -> dict[str, Any]:
-        """The answer to a request that does not stream."""
         last = self._last()
         if self._body.n_probs:
             last["completion_probabilities"] = self._probabilities(self._complete.logprobs)

@@ -113,7 +113,6 @@ class ModelPool:
         )
 
     def _known(self, name: str | None) -> ServedModel | None:
-        """The model of that name or alias."""
         named = (each for each in self.models.values() if name in each.source.aliases)
         return self.models.get(name or "") or next(named, None)
 

@@ -123,8 +123,6 @@ def _expires_at(served: ServedModel) -> str:
 
 @dataclass(frozen=True)
 class _ModelCard:
-    """A file's facts about its model."""
-
     n_bytes: int
     modified_at: str
     digest: str

@@ -31,7 +31,6 @@ class ResponseItems:
     def take(
         self, event: Event, logprobs: list[dict[str, Any]] | None = None
     ) -> Iterator[NamedEvent]:
-        """The events of additions to the message."""
         match event:
             case Reasoning(text):
                 yield from self._text("reasoning", text, None)

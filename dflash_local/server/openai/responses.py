@@ -56,8 +56,6 @@ def _prepare(model: Model, body: ResponsesRequest) -> PreparedChat:
 
 
 class _ResponseAnswer:
-    """The answer to one request."""
-
     def __init__(self, loaded: LoadedModel, body: ResponsesRequest, chat: PreparedChat) -> None:
         self._loaded = loaded
         self._body = body
