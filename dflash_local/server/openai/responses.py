@@ -14,7 +14,12 @@ from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import GenerationTask, stream_all, timings
-from dflash_local.server.answering.prepared_chat import PreparedChat, input_tokens, prepare_chat
+from dflash_local.server.answering.prepared_chat import (
+    PreparedChat,
+    input_tokens,
+    prepare_chat,
+    split_begun,
+)
 from dflash_local.server.answering.sampling_fields import usual_sampling
 from dflash_local.server.answering.tools import tool_use
 from dflash_local.server.http.errors import api_error
@@ -45,13 +50,15 @@ async def count_input_tokens(request: Request, body: ResponsesRequest) -> dict[s
 
 def _prepare(model: Model, body: ResponsesRequest) -> PreparedChat:
     tools = [function.tool for function in body.functions]
+    messages, begun = split_begun(body.messages())
     return prepare_chat(
         model,
-        body.messages(),
+        messages,
         tools=tool_use(tools, *body.choice, parallel=body.parallel_tool_calls),
         schema=body.text.schema_of_answer if body.text else None,
         reasoning_effort=body.effort,
         template_kwargs=body.chat_template_kwargs,
+        begun=begun,
     )
 
 
