@@ -58,11 +58,6 @@ _NO_TOOLS = (
 )
 
 
-def _shows_tools(model: Model) -> bool:
-    """Whether the chat template writes tools into the prompt."""
-    return re.search(r"\b(tools|functions)\b", model.target.chat_template or "") is not None
-
-
 def input_tokens(chat: PreparedChat) -> dict[str, Any]:
     """The answer of routes that count the tokens of a prompt, in OpenAI's form."""
     return {"object": "response.input_tokens", "input_tokens": n_cells(chat.prompt)}
@@ -111,7 +106,10 @@ def prepare_chat(
     Raises ApiError for requests beyond this model, InputError for those its template refuses.
     """
     tools = tools or ToolUse()
-    variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
+    variables = dict(template_kwargs or {})
+    if reasoning_effort is not None:
+        usual = {"enable_thinking": False} if reasoning_effort == "none" else {}
+        variables = {"reasoning_effort": reasoning_effort, **usual, **variables}
     vocabulary = model.target.vocabulary
     pictures = Pictures(model.projector, RemoteImages().fetch if model.remote_images else None)
     text = model.rendered_chat(
@@ -126,7 +124,9 @@ def prepare_chat(
     dialect = model.dialect
     bindings: dict[str, Any] = {}
     if tools.required:
-        bindings["lark"] = _forced_call(model, tools, thinking_open)
+        if (forced := _call(model, tools, thinking_open)) is None:
+            raise ApiError(400, NO_CALLS, param="tool_choice")
+        bindings["lark"] = forced
     elif schema is not None:
         bindings |= model.answer_bound(schema, prompt)
         if tools.allowed:
@@ -148,22 +148,10 @@ def prepare_chat(
     if dialect.special:
         bindings["special"] = True
     sampling = model.chat_sampling(variables)
-    warning = _NO_TOOLS if tools.shown and not _shows_tools(model) else None
+    shows_tools = re.search(r"\b(tools|functions)\b", model.target.chat_template or "")
+    warning = _NO_TOOLS if tools.shown and not shows_tools else None
     shown = pictures.shown(unquoted(text)) + begun
     return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open, warning, shown)
-
-
-def _effort(given: str | None) -> dict[str, Any]:
-    if given is None:
-        return {}
-    return {"reasoning_effort": given} | ({"enable_thinking": False} if given == "none" else {})
-
-
-def _forced_call(model: Model, tools: ToolUse, thinking_open: bool) -> str:
-    grammar = _call(model, tools, thinking_open)
-    if grammar is None:
-        raise ApiError(400, NO_CALLS, param="tool_choice")
-    return grammar
 
 
 def _call(model: Model, tools: ToolUse, thinking_open: bool) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -31,14 +32,19 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
     """The text of token ids, control tokens by their names."""
-    return {"content": await on_model(request, body.model, body, _text)}
+
+    def text(model: Model, body: DetokenizeRequest) -> str:
+        return model.target.vocabulary.detokenize(body.tokens, special=True)
+
+    return {"content": await on_model(request, body.model, body, text)}
 
 
 @router.post("/apply-template")
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt of a chat as the template writes it. Nothing is generated."""
     body.check()
-    return {"prompt": await on_model(request, body.model, body, _chat_prompt)}
+    prepare = partial(prepare_request, bound=False)
+    return {"prompt": (await on_model(request, body.model, body, prepare)).text}
 
 
 def mixed_tokens(
@@ -106,11 +112,3 @@ def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
         return piece.decode("utf-8")
     except UnicodeDecodeError:
         return list(piece)
-
-
-def _text(model: Model, body: DetokenizeRequest) -> str:
-    return model.target.vocabulary.detokenize(body.tokens, special=True)
-
-
-def _chat_prompt(model: Model, body: ChatRequest) -> str:
-    return prepare_request(model, body, bound=False).text

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from dflash_local.chat.dialect import Dialect
 from dflash_local.model import Model
-from dflash_local.server.answering.api_answer import CLIENT_LEFT, pool_of, respond
+from dflash_local.server.answering.api_answer import answered, pool_of, respond
 from dflash_local.server.answering.infill_prompt import (
     Gap,
     infill_prompt,
@@ -22,7 +22,7 @@ from dflash_local.server.answering.infill_prompt import (
 from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat, split_begun
 from dflash_local.server.answering.tools import ToolUse, tool_use
 from dflash_local.server.http.errors import ApiError
-from dflash_local.server.http.event_stream import LINES, unless_gone
+from dflash_local.server.http.event_stream import LINES
 from dflash_local.server.ollama.answer import (
     OllamaAnswer,
     OllamaShape,
@@ -87,8 +87,7 @@ async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) 
         async with pool.use(served.name, body.keep_alive) as loaded:
             return no_answer(loaded.name, shape, "load")
 
-    response = await unless_gone(load(), request.receive)
-    return response or Response(status_code=CLIENT_LEFT)
+    return await answered(request, load())
 
 
 def _prepare_chat(model: Model, body: OllamaChatRequest | GenerateRequest) -> PreparedChat:

@@ -168,7 +168,9 @@ def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
     info = {
         key: value
         for key, value in file.metadata.items()
-        if not isinstance(value, list) and key != "tokenizer.chat_template" and _is_json(value)
+        if not isinstance(value, list)
+        and key != "tokenizer.chat_template"
+        and (not isinstance(value, float) or math.isfinite(value))
     }
     modified = datetime.fromtimestamp(time_ns / 1e9, timezone.utc)
     # It stands for this file; hashing its content would take minutes.
@@ -189,16 +191,11 @@ def _capabilities(file: GgufFile, template: str) -> list[str]:
         "completion": True,
         "tools": dialect_of(template).form is not None,
         "thinking": any(mark in template for mark in ("<think>", "enable_thinking", "<|channel|>")),
-        "insert": _fills_gaps(file),
+        # As llama.cpp finds out: from the file's keys, or from the names of its tokens.
+        "insert": any(key in file.metadata for key in _MIDDLE_KEYS)
+        or not _MIDDLES.isdisjoint(file.metadata.get("tokenizer.ggml.tokens") or ()),
     }
     return [name for name, has in found.items() if has]
-
-
-def _fills_gaps(file: GgufFile) -> bool:
-    """As llama.cpp finds out: from the file's keys, or from the names of its tokens."""
-    if any(key in file.metadata for key in _MIDDLE_KEYS):
-        return True
-    return not _MIDDLES.isdisjoint(file.metadata.get("tokenizer.ggml.tokens") or ())
 
 
 def _entry(served: ServedModel) -> dict[str, Any]:
@@ -215,10 +212,6 @@ def _entry(served: ServedModel) -> dict[str, Any]:
         "digest": card.digest,
         "details": card.details,
     }
-
-
-def _is_json(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _size(n: int) -> str:

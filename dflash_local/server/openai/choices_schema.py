@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import from_json
 
+from dflash_local.chat.lark import literal
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields, token_limit
 from dflash_local.server.http.errors import ApiError
@@ -90,16 +90,12 @@ class StructuredOutputs(BaseModel):
     def bindings(self) -> dict[str, str]:
         """The keyword arguments of `Model.astream` that bind the answer's text."""
         if self.choice:
-            return {"lark": f"start: {' | '.join(map(_literal, self.choice))}"}
+            return {"lark": f"start: {' | '.join(map(literal, self.choice))}"}
         if self.regex:
             return {"lark": f"start: {_pattern(self.regex)}"}
         if self.grammar:
             return {"grammar" if "::=" in self.grammar else "lark": self.grammar}
         return {}
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _pattern(regex: str) -> str:

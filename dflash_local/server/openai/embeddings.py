@@ -25,7 +25,11 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
         return input_tokens(embedder, body)
 
     def answer(found: Embedded) -> dict[str, Any]:
-        shown = _in_base64 if body.encoding_format == "base64" else np.ndarray.tolist
+        def shown(vector: Vector) -> Any:
+            if body.encoding_format == "base64":
+                return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            return vector.tolist()
+
         data = [
             {"object": "embedding", "index": index, "embedding": shown(vector)}
             for index, vector in enumerate(resized(found.vectors, body))
@@ -64,7 +68,3 @@ def check_dimensions(embedder: Embedder, wanted: int | None) -> None:
 def resized(vectors: list[Vector], body: EmbeddingsRequest) -> list[Vector]:
     """`vectors` as the request wants them: cut, and divided by their norm."""
     return list(normalized(np.stack(vectors)[:, : body.dimensions], body.embd_normalize))
-
-
-def _in_base64(vector: Vector) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -119,7 +119,7 @@ class _ResponseAnswer:
 
     def _response(self, status: str | None = None) -> dict[str, Any]:
         """The response: whole, or with the `status` "in_progress" without output and costs."""
-        body = self._body
+        body, choice = self._body, self._body.tool_choice
         options = {**usual_sampling(self._loaded.model), **self._task.options}
         done = status is None
         status = status or self._status
@@ -144,7 +144,9 @@ class _ResponseAnswer:
             "store": False,
             "temperature": options["temperature"],
             "text": {"format": self._format()},
-            "tool_choice": self._choice(),
+            "tool_choice": choice.model_dump()
+            if isinstance(choice, NamedChoice)
+            else choice or "auto",
             "tools": [{**function.model_dump(), "strict": True} for function in body.functions],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": options["top_p"],
@@ -156,10 +158,6 @@ class _ResponseAnswer:
     def _format(self) -> dict[str, Any]:
         given = self._body.text.format if self._body.text else None
         return given.model_dump(by_alias=True, exclude_none=True) if given else {"type": "text"}
-
-    def _choice(self) -> Any:
-        given = self._body.tool_choice
-        return given.model_dump() if isinstance(given, NamedChoice) else given or "auto"
 
     def _usage(self) -> dict[str, Any]:
         result = self._answer.result
