@@ -1,7 +1,5 @@
 """`dflash-local deploy`: how another engine serves a pair to many."""
 
-from __future__ import annotations
-
 import click
 
 from dflash_local.errors import InputError

@@ -4,8 +4,6 @@ An option has the name of the keyword argument of `dflash_local.load` or of `Mod
 a command can pass the values of a section on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

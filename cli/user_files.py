@@ -1,8 +1,6 @@
 """The places of the user's own files of this program: settings, and what was typed in
 conversations."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

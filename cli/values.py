@@ -3,8 +3,6 @@
 The name of a function is what help shows for the value, in capitals.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import math

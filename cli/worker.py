@@ -1,7 +1,5 @@
 """`dflash-local worker`: offers this machine's devices to another one."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import signal

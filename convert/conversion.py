@@ -1,7 +1,5 @@
 """From a published drafter to a GGUF file that has been seen to load."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field

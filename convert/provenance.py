@@ -1,7 +1,5 @@
 """The keys that say where a converted file comes from. The same input gives the same keys."""
 
-from __future__ import annotations
-
 from gguf import Keys
 
 from dflash_local.gguf.file import GgufFile

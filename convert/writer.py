@@ -4,8 +4,6 @@ The `gguf` package writes the header. It would need each tensor whole, so tensor
 and written here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

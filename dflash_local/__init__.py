@@ -8,8 +8,6 @@ Bad input raises `InputError`, and every error of this package is a `DflashError
 `help(dflash_local.errors)`. `Options` are those of a request; `Target` is a model in token ids.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -3,8 +3,6 @@
 All of them can be measured again, so a folder that cannot be used is not an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Text from files and clients, as a terminal may show it."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 

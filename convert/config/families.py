@@ -4,8 +4,6 @@ A drafter of a known layout is added by a line in `_ARCHITECTURES`. A layout wit
 `Layout`; what its layers compute beside that is in `drafter_config` (keys) and `tensors.names`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn

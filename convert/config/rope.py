@@ -1,7 +1,5 @@
 """A drafter's rotary position embedding (RoPE), and how to state it for llama.cpp."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Literal

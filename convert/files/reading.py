@@ -1,7 +1,5 @@
 """Files that others have made: reads of bounded size, and one line for each fault."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -5,8 +5,6 @@ header in JSON, then the bytes of the tensors without gaps, up to the end of the
 safetensors package itself gives no BF16 without torch.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The source of the files to convert: a local folder, or a hub repository at one commit."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Iterator

@@ -4,8 +4,6 @@ The `gguf` package reads special tokens, merges and the chat template. The token
 the name of the pre-tokenizer are read here: that package leaves them to its caller.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

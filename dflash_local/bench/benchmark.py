@@ -1,7 +1,5 @@
 """One run from beginning to end: load, measure plain and drafted, report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

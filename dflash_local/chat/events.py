@@ -1,7 +1,5 @@
 """The parts of an answer, as its text arrives: pieces of content, reasoning and tool calls."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass, replace
 

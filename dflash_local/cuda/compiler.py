@@ -4,8 +4,6 @@ It comes with pip (`dflash-local[cuda]`) or with a CUDA toolkit, and needs neith
 driver.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

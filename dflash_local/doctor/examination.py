@@ -1,7 +1,5 @@
 """The whole examination: the machine, the files, the memory, and a trial of the loaded pair."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

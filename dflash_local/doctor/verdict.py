@@ -1,7 +1,5 @@
 """From findings to faults: one line first, and the remedy for each fault."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

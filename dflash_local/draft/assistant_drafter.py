@@ -1,7 +1,5 @@
 """Heads in a file of their own as a drafter: Gemma 4's, which its makers call assistants."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The heads of a target's own file as a drafter: layers that predict further tokens (MTP)."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Takes requests into slots and runs their rounds to the end. It knows only token ids."""
 
-from __future__ import annotations
-
 import time
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Prompts, decoded chunk by chunk. One batch holds chunks of several sequences, if the target can
 decode unequal ones together."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 

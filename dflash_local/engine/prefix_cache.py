@@ -2,8 +2,6 @@
 tokens stay or are stored when its sequence ends, or its cells are needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace

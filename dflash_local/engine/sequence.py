@@ -1,7 +1,5 @@
 """The state of one answer, in token ids. It knows nothing about text."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Describes a GGUF file, a drafter or a target, from its header."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Decides whether a target and a drafter fit each other, from their headers."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The content of a hub repository, as the hub lists it, and as the client's cache has it."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os

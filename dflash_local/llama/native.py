@@ -4,8 +4,6 @@ Import it only from here. If the extension were imported before `llama_cpp`, it 
 copy of libllama, and models of one copy crash in the other. Raises ImportError if there are two.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -4,8 +4,6 @@ This module imports `llama_cpp`, before the native extension is loaded. The exte
 libraries that are loaded already. An ImportError says what to install.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

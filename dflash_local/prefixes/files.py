@@ -7,8 +7,6 @@ the first, too. So files of another model or version are never used, under any n
 another user. A file that was cut or damaged is noticed before anything in it is used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

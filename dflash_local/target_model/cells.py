@@ -13,8 +13,6 @@ Where only the order of cells decides the rounding of sums, sequences keep their
 `CellLog`). Freed cells then belong to a spare id until the cache is packed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Options of a target: its context, its devices, and the layers that are tapped."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass

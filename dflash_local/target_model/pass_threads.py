@@ -1,7 +1,5 @@
 """The number of threads of a target's passes: fewer where other processes want the cores."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

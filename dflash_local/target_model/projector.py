@@ -1,7 +1,5 @@
 """A target's eyes: the projector of an `mmproj` file, by llama.cpp's libmtmd."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -5,8 +5,6 @@ Of layers with a sliding window only the window is saved. With `state_only`, the
 attention layers are left out and left alone: the rest is the recurrent state.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The target's vocabulary: from text to token ids and back, as llama.cpp does it."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import threading

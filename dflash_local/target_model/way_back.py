@@ -1,7 +1,5 @@
 """The way back of a context, of those its options ask for."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -4,8 +4,6 @@ GCC before 13 miscompiles the set-up of AMX tiles. A llama.cpp that was built na
 at the first such product of more than one row. That is found here, without any model.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Iterator

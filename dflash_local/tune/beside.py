@@ -5,8 +5,6 @@ answers come as files, some megabytes each: one read takes a whole one, and memo
 means is scarce in a container.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import queue

@@ -1,7 +1,5 @@
 """The card of a tuned drafter: its sources and its measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ A folder gives pieces of its files, to be continued, filled in and written on in
 the model does these. A JSON Lines file gives its own prompts: see `bench.prompts.read_prompts`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

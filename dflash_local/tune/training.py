@@ -6,8 +6,6 @@ drafter from nothing has a recipe of its own: Muon for the matrices, sharper lab
 rate that falls to zero.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -5,8 +5,6 @@ own, in which each has its own stream of cells, by one row each in a pass. The p
 texts afterwards costs little beside that.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The one thread that owns a model. It runs as many requests at once as there are slots."""
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

@@ -1,7 +1,5 @@
 """The progress of a run, and the time that the rest will take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

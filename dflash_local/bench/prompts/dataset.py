@@ -4,8 +4,6 @@ They are worded as in z-lab/dflash, `dflash/benchmark.py`: one user message; the
 to a form that a grader could read.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -1,7 +1,5 @@
 """The texts in the cells of a report's tables, and the tables in plain characters."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Mapping, Sequence

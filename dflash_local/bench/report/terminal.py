@@ -1,7 +1,5 @@
 """A report on a terminal: a verdict, one table, and remarks."""
 
-from __future__ import annotations
-
 from dflash_local.bench.measure.concurrent import ConcurrencyRow
 from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.report import cell, remarks

@@ -1,7 +1,5 @@
 """Parses reasoning, then content with tool calls in it, by the form of the model's calls."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 

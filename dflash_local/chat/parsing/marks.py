@@ -1,7 +1,5 @@
 """Finds marks in text that arrives piece by piece."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

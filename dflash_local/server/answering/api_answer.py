@@ -4,8 +4,6 @@ answer ends.
 Every API makes an `ApiAnswer` of a request; this is where the request gets its model.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 

@@ -5,8 +5,6 @@ bound: values that no model could use are refused before any work. Fields that a
 have are ignored, as pydantic does by default: clients send fields of other servers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 

@@ -1,7 +1,5 @@
 """From a request to its vectors or scores, pass by pass: who leaves has the next one not begun."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -14,8 +14,6 @@ beginning a quarter of its share at a time. So while somebody types, the prompts
 most of each is in the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar

@@ -3,8 +3,6 @@
 The chats of all APIs end up here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Names in a request that this server does not know: told in the log once, or refused."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import re

@@ -1,7 +1,5 @@
 """The fields that all generating requests have, and the model's settings for them."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Tools in OpenAI's form: those of a request, which of them to call, and calls of the past."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`/v1/messages`: https://platform.claude.com/docs/en/api/messages."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any

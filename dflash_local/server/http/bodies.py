@@ -1,8 +1,6 @@
 """Request bodies, checked before anything else reads them: their size, the time that they take,
 whether they are JSON, and how many values that JSON holds."""
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 from collections.abc import AsyncIterator

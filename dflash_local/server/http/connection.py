@@ -1,7 +1,5 @@
 """One client's connection: uvicorn's, with limits where uvicorn has none."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from asyncio import TimerHandle

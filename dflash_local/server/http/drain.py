@@ -1,7 +1,5 @@
 """Draining: which requests run, and whether new ones are still accepted. `/health` says so."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 No client ever sees a traceback.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import reprlib

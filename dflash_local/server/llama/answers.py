@@ -1,7 +1,5 @@
 """Answers in the form of llama-server's own API."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence

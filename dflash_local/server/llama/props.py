@@ -3,8 +3,6 @@
 It tells no path of this machine.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any

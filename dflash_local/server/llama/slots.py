@@ -3,8 +3,6 @@
 Nothing of a prompt is told.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Annotated, Any, Literal
 

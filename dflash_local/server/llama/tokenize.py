@@ -1,7 +1,5 @@
 """`/tokenize`, `/detokenize`, `/apply-template`: llama-server's ways to see tokens and prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby

@@ -5,8 +5,6 @@ memory, but never while requests run on it. Models are loaded one at a time, in 
 requests. All methods but `close` belong to one event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

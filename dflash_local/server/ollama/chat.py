@@ -1,7 +1,5 @@
 """`/api/chat` and `/api/generate`: https://github.com/ollama/ollama/blob/main/docs/api.md."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

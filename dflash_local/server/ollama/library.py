@@ -1,7 +1,5 @@
 """`/api/pull` and `/api/delete`: https://github.com/ollama/ollama/blob/main/docs/api.md."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The served models as Ollama lists and shows them: `/api/tags`, `/api/ps`, `/api/show`,
 `/api/version`."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`/v1/chat/completions`: https://platform.openai.com/docs/api-reference/chat."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

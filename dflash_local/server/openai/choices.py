@@ -1,8 +1,6 @@
 """The common part of answers of `/v1/chat/completions` and `/v1/completions`: an object with a
 choice for each answer, and their costs."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import time

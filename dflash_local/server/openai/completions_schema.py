@@ -1,7 +1,5 @@
 """Requests to `/v1/completions`: https://platform.openai.com/docs/api-reference/completions."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag

@@ -1,7 +1,5 @@
 """`/v1/embeddings`: a vector for each text."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`/v1/responses`: https://platform.openai.com/docs/api-reference/responses."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import AsyncIterator
