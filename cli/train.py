@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import interrupt
-from .answer import stdout_columns, write_report, write_stdout
 from .options import LOADING, QUIET, Option, SectionedCommand
 from .request import INTERRUPTED
 from .terminal import Speaker
-from .tune import answer_tokens, check_torch, duration
+from .tune import answer_tokens, check_torch, duration, trained
 from .values import WholeText, number, whole
 
 if TYPE_CHECKING:
@@ -134,7 +131,6 @@ def train(target: str, **values: Any) -> int:
     check_torch("train")
     from dflash_local.pairs.address import read_address
     from dflash_local.pairs.find import drafter_name, find_pair
-    from dflash_local.tune.fitting import Interrupted
     from dflash_local.tune.new import options_for, train
 
     path = find_pair(target, None, say=say, bars=not values["quiet"]).target
@@ -144,22 +140,9 @@ def train(target: str, **values: Any) -> int:
     if known := drafter_name(address):  # where that one drafts, the new one will
         given["source"] = known
     options = options_for(path, output, name=str(address), **given)
-    stop = threading.Event()
-    with interrupt.setting(stop):
-        try:
-            card = train(options, say=say, progress=_teller(say), stopped=stop.is_set)
-        except Interrupted:
-            say("interrupted; the same command goes on from here")
-            return INTERRUPTED
-    from dflash_local.bench.report.cell import table
-    from dflash_local.tune.card import cells
-
-    if values["as_json"]:
-        write_stdout(json.dumps(card.as_dict()) + "\n")
-    else:
-        write_report(
-            f"{table(cells(card.rows), stdout_columns())}\n\n{card.reason}\n{card.after}\n"
-        )
+    card = trained(partial(train, options, progress=_teller(say)), values, say)
+    if card is None:
+        return INTERRUPTED
     if card.is_default:
         say(f"it is now the default; `dflash-local tune {target} --undo` goes back")
     return 0

@@ -109,14 +109,7 @@ def plan_embedder(
     check_embedder(file, pooling)
     trained = file.require(f"{file.architecture}.context_length", int)
     n_ctx = min(options.n_ctx or USUAL_CONTEXT, trained)
-    wanted = LoadOptions(
-        n_ctx=max(n_ctx, 16),
-        n_batch=max(n_ctx, 16),
-        n_gpu_layers=options.n_gpu_layers,
-        split_mode=options.split_mode,
-        main_gpu=options.main_gpu,
-        tensor_split=options.tensor_split,
-    )
+    wanted = replace(options, n_ctx=max(n_ctx, 16), n_batch=max(n_ctx, 16))
     plan = make_plan(file, None, None, wanted, devices)
     return replace(plan, n_ctx=n_ctx, n_batch=n_ctx)
 
