@@ -122,7 +122,9 @@ def convert(
     number = file_type(outtype)  # before anything is fetched
     if output is not None:
         check_place(Path(output), force)
-    drafter = fetch_drafter(source, revision=revision, accept=_check_kind)
+    drafter = fetch_drafter(
+        source, revision=revision, accept=lambda config: identify(_read_config(config.parent))
+    )
     plan = _planned(drafter, target, outtype, output, say)
     check_place(plan.path, force)
     _check_not_the_target(plan)
@@ -278,10 +280,6 @@ def _keys(plan: _Conversion, number: int, sha256: str) -> list[Key]:
 
 def _shown_target(target: GgufFile | Source) -> str:
     return str(target.path) if isinstance(target, GgufFile) else target.name
-
-
-def _check_kind(config: Path) -> None:
-    identify(read_json(config, _CONFIG_LIMIT))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

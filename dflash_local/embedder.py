@@ -24,7 +24,7 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime
 from dflash_local.llama.host import default_threads, give_back_memory
 from dflash_local.pairs.find import find_pair
-from dflash_local.printable import to_stderr
+from dflash_local.printable import silent, to_stderr
 from dflash_local.result import ModelStatus
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.vocabulary import Vocabulary
@@ -81,7 +81,7 @@ def load_embedder(
         main_gpu=main_gpu,
         tensor_split=tensor_split,
     )
-    say = say or (_silent if quiet else to_stderr)
+    say = say or (silent if quiet else to_stderr)
     file = GgufFile.open(find_pair(model, NONE, say=say, options=options).target)
     pooling = pooling or pooling_of(file)
     if pooling is None:
@@ -434,7 +434,3 @@ def _around(template: str, query: str, document: str) -> Iterator[str]:
 def _free(model: Any) -> None:
     api.llama_model_free(model)
     give_back_memory()
-
-
-def _silent(_line: str) -> None:
-    pass

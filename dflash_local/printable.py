@@ -19,6 +19,10 @@ def printable(line: str) -> str:
     )
 
 
+def silent(_: object) -> None:
+    """Tell nobody, where something that tells is expected."""
+
+
 def to_stderr(line: str) -> None:
     """Print a line about something, if there is a stderr."""
     if sys.stderr is not None:  # else print would take stdout

@@ -48,7 +48,7 @@ def fetch_drafter(
     source: str | os.PathLike[str],
     *,
     revision: str | None = None,
-    accept: Callable[[Path], None] | None = None,
+    accept: Callable[[Path], object] | None = None,
 ) -> Source:
     """A drafter's config, weights, card and mask embedding.
 
@@ -168,7 +168,7 @@ def _from_hub(
     revision: str | None,
     select: Callable[[str, list[str], str], Iterator[str]],
     check: Callable[[Path], object] | None,
-    accept: Callable[[Path], None] | None = None,
+    accept: Callable[[Path], object] | None = None,
 ) -> Source:
     """The files of `repo` that `select` yields; `check` says whether cached ones are complete."""
     import huggingface_hub as hub

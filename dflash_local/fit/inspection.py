@@ -303,7 +303,8 @@ def _weights(file: GgufFile) -> tuple[WeightClass, ...]:
     counts: dict[str, int] = {}
     types: dict[str, dict[str, int]] = {}
     for tensor in file.tensors.values():
-        name = _class_of(tensor.name)
+        plain = _BLOCK.sub("", tensor.name)
+        name = next((title for title, pattern in _CLASSES if pattern.match(plain)), "other")
         counts[name] = counts.get(name, 0) + 1
         found = types.setdefault(name, {})
         found[tensor.type_name] = found.get(tensor.type_name, 0) + tensor.n_bytes
@@ -312,11 +313,6 @@ def _weights(file: GgufFile) -> tuple[WeightClass, ...]:
         for name in _ORDER
         if name in counts
     )
-
-
-def _class_of(name: str) -> str:
-    plain = _BLOCK.sub("", name)
-    return next((title for title, pattern in _CLASSES if pattern.match(plain)), "other")
 
 
 def _largest_first(types: dict[str, int]) -> dict[str, int]:

@@ -277,7 +277,8 @@ def init() -> None:
     with _init_lock:
         if _initialised:
             return
-        _take_log()
+        take_log_of(_api.llama_log_set)
+        atexit.register(_release_log)
         # For builds with loadable backends. llama.cpp itself would look for them beside the
         # interpreter and in the working folder, where anyone could put one.
         registered = function("ggml_backend_reg_count", ctypes.c_size_t)
@@ -357,11 +358,6 @@ def reason() -> str:
 def clear_log() -> None:
     """Forget the log so far, so that later error lines are those of the next call."""
     _log.clear()
-
-
-def _take_log() -> None:
-    take_log_of(_api.llama_log_set)
-    atexit.register(_release_log)
 
 
 def take_log_of(set_log: Callable[[Any, Any], Any]) -> None:
