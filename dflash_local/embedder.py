@@ -23,15 +23,13 @@ from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime
 from dflash_local.llama.host import default_threads, give_back_memory
+from dflash_local.llama.runtime import api
 from dflash_local.pairs.find import find_pair
 from dflash_local.printable import silent, to_stderr
 from dflash_local.result import ModelStatus
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.vocabulary import Vocabulary
 from dflash_local.trial.model import ensure_loadable
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 if TYPE_CHECKING:
     from dflash_local.llama.runtime import Device

@@ -19,12 +19,10 @@ from torch import Tensor
 
 from dflash_local.errors import BackendError, NotFiniteError
 from dflash_local.llama import native, runtime
+from dflash_local.llama.runtime import api
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
 from dflash_local.tune.answers import LEAST_ANSWER, N_LABELS, Answer
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 Ints = NDArray[np.int64]
 
