@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.target_model.pixels import MOST_BYTES
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ def refuse(
         if isinstance(given, dict):
             for name, line in lines.items():
                 if given.get(name) not in unless:
-                    raise ApiError(400, line, param=name, code=(codes or {}).get(name))
+                    raise bad_request(line, param=name, code=(codes or {}).get(name))
         return given
 
     return model_validator(mode="before")(check)

@@ -21,7 +21,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from dflash_local.server.answering import bounds
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.target_model.vocabulary import InfillTokens, Vocabulary
 
 T = TypeVar("T", str, list[int])
@@ -55,8 +55,7 @@ def infill_tokens(vocabulary: Vocabulary) -> InfillTokens:
     """The marks around a gap. Raises ApiError for a model that has none."""
     marks = vocabulary.infill
     if marks is None:
-        raise ApiError(
-            400,
+        raise bad_request(
             "this model has no tokens to fill a gap with; leave out suffix, or take a model that "
             "was taught to, as coders are",
             param="suffix",

@@ -17,7 +17,7 @@ from dflash_local.model import Model
 from dflash_local.server.answering.remote_images import RemoteImages
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
 from dflash_local.server.answering.tools import ToolUse
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.target_model.images import n_cells
 
 
@@ -71,8 +71,7 @@ def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], s
     if len(messages) < 2 or last["role"] != "assistant" or last.get("tool_calls"):
         return messages, ""
     if last.get("reasoning_content") or last.get("reasoning"):
-        raise ApiError(
-            400,
+        raise bad_request(
             "the last message begins the answer, but holds reasoning; leave that out",
             param="messages",
         )
@@ -123,7 +122,7 @@ def prepare_chat(
     bindings: dict[str, Any] = {}
     if tools.required:
         if (forced := _call(model, tools, thinking_open)) is None:
-            raise ApiError(400, NO_CALLS, param="tool_choice")
+            raise bad_request(NO_CALLS, param="tool_choice")
         bindings["lark"] = forced
     elif schema is not None:
         bindings |= model.answer_bound(schema, prompt)
@@ -131,8 +130,7 @@ def prepare_chat(
             bindings = _call_or_answer(model, tools, thinking_open, bindings)
     if begun:
         if bindings or thinking_open or dialect.before_answer:
-            raise ApiError(
-                400,
+            raise bad_request(
                 "an answer can be begun for the model only where it is free text without reasoning "
                 "before it; end the conversation with a message of the user, or set "
                 "continue_final_message to false in an OpenAI chat",
@@ -167,8 +165,7 @@ def _call_or_answer(
     if call is None:
         return bound
     if model.dialect.calls_are_json:
-        raise ApiError(
-            400,
+        raise bad_request(
             "this model writes calls as JSON, so tools and a JSON schema cannot be told apart; "
             'give one of the two, or tool_choice "none"',
             param="response_format",

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import ApiError, bad_request
 from dflash_local.server.http.settings import ServerSettings
 
 _MOST_VALUES = 300_000
@@ -49,8 +49,7 @@ class BodyCheck:
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy may have believed the other one, and see two requests here, or one there.
-            raise ApiError(
-                400,
+            raise bad_request(
                 "the request has both Content-Length and Transfer-Encoding; send one of them",
                 headers={"Connection": "close"},
             )
@@ -148,7 +147,7 @@ def _check(content_type: str, body: bytes) -> None:
     try:
         from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+        raise bad_request(f"the body is not valid JSON: {error}") from None
 
 
 def _more_than(most: int, body: bytes, marks: tuple[bytes, ...]) -> bool:

@@ -24,7 +24,7 @@ from dflash_local.server.answering.generation import (
     timings,
 )
 from dflash_local.server.answering.sampling_fields import sampling_options, usual_sampling
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.llama.schema import LlamaRequest
 from dflash_local.server.models.served_model import LoadedModel
@@ -67,8 +67,7 @@ def drawn_by(options: Mapping[str, Any]) -> SamplingParams:
     }
     given = [name for name, on in others.items() if on]
     if given:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"post_sampling_probs is given with {', '.join(given)}, but goes with temperature, "
             "top_k, top_p and min_p only; leave the one or the other out",
             param="post_sampling_probs",
@@ -76,8 +75,7 @@ def drawn_by(options: Mapping[str, Any]) -> SamplingParams:
     if known.greedy:
         return replace(known, top_k=1)
     if not 0 < known.top_k <= _MOST_CANDIDATES:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"post_sampling_probs is given with top_k {known.top_k}; give 1 to {_MOST_CANDIDATES}",
             param="post_sampling_probs",
         )

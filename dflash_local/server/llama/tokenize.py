@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.llama.schema import DetokenizeRequest, TokenizeRequest
 from dflash_local.server.openai.chat import prepare_request
 from dflash_local.server.openai.chat_schema import ChatRequest
@@ -85,8 +85,7 @@ def _tokens(model: Model, body: TokenizeRequest) -> list[Any]:
     n_bytes = sum(len(piece.encode()) for piece in body.pieces if isinstance(piece, str))
     most = vocabulary.most_bytes(model.n_ctx)
     if n_bytes > most:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"the text has {n_bytes} bytes; at most {most} are taken at once, so send it in parts",
             param="content",
         )
@@ -96,8 +95,7 @@ def _tokens(model: Model, body: TokenizeRequest) -> list[Any]:
     if not body.with_pieces:
         return tokens
     if len(tokens) > _MOST_PIECES:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"the text has {len(tokens)} tokens; with_pieces takes at most {_MOST_PIECES}",
             param="with_pieces",
         )

@@ -19,7 +19,7 @@ from dflash_local.server.answering.infill_prompt import (
 )
 from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat, split_begun
 from dflash_local.server.answering.tools import ToolUse, tool_use
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.http.event_stream import LINES
 from dflash_local.server.ollama.answer import (
     OllamaAnswer,
@@ -112,8 +112,8 @@ def _prepare_text(model: Model, body: GenerateRequest) -> PreparedChat:
     """A prompt without a chat around it: all of the answer is content."""
     vocabulary, prompt = model.target.vocabulary, body.prompt or ""
     if body.images:
-        raise ApiError(
-            400, "a raw prompt, or one with a suffix, has no place for images", param="images"
+        raise bad_request(
+            "a raw prompt, or one with a suffix, has no place for images", param="images"
         )
     if body.suffix:
         infill_tokens(vocabulary)  # raises ApiError for a model that cannot fill gaps

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from dflash_local.chat.lark import literal
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields, token_limit
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 
 
 class TextFormat(BaseModel):
@@ -81,8 +81,8 @@ class StructuredOutputs(BaseModel):
             try:
                 given = from_json(given)
             except ValueError as error:
-                raise ApiError(
-                    400, f"the JSON schema is not valid JSON: {error}", param="structured_outputs"
+                raise bad_request(
+                    f"the JSON schema is not valid JSON: {error}", param="structured_outputs"
                 ) from None
         return given or self.json_object or None
 
@@ -170,18 +170,14 @@ class ChoicesRequest(SamplingFields):
     def check(self) -> None:
         """Raises ApiError if fields contradict each other."""
         if self.stream_options is not None and not self.stream:
-            raise ApiError(
-                400, "stream_options are for streams; set stream", param="stream_options"
-            )
+            raise bad_request("stream_options are for streams; set stream", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
-            raise ApiError(
-                400,
+            raise bad_request(
                 "prompt_logprobs are for answers in one piece; leave stream out",
                 param="prompt_logprobs",
             )
         if self.structured_outputs is not None and (self.response_format or self.json_schema):
-            raise ApiError(
-                400,
+            raise bad_request(
                 "structured_outputs and a response format both bind the answer; give one of them",
                 param="structured_outputs",
             )

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from dflash_local.embedder import Embedder, Vector, normalized
 from dflash_local.server.answering.embedding import Embedded, respond_embedded
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.openai.embeddings_schema import EmbeddingsRequest
 
 router = APIRouter()
@@ -46,18 +46,16 @@ def input_tokens(embedder: Embedder, body: EmbeddingsRequest) -> list[list[int]]
 def check_pooled(embedder: Embedder) -> None:
     """Raises ApiError for a model that gives a text several vectors."""
     if embedder.pooling == "none":
-        raise ApiError(
-            400,
+        raise bad_request(
             "this model is used with pooling none, which gives a vector for each token: ask "
-            "/embeddings, or start the server with another --pooling",
+            "/embeddings, or start the server with another --pooling"
         )
 
 
 def check_dimensions(embedder: Embedder, wanted: int | None) -> None:
     """Raises ApiError for more than the model has."""
     if wanted is not None and wanted > embedder.dimensions:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"dimensions is {wanted}; this model's vectors have {embedder.dimensions}",
             param="dimensions",
         )
