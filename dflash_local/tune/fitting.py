@@ -222,6 +222,8 @@ class Run:
         on_gpu = torch.cuda.is_available() and options.n_gpu_layers != 0
         self._device = "cuda" if on_gpu else "cpu"
         self._dtype = torch.bfloat16 if on_gpu else torch.float32
+        if on_gpu:
+            torch.set_num_threads(1)  # idle ones spin, and steps wait for the core of this one
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_batch = LoadOptions.n_batch
         self._n_anchors = N_ANCHORS if on_gpu else CPU_ANCHORS
@@ -488,6 +490,11 @@ class Run:
                 saved = now
             self._check_stopped()
 
+    @property
+    def _n_learnt(self) -> int:
+        """Answers of a step, at most."""
+        return max(_BATCH, self._plan.n_packed)
+
     def _open_ring(self) -> Ring:
         return Ring(_RING_BYTES)
 
@@ -497,7 +504,7 @@ class Run:
 
     def _batch(self, ring: Ring, n_new: int, rng: random.Random) -> list[Answer]:
         """The newest answers, and some older ones."""
-        most = max(_BATCH, self._plan.n_packed)
+        most = self._n_learnt
         n_old = len(ring) - min(n_new, most)
         n = min(n_old, most - min(n_new, most))
         chosen = [*range(n_old, len(ring)), *rng.sample(range(n_old), n)]
