@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,17 +68,7 @@ SECTIONS = {
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
 @click.argument("source")
-def convert(
-    source: str,
-    target: str | None,
-    revision: str | None,
-    outtype: str,
-    output: str | None,
-    force: bool,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def convert(source: str, target: str | None, as_json: bool, quiet: bool, **values: Any) -> None:
     """Write a published drafter as a GGUF file.
 
     SOURCE is a DFlash drafter: a hub id or a local folder. The tokenizer is the target's; of a
@@ -94,17 +84,8 @@ def convert(
     _check_source(source)
     given, target = target, _file_of_name(target)
     with writing_progress(say) as progress:
-        result = run(
-            source,
-            target=target,
-            outtype=outtype,
-            output=None if output is None else Path(output),
-            revision=revision,
-            force=force,
-            dry_run=dry_run,
-            say=say,
-            progress=progress,
-        )
+        result = run(source, target=target, say=say, progress=progress, **values)
+    dry_run = values["dry_run"]
     for line in result.checks:
         say(f"checked: {line}")
     say(_summary(result, dry_run))
