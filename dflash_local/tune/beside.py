@@ -5,8 +5,6 @@ answers come as files, some megabytes each: one read takes a whole one, and memo
 means is scarce in a container.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import queue
@@ -99,7 +97,6 @@ class Beside:
 
 
 def _work(sent: Any, folder: Path, write: Write, arguments: Sequence[Any]) -> None:
-    """The main function of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the trainer decides
     trainer = multiprocessing.parent_process()
     assert trainer is not None

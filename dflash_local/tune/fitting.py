@@ -200,8 +200,6 @@ def _settings(options: TuneOptions) -> dict[str, Any]:
 
 
 class Run:
-    """The parts of a run that share the loaded target."""
-
     def __init__(
         self,
         options: TuneOptions,
@@ -610,7 +608,8 @@ class Run:
         options = self._options
         own = set(self._draft_file.tensors)
         for name in own - weights.keys():  # embeddings of its own
-            weights[name] = _unchanged(options.draft, name)
+            tensor = next(t for t in gguf.GGUFReader(options.draft).tensors if t.name == name)
+            weights[name] = dequantize(tensor, torch.float32, "cpu")
         weights = {name: weights[name] for name in self._draft_file.tensors}
         path = self._part / f"{options.output.name}.gguf"
         save_gguf(path, self._draft_file, weights, self._target_file)
@@ -711,8 +710,3 @@ def output_for(draft: Path, given: bool) -> Path:
         if not found.exists():
             return found
     raise InputError(f"{folder}: holds 999 tuned drafters of {stem}; choose a folder with -o")
-
-
-def _unchanged(draft: Path, name: str) -> torch.Tensor:
-    tensor = next(each for each in gguf.GGUFReader(draft).tensors if each.name == name)
-    return dequantize(tensor, torch.float32, "cpu")

@@ -1,8 +1,6 @@
 """A drafter from nothing: a run as `tune` makes it, which begins with random weights and lets the
 target write all that it learns from, the prompts included."""
 
-from __future__ import annotations
-
 import queue
 import random
 import shutil
@@ -134,8 +132,6 @@ def train(options: TrainOptions, **more: Any) -> Card:
 
 
 class NewRun(Run):
-    """A run that begins with random weights."""
-
     _options: TrainOptions
     _answerer: Writer  # type: ignore[assignment]
 
