@@ -39,7 +39,7 @@ from dflash_local.pairs.find import find_pair
 from dflash_local.pairs.projector import find_projector, without_projector
 from dflash_local.prefixes.files import PrefixFiles, SlotFiles
 from dflash_local.prefixes.store import PrefixStore
-from dflash_local.printable import to_stderr
+from dflash_local.printable import silent, to_stderr
 from dflash_local.setup import NO_HEADS, Setup, split_by_layers_because
 from dflash_local.target_model.bare_pass import takes_back
 from dflash_local.target_model.exactness import check_others
@@ -154,12 +154,12 @@ def load(
     check_names(settings, LoadSettings.__annotations__, "load", "help(dflash_local.load) has them")
     options = LoadOptions(**settings)
     percent = say is None or progress is None
-    say = say or (_silent if quiet else to_stderr)
+    say = say or (silent if quiet else to_stderr)
     files = find_pair(target, draft, say=say, options=options)
     pair = _with_keys(open_pair(files.target, files.draft), options, say)
     options = replace(options, mmproj=find_projector(files.target, options.mmproj, say))
     engine, plan, measure = _open(
-        pair, options, say=say, progress=progress, percent=say if percent else _silent
+        pair, options, say=say, progress=progress, percent=say if percent else silent
     )
     defaults = defaults_of(pair.target, pair.draft, thinking, sampling or {})
     for line in defaults.lines():
@@ -220,7 +220,7 @@ def _open(
 ) -> tuple[Engine, Plan, Callable[[], None]]:
     """An engine, its plan, and what to call before its first request: it measures what drafting
     costs, if need be. `percent` gets the lines about how much is loaded; without it, `say` does."""
-    progress = progress or _silent
+    progress = progress or silent
     progress(0.0)
     further = _text_of(options.draft_from)
     setup = _tried(_planned(pair, options, say), say)
@@ -614,7 +614,3 @@ def _loaded(setup: Setup, progress: Progress, say: Say, few_rows: FewRows | None
         if stopped is not None:
             raise stopped from None
         raise
-
-
-def _silent(_news: object) -> None:
-    pass

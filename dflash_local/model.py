@@ -61,6 +61,11 @@ from dflash_local.worker.worker import Worker
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_TOLD = (
+    *("prompt_tokens", "cached_tokens", "emitted", "rounds", "drafted", "accepted", "copied"),
+    *("copied_accepted", "prompt_s", "decode_s"),
+)
+"""Totals that a status has as they are."""
 _LATEST = 16
 """How many rows `largest_hidden_state` looks at: fewer than are kept."""
 
@@ -161,7 +166,9 @@ class Model:
         requests, totals = self._worker.totals()
         own, cache = self.engine.slots, self.engine.prefix_cache
         slots = tuple(SlotStatus(slot.seq, slot.busy, own.n_cells(slot)) for slot in own)
+        summed: dict[str, Any] = {name: getattr(totals, name) for name in _TOLD}
         return ModelStatus(
+            **summed,
             n_slots=len(slots),
             n_busy=sum(slot.busy for slot in slots),
             n_waiting=self._worker.n_waiting,
@@ -170,18 +177,8 @@ class Model:
             cells_used=self.target.n_ctx_all - own.free_cells,
             longest=own.longest,
             requests=requests,
-            prompt_tokens=totals.prompt_tokens,
-            cached_tokens=totals.cached_tokens,
-            emitted=totals.emitted,
-            rounds=totals.rounds,
-            drafted=totals.drafted,
-            accepted=totals.accepted,
-            copied=totals.copied,
-            copied_accepted=totals.copied_accepted,
             position_drafted=tuple(totals.position_drafted),
             position_accepted=tuple(totals.position_accepted),
-            prompt_s=totals.prompt_s,
-            decode_s=totals.decode_s,
             cache_bytes=cache.store.n_bytes,
             cache_hits=cache.reused["memory"] + cache.reused["disk"],
             passes=own.n_passes,

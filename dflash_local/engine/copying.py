@@ -1,7 +1,5 @@
 """The part of a round that copies from its sequences' texts, beside drafts or in their place."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -122,7 +122,6 @@ class Lap:
             sequence.stats.sample_s += time.perf_counter() - start
 
     def end(self) -> None:
-        """The round is over."""
         end, n_steps = time.perf_counter(), self._n_steps
         n_rebuilds = self._slots.target.native.n_rebuilds - self._n_rebuilds
         for sequence in self._sequences:

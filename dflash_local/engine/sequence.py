@@ -1,7 +1,5 @@
 """The state of one answer, in token ids. It knows nothing about text."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -70,7 +68,6 @@ class Sequence:
 
     @property
     def shape(self) -> Shape:
-        """The shape of its next draft."""
         return self.fixed_shape if self.policy is None else self.policy.shape
 
     @property

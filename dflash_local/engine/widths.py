@@ -4,8 +4,6 @@ A width, `Choice.n_rows` and the controller's `rows` count rows of the target, w
 anchor's. Limits and drafts count nodes, without it.
 """
 
-from __future__ import annotations
-
 from dflash_local.controller.controller import Controller, Policy
 from dflash_local.engine.choice import Choice
 from dflash_local.engine.copying import Copying
