@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import tiny_coder
+import mini_pair
 from adapters import ADAPTED, F32, merged, write_control_vector, write_lora
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
@@ -201,17 +201,15 @@ PROMPT = "def add(a, b):\n    return a + b\n\n\n" * 4 + "def add_all(numbers):\n
 
 @pytest.fixture(scope="module")
 def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Strong enough to change what the tiny target says, not so strong that it says nothing."""
-    return write_lora(
-        tmp_path_factory.mktemp("lora") / "lora.gguf", tiny_coder.pair()[0], gain=0.02
-    )
+    """Strong enough to change what the mini target says, not so strong that it says nothing."""
+    return write_lora(tmp_path_factory.mktemp("lora") / "lora.gguf", mini_pair.pair()[0], gain=0.02)
 
 
 def engine_with(lora: Path, n_seq: int = 1) -> Engine:
     options = TargetOptions(
-        n_ctx=1024, n_seq=n_seq, n_threads=1, kv_type="q8_0", tapped_layers=(2, 4, 6), lora=[lora]
+        n_ctx=1024, n_seq=n_seq, n_threads=1, kv_type="q8_0", tapped_layers=(1,), lora=[lora]
     )
-    target = Target(tiny_coder.pair()[0], options)
+    target = Target(mini_pair.pair()[0], options)
     return Engine(target, fused_drafter(target), n_seq=n_seq)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+import mini_pair
 import tiny_coder
 from dflash_local.errors import InputError
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -26,10 +27,10 @@ def test_taps_are_spread_over_the_depth(n_layer: int, expected: list[int]) -> No
 
 
 def test_answers_with_an_untrained_drafter_are_the_plain_ones(tmp_path: Path) -> None:
-    target = tiny_coder.pair()[0]
+    target = mini_pair.pair()[0]
     place = write_beginning(tmp_path / "begin", target, block_size=8, n_layer=1)
     spec = read_drafter(GgufFile.open(place))
-    assert (spec.block_size, spec.n_layer, spec.n_embd) == (8, 1, 512)
+    assert (spec.block_size, spec.n_layer, spec.n_embd) == (8, 1, 64)
     answers = []
     for draft, width in ((None, 0), (place, 8)):
         with load(target, draft, n_ctx=256, n_gpu_layers=0, n_threads=1, quiet=True) as model:
@@ -68,7 +69,7 @@ def test_a_drafter_without_a_markov_head_goes_on_without_one(tmp_path: Path) -> 
 
 
 def test_the_mask_token_is_one_that_no_chat_has() -> None:
-    target = GgufFile.open(tiny_coder.pair()[0])
+    target = GgufFile.open(mini_pair.pair()[0])
     token = mask_token(target)
     name = target.metadata["tokenizer.ggml.tokens"][token]
     assert name not in target.metadata["tokenizer.chat_template"]

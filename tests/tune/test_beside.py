@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import tiny_coder
+import mini_pair
 from dflash_local.errors import BackendError, InputError
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.beginning import write_beginning
@@ -80,7 +80,7 @@ def test_who_waits_for_answers_can_be_stopped(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_target_writes_in_processes_of_their_own(tmp_path: Path) -> None:
     options = options_for(
-        tiny_coder.pair()[0],
+        mini_pair.pair()[0],
         tmp_path / "out",
         n_ctx=256,
         max_tokens=16,

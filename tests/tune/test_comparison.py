@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dflash_local
-import tiny_coder
+import mini_pair
 from dflash_local.draft.shape import ShapeName
 from dflash_local.loading import open_drafter
 from dflash_local.tune.comparison import BUILT_IN, OWN, TEMPERATURES, Row, beats_plain, compare
@@ -17,7 +17,7 @@ from dflash_local.tune.comparison import BUILT_IN, OWN, TEMPERATURES, Row, beats
 def test_drafters_are_compared_in_all_shapes_that_the_target_checks(
     loaded_for: ShapeName, compared: list[ShapeName]
 ) -> None:
-    target, draft = tiny_coder.pair()
+    target, draft = mini_pair.pair()
     with dflash_local.load(
         target, draft, n_ctx=512, n_gpu_layers=0, draft_shape=loaded_for, draft_width=8
     ) as model:

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+import mini_pair
 import tiny_coder
 from adapters import write_lora
 from command_line import COMMAND
@@ -49,7 +50,7 @@ torch.set_num_threads(1)  # those of other tests want the cores as well
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneOptions:
     """A run of some steps, of copies of the shipped files."""
     monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
-    target, draft = (Path(shutil.copy(path, tmp_path)) for path in tiny_coder.pair())
+    target, draft = (Path(shutil.copy(path, tmp_path)) for path in mini_pair.pair())
     texts = tmp_path / "texts"
     texts.mkdir()
     for path in sorted(Path(json.__file__).parent.glob("*.py")):

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import mini_pair
 import tiny_coder
 from adapters import write_lora
 from adversarial import ScriptedDrafter, forked
@@ -282,7 +283,7 @@ def test_unlike_adapters_take_no_cells_from_one_another(
     """Requests that cannot share a pass: one pass may use up the cells. Whether it does depends on
     the length of the prompts."""
     monkeypatch.setattr(plain_steps, "_AHEAD_S", 60.0)  # always as many steps ahead as there may be
-    target, n = tiny_coder.pair()[0], 300
+    target, n = mini_pair.pair()[0], 300
     lora = write_lora(tmp_path / "lora.gguf", target, gain=0.15)
     with load(target, "none", lora=[lora], n_ctx=560, n_seq=2, **ON_CPU) as model:
 
@@ -315,7 +316,7 @@ def test_cancelled_while_it_waits(bench: Bench) -> None:
 def test_cancelled_while_it_is_suspended() -> None:
     """In a context that is too small for two: its result says as much as that of any other."""
     endless: dict[str, Any] = {**ENDLESS, "temperature": 0.0}
-    with load(*tiny_coder.pair(), n_ctx=544, n_seq=2, **ON_CPU) as model:
+    with load(*mini_pair.pair(), n_ctx=544, n_seq=2, **ON_CPU) as model:
         first, cancel = model.stream("def a", **endless), threading.Event()
         next(first)
         with ThreadPoolExecutor(1) as thread:
@@ -453,7 +454,7 @@ def test_who_finds_a_slot_has_not_waited_too_long(bench: Bench) -> None:
 
 
 def test_closing_ends_all() -> None:
-    model = load(*tiny_coder.pair(), n_ctx=4096, n_seq=2, **ON_CPU)
+    model = load(*mini_pair.pair(), n_ctx=4096, n_seq=2, **ON_CPU)
     streams = occupy(model, 2)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(model.generate, [9])
@@ -480,7 +481,7 @@ def test_a_deadline_ends_an_answer_that_is_suspended() -> None:
     """In a context that is too small for two, while the other one is still at work."""
     answers: list[Generation] = []
     at_its_end: list[bool] = []
-    with load(*tiny_coder.pair(), n_ctx=544, n_seq=2, **ON_CPU) as model:
+    with load(*mini_pair.pair(), n_ctx=544, n_seq=2, **ON_CPU) as model:
 
         def submit(prompt: str, sink: Callable[[Any], None], **options: Any) -> None:
             wanted = model._text_request(prompt, {**ENDLESS, **options})
@@ -555,7 +556,7 @@ def test_if_its_thread_dies_no_caller_waits_for_ever() -> None:
     """Those that submit in that moment, too."""
     options: dict[str, Any] = {"n_ctx": 128, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
     with (
-        load(tiny_coder.pair()[0], draft_width=0, **options) as model,
+        load(mini_pair.pair()[0], draft_width=0, **options) as model,
         ThreadPoolExecutor(8) as threads,
     ):
         worker = model._worker
