@@ -31,7 +31,7 @@ WAYS = {**SAMPLED, "with log-probabilities": {"logprobs": 1}}
 
 
 class Pair:
-    """The tiny pair on the CPU, and what plain decoding answers."""
+    """The mini pair on the CPU, and what plain decoding answers."""
 
     def __init__(
         self, target: Target, drafter: FusedDrafter, other: Target, shape: DraftShape

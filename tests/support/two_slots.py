@@ -1,4 +1,4 @@
-"""Two slots of the tiny pair in a context of 256 tokens, for chains or for trees."""
+"""Two slots of the mini pair in a context of 256 tokens, for chains or for trees."""
 
 from __future__ import annotations
 

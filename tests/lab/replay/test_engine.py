@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import tiny_coder
+import mini_pair
 from dflash_local import InputError, Model
 from dflash_local.bench.measure.answer import ask
 from dflash_local.bench.measure.settings import PLAIN, Variant
@@ -176,10 +176,10 @@ def test_copies_are_measured_and_can_be_left_out(temperature: float) -> None:
     """The text comes out with copies and without, with a drafter and without."""
     answers: dict[tuple[int, ...], list[int]] = {}
     given = "total += item.price * item.count\n" * 5
-    for draft in (tiny_coder.pair()[1], None):
+    for draft in (mini_pair.pair()[1], None):
         options = LoadOptions(n_ctx=512, n_gpu_layers=0, n_threads=1, draft_shape="auto")
         opened, plan = load_engine(
-            open_pair(tiny_coder.pair()[0], draft), options, say=lambda _line: None
+            open_pair(mini_pair.pair()[0], draft), options, say=lambda _line: None
         )
         with Model(ReplayEngine(opened, answers), plan) as model:
             prompt = model.tokenize(PROMPT)
