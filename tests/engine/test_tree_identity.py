@@ -35,9 +35,7 @@ BRANCHES = 32
 
 
 @pytest.fixture(scope="module", params=["f32", pytest.param("q8_0", marks=pytest.mark.slow)])
-def target(
-    request: pytest.FixtureRequest,
-) -> Iterator[Target]:
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """Four slots that may fork: of the mini target in F32, and of the tiny one as it is."""
     path = exact_file("tree") if request.param == "f32" else tiny_coder.pair()[0]
     with open_target(path, n_ctx=1024, n_seq=4, kv_type="f16", n_branches=BRANCHES) as opened:
