@@ -154,7 +154,7 @@ class Rows:
         `last_rows` are those of the last pass; None: any pass will have a new graph. The rounds to
         come will have `usual` drafts again: another count costs a new graph for them, too.
         """
-        brought, each = self.merged(chains), self.each(sum(map(bool, chains)))
+        brought, each = self.merged(chains), self.each(sum(map(bool, chains)), self._base)
         values = self._values(brought, each)
         usual, last = min(usual, len(values) - 1), self._last(last_rows, each)
         ways = [usual, max(self.counts(len(values)), key=values.__getitem__)]
@@ -191,12 +191,12 @@ class Rows:
     def value(self, chances: list[float]) -> float:
         """The worth in tokens of the best part of a draft with these falling chances, beside a
         plain pass."""
-        return max(self._values(chances, self.each(1)))
+        return max(self._values(chances, self.each(1, self._base)))
 
-    def each(self, n_drafting: int) -> int:
-        """The rows of a pass that one draft more takes, if so many sequences draft."""
+    def each(self, n_drafting: int, base: int) -> int:
+        """The rows of a pass that one draft more takes, if so many of `base` sequences draft."""
         if self._pads:
-            return self._base
+            return base
         return max(n_drafting, 1) if self._equal else 1
 
     def counts(self, n: int) -> Iterable[int]:
@@ -485,7 +485,7 @@ class Controller:
         costs, depth, n = self.costs, self._depth, self._base
         _, length, k = self._way
         tokens = n + sum(self._rows.merged([policy.typical(length) for policy in able])[:k])
-        n_rows = n + k * self._rows.each(len(able))
+        n_rows = n + k * self._rows.each(len(able), n)
         if self._on:
             width = f"{n_rows} rows" if n > 1 else f"width {n_rows}"
             speed = f"{gain:.2f} times the speed of plain decoding"
@@ -509,7 +509,7 @@ class Controller:
         passes, rows = self._prices_of(shape), self._rows
         chances = rows.merged([policy.typical(length) for policy in able])
         tokens = list(accumulate(chances, initial=float(self._base)))
-        times = passes[:: rows.each(len(able))]
+        times = passes[:: rows.each(len(able), self._base)]
         draft_s = self.costs.draft_s(len(able), self._depth, self._n_draft - length)
         once_s, plain_s = draft_s + self.costs.draft_host_s, passes[0] / self._base
         return {
