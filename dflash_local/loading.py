@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from itertools import product, starmap
 from typing import TYPE_CHECKING, Any, Literal
 
-from dflash_local import disk_cache
-from dflash_local.controller import calibration, records
+from dflash_local import disk_cache, records
+from dflash_local.controller.calibration import budget_s
 from dflash_local.controller.controller import Controller
+from dflash_local.controller.costs import Costs
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.assistant_drafter import AssistantDrafter
 from dflash_local.draft.drafter import Drafter
@@ -274,7 +276,7 @@ def _planned(pair: Pair, options: LoadOptions, say: Say) -> Setup:
     setup.check_width()
     setup.check_exact()
     if setup.may_copy:
-        calibration.budget_s()  # a bad value is refused now, not after minutes of loading
+        budget_s()  # a bad value is refused now, not after minutes of loading
     return setup
 
 
@@ -487,10 +489,10 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
     greedy = sampled = None
     if drafter:
         greedy, sampled = records.known_drafts(target, drafter, n_nodes)
-    costs = calibration.measure(target, drafter, before=begin, again=again)
+    costs = records.costs(target, drafter, before=begin, again=again)
     if costs.noise:
         say(costs.noise)
-    if not records.of(target, drafter):
+    if not records.read(target, drafter):
         say(
             f"{disk_cache.place()} cannot be written, so what was measured is not kept; set "
             f"{disk_cache.ENVIRONMENT} to a folder that can"
@@ -517,7 +519,20 @@ def _may_pay(setup: Setup, target: Target, controller: Controller) -> bool:
     """Whether drafting could pay for the snapshots that it takes, if every draft were accepted."""
     spec = setup.pair.spec
     width = min(target.max_width, spec.block_size if spec else target.max_width)
-    return controller.costs.best_gain(width - 1, setup.plan.n_seq) > 1
+    return best_gain(controller.costs, width - 1, setup.plan.n_seq) > 1
+
+
+def best_gain(costs: Costs, n_draft: int, n_seqs: int) -> float:
+    """The speed-up over plain decoding if every draft were accepted: at the best measured depth,
+    with the best number of drafts up to `n_draft`, for one sequence or for `n_seqs`."""
+
+    def gain(depth: int, n: int, width: int) -> float:
+        plain_s = costs.step_s(n, depth) + costs.host_s
+        draft_s = costs.draft_s(n, depth, n_draft + 1 - width) + costs.draft_host_s
+        return width * plain_s / (draft_s + costs.step_s(n * width, depth) + costs.host_s)
+
+    ways = product(costs.depths, {1, n_seqs}, range(2, n_draft + 2))
+    return max(starmap(gain, ways), default=0.0)
 
 
 def _open_store(options: LoadOptions, key: Mapping[str, Any], say: Say) -> PrefixStore:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
 
+from dflash_local import records
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.families import dialect_of
 from dflash_local.chat.pictures import Pictures
@@ -22,7 +23,6 @@ from dflash_local.chat.quoting import quoted
 from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
-from dflash_local.controller import records
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine

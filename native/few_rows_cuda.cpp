@@ -170,6 +170,12 @@ class cuda_executor : public few_rows_executor {
         size.y = static_cast<unsigned>(l.parts);
         size.z = static_cast<unsigned>(l.layers);
         size.shared_bytes = static_cast<unsigned>(l.kernel.shared_bytes());
+        // Where three blocks fit, some multiprocessors would get three of so few, and others one.
+        if (l.row_blocks * l.parts * l.layers <= 2 * gpu_.n_processors) {
+            const int too_much_for_three = gpu_.shared_per_block / 3 + 1024;
+            size.shared_bytes =
+                std::max(size.shared_bytes, static_cast<unsigned>(too_much_for_three));
+        }
         few_rows::product parameters = p;
         cuda::launch(find(l.kernel), size, starts_early_, stream_, &parameters);
     }

@@ -114,7 +114,7 @@ int few_rows_attention_kernel::shared_bytes() const {
 }
 
 int few_rows_kernel::shared_bytes() const {
-    return few_rows::product_shared_memory(ring_bytes(a), ring_bytes(b), tiles);
+    return few_rows::product_shared_memory(ring_bytes(a), of_experts ? 0 : ring_bytes(b), tiles);
 }
 
 // Fitted to the times of six shapes with all parts, 1 to 32 columns, on an H100: a multiprocessor

@@ -4,8 +4,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 
-from dflash_local.controller.controller import Controller
-from dflash_local.controller.policy import Policy
+from dflash_local.controller.controller import Controller, Policy
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.copies.copier import Copier
 from dflash_local.copies.earlier import MOST_TOKENS, EarlierTexts

@@ -225,20 +225,24 @@ constexpr int attention_shared_memory(int head_dim, int groups, int group, bool 
 // block.
 constexpr int INPUT_STAGES = 2;
 
-// Bytes from one row to the next in the ring of weights. A unit whose start may lie off 16 bytes
-// takes up to 14 bytes more. 32 (mod 64) lets the lanes of a load of 8 bytes fall on different
-// banks.
+// Bytes from one row to the next in the ring of weights. 32 (mod 64) lets the lanes of a load of 8
+// bytes fall on different banks. A unit whose start may lie off 16 bytes takes up to 14 bytes more,
+// and is loaded by 4 bytes, for which 16 (mod 32) is best, also where every second row lies 8 bytes
+// off the others.
 constexpr int row_pitch(int unit_bytes, bool aligned) {
-    return (unit_bytes + (aligned ? 0 : 14) + 31) / 64 * 64 + 32;
+    const int bytes = unit_bytes + (aligned ? 0 : 14), narrow = (bytes + 15) / 32 * 32 + 16;
+    return aligned || (bytes <= 160 && narrow > 160) ? (bytes + 31) / 64 * 64 + 32 : narrow;
 }
 // Units of that ring. Three of the wide ones would leave a multiprocessor one block, or none on
 // desktop GPUs.
 constexpr int weight_stages(int pitch) { return pitch <= 160 ? 3 : 2; }
 constexpr int weight_bytes(int pitch) { return weight_stages(pitch) * BLOCK_ROWS * pitch; }
 // With `tiles` columns of eight: bytes for block types whose rings take `weights` and
-// `other_weights` bytes.
+// `other_weights` bytes. Inputs of one tile are read without it, but for floats.
 constexpr int product_shared_memory(int weights, int other_weights, int tiles) {
-    return (weights > other_weights ? weights : other_weights) + INPUT_STAGES * tiles * TILE_BYTES;
+    return (weights > other_weights ? weights : other_weights) +
+           (tiles == 1 && weights != 0 && other_weights != 0 ? 0
+                                                             : INPUT_STAGES * tiles * TILE_BYTES);
 }
 // f32 of `partials` for one launch.
 constexpr unsigned long long product_scratch(int row_blocks, int parts, int tiles) {

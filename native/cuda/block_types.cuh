@@ -42,6 +42,19 @@ struct aligned_unit {
     }
 };
 
+// One that begins at a multiple of 4.
+struct word_unit {
+    const u8 * at;
+
+    INLINE u32 load(int offset) const { return *(const u32 *) (at + offset); }
+    INLINE u32 word(int offset, int lane = 0) const {
+        const int from = (offset & ~3) + lane;
+        return offset % 4 ? shift_right(load(from), load(from + 4), offset % 4 * 8) : load(from);
+    }
+    INLINE u32 half(int offset) const { return *(const u16 *) (at + offset); }
+    INLINE words2 words(int offset, int lane = 0) const { return {word(offset, lane), word(offset + 4, lane)}; }
+};
+
 // One that begins anywhere: `phase` bytes behind a multiple of 16.
 struct unaligned_unit {
     static constexpr bool ALIGNED = false;
@@ -188,15 +201,23 @@ template <class Unit> struct q6_k {
 
     INLINE q6_k(Unit unit, int t) : unit(unit), t(t) {}
     INLINE void group(int g, u32 w[4]) const {
+        // Halves 1024 + 4q become scale * (q - 32) in one instruction: (1024 + 4q) * scale / 4 - 288 * scale.
         const int h = g / 4, j = g % 4;
         const words2 q = unit.words(64 * h + 32 * (j % 2), 8 * t), high = unit.words(128 + 32 * h, 8 * t);
-        const int shift = j / 2 * 4;
-        const words2 upper = j < 2 ? words2{high.x << (4 - 2 * j), high.y << (4 - 2 * j)}
-                                   : words2{high.x >> (2 * j - 4), high.y >> (2 * j - 4)};
-        integers({(q.x >> shift & 0x0f0f0f0f) | (upper.x & 0x30303030), (q.y >> shift & 0x0f0f0f0f) | (upper.y & 0x30303030)},
-                 twice(0xe420), w);  // less 1024 + 32
+        spread(six_bits(q.x, high.x, j), w[0], w[1]);
+        spread(six_bits(q.y, high.y, j), w[2], w[3]);
         const u32 scales = unit.word(192 + g / 2 * 4) ^ 0x80808080;
-        scaled(w, scale_of_16(scales, g, t, twice(0xe480)));
+        const u32 two = pick_bytes(scales, MAGIC_BYTES, 0x4240 + 0x0101 * (t >> 1));
+        const u32 quarters = multiply_add_halves(two, twice(0x3400), twice(0xdc80));  // less 1024 + 128
+        const u32 shifts = multiply_halves(quarters, twice(0xe480));
+        for (int i = 0; i < 4; i++) {
+            w[i] = g % 2 ? multiply_add_halves(w[i], high_twice(quarters), high_twice(shifts))
+                         : multiply_add_halves(w[i], low_twice(quarters), low_twice(shifts));
+        }
+    }
+    // Four bytes, each four times the element.
+    INLINE static u32 six_bits(u32 low, u32 high, int j) {
+        return ((j < 2 ? low << 2 : low >> 2) & 0x3c3c3c3c) | (high << (6 - 2 * j) & 0xc0c0c0c0);
     }
     INLINE float scale(int) const { return float_of_half(unit.half(208)); }
 };

@@ -10,6 +10,13 @@
 
 namespace few_rows {
 
+// Blocks of a product for which a multiprocessor has shared memory.
+#if __CUDA_ARCH__ >= 900
+constexpr int MOST_BLOCKS = 3;
+#else
+constexpr int MOST_BLOCKS = 2;
+#endif
+
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned;
@@ -41,6 +48,11 @@ template <u32 MASK, u32 OTHER> DEVICE u32 mask_or(u32 a) {
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "n"(MASK), "n"(OTHER));
     return d;
+}
+// The same, but what follows from it is computed here: no register holds it from further above.
+DEVICE int afresh(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
 }
 DEVICE float float_of_bits(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 bits_of_float(float x) { return __float_as_uint(x); }
@@ -99,6 +111,7 @@ DEVICE float tanh_of(float x) { return tanhf(x); }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 DEVICE void sync_threads() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
 
 // c += a * b, a [16, 16] and b [16, 8] halves, c [16, 8] f32. With g = lane / 4 and t = lane % 4 a lane has
 // a: (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..);  b: (2t.., g), (2t + 8.., g);
@@ -144,6 +157,12 @@ DEVICE void copy_async(void * shared, const void * global) {
 DEVICE void copy_async(void * shared, const void * global, int n) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32) __cvta_generic_to_shared(shared)),
                  "l"(global), "r"(n)
+                 : "memory");
+}
+// The same of what is read once, from end to end: memory gives whole lines, whoever asks for the rest of one.
+DEVICE void copy_line_async(void * shared, const void * global) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((u32) __cvta_generic_to_shared(shared)),
+                 "l"(global)
                  : "memory");
 }
 DEVICE void copy_float_async(void * shared, const void * global) {

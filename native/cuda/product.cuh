@@ -16,6 +16,7 @@ constexpr int WARP_ROWS = 16, WARPS = BLOCK_ROWS / WARP_ROWS;
 template <template <class> class Row, class Unit> struct block_type {
     using unit = Unit;
     using row = Row<Unit>;
+    using row_of_words = Row<word_unit>;
     static constexpr bool ALIGNED = Unit::ALIGNED;
     static constexpr int BYTES = row::BYTES, PITCH = row_pitch(BYTES, ALIGNED), STAGES = weight_stages(PITCH);
     static constexpr int RING = STAGES * WARP_ROWS * PITCH;  // bytes of a warp's ring
@@ -34,6 +35,7 @@ INLINE unsigned long long address(const void * p) { return (unsigned long long) 
 
 // The converted inputs of a block's columns, which lie side by side.
 template <int TILES> struct inputs_beside {
+    static constexpr bool DIRECT = false;
     const u8 * at;
     u64 step;  // from one unit to the next
 
@@ -52,6 +54,29 @@ template <int TILES> struct inputs_beside {
     }
 };
 
+// The same, read by each lane where it needs them: from the caches, as all warps of a multiprocessor want the same. Of
+// one tile, a lane whose column is not there has that of the last one.
+template <int TILES> struct direct_inputs {
+    static constexpr bool DIRECT = true;
+    const product & p;
+
+    INLINE direct_inputs(const product & p) : p(p) {}
+    INLINE u32 step() const {  // bytes from one unit to the next
+        return (p.n_columns <= 8 ? 1 : p.n_columns <= 16 ? 2 : p.n_columns <= 32 ? 4 : 8) * TILE_BYTES;
+    }
+    INLINE int of_lane() const {  // bytes from a tile on
+        const int lane = thread_index() % 32, last = p.n_columns - block_z() * TILE_COLUMNS - 1;
+        return (TILES > 1 || lane / 4 < last ? lane / 4 : last) * 64 + lane % 4 * 16;
+    }
+    INLINE u32 begin(int unit) const { return block_z() * (TILES * TILE_BYTES) + unit * step() + of_lane(); }
+    // From there to the scales of the lane's results.
+    INLINE int to_scales() const { return SCALES_AT + thread_index() % 4 * 8 - of_lane(); }
+};
+
+// Blocks of one tile read them so; all warps of a block must, as they wait for each other or do not.
+template <int TILES, bool ARE_BLOCKS> struct inputs_of { using type = inputs_beside<TILES>; };
+template <> struct inputs_of<1, true> { using type = direct_inputs<1>; };
+
 // With `ring` bytes of shared memory for each warp: the sums of a warp's 16 rows and TILES * 8 columns over units
 // [first, last) -> total, in a lane's share of each tile.
 template <class T, int TILES, class Inputs>
@@ -59,95 +84,45 @@ INLINE void multiply_blocks(
     const Inputs & from_inputs, const matrix & m, int ring, int row0, int first, int last, float total[TILES][4]) {
     const int lane = thread_index() % 32, warp = thread_index() / 32, t = lane % 4;
     u8 * inputs = shared_memory();
-    u8 * weights = inputs + INPUT_STAGES * TILES * TILE_BYTES + warp * ring;
+    u8 * weights = inputs + (Inputs::DIRECT ? 0 : INPUT_STAGES * TILES * TILE_BYTES) + warp * ring;
 
-    // Four lanes copy rows lane / 4 and lane / 4 + 8, 16 bytes in turn.
-    const int piece = lane % 4 * 16;
-    const u8 * rows[2];
-    for (int i = 0; i < 2; i++) {
-        const int at = row0 + lane / 4 + 8 * i;
-        rows[i] = m.weights + (u64) (at < m.rows ? at : m.rows - 1) * m.row_bytes;
-    }
-    u8 * const copied = weights + lane / 4 * T::PITCH + piece;
-    auto copy_weights = [&](int unit, int stage) {
+    // Four lanes copy rows lane / 4 and lane / 4 + 8, 16 bytes in turn. What they copy at a time begins at a multiple of
+    // 64 in memory: pieces that lie across such borders take a seventh longer.
+    const int piece = lane % 4 * 16, end = m.rows - 1, upper = row0 + lane / 4 < end ? row0 + lane / 4 : end;
+    const u32 to_lower = (upper + 8 < end ? 8 : end - upper) * (u32) m.row_bytes;
+    int left = last - first;  // units
+    const u8 * row = m.weights + (u64) upper * m.row_bytes + (u64) first * T::BYTES;  // at the unit
+    u8 * const copied = weights + lane / 4 * T::PITCH;
+    auto copy_weights = [&](int ahead, int stage) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            u8 * to = copied + (stage * WARP_ROWS + 8 * i) * T::PITCH;
-            const u8 * from = rows[i] + (u64) unit * T::BYTES;
-            if constexpr (T::ALIGNED) {
+            const u8 * from = row + i * to_lower + ahead * T::BYTES;
+            const int phase = T::ALIGNED ? 0 : (int) address(from) & 15, at = piece - ((int) address(from) & 48);
+            u8 * to = copied + (stage * WARP_ROWS + 8 * i) * T::PITCH + at;
+            from += at - phase;
+            constexpr int MOST = T::BYTES + (T::ALIGNED ? 0 : 14) + 48;
+            const int rest = (int) m.row_bytes - (last - left + ahead) * T::BYTES;
+            if (!T::ALIGNED && T::row::SPAN == 1 && rest < T::BYTES) {  // the rest of a row: zeros behind it
 #pragma unroll
-                for (int n = 0; n < T::BYTES; n += 64) {
-                    if (n + 64 <= T::BYTES || n + piece < T::BYTES) {
-                        copy_async(to + n, from + piece + n);
+                for (int n = 0; n < MOST; n += 64) {
+                    const int size = rest + phase - at - n;
+                    if (n + at >= 0 && n + at < T::PITCH) {
+                        copy_async(to + n, size > 0 ? from + n : from, size < 0 ? 0 : size < 16 ? size : 16);
                     }
                 }
             } else {
-                const int phase = (int) address(from) & 15;
-                from += piece - phase;
-                const int rest = (int) m.row_bytes - unit * T::BYTES;
-                if (T::row::SPAN == 1 && rest < T::BYTES) {  // the rest of a row: zeros behind it
-                    const int left = rest + phase - piece;
 #pragma unroll
-                    for (int n = 0; n < T::BYTES + 14; n += 64) {
-                        const int size = left - n;
-                        if (n + piece < T::PITCH) {
-                            copy_async(to + n, size > 0 ? from + n : from, size < 0 ? 0 : size < 16 ? size : 16);
-                        }
-                    }
-                } else {
-#pragma unroll
-                    for (int n = 0; n < T::BYTES + 14; n += 64) {
-                        if (n + 64 <= T::BYTES || n + piece < T::BYTES + phase) {
-                            copy_async(to + n, from + n);
-                        }
+                for (int n = 0; n < MOST; n += 64) {
+                    if ((n > 0 || at >= 0) && (n + 64 <= T::BYTES || n + at < T::BYTES + phase)) {
+                        copy_line_async(to + n, from + n);
                     }
                 }
             }
         }
     };
-    auto copy_inputs = [&](int unit, int stage) { from_inputs.copy(unit, inputs + stage * (TILES * TILE_BYTES)); };
-
-    // Weights wait for nobody: they come while the kernel before still runs.
-    constexpr int AHEAD = T::STAGES - 1;
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        if (first + i < last) {
-            copy_weights(first + i, i);
-        }
-    }
-    wait_for_previous();
-    copy_inputs(first, 0);
-    for (int i = 0; i < AHEAD; i++) {
-        copy_commit();
-    }
-    int stage = 0, next_stage = AHEAD;
-    for (int unit = first; unit < last; unit++) {
-        copy_wait<AHEAD - 1>();
-        sync_threads();  // the unit has come for all warps, and all have left the one whose place is filled now
-        const int input_stage = (unit - first) % INPUT_STAGES;
-        if (unit + 1 < last) {
-            copy_inputs(unit + 1, 1 - input_stage);
-        }
-        copy_commit();
-        if (unit + AHEAD < last) {
-            copy_weights(unit + AHEAD, next_stage);
-        }
-        copy_commit();
-
-        const u8 * x = inputs + input_stage * (TILES * TILE_BYTES);
-        const u8 * w = weights + stage * (WARP_ROWS * T::PITCH);
-        stage = stage + 1 == T::STAGES ? 0 : stage + 1;
-        next_stage = next_stage + 1 == T::STAGES ? 0 : next_stage + 1;
-        auto row_of = [&](int i) -> typename T::unit {
-            const u8 * at = w + (lane / 4 + 8 * i) * T::PITCH;
-            if constexpr (T::ALIGNED) {
-                return {at};
-            } else {
-                return {at, ((int) address(rows[i]) + unit * T::BYTES) & 15};
-            }
-        };
-        const typename T::row upper(row_of(0), t), lower(row_of(1), t);
-        constexpr int SPAN = T::row::SPAN;
+    const bool in_words = m.row_bytes % 4 == 0;
+    auto multiply_unit = [&](const auto & upper, const auto & lower, auto words, auto scale_of) {
+        using row = typename T::row;
         float sums[TILES][4] = {}, chains[TILES][4] = {};
 #pragma unroll
         for (int g = 0; g < 8; g++) {
@@ -156,11 +131,11 @@ INLINE void multiply_blocks(
             lower.group(g, b);
 #pragma unroll
             for (int n = 0; n < TILES; n++) {
-                const words4 v = *(const words4 *) (x + n * TILE_BYTES + (g * 32 + lane) * 16);
+                const words4 v = words(n, g * 512);
                 float * chain = chains[n];
                 multiply_tile(chain, a[0], b[0], a[1], b[1], v.x, v.y);
                 multiply_tile(chain, a[2], b[2], a[3], b[3], v.z, v.w);
-                if (SPAN == 1) {
+                if (row::SPAN == 1) {
                     const float s = upper.scale(g), l = lower.scale(g);
                     for (int i = 0; i < 4; i++) {
                         sums[n][i] = multiply_add(i < 2 ? s : l, chain[i], sums[n][i]);
@@ -171,15 +146,15 @@ INLINE void multiply_blocks(
         }
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
-            if (SPAN == 8) {
+            if (row::SPAN == 8) {
                 const float s = upper.scale(0), l = lower.scale(0);
                 for (int i = 0; i < 4; i++) {
                     sums[n][i] = (i < 2 ? s : l) * chains[n][i];
                 }
             }
-            if constexpr (T::row::MINS) {
+            if constexpr (row::MINS) {
                 float mins[4] = {};
-                const words4 v = *(const words4 *) (x + n * TILE_BYTES + SUMS_AT + lane * 16);
+                const words4 v = words(n, SUMS_AT);
                 const u32 a0 = upper.minimum(0), a1 = lower.minimum(0), a2 = upper.minimum(1), a3 = lower.minimum(1);
                 multiply_tile(mins, a0, a1, a2, a3, v.x, v.y);
                 multiply_tile(mins, a0, a1, a2, a3, v.z, v.w);
@@ -188,10 +163,94 @@ INLINE void multiply_blocks(
                     sums[n][i] = multiply_add(i < 2 ? s : l, mins[i], sums[n][i]);
                 }
             }
-            const floats2 scale = *(const floats2 *) (x + n * TILE_BYTES + SCALES_AT + t * 8);
+            const floats2 scale = scale_of(n);
             for (int i = 0; i < 4; i++) {
                 total[n][i] = multiply_add(sums[n][i], i % 2 ? scale.y : scale.x, total[n][i]);
             }
+        }
+    };
+    auto multiply_rows = [&](const u8 * w, auto words, auto scale_of) {
+        const u8 * const upper = w + lane / 4 * T::PITCH;
+        const u8 * const lower = upper + 8 * T::PITCH;
+        if constexpr (T::ALIGNED) {
+            multiply_unit(typename T::row({upper}, t), typename T::row({lower}, t), words, scale_of);
+        } else {
+            const int begin = (int) address(row) & 15, phases[2] = {begin, (int) (begin + to_lower) & 15};
+            if (Inputs::DIRECT && in_words && begin % 4 == 0) {  // for all lanes
+                using row = typename T::row_of_words;
+                multiply_unit(row({upper + phases[0]}, t), row({lower + phases[1]}, t), words, scale_of);
+            } else {
+                using row = typename T::row;
+                multiply_unit(row({upper, phases[0]}, t), row({lower, phases[1]}, t), words, scale_of);
+            }
+        }
+    };
+
+    // Weights wait for nobody: they come while the kernel before still runs.
+    constexpr int AHEAD = T::STAGES - 1;
+    int stage = 0;
+    auto last_stage = [&] { return stage == 0 ? AHEAD : stage - 1; };
+    auto step = [&] {
+        stage = stage == AHEAD ? 0 : stage + 1;
+        row += T::BYTES;
+    };
+    if constexpr (Inputs::DIRECT) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (i < left) {
+                copy_weights(i, i);
+            }
+            copy_commit();
+        }
+        wait_for_previous();
+        u32 at = from_inputs.begin(first);
+        const u32 step_of_inputs = from_inputs.step();
+#pragma unroll 1
+        for (; left > 0; left--, at += step_of_inputs) {
+            const u8 * const x = from_inputs.p.x + at;
+            copy_wait<AHEAD - 1>();
+            sync_warp();  // the unit has come for all lanes, and all have left the one whose place is filled now
+            if (left > AHEAD) {
+                copy_weights(AHEAD, last_stage());
+            }
+            copy_commit();
+            multiply_rows(
+                weights + stage * (WARP_ROWS * T::PITCH),
+                [&](int n, int at) { return *(const words4 *) (x + n * TILE_BYTES + at); },
+                [&](int n) { return *(const floats2 *) (x + n * TILE_BYTES + from_inputs.to_scales()); });
+            step();
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (i < left) {
+                copy_weights(i, i);
+            }
+        }
+        wait_for_previous();
+        auto copy_inputs = [&](int unit, int at) { from_inputs.copy(unit, inputs + at * (TILES * TILE_BYTES)); };
+        copy_inputs(first, 0);
+        for (int i = 0; i < AHEAD; i++) {
+            copy_commit();
+        }
+        for (; left > 0; left--) {
+            copy_wait<AHEAD - 1>();
+            sync_threads();  // the unit has come for all warps, and all have left the one whose place is filled now
+            const int input_stage = (last - first - left) % INPUT_STAGES;
+            if (left > 1) {
+                copy_inputs(last - left + 1, 1 - input_stage);
+            }
+            copy_commit();
+            if (left > AHEAD) {
+                copy_weights(AHEAD, last_stage());
+            }
+            copy_commit();
+            const u8 * const x = inputs + input_stage * (TILES * TILE_BYTES);
+            multiply_rows(
+                weights + stage * (WARP_ROWS * T::PITCH),
+                [&](int n, int at) { return *(const words4 *) (x + n * TILE_BYTES + at + lane * 16); },
+                [&](int n) { return *(const floats2 *) (x + n * TILE_BYTES + SCALES_AT + t * 8); });
+            step();
         }
     }
 }
@@ -353,13 +412,19 @@ template <int TILES> INLINE bool activated(const product & p, float total[TILES]
     return true;
 }
 
-template <class A, class B, int TILES> INLINE void multiply(const product & p) {
-    const int warp = thread_index() / 32, lane = thread_index() % 32;
-    int index = 0, block = block_x(), row0;
-    if (p.activation) {
-        index = warp / (WARPS / 2);
-        row0 = block * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
-    } else {
+// The rows of a thread's warp.
+struct warp_rows {
+    int index;  // of the matrix
+    int first;
+
+    INLINE warp_rows(const product & p, int thread) : index(0) {
+        const int warp = thread / 32;
+        int block = block_x();
+        if (p.activation) {
+            index = warp / (WARPS / 2);
+            first = block * (BLOCK_ROWS / 2) + warp % (WARPS / 2) * WARP_ROWS;
+            return;
+        }
         for (; index + 1 < p.n_matrices; index++) {
             const int blocks = (p.matrices[index].rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
             if (block < blocks) {
@@ -367,24 +432,32 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
             }
             block -= blocks;
         }
-        row0 = block * BLOCK_ROWS + warp * WARP_ROWS;
+        first = block * BLOCK_ROWS + warp * WARP_ROWS;
     }
-    const matrix & m = p.matrices[index];
+};
+
+template <class A, class B, int TILES> INLINE void multiply(const product & p) {
     const int units = (p.k + UNIT - 1) / UNIT, first = block_y() * p.units_per_part;
     const int last = first + p.units_per_part < units ? first + p.units_per_part : units;
 
     constexpr int ring = A::RING > B::RING ? A::RING : B::RING;
+    using inputs = typename inputs_of<TILES, A::RING != 0 && B::RING != 0>::type;
     let_next_begin();
     float total[TILES][4] = {};
-    if (SAME<A, B> || m.type == 0) {
-        multiply_part<A, TILES>(inputs_beside<TILES>(p), m, ring, row0, first, last, total);
+    const warp_rows from(p, thread_index());
+    const matrix & of_warp = p.matrices[from.index];
+    if (SAME<A, B> || of_warp.type == 0) {
+        multiply_part<A, TILES>(inputs(p), of_warp, ring, from.first, first, last, total);
     } else if constexpr (!SAME<A, B>) {
-        multiply_part<B, TILES>(inputs_beside<TILES>(p), m, ring, row0, first, last, total);
+        multiply_part<B, TILES>(inputs(p), of_warp, ring, from.first, first, last, total);
     }
     if (grid_y() > 1 && !add_parts<TILES>(p, total)) {
         return;
     }
-    const int upper = row0 + lane / 4;
+    const int thread = afresh(thread_index()), lane = thread % 32;  // again, as no register holds it meanwhile
+    const warp_rows to(p, thread);
+    const matrix & m = p.matrices[to.index];
+    const int upper = to.first + lane / 4;
     add_bias<TILES>(m, upper, total);
     if (p.activation && !activated<TILES>(p, total)) {
         return;
@@ -410,6 +483,7 @@ template <class A, class B, int TILES> INLINE void multiply(const product & p) {
 
 // The converted inputs of an item's pairs, gathered from their columns. A thread copies from one column.
 struct gathered_inputs {
+    static constexpr bool DIRECT = false;
     const u8 * x;
     u32 halves, scale;  // bytes from there
     u32 step;           // from one unit to the next
@@ -609,7 +683,7 @@ template <class A> constexpr int experts_blocks() { return A::RING == 0 ? 2 : 3;
 // With one tile, and one scale for a unit, there are registers for three.
 template <class A, class B, int TILES> constexpr int product_blocks() {
     if constexpr (TILES == 1 && A::RING > 0 && B::RING > 0) {
-        return A::row::SPAN == 8 && B::row::SPAN == 8 ? 3 : 2;
+        return A::row::SPAN == 8 && B::row::SPAN == 8 ? MOST_BLOCKS : 2;
     }
     return 2;
 }

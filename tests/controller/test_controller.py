@@ -274,9 +274,9 @@ def ask(
     tokens drafted, and the rows."""
     n_drafts = chosen.n_drafts(policies, limits, others)
     rows = [1] * len(policies)
-    drafts = [chain([logprob] * n) for n in n_drafts]
+    drafts = [chain([logprob] * min(n, m)) for n, m in zip(n_drafts, limits, strict=True)]
     if any(n_drafts):
-        rows = chosen.rows(chosen.judge(policies, drafts, limits))
+        rows = chosen.rows(chosen.judge(policies, drafts))
         for policy, draft, n in zip(policies, drafts, rows, strict=True):
             if n > 1:
                 chosen.observe(policy, draft.clip(n - 1), [0] * n if logprob > -1 else [1])
@@ -301,7 +301,7 @@ def test_rows_go_to_the_sequence_whose_drafts_survive() -> None:
     sure, unsure = chain([-0.01] * 15), chain([-0.7] * 15)
     for _ in range(30):
         assert chosen.n_drafts(policies, [15, 15]) == [15, 15]
-        rows = chosen.rows(chosen.judge(policies, [sure, unsure], [15, 15]))
+        rows = chosen.rows(chosen.judge(policies, [sure, unsure]))
         chosen.observe(policies[0], sure.clip(rows[0] - 1), [0] * rows[0])
         chosen.observe(policies[1], unsure.clip(rows[1] - 1), [0, 1][: rows[1]])
         verify_s = chosen.costs.step_s(sum(rows), DEPTH)
@@ -348,9 +348,9 @@ def test_time_for_drafts_of_a_fixed_width_is_not_held_against_others() -> None:
     policies, costs, n_drafted = [chosen.open(DEPTH)], chosen.costs, 0
     for _ in range(300):
         n_drafts, rows = chosen.n_drafts(policies, [3], 1), [1]
-        drafts = [chain([-0.05] * n) for n in n_drafts]
+        drafts = [chain([-0.05] * min(n, 3)) for n in n_drafts]
         if any(n_drafts):
-            rows = chosen.rows(chosen.judge(policies, drafts, [3]))
+            rows = chosen.rows(chosen.judge(policies, drafts))
             chosen.observe(policies[0], drafts[0].clip(rows[0] - 1), [0] * rows[0])
         n_drafting, total = 1 + sum(map(bool, n_drafts)), rows[0] + 16
         times = costs.draft_s(n_drafting, DEPTH), costs.step_s(total, DEPTH), 1e-4

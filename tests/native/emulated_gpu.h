@@ -21,6 +21,8 @@
 
 namespace few_rows {
 
+constexpr int MOST_BLOCKS = 2;
+
 using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned;
@@ -241,6 +243,7 @@ template <u32 MASK, u32 OTHER>
 u32 mask_or(u32 a) {
     return (a & MASK) | OTHER;
 }
+inline int afresh(int x) { return x; }
 inline float float_of_bits(u32 bits) {
     float x;
     std::memcpy(&x, &bits, 4);
@@ -291,6 +294,10 @@ inline void sync_threads() {
     const int thread = b.thread;
     b.at_barrier[thread] = true;
     b.fibers[thread]->give_way();
+}
+
+inline void sync_warp() {
+    emulated::exchanged([](emulated::exchange &, int) {});
 }
 
 inline void multiply_tile(float c[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -359,6 +366,7 @@ inline void copy_async(void * shared, const void * global, int n) {
     std::memcpy(shared, global, n);
     std::memset(static_cast<char *>(shared) + n, 0, 16 - n);
 }
+inline void copy_line_async(void * shared, const void * global) { copy_async(shared, global); }
 inline void copy_float_async(void * shared, const void * global) { std::memcpy(shared, global, 4); }
 inline void copy_commit() {}
 template <int N>

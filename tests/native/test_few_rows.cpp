@@ -185,7 +185,7 @@ void product_of(ggml_type type, int rows, int k, float size = 0.05f) {
     const std::vector<float> all = inputs(k, 64, 2);
     const std::vector<double> expected = reference(w, all, 64);
     std::vector<float> widest;
-    for (const int n : {64, 33, 17, 16, 9, 8, 1}) {
+    for (const int n : {64, 33, 17, 16, 9, 8, 5, 1}) {
         const std::vector<float> x(all.begin(), all.begin() + static_cast<ptrdiff_t>(k) * n);
         const std::vector<float> y = multiplied<T>({&w}, x, n)[0];
         const double off = error_of(y, {expected.begin(), expected.begin() + y.size()});
