@@ -142,7 +142,7 @@ class Rows:
         """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
         tokens a second that it must beat. A pass with other rows than the last one takes `switch_s`
         seconds more."""
-        self._base, self.rate, self._switch = base, rate, rate * switch_s
+        self.base, self.rate, self._switch = base, rate, rate * switch_s
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
         self._enough: dict[tuple[int, int], NDArray[np.float64]] = {}
 
@@ -181,7 +181,7 @@ class Rows:
             if 0 < last <= len(least):
                 least[last - 1] -= self._switch  # to stay there costs no change
             if self._pads:
-                least = least[self._base - 1 :: self._base] / n_seqs
+                least = least[self.base - 1 :: self.base] / n_seqs
             elif n_seqs > 1:
                 counts = np.arange(1.0, len(least) + 1.0)
                 least = (least / counts).min(initial=inf) * counts
@@ -196,7 +196,7 @@ class Rows:
     def each(self, n_drafting: int) -> int:
         """The rows of a pass that one draft more takes, if so many sequences draft."""
         if self._pads:
-            return self._base
+            return self.base
         return max(n_drafting, 1) if self._equal else 1
 
     def counts(self, n: int) -> Iterable[int]:
@@ -214,7 +214,7 @@ class Rows:
 
     def _last(self, rows: int | None, each: int) -> int:
         """The drafts of the last pass, if one more may have as many rows; else -1."""
-        n, rest = divmod(-1 if rows is None else rows - self._base, each)
+        n, rest = divmod(-1 if rows is None else rows - self.base, each)
         return -1 if rest else max(n, -1)
 
     def _values(self, chances: Sequence[float], each: int) -> list[float]:
@@ -271,7 +271,7 @@ class Controller:
         self._members: list[Policy] = []
         self._base = self._priced_at = 0
         self._prices: dict[ShapeName, list[float]] = {}
-        # The plan in force: shape, length and number of drafts; and who looks whether it pays
+        # The plan in force: shape, length and number of drafts, if any; who looks whether it pays
         self._way: _Way = ("chain", self._n_draft, 0)
         self._on = False
         self._looking: Policy | None = None
@@ -365,7 +365,7 @@ class Controller:
         if self._looking:
             return [1 + min(_SEEN, len(chain)) for chain in chains]
         shape, _, usual = self._way
-        return self._rows.choose(chains, self.costs.last_rows(shape), usual)
+        return self._rows.choose(chains, self.costs.last_rows(shape), usual if self._on else 0)
 
     def least_copied(self, n_seqs: int) -> NDArray[np.float64]:
         """The least expected number of right tokens among the first k + 1 of a copy, float64 by k,
@@ -439,7 +439,7 @@ class Controller:
         new = base != self._base or len(policies) != len(self._members)
         if new or not self._on or now >= self._priced_at + 4 * _REPLAN:
             self._prices, self._priced_at = {}, now
-        self._base, self._members = base, list(policies)
+        self._base, self._members, self._rows.base = base, list(policies), base
         passes = self._prices_of("chain")
         switch = costs.switch_s / passes[0]
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
@@ -455,9 +455,9 @@ class Controller:
             policy.reason, policy.nearly_off = reason, False
         rate = base / passes[0] * (max(gain, 1.0) if self._on else 1.0)
         self._copied.price(base, passes, _COPY_MARGIN * rate, costs.switch_s)
+        self._rows.price(base, self._prices_of(self._way[0]), rate, costs.switch_s)
         self._looking = None
         if self._on:
-            self._rows.price(base, self._prices_of(self._way[0]), rate, costs.switch_s)
             wait = 1 if any(policy.known.n_verified < KNOWN for policy in able) else _REPLAN
         else:
             wait = max(self._off_until - now, 0) or (self._look(able) if able else CONFIRMED)

@@ -359,6 +359,17 @@ def test_time_for_drafts_of_a_fixed_width_is_not_held_against_others() -> None:
     assert n_drafted > 270
 
 
+def test_copies_beside_a_draft_of_a_fixed_width_are_verified_where_drafting_is_off() -> None:
+    """The drafter has a part in such a round, though not for the sequence that copies."""
+    costs = Costs({DEPTH: {1: 0.004, 2: 0.0041, 32: 0.006}}, {DEPTH: {1: 0.1, 2: 0.1}})
+    chosen = Controller(costs, BLOCK, n_copied=31)
+    policies = [chosen.open(DEPTH)]
+    for _ in range(3):
+        assert chosen.n_drafts(policies, [15], 1) == [0]
+    assert chosen.rows([[0.99**j for j in range(1, 21)]]) == [21]
+    assert chosen.rows([[]]) == [1]
+
+
 @pytest.mark.parametrize("off_at", [0, 40])
 def test_what_has_given_up_is_never_asked_again(off_at: int) -> None:
     """Nor where it was drafting, and lost what the drafter knew of its text."""
