@@ -74,7 +74,6 @@ class AnswerView:
         self._flush(begin if len(self._text) - begin <= _MOST_HELD else len(self._text))
 
     def finish(self) -> None:
-        """Write the rest."""
         self._flush_thought()
         self._flush(len(self._text))
 

@@ -53,8 +53,7 @@ def _temperatures(value: Any) -> tuple[float, ...]:
 
 PROMPTS = (
     Option(
-        "--category",
-        "categories",
+        "--category categories",
         metavar="NAME",
         multiple=True,
         show_default=" and ".join(USUAL),
@@ -89,10 +88,9 @@ PROMPTS = (
 )
 
 MEASURING = (
-    Option("-n", "--max-tokens", type=whole(2), default=96, help="Tokens of each answer."),
+    Option("-n --max-tokens", type=whole(2), default=96, help="Tokens of each answer."),
     Option(
-        "--temps",
-        "temperatures",
+        "--temps temperatures",
         type=_temperatures,
         metavar="X,...",
         default="0,0.8",
@@ -105,8 +103,7 @@ MEASURING = (
         help="Fixed draft widths to measure beside the one that the model chooses.",
     ),
     Option(
-        "--draft-shape",
-        "draft_shapes",
+        "--draft-shape draft_shapes",
         type=name_list(SHAPES),
         metavar="NAME,...",
         show_default="what the model would use",
@@ -123,7 +120,7 @@ MEASURING = (
 )
 
 OUTPUT = (
-    Option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table."),
+    Option("--json as_json", is_flag=True, help="Print one JSON object instead of the table."),
     QUIET,
 )
 
@@ -234,7 +231,6 @@ def _usual_shape(values: Mapping[str, Any]) -> DraftShape:
 
 
 def chosen_pair(values: Mapping[str, Any], say: Speaker) -> tuple[Path, Path | None]:
-    """Target and drafter."""
     from dflash_local.fit.options import LoadOptions
 
     return chosen_files(values, say, LoadOptions(**values_of(MACHINE, values)))

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from .answer import Ask
 
 FILE = Option(
-    "-f",
-    "--file",
+    "-f --file",
     type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
     help="Read the prompt from this file, - for standard input.",
 )

@@ -1,7 +1,5 @@
 """`dflash-local config`: where the settings file is, and what it sets."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,21 +21,9 @@ if TYPE_CHECKING:
 
 # as `dflash_local.convert.quantization` has them, which needs llama.cpp to load
 OUTTYPES = (
-    "f32",
-    "bf16",
-    "f16",
-    "q8_0",
-    "q6_k",
-    "q5_k_m",
-    "q5_k_s",
-    "q5_1",
-    "q5_0",
-    "q4_k_m",
-    "q4_k_s",
-    "q4_1",
-    "q4_0",
-    "q3_k_m",
-)
+    "f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s",
+    "q4_1", "q4_0", "q3_k_m",
+)  # fmt: skip
 
 SECTIONS = {
     "Input": (
@@ -63,8 +51,7 @@ SECTIONS = {
             help=f"Type of the weights: {', '.join(OUTTYPES)}.",
         ),
         Option(
-            "-o",
-            "--output",
+            "-o --output",
             of="convert",
             type=click.Path(),
             metavar="FILE",
@@ -73,7 +60,7 @@ SECTIONS = {
         ),
         Option("--force", is_flag=True, help="Replace FILE if it exists."),
         Option("--dry-run", is_flag=True, help="Fetch, plan and check, and write nothing."),
-        Option("--json", "as_json", is_flag=True, help="Print one JSON object about the file."),
+        Option("--json as_json", is_flag=True, help="Print one JSON object about the file."),
         QUIET,
     ),
 }
@@ -81,17 +68,7 @@ SECTIONS = {
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
 @click.argument("source")
-def convert(
-    source: str,
-    target: str | None,
-    revision: str | None,
-    outtype: str,
-    output: str | None,
-    force: bool,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def convert(source: str, target: str | None, as_json: bool, quiet: bool, **values: Any) -> None:
     """Write a published drafter as a GGUF file.
 
     SOURCE is a DFlash drafter: a hub id or a local folder. The tokenizer is the target's; of a
@@ -107,17 +84,8 @@ def convert(
     _check_source(source)
     given, target = target, _file_of_name(target)
     with writing_progress(say) as progress:
-        result = run(
-            source,
-            target=target,
-            outtype=outtype,
-            output=None if output is None else Path(output),
-            revision=revision,
-            force=force,
-            dry_run=dry_run,
-            say=say,
-            progress=progress,
-        )
+        result = run(source, target=target, say=say, progress=progress, **values)
+    dry_run = values["dry_run"]
     for line in result.checks:
         say(f"checked: {line}")
     say(_summary(result, dry_run))

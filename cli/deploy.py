@@ -1,7 +1,5 @@
 """`dflash-local deploy`: how another engine serves a pair to many."""
 
-from __future__ import annotations
-
 import click
 
 from dflash_local.errors import InputError
@@ -20,8 +18,7 @@ SECTIONS = {
             help="The engine, or the kind of manifest, which is vLLM's.",
         ),
         Option(
-            "-o",
-            "--output",
+            "-o --output",
             of="deploy",
             type=click.Path(dir_okay=False),
             metavar="FILE",
@@ -30,16 +27,14 @@ SECTIONS = {
     ),
     "Model": (
         Option(
-            "--ctx",
-            "n_ctx",
+            "--ctx n_ctx",
             of="deploy",
             type=whole(1),
             show_default="the engine's",
             help="Context length.",
         ),
         Option(
-            "--draft-tokens",
-            "n_drafts",
+            "--draft-tokens n_drafts",
             type=whole(1, 63),
             show_default="as the drafter's makers do",
             help="Tokens to draft in a round.",

@@ -1,7 +1,5 @@
 """The meaning of Ctrl-C: it ends an answer, or the whole process where nothing else can end it."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The keyboard while an answer is written: nothing typed is shown, and Esc stops the answer."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

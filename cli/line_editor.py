@@ -1,7 +1,5 @@
 """The line editor of a conversation: history, several lines, completion of commands."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Exit codes: 0 done, 1 the model or its backend failed, 2 bad input, 130 stopped by Ctrl-C.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re
@@ -151,7 +149,6 @@ def group(ctx: click.Context) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit the process."""
     sys.exit(run(arguments))
 
 

@@ -5,8 +5,6 @@ folder, or names as --target takes them, and the other keys are options of the c
 between their words.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

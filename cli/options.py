@@ -4,8 +4,6 @@ An option has the name of the keyword argument of `dflash_local.load` or of `Mod
 a command can pass the values of a section on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,17 +43,19 @@ USUAL = "what the model's makers advise, else {}"
 
 
 class Option(click.Option):
-    """An option that the variable `DFLASH_LOCAL_<LONG NAME>` sets too, as its help says. `of`: the
-    command whose name stands before that, where the option of the same name of other commands means
-    something else; of the settings file only the command's own table sets it."""
+    """An option that the variable `DFLASH_LOCAL_<LONG NAME>` sets too, as its help says. `names`:
+    click's, with spaces between. `of`: the command whose name stands before that, where the option
+    of the same name of other commands means something else; of the settings file only the command's
+    own table sets it."""
 
-    def __init__(self, *names: str, of: str = "", **attributes: Any) -> None:
-        self.long_name = next(name for name in names if name.startswith("--"))[2:].split("/")[0]
+    def __init__(self, names: str, *, of: str = "", **attributes: Any) -> None:
+        declared = names.split()
+        self.long_name = next(name for name in declared if name.startswith("--"))[2:].split("/")[0]
         self.of = of
         name = f"{of}-{self.long_name}" if of else self.long_name
         variable = f"{ENVIRONMENT}_{name.replace('-', '_').upper()}"
         attributes.setdefault("show_default", "default" in attributes)
-        super().__init__(list(names), envvar=variable, show_envvar=True, **attributes)
+        super().__init__(declared, envvar=variable, show_envvar=True, **attributes)
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """The name in errors: the option, or the variable if the value comes from there."""
@@ -163,8 +163,8 @@ def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dic
     return {name: values[name] for name in names if values[name] is not None}
 
 
-QUIET = Option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
-JSON = Option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+QUIET = Option("-q --quiet", is_flag=True, help="Print only errors on stderr.")
+JSON = Option("--json as_json", is_flag=True, help="Print one JSON object.")
 
 TARGET_HELP = (
     "The model that answers: a name of `dflash-local list`, a GGUF file or a folder with one, or a "
@@ -172,10 +172,7 @@ TARGET_HELP = (
 )
 
 TARGET = Option(
-    "-m",
-    "--target",
-    "-hf",
-    "--hf-repo",
+    "-m --target -hf --hf-repo",
     type=WholeText(),
     metavar="MODEL",
     help=f"{TARGET_HELP} Without it, smollm2-135m is used.",
@@ -194,10 +191,7 @@ def _of_its_target(ctx: click.Context, param: click.Parameter, value: str | None
 
 
 DRAFT = Option(
-    "-md",
-    "--draft",
-    "--model-draft",
-    "--spec-draft-model",
+    "-md --draft --model-draft --spec-draft-model",
     type=WholeText(),
     callback=_of_its_target,
     metavar="DRAFTER",
@@ -230,47 +224,36 @@ DRAFT_SHAPE = Option(
 
 LOADING = (
     Option(
-        "-c",
-        "--ctx",
-        "--ctx-size",
-        "n_ctx",
+        "-c --ctx --ctx-size n_ctx",
         type=whole(1, words={"0": None}),
         show_default=_AUTO,
         help="Context length in tokens, prompt and answer together; 0 for what fits.",
     ),
     Option(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        "n_gpu_layers",
+        "-ngl --gpu-layers --n-gpu-layers n_gpu_layers",
         type=whole(0, words={"auto": None, "-1": None, "all": -1}),
         show_default=_AUTO,
         help="Layers of the target on the GPU, or all.",
     ),
     Option(
-        "-cmoe",
-        "--cpu-moe",
+        "-cmoe --cpu-moe",
         is_flag=True,
         help="Keep all experts of a mixture in RAM, wherever its layers are.",
     ),
     Option(
-        "-ncmoe",
-        "--n-cpu-moe",
+        "-ncmoe --n-cpu-moe",
         type=whole(0),
         show_default="as many as the memory needs",
         help="Keep the experts of the first N layers in RAM.",
     ),
     Option(
-        "-ot",
-        "--override-tensor",
+        "-ot --override-tensor",
         type=overrides,
         metavar="REGEX=DEVICE,...",
         help="Put the tensors whose names match on a device: CPU, or one that --version lists.",
     ),
     Option(
-        "-t",
-        "--threads",
-        "n_threads",
+        "-t --threads n_threads",
         type=whole(1, 512),
         show_default="one per core; fewer while other processes want the cores",
         help="CPU threads.",
@@ -282,25 +265,19 @@ LOADING = (
         help="Type of the target's KV cache.",
     ),
     Option(
-        "-ctk",
-        "--cache-type-k",
+        "-ctk --cache-type-k",
         type=click.Choice(KV_TYPES),
         show_default="that of --kv-type",
         help="Type of its keys.",
     ),
     Option(
-        "-ctv",
-        "--cache-type-v",
+        "-ctv --cache-type-v",
         type=click.Choice(KV_TYPES),
         show_default="that of --kv-type",
         help="Type of its values.",
     ),
     Option(
-        "-b",
-        "--batch-size",
-        "-ub",
-        "--ubatch-size",
-        "n_batch",
+        "-b --batch-size -ub --ubatch-size n_batch",
         type=whole(1, 65536),
         default=512,
         help="The most tokens of a prompt that are computed at once.",
@@ -335,8 +312,7 @@ LOADING = (
         help="Other values for keys of the target's file; types are int, float, bool and str.",
     ),
     Option(
-        "-lm",
-        "--load-mode",
+        "-lm --load-mode",
         type=click.Choice(LOAD_MODES),
         default="auto",
         help="How the target's file gets into memory: mmap maps it, none reads it, mlock keeps it "
@@ -368,8 +344,7 @@ LOADING = (
         help="YaRN: the context that the target was trained on.",
     ),
     Option(
-        "-dev",
-        "--device",
+        "-dev --device",
         type=names,
         metavar="NAME,...",
         show_default="all GPUs",
@@ -384,30 +359,23 @@ LOADING = (
         help="List the devices of this machine.",
     ),
     Option(
-        "-sm",
-        "--split-mode",
+        "-sm --split-mode",
         type=click.Choice(SPLIT_MODES),
         default="layer",
         help="How several GPUs share the target.",
     ),
     Option(
-        "-mg",
-        "--main-gpu",
+        "-mg --main-gpu",
         type=whole(0, 255),
         default=0,
         help="The GPU to use with --split-mode none.",
     ),
     Option(
-        "-ts",
-        "--tensor-split",
-        type=shares,
-        metavar="X,X,...",
-        help="Share of each GPU, such as 3,1.",
+        "-ts --tensor-split", type=shares, metavar="X,X,...", help="Share of each GPU, such as 3,1."
     ),
     Option("--lora", type=scaled, metavar="FILE[:SCALE],...", help="LoRA adapters, as GGUF files."),
     Option(
-        "--control-vector",
-        "control_vectors",
+        "--control-vector control_vectors",
         type=scaled,
         metavar="FILE[:SCALE],...",
         help="Control vectors, as GGUF files.",
@@ -452,9 +420,7 @@ CACHE = (
 
 SAMPLING = (
     Option(
-        "--temp",
-        "--temperature",
-        "temperature",
+        "--temp --temperature temperature",
         type=number(0, 100),
         show_default="what the model's makers advise, else 0.8 in chats and 0 in complete",
         help="Temperature; 0 always takes the most likely token.",
@@ -478,8 +444,7 @@ SAMPLING = (
         help="Leave out tokens that are less likely than this share of the most likely one.",
     ),
     Option(
-        "-s",
-        "--seed",
+        "-s --seed",
         type=whole(0, 2**32 - 2),
         show_default="random",
         help="Seed of the draws; the same seed gives the same answer.",
@@ -544,8 +509,7 @@ REPORTING = (
         help="Answer twice more, with and without drafts, and print how the two compare.",
     ),
     Option(
-        "--json",
-        "as_json",
+        "--json as_json",
         is_flag=True,
         help="Print one JSON object: text, tokens, finish_reason, stats, exactness.",
     ),
@@ -592,10 +556,7 @@ CHAT = (
 def max_tokens(**default: Any) -> Option:
     """The length limit of an answer, in tokens. `default` are attributes of the option."""
     return Option(
-        "-n",
-        "--max-tokens",
-        "--predict",
-        "--n-predict",
+        "-n --max-tokens --predict --n-predict",
         type=whole(1),
         help="End after this many tokens.",
         **default,

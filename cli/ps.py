@@ -1,7 +1,5 @@
 """`dflash-local ps`: what a running server has loaded."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """`dflash-local pull`: fetch a pair, or what is newer of it."""
 
-from __future__ import annotations
-
 import click
 
 from .answer import write_stdout

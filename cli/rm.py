@@ -1,7 +1,5 @@
 """`dflash-local rm`: remove a fetched pair from the caches."""
 
-from __future__ import annotations
-
 import click
 
 from .list import gigabytes

@@ -1,7 +1,5 @@
 """`dflash-local run`: chat with a model by its name, fetched at the first time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -56,8 +56,7 @@ _LOADING_PER_MODEL = (
 
 SEVERAL = (
     Option(
-        "--model",
-        "named_models",
+        "--model named_models",
         type=named_model,
         multiple=True,
         metavar="NAME=TARGET[,DRAFT]",
@@ -66,15 +65,13 @@ SEVERAL = (
         "request for it.",
     ),
     Option(
-        "--models",
-        "models_file",
+        "--models models_file",
         type=READABLE,
         help="A TOML file of such models: a table for each, with target, draft, and values of its "
         "own for --ctx, --parallel, --draft-width and others.",
     ),
     Option(
-        "--keep-alive",
-        "keep_alive_s",
+        "--keep-alive keep_alive_s",
         type=idle_time,
         metavar="TIME",
         show_default="5m; the model of --target stays",
@@ -85,8 +82,7 @@ SEVERAL = (
 
 EMBEDDING = (
     Option(
-        "--embedding-model",
-        "embedding_models",
+        "--embedding-model embedding_models",
         type=WholeText(),
         multiple=True,
         metavar="MODEL",
@@ -123,8 +119,7 @@ LISTENING = (
 
 ACCESS = (
     Option(
-        "--api-key",
-        "api_keys",
+        "--api-key api_keys",
         type=api_key,
         multiple=True,
         metavar="KEY",
@@ -133,8 +128,7 @@ ACCESS = (
     ),
     Option("--api-key-file", type=READABLE, help="A file of keys, one per line."),
     Option(
-        "--cors-origin",
-        "cors_origins",
+        "--cors-origin cors_origins",
         type=web_origin,
         multiple=True,
         metavar="ORIGIN",
@@ -142,8 +136,7 @@ ACCESS = (
         "this machine's own; may be repeated.",
     ),
     Option(
-        "--allowed-host",
-        "allowed_hosts",
+        "--allowed-host allowed_hosts",
         type=host_name,
         multiple=True,
         metavar="NAME",
@@ -153,9 +146,7 @@ ACCESS = (
 )
 
 PARALLEL = Option(
-    "-np",
-    "--parallel",
-    "n_seq",
+    "-np --parallel n_seq",
     type=whole(1, 64),
     help="Requests that a model answers at once, 4; they share its context. With --exact 1, or as "
     "many as are given here, each with an equal part of the context.",
@@ -194,8 +185,7 @@ SHIFTING = (
         "and decode the rest again.",
     ),
     Option(
-        "--keep",
-        "n_keep",
+        "--keep n_keep",
         type=whole(-1),
         default=0,
         metavar="N",
@@ -204,8 +194,7 @@ SHIFTING = (
 )
 
 REMOTE = Option(
-    "--allow-remote-images",
-    "remote_images",
+    "--allow-remote-images remote_images",
     is_flag=True,
     help="Fetch pictures from the web addresses in OpenAI's image parts; else only those are read "
     "that come with the request.",
@@ -214,23 +203,20 @@ REMOTE = Option(
 SERVING = (
     PARALLEL,
     Option(
-        "--queue",
-        "max_queue",
+        "--queue max_queue",
         type=whole(0, 100_000),
         default=64,
         help="Requests that may wait for their turn; further ones are answered 429.",
     ),
     Option(
-        "--queue-timeout",
-        "queue_timeout_s",
+        "--queue-timeout queue_timeout_s",
         type=number(0, 86400, above=True),
         metavar="SECONDS",
         default=300.0,
         help="Requests that wait longer are answered 503.",
     ),
     Option(
-        "-a",
-        "--alias",
+        "-a --alias",
         type=WholeText(),
         metavar="NAME[,NAME...]",
         help="The model's name in answers; its file's by default. Of several names, by each of "
@@ -262,10 +248,7 @@ SERVING = (
 USUAL_SAMPLING = (
     *(each for each in SAMPLING if each.name != "logit_bias"),
     Option(
-        "-n",
-        "--max-tokens",
-        "--predict",
-        "--n-predict",
+        "-n --max-tokens --predict --n-predict",
         type=whole(1),
         show_default="what fits the context",
         help="The most tokens of an answer, whatever a request asks for.",
@@ -529,7 +512,6 @@ def _sees(source: ModelSource) -> bool:
 
 
 def _chat_template(values: Mapping[str, Any]) -> str | None:
-    """The Jinja text in place of the model's own."""
     from dflash_local.llama.runtime import named_template
 
     if file := values["chat_template_file"]:
@@ -538,7 +520,6 @@ def _chat_template(values: Mapping[str, Any]) -> str | None:
 
 
 def _load_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `dflash_local.load`."""
     n_seq = values["n_seq"] or (1 if values["exact"] else 4)
     return {**values_of((*LOADING, *CACHE), values), "n_seq": n_seq}
 

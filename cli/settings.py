@@ -5,8 +5,6 @@ the option, in the table of a command for that one alone. An option on the comma
 then its environment variable, then the file.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

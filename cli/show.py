@@ -22,23 +22,10 @@ if TYPE_CHECKING:
 _CONTEXT = 8192
 INCOMPLETE = 1
 _ROWS = (  # as an entry of the registry has them
-    "name",
-    "aliases",
-    "target",
-    "architecture",
-    "gguf",
-    "with_heads",
-    "package",
-    "drafter",
-    "family",
-    "thinking",
-    "sampling",
-    "thinking_sampling",
-    "no_thinking_sampling",
-    "answer_length",
-    "training_length",
-    "notes",
-)
+    "name", "aliases", "target", "architecture", "gguf", "with_heads", "package", "drafter",
+    "family", "thinking", "sampling", "thinking_sampling", "no_thinking_sampling", "answer_length",
+    "training_length", "notes",
+)  # fmt: skip
 _NAMES = {
     "with_heads": "GGUF with heads",
     "thinking": "thinks by default",

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import interrupt
-from .answer import stdout_columns, write_report, write_stdout
 from .options import LOADING, QUIET, Option, SectionedCommand
 from .request import INTERRUPTED
 from .terminal import Speaker
-from .tune import answer_tokens, check_torch, duration
+from .tune import answer_tokens, check_torch, duration, trained
 from .values import WholeText, number, whole
 
 if TYPE_CHECKING:
@@ -45,8 +42,7 @@ SECTIONS = {
             "messages, and answer. Half of the training learns them.",
         ),
         Option(
-            "--ctx",
-            "n_ctx",
+            "--ctx n_ctx",
             of="train",
             type=whole(256, 1 << 16),
             default=768,
@@ -56,8 +52,7 @@ SECTIONS = {
     ),
     "Drafter": (
         Option(
-            "--from",
-            "begin",
+            "--from begin",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             metavar="FOLDER",
             show_default="random weights",
@@ -65,15 +60,13 @@ SECTIONS = {
             "model.safetensors.",
         ),
         Option(
-            "--block",
-            "block_size",
+            "--block block_size",
             type=whole(2, 64),
             show_default="8, or 16 from a hidden size of 1024 on; with --from that of the drafter",
             help="Tokens of a block.",
         ),
         Option(
-            "--layers",
-            "n_layer",
+            "--layers n_layer",
             type=whole(1, 64),
             show_default="4, or 5 from a hidden size of 1024 on",
             help="Layers of the drafter.",
@@ -95,15 +88,13 @@ SECTIONS = {
             help="The largest learning rate, times the model's hidden size.",
         ),
         Option(
-            "--anchors",
-            "n_anchors",
+            "--anchors n_anchors",
             type=whole(1, 1024),
             show_default="as many as have 256 tokens",
             help="Blocks of one answer that a step learns.",
         ),
         Option(
-            "--written",
-            "n_written",
+            "--written n_written",
             type=whole(1, 256),
             show_default="256 on a GPU, 8 on a CPU",
             help="Texts that the model writes at once.",
@@ -112,15 +103,14 @@ SECTIONS = {
     "Machine": tuple(each for each in LOADING if each.name in _MACHINE),
     "Output": (
         Option(
-            "-o",
-            "--output",
+            "-o --output",
             of="train",
             type=click.Path(path_type=Path),
             metavar="FOLDER",
             show_default="<target>-dflash in the working folder",
             help="A new folder for the drafter: GGUF, safetensors and a card.",
         ),
-        Option("--json", "as_json", is_flag=True, help="Print one JSON object about the result."),
+        Option("--json as_json", is_flag=True, help="Print one JSON object about the result."),
         QUIET,
     ),
 }
@@ -141,7 +131,6 @@ def train(target: str, **values: Any) -> int:
     check_torch("train")
     from dflash_local.pairs.address import read_address
     from dflash_local.pairs.find import drafter_name, find_pair
-    from dflash_local.tune.fitting import Interrupted
     from dflash_local.tune.new import options_for, train
 
     path = find_pair(target, None, say=say, bars=not values["quiet"]).target
@@ -151,22 +140,9 @@ def train(target: str, **values: Any) -> int:
     if known := drafter_name(address):  # where that one drafts, the new one will
         given["source"] = known
     options = options_for(path, output, name=str(address), **given)
-    stop = threading.Event()
-    with interrupt.setting(stop):
-        try:
-            card = train(options, say=say, progress=_teller(say), stopped=stop.is_set)
-        except Interrupted:
-            say("interrupted; the same command goes on from here")
-            return INTERRUPTED
-    from dflash_local.bench.report.cell import table
-    from dflash_local.tune.card import cells
-
-    if values["as_json"]:
-        write_stdout(json.dumps(card.as_dict()) + "\n")
-    else:
-        write_report(
-            f"{table(cells(card.rows), stdout_columns())}\n\n{card.reason}\n{card.after}\n"
-        )
+    card = trained(partial(train, options, progress=_teller(say)), values, say)
+    if card is None:
+        return INTERRUPTED
     if card.is_default:
         say(f"it is now the default; `dflash-local tune {target} --undo` goes back")
     return 0

@@ -6,7 +6,8 @@ import importlib
 import json
 import shlex
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,11 @@ from .values import WholeText, number, whole
 
 if TYPE_CHECKING:
     from dflash_local.pairs.find import PairFiles
+    from dflash_local.tune.card import Card
     from dflash_local.tune.fitting import Progress
 
 _MACHINE = ("n_gpu_layers", "n_threads", "lora", "control_vectors")
+_AS_GIVEN = ("minutes", "steps", "n_ctx", "max_tokens", "n_gpu_layers", "n_threads")
 _PATIENCE_S = 1
 _INSTALL = "pip install 'dflash-local[tune]'"
 
@@ -34,8 +37,7 @@ _INSTALL = "pip install 'dflash-local[tune]'"
 def answer_tokens(command: str) -> Option:
     """The option of a training's command for the length of what it learns from."""
     return Option(
-        "-n",
-        "--max-tokens",
+        "-n --max-tokens",
         of=command,
         type=whole(16),
         default=256,
@@ -65,8 +67,7 @@ SECTIONS = {
             "--record` writes.",
         ),
         Option(
-            "--ctx",
-            "n_ctx",
+            "--ctx n_ctx",
             of="tune",
             type=whole(256),
             default=2048,
@@ -97,8 +98,7 @@ SECTIONS = {
     ),
     "Output": (
         Option(
-            "-o",
-            "--output",
+            "-o --output",
             of="tune",
             type=click.Path(path_type=Path),
             metavar="FOLDER",
@@ -110,7 +110,7 @@ SECTIONS = {
             is_flag=True,
             help="Go back to the drafter that the target had before. The tuned one stays on disk.",
         ),
-        Option("--json", "as_json", is_flag=True, help="Print one JSON object about the result."),
+        Option("--json as_json", is_flag=True, help="Print one JSON object about the result."),
         QUIET,
     ),
 }
@@ -161,7 +161,7 @@ def _tune(values: dict[str, Any], say: Speaker) -> int:
     from dflash_local.pairs import tuned
     from dflash_local.pairs.address import read_address
     from dflash_local.pairs.find import drafter_name, find_pair
-    from dflash_local.tune.fitting import Interrupted, TuneOptions, output_for, tune
+    from dflash_local.tune.fitting import TuneOptions, output_for, tune
 
     files = find_pair(values["target"], values["draft"], say=say, bars=not values["quiet"])
     draft, checkpoint = _drafter_of(files), _checkpoint_of(values["draft"])
@@ -176,36 +176,14 @@ def _tune(values: dict[str, Any], say: Speaker) -> int:
         # Beside the folder that was given, or the drafter's file.
         output=values["output"] or output_for(checkpoint or draft, given),
         checkpoint=checkpoint,
-        minutes=values["minutes"],
-        steps=values["steps"],
-        n_ctx=values["n_ctx"],
-        max_tokens=values["max_tokens"],
-        n_gpu_layers=values["n_gpu_layers"],
-        n_threads=values["n_threads"],
         lora=values["lora"] or (),
         control_vectors=values["control_vectors"] or (),
+        **{name: values[name] for name in _AS_GIVEN},
     )
-    stop = threading.Event()
-    with interrupt.setting(stop):
-        try:
-            card = tune(
-                options,
-                say=say,
-                progress=_teller(say),
-                stopped=stop.is_set,
-                busy=lambda: is_busy(values["yield_to"]),
-            )
-        except Interrupted:
-            say("interrupted; the same command goes on from here")
-            return INTERRUPTED
-    from dflash_local.bench.report.cell import table
-    from dflash_local.tune.card import cells
-
-    if values["as_json"]:
-        write_stdout(json.dumps(card.as_dict()) + "\n")
-    else:
-        figures = table(cells(card.rows), stdout_columns())
-        write_report(f"{figures}\n\n{card.reason}\n{card.after}\n")
+    busy = partial(is_busy, values["yield_to"])
+    card = trained(partial(tune, options, progress=_teller(say), busy=busy), values, say)
+    if card is None:
+        return INTERRUPTED
     target = shlex.quote(str(values["target"]))
     if card.won and not card.is_default:
         say(f"give it with the adapters: --draft {shlex.quote(str(card.after))}")
@@ -214,6 +192,27 @@ def _tune(values: dict[str, Any], say: Speaker) -> int:
     else:
         say("the old drafter stays the default")
     return 0
+
+
+def trained(run: Callable[..., Card], values: Mapping[str, Any], say: Speaker) -> Card | None:
+    """Run a training, and print its result; None if Ctrl-C ended it."""
+    from dflash_local.bench.report.cell import table
+    from dflash_local.tune.card import cells
+    from dflash_local.tune.fitting import Interrupted
+
+    stop = threading.Event()
+    with interrupt.setting(stop):
+        try:
+            card = run(say=say, stopped=stop.is_set)
+        except Interrupted:
+            say("interrupted; the same command goes on from here")
+            return None
+    if values["as_json"]:
+        write_stdout(json.dumps(card.as_dict()) + "\n")
+    else:
+        figures = table(cells(card.rows), stdout_columns())
+        write_report(f"{figures}\n\n{card.reason}\n{card.after}\n")
+    return card
 
 
 def is_busy(url: str) -> bool:

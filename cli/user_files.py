@@ -1,8 +1,6 @@
 """The places of the user's own files of this program: settings, and what was typed in
 conversations."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -20,7 +18,6 @@ def settings_file() -> Path:
 
 
 def history_file() -> Path:
-    """The messages that were typed in conversations."""
     return platformdirs.user_state_path("dflash-local", appauthor=False) / "chat_history"
 
 

@@ -3,8 +3,6 @@
 The name of a function is what help shows for the value, in capitals.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import math
@@ -180,7 +178,6 @@ def scaled(value: Any) -> list[tuple[str, float]]:
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    """Reads a JSON object."""
     try:
         parsed = json.loads(value)
     except (json.JSONDecodeError, RecursionError) as error:

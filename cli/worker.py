@@ -1,7 +1,5 @@
 """`dflash-local worker`: offers this machine's devices to another one."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import signal
@@ -42,8 +40,7 @@ SECTIONS = {
     ),
     "Cache": (
         Option(
-            "-c",
-            "--cache",
+            "-c --cache",
             of=NAME,
             is_flag=True,
             help="Keep large tensors on this disk, so that they are sent only once.",

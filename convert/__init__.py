@@ -4,8 +4,6 @@
 >>> convert("z-lab/Qwen3-8B-DFlash-b16", target="Qwen3-8B-Q4_K_M.gguf").path
 """
 
-from __future__ import annotations
-
 from .conversion import ConvertResult, convert
 
 __all__ = ["ConvertResult", "convert"]

@@ -1,7 +1,5 @@
 """Is the file right? Its header is checked before writing, the file before it gets its name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

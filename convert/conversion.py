@@ -1,7 +1,5 @@
 """From a published drafter to a GGUF file that has been seen to load."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -69,7 +67,6 @@ class ConvertResult:
     """The points that could not be checked, or may surprise, in words."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The result for JSON."""
         values = asdict(self)
         return values | {"path": str(self.path), "target_layers": list(self.target_layers)}
 
@@ -125,7 +122,9 @@ def convert(
     number = file_type(outtype)  # before anything is fetched
     if output is not None:
         check_place(Path(output), force)
-    drafter = fetch_drafter(source, revision=revision, accept=_check_kind)
+    drafter = fetch_drafter(
+        source, revision=revision, accept=lambda config: identify(_read_config(config.parent))
+    )
     plan = _planned(drafter, target, outtype, output, say)
     check_place(plan.path, force)
     _check_not_the_target(plan)
@@ -242,7 +241,6 @@ def _find_target(
 
 
 def _check_target_link(spec: DrafterSpec, facts: dict[str, Any], target: str) -> None:
-    """The drafter's config against the target's."""
     fields = target_fields(facts)
     n_vocab, n_layer = fields.integer("vocab_size"), fields.integer("num_hidden_layers")
     if n_vocab not in (None, spec.n_vocab):
@@ -282,10 +280,6 @@ def _keys(plan: _Conversion, number: int, sha256: str) -> list[Key]:
 
 def _shown_target(target: GgufFile | Source) -> str:
     return str(target.path) if isinstance(target, GgufFile) else target.name
-
-
-def _check_kind(config: Path) -> None:
-    identify(read_json(config, _CONFIG_LIMIT))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -39,7 +39,6 @@ class Key:
 
     @classmethod
     def copied(cls, file: GgufFile, name: str) -> Key:
-        """The key `name` of `file`."""
         stored = file.value_types[name].removeprefix("array of ")
         return cls(name, file.metadata[name], GGUFValueType[stored.upper()])
 

@@ -1,7 +1,5 @@
 """The keys that say where a converted file comes from. The same input gives the same keys."""
 
-from __future__ import annotations
-
 from gguf import Keys
 
 from dflash_local.gguf.file import GgufFile
@@ -56,5 +54,4 @@ def provenance_keys(drafter: Source, target: GgufFile | Source, sha256: str) -> 
 
 
 def _url(source: Source) -> str | None:
-    """Of a repository on the hub."""
     return None if source.revision is None else f"https://huggingface.co/{source.name}"

@@ -4,8 +4,6 @@ The mixtures are those of llama.cpp's quantizer (`src/llama-quant.cpp`), but the
 draft passes through keep at least 8 bits. ggml itself, as it is loaded, does the rounding.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import re

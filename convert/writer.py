@@ -4,8 +4,6 @@ The `gguf` package writes the header. It would need each tensor whole, so tensor
 and written here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -61,7 +59,9 @@ def write_gguf(
     total = sum(_padded(n_bytes(plan.shape, kind)) for plan, kind in tensors)
     check_place(path, force)
     with _writing(path, total):
-        _check_room(path, total)
+        free = shutil.disk_usage(path.parent).free
+        if free < total:
+            raise _no_room(path, total, free)
     # in the same folder, so that the last step is only a rename
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     _remove_abandoned(path.parent)
@@ -114,12 +114,6 @@ def check_place(path: Path, force: bool) -> None:
             raise InputError(
                 f"{path}: the folder {path.parent} cannot be written to; choose another"
             )
-
-
-def _check_room(path: Path, needed: int) -> None:
-    free = shutil.disk_usage(path.parent).free
-    if free < needed:
-        raise _no_room(path, needed, free)
 
 
 def _no_room(path: Path, needed: int, free: int) -> InputError:

@@ -8,8 +8,6 @@ Bad input raises `InputError`, and every error of this package is a `DflashError
 `help(dflash_local.errors)`. `Options` are those of a request; `Target` is a model in token ids.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,27 +36,10 @@ if TYPE_CHECKING:
     from dflash_local.target_model.target import Target
 
 __all__ = [
-    "BackendError",
-    "Chunk",
-    "ClosedError",
-    "ContextFullError",
-    "DflashError",
-    "Embedder",
-    "FileError",
-    "GrammarError",
-    "InputError",
-    "Llama",
-    "Model",
-    "Options",
-    "PairError",
-    "PromptTooLongError",
-    "Result",
-    "Stats",
-    "Target",
-    "__version__",
-    "load",
-    "load_embedder",
-]
+    "BackendError", "Chunk", "ClosedError", "ContextFullError", "DflashError", "Embedder",
+    "FileError", "GrammarError", "InputError", "Llama", "Model", "Options", "PairError",
+    "PromptTooLongError", "Result", "Stats", "Target", "__version__", "load", "load_embedder",
+]  # fmt: skip
 
 _HOMES = {
     "Embedder": "embedder",

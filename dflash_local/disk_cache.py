@@ -3,19 +3,18 @@
 All of them can be measured again, so a folder that cannot be used is not an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
+
+import platformdirs
 
 ENVIRONMENT = "DFLASH_LOCAL_CACHE"
 
@@ -23,9 +22,13 @@ ENVIRONMENT = "DFLASH_LOCAL_CACHE"
 def place() -> Path:
     """The path of this user's cache folder: `DFLASH_LOCAL_CACHE` if it is set, else in the
     platform's folder for caches."""
-    chosen = os.environ.get(ENVIRONMENT)
-    # Unlike `Path.expanduser`, this leaves the name of a user that there is not as it is.
-    return Path(os.path.expanduser(chosen)) if chosen else _of_platform() / "dflash-local"
+    if chosen := os.environ.get(ENVIRONMENT):
+        # Unlike `Path.expanduser`, this leaves the name of a user that there is not as it is.
+        return Path(os.path.expanduser(chosen))
+    found = platformdirs.user_cache_path("dflash-local", appauthor=False, opinion=False)
+    if not found.is_absolute():
+        raise OSError(f"this user has no home folder; set {ENVIRONMENT}")
+    return found
 
 
 def folder() -> Path:
@@ -82,21 +85,3 @@ def write_json(path: Path, content: Any, indent: int | None = None) -> None:
 def _file(kind: str, key: Mapping[str, Any]) -> Path:
     whole = json.dumps(key, sort_keys=True, default=str).encode()
     return folder() / kind / f"{hashlib.sha256(whole).hexdigest()[:32]}.json"
-
-
-def _of_platform() -> Path:
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return Path(local) if local else _home() / "AppData" / "Local"
-    if sys.platform == "darwin":
-        return _home() / "Library" / "Caches"
-    # The XDG specification says to ignore relative paths.
-    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return xdg if xdg.is_absolute() else _home() / ".cache"
-
-
-def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError as error:
-        raise OSError(f"no home folder: {error}; set {ENVIRONMENT}") from None

@@ -23,15 +23,13 @@ from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime
 from dflash_local.llama.host import default_threads, give_back_memory
+from dflash_local.llama.runtime import api
 from dflash_local.pairs.find import find_pair
-from dflash_local.printable import to_stderr
+from dflash_local.printable import silent, to_stderr
 from dflash_local.result import ModelStatus
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.vocabulary import Vocabulary
 from dflash_local.trial.model import ensure_loadable
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 if TYPE_CHECKING:
     from dflash_local.llama.runtime import Device
@@ -81,7 +79,7 @@ def load_embedder(
         main_gpu=main_gpu,
         tensor_split=tensor_split,
     )
-    say = say or (_silent if quiet else to_stderr)
+    say = say or (silent if quiet else to_stderr)
     file = GgufFile.open(find_pair(model, NONE, say=say, options=options).target)
     pooling = pooling or pooling_of(file)
     if pooling is None:
@@ -109,14 +107,7 @@ def plan_embedder(
     check_embedder(file, pooling)
     trained = file.require(f"{file.architecture}.context_length", int)
     n_ctx = min(options.n_ctx or USUAL_CONTEXT, trained)
-    wanted = LoadOptions(
-        n_ctx=max(n_ctx, 16),
-        n_batch=max(n_ctx, 16),
-        n_gpu_layers=options.n_gpu_layers,
-        split_mode=options.split_mode,
-        main_gpu=options.main_gpu,
-        tensor_split=options.tensor_split,
-    )
+    wanted = replace(options, n_ctx=max(n_ctx, 16), n_batch=max(n_ctx, 16))
     plan = make_plan(file, None, None, wanted, devices)
     return replace(plan, n_ctx=n_ctx, n_batch=n_ctx)
 
@@ -441,7 +432,3 @@ def _around(template: str, query: str, document: str) -> Iterator[str]:
 def _free(model: Any) -> None:
     api.llama_model_free(model)
     give_back_memory()
-
-
-def _silent(_line: str) -> None:
-    pass

@@ -1,7 +1,5 @@
 """Everything that can go wrong, sorted by its cause: the caller, a file, or the machine."""
 
-from __future__ import annotations
-
 
 class DflashError(Exception):
     """Base of every error that this package raises on purpose."""

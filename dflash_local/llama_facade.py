@@ -39,18 +39,9 @@ _KV_TYPES = {
 _WHOLE = ("f32", "f16", "bf16")
 """Of these, those that are not quantised."""
 _WITHOUT_EFFECT = {
-    "last_n_tokens_size",
-    "logits_all",
-    "n_threads_batch",
-    "n_ubatch",
-    "no_perf",
-    "numa",
-    "offload_kqv",
-    "op_offload",
-    "swa_full",
-    "use_mlock",
-    "use_mmap",
-}
+    "last_n_tokens_size", "logits_all", "n_threads_batch", "n_ubatch", "no_perf", "numa",
+    "offload_kqv", "op_offload", "swa_full", "use_mlock", "use_mmap",
+}  # fmt: skip
 """Arguments of llama-cpp-python that change no text. They are taken, and do nothing."""
 _RANDOM = 0xFFFFFFFF
 """llama.cpp's seed that stands for a random one."""

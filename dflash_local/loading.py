@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from itertools import product, starmap
 from typing import TYPE_CHECKING, Any, Literal
 
-from dflash_local import disk_cache
-from dflash_local.controller import calibration, records
+from dflash_local import disk_cache, records
+from dflash_local.controller.calibration import budget_s
 from dflash_local.controller.controller import Controller
+from dflash_local.controller.costs import Costs
 from dflash_local.cuda.few_rows import FewRows, open_few_rows
 from dflash_local.draft.assistant_drafter import AssistantDrafter
 from dflash_local.draft.drafter import Drafter
@@ -37,7 +39,7 @@ from dflash_local.pairs.find import find_pair
 from dflash_local.pairs.projector import find_projector, without_projector
 from dflash_local.prefixes.files import PrefixFiles, SlotFiles
 from dflash_local.prefixes.store import PrefixStore
-from dflash_local.printable import to_stderr
+from dflash_local.printable import silent, to_stderr
 from dflash_local.setup import NO_HEADS, Setup, split_by_layers_because
 from dflash_local.target_model.bare_pass import takes_back
 from dflash_local.target_model.exactness import check_others
@@ -152,12 +154,12 @@ def load(
     check_names(settings, LoadSettings.__annotations__, "load", "help(dflash_local.load) has them")
     options = LoadOptions(**settings)
     percent = say is None or progress is None
-    say = say or (_silent if quiet else to_stderr)
+    say = say or (silent if quiet else to_stderr)
     files = find_pair(target, draft, say=say, options=options)
     pair = _with_keys(open_pair(files.target, files.draft), options, say)
     options = replace(options, mmproj=find_projector(files.target, options.mmproj, say))
     engine, plan, measure = _open(
-        pair, options, say=say, progress=progress, percent=say if percent else _silent
+        pair, options, say=say, progress=progress, percent=say if percent else silent
     )
     defaults = defaults_of(pair.target, pair.draft, thinking, sampling or {})
     for line in defaults.lines():
@@ -218,7 +220,7 @@ def _open(
 ) -> tuple[Engine, Plan, Callable[[], None]]:
     """An engine, its plan, and what to call before its first request: it measures what drafting
     costs, if need be. `percent` gets the lines about how much is loaded; without it, `say` does."""
-    progress = progress or _silent
+    progress = progress or silent
     progress(0.0)
     further = _text_of(options.draft_from)
     setup = _tried(_planned(pair, options, say), say)
@@ -274,7 +276,7 @@ def _planned(pair: Pair, options: LoadOptions, say: Say) -> Setup:
     setup.check_width()
     setup.check_exact()
     if setup.may_copy:
-        calibration.budget_s()  # a bad value is refused now, not after minutes of loading
+        budget_s()  # a bad value is refused now, not after minutes of loading
     return setup
 
 
@@ -487,10 +489,10 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
     greedy = sampled = None
     if drafter:
         greedy, sampled = records.known_drafts(target, drafter, n_nodes)
-    costs = calibration.measure(target, drafter, before=begin, again=again)
+    costs = records.costs(target, drafter, before=begin, again=again)
     if costs.noise:
         say(costs.noise)
-    if not records.of(target, drafter):
+    if not records.read(target, drafter):
         say(
             f"{disk_cache.place()} cannot be written, so what was measured is not kept; set "
             f"{disk_cache.ENVIRONMENT} to a folder that can"
@@ -517,7 +519,20 @@ def _may_pay(setup: Setup, target: Target, controller: Controller) -> bool:
     """Whether drafting could pay for the snapshots that it takes, if every draft were accepted."""
     spec = setup.pair.spec
     width = min(target.max_width, spec.block_size if spec else target.max_width)
-    return controller.costs.best_gain(width - 1, setup.plan.n_seq) > 1
+    return best_gain(controller.costs, width - 1, setup.plan.n_seq) > 1
+
+
+def best_gain(costs: Costs, n_draft: int, n_seqs: int) -> float:
+    """The speed-up over plain decoding if every draft were accepted: at the best measured depth,
+    with the best number of drafts up to `n_draft`, for one sequence or for `n_seqs`."""
+
+    def gain(depth: int, n: int, width: int) -> float:
+        plain_s = costs.step_s(n, depth) + costs.host_s
+        draft_s = costs.draft_s(n, depth, n_draft + 1 - width) + costs.draft_host_s
+        return width * plain_s / (draft_s + costs.step_s(n * width, depth) + costs.host_s)
+
+    ways = product(costs.depths, {1, n_seqs}, range(2, n_draft + 2))
+    return max(starmap(gain, ways), default=0.0)
 
 
 def _open_store(options: LoadOptions, key: Mapping[str, Any], say: Say) -> PrefixStore:
@@ -599,7 +614,3 @@ def _loaded(setup: Setup, progress: Progress, say: Say, few_rows: FewRows | None
         if stopped is not None:
             raise stopped from None
         raise
-
-
-def _silent(_news: object) -> None:
-    pass

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
 
+from dflash_local import records
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.families import dialect_of
 from dflash_local.chat.pictures import Pictures
@@ -22,7 +23,6 @@ from dflash_local.chat.quoting import quoted
 from dflash_local.chat.reader import ChatReader, forced_call
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
-from dflash_local.controller import records
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import DraftShape, checked_shape
 from dflash_local.engine.engine import Engine
@@ -61,6 +61,11 @@ from dflash_local.worker.worker import Worker
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_TOLD = (
+    *("prompt_tokens", "cached_tokens", "emitted", "rounds", "drafted", "accepted", "copied"),
+    *("copied_accepted", "prompt_s", "decode_s"),
+)
+"""Totals that a status has as they are."""
 _LATEST = 16
 """How many rows `largest_hidden_state` looks at: fewer than are kept."""
 
@@ -161,7 +166,9 @@ class Model:
         requests, totals = self._worker.totals()
         own, cache = self.engine.slots, self.engine.prefix_cache
         slots = tuple(SlotStatus(slot.seq, slot.busy, own.n_cells(slot)) for slot in own)
+        summed: dict[str, Any] = {name: getattr(totals, name) for name in _TOLD}
         return ModelStatus(
+            **summed,
             n_slots=len(slots),
             n_busy=sum(slot.busy for slot in slots),
             n_waiting=self._worker.n_waiting,
@@ -170,18 +177,8 @@ class Model:
             cells_used=self.target.n_ctx_all - own.free_cells,
             longest=own.longest,
             requests=requests,
-            prompt_tokens=totals.prompt_tokens,
-            cached_tokens=totals.cached_tokens,
-            emitted=totals.emitted,
-            rounds=totals.rounds,
-            drafted=totals.drafted,
-            accepted=totals.accepted,
-            copied=totals.copied,
-            copied_accepted=totals.copied_accepted,
             position_drafted=tuple(totals.position_drafted),
             position_accepted=tuple(totals.position_accepted),
-            prompt_s=totals.prompt_s,
-            decode_s=totals.decode_s,
             cache_bytes=cache.store.n_bytes,
             cache_hits=cache.reused["memory"] + cache.reused["disk"],
             passes=own.n_passes,

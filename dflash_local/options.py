@@ -1,7 +1,5 @@
 """The keyword arguments of every generating method."""
 
-from __future__ import annotations
-
 import operator
 import reprlib
 import threading

@@ -1,7 +1,5 @@
 """Text from files and clients, as a terminal may show it."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 
@@ -19,6 +17,10 @@ def printable(line: str) -> str:
     return "".join(
         c if c.isprintable() or c in _SPACE else "\N{REPLACEMENT CHARACTER}" for c in line
     )
+
+
+def silent(_: object) -> None:
+    """Tell nobody, where something that tells is expected."""
 
 
 def to_stderr(line: str) -> None:

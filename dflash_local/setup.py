@@ -128,15 +128,11 @@ class Setup:
         """The options by which the target is opened."""
         pair, plan = self.pair, self.plan
         shared = {field.name: getattr(self.options, field.name) for field in fields(ContextOptions)}
+        names = ("n_ctx", "n_batch", "n_gpu_layers", "n_cpu_moe", "tensor_split", "way_back")
         planned = {
-            "n_ctx": plan.n_ctx,
-            "n_batch": plan.n_batch,
-            "n_gpu_layers": plan.n_gpu_layers,
-            "n_cpu_moe": plan.n_cpu_moe,
-            "tensor_split": plan.tensor_split,
+            **{name: getattr(plan, name) for name in names},
             "tapped_layers": pair.spec.target_layers if pair.spec else (),
             "n_branches": self._n_branches(plan.n_batch),
-            "way_back": plan.way_back,
             "heads": isinstance(pair.spec, HeadsSpec),
         }
         return TargetOptions(**shared | planned)

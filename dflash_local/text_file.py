@@ -1,7 +1,5 @@
 """Text files that somebody names: read whole, or refused in one line."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

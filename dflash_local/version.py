@@ -1,7 +1,5 @@
 """The version of this program."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from dflash_local import load
+from dflash_local.controller.costs import Costs
 from dflash_local.draft.shape import DraftShape
 from dflash_local.errors import ContextFullError, FileError
 from dflash_local.fit.options import MAX_OUTPUT_ROWS, LoadOptions, LoadSettings
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
+from dflash_local.loading import best_gain
 from dflash_local.trial.drafter import try_drafter
 from gguf_files import UINT32, Value, changed
 
@@ -137,3 +139,17 @@ def test_each_setting_of_a_load_has_a_default() -> None:
     defaults = {field.name: field.type for field in fields(LoadOptions)}
     settings = {name: hint.__forward_arg__ for name, hint in LoadSettings.__annotations__.items()}
     assert settings == defaults
+
+
+def test_the_best_gain_is_that_of_whole_drafts() -> None:
+    dear = Costs({8: {1: 0.01, 2: 0.02, 8: 0.08}}, {8: {1: 0.001}})
+    assert best_gain(dear, 7, 1) < 1
+    cheap = Costs({8: {1: 0.01, 8: 0.01}}, {8: {1: 0.01}})
+    assert best_gain(cheap, 7, 1) == pytest.approx(4)
+    assert best_gain(cheap, 3, 1) == pytest.approx(2)
+    # Where one sequence gains nothing, two may.
+    shared = Costs({8: {1: 0.01, 2: 0.02, 4: 0.02}}, {8: {1: 0.015, 2: 0.0}})
+    assert best_gain(shared, 1, 1) < 1 < best_gain(shared, 1, 2)
+    steps, drafts = {8: {1: 0.01, 2: 0.01, 8: 0.09}}, {8: {1: 0.04}}
+    assert best_gain(Costs(steps, drafts), 7, 1) < 1
+    assert best_gain(Costs(steps, drafts, token_share=0.14), 7, 1) > 1.2  # a draft of one token

@@ -1,7 +1,5 @@
 """The shape of a drafter's attention: heads, windows, direction."""
 
-from __future__ import annotations
-
 from ..key import Value
 from .families import SPECULATORS, ConfigFields
 

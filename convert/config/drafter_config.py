@@ -4,8 +4,6 @@ The keys are those that llama.cpp's converter writes for the same config and tar
 `conversion/qwen.py`, `gemma.py`, `muse_glimmer.py`), except where a comment says why not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,8 +46,6 @@ _NESTED = frozenset({
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """A drafter as its config states it."""
-
     family: Family  # by its architecture; `spec` has that of the GGUF file
     layout: Layout
     architecture: str  # the name in config.json

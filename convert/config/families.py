@@ -4,8 +4,6 @@ A drafter of a known layout is added by a line in `_ARCHITECTURES`. A layout wit
 `Layout`; what its layers compute beside that is in `drafter_config` (keys) and `tensors.names`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -92,23 +90,13 @@ _DEEPSEEK4 = (
 # Any other value changes what a layer computes, in a way that llama.cpp's graph of these drafters
 # does not know.
 _SWITCHES = (
-    "mlp_bias",
-    "use_bias",
-    "qkv_bias",
-    "attention_output_gate",
-    "attn_output_gate",
-    "gating",
-    "fc_norm",
-    "norm_before_fc",
-    "shift_label",
-)
+    "mlp_bias", "use_bias", "qkv_bias", "attention_output_gate", "attn_output_gate", "gating",
+    "fc_norm", "norm_before_fc", "shift_label",
+)  # fmt: skip
 _EXPERTS = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "moe_intermediate_size",
+    "num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size",
     "enable_moe_block",
-)
+)  # fmt: skip
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_SWITCHES, (False,)),
     **dict.fromkeys((*_EXPERTS, "q_lora_rank", "kv_lora_rank", "attn_logit_softcapping"), (0,)),
@@ -124,8 +112,6 @@ _EXPECTED = {
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """A drafter's config with its family and layout."""
-
     family: Family
     layout: Layout
     architecture: str

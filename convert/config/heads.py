@@ -1,8 +1,6 @@
 """The additions of two families to DFlash: DFlash 2 convolutions and a selector, DSpark a Markov
 head."""
 
-from __future__ import annotations
-
 from .families import SPECULATORS, ConfigFields
 from .fields import refuse, stating
 

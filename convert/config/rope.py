@@ -1,7 +1,5 @@
 """A drafter's rotary position embedding (RoPE), and how to state it for llama.cpp."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,22 +13,10 @@ RopeType = Literal["default", "linear", "yarn", "llama3", "proportional"]
 
 _KNOWN = frozenset(
     {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "factor",
-        "original_max_position_embeddings",
-        "partial_rotary_factor",
-        "mrope_section",
-        "mrope_interleaved",
-        "low_freq_factor",
-        "high_freq_factor",
-        "beta_fast",
-        "beta_slow",
-        "attention_factor",
-        "attn_factor",
-        "extrapolation_factor",
-        "truncate",
+        *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"),
+        *("partial_rotary_factor", "mrope_section", "mrope_interleaved", "low_freq_factor"),
+        *("high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "attn_factor"),
+        *("extrapolation_factor", "truncate"),
         # These two have no effect, on purpose. The Kimi drafters state both as 1, but were trained
         # with the usual amplitude 1 + 0.1 ln(factor), which llama.cpp uses.
         "mscale",

@@ -1,7 +1,5 @@
 """All that a drafter has in common with its target: vocabulary, mask token, taps, hidden size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A lock on an open file, which other processes see."""
 
-from __future__ import annotations
-
 import sys
 from typing import IO, Any
 

@@ -5,8 +5,6 @@ the bytes of the vector. A pickle is a program. Here it can use the few operatio
 needs, and call nothing but the functions in `_GLOBALS`.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools

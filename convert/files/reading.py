@@ -1,7 +1,5 @@
 """Files that others have made: reads of bounded size, and one line for each fault."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -98,7 +96,6 @@ def unreadable(path: Path, error: Exception) -> FileError:
 
 
 def fail(path: str | os.PathLike[str], message: str) -> NoReturn:
-    """Raise a FileError about `path`."""
     raise FileError(f"{path}: {message}")
 
 

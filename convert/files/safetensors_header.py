@@ -5,8 +5,6 @@ header in JSON, then the bytes of the tensors without gaps, up to the end of the
 safetensors package itself gives no BF16 without torch.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +61,9 @@ def read_entries(path: Path) -> dict[str, TensorEntry]:
         fail(path, f"the safetensors header is malformed: {error}")
     if not isinstance(header, dict):
         fail(path, "the safetensors header is no JSON object")
-    _check_metadata(path, header.pop("__metadata__", {}))
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        fail(path, "__metadata__ of the safetensors header is no map of strings to strings")
     entries = {name: _entry(path, name, raw, data_start) for name, raw in header.items()}
     _check_layout(path, list(entries.values()), data_start, n_data)
     return entries
@@ -94,11 +94,6 @@ def _read_text(path: Path) -> tuple[bytes, int, int]:
     if len(text) < n_header:
         fail(path, "became shorter while it was read")
     return text, 8 + n_header, size - 8 - n_header
-
-
-def _check_metadata(path: Path, metadata: object) -> None:
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        fail(path, "__metadata__ of the safetensors header is no map of strings to strings")
 
 
 def _entry(path: Path, name: str, raw: object, data_start: int) -> TensorEntry:

@@ -1,7 +1,5 @@
 """The source of the files to convert: a local folder, or a hub repository at one commit."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -21,18 +19,10 @@ CONFIG = "config.json"
 CARD = "README.md"
 MASK_EMBEDDING = "mask_embedding.pt"
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "tokenizer.model",
-    "tiktoken.model",
-)
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "generation_config.json", "chat_template.jinja",
+    "chat_template.json", "tokenizer.model", "tiktoken.model",
+)  # fmt: skip
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -58,7 +48,7 @@ def fetch_drafter(
     source: str | os.PathLike[str],
     *,
     revision: str | None = None,
-    accept: Callable[[Path], None] | None = None,
+    accept: Callable[[Path], object] | None = None,
 ) -> Source:
     """A drafter's config, weights, card and mask embedding.
 
@@ -143,15 +133,9 @@ def target_hint(source: Source, config: dict[str, Any]) -> str | None:
 
 
 _TARGET_FIELDS = (
-    "target_model",
-    "target_model_id",
-    "target_model_name",
-    "target_model_name_or_path",
-    "target_name_or_path",
-    "target_model_path",
-    "base_model",
-    "base_model_name_or_path",
-)
+    "target_model", "target_model_id", "target_model_name", "target_model_name_or_path",
+    "target_name_or_path", "target_model_path", "base_model", "base_model_name_or_path",
+)  # fmt: skip
 
 
 def _local_folder(source: str | os.PathLike[str], revision: str | None) -> Path | None:
@@ -184,7 +168,7 @@ def _from_hub(
     revision: str | None,
     select: Callable[[str, list[str], str], Iterator[str]],
     check: Callable[[Path], object] | None,
-    accept: Callable[[Path], None] | None = None,
+    accept: Callable[[Path], object] | None = None,
 ) -> Source:
     """The files of `repo` that `select` yields; `check` says whether cached ones are complete."""
     import huggingface_hub as hub

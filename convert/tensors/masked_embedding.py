@@ -4,8 +4,6 @@ As in llama.cpp's converter (`conversion/qwen.py`), its file gets the target's e
 one row replaced, and the target's output head.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

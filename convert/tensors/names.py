@@ -1,7 +1,5 @@
 """The names and shapes of a drafter's tensors, in the checkpoint and in GGUF."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

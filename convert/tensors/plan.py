@@ -1,7 +1,5 @@
 """A planned tensor of the GGUF file, and its rows as they come from the checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

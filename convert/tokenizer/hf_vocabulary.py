@@ -4,8 +4,6 @@ The `gguf` package reads special tokens, merges and the chat template. The token
 the name of the pre-tokenizer are read here: that package leaves them to its caller.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,13 +31,8 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Gemma 4's control tokens that a chat parser needs in the output
 _VISIBLE = frozenset(
     (
-        "<|channel>",
-        "<channel|>",
-        "<|tool_call>",
-        "<tool_call|>",
-        "<|tool_response>",
-        "<tool_response|>",
-        '<|"|>',
+        *("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
+        *("<|tool_response>", "<tool_response|>", '<|"|>'),
     )
 )
 _LOOK_SPECIAL = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")

@@ -5,8 +5,6 @@ pattern (`tokenizer.ggml.pre`), HF files the pattern itself. Names and patterns 
 `src/llama-vocab.cpp`, the roles of special tokens those of llama.cpp's converter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

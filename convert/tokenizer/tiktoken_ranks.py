@@ -4,8 +4,6 @@ The merges are made from the ranks as in llama.cpp's converter (`QwenModel.bpe` 
 `conversion/qwen.py`, `set_vocab` of `conversion/deepseek.py`).
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One run from beginning to end: load, measure plain and drafted, report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -132,7 +130,6 @@ class Benchmark:
         return cases, notes
 
     def report(self, model: Model, notes: list[str]) -> Report:
-        """An empty one."""
         return Report(**self.heading(model, notes))
 
     def heading(self, model: Model, notes: list[str]) -> dict[str, Any]:
@@ -149,7 +146,6 @@ class Benchmark:
         """Called with the model of single requests when these are measured."""
 
     def measure_others(self, report: Report, cases: Sequence[Case]) -> None:
-        """Several requests at once."""
         short = self.short_cases(report, cases)
         if self.options.concurrency and not short:
             report.notes.append("several at once: left out, as there are only long prompts")

@@ -1,7 +1,5 @@
 """The best width by the costs of a machine, and its gain, by accepted length."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ one request at a time). Speed-ups depend on program and machine. Accepted length
 program must reach them too.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

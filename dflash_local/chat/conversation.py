@@ -1,7 +1,5 @@
 """Checks messages as clients send them, and gives them the shape that chat templates expect."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The parts of an answer, as its text arrives: pieces of content, reasoning and tool calls."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass, replace
 
@@ -46,7 +44,6 @@ Event = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 def call_id() -> str:
-    """A new tool call's id."""
     return f"call_{secrets.token_hex(12)}"
 
 

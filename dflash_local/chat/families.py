@@ -4,8 +4,6 @@ The template writes answers with known calls, and these are compared: their comm
 form.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The form of a model's tool calls, as a chat template shows it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 user or, with `to=functions.NAME`, a call.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

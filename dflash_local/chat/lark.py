@@ -3,8 +3,6 @@
 The syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +36,6 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator
 
 
 def literal(text: str) -> str:
-    """`text` as a literal of the grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 

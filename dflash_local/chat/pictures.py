@@ -1,7 +1,5 @@
 """Pictures in messages: taken out before the template sees them, and put into the prompt."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ tokenised by these marks. llama-server and vLLM read such names as tokens wherev
 wants that here gives the whole prompt as a text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads the answer to a chat while it arrives: what is content, reasoning, and calls of tools."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace

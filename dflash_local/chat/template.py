@@ -1,7 +1,5 @@
 """The chat template of a model file: turns messages and tools into the text of a prompt."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ a process of its own, which `template` ends when the time is up.
 It imports little, so as to start fast.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Container, Iterator

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise, takewhile
 from operator import mul
 from typing import Any
 
@@ -42,7 +42,6 @@ _COLD_CHANCE = 0.8
 _COLD_SHARES = (0.5, 0.25, 0.125)
 """The parts of the rest that the next candidates have, before any tree is seen: each half of the
 one before. They only rank the nodes of the first trees."""
-_ANY_TOKEN = 1 << 30
 
 
 class Acceptance:
@@ -57,32 +56,30 @@ class Acceptance:
         self._filter = native.DraftChances(_UNKNOWN, _WALK, _UNKNOWN[2])
         self._n_further = self._further = _TOLD  # that came, and that were to be expected
 
-    # Chances
-
     def chances(self, draft: Draft, shape: ShapeName) -> list[float]:
         """The falling chances of a draft's nodes. A tree has them as it was grown by `rate`,
         likeliest first; without candidates it is mostly a chain."""
         if shape == "tree" and (draft.candidates is not None or not draft.is_chain):
-            return path_chances(draft)
+            return draft.chances
         return list(accumulate(self._filter.each(draft.logprobs), mul))
 
-    def of_other_shape(self, candidates: Candidates, shape: ShapeName) -> list[float]:
-        """Those that these candidates have as a draft of that shape."""
+    def of_other_shape(self, draft: Draft, shape: ShapeName) -> list[float]:
+        """Those that the candidates of a draft have as one of that shape; without, its own."""
+        known = draft.candidates
+        if known is None:
+            return self.chances(draft, "tree")
         if shape == "tree":
-            chances = self.rate(candidates)
-            return path_chances(grow(candidates, self.n_nodes, _ANY_TOKEN, chances=chances))
-        return list(accumulate(self._firsts(candidates), mul))
+            return grow(known, self.n_nodes, 1 << 30, chances=self.rate(known)).chances
+        return list(accumulate(self.rate(known).firsts, mul))
 
     def rate(self, candidates: Candidates) -> Chances:
         """The chances by which a tree of these candidates grows."""
-        return Chances(self._firsts(candidates), self._further_share)
+        firsts = self._filter.each(candidates.logprobs[:, 0].tolist())
+        return Chances(firsts, self._further_share)
 
     @property
     def _further_share(self) -> float:
         return min(self._n_further / self._further, 1.0)
-
-    def _firsts(self, candidates: Candidates) -> list[float]:
-        return self._filter.each(candidates.logprobs[:, 0].tolist())
 
     def usual(self, shape: ShapeName) -> list[float]:
         """The falling chances of a usual draft's nodes, before any of a request is seen."""
@@ -93,42 +90,30 @@ class Acceptance:
         chain = [_COLD_CHANCE**j for j in range(1, self._n_drafts + 1)]
         if shape == "chain":
             return chain
-        chances = list(chain)
-        for before, chance in zip([1.0, *chain], chain, strict=False):
-            chances += [(before - chance) * share for share in _COLD_SHARES]
-        return sorted([*chances, *[0.0] * self.n_nodes], reverse=True)[: self.n_nodes]
-
-    # Learning
+        rests = [before - chance for before, chance in pairwise([1.0, *chain])]
+        others = [rest * share for rest in rests for share in _COLD_SHARES]
+        return sorted([*chain, *others, *[0.0] * self.n_nodes], reverse=True)[: self.n_nodes]
 
     def notice(self, curve: Sequence[float], shape: ShapeName) -> None:
         """The chances of a new draft of that shape."""
-        known = self.usual(shape)
-        curve = whole(curve, known, shape)
         part = max(1 / (self.n_verified + 2), SLOW)
-        self._curves[shape] = [
-            old + part * (new - old) for old, new in zip(known, curve, strict=False)
-        ]
+        self._curves[shape] = blended(self.usual(shape), curve, shape, part)
 
-    def observe(self, draft: Draft, tokens: Sequence[int]) -> int:
-        """The target wrote `tokens` after the anchor of a verified draft; returns the number of
-        first choices tried. With candidates, all of these are tried; otherwise the draft itself."""
+    def observe(self, draft: Draft, tokens: Sequence[int]) -> list[float]:
+        """The target wrote `tokens` after the anchor of a verified draft; returns the drafter's
+        log-probabilities of the first choices tried. With candidates, all of these are tried;
+        otherwise the draft itself."""
         self.n_verified += 1
-        known = draft.candidates
-        if known is None:
-            n_right, n_tried = len(tokens) - 1, min(len(tokens), len(draft))
-            self._filter.learn(draft.logprobs[:n_tried], n_right)
-            return n_tried
-        firsts: list[int] = known.ids[:, 0].tolist()
-        n_right = 0
-        for token, first in zip(tokens, firsts, strict=False):
-            if token != first:
-                break
-            n_right += 1
-        if n_right < len(tokens) - 1:  # the path has left them
-            self._observe_further(draft, tokens, n_right)
-        n_tried = min(n_right + 1, len(tokens), len(firsts))
-        self._filter.learn(known.logprobs[:n_tried, 0].tolist(), n_right)
-        return n_tried
+        told, n_right, known = draft.logprobs, len(tokens) - 1, draft.candidates
+        if known is not None:
+            told = known.logprobs[:, 0].tolist()
+            pairs = zip(tokens, known.ids[:, 0].tolist(), strict=False)
+            n_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if n_right < len(tokens) - 1:  # the path has left them
+                self._observe_further(draft, tokens, n_right)
+        tried = told[: min(n_right + 1, len(tokens))]
+        self._filter.learn(tried, n_right)
+        return tried
 
     def _observe_further(self, draft: Draft, tokens: Sequence[int], n_firsts: int) -> None:
         """Learn from what came after `n_firsts` first choices and another candidate of a path."""
@@ -147,8 +132,6 @@ class Acceptance:
                 return
             node = children[token]
 
-    # For the next process
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -164,37 +147,27 @@ class Acceptance:
         is not that, or of another block size."""
         made = cls(block_size, n_nodes)
         try:
-            curves: dict[ShapeName, list[float]] = {
-                name: [float(chance) for chance in curve] for name, curve in raw["curves"].items()
-            }
-            numbers = [float(x) for x in (*raw["filter"], *raw["further"])]
+            curves = {name: list(map(float, curve)) for name, curve in raw["curves"].items()}
+            *state, made._n_further, made._further = map(float, [*raw["filter"], *raw["further"]])
             made.n_verified = int(raw["rounds"])
-            *state, made._n_further, made._further = numbers
             made._filter = native.DraftChances(state, _WALK, _UNKNOWN[2])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"nothing known of drafts: {error!r}") from None
-        is_finite = all(map(math.isfinite, [*numbers, *(x for c in curves.values() for x in c)]))
-        is_finite &= min(made._n_further, made._further) > 0
-        if not is_finite or len(curves.get("chain", made.cold("chain"))) != block_size - 1:
+        numbers = sum(curves.values(), [*state, made._n_further, made._further])
+        is_sound = all(map(math.isfinite, numbers)) and min(made._n_further, made._further) > 0
+        if not is_sound or len(curves.get("chain", made.cold("chain"))) != block_size - 1:
             raise ValueError(f"nothing known of drafts of a block of {block_size}")
         made._curves = {k: c for k, c in curves.items() if k == "chain" or len(c) == n_nodes}
         return made
 
 
-def whole(curve: Sequence[float], usual: Sequence[float], shape: ShapeName) -> Sequence[float]:
-    """A draft's chances, for as many nodes as a usual one has. What a shorter chain has not is as
-    likely after it as it mostly is: to count it as hopeless would keep drafts short. A tree had no
-    more to give."""
+def blended(
+    mean: Sequence[float], curve: Sequence[float], shape: ShapeName, part: float
+) -> list[float]:
+    """A mean of chances, by `part` nearer to a new draft's. What a chain has not that is shorter is
+    as likely after it as it mostly is: to count it as hopeless would keep drafts short. A tree had
+    no more to give."""
     n = len(curve)
-    if shape == "tree":
-        return [*curve, *[0.0] * (len(usual) - n)]
-    scale = curve[-1] / max(usual[n - 1], LEAST) if n < len(usual) else 0.0
-    return [*curve, *(scale * chance for chance in usual[n:])]
-
-
-def path_chances(draft: Draft) -> list[float]:
-    """Of each node, the product of the probabilities along its path."""
-    sums: list[float] = []
-    for parent, own in zip(draft.parents, draft.logprobs, strict=True):
-        sums.append(own + (sums[parent] if parent >= 0 else 0.0))
-    return [math.exp(total) for total in sums]
+    scale = curve[-1] / max(mean[n - 1], LEAST) if shape == "chain" and n < len(mean) else 0.0
+    whole = chain(curve, (scale * chance for chance in mean[n:]))
+    return [old + part * (new - old) for old, new in zip(mean, whole, strict=False)]

@@ -1,4 +1,4 @@
-"""Measures the costs of a round's parts on this machine, in a few seconds, and keeps them."""
+"""Measures the costs of a round's parts on this machine, in a few seconds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from statistics import median
 
 import numpy as np
 
-from dflash_local.controller import records
 from dflash_local.controller.costs import LEAST, ROW_COUNTS, TO_MAKE, Costs
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
 from dflash_local.sampling.sampler import not_finite
-from dflash_local.target_model.batch import Batch
+from dflash_local.target_model.batch import Batch, Outputs
 from dflash_local.target_model.taps import Features, StoredFeatures
 from dflash_local.target_model.target import StateCheckpoint, Target
 
@@ -34,9 +34,7 @@ _TIMED = 3  # with one, a single hiccup decides what a cached token is thought t
 
 def budget_s() -> float:
     """Seconds that a calibration may take: those of `DFLASH_LOCAL_CALIBRATION_S`, else `BUDGET_S`.
-
-    Raises InputError for any other value.
-    """
+    Raises InputError for any other value."""
     given = os.environ.get(ENVIRONMENT) or str(BUDGET_S)
     with suppress(ValueError):
         if 0 < (seconds := float(given)) < math.inf:
@@ -44,36 +42,23 @@ def budget_s() -> float:
     raise InputError(f"{ENVIRONMENT} is {given!r}; expected seconds above 0, such as {BUDGET_S:g}")
 
 
-def measure(
-    target: Target, drafter: Drafter | None, *, before: Callable[[], None], again: bool = False
-) -> Costs:
-    """The costs of this pair, or of a target alone, for up to `target.options.n_seq` sequences:
-    those kept, if there are any, unless `again` asks for new ones.
+def measure(target: Target, drafter: Drafter | None) -> Costs:
+    """The costs of this pair, or of a target alone, for up to `target.options.n_seq` sequences.
 
     Takes `budget_s()` seconds or `BUDGET_STEPS` target steps, whichever end first, but always wakes
     the model with a pass, and takes the time of two drafts, two plain steps and two of two rows.
-    Times that differ too much, or too few to tell, are taken a second time. Costs that are noisy
-    even then (`Costs.noise`) are measured again at the next load, and those measured with a smaller
-    budget at this one; less than `BUDGET_S` asks for a rough idea, which is not judged. `before`
-    empties all caches, if anything is measured; they are empty after it too. Raises as `budget_s`,
-    `Target.decode` and the drafter.
+    Times that differ too much (`Costs.noise`), or too few to tell, are taken a second time. Less
+    than `BUDGET_S` asks for a rough idea, which is not judged. All caches must be empty, and are
+    after it. Raises as `budget_s`, `Target.run` and the drafter.
     """
-    known = records.of(target, drafter)
-    if not again:
-        with suppress(ValueError):  # not measured yet, or damaged
-            costs = Costs.from_dict(known)
-            if costs.noise is None and costs.budget_s >= budget_s():
-                return costs
     trial = _Trial(target, drafter)
-    before()
     try:
         costs = trial.run()
-        if not trial.is_rough and (costs.noise or trial.n_plain < _TIMED):
+        n_plain = len(trial.steps[trial.depth][trial.n_seq])
+        if trial.budget_s >= BUDGET_S and (costs.noise or n_plain < _TIMED):
             costs = trial.run()
     finally:
         trial.empty()
-    # What drafts and copies are worth is not measured here; `again` begins with nothing.
-    records.write(target, drafter, ({} if again else known) | costs.as_dict())
     return costs
 
 
@@ -82,28 +67,22 @@ class _Trial:
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter = target, drafter
-        # As many sequences as there is room for, each with two rows.
-        most = min(target.n_ctx_all // (SHALLOW + 2), target.n_batch)
-        self.n_seq = min(target.options.n_seq, most)
+        # As many sequences as there is room for, each with two rows
+        self.n_seq = min(target.options.n_seq, target.n_ctx_all // (SHALLOW + 2), target.n_batch)
         self.budget_s = budget_s()
-        self.is_rough = self.budget_s < BUDGET_S
-        self.end_s, self.n_steps = math.inf, 0
-        self.part = 0  # cached tokens of each sequence
-        self.tokens: list[int] = []  # of the last pass
-        self.starts: list[StateCheckpoint] = []  # of each sequence, when it had just these
         self.warm_up = 1 + TO_MAKE if target.options.n_gpu_layers else 1
         self.rng = np.random.default_rng(0)
+        self.part = 0  # cached tokens of each sequence
+        self.starts: list[StateCheckpoint] = []  # of each sequence, when it had just these
         # Seconds: of passes by depth (cached tokens) and rows; of draft stages by depth, sequences,
         # tokens and rows to inject; of what making graphs takes on top; of a tree on top, by depth
         self.steps: dict[int, dict[int, list[float]]] = {}
         self.drafts: dict[tuple[int, int, int, int], list[float]] = {}
         self.switches: list[float] = []
         self.trees: dict[int, float] = {}
-        most = min(drafter.block_size, target.max_width) if drafter else 0
-        self.n_draft = max(most - 1, 1)
-        room = min(target.n_batch, target.n_ctx_all - SHALLOW * self.n_seq)
-        most = min(room // self.n_seq, target.max_width)
-        self.widths = [width for width in ROW_COUNTS if width <= most]
+        self.n_draft = max(min(drafter.block_size, target.max_width) - 1, 1) if drafter else 1
+        room = min(target.n_batch, target.n_ctx_all - SHALLOW * self.n_seq) // self.n_seq
+        self.widths = [width for width in ROW_COUNTS if width <= min(room, target.max_width)]
         # Rows to inject in a usual round, and so many that they are not lost in a draft's noise
         self.few = min(SHALLOW, target.n_batch)
         room = target.n_ctx_all // self.n_seq - SHALLOW
@@ -112,16 +91,15 @@ class _Trial:
     def run(self) -> Costs:
         """The costs by all times that were taken so far, those of an earlier run as well."""
         self.n_steps, self.end_s = 0, math.inf
-        features = self._fill(SHALLOW)
-        self.end_s = time.perf_counter() + self.budget_s
-        if features is not None:
-            self._draft(1, features=features)
-        for n_rows in self._rows(self.widths[:2]):
-            self._step(n_rows, 1, needed=n_rows in (self.n_seq, 2 * self.n_seq))
+        self._fill(SHALLOW)
+        end_s = time.perf_counter() + self.budget_s
+        self._draft(1)
+        self._steps(self.widths[:2], 1)
+        self.end_s = end_s
         self._measure(1, 2)
         self._tree()
-        if self._measure_deep():
-            self._fill(SHALLOW)
+        self._measure_deep()
+        self._fill(SHALLOW)
         self._measure(2, 2)
         return self._costs()
 
@@ -143,7 +121,7 @@ class _Trial:
             # On a line from a draft of one token to the longest.
             token_share=max(usual_s - first_s, 0.0) / max(usual_s * (self.n_draft - 1), LEAST),
             trees=self.trees,
-            spread=0.0 if self.is_rough else median(spreads or [0.0]),
+            spread=median(spreads or [0.0]) if self.budget_s >= BUDGET_S else 0.0,
             budget_s=self.budget_s,
         )
 
@@ -151,8 +129,7 @@ class _Trial:
         """Passes and drafts at the present depth, in turn, so that a disturbance of one disturbs
         all; each so many times."""
         for timed in times:
-            for n_rows in self._rows(self.widths):
-                self._step(n_rows, timed)
+            self._steps(self.widths, timed)
             if self.drafter is not None:
                 for n_seqs in sorted({1, self.n_seq}):
                     self._draft(timed, n_seqs)
@@ -161,8 +138,8 @@ class _Trial:
                 if self.many > 2 * SHALLOW:
                     self._draft(1, n_rows=self.many)
 
-    def _measure_deep(self) -> bool:
-        """Those that matter most, after as many tokens as there is time for. False: for none."""
+    def _measure_deep(self) -> None:
+        """Those that matter most, after as many tokens as there is time for."""
         # Room for a pass of all rows after it, and for a draft of many.
         room = self.target.n_ctx_all // self.n_seq - max(ROW_COUNTS)
         pass_s = self._guess(most := max(self.steps[self.depth]))
@@ -172,38 +149,22 @@ class _Trial:
         for deep in DEEP:
             part = min(deep // self.n_seq, room)
             n_rows = self.n_seq * part
-            n_chunks = math.ceil(n_rows / self.target.n_batch)
+            n_steps = math.ceil(n_rows / self.target.n_batch) + n_passes
             # With fewer tokens more, what they cost would be lost in the noise.
             is_deep = self.n_seq * (part - self.part) >= max(ROW_COUNTS)
-            seconds = n_rows * row_s + n_passes * pass_s
-            if not is_deep or not self._affords(n_chunks + n_passes, seconds):
+            if not is_deep or not self._affords(n_steps, n_rows * row_s + n_passes * pass_s):
                 break
             begin = time.perf_counter()
             self._fill(part)
             row_s = (time.perf_counter() - begin) / n_rows
-        if self.part == SHALLOW:
-            return False
-        for n_rows in self._rows(widths):
-            self._step(n_rows, _TIMED)
-        if self.drafter is not None:
+        if self.part > SHALLOW:
+            self._steps(widths, _TIMED)
             self._draft(_TIMED)
-        self._tree()
-        return True
-
-    @property
-    def n_plain(self) -> int:
-        """The number of timings of a plain step."""
-        return len(self.steps[self.n_seq * SHALLOW].get(self.n_seq, ()))
+            self._tree()
 
     @property
     def depth(self) -> int:
         return self.n_seq * self.part
-
-    def _rows(self, widths: list[int]) -> list[int]:
-        """Row counts of a pass: of all sequences together, and of one alone."""
-        return list(dict.fromkeys(n for width in widths for n in (width * self.n_seq, width)))
-
-    # Timing
 
     def _affords(self, n_steps: int, seconds: float) -> bool:
         in_time = time.perf_counter() + seconds <= self.end_s
@@ -216,14 +177,16 @@ class _Trial:
         first, rest = seconds[: self.warm_up], seconds[self.warm_up :]
         return rest, sum(first) - self.warm_up * median(rest)
 
-    def _step(self, n_rows: int, timed: int, *, needed: bool = False) -> None:
-        """Time passes of `n_rows` rows at the present depth, if there is time."""
+    def _steps(self, widths: list[int], timed: int) -> None:
+        """Time passes of so many rows at the present depth, if there is time: of each of all
+        sequences together, and of one alone."""
         known, n = self.steps.setdefault(self.depth, {}), self.warm_up + timed
-        if needed or self._affords(n, n * self._guess(n_rows)):
-            seconds, made_s = self._timed(lambda: self._pass(n_rows), timed)
-            known.setdefault(n_rows, []).extend(seconds)
-            if timed > 1:
-                self.switches.append(made_s)
+        for n_rows in dict.fromkeys(n for width in widths for n in (width * self.n_seq, width)):
+            if self._affords(n, n * self._guess(n_rows)):
+                seconds, made_s = self._timed(partial(self._random_pass, n_rows), timed)
+                known.setdefault(n_rows, []).extend(seconds)
+                if timed > 1:
+                    self.switches.append(made_s)
 
     def _tree(self) -> None:
         """Time passes over a tree of one sequence beside those over a chain of as many rows: a
@@ -234,32 +197,39 @@ class _Trial:
         n_passes = 2 * (self.warm_up + times)
         if n <= room and self._affords(n_passes, n_passes * self._guess(n)):
             path = list(range(-1, n // 2 - 1))
-            tree = [*path, *path[: n - 1 - len(path)]]
-            chain, _ = self._timed(lambda: self._verified_s(list(range(-1, n - 2))), times)
-            found, _ = self._timed(lambda: self._verified_s(tree), times)
-            self.trees[self.depth] = max(median(found) - median(chain), 0.0)
+            parents = [*path, *path[: n - 1 - len(path)]]
 
-    def _draft(
-        self,
-        timed: int,
-        n_seqs: int = 1,
-        n_draft: int = 0,
-        n_rows: int = 0,
-        *,
-        features: Features | None = None,
-    ) -> None:
+            def tree() -> float:
+                batch, tokens = Batch(), self._batch(n, n_seqs=1).tokens
+                batch.add_tree(0, self.part, tokens[0], tokens[1:], parents)
+                return self._pass(batch)
+
+            chains, _ = self._timed(partial(self._random_pass, n, 1), times)
+            trees, _ = self._timed(tree, times)
+            self.trees[self.depth] = max(median(trees) - median(chains), 0.0)
+
+    def _draft(self, timed: int, n_seqs: int = 1, n_draft: int = 0, n_rows: int = 0) -> None:
         """Time the draft stage of the first `n_seqs` sequences, if there is time: of so many
         tokens, after so many rows to inject in each; 0: of all, after the few of a usual round."""
         n_draft, n_rows = n_draft or self.n_draft, n_rows or self.few
-        if features is None:
-            usual_s = n_seqs * median(next(iter(self.drafts.values())))
-            if not self._affords(1, (self.warm_up + timed) * usual_s + 2 * self._guess(n_rows)):
-                return
-            self._decode(n_rows, output=False)
-            self._undo()
-            features = self._features(range(n_rows))
-        seconds, _ = self._timed(lambda: self._draft_stage_s(n_seqs, features, n_draft), timed)
-        self.drafts.setdefault((self.depth, n_seqs, n_draft, n_rows), []).extend(seconds)
+        usual_s = n_seqs * median(next(iter(self.drafts.values()), [0.0]))
+        drafter, seconds = self.drafter, (self.warm_up + timed) * usual_s + 2 * self._guess(n_rows)
+        if drafter is None or not self._affords(1, seconds):
+            return
+        self._pass(batch := self._batch(n_rows, outputs="none"))
+        features = self._features(batch, range(n_rows))
+        requests = [DraftRequest(seq, 1, features, n_draft, whole=True) for seq in range(n_seqs)]
+
+        def draft() -> float:
+            begin = time.perf_counter()
+            drafter.draft(requests)
+            seconds = time.perf_counter() - begin
+            for seq in range(n_seqs):
+                drafter.truncate(seq, self.part)
+            return seconds
+
+        found, _ = self._timed(draft, timed)
+        self.drafts.setdefault((self.depth, n_seqs, n_draft, n_rows), []).extend(found)
 
     def _guess(self, n_rows: int) -> float:
         """Seconds of a pass, if need be from the nearest narrower one timed, by the row."""
@@ -267,27 +237,21 @@ class _Trial:
         near = max((n for n in known if n <= n_rows), default=0)
         return min(known[near]) * n_rows / near if near else 0.0
 
-    # Passes and drafts, each undone
-
-    def _fill(self, part: int) -> Features | None:
-        """Both caches to `part` tokens of each sequence; returns the features that the first
-        injected last, None without a drafter."""
+    def _fill(self, part: int) -> None:
+        """Both caches to `part` tokens of each sequence."""
         self.empty()
-        chunk = self.target.n_batch // self.n_seq
-        for begin in range(0, part, chunk):
-            self.part = begin
-            n = min(chunk, part - begin)
-            self._decode(n * self.n_seq, output=False)
-            if self.drafter is not None:
+        drafter, chunk = self.drafter, self.target.n_batch // self.n_seq
+        for self.part in range(0, part, chunk):
+            n = min(chunk, part - self.part)
+            self.target.run(batch := self._batch(n * self.n_seq, self.n_seq, outputs="none"))
+            if drafter is not None:
                 for seq in range(self.n_seq):
-                    rows = range(seq * n, (seq + 1) * n)
-                    self.drafter.inject(seq, self._features(rows))
-        is_read = self.drafter is not None and self.target.n_features
+                    drafter.inject(seq, self._features(batch, range(seq * n, (seq + 1) * n)))
+        is_read = drafter is not None and self.target.n_features
         if is_read and not np.isfinite(self.target.hidden_states([0])).all():
             raise not_finite()  # or the drafter would be blamed for what it makes of them
         self.part = part
         self.starts = [self.target.checkpoint(seq, part) for seq in range(self.n_seq)]
-        return self._features(range(n)) if self.drafter is not None else None
 
     def empty(self) -> None:
         for seq in range(self.n_seq):
@@ -295,61 +259,35 @@ class _Trial:
             if self.drafter is not None:
                 self.drafter.truncate(seq, 0)
 
-    def _decode(self, n_rows: int, *, output: bool = True) -> float:
-        """Seconds of a pass of random rows, dealt to the sequences as evenly as they go."""
-        n_seqs = math.gcd(n_rows, self.n_seq) if self.target.needs_equal_rows else self.n_seq
-        seq_ids = sorted(i % n_seqs for i in range(n_rows))
-        positions = [self.part + i - seq_ids.index(seq) for i, seq in enumerate(seq_ids)]
-        self.tokens = tokens = self._random(n_rows)
-        begin = time.perf_counter()
-        self.target.decode(tokens, positions, seq_ids, [output] * n_rows)
-        return time.perf_counter() - begin
+    def _batch(self, n_rows: int, n_seqs: int = 0, outputs: Outputs = "all") -> Batch:
+        """Random rows, dealt to so many sequences as evenly as they go; 0: to as many as may be."""
+        is_equal, batch = self.target.needs_equal_rows, Batch()
+        n_seqs = n_seqs or (math.gcd(n_rows, self.n_seq) if is_equal else min(self.n_seq, n_rows))
+        for seq in range(n_seqs):
+            n = n_rows // n_seqs + (seq < n_rows % n_seqs)
+            tokens = self.rng.integers(0, self.target.n_vocab, n).tolist()
+            batch.add(seq, self.part, tokens, outputs=outputs)
+        return batch
 
-    def _pass(self, n_rows: int) -> float:
-        seconds = self._decode(n_rows)
-        self._undo()
-        return seconds
+    def _random_pass(self, n_rows: int, n_seqs: int = 0) -> float:
+        return self._pass(self._batch(n_rows, n_seqs))
 
-    def _verified_s(self, parents: list[int]) -> float:
-        """Seconds of a pass over random drafts of the first sequence."""
-        anchor, *tokens = self._random(1 + len(parents))
-        batch = Batch()
-        if parents == sorted(set(parents)):
-            batch.add(0, self.part, [anchor, *tokens])
-        else:
-            batch.add_tree(0, self.part, anchor, tokens, parents)
+    def _pass(self, batch: Batch) -> float:
+        """Seconds of a pass, which is undone."""
         begin = time.perf_counter()
         self.target.run(batch)
         seconds = time.perf_counter() - begin
-        self.target.keep(batch.parts[0], [0])
-        self._undo()
-        return seconds
-
-    def _random(self, n: int) -> list[int]:
-        tokens: list[int] = self.rng.integers(0, self.target.n_vocab, n).tolist()
-        return tokens
-
-    def _undo(self) -> None:
+        if batch.shape == "tree":
+            self.target.keep(batch.parts[0], [0])
         for seq, start in enumerate(self.starts):
             if not self.target.truncate(seq, start.length):
                 self.target.restore(seq, start)
+        return seconds
 
-    def _features(self, rows: range) -> Features:
+    def _features(self, batch: Batch, rows: range) -> Features:
         """Context features of these rows of the last pass, as the engine hands them over."""
         numbers = [self.target.numbers[row] for row in rows]
-        return StoredFeatures(self.target, numbers, [self.tokens[row] for row in rows])
-
-    def _draft_stage_s(self, n_seqs: int, features: Features, n_draft: int) -> float:
-        """Seconds of one draft stage that injects `features` in each sequence."""
-        drafter = self.drafter
-        assert drafter is not None
-        requests = [DraftRequest(seq, 1, features, n_draft, whole=True) for seq in range(n_seqs)]
-        begin = time.perf_counter()
-        drafter.draft(requests)
-        seconds = time.perf_counter() - begin
-        for seq in range(n_seqs):
-            drafter.truncate(seq, self.part)
-        return seconds
+        return StoredFeatures(self.target, numbers, [batch.tokens[row] for row in rows])
 
 
 def _usual(times: dict[int, list[float]]) -> dict[int, float]:

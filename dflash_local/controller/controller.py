@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, zip_longest
+from math import exp, inf
+from operator import sub
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.controller.acceptance import Acceptance
-from dflash_local.controller.costs import CONFIRMED, KNOWN, TO_MAKE, Costs, Passes
-from dflash_local.controller.policy import REPLAN, Findings, Policy
-from dflash_local.controller.rows import HORIZON, Rows, merged, spaced
-from dflash_local.draft.draft import Draft
+from dflash_local.controller.acceptance import Acceptance, blended
+from dflash_local.controller.costs import CONFIRMED, KNOWN, Costs
+from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.shape import Chain, Shape, ShapeName
+from dflash_local.draft.tree import Chances
 
-__all__ = ["Controller", "Policy"]
+_Way = tuple[ShapeName, int, int]
+"""Shape and length of drafts, and the number of them that is verified: of each sequence where all
+get as many rows, else of all together."""
 
+_HORIZON = 20
+"""Rounds over which a better row count, another shape or length, or drafting at all must earn the
+change of graph. With none, or with very many, they change too often or never, at a third of the
+speed at worst."""
+_BLEND = 0.15
+"""The weight of the last draft in means that stand for the next ones. With less, the usual row
+count is found too late."""
+_REPLAN = 8
+"""Rounds between plans while drafting is on, and between those whose chains are also judged as
+trees: both take host time, up to a tenth of a tiny model's step."""
 _SEEN = 3
 """Drafts that are verified in a look, and of a drafter that is not known, whatever their
 confidence. With none, a good drafter whose confidence says nothing is never found to be good."""
@@ -32,10 +45,188 @@ forecast does not see: without it, `h200-8b-hot` loses 3 % in a drawn text, and 
 _COPY_MARGIN = 1.5
 """The tokens that rows of copies must bring for each plain row that they cost. With 1, a text that
 repeats nothing pays for guesses that only just break even, two or three in a hundred."""
-_LATEST = round(_FIRST / _INCOME)
-"""Rounds after which an unseen way is tried: a new drafter, whatever it is thought to cost, and
-plain decoding while drafting is on. Without this, costs that were measured on a busy machine keep
-drafting off, or on, for good."""
+
+
+class Policy:
+    """One request's part in the decisions."""
+
+    def __init__(self, known: Acceptance, shapes: Sequence[Shape], now: int, reason: str) -> None:
+        """`shapes`: those that its drafts may have; `now`: the controller's round; `reason`: a line
+        for a user on whether drafting is on, and why."""
+        self.known = known
+        self.shapes: dict[ShapeName, Shape] = {shape.name: shape for shape in shapes}
+        self.shape = shapes[0]
+        """Of its next draft, as the last plan wants it."""
+        self.off = False
+        """For good: no draft will be asked for again, so the drafter needs no more of the text."""
+        self.nearly_off = False
+        """Off for good, unless the next rounds show that costs were measured wrong."""
+        self.rest_from = now
+        """The round of its last draft, or when it began."""
+        self.reason = reason
+        self._curves: dict[ShapeName, list[float]] = {}
+        self._n_tried = self._n_kept = self._promised = 0.0
+
+    def take(self, name: ShapeName) -> None:
+        """Draft in that shape from now on, if the request allows it."""
+        self.shape = self.shapes.get(name, self.shape)
+
+    def rate(self, candidates: Candidates) -> Chances | None:
+        """The estimated chances of candidates, for a tree."""
+        return self.known.rate(candidates) if self.shape.name == "tree" else None
+
+    def typical(self, length: int) -> list[float]:
+        """The falling chances of its drafts' nodes, in the mean of the last ones. `length` are the
+        tokens of a chain."""
+        name, known = self.shape.name, self.known
+        curve = self._curves.get(name) or known.usual(name)
+        if known.n_verified < KNOWN:
+            curve = list(map(max, curve, known.cold(name)))
+        return curve if name == "tree" else curve[:length]
+
+    def judge(self, draft: Draft, now: int) -> list[float]:
+        """Take in a new draft. Returns the falling chances of its nodes to be accepted."""
+        known, self.rest_from = self.known, now
+        curves = {self.shape.name: known.chances(draft, self.shape.name)}
+        for other in self.shapes:
+            if other != self.shape.name and (other == "chain" or now % _REPLAN == 0):
+                curves[other] = known.of_other_shape(draft, other)
+        for name, curve in curves.items():
+            known.notice(curve, name)
+            mean = self._curves.get(name, known.usual(name))
+            self._curves[name] = blended(mean, curve, name, _BLEND)
+        return curves[self.shape.name]
+
+    def observe(self, draft: Draft, tokens: Sequence[int]) -> None:
+        """Take in the outcome of a draft: the tokens emitted after its anchor."""
+        told = self.known.observe(draft, tokens)
+        self._n_tried += len(told)
+        self._n_kept += min(len(tokens) - 1, len(told))
+        self._promised += sum(exp(min(lp, 0.0)) for lp in told if lp < inf)
+
+    @property
+    def warning(self) -> str | None:
+        """One line where far fewer drafts are accepted than the drafter is sure of; else None."""
+        if self._n_tried - self._n_kept < KNOWN:  # one bad passage is no fault of the pair
+            return None
+        kept, promised = self._n_kept / self._n_tried, self._promised / self._n_tried
+        # Drafters that give no probabilities call every draft certain.
+        if promised > 0.9999 or kept > 0.6 * promised:
+            return None
+        return (
+            f"{kept:.0%} of the drafts are accepted where the drafter's own confidence promises "
+            f"{promised:.0%}; likely causes: a thinking mode that the drafter was not trained for, "
+            "another tokenizer or chat template, or another fine-tune of the target"
+        )
+
+
+class Rows:
+    """Chooses the number of rows that a round verifies, for the batch of the last `price`: those
+    that maximise
+
+        expected tokens - rate * seconds
+
+    which, with the rate at its long-run best, maximises tokens per second (renewal theory: Ross
+    1970). Counts are of drafts: rows beyond a plain pass."""
+
+    def __init__(self, *, equal: bool = False, pads: bool = False, few: bool = False) -> None:
+        """`equal`: all sequences that draft get as many rows, for a GPU's graphs; `pads`: all of
+        the pass get them, drafts or not, for recurrent targets. `few`: rows of drafts come in few
+        numbers."""
+        self._equal = equal or pads
+        self._pads = pads
+        self._few = few
+        self.price(0, [0.0], 0.0, 0.0)
+
+    def price(self, base: int, passes: Sequence[float], rate: float, switch_s: float) -> None:
+        """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
+        tokens a second that it must beat. A pass with other rows than the last one takes `switch_s`
+        seconds more."""
+        self.base, self.rate, self._switch = base, rate, rate * switch_s
+        self._prices = [rate * (seconds - passes[0]) for seconds in passes]
+        self._enough: dict[tuple[int, int], NDArray[np.float64]] = {}
+
+    def choose(
+        self, chains: Sequence[list[float]], last_rows: int | None, usual: int = 0
+    ) -> list[int]:
+        """Rows for each sequence, its anchor included, by the falling chances of its drafts.
+
+        `last_rows` are those of the last pass; None: any pass will have a new graph. The rounds to
+        come will have `usual` drafts again: another count costs a new graph for them, too.
+        """
+        brought, each = self.merged(chains), self.each(sum(map(bool, chains)))
+        values = self._values(brought, each)
+        usual, last = min(usual, len(values) - 1), self._last(last_rows, each)
+        ways = [usual, max(self.counts(len(values)), key=values.__getitem__)]
+        if 0 <= last < len(values):
+            ways.append(last)
+        n = max(ways, key=lambda k: values[k] - self._switch * ((k != last) + (k != usual)))
+        if self._equal or len(chains) == 1:
+            return [1 + n if chain or self._pads else 1 for chain in chains]
+        least = brought[n - 1] if n else inf
+        widths = [1 + sum(map(least.__lt__, chain)) for chain in chains]
+        for i, chain in enumerate(chains):  # of those as likely as the last one, the first
+            widths[i] += min(chain.count(least), len(chains) + n - sum(widths))
+        return widths
+
+    def least(self, n_seqs: int, last_rows: int | None) -> NDArray[np.float64]:
+        """The least expected number of accepted drafts among the first k + 1 of one of `n_seqs`
+        sequences, float64 by k. If all drafts of all of them stay below at each k, `choose` takes a
+        plain pass; with one sequence, it does so in no other case."""
+        last = self._last(last_rows, 1)
+        kind = n_seqs, last
+        if kind not in self._enough:
+            # Beside a plain pass, drafts pay the way back, and after one the way there as well.
+            least = np.array(self._prices[1:]) + self._switch * (1 if last else 2)
+            if 0 < last <= len(least):
+                least[last - 1] -= self._switch  # to stay there costs no change
+            if self._pads:
+                least = least[self.base - 1 :: self.base] / n_seqs
+            elif n_seqs > 1:
+                counts = np.arange(1.0, len(least) + 1.0)
+                least = (least / counts).min(initial=inf) * counts
+            self._enough[kind] = least
+        return self._enough[kind]
+
+    def value(self, chances: list[float]) -> float:
+        """The worth in tokens of the best part of a draft with these falling chances, beside a
+        plain pass."""
+        return max(self._values(chances, self.each(1)))
+
+    def each(self, n_drafting: int) -> int:
+        """The rows of a pass that one draft more takes, if so many sequences draft."""
+        if self._pads:
+            return self.base
+        return max(n_drafting, 1) if self._equal else 1
+
+    def counts(self, n: int) -> Iterable[int]:
+        """The numbers of drafts below `n` that may be verified."""
+        return spaced(n - 1) if self._few else range(n)
+
+    def merged(self, chains: Sequence[list[float]]) -> list[float]:
+        """The tokens that each further draft brings, by the falling chances of all sequences: the
+        likeliest first, or one more of each chain at once."""
+        if len(chains) == 1:
+            return chains[0]
+        if self._equal:
+            return list(map(sum, zip_longest(*chains, fillvalue=0.0)))
+        return sorted((chance for chain in chains for chance in chain), reverse=True)
+
+    def _last(self, rows: int | None, each: int) -> int:
+        """The drafts of the last pass, if one more may have as many rows; else -1."""
+        n, rest = divmod(-1 if rows is None else rows - self.base, each)
+        return -1 if rest else max(n, -1)
+
+    def _values(self, chances: Sequence[float], each: int) -> list[float]:
+        """The tokens that drafts bring, less the worth of their time, by their number."""
+        return list(map(sub, accumulate(chances, initial=0.0), self._prices[::each]))
+
+
+def spaced(n: int) -> list[int]:
+    """Of 0 to n drafts those that make 1, 2, 4, ... rows with the anchor, and n. A GPU records a
+    graph for each count: of the 35B-A3B shape on an H200 that took three plain steps, and the first
+    answers had counts from 4 to 16 where 8 to 16 rows were all they needed."""
+    return [*((1 << i) - 1 for i in range(n.bit_length())), n]
 
 
 class Controller:
@@ -60,41 +251,34 @@ class Controller:
     ) -> None:
         """`block_size` rows with the anchor are the most that a sequence verifies of a drafter's
         chain, 1 without a drafter; `n_nodes` those of a tree without it, and `n_copied` those of
-        a copy; 0 if there are none. `equal_rows`: all sequences that draft get as
-        many rows; `pads`: all of the pass do, as recurrent targets need it. `few_counts`: drafts
-        have few lengths and numbers of rows, 2, 4, 8, ..., as a GPU records a graph for each."""
+        a copy; 0 if there are none. `equal_rows`, `pads` and `few_counts` are as for `Rows`; with
+        few counts, drafts have few lengths, too."""
         self.costs = costs
         self.known = {
             True: greedy or Acceptance(block_size, n_nodes),
             False: sampled or Acceptance(block_size, n_nodes),
         }
         """By whether the request is greedy: a draw hits the likeliest draft less often."""
-        self.n_nodes = n_nodes
-        self._n_draft = self._length = most = block_size - 1  # of a draft: at most, and planned
-        lengths = spaced(most)[1:] if few_counts else range(1, most + 1)
-        self._lengths = lengths if costs.token_share else [most]
-        self._most = max(block_size - 1, n_nodes, n_copied)
+        self._n_draft = block_size - 1
+        lengths = spaced(self._n_draft)[1:] if few_counts else range(1, block_size)
+        self._lengths = lengths if costs.token_share else [self._n_draft]
+        self._most = max(self._n_draft, n_nodes, n_copied)
         self._rows = Rows(equal=equal_rows, pads=pads, few=few_counts)
         self._copied = Rows(equal=equal_rows, pads=pads)
-        self._passes = Passes(costs)
         self._newest = self.known[True]  # of the request that began last
         self._round = self._depth = 0
-        # The batch, and the prices of its passes
+        # The batch, the rows of its plain pass, and the prices of passes
         self._members: list[Policy] = []
-        self._base = 0
+        self._base = self._priced_at = 0
         self._prices: dict[ShapeName, list[float]] = {}
-        self._priced = (0, 0, 0)
-        # The plan in force
-        self._idle = self._replan_at = 0
-        self._on = self._looking = False
-        self._shape: ShapeName = "chain"
-        self._planned_at = self._plain_at = 0
-        self._doubt = 0.0
-        self._gain = 1.0  # of drafting, while it is on
-        # What looks have lost, in plain rounds, and the next one will
-        self._spent = self._price_of_look = 0.0
-        self._credit, self._off_until, self._pause = _CREDIT, 0, CONFIRMED // 2
-        # The rounds since
+        # The plan in force: shape, length and number of drafts, if any; who looks whether it pays
+        self._way: _Way = ("chain", self._n_draft, 0)
+        self._on = False
+        self._looking: Policy | None = None
+        self._planned_at = self._replan_at = self._off_until = 0
+        # Plain rounds: lost by the forecasts since drafting is on, lost by looks, and left to lose
+        self._doubt, self._spent, self._credit = 0.0, 0.0, _CREDIT
+        self._pause = CONFIRMED // 2  # rounds
         self._accepted = 0  # drafts of this round
 
     def open(
@@ -102,30 +286,22 @@ class Controller:
     ) -> Policy:
         """A request begins, after `depth` tokens in all caches, whose drafts may have these shapes:
         chains alone if there are none."""
-        if depth:
-            self._depth = depth
+        self._depth = depth or self._depth
         self._newest = self.known[greedy]
-        policy = Policy(self._newest, shapes or [Chain(self._n_draft)], self._round)
-        policy.has_drafter = self._n_draft > 0
-        return policy
+        without = "no drafter: what the text has already is drafted where that pays"
+        why = "drafting has not been tried yet" if self._n_draft else without
+        return Policy(self._newest, shapes or [Chain(self._n_draft)], self._round, why)
 
     @property
     def idle(self) -> int:
-        """Rounds that are plain whatever is asked."""
-        return self._idle
+        """The next rounds that are plain whatever is asked."""
+        may_draft = self._on or self._looking
+        return 0 if may_draft else max(self._replan_at - self._round - 1, 0)
 
     @property
     def may_draft(self) -> bool:
         """Whether a request that begins now may well draft, as far as is known."""
-        return self._on or self._looking or self._newest.n_verified < KNOWN
-
-    def skip(self, n_rounds: int) -> None:
-        """So many plain rounds were made without asking, at most `idle`."""
-        self._idle -= n_rounds
-        self._round += n_rounds
-        self._passes.skip(n_rounds)
-
-    # A round
+        return self._on or bool(self._looking) or self._newest.n_verified < KNOWN
 
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], n_others: int = 0
@@ -136,17 +312,12 @@ class Controller:
         in the context. `n_others` sequences of the same pass have no policy.
         """
         self._round += 1
-        n = len(policies)
-        same = n + n_others == self._base and list(policies) == self._members
-        if same and self._idle > 0:
-            self._idle -= 1
-            return [0] * n
+        same = len(policies) + n_others == self._base and list(policies) == self._members
         if not same or self._round >= self._replan_at:
             self._plan(policies, n_others)
-        if self._idle > 0:
-            return [0] * n
+        _, length, _ = self._way
         return [
-            self._length if (p.drafting or p.looking) and not p.off and limit > 0 else 0
+            length if limit > 0 and not p.off and (self._on or p is self._looking) else 0
             for p, limit in zip(policies, limits, strict=True)
         ]
 
@@ -157,81 +328,57 @@ class Controller:
         that the drafter is not asked."""
         if self._looking:
             return list(n_drafts)
-        n_drafting = sum(map(bool, n_drafts))
+        costs, rows, n_drafting = self.costs, self._rows, max(sum(map(bool, n_drafts)), 1)
+        shape, length, _ = self._way
+        saved_s = self.draft_s(n_drafting) + costs.draft_host_s
+        if shape == "tree":  # the pass of a copy is that of a chain: there and back
+            saved_s -= 2 * costs.switch_s
+
+        def does_without(policy: Policy, copied: list[float]) -> bool:
+            if self._copied.choose([copied], costs.last_rows("chain")) == [1]:
+                return False  # the round would be plain
+            both = list(map(max, zip_longest(copied, policy.typical(length), fillvalue=0.0)))
+            return rows.value(both) - rows.value(copied) < saved_s / n_drafting * rows.rate
+
         return [
-            0 if n and curve and self._does_without(policy, curve, n_drafting) else n
+            0 if n and curve and does_without(policy, curve) else n
             for policy, n, curve in zip(policies, n_drafts, copies, strict=True)
         ]
 
-    def _does_without(self, policy: Policy, copied: list[float], n_drafting: int) -> bool:
-        """Whether a copy with these chances is verified by itself, and a draft would add less to it
-        than its time is worth."""
-        costs, rows = self.costs, self._rows
-        if self._copies().once([copied], self._passes.rows("chain"), costs.switch_s) == [1]:
-            return False  # the round would be plain
-        both = list(map(max, zip_longest(copied, policy.typical(self._length), fillvalue=0.0)))
-        draft_s = (self.draft_s(n_drafting) + costs.draft_host_s) / n_drafting
-        if self._shape == "tree":  # the pass of a copy is that of a chain: there and back
-            draft_s -= 2 * costs.switch_s / n_drafting
-        return rows.value(both) - rows.value(copied) < draft_s * rows.rate
-
-    def judge(
-        self, policies: Sequence[Policy], drafts: Sequence[Draft], limits: Sequence[int]
-    ) -> list[list[float]]:
+    def judge(self, policies: Sequence[Policy], drafts: Sequence[Draft]) -> list[list[float]]:
         """Take in the drafts of a round. Returns for each sequence the falling chances of its
         tokens to be accepted; none where there is no draft."""
         chains: list[list[float]] = []
-        for policy, draft, limit in zip(policies, drafts, limits, strict=True):
-            if not draft or limit < 1:
-                chains.append([])
-                continue
-            found = policy.judge(draft)
-            if policy.looking or policy.known.n_verified < KNOWN:
+        for policy, draft in zip(policies, drafts, strict=True):
+            found = policy.judge(draft, self._round) if draft else []
+            if policy.known.n_verified < KNOWN:
                 found[:_SEEN] = [1.0] * min(_SEEN, len(found))
-            chains.append(found[:limit])
-            policy.n_drafted += 1
-            policy.rest_from = self._round
+            chains.append(found)
         return chains
 
     def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
-        """Rows to verify for each sequence, its anchor included: 1 verifies nothing.
-
-        `chains` are the falling chances of the drafts, as `judge` gives them, or once copies have
-        joined them. `drafted`: the drafter had a part in the round; otherwise they are copies
-        alone.
-        """
-        switch_s = self.costs.switch_s
+        """Rows to verify for each sequence, its anchor included: 1 verifies nothing. `chains` are
+        the falling chances of the drafts, as `judge` gives them, or once copies have joined them.
+        `drafted`: the drafter had a part in the round; otherwise they are copies alone."""
         if not drafted:
-            return self._copies().once(chains, self._passes.rows("chain"), switch_s)
+            return self._copied.choose(chains, self.costs.last_rows("chain"))
         if self._looking:
             return [1 + min(_SEEN, len(chain)) for chain in chains]
-        drafting = [p for p, chain in zip(self._members, chains, strict=False) if chain]
-        typical = [policy.typical(self._length) for policy in drafting]
-        return self._rows.usual(chains, self._passes.rows(self._shape), switch_s, typical)
+        shape, _, usual = self._way
+        return self._rows.choose(chains, self.costs.last_rows(shape), usual if self._on else 0)
 
     def least_copied(self, n_seqs: int) -> NDArray[np.float64]:
         """The least expected number of right tokens among the first k + 1 of a copy, float64 by k,
         in a round in which none of `n_seqs` sequences drafts: below it, `rows` takes none."""
-        return self._copies().least(n_seqs, self._passes.rows("chain"), self.costs.switch_s)
-
-    def _copies(self) -> Rows:
-        """Chooses rows if no sequence drafts."""
-        passes = self._prices_of("chain")
-        self._copied.price(self._base, passes, _COPY_MARGIN * self._base / passes[0] * self._gain)
-        return self._copied
+        return self._copied.least(n_seqs, self.costs.last_rows("chain"))
 
     def draft_s(self, n_seqs: int) -> float:
         """Seconds of a draft stage, with drafts of the planned length."""
-        return self.costs.draft_s(n_seqs, self._depth, self._n_draft - self._length)
-
-    # What became of it
+        return self.costs.draft_s(n_seqs, self._depth, self._n_draft - self._way[1])
 
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
-        """Take in a draft's outcome: the tokens emitted after its anchor, the last the target's
-        own.
-
-        Not needed where nothing was verified.
-        """
+        """Take in a draft's outcome, where any was verified: the tokens emitted after its anchor,
+        the last the target's own."""
         self._accepted += len(tokens) - 1
         if draft.candidates is not None or not all(draft.copied):
             policy.observe(draft, tokens)
@@ -246,150 +393,149 @@ class Controller:
         verify_s: float,
         host_s: float,
         *,
+        n_steps: int = 1,
         rebuilt: bool = False,
         n_injected: int = 0,
         inject_s: float = 0.0,
         n_others: int = 0,
     ) -> None:
-        """The times of a round: rows of its target pass and their shape, sequences that drafted,
-        cached tokens.
+        """The seconds of a round; `host_s` is the rest of it. `n_rows` of its pass had that shape;
+        `n_drafting` sequences drafted, after `depth` cached tokens in all.
 
-        `host_s` is the rest of the round. `rebuilt`: llama.cpp has built its graph again, whether
-        the row count is another or not. `n_injected` rows were injected for its drafts, in the
-        draft stage or in `inject_s` before it. `n_others` of those that drafted have no policy:
-        such a round says nothing of whether drafting pays for the rest. Not for rounds of which
-        `n_drafts` was not asked, except plain ones.
+        `n_steps`: the times are means of so many plain rounds, at most `idle` and the one that was
+        asked for. `rebuilt`: llama.cpp has built its graph again, whether the row count is another
+        or not. `n_injected` rows were injected for its drafts, in the draft stage or in `inject_s`
+        before it. `n_others` of those that drafted have no policy: such a round says nothing of
+        whether drafting pays for the rest. Only plain rounds may have passed without `n_drafts`.
         """
         costs, drafted = self.costs, n_drafting > 0
-        verified = drafted or n_rows > self._base
+        self._round += n_steps - 1
         self._depth = depth
-        if not verified:
-            self._plain_at = self._round
-        self._passes.observe(n_rows, depth, verify_s, shape, rebuilt=rebuilt)
-        if drafted or not verified:
+        costs.observe_pass(n_rows, depth, verify_s, shape, n_steps, rebuilt)
+        if drafted or n_rows <= self._base:
             costs.observe_host(drafted, host_s)
         if drafted:
-            fewer = 0 if n_others else self._n_draft - self._length
-            if self._looking or inject_s:  # with many rows to inject
-                costs.bound_draft(n_drafting, depth, draft_s + inject_s, n_injected, fewer)
-            else:
-                costs.observe_draft(n_drafting, depth, draft_s, fewer)
-            if not n_others:
-                once_s = inject_s if self._looking else 0.0  # prompts are injected once
-                self._settle(once_s + draft_s + verify_s + host_s)
-            elif self._looking:  # its own part of the time is not known
-                self._spent += self._price_of_look
+            fewer = 0 if n_others else self._n_draft - self._way[1]
+            # Looks, and rounds after a prompt, have many rows to inject.
+            n_injected = n_injected if self._looking or inject_s else 0
+            costs.observe_draft(n_drafting, depth, draft_s + inject_s, fewer, n_injected)
+            seconds = draft_s + verify_s + host_s
+            seconds += inject_s if self._looking else 0.0  # prompts are injected once
+            gained = 1 + self._accepted / self._base - seconds / self._prices_of("chain")[0]
+            if self._looking:  # beside others, its own part of the time is not known
+                self._spent = max(self._spent - (-1 if n_others else gained), 0.0)
+            elif not n_others:
+                self._credit = min(self._credit + gained, 2 * _CREDIT)
+                if self._credit >= 2 * _CREDIT:
+                    self._pause = CONFIRMED // 2
+                if self._credit < 0:
+                    self._credit, self._off_until = _CREDIT, self._round + self._pause
+                    self._pause, self._replan_at = 2 * self._pause, 0
         self._accepted = 0
-
-    def _settle(self, seconds: float) -> None:
-        """After a round that drafted: its lead over plain decoding."""
-        gained = 1 + self._accepted / self._base - seconds / self._prices_of("chain")[0]
-        if self._looking:
-            self._spent = max(self._spent - gained, 0.0)
-            return
-        self._credit = min(self._credit + gained, 2 * _CREDIT)
-        if self._credit >= 2 * _CREDIT:
-            self._pause = CONFIRMED // 2
-        if self._credit < 0:
-            self._credit, self._off_until = _CREDIT, self._round + self._pause
-            self._pause, self._replan_at = 2 * self._pause, 0
-
-    # The plan
 
     def _plan(self, policies: Sequence[Policy], n_others: int) -> None:
         """Whether to draft for the rounds to come, or to look whether it pays."""
-        now, costs = self._round, self.costs
-        self._base, self._members = len(policies) + n_others, list(policies)
-        kind = self._base, len(policies), now // (4 * REPLAN)
-        if kind != self._priced or not self._on:  # what has just been seen counts
-            self._priced, self._prices = kind, {}
+        now, costs, base = self._round, self.costs, len(policies) + n_others
+        new = base != self._base or len(policies) != len(self._members)
+        if new or not self._on or now >= self._priced_at + 4 * _REPLAN:
+            self._prices, self._priced_at = {}, now
+        self._base, self._members, self._rows.base = base, list(policies), base
+        passes = self._prices_of("chain")
+        switch = costs.switch_s / passes[0]
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
-        findings = self._best(able) if able else None
-        gain = findings.gain if findings else 0.0
+        gain = self._best(able, switch) if able else 0.0
         # What going there costs must be earned; and a few drafts tell little: what is lost in all
         # rounds together must be worth the way there and back (2 % of `moe`, 15 % of `tiny-gpu`).
-        switch = costs.switch_s / self._prices_of("chain")[0]
         lost = (now - self._planned_at) * (1 - gain)
         self._doubt = max(self._doubt + lost, 0.0) if self._on else 0.0
-        self._on = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / HORIZON
-        self._on, self._planned_at = self._on and now >= self._off_until, now
-        self._gain = max(gain, 1.0) if self._on else 1.0
-        passes = self._prices_of(self._shape)
-        self._rows.price(self._base, passes, self._base / passes[0] * self._gain)
+        pays = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / _HORIZON
+        self._on, self._planned_at = pays and now >= self._off_until, now
+        reason = self._reason(able, gain)
         for policy in able:
-            policy.drafting, policy.looking, policy.findings = self._on, False, findings
-            policy.nearly_off = False
-        self._idle, self._looking = 0, False
+            policy.reason, policy.nearly_off = reason, False
+        rate = base / passes[0] * (max(gain, 1.0) if self._on else 1.0)
+        self._copied.price(base, passes, _COPY_MARGIN * rate, costs.switch_s)
+        self._rows.price(base, self._prices_of(self._way[0]), rate, costs.switch_s)
+        self._looking = None
         if self._on:
-            if now - self._plain_at > _LATEST:
-                self._idle = TO_MAKE  # plain rounds, until its graphs are there
-            early = any(policy.known.n_verified < KNOWN for policy in able)
-            self._replan_at = now + self._idle + (1 if early else REPLAN)
-            return
-        wait = max(self._off_until - now, 0) or min(self._look(able), CONFIRMED)
-        self._looking = wait == 0
-        self._idle, self._replan_at = max(wait - 1, 0), 0
+            wait = 1 if any(policy.known.n_verified < KNOWN for policy in able) else _REPLAN
+        else:
+            wait = max(self._off_until - now, 0) or (self._look(able) if able else CONFIRMED)
+        self._replan_at = now + wait
 
-    def _best(self, able: Sequence[Policy]) -> Findings:
-        """The best that drafting can do, in each shape and length that is open: in the last ones,
+    def _best(self, able: Sequence[Policy], switch: float) -> float:
+        """Choose the best shape, length and number of drafts, and return the gain: the last ones,
         unless others have more of a lead than going there costs."""
-        found: dict[tuple[ShapeName, int], Findings] = {}
+        found: dict[_Way, float] = {}
         for name in sorted({name for policy in able for name in policy.shapes}):
             for policy in able:
                 policy.take(name)
-            found |= {(name, n): self._forecast(n, able, name) for n in self._lengths}
-        gains = {way: findings.gain for way, findings in found.items()}
-        last = self._shape, self._length
-        if last in gains:
-            gains[last] *= 1 + self.costs.switch_s / self._prices_of("chain")[0] / HORIZON
-        best = max(gains, key=gains.__getitem__)
-        self._shape, self._length = best
+            for length in self._lengths:
+                found |= self._gains(able, name, length)
+        last, gain = self._way, found.get(self._way, 0.0)
+        self._way = max(found, key=found.__getitem__)
+        if self._on and gain * (1 + switch / _HORIZON) >= found[self._way]:
+            self._way = last
         for policy in able:
-            policy.take(self._shape)
-        return found[best]
+            policy.take(self._way[0])
+        return found[self._way]
 
-    def _forecast(self, length: int, able: Sequence[Policy], shape: ShapeName) -> Findings:
-        """The best with drafts of that kind, by the mean of the last ones."""
-        costs, depth, base = self.costs, self._depth, self._base
-        passes, plain_s = self._prices_of(shape), self._prices_of("chain")[0]
-        draft_s = costs.draft_s(len(able), depth, self._n_draft - length)
-        chances = merged([policy.typical(length) for policy in able], equal=self._rows.equal)
-        each = self._rows.each(len(able), base)
-        tokens = list(accumulate(chances, initial=float(base)))
-        rates = [
-            got / (draft_s + costs.draft_host_s + spent)
-            for got, spent in zip(tokens, passes[::each], strict=False)
-        ]
-        k = max(range(len(rates)), key=rates.__getitem__)
-        return Findings(
-            n_seqs=base,
-            drafts=k * each,
-            tokens=tokens[k],
-            gain=rates[k] * plain_s / base,
-            draft_cost=draft_s / plain_s,
-            double_cost=costs.step_s(2 * base, depth) / costs.step_s(base, depth),
-        )
+    def _reason(self, able: Sequence[Policy], gain: float) -> str:
+        """One line for a user: whether drafting is on, and why."""
+        costs, depth, n = self.costs, self._depth, self._base
+        _, length, k = self._way
+        tokens = n + sum(self._rows.merged([policy.typical(length) for policy in able])[:k])
+        n_rows = n + k * self._rows.each(len(able))
+        if self._on:
+            width = f"{n_rows} rows" if n > 1 else f"width {n_rows}"
+            speed = f"{gain:.2f} times the speed of plain decoding"
+            return f"drafting is on: {tokens:.1f} tokens a round at {width}, {speed}"
+        if gain >= 1:
+            return "drafting is off for a while: it has not paid so far"
+        pair = costs.step_s(2 * n, depth) / costs.step_s(n, depth)
+        draft = self.draft_s(len(able)) / self._prices_of("chain")[0]
+        if pair >= 1.8:  # more than a good draft would bring, even for nothing
+            why = f"checking {2 * n} tokens costs {pair:.1f} steps on this device"
+        elif draft >= 0.8:
+            why = f"a draft alone costs {draft:.1f} steps on this device"
+        else:
+            each, time = tokens / n, tokens / n / max(gain, 1e-9)
+            why = f"at its best a round would give {each:.1f} tokens in the time of {time:.1f}"
+        return f"drafting is off: {why}"
+
+    def _gains(self, able: Sequence[Policy], shape: ShapeName, length: int) -> dict[_Way, float]:
+        """The speed-up over plain decoding by drafts of that kind, by their number, as the last
+        ones were."""
+        passes, rows = self._prices_of(shape), self._rows
+        chances = rows.merged([policy.typical(length) for policy in able])
+        tokens = list(accumulate(chances, initial=float(self._base)))
+        times = passes[:: rows.each(len(able))]
+        draft_s = self.costs.draft_s(len(able), self._depth, self._n_draft - length)
+        once_s, plain_s = draft_s + self.costs.draft_host_s, passes[0] / self._base
+        return {
+            (shape, length, k): tokens[k] * plain_s / (once_s + times[k])
+            for k in rows.counts(min(len(tokens), len(times)))
+        }
 
     def _look(self, able: Sequence[Policy]) -> int:
         """Let one sequence draft in this round to see whether it pays, if that is not too dear;
         rounds to wait if it is."""
-        if not able:
-            return CONFIRMED
         costs = self.costs
         policy = max(able, key=lambda each: each.rest_from)  # the fewest rows to inject
         passes, plain_s = self._prices_of(policy.shape.name), self._prices_of("chain")[0]
         n_seen = min(_SEEN, len(passes) - 1)
-        self._length = min(n for n in self._lengths if n >= min(_SEEN, self._n_draft))
+        length = min(n for n in self._lengths if n >= min(_SEEN, self._n_draft))
+        self._way = self._way[0], length, 0
         seconds = self.draft_s(1) + costs.draft_host_s + 2 * costs.switch_s
         seconds += costs.inject_s * (self._round - policy.rest_from) + passes[n_seen] - plain_s
         loss = seconds / plain_s - sum(policy.typical(n_seen)[:n_seen]) / self._base
         upkeep = costs.inject_s / plain_s  # a look that waits has more to inject
         short = loss + self._spent - _FIRST - _INCOME * self._round
-        if short <= 0 or (not policy.known.n_verified and self._round >= _LATEST):
-            policy.looking, self._price_of_look = True, max(loss, 0.0)
-            return 0
+        if short <= 0 or (not policy.known.n_verified and self._round >= _FIRST / _INCOME):
+            self._looking = policy
+            return 1
         if upkeep < _INCOME:
-            return int(short / (_INCOME - upkeep)) + 1
+            return min(int(short / (_INCOME - upkeep)) + 1, CONFIRMED)
         for policy in able:
             policy.off, policy.nearly_off = self._round >= CONFIRMED, True
         return CONFIRMED

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from dflash_local.draft.shape import ShapeName
 
-Table = Mapping[int, Mapping[int, float]]
-"""Seconds by depth (cached tokens) and count (rows or sequences)."""
+Table = Mapping[int, Mapping[int, float]]  # seconds by depth (cached tokens) and count
 
 ROW_COUNTS = (1, 2, 8, 4, 16, 32, 9, 6, 3, 12, 24, 64, 48)
 """The row counts that are measured, in this order, as a slow machine gets no further than the
@@ -40,9 +39,8 @@ drafting off. Nothing makes a machine faster for a moment, so of a shorter time 
 believed at once. Times that are mostly as far above the shortest were measured beside other work:
 on two cores with ten busy programs by 0.3 to 13."""
 LEAST = 1e-9  # seconds of anything, and chances: keeps their logarithms finite
-_NUMBERS = (
-    "switch_s", "host_s", "draft_host_s", "inject_s", "token_share", "spread", "budget_s"
-)  # fmt: skip
+_MUCH = math.exp(_CLIP)
+_NEW = 0.5  # what a count that was not measured weighs: never what a measured one does at first
 
 
 @dataclass(eq=False)
@@ -74,25 +72,25 @@ class Costs:
 
     def __post_init__(self, steps: Table, drafts: Table, trees: Mapping[int, float] | None) -> None:
         self._steps, self._drafts = _Surface(steps), _Surface(drafts)
-        self._trees = _Surface({d: {1: _duration(s)} for d, s in (trees or {0: 0.0}).items()})
-        for name in _NUMBERS:
-            setattr(self, name, _duration(getattr(self, name)))
+        self.depths = self._steps.depths
+        """Cached tokens after which was measured: one depth, or a shallow and a deep one."""
+        self._trees = _Surface({depth: {1: s} for depth, s in (trees or {0: 0.0}).items()})
+        for number in fields(self):
+            setattr(self, number.name, _duration(getattr(self, number.name)))
+        # Of the passes since this began: rows and shape of the last ones, their number since a new
+        # graph, the extra time of those that made it, and the number of all
+        self._kind: tuple[int, ShapeName] = (0, "chain")
+        self._made = self._n_passes = 0
+        self._extra_s = 0.0
+        self._was_long = False  # far above the usual one, when a time was last learnt
 
     @property
     def noise(self) -> str | None:
         """A warning if other work disturbed the measurement too much to rely on it."""
-        if self.spread <= _CLIP:
-            return None
-        return (
-            "this machine is busy with other work: times of the same pass differed by "
-            f"{self.spread:.0%}, so the next load measures again; drafting adapts to what rounds "
-            "take"
-        )
-
-    @property
-    def depths(self) -> list[int]:
-        """The cached tokens after which was measured: one depth, or a shallow and a deep one."""
-        return self._steps.depths
+        why = f"times of the same pass differed by {self.spread:.0%}"
+        then = "so the next load measures again; drafting adapts to what rounds take"
+        told = f"this machine is busy with other work: {why}, {then}"
+        return told if self.spread > _CLIP else None
 
     def step_s(self, n_rows: int, depth: int, shape: ShapeName = "chain") -> float:
         """One target pass of `n_rows` rows, all sequences together, after `depth` cached tokens."""
@@ -102,56 +100,63 @@ class Costs:
     def draft_s(self, n_seqs: int, depth: int, fewer: int = 0) -> float:
         """The draft stage for `n_seqs` sequences with a round's rows to inject; 0 for none. Drafts
         are by `fewer` tokens shorter than the drafter's longest."""
-        if n_seqs < 1:
-            return 0.0
-        return self._drafts.at(n_seqs, depth) * (1 - fewer * self.token_share)
+        whole_s = self._drafts.at(n_seqs, depth) if n_seqs else 0.0
+        return whole_s * (1 - fewer * self.token_share)
 
-    def best_gain(self, n_draft: int, n_seqs: int) -> float:
-        """The speed-up over plain decoding if every draft were accepted: at the best measured
-        depth, with the best number of drafts up to `n_draft`, for one sequence or for `n_seqs`."""
-        gains = []
-        for depth in self.depths:
-            for n in {1, n_seqs}:
-                plain_s = self.step_s(n, depth) + self.host_s
-                for width in range(2, n_draft + 2):
-                    seconds = self.draft_s(n, depth, n_draft + 1 - width) + self.draft_host_s
-                    seconds += self.step_s(n * width, depth) + self.host_s
-                    gains.append(width * plain_s / seconds)
-        return max(gains, default=0.0)
+    def last_rows(self, shape: ShapeName) -> int | None:
+        """The rows of the last pass, if one more over drafts of that shape would have its graph:
+        llama.cpp keeps it over passes of as many rows, all of them chains or all with trees, until
+        the cache has grown by so much."""
+        rows, last_shape = self._kind
+        return rows if shape == last_shape else None
+
+    def observe_pass(
+        self, n_rows: int, depth: int, seconds: float, shape: ShapeName, n_steps: int, rebuilt: bool
+    ) -> None:
+        """A pass, or the mean of `n_steps` alike. `rebuilt`: llama.cpp is known to have built its
+        graph again, as it does for other rows or another shape."""
+        if rebuilt or (n_rows, shape) != self._kind:
+            self._kind, self._made, self._extra_s = (n_rows, shape), 0, 0.0
+        self._n_passes += n_steps
+        is_new, usual_s = self._made < TO_MAKE, self.step_s(n_rows, depth, shape)
+        # With what making graphs takes, a pass can only tell that it was thought to be too dear.
+        if not is_new or seconds < usual_s / _MUCH:
+            # At first, each pass of a mean counts, after one as long: it is no hiccup.
+            was_long, self._was_long = self._was_long, seconds > usual_s * _MUCH
+            is_wrong = was_long and self._was_long and self._n_passes < CONFIRMED
+            for _ in range(n_steps if is_wrong else 1):
+                self.observe_step(n_rows, depth, seconds, shape)
+        self._made += n_steps
+        self._extra_s += n_steps * (seconds - usual_s)
+        if is_new and self._made >= TO_MAKE:
+            extra_s = max(self._extra_s, 0.0)
+            self.switch_s = min(self.switch_s, extra_s + TO_MAKE * usual_s)
+            self.switch_s += min(extra_s - self.switch_s, _CLIP * usual_s) / KNOWN
 
     def observe_step(
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName = "chain"
     ) -> None:
         """A pass for which all graphs were there."""
-        if not (seconds > 0 and math.isfinite(seconds)):
-            return
-        rows_s, known_s = self._steps.at(n_rows, depth), self.step_s(n_rows, depth, shape)
-        if known_s > rows_s and seconds < known_s * math.exp(-_CLIP):
+        rows_s = self._steps.at(n_rows, depth)
+        tree_s = self.step_s(n_rows, depth, shape) - rows_s
+        if 0 < seconds < (rows_s + tree_s) / _MUCH and tree_s:
             # Far less than was measured: the part of the tree was too long, not that of the rows.
-            self._trees.observe(1, max(seconds - rows_s, LEAST) / (known_s - rows_s))
+            self._trees.observe(1, max(seconds - rows_s, LEAST) / tree_s)
+            tree_s = self._trees.at(1, depth)
         # Nothing else tells apart what is due to a tree and what to its row count.
-        self._steps.observe(n_rows, seconds / self.step_s(n_rows, depth, shape))
+        self._steps.observe(n_rows, seconds / (rows_s + tree_s))
 
-    def observe_draft(self, n_seqs: int, depth: int, seconds: float, fewer: int = 0) -> None:
-        """A draft stage that had no more to inject than the rows of a round."""
-        if seconds > 0 and math.isfinite(seconds):
-            self._drafts.observe(n_seqs, seconds / self.draft_s(n_seqs, depth, fewer))
-
-    def bound_draft(
-        self, n_seqs: int, depth: int, seconds: float, n_injected: int, fewer: int = 0
+    def observe_draft(
+        self, n_seqs: int, depth: int, seconds: float, fewer: int = 0, n_injected: int = 0
     ) -> None:
-        """A draft stage with so many rows to inject: neither part takes longer than both. Without
-        this, costs measured on a busy machine stay too dear for good where they end drafting."""
-        if 0 < seconds < self.draft_s(n_seqs, depth, fewer) * math.exp(-_CLIP):
-            self.observe_draft(n_seqs, depth, seconds, fewer)
+        """A draft stage that had no more to inject than the rows of a round; or that had as many as
+        `n_injected`: neither part takes longer than both. Without this, costs measured on a busy
+        machine stay too dear for good where they end drafting."""
+        known_s = self.draft_s(n_seqs, depth, fewer)
+        if not n_injected or seconds < known_s / _MUCH:
+            self._drafts.observe(n_seqs, seconds / known_s)
         if n_injected:
             self.inject_s = min(self.inject_s, seconds / n_injected)
-
-    def observe_switch(self, extra_s: float, usual_s: float) -> None:
-        """Take in the extra time of all passes that made new graphs; one takes `usual_s`."""
-        extra_s = max(extra_s, 0.0)
-        self.switch_s = min(self.switch_s, extra_s + TO_MAKE * usual_s)
-        self.switch_s += min(extra_s - self.switch_s, _CLIP * usual_s) / KNOWN
 
     def observe_host(self, drafted: bool, seconds: float) -> None:
         """Take in the time of a round beside its draft stage and its target pass."""
@@ -168,19 +173,15 @@ class Costs:
             "step_s": self._steps.as_dict(),
             "draft_s": self._drafts.as_dict(),
             "tree_s": {depth: row["1"] for depth, row in self._trees.as_dict().items()},
-            **{name: getattr(self, name) for name in _NUMBERS},
+            **{number.name: getattr(self, number.name) for number in fields(self)},
         }
 
     @classmethod
     def from_dict(cls, raw: Any) -> Costs:
         """From `as_dict`. Raises ValueError when it is not that."""
         try:
-            return cls(
-                _table(raw["step_s"]),
-                _table(raw["draft_s"]),
-                trees={int(depth): seconds for depth, seconds in raw["tree_s"].items()},
-                **{name: raw[name] for name in _NUMBERS},
-            )
+            numbers = {number.name: raw[number.name] for number in fields(cls)}
+            return cls(raw["step_s"], raw["draft_s"], trees=raw["tree_s"], **numbers)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no costs: {error!r}") from None
 
@@ -192,33 +193,41 @@ class _Surface:
     """
 
     def __init__(self, table: Table) -> None:
-        depths = sorted(depth for depth, row in table.items() if row)
+        known = {int(d): {int(n): _duration(s) for n, s in row.items()} for d, row in table.items()}
+        depths = sorted(depth for depth, row in known.items() if row)
         if not depths:
             raise ValueError("no costs: an empty table")
-        self.depths = [depths[0]] if len(depths) == 1 else [depths[0], depths[-1]]
-        shallow, deep = table[self.depths[0]], table[self.depths[-1]]
+        self.depths = depths[:1] + depths[1:][-1:]
+        shallow, deep = known[depths[0]], known[depths[-1]]
         self.counts = sorted(shallow)
         if self.counts[0] < 1:
             raise ValueError(f"no costs: a time of {self.counts[0]} rows")
-        self._seconds = [max(_duration(shallow[n]), LEAST) for n in self.counts]
+        self._seconds = [max(shallow[n], LEAST) for n in self.counts]
         self._weights: list[float] = [KNOWN] * len(self.counts)
         self._drift = 1.0
         span = max(self.depths[-1] - self.depths[0], 1)
         both = [n for n in self.counts if n in deep]
-        rises = [max(_duration(deep[n]) - shallow[n], 0.0) / span for n in both]
-        self._token_s, self._row_s = _line(both, rises) if rises else (0.0, 0.0)
+        rises = [max(deep[n] - shallow[n], 0.0) / span for n in both] or [0.0]
+        # Seconds that a cached token costs more in any pass and for each of its rows, by least
+        # squares, neither below 0: each rise by itself is too noisy to go by.
+        mean, rise = sum(both) / max(len(both), 1), sum(rises) / len(rises)
+        tilt = np.polyfit(both, rises, 1)[0] if len(both) > 1 else 0.0
+        self._row_s = min(max(float(tilt), 0.0), rise / max(mean, 1))
+        self._token_s = rise - self._row_s * mean
 
     def at(self, n: int, depth: int) -> float:
         counts, known = self.counts, self._seconds
-        i = min(bisect_left(counts, n), len(counts) - 1)
-        seconds = known[i]
-        if len(counts) == 1:
-            seconds *= n / counts[0]
-        elif n > counts[i]:
-            seconds += (n - counts[i]) * max(seconds - known[0], 0.0) / (counts[i] - counts[0])
-        elif i and n < counts[i]:
-            part = (n - counts[i - 1]) / (counts[i] - counts[i - 1])
-            seconds = known[i - 1] + part * (seconds - known[i - 1])
+        i = bisect_left(counts, n)
+        if i < len(counts):
+            seconds = known[i]
+            if i:
+                part = (counts[i] - n) / (counts[i] - counts[i - 1])
+                seconds += part * (known[i - 1] - seconds)
+        elif i == 1:
+            seconds = known[0] * n / counts[0]
+        else:
+            rise = max(known[-1] - known[0], 0.0) / (counts[-1] - counts[0])
+            seconds = known[-1] + (n - counts[-1]) * rise
         seconds += (depth - self.depths[0]) * (self._token_s + self._row_s * n)
         return max(self._drift * seconds, LEAST)
 
@@ -230,29 +239,25 @@ class _Surface:
         machine as rises are: else each swing of the machine's speed would leave one part higher and
         another lower, till wide passes seem to cost what narrow ones do.
         """
-        is_known = n in self.counts
-        i = self._point(n)
-        if ratio < math.exp(-_CLIP) and (not is_known or self._weights[i] == KNOWN):
+        if not 0 < ratio < math.inf:
+            return
+        i = bisect_left(self.counts, n)
+        if i == len(self.counts) or self.counts[i] != n:  # from now on a point of its own
+            self._seconds.insert(i, self.at(n, self.depths[0]) / self._drift)
+            self._weights.insert(i, _NEW)
+            self.counts.insert(i, n)
+        if ratio < 1 / _MUCH and self._weights[i] in (_NEW, KNOWN):
             for j, weight in enumerate(self._weights):
                 if weight == KNOWN or j == i:
                     self._seconds[j] *= ratio
             ratio = 1.0
-        surprise = math.log(max(ratio, LEAST))
+        surprise = math.log(ratio)
         at_once, surprise = min(surprise + _CLIP, 0.0), min(max(surprise, -_CLIP), _CLIP)
         self._weights[i] += 1
         part = 1 / min(self._weights[i], KNOWN)
         common = SLOW / (part + SLOW)
         self._seconds[i] *= math.exp(at_once * (1 - common) + part * surprise)
         self._drift *= math.exp(at_once * common + SLOW * surprise)
-
-    def _point(self, n: int) -> int:
-        """The place of a count among the points; it becomes one."""
-        i = bisect_left(self.counts, n)
-        if i == len(self.counts) or self.counts[i] != n:
-            self._seconds.insert(i, self.at(n, self.depths[0]) / self._drift)
-            self._weights.insert(i, 0.5)  # it never weighs what a measured one does at first
-            self.counts.insert(i, n)
-        return i
 
     def as_dict(self) -> dict[str, dict[str, float]]:
         """To the picosecond, so that a file that is read is written again as it was: the slope
@@ -263,73 +268,8 @@ class _Surface:
         }
 
 
-class Passes:
-    """Hands the times of passes to `Costs`, each beside the pass before.
-
-    llama.cpp keeps its graph over passes of as many rows, all of them chains or all with trees,
-    until the cache has grown by so much.
-    """
-
-    def __init__(self, costs: Costs) -> None:
-        self._costs = costs
-        self._kind: tuple[int, ShapeName] = (0, "chain")
-        self._made = 0  # passes since the last new graph, that one included
-        self._extra_s = 0.0  # of those that made graphs
-        self._skipped = 0
-        self._n_passes = 0
-        self._long = False  # whether the last time that was observed was far above the usual one
-        self.fresh = False
-        """Whether graphs were still made in the last pass."""
-
-    def rows(self, shape: ShapeName) -> int | None:
-        """Those of the last pass, if one more over drafts of that shape would have its graph."""
-        rows, last_shape = self._kind
-        return rows if shape == last_shape else None
-
-    def skip(self, n_rounds: int) -> None:
-        """The next time is the mean of so many passes more."""
-        self._skipped = n_rounds
-
-    def observe(
-        self, n_rows: int, depth: int, seconds: float, shape: ShapeName, *, rebuilt: bool
-    ) -> None:
-        """`rebuilt`: llama.cpp is known to have built its graph again."""
-        kind = n_rows, shape
-        n, self._skipped = 1 + self._skipped, 0
-        self._n_passes += n
-        if rebuilt or kind != self._kind:
-            self._kind, self._made, self._extra_s = kind, 0, 0.0
-        self.fresh, usual_s = self._made < TO_MAKE, self._costs.step_s(n_rows, depth, shape)
-        # With what making graphs takes, a pass can only tell that it was thought to be too dear.
-        if not self.fresh or seconds < usual_s * math.exp(-_CLIP):
-            # At first, each pass of a mean counts, after one as long: it is no hiccup.
-            was_long, self._long = self._long, seconds > usual_s * math.exp(_CLIP)
-            is_wrong = was_long and self._long and self._n_passes < CONFIRMED
-            for _ in range(n if is_wrong else 1):
-                self._costs.observe_step(n_rows, depth, seconds, shape)
-        self._made += n
-        self._extra_s += n * (seconds - usual_s)
-        if self.fresh and self._made >= TO_MAKE:
-            self._costs.observe_switch(self._extra_s, usual_s)
-
-
-def _line(counts: list[int], rises: list[float]) -> tuple[float, float]:
-    """Seconds that a cached token costs more in any pass and for each of its rows, by least
-    squares, neither below 0: each rise by itself is too noisy to go by."""
-    mean, rise = sum(counts) / len(counts), sum(rises) / len(rises)
-    tilt = np.polyfit(counts, rises, 1)[0] if len(counts) > 1 else 0.0
-    row_s = float(min(max(tilt, 0.0), rise / mean))
-    return rise - row_s * mean, row_s
-
-
 def _duration(seconds: Any) -> float:
     value = float(seconds)
     if not 0 <= value < math.inf:
         raise ValueError(f"no costs: {seconds!r} is no number of seconds")
     return value
-
-
-def _table(raw: Any) -> dict[int, dict[int, float]]:
-    return {
-        int(depth): {int(n): _duration(s) for n, s in row.items()} for depth, row in raw.items()
-    }

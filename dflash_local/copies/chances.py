@@ -34,7 +34,6 @@ class CopyPrior(native.CopyPrior):
         self._drawn: CopyPrior | None = None
 
     def of(self, *, greedy: bool) -> CopyPrior:
-        """The one for requests of that sort."""
         if greedy:
             return self
         self._drawn = self._drawn or CopyPrior()

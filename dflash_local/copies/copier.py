@@ -32,7 +32,6 @@ class Copy:
         return len(self.tokens)
 
     def clip(self, n: int) -> Copy:
-        """The first `n` tokens."""
         if n >= len(self.tokens):
             return self
         return replace(self, tokens=self.tokens[:n], kinds=self.kinds[:n], chances=self.chances[:n])

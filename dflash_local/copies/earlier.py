@@ -1,7 +1,5 @@
 """Texts of requests that have ended, which later requests of the same owner may copy from."""
 
-from __future__ import annotations
-
 from dflash_local.llama import native
 
 MOST_TEXTS = 8

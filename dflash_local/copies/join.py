@@ -8,8 +8,6 @@ joining is native (`native/draft_tree.cpp`): in Python it took a fifth of a smal
 GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

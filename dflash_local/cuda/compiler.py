@@ -4,8 +4,6 @@ It comes with pip (`dflash-local[cuda]`) or with a CUDA toolkit, and needs neith
 driver.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -81,7 +79,7 @@ class Compiler:
             options = [f"--gpu-architecture=sm_{architecture}", *_OPTIONS]
             array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
             status = library.nvrtcCompileProgram(program, len(options), array)
-            log = self._text(program, "ProgramLog")
+            log = self._bytes(program, "ProgramLog").rstrip(b"\0").decode("utf-8", "replace")
             if status:
                 raise BackendError(f"{self} cannot compile for sm_{architecture}: {_fault(log)}")
             return Compiled(
@@ -98,9 +96,6 @@ class Compiler:
         buffer = ctypes.create_string_buffer(n.value)
         self._check(getattr(self._library, f"nvrtcGet{what}")(program, buffer))
         return buffer.raw
-
-    def _text(self, program: ctypes.c_void_p, what: str) -> str:
-        return self._bytes(program, what).rstrip(b"\0").decode("utf-8", "replace")
 
     def _check(self, status: int) -> None:
         if status:

@@ -1,7 +1,5 @@
 """The whole examination: the machine, the files, the memory, and a trial of the loaded pair."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -81,7 +79,6 @@ def _without_folders(text: str) -> str:
 
 
 def _names_of(pair: Pair) -> PairNames:
-    """The names of a pair, from its headers."""
     target, draft = pair.target, pair.draft
     facts = inspect_file(target).file
     drafter = inspect_file(draft).file if draft and draft is not target else None

@@ -35,7 +35,6 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """This one."""
         devices = runtime.devices()
         gpus = listed_gpus()
         return cls(

@@ -1,7 +1,5 @@
 """Tries a loaded model on three built-in prompts: plainly, in whole blocks, and as it chooses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """From findings to faults: one line first, and the remedy for each fault."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -72,7 +70,6 @@ def alarms(
 
 
 def verdict(found: list[Alarm], pair: PairNames, trial: PairTrial | None) -> str:
-    """One line."""
     for alarm in found:
         if alarm.is_fault:
             return alarm.text

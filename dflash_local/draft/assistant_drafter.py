@@ -1,7 +1,5 @@
 """Heads in a file of their own as a drafter: Gemma 4's, which its makers call assistants."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,12 +15,10 @@ from dflash_local.errors import ContextFullError, FileError
 from dflash_local.gguf.drafter_spec import AssistantSpec
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
+from dflash_local.llama.runtime import api
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.taps import Features, StoredFeatures
 from dflash_local.target_model.target import Target
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 
 class AssistantDrafter(HeadsDrafter):

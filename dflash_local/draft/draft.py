@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -90,6 +91,14 @@ class Draft:
         for parent in self.parents:
             depths.append(1 if parent == ANCHOR else depths[parent] + 1)
         return depths
+
+    @property
+    def chances(self) -> list[float]:
+        """Of each node, the product of the probabilities along its path."""
+        sums: list[float] = []
+        for parent, own in zip(self.parents, self.logprobs, strict=True):
+            sums.append(own + (sums[parent] if parent >= 0 else 0.0))
+        return list(map(math.exp, sums))
 
     @property
     def leaves(self) -> list[int]:

@@ -1,7 +1,5 @@
 """The drafter protocol: a drafter proposes the tokens that the target then checks."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

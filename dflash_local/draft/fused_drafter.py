@@ -1,7 +1,5 @@
 """Runs a drafter file in one static ggml graph, on the device of the target's head."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The heads of a target's own file in one static ggml graph, on the device of its output head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from dflash_local.draft.draft import Draft

@@ -1,7 +1,5 @@
 """A drafter that is one static graph of ours in C++, with a cache of its own."""
 
-from __future__ import annotations
-
 from typing import Generic, TypeVar
 
 import numpy as np

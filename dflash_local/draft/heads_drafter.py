@@ -1,7 +1,5 @@
 """The heads of a target's own file as a drafter: layers that predict further tokens (MTP)."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +15,12 @@ from dflash_local.errors import BackendError, ClosedError, ContextFullError, Inp
 from dflash_local.fit.architectures import CELLS
 from dflash_local.gguf.drafter_spec import AssistantSpec, HeadsSpec
 from dflash_local.llama import native, runtime
+from dflash_local.llama.runtime import api
 from dflash_local.target_model import sequence_state
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.pass_threads import PassThreads
 from dflash_local.target_model.taps import Features, StoredFeatures
 from dflash_local.target_model.target import Target
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 LEAST_CHANCE = 0.1
 """A draft ends where its chance, all of it together, is less: a step of a head takes about a tenth

@@ -1,7 +1,5 @@
 """An ordinary small language model as a drafter: it writes the next tokens by itself."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

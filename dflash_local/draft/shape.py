@@ -4,8 +4,6 @@ A drafter proposes a chain, with several candidates for each position if it can.
 into the nodes that one round verifies: the chain itself, or the best tree of the candidates.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast

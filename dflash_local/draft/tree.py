@@ -10,8 +10,6 @@ the product of the conditional ones. The search is compiled, and so is the corre
 in Python they took 80 us for 15 nodes, a twentieth of a small model's round on a GPU.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from dflash_local.draft.draft import Candidates, Draft

@@ -5,8 +5,6 @@ So a seeded run emits exactly the tokens of plain decoding, also with penalties 
 drafts do not depend on the sampler's random generator, answers have the same distribution, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

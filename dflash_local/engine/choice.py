@@ -1,7 +1,5 @@
 """One sequence's part in a round."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from dflash_local.copies.copier import Copy

@@ -1,13 +1,9 @@
 """The part of a round that copies from its sequences' texts, beside drafts or in their place."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.controller.acceptance import path_chances
-from dflash_local.controller.controller import Controller
-from dflash_local.controller.policy import Policy
+from dflash_local.controller.controller import Controller, Policy
 from dflash_local.copies.copier import Copier, Copy
 from dflash_local.copies.join import copy_alone, joined, judged_by_drafter
 from dflash_local.draft.draft import Draft
@@ -88,7 +84,7 @@ class Copying:
         for choice in choices:
             if choice.copies:
                 if choice.sequence.policy is None:
-                    choice.chances = path_chances(choice.draft)
+                    choice.chances = choice.draft.chances
                 choice.draft, choice.chances = self._joined(choice)
 
     def _joined(self, choice: Choice) -> tuple[Draft, list[float]]:

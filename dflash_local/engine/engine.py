@@ -1,14 +1,10 @@
 """Takes requests into slots and runs their rounds to the end. It knows only token ids."""
 
-from __future__ import annotations
-
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
-from dflash_local.controller.controller import Controller
-from dflash_local.controller.policy import Policy
+from dflash_local.controller.controller import Controller, Policy
 from dflash_local.copies.chances import CopyPrior
 from dflash_local.copies.copier import Copier
 from dflash_local.copies.earlier import MOST_TOKENS, EarlierTexts
@@ -22,6 +18,7 @@ from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slot, Slots
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
 from dflash_local.prefixes.files import SlotFiles
+from dflash_local.prefixes.prefix import Wanted
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.sampling.grammar import Grammars
 from dflash_local.sampling.sampler import Sampler
@@ -204,23 +201,23 @@ class Engine:
     def is_at_hand(self, request: Request, text: list[int]) -> bool:
         """Whether a sequence with this text can begin without waiting for a prefix on disk. If not,
         a thread reads it: ask again."""
-        return self.prefix_cache.is_at_hand(**self._reuse(request, text))
+        return self.prefix_cache.is_at_hand(self._wanted(request, text), request.id_slot)
 
-    def _reuse(self, request: Request, text: list[int]) -> dict[str, Any]:
-        """The arguments of `PrefixCache.take` for a text."""
+    def _wanted(self, request: Request, text: list[int]) -> Wanted:
+        """The beginning of a text that may be taken from caches."""
         controller = self.controller if request.draft_width == "auto" else None
         # If drafting does not pay, a prompt is not decoded again only to try it once more.
         may_draft = controller is None or controller.may_draft
-        return {
-            "prompt": text if request.cache_prompt else text[:1],
-            "for_drafts": request.drafts and may_draft,
-            "unless_gave_up": controller is not None,
-            "owner": self._cache_owner(request),
-            "preferred": request.id_slot,
-        }
+        return Wanted(
+            list(text if request.cache_prompt else text[:1]),
+            request.drafts and may_draft and self.slots.drafter is not None,
+            unless_gave_up=controller is not None,
+            owner=self._cache_owner(request),
+        )
 
     def _take(self, request: Request, text: list[int], policy: Policy | None) -> Slot:
-        slot, n_cached = self.prefix_cache.take(**self._reuse(request, text))
+        self.slots.try_drafter_again()
+        slot, n_cached = self.prefix_cache.take(self._wanted(request, text), request.id_slot)
         drafter = self.slots.drafter
         if policy is not None and drafter is not None:
             policy.off = policy.off or drafter.length(slot.seq) < n_cached

@@ -122,7 +122,6 @@ class Lap:
             sequence.stats.sample_s += time.perf_counter() - start
 
     def end(self) -> None:
-        """The round is over."""
         end, n_steps = time.perf_counter(), self._n_steps
         n_rebuilds = self._slots.target.native.n_rebuilds - self._n_rebuilds
         for sequence in self._sequences:
@@ -137,7 +136,6 @@ class Lap:
             self._meter.step_s += (step_s - self._meter.step_s) / 4
         controller = self._meter.controller
         if controller and any(s.policy is not None for s in self._sequences):
-            controller.skip(n_steps - 1)
             controller.observe_round(
                 self._n_rows,
                 self._shape,
@@ -146,6 +144,7 @@ class Lap:
                 self._draft_s,
                 verify_s,
                 (end - self._verified) / n_steps,
+                n_steps=n_steps,
                 rebuilt=n_rebuilds > 0,
                 n_injected=self._n_injected,
                 inject_s=self._inject_s,

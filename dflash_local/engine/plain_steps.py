@@ -1,7 +1,5 @@
 """Plain decoding: rounds in which nothing is drafted."""
 
-from __future__ import annotations
-
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.costs import TO_MAKE
 from dflash_local.engine.meter import Lap, Meter

@@ -1,8 +1,6 @@
 """Prompts, decoded chunk by chunk. One batch holds chunks of several sequences, if the target can
 decode unequal ones together."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
@@ -64,7 +62,6 @@ class Prefill:
         self._count([sequence for sequence, _ in served], n_rows, start)
 
     def _decode(self, served: list[tuple[Sequence, int]], turn: int) -> None:
-        """One pass over chunks of prompts."""
         batch = Batch()
         for sequence, n in served:
             begin = len(sequence.slot.cached)

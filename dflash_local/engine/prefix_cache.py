@@ -2,8 +2,6 @@
 tokens stay or are stored when its sequence ends, or its cells are needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -47,28 +45,16 @@ class PrefixCache:
         for slot in slots:
             slot.checkpoints = Checkpoints(room, least=slots.least)
 
-    def take(
-        self,
-        prompt: Sequence[int],
-        *,
-        for_drafts: bool,
-        unless_gave_up: bool = False,
-        owner: str = "",
-        preferred: int | None = None,
-    ) -> tuple[Slot, int]:
+    def take(self, wanted: Wanted, preferred: int | None = None) -> tuple[Slot, int]:
         """A free slot, busy from now on, and the number of the prompt's tokens in its caches.
 
         These tokens come from the slot itself, from another slot, which may be busy, or from the
-        store: see `reuse.choose`; never from texts of another `owner`. A handful of a longer prompt
-        is not worth it. At most `len(prompt) - 1` are kept, as the logits of the last row give the
-        first token. `for_drafts` keeps only the tokens that the drafter has, too. `unless_gave_up`
-        makes an exception for slots in which drafting was given up: they keep the target's tokens.
-        The slot `preferred` is taken if it is free. Raises InputError if no slot is free.
+        store: see `reuse.choose`. A handful of a longer prompt is not worth it. At most all but the
+        last token are kept, as the logits of its row give the first one of the answer. The slot
+        `preferred` is taken if it is free. Raises InputError if no slot is free.
         """
         if all(slot.busy for slot in self._slots):
             raise InputError(f"all {len(self._slots)} slots are busy; wait for one to end")
-        self._slots.try_drafter_again()
-        wanted = self._wanted(prompt, for_drafts, unless_gave_up, owner)
         usable, holders = self._in_slots(wanted)
         found = self._find(wanted)
         choice = choose(holders, _cells_of(found, wanted), preferred)
@@ -78,7 +64,7 @@ class PrefixCache:
             choice = choice if entry else choose(holders, preferred=preferred)
         slot = self._slots[choice.slot]
         length = found.n_usable if entry and found else usable[choice.source or 0]
-        if choice.n_cells < LEAST_GAIN and length < len(prompt) - 1:
+        if choice.n_cells < LEAST_GAIN and length < len(wanted.prompt) - 1:
             length = 0  # saves no time, and rows of another pass may round differently
         origin: Origin = "slot"
         if entry:
@@ -96,22 +82,13 @@ class PrefixCache:
         self.reused[origin if slot.cached else "none"] += 1
         slot.busy = True
         slot.gave_up = False
-        slot.owner = owner
+        slot.owner = wanted.owner
         slot.n_read = len(slot.cached)
         return slot, len(slot.cached)
 
-    def is_at_hand(
-        self,
-        prompt: Sequence[int],
-        *,
-        for_drafts: bool,
-        unless_gave_up: bool = False,
-        owner: str = "",
-        preferred: int | None = None,
-    ) -> bool:
+    def is_at_hand(self, wanted: Wanted, preferred: int | None = None) -> bool:
         """Whether `take`, with the same arguments, need not wait for the disk. If it must, a thread
         begins to read."""
-        wanted = self._wanted(prompt, for_drafts, unless_gave_up, owner)
         found = self._find(wanted)
         if found is None or not found.is_on_disk:
             return True
@@ -218,12 +195,6 @@ class PrefixCache:
         self.store.lend(sum({id(each): each.state.nbytes for each in kept}.values()))
 
     # What slots and the store have of a prompt
-
-    def _wanted(
-        self, prompt: Sequence[int], for_drafts: bool, unless_gave_up: bool, owner: str
-    ) -> Wanted:
-        for_drafts = for_drafts and self._slots.drafter is not None
-        return Wanted(list(prompt), for_drafts, unless_gave_up, owner)
 
     def _in_slots(self, wanted: Wanted) -> tuple[list[int], list[Holder]]:
         """The number of a prompt's tokens that can be had from each slot, and the slots' content.

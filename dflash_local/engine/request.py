@@ -1,7 +1,5 @@
 """A request for an answer, in token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

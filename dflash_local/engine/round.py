@@ -7,8 +7,6 @@ own tokens is accepted, and one more token of the target is the next anchor. The
 accepted rows are injected into the drafter with its next draft.
 """
 
-from __future__ import annotations
-
 from itertools import groupby
 
 from dflash_local.controller.controller import Controller

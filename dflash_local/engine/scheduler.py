@@ -10,8 +10,6 @@ answer so far, and waits at the head of the queue. That costs only the time to d
 again. The oldest sequence always runs to its end, if necessary with all cells for itself.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

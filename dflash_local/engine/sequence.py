@@ -1,7 +1,5 @@
 """The state of one answer, in token ids. It knows nothing about text."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -10,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from dflash_local.controller.policy import Policy
+from dflash_local.controller.controller import Policy
 from dflash_local.copies.copier import Copier
 from dflash_local.draft.draft import Candidates
 from dflash_local.draft.shape import Shape
@@ -70,7 +68,6 @@ class Sequence:
 
     @property
     def shape(self) -> Shape:
-        """The shape of its next draft."""
         return self.fixed_shape if self.policy is None else self.policy.shape
 
     @property

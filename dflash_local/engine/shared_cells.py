@@ -1,7 +1,5 @@
 """The cells of the target's cache that several slots have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -5,8 +5,6 @@ store. In a round, `Slots.commit` is the only place that adds to what a slot has
 requests, `share` and `PrefixCache` fill slots, `roll_back` cuts and `forget` empties them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -114,7 +112,6 @@ class Slots:
         return self._aside is not None
 
     def forget(self, slot: Slot) -> None:
-        """Empty a slot."""
         slot.cached.clear()
         slot.pending = []
         slot.checkpoints.cut(0)

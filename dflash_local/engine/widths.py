@@ -4,10 +4,7 @@ A width, `Choice.n_rows` and the controller's `rows` count rows of the target, w
 anchor's. Limits and drafts count nodes, without it.
 """
 
-from __future__ import annotations
-
-from dflash_local.controller.controller import Controller
-from dflash_local.controller.policy import Policy
+from dflash_local.controller.controller import Controller, Policy
 from dflash_local.engine.choice import Choice
 from dflash_local.engine.copying import Copying
 from dflash_local.engine.sequence import Sequence
@@ -87,9 +84,7 @@ class Widths:
             return
         managed, policies = self._managed(choices)
         if self._controller and managed:
-            found = self._controller.judge(
-                policies, [c.draft for c in managed], [c.limit for c in managed]
-            )
+            found = self._controller.judge(policies, [c.draft for c in managed])
             for choice, chances in zip(managed, found, strict=True):
                 choice.chances = chances
         if copied:

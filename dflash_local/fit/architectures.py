@@ -1,7 +1,5 @@
 """llama.cpp's abilities by a target's architecture. Names are those of `llama-arch.cpp`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

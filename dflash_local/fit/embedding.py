@@ -1,7 +1,5 @@
 """The file of a model that makes vectors or scores of texts, and writes none."""
 
-from __future__ import annotations
-
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import EMBEDDING_ARCHITECTURES, RECURRENT_ARCHITECTURES
 from dflash_local.fit.options import POOLINGS, Pooling

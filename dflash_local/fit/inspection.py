@@ -1,7 +1,5 @@
 """Describes a GGUF file, a drafter or a target, from its header."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re
@@ -43,18 +41,9 @@ _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _ORDER = (
-    "embeddings",
-    "fc",
-    "attention",
-    "recurrent",
-    "ffn",
-    "convolutions",
-    "norms",
-    "selector",
-    "markov",
-    "head",
-    "other",
-)
+    "embeddings", "fc", "attention", "recurrent", "ffn", "convolutions", "norms", "selector",
+    "markov", "head", "other",
+)  # fmt: skip
 _BLOCK = re.compile(r"^blk\.\d+\.")
 
 # keys of `general.*` that describe the file, not its origin
@@ -93,8 +82,6 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Facts about any model file."""
-
     path: Path
     n_bytes: int
     """On disk, all shards together."""
@@ -133,7 +120,6 @@ class DrafterReport:
         return tuple(i for i, windowed in enumerate(self.spec.sliding_layers) if windowed)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
         spec = {name: getattr(self.spec, name) for name in _OF_SPEC}
         own = ("file", "mask_token", "llama_cpp_loads", "taps_after", "sliding_layers")
         more = {name: getattr(self, name) for name in own}
@@ -153,7 +139,6 @@ class AssistantReport:
     n_vocab: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
         return {"role": "drafter", "architecture": ASSISTANT, **_plain(self)}
 
 
@@ -192,7 +177,6 @@ class TargetReport:
         return self.offers_taps and self.rolls_back
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
         names = ("rolls_back", "takes_drafters", "drafts_with_heads")
         more = {name: getattr(self, name) for name in names}
         return {"role": "target", **_plain(self), **more}
@@ -211,7 +195,6 @@ class ProjectorReport:
     """The hidden size of the targets that it fits."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
         return {"role": "projector", **_plain(self)}
 
 
@@ -320,7 +303,8 @@ def _weights(file: GgufFile) -> tuple[WeightClass, ...]:
     counts: dict[str, int] = {}
     types: dict[str, dict[str, int]] = {}
     for tensor in file.tensors.values():
-        name = _class_of(tensor.name)
+        plain = _BLOCK.sub("", tensor.name)
+        name = next((title for title, pattern in _CLASSES if pattern.match(plain)), "other")
         counts[name] = counts.get(name, 0) + 1
         found = types.setdefault(name, {})
         found[tensor.type_name] = found.get(tensor.type_name, 0) + tensor.n_bytes
@@ -329,11 +313,6 @@ def _weights(file: GgufFile) -> tuple[WeightClass, ...]:
         for name in _ORDER
         if name in counts
     )
-
-
-def _class_of(name: str) -> str:
-    plain = _BLOCK.sub("", name)
-    return next((title for title, pattern in _CLASSES if pattern.match(plain)), "other")
 
 
 def _largest_first(types: dict[str, int]) -> dict[str, int]:

@@ -1,8 +1,6 @@
 """Tensors that lie on another device than their layer: the experts of a mixture in RAM, and those
 that the user names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

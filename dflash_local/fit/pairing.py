@@ -1,7 +1,5 @@
 """Decides whether a target and a drafter fit each other, from their headers."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -39,32 +37,16 @@ _WAYS = {"cells": "yes", "replay": "by replay", "snapshots": "by snapshots"}
 _SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
 _MOST_UNUSED = 128  # as llama.cpp has it for speculative decoding
 _SIZES = (
-    "attention.key_length",
-    "attention.key_length_mla",
-    "attention.key_length_swa",
-    "attention.kv_lora_rank",
-    "attention.shared_kv_layers",
-    "attention.sliding_window",
-    "attention.value_length",
-    "attention.value_length_swa",
-    "kda.head_dim",
-    "nextn_predict_layers",
-    "rope.dimension_count",
-    "rope.dimension_count_swa",
-    "shortconv.l_cache",
-    "ssm.conv_kernel",
-    "ssm.group_count",
-    "ssm.inner_size",
-    "ssm.state_size",
-    "ssm.time_step_rank",
-)
+    "attention.key_length", "attention.key_length_mla", "attention.key_length_swa",
+    "attention.kv_lora_rank", "attention.shared_kv_layers", "attention.sliding_window",
+    "attention.value_length", "attention.value_length_swa", "kda.head_dim", "nextn_predict_layers",
+    "rope.dimension_count", "rope.dimension_count_swa", "shortconv.l_cache", "ssm.conv_kernel",
+    "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
+)  # fmt: skip
 _SIZES_OF_LAYERS = (
-    "attention.head_count",
-    "attention.head_count_kv",
-    "expert_feed_forward_length",
-    "expert_used_count",
-    "feed_forward_length",
-)
+    "attention.head_count", "attention.head_count_kv", "expert_feed_forward_length",
+    "expert_used_count", "feed_forward_length",
+)  # fmt: skip
 """Keys that a plan counts with; of these, a model may have one number for each layer."""
 _LARGEST = 1 << 17
 """Of those that one number stands for. Caches grow with some that no tensor confirms."""
@@ -98,7 +80,6 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the two fit each other."""
         return self.error is None
 
     @property
@@ -107,7 +88,6 @@ class Fit:
         return next((field.fault for field in self.fields if field.fault), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """The comparison for JSON."""
         return {
             "fits": self.fits,
             "target": str(self.target),
@@ -157,11 +137,16 @@ def check_model(file: GgufFile, takes: Container[str] = ()) -> None:
     for key in (*_SIZES, *_SIZES_OF_LAYERS):
         _check_size(file, f"{architecture}.{key}", listed=key in _SIZES_OF_LAYERS)
     for key in _SIZES:
-        low = int(key.startswith("rope."))  # with 0, ggml never ends
+        # With no dimensions to rotate, ggml never ends; with empty heads, it has no cache.
+        low = int(key.startswith(("rope.", "attention.key_length", "attention.value_length")))
         high = _LONGEST_WINDOW if key == "attention.sliding_window" else _LARGEST
         value = file.get(f"{architecture}.{key}", low)
         if not low <= value <= high:
             file.fail(f"{architecture}.{key} is {value}, expected {low} to {high}")
+    for key in ("attention.head_count", "attention.head_count_kv"):
+        no_heads = file.get(f"{architecture}.{key}") == 0
+        if no_heads and architecture not in RECURRENT_ARCHITECTURES:
+            file.fail(f"{architecture}.{key} is 0, expected 1 or more")
     if not file.require(_TOKENS, list):
         file.fail(f"key '{_TOKENS}' is empty, expected the vocabulary")
     embeddings = file.tensors.get("token_embd.weight")

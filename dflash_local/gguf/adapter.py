@@ -1,8 +1,6 @@
 """LoRA adapters (arXiv 2106.09685) and control vectors for a target, checked before llama.cpp reads
 them: of some faults it makes an abort."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

@@ -3,8 +3,6 @@
 The keys are those of llama.cpp's `src/models/dflash.cpp`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from dflash_local.gguf.drafter_spec import DrafterSpec, Family, RopeSpec, ScaleSpec, SelectorSpec

@@ -1,8 +1,6 @@
 """The contents of a drafter's GGUF file: the sizes and constants of a DFlash drafter (architecture
 `dflash`), or an ordinary language model; and the heads in a target's own file."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -3,8 +3,6 @@
 Names and shapes are those of llama.cpp's `src/models/dflash.cpp`.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -170,7 +170,6 @@ class GgufFile:
         return found
 
     def fail(self, message: str) -> NoReturn:
-        """Raise a FileError about this file."""
         raise FileError(f"{self.path}: {message}")
 
 

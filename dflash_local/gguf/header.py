@@ -5,8 +5,6 @@ are those of `ggml/src/gguf.cpp`. If that reader accepts more than its own data 
 hold, this one has its own limit.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass, replace

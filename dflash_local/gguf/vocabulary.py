@@ -1,7 +1,5 @@
 """Finds faults that llama.cpp's vocabulary loader (`src/llama-vocab.cpp`) aborts on or refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _TOKENS = "tokenizer.ggml.tokens"

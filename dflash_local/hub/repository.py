@@ -1,7 +1,5 @@
 """The content of a hub repository, as the hub lists it, and as the client's cache has it."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os
@@ -30,7 +28,6 @@ class Repository:
     """The folder of the files, if they are in the cache."""
 
     def n_bytes(self, names: Iterable[str]) -> int:
-        """Bytes of these files."""
         return sum(self.sizes[name] for name in names)
 
     def missing(self, names: Iterable[str]) -> list[str]:

@@ -1,7 +1,5 @@
 """Errors of the hub, each as one line with a remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

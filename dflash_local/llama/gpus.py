@@ -3,8 +3,6 @@
 `bootstrap.py` reads this file before anything is installed: it needs the standard library alone.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import shutil

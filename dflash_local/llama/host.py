@@ -1,7 +1,5 @@
 """The memory and the cores of the host that this process may use."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

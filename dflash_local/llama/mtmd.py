@@ -1,7 +1,5 @@
 """libmtmd, the part of llama.cpp that reads images, which a build may lack."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 from dflash_local.errors import BackendError

@@ -11,8 +11,6 @@ The data fetched after a graph the last time are asked for here together with th
 all answers to a pass come together.
 """
 
-from __future__ import annotations
-
 import hashlib
 import selectors
 import socket

@@ -4,8 +4,6 @@ This module imports `llama_cpp`, before the native extension is loaded. The exte
 libraries that are loaded already. An ImportError says what to install.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os
@@ -86,6 +84,8 @@ if getattr(llama_cpp, "__version__", None) != PINNED:
 
 import llama_cpp.llama_cpp as _api  # noqa: E402
 
+api = _api
+"""The functions of the llama.cpp that was checked above. Take them from here."""
 _library: ctypes.CDLL = _api._lib
 
 
@@ -152,7 +152,7 @@ def named_template(name: Literal["chatml", "llama3"]) -> str:
 
 def llama_version() -> str:
     """The version of llama.cpp, as it says it itself."""
-    return _text(_api.llama_version())
+    return _text(api.llama_version())
 
 
 def llama_build() -> str:
@@ -176,7 +176,7 @@ def machine() -> dict[str, Any]:
 def system_info() -> str:
     """CPU features and backend options that llama.cpp was built with, as it prints them."""
     init()
-    return _text(_api.llama_print_system_info()).strip()
+    return _text(api.llama_print_system_info()).strip()
 
 
 def backends() -> list[str]:
@@ -241,7 +241,7 @@ def use_devices(params: Any, handles: Iterable[int]) -> None:
 
 def override_keys(params: Any, keys: Mapping[str, int | float | bool | str]) -> None:
     """Let llama.cpp read other values for keys of a file. `params` are `llama_model_params`."""
-    listed = (_api.llama_model_kv_override * (len(keys) + 1))()
+    listed = (api.llama_model_kv_override * (len(keys) + 1))()
     for each, (key, value) in zip(listed, keys.items(), strict=False):
         each.tag = (int, float, bool, str).index(type(value))
         name = ("val_i64", "val_f64", "val_bool", "val_str")[each.tag]
@@ -279,7 +279,8 @@ def init() -> None:
     with _init_lock:
         if _initialised:
             return
-        _take_log()
+        take_log_of(api.llama_log_set)
+        atexit.register(_release_log)
         # For builds with loadable backends. llama.cpp itself would look for them beside the
         # interpreter and in the working folder, where anyone could put one.
         registered = function("ggml_backend_reg_count", ctypes.c_size_t)
@@ -291,7 +292,7 @@ def init() -> None:
                 f"llama.cpp in {Path(_library._name).parent} has no backend, not even for the CPU; "
                 f"{_advice(INSTALL)}"
             )
-        _api.llama_backend_init()
+        api.llama_backend_init()
         _initialised = True
 
 
@@ -338,7 +339,7 @@ class _Log:
 # DFLASH_LOCAL_LOG: 1 shows llama.cpp's messages on stderr, "debug" its debug lines, too.
 _ECHO = {"": None, "0": None, "debug": _DEBUG}
 _log = _Log(echo=_ECHO.get(os.environ.get("DFLASH_LOCAL_LOG", "").lower(), _DEBUG + 1))
-_callback = _api.llama_log_callback(_log.write)
+_callback = api.llama_log_callback(_log.write)
 _set_logs: list[Callable[[Any, Any], Any]] = []
 
 
@@ -361,11 +362,6 @@ def clear_log() -> None:
     _log.clear()
 
 
-def _take_log() -> None:
-    take_log_of(_api.llama_log_set)
-    atexit.register(_release_log)
-
-
 def take_log_of(set_log: Callable[[Any, Any], Any]) -> None:
     """Take over the log of llama.cpp, or of a part of it, whose callback is set by `set_log`."""
     set_log(_callback, ctypes.c_void_p(0))
@@ -378,7 +374,7 @@ def _release_log() -> None:
     # With a null callback llama.cpp would print those lines. So the callback becomes a function of
     # libllama that takes no arguments and has no effect.
     silent = ctypes.cast(_library.llama_max_devices, ctypes.c_void_p).value
-    last = _api.llama_log_callback(silent if silent and _log.echo is None else 0)
+    last = api.llama_log_callback(silent if silent and _log.echo is None else 0)
     for set_log in _set_logs:
         set_log(last, ctypes.c_void_p(0))
 

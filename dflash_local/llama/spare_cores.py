@@ -4,8 +4,6 @@ At each operation of a graph the threads wait for one another. If another proces
 one of them, all wait: two threads beside one busy process are slower than one.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

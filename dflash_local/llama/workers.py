@@ -1,7 +1,5 @@
 """Devices of other machines, by ggml's RPC: theirs for us, and ours for them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A user's word for a model: a file, a folder, a name, or a place on the hub."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Defaults of requests to a pair: sampling, and whether to think."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field

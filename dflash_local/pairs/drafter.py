@@ -1,7 +1,5 @@
 """Drafters that are converted on arrival, and where they are kept."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

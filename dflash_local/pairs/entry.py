@@ -1,7 +1,5 @@
 """A pair that has a name: what the registry says of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

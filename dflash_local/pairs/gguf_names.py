@@ -1,7 +1,5 @@
 """Facts in the names of GGUF files, by llama.cpp's conventions: quantisation, shards, drafters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 

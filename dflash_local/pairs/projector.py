@@ -1,7 +1,5 @@
 """The file of a projector, with which a target reads images: which one, and its room."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The registry of pairs: the file in this package, and one of the user's own."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Iterable

@@ -1,8 +1,6 @@
 """Models that other programs have on this disk: ollama's and LM Studio's. Their files are plain
 GGUF, and are used where they lie."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Drafters that were tuned on this machine: which of them a target uses, and used before."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

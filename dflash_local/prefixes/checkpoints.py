@@ -2,8 +2,6 @@
 prompts and, as far as there is room, at boundaries in long ones. Pure: it never looks into a state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from dflash_local.fit.options import CHECKPOINTS

@@ -7,8 +7,6 @@ the first, too. So files of another model or version are never used, under any n
 another user. A file that was cut or damaged is noticed before anything in it is used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -28,6 +26,7 @@ import numpy as np
 from dflash_local import disk_cache
 from dflash_local.errors import InputError
 from dflash_local.prefixes.prefix import Prefix, SavedSequence
+from dflash_local.printable import silent
 
 _MAGIC = b"dflash-local prefix 2\n"
 _DIGEST = 32
@@ -75,13 +74,16 @@ class PrefixFiles:
         """
         self.folder = Path(os.path.expanduser(folder))
         self.max_bytes = max_bytes
-        self.say = say or _silent
+        self.say = say or silent
         self._key = _digest(key)
         self._prefixes: dict[Path, StoredPrefix] = {}
         self._lock = threading.Lock()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check_folder()
+            if os.name == "posix" and self.folder.stat().st_mode & 0o022:  # others may write
+                self.say(
+                    f"{self.folder}: other users can write to it; chmod 700 it, or name another"
+                )
             self._read_folder()
         except OSError as error:
             raise InputError(
@@ -141,11 +143,6 @@ class PrefixFiles:
         for prefix in self.prefixes():
             self._remove(prefix.path)
         self.n_bytes = self._trim(0)
-
-    def _check_folder(self) -> None:
-        open_to_others = os.name == "posix" and self.folder.stat().st_mode & 0o022
-        if open_to_others:
-            self.say(f"{self.folder}: other users can write to it; chmod 700 it, or name another")
 
     def _read_folder(self) -> None:
         for path in sorted(self.folder.iterdir()):
@@ -414,7 +411,3 @@ def _raw(tokens: list[int]) -> bytes:
 
 def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, sort_keys=True, default=str).encode()
-
-
-def _silent(_line: str) -> None:
-    pass

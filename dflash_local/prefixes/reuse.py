@@ -5,8 +5,6 @@ somebody may come back to: a short request does not replace a long chat while an
 Pure: it knows only numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Memory and disk each have a limit in bytes. The least recently used go first. A 
 if another one begins with it and is as good.
 """
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress

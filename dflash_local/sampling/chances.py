@@ -1,7 +1,5 @@
 """By which chances llama.cpp draws among the likeliest tokens of a row."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -21,14 +21,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from dflash_local.errors import GrammarError
-from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
+from dflash_local.llama.runtime import api
 from dflash_local.sampling.json_schema import enforceable
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.target_model.vocabulary import Vocabulary
 from dflash_local.trial import child
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 Kind = Literal["grammar", "json_schema", "lark"]
 

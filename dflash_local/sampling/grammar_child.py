@@ -3,8 +3,6 @@
 It imports little, so that it starts fast.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

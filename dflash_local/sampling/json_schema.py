@@ -5,8 +5,6 @@ them rambles to its limit, with the same key twice. So an object that names its 
 nothing of others, has these alone, as with OpenAI and llama-server.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

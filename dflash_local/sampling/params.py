@@ -1,7 +1,5 @@
 """The settings for choosing a token, and the checks of their ranges."""
 
-from __future__ import annotations
-
 import math
 import reprlib
 from collections.abc import Mapping, Sequence

@@ -19,16 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_local.errors import ClosedError, GrammarError, InputError, NotFiniteError
-from dflash_local.llama import native  # the check of the installed llama_cpp comes first
+from dflash_local.llama import native
 from dflash_local.llama.native import TokenDraw
+from dflash_local.llama.runtime import api
 from dflash_local.sampling.grammar import Constraint
 from dflash_local.sampling.params import RANDOM_SEED, SamplingParams, TokenLogprob
 from dflash_local.sampling.thinking import Rule, ThoughtLimit
 from dflash_local.target_model.readout import Readout
 from dflash_local.target_model.vocabulary import Vocabulary
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 _MOST_CANDIDATES = 256  # with more, finding them costs as much as fetching all logits
 _ABOVE_MIN_P = 64  # usually more than min-p leaves without top-k; if not, all logits are fetched

@@ -5,8 +5,6 @@ Its choice follows from the answer's tokens alone, so a draft changes nothing. l
 however it was cut into tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol

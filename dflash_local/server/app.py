@@ -1,7 +1,5 @@
 """The application: the routes of all APIs over its models, behind the checks that protect them."""
 
-from __future__ import annotations
-
 import time
 
 from fastapi import FastAPI

@@ -4,8 +4,6 @@ SIGTERM drains: no new request begins, and running ones get time to finish. Ctrl
 signal, ends at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import gc

@@ -99,8 +99,8 @@ class _StatusCollector(Collector):
         yield from _metrics(GaugeMetricFamily, _GAUGES, loaded, several=len(models) > 1)
 
 
-_Read = Callable[[ModelStatus], float | Sequence[int]]
-"""A number of a model's status, or one for each place in the draft."""
+_Read = str | Callable[[ModelStatus], float]
+"""A number of a model's status by its name, or one for each place in the draft; or from several."""
 _Families = tuple[tuple[str, str, _Read], ...]
 """The names of metrics, their meanings, and their readers."""
 
@@ -118,7 +118,8 @@ def _metrics(
         labels = ["model_name"] * named + ["position"] * name.endswith("_per_pos")
         family = kind(name, help, labels=labels)
         for model, status in statuses:
-            own, value = [model] * named, read(status)
+            own = [model] * named
+            value = getattr(status, read) if isinstance(read, str) else read(status)
             if isinstance(value, Sequence):
                 for position, part in enumerate(value):
                     family.add_metric([*own, str(position)], part)
@@ -143,54 +144,42 @@ def _drafts(prefix: str) -> _Families:
     name = f"{prefix}:spec_decode_num"
     return (
         (f"{name}_drafts", "Drafts that were verified.", lambda s: sum(s.position_drafted[:1])),
-        (f"{name}_draft_tokens", "Drafted tokens that were verified.", lambda s: s.drafted),
-        (f"{name}_accepted_tokens", "Drafted tokens accepted.", lambda s: s.accepted),
+        (f"{name}_draft_tokens", "Drafted tokens that were verified.", "drafted"),
+        (f"{name}_accepted_tokens", "Drafted tokens accepted.", "accepted"),
     )
 
 
 _COUNTERS: _Families = (
     ("llamacpp:prompt_tokens", "Prompt tokens computed.", _computed),
-    (
-        "llamacpp:prompt_tokens_cached",
-        "Prompt tokens found in the caches.",
-        lambda s: s.cached_tokens,
-    ),
-    ("llamacpp:prompt_seconds", "Seconds spent on prompts.", lambda s: s.prompt_s),
-    ("llamacpp:tokens_predicted", "Tokens generated.", lambda s: s.emitted),
-    ("llamacpp:tokens_predicted_seconds", "Seconds spent on generating.", lambda s: s.decode_s),
-    ("llamacpp:n_decode", "Passes of the model.", lambda s: s.passes),
+    ("llamacpp:prompt_tokens_cached", "Prompt tokens found in the caches.", "cached_tokens"),
+    ("llamacpp:prompt_seconds", "Seconds spent on prompts.", "prompt_s"),
+    ("llamacpp:tokens_predicted", "Tokens generated.", "emitted"),
+    ("llamacpp:tokens_predicted_seconds", "Seconds spent on generating.", "decode_s"),
+    ("llamacpp:n_decode", "Passes of the model.", "passes"),
     *_drafts("llamacpp"),
-    ("vllm:prompt_tokens", "Prompt tokens, cached ones included.", lambda s: s.prompt_tokens),
-    ("vllm:generation_tokens", "Tokens generated.", lambda s: s.emitted),
-    (
-        "vllm:prefix_cache_queries",
-        "Prompt tokens looked up in the caches.",
-        lambda s: s.prompt_tokens,
-    ),
-    ("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda s: s.cached_tokens),
+    ("vllm:prompt_tokens", "Prompt tokens, cached ones included.", "prompt_tokens"),
+    ("vllm:generation_tokens", "Tokens generated.", "emitted"),
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the caches.", "prompt_tokens"),
+    ("vllm:prefix_cache_hits", "Prompt tokens found there.", "cached_tokens"),
     *_drafts("vllm"),
     (
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Drafted tokens accepted, by their place in the draft.",
-        lambda s: s.position_accepted,
+        "position_accepted",
     ),
     (
         "dflash_local:copied_tokens",
         "Drafted tokens that were verified and no drafter proposed: the text had them already.",
-        lambda s: s.copied,
+        "copied",
     ),
-    (
-        "dflash_local:copied_accepted_tokens",
-        "Those of them that were accepted.",
-        lambda s: s.copied_accepted,
-    ),
-    ("dflash_local:requests", "Requests that have ended.", lambda s: s.requests),
+    ("dflash_local:copied_accepted_tokens", "Those of them that were accepted.", "copied_accepted"),
+    ("dflash_local:requests", "Requests that have ended.", "requests"),
     (
         "dflash_local:drafted_tokens_per_pos",
         "Drafted tokens that were verified, by their place in the draft.",
-        lambda s: s.position_drafted,
+        "position_drafted",
     ),
-    ("dflash_local:cache_store_hits", "Prefixes taken from the store.", lambda s: s.cache_hits),
+    ("dflash_local:cache_store_hits", "Prefixes taken from the store.", "cache_hits"),
 )
 
 _GAUGES: _Families = (
@@ -209,18 +198,18 @@ _GAUGES: _Families = (
         "Requests in a pass, on average.",
         lambda s: _rate(s.slots_in_passes, s.passes),
     ),
-    ("llamacpp:n_tokens_max", "The most tokens of one text.", lambda s: s.longest),
-    ("llamacpp:requests_processing", "Requests that run.", lambda s: s.n_busy),
-    ("llamacpp:requests_deferred", "Requests that wait for a slot.", lambda s: s.n_waiting),
+    ("llamacpp:n_tokens_max", "The most tokens of one text.", "longest"),
+    ("llamacpp:requests_processing", "Requests that run.", "n_busy"),
+    ("llamacpp:requests_deferred", "Requests that wait for a slot.", "n_waiting"),
     ("llamacpp:kv_cache_usage_ratio", "Share of the cells in use.", _usage),
-    ("llamacpp:kv_cache_tokens", "Cells in use.", lambda s: s.cells_used),
-    ("vllm:num_requests_running", "Requests that run.", lambda s: s.n_busy),
-    ("vllm:num_requests_waiting", "Requests that wait for a slot.", lambda s: s.n_waiting),
+    ("llamacpp:kv_cache_tokens", "Cells in use.", "cells_used"),
+    ("vllm:num_requests_running", "Requests that run.", "n_busy"),
+    ("vllm:num_requests_waiting", "Requests that wait for a slot.", "n_waiting"),
     ("vllm:kv_cache_usage_perc", "Share of the cells in use.", _usage),
-    ("dflash_local:slots", "Requests that can run at once.", lambda s: s.n_slots),
+    ("dflash_local:slots", "Requests that can run at once.", "n_slots"),
     (
         "dflash_local:cache_store_bytes",
         "Bytes of prefixes that left their slot and are kept.",
-        lambda s: s.cache_bytes,
+        "cache_bytes",
     ),
 )

@@ -1,8 +1,6 @@
 """`/v1/models`: the served models, in OpenAI's form, or in Anthropic's for its clients; and
 `/library`: those that could be."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any

@@ -1,7 +1,5 @@
 """Passes of a bare target, without an engine. Most use sequence 0 alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

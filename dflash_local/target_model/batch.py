@@ -1,7 +1,5 @@
 """The rows of one pass of the target, and which of them belong to which sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal

@@ -7,8 +7,6 @@ a freed cell stays taken until the cache is packed, except for the last ones: ea
 are in the order of its tokens, whatever other sequences do. Pure: it knows only numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 _SPARE = 256

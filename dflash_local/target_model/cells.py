@@ -13,26 +13,23 @@ Where only the order of cells decides the rounding of sums, sequences keep their
 `CellLog`). Freed cells then belong to a spare id until the cache is packed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dflash_local.errors import BackendError
 from dflash_local.fit.options import MAX_IDS
 from dflash_local.llama import native
 from dflash_local.llama.host import host_memory
+from dflash_local.llama.runtime import api
 from dflash_local.target_model import sequence_state
 from dflash_local.target_model.batch import Batch, Part
 from dflash_local.target_model.cell_log import CellLog
 from dflash_local.target_model.images import more_cells
 from dflash_local.target_model.rollback import Rollback
-
-# isort: split
-import llama_cpp.llama_cpp as api
-import numpy as np
-from numpy.typing import NDArray
 
 MOST_BRANCHES, LEAST_BRANCHES = 32, 16
 """Branches of a sequence: one for each row of the widest trees that paid off anywhere (32 rows, 8B

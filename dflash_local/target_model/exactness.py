@@ -1,7 +1,5 @@
 """The difference between verifying in batches and one token at a time on this machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

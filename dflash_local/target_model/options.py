@@ -1,7 +1,5 @@
 """Options of a target: its context, its devices, and the layers that are tapped."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +21,7 @@ from dflash_local.fit.options import (
 from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import named_devices, usable_gpus
 from dflash_local.llama import runtime, workers
-
-# isort: split
-import llama_cpp.llama_cpp as api
+from dflash_local.llama.runtime import api
 
 _SPLIT_MODES = {
     "none": api.LLAMA_SPLIT_MODE_NONE,

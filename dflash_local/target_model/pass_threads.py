@@ -1,16 +1,12 @@
 """The number of threads of a target's passes: fewer where other processes want the cores."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
-from dflash_local.llama import native  # the check of the installed llama_cpp comes first
+from dflash_local.llama import native
+from dflash_local.llama.runtime import api
 from dflash_local.llama.spare_cores import SpareCores
 from dflash_local.target_model.options import TargetOptions
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 _LIGHT, _ROWS_AS_ONE = 8 << 20, 4
 """Bytes of weights for each thread and layer. With 1.5 MB, fewer threads are up to three times as

@@ -4,8 +4,6 @@ libmtmd could decode them itself, by stb_image, which is not made for files of s
 WebP and no orientation, and has no bound on pixels but their number's 32 bits.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import io

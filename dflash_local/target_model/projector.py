@@ -1,7 +1,5 @@
 """A target's eyes: the projector of an `mmproj` file, by llama.cpp's libmtmd."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os
@@ -19,12 +17,10 @@ from dflash_local.errors import BackendError, ClosedError, FileError, InputError
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
 from dflash_local.llama.mtmd import libmtmd
+from dflash_local.llama.runtime import api
 from dflash_local.target_model.images import MOST_MORE, Embeddings, Image, ImageText
 from dflash_local.target_model.pixels import Opener
 from dflash_local.target_model.target import Target
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 _MARKER = b"<__media__>"
 

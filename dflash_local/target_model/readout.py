@@ -1,7 +1,5 @@
 """The results of a target's last pass: logits, and features of the tapped layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

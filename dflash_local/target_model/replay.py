@@ -5,8 +5,6 @@ No snapshots are kept. The inputs of such a layer stay on its device until the n
 rows that are kept are computed once more into the state before it (`native/state_replay.cpp`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from dflash_local.fit.architectures import REPLAY_ARCHITECTURES

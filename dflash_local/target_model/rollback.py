@@ -6,8 +6,6 @@ sequence's last pass, and cut back to one of them. It does not check enough: whe
 snapshot, its `seq_rm` may succeed and leave a wrong state. So the limits are kept here.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -5,18 +5,13 @@ Of layers with a sliding window only the window is saved. With `state_only`, the
 attention layers are left out and left alone: the rest is the recurrent state.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-import dflash_local.llama.runtime  # noqa: F401  loads llama_cpp
-
-# isort: split
-import llama_cpp.llama_cpp as api
+from dflash_local.llama.runtime import api
 
 
 def size_of(context: Any, seq: int, *, state_only: bool = False) -> int:

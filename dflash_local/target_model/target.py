@@ -25,6 +25,7 @@ from dflash_local.gguf.file import GgufFile, file_key
 from dflash_local.llama import native, runtime, workers
 from dflash_local.llama.host import default_threads, give_back_memory
 from dflash_local.llama.relay import Connection
+from dflash_local.llama.runtime import api
 from dflash_local.target_model import sequence_state
 from dflash_local.target_model.batch import Batch, Part
 from dflash_local.target_model.cells import Cells
@@ -35,9 +36,6 @@ from dflash_local.target_model.readout import Readout
 from dflash_local.target_model.vocabulary import Vocabulary
 from dflash_local.target_model.way_back import has_states, keeps_checkpoints, possible, rollback
 from dflash_local.trial.model import ensure_loadable
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 _NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
 

@@ -1,7 +1,5 @@
 """The target's vocabulary: from text to token ids and back, as llama.cpp does it."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import threading
@@ -15,10 +13,7 @@ from typing import Any
 import numpy as np
 
 from dflash_local.errors import ClosedError, ContextFullError, InputError, PromptTooLongError
-from dflash_local.llama import runtime  # noqa: F401  (the check of the installed llama_cpp comes first)
-
-# isort: split
-import llama_cpp.llama_cpp as api
+from dflash_local.llama.runtime import api
 
 _NO_TOKEN = -1
 _USUAL_LONGEST = 16

@@ -1,7 +1,5 @@
 """The way back of a context, of those its options ask for."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 
@@ -12,11 +10,9 @@ from dflash_local.fit.architectures import (
     WayBack,
 )
 from dflash_local.llama import native
+from dflash_local.llama.runtime import api
 from dflash_local.target_model.replay import ReplayRollback
 from dflash_local.target_model.rollback import Rollback, StateRollback
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 
 def has_states(model: Any) -> bool:

@@ -7,8 +7,6 @@ that the parent wants to know. A child that ends without `done` or `fault` was k
 stage.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

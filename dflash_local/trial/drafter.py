@@ -1,7 +1,5 @@
 """Tries a drafter file once in a child process, as llama.cpp aborts on some bad files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

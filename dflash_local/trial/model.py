@@ -4,8 +4,6 @@ A verdict, good or bad, is valid as long as the files, the build of llama.cpp, t
 layers, and the way back of recurrent states stay the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The child process of `trial.model`: does everything that llama.cpp may abort on."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from typing import Any

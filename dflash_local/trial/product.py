@@ -4,12 +4,11 @@ GCC before 13 miscompiles the set-up of AMX tiles. A llama.cpp that was built na
 at the first such product of more than one row. That is found here, without any model.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from dflash_local.llama import runtime
 
@@ -22,7 +21,12 @@ _BLOCKS_OF_ONES = {
 }
 _CPU = 0
 _POINTER = ctypes.c_void_p
-_call = runtime.function
+
+
+def _ggml(name: str, *arguments: Any, result: Any = _POINTER) -> Any:
+    """Call a function of ggml; arguments are of ctypes' types, as is a pointer that it returns."""
+    found = runtime.function(name, result, *map(type, arguments))(*arguments)
+    return _POINTER(found) if result is _POINTER else found
 
 
 class _InitParams(ctypes.Structure):
@@ -37,81 +41,67 @@ class _InitParams(ctypes.Structure):
 
 def wrong_product() -> str | None:
     """None if every product is right, else the wrong value in words. May kill the process."""
-    device = _call("ggml_backend_dev_by_type", _POINTER, ctypes.c_int)(_CPU)
-    backend = _call("ggml_backend_dev_init", _POINTER, _POINTER, ctypes.c_char_p)(device, None)
+    device = _ggml("ggml_backend_dev_by_type", ctypes.c_int(_CPU))
+    backend = _ggml("ggml_backend_dev_init", device, ctypes.c_char_p(None))
     try:
         for layout in _layouts(device):
             for kind, block in _BLOCKS_OF_ONES.items():
                 worst = _worst_value(backend, layout, kind, block)
                 if worst is not None and not abs(worst - _WIDTH) < 0.01 * _WIDTH:
-                    name = _call("ggml_backend_buft_name", ctypes.c_char_p, _POINTER)(layout)
+                    name = _ggml("ggml_backend_buft_name", layout, result=ctypes.c_char_p)
                     return f"{worst} instead of {_WIDTH} (layout {name.decode()}, type {kind})"
     finally:
-        _call("ggml_backend_free", None, _POINTER)(backend)
+        _ggml("ggml_backend_free", backend, result=None)
     return None
 
 
-def _layouts(device: int) -> Iterator[int]:
+def _layouts(device: Any) -> Iterator[Any]:
     """The CPU's buffer types: the plain one, and those that rearrange weights (AMX, repacked)."""
-    yield _call("ggml_backend_dev_buffer_type", _POINTER, _POINTER)(device)
-    registry = _call("ggml_backend_dev_backend_reg", _POINTER, _POINTER)(device)
-    address = _call("ggml_backend_reg_get_proc_address", _POINTER, _POINTER, ctypes.c_char_p)(
-        registry, b"ggml_backend_dev_get_extra_bufts"
-    )
+    yield _ggml("ggml_backend_dev_buffer_type", device)
+    registry = _ggml("ggml_backend_dev_backend_reg", device)
+    wanted = ctypes.c_char_p(b"ggml_backend_dev_get_extra_bufts")
+    address = _ggml("ggml_backend_reg_get_proc_address", registry, wanted)
     if not address:
         return
-    layouts = ctypes.CFUNCTYPE(ctypes.POINTER(_POINTER), _POINTER)(address)(device)
+    layouts = ctypes.CFUNCTYPE(ctypes.POINTER(_POINTER), _POINTER)(address.value)(device)
     index = 0
     while layouts and layouts[index]:
-        yield layouts[index]
+        yield _POINTER(layouts[index])
         index += 1
 
 
-def _worst_value(backend: int, layout: int, kind: int, block: bytes) -> float | None:
+def _worst_value(backend: Any, layout: Any, kind: int, block: bytes) -> float | None:
     """The value farthest from the right one; None if the layout does not support this type."""
-    weight_data = block * (_WIDTH // 32 * _ROWS)
+    blocks = block * (_WIDTH // 32 * _ROWS)
+    weight_data = ctypes.create_string_buffer(blocks, len(blocks))
     input_data = (ctypes.c_float * (_WIDTH * _COLUMNS))(*([1.0] * (_WIDTH * _COLUMNS)))
     result = (ctypes.c_float * (_ROWS * _COLUMNS))()
-    allocate = _call("ggml_backend_alloc_ctx_tensors_from_buft", _POINTER, _POINTER, _POINTER)
-    plain = _call("ggml_backend_get_default_buffer_type", _POINTER, _POINTER)(backend)
-    new_matrix = _call(
-        "ggml_new_tensor_2d", _POINTER, _POINTER, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
-    )
-    upload = _call(
-        "ggml_backend_tensor_set", None, _POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t
-    )
+    size, cells = ctypes.c_size_t, ctypes.c_int64
     with _context() as weight_context, _context() as context:
-        weights = new_matrix(weight_context, kind, _WIDTH, _ROWS)
-        weight_buffer = allocate(weight_context, layout)
-        inputs = new_matrix(context, _F32, _WIDTH, _COLUMNS)
-        product = _call("ggml_mul_mat", _POINTER, _POINTER, _POINTER, _POINTER)(
-            context, weights, inputs
-        )
-        buffer = allocate(context, plain)
+        shape = cells(_WIDTH), cells(_ROWS)
+        weights = _ggml("ggml_new_tensor_2d", weight_context, ctypes.c_int(kind), *shape)
+        weight_buffer = _ggml("ggml_backend_alloc_ctx_tensors_from_buft", weight_context, layout)
+        shape = cells(_WIDTH), cells(_COLUMNS)
+        inputs = _ggml("ggml_new_tensor_2d", context, ctypes.c_int(_F32), *shape)
+        product = _ggml("ggml_mul_mat", context, weights, inputs)
+        plain = _ggml("ggml_backend_get_default_buffer_type", backend)
+        buffer = _ggml("ggml_backend_alloc_ctx_tensors_from_buft", context, plain)
         try:
-            supports = _call("ggml_backend_supports_op", ctypes.c_bool, _POINTER, _POINTER)
-            if not (weight_buffer and buffer and supports(backend, product)):
+            can = _ggml("ggml_backend_supports_op", backend, product, result=ctypes.c_bool)
+            if not (weight_buffer and buffer and can):
                 return None
-            upload(weights, weight_data, 0, len(weight_data))
-            upload(inputs, ctypes.addressof(input_data), 0, ctypes.sizeof(input_data))
-            graph = _call("ggml_new_graph", _POINTER, _POINTER)(context)
-            _call("ggml_build_forward_expand", None, _POINTER, _POINTER)(graph, product)
-            status = _call("ggml_backend_graph_compute", ctypes.c_int, _POINTER, _POINTER)(
-                backend, graph
-            )
-            download = _call(
-                "ggml_backend_tensor_get",
-                None,
-                _POINTER,
-                _POINTER,
-                ctypes.c_size_t,
-                ctypes.c_size_t,
-            )
-            download(product, ctypes.addressof(result), 0, ctypes.sizeof(result))
+            for tensor, data in ((weights, weight_data), (inputs, input_data)):
+                given = _POINTER(ctypes.addressof(data)), size(0), size(ctypes.sizeof(data))
+                _ggml("ggml_backend_tensor_set", tensor, *given, result=None)
+            graph = _ggml("ggml_new_graph", context)
+            _ggml("ggml_build_forward_expand", graph, product, result=None)
+            status = _ggml("ggml_backend_graph_compute", backend, graph, result=ctypes.c_int)
+            taken = _POINTER(ctypes.addressof(result)), size(0), size(ctypes.sizeof(result))
+            _ggml("ggml_backend_tensor_get", product, *taken, result=None)
         finally:
             for held in (weight_buffer, buffer):
                 if held:
-                    _call("ggml_backend_buffer_free", None, _POINTER)(held)
+                    _ggml("ggml_backend_buffer_free", held, result=None)
     if status != 0:
         return math.nan
     values: list[float] = list(result)
@@ -119,12 +109,11 @@ def _worst_value(backend: int, layout: int, kind: int, block: bytes) -> float | 
 
 
 @contextmanager
-def _context() -> Iterator[int]:
-    graph_bytes = _call("ggml_graph_overhead", ctypes.c_size_t)()
-    tensor_bytes = _call("ggml_tensor_overhead", ctypes.c_size_t)()
-    size = graph_bytes + 8 * tensor_bytes
-    context = _call("ggml_init", _POINTER, _InitParams)(_InitParams(size, None, True))
+def _context() -> Iterator[Any]:
+    n_bytes = _ggml("ggml_graph_overhead", result=ctypes.c_size_t)
+    n_bytes += 8 * _ggml("ggml_tensor_overhead", result=ctypes.c_size_t)
+    context = _ggml("ggml_init", _InitParams(n_bytes, None, True))
     try:
         yield context
     finally:
-        _call("ggml_free", None, _POINTER)(context)
+        _ggml("ggml_free", context, result=None)

@@ -4,8 +4,6 @@ The engine drafts them as it drafts for users. The drafter's features pass throu
 nothing is computed twice, and nothing but the latest answers is kept.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

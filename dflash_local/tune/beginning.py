@@ -5,8 +5,6 @@ and a trained checkpoint is what it takes anywhere. Embeddings and output head s
 own.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

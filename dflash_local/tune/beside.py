@@ -1,11 +1,9 @@
-"""Answers that a process of its own writes beside the trainer.
+"""Answers that processes of their own write beside the trainer.
 
 In one process both would hold Python's lock in turns, and the GPU would wait for either. The
 answers come as files, some megabytes each: one read takes a whole one, and memory shared by other
 means is scarce in a container.
 """
-
-from __future__ import annotations
 
 import multiprocessing
 import os
@@ -33,26 +31,36 @@ _ASKED_S = 1.0
 
 
 class Beside:
-    """A process that calls `write`, a function of a module, with these arguments, and sends its
-    items: answers, and the number of prompts asked for so far. Its files lie in `folder`, which
-    `close` removes; the process ends with this one, however that ends."""
+    """`n` processes that call `write`, a function of a module, with these arguments and their
+    number, 0 to n - 1, and send its items: answers, and the number of prompts asked for so far.
+    Their files lie in `folder`, which `close` removes; they end with this process, however that
+    ends."""
 
-    def __init__(self, folder: Path, write: Write, *arguments: Any) -> None:
+    def __init__(self, folder: Path, write: Write, *arguments: Any, n: int = 1) -> None:
         self._folder = folder
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
         folder.mkdir()
         spawning = multiprocessing.get_context("spawn")  # a fork could not use the GPU
         self._queue: Any = spawning.Queue(_MOST_FILES)
-        arguments = self._queue, folder, write, arguments
-        self._process = spawning.Process(target=_work, args=arguments, name="writer", daemon=True)
-        self._process.start()
+        self._processes = [
+            spawning.Process(
+                target=_work,
+                args=(self._queue, folder / str(i), write, (*arguments, i)),
+                name=f"writer {i}",
+                daemon=True,
+            )
+            for i in range(n)
+        ]
+        for i, process in enumerate(self._processes):
+            (folder / str(i)).mkdir()
+            process.start()
 
     def take(
         self, least: int, device: str, check: Callable[[], None] = lambda: None
     ) -> tuple[int, list[Answer]]:
         """All answers that are ready, with features on `device`; it waits for `least`, and calls
         `check`, which may raise, while it does. The number of prompts asked for, too, 0 without an
-        answer. Raises the process's error."""
+        answer. Raises a process's error."""
         n_asked = 0
         found: list[Answer] = []
         while (sent := self._next(len(found) < least, check)) is not None:
@@ -70,23 +78,25 @@ class Beside:
                 if isinstance(sent, BaseException):
                     raise sent
                 return sent  # type: ignore[no-any-return]
-            if not self._process.is_alive() and self._queue.empty():
+            ended = [each.exitcode for each in self._processes if not each.is_alive()]
+            if ended and self._queue.empty():
                 raise BackendError(
-                    "the process that writes answers ended with code "
-                    f"{self._process.exitcode}; see whether the machine has memory left for it"
+                    f"a process that writes answers ended with code {ended[0]}; see whether the "
+                    "machine has memory left for it"
                 )
             if not wait:
                 return None
 
     def close(self) -> None:
-        """End the process, and remove its files. Safe to call again."""
-        self._process.kill()  # it has nothing to save
-        self._process.join()
+        """End the processes, and remove their files. Safe to call again."""
+        for each in self._processes:
+            each.kill()  # it has nothing to save
+        for each in self._processes:
+            each.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _work(sent: Any, folder: Path, write: Write, arguments: Sequence[Any]) -> None:
-    """The main function of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the trainer decides
     trainer = multiprocessing.parent_process()
     assert trainer is not None
@@ -115,7 +125,7 @@ def _work(sent: Any, folder: Path, write: Write, arguments: Sequence[Any]) -> No
     except DflashError as error:
         send(type(error)(str(error)))
     except Exception as error:
-        send(BackendError(f"the process that writes answers failed: {error!r}"))
+        send(BackendError(f"a process that writes answers failed: {error!r}"))
     sent.close()
     sent.join_thread()
 

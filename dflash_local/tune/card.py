@@ -1,7 +1,5 @@
 """The card of a tuned drafter: its sources and its measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +36,6 @@ class Card:
     reason: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         values = {name: str(v) if isinstance(v, Path) else v for name, v in vars(self).items()}
         rows = [{**asdict(row), "ratio": round(row.ratio, 4)} for row in self.rows]
         return values | {"rows": rows, "lengths": [list(each) for each in self.lengths]}

@@ -1,7 +1,5 @@
 """A drafter before and after, by the engine itself: tokens per round and tokens/s, in turns."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

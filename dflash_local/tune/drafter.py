@@ -7,8 +7,6 @@ gradients. Sizes: S texts, A blocks of B tokens, T context rows, G heads of keys
 of several texts are in the order of the texts, equally many of each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -200,8 +200,6 @@ def _settings(options: TuneOptions) -> dict[str, Any]:
 
 
 class Run:
-    """The parts of a run that share the loaded target."""
-
     def __init__(
         self,
         options: TuneOptions,
@@ -224,6 +222,8 @@ class Run:
         on_gpu = torch.cuda.is_available() and options.n_gpu_layers != 0
         self._device = "cuda" if on_gpu else "cpu"
         self._dtype = torch.bfloat16 if on_gpu else torch.float32
+        if on_gpu:
+            torch.set_num_threads(1)  # idle ones spin, and steps wait for the core of this one
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_batch = LoadOptions.n_batch
         self._n_anchors = N_ANCHORS if on_gpu else CPU_ANCHORS
@@ -490,6 +490,11 @@ class Run:
                 saved = now
             self._check_stopped()
 
+    @property
+    def _n_learnt(self) -> int:
+        """Answers of a step, at most."""
+        return max(_BATCH, self._plan.n_packed)
+
     def _open_ring(self) -> Ring:
         return Ring(_RING_BYTES)
 
@@ -499,7 +504,7 @@ class Run:
 
     def _batch(self, ring: Ring, n_new: int, rng: random.Random) -> list[Answer]:
         """The newest answers, and some older ones."""
-        most = max(_BATCH, self._plan.n_packed)
+        most = self._n_learnt
         n_old = len(ring) - min(n_new, most)
         n = min(n_old, most - min(n_new, most))
         chosen = [*range(n_old, len(ring)), *rng.sample(range(n_old), n)]
@@ -603,7 +608,8 @@ class Run:
         options = self._options
         own = set(self._draft_file.tensors)
         for name in own - weights.keys():  # embeddings of its own
-            weights[name] = _unchanged(options.draft, name)
+            tensor = next(t for t in gguf.GGUFReader(options.draft).tensors if t.name == name)
+            weights[name] = dequantize(tensor, torch.float32, "cpu")
         weights = {name: weights[name] for name in self._draft_file.tensors}
         path = self._part / f"{options.output.name}.gguf"
         save_gguf(path, self._draft_file, weights, self._target_file)
@@ -704,8 +710,3 @@ def output_for(draft: Path, given: bool) -> Path:
         if not found.exists():
             return found
     raise InputError(f"{folder}: holds 999 tuned drafters of {stem}; choose a folder with -o")
-
-
-def _unchanged(draft: Path, name: str) -> torch.Tensor:
-    tensor = next(each for each in gguf.GGUFReader(draft).tensors if each.name == name)
-    return dequantize(tensor, torch.float32, "cpu")

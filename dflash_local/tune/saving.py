@@ -1,7 +1,5 @@
 """A tuned drafter's files: safetensors, and a GGUF file with the keys and types of the old one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

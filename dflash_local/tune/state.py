@@ -1,7 +1,5 @@
 """The state of a run on the disk: written whole or not at all, and read back with care."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress

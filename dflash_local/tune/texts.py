@@ -4,8 +4,6 @@ A folder gives pieces of its files, to be continued, filled in and written on in
 the model does these. A JSON Lines file gives its own prompts: see `bench.prompts.read_prompts`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -111,7 +109,6 @@ def conversations(prompts: Sequence[BenchPrompt]) -> list[list[BenchPrompt]]:
 
 
 def _whole(prompt: BenchPrompt) -> str:
-    """A prompt as one text."""
     if prompt.messages:
         return json.dumps(prompt.messages)
     return prompt.text if prompt.text is not None else "\0".join(prompt.infill or ())

@@ -6,8 +6,6 @@ drafter from nothing has a recipe of its own: Muon for the matrices, sharper lab
 rate that falls to zero.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -120,7 +118,6 @@ class Trainer:
 
     @property
     def n_trained(self) -> int:
-        """Numbers that are trained."""
         return sum(each.numel() for each in self._trained.values())
 
     def scale_taps(self, answers: Sequence[Answer], *, keep_products: bool) -> None:
@@ -327,7 +324,6 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step, by the gradients that the weights have."""
         for group in self.param_groups:
             of_shape: dict[torch.Size, list[Tensor]] = {}
             for each in group["params"]:

@@ -1,8 +1,6 @@
 """A drafter's weights as PyTorch tensors: from its GGUF file, or from the checkpoint it was made
 of; embeddings and output head from the target's file where the drafter has none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ own, in which each has its own stream of cells, by one row each in a pass. The p
 texts afterwards costs little beside that.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +19,10 @@ from torch import Tensor
 
 from dflash_local.errors import BackendError, NotFiniteError
 from dflash_local.llama import native, runtime
+from dflash_local.llama.runtime import api
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
 from dflash_local.tune.answers import LEAST_ANSWER, N_LABELS, Answer
-
-# isort: split
-import llama_cpp.llama_cpp as api
 
 Ints = NDArray[np.int64]
 

@@ -1,7 +1,5 @@
 """Work for the model's thread: a request from its submission to its result, with its text."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The text of a stream of tokens: only whole characters, and no part of a stop string."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The one thread that owns a model. It runs as many requests at once as there are slots."""
 
-from __future__ import annotations
-
 import os
 import queue
 import threading
@@ -269,7 +267,6 @@ class Worker:
         self._end(job, error or job.running.error)
 
     def _end(self, job: Job, error: BaseException | None = None) -> None:
-        """End a job, and tell its caller."""
         self._n_ended += 1
         if isinstance(job, Generation):
             if job.sequence is not None:

@@ -87,8 +87,7 @@ REPLAY = (
 
 SERVER = (
     Option(
-        "--against-llama-server",
-        "llama_server",
+        "--against-llama-server llama_server",
         type=READABLE,
         metavar="PATH",
         help="Give the same prompts to this llama-server, too, plain and with its drafts.",

@@ -12,9 +12,8 @@ import pytest
 
 import tiny_coder
 from command_line import refused, run_here
-from dflash_local import load
+from dflash_local import load, records
 from dflash_local.cli.calibrate import cost_lines
-from dflash_local.controller import calibration
 from dflash_local.controller.costs import Costs
 
 TARGET, DRAFTER = map(str, tiny_coder.pair())
@@ -87,7 +86,7 @@ def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.Monk
         assert model.engine.controller is not None
         assert model.engine.controller.costs.step_s(1, 4) == 12.0
         assert model.drafter is not None
-        again = calibration.measure(
+        again = records.costs(
             model.target, model.drafter, before=model.engine.slots.forget_all, again=True
         )
         assert 0 < again.step_s(1, 4) < 12.0

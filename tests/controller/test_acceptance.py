@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_local.controller.acceptance import Acceptance, path_chances
+from dflash_local.controller.acceptance import Acceptance
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
 from dflash_local.draft.tree import grow
 from drafted_text import BLOCK, TEXTS, text
@@ -120,7 +120,7 @@ def test_chains_tell_what_trees_would_be_worth_and_the_other_way_round() -> None
         candidates = place.proposal.candidates
         assert candidates is not None
         tree = grown(known, candidates)
-        as_tree, as_chain = (known.of_other_shape(candidates, s) for s in ("tree", "chain"))
+        as_tree, as_chain = (known.of_other_shape(tree, s) for s in ("tree", "chain"))
         assert as_tree == pytest.approx(known.chances(tree, "tree"))
         assert as_chain == pytest.approx(known.chances(place.proposal, "chain"))
 
@@ -139,7 +139,7 @@ def test_steps_after_other_tokens_are_worth_what_other_candidates_are() -> None:
     tree, plain = (grown(known, each, k + k * k) for each in (with_steps, candidates))
     assert len(tree) == len(plain) == k + k * k
     assert max(tree.logprobs) <= 0
-    chances = path_chances(tree)
+    chances = tree.chances
     assert chances == sorted(chances, reverse=True)
 
     def after(draft: Draft, place: int) -> dict[int, float]:

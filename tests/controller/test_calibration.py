@@ -12,20 +12,15 @@ import numpy as np
 import pytest
 
 import tiny_coder
-from dflash_local import load
-from dflash_local.controller import calibration, records
-from dflash_local.controller.calibration import (
-    BUDGET_S,
-    BUDGET_STEPS,
-    ENVIRONMENT,
-    budget_s,
-    measure,
-)
+from dflash_local import load, records
+from dflash_local.controller import calibration
+from dflash_local.controller.calibration import BUDGET_S, BUDGET_STEPS, ENVIRONMENT, budget_s
 from dflash_local.controller.controller import Controller
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import WayBack
+from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from hybrid import write_hybrid
@@ -62,13 +57,13 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of every pass that a target makes."""
     rows: list[int] = []
-    decode = Target.decode
+    run = Target.run
 
-    def counted(self: Target, tokens: list[int], *rest: list[int]) -> None:
-        rows.append(len(tokens))
-        decode(self, tokens, *rest)
+    def counted(self: Target, batch: Batch) -> None:
+        rows.append(len(batch))
+        run(self, batch)
 
-    monkeypatch.setattr(Target, "decode", counted)
+    monkeypatch.setattr(Target, "run", counted)
     return rows
 
 
@@ -86,19 +81,19 @@ def test_measured_once_and_kept(own_cache: Path, passes: list[int]) -> None:
     calls: list[None] = []
     with open_target(n_batch=16) as target:
         drafter = fused_drafter(target)
-        costs = measure(target, drafter, before=lambda: calls.append(None))
+        costs = records.costs(target, drafter, before=lambda: calls.append(None))
         assert 0 < len(passes) <= BUDGET_STEPS + 1
         assert all(costs.step_s(rows, 0) > 0 for rows in range(1, 17))
         assert costs.draft_s(1, 0) > 0
         n = len(passes)
-        again = measure(target, drafter, before=lambda: calls.append(None))
+        again = records.costs(target, drafter, before=lambda: calls.append(None))
         assert again.as_dict() == costs.as_dict()
         assert len(calls) == 1 and len(passes) == n
         # What live rounds have taught is there for the next process.
         for _ in range(20):
             again.observe_step(5, 100, 1.0)
         records.keep(target, drafter, again)
-        assert measure(target, drafter, before=nothing).as_dict() == again.as_dict()
+        assert records.costs(target, drafter, before=nothing).as_dict() == again.as_dict()
     (kept,) = (own_cache / "costs").iterdir()
     assert json.loads(kept.read_text())["step_s"]
 
@@ -118,7 +113,7 @@ def test_what_each_token_of_a_draft_costs_is_measured_where_it_costs(by_steps: b
     with open_target() as target:
         drafter = TokenByToken(fused_drafter(target))
         drafter.by_steps = by_steps
-        costs = measure(target, drafter, before=nothing)
+        costs = records.costs(target, drafter, before=nothing)
         n_draft = drafter.block_size - 1
         for n in range(1, n_draft + 1):
             expected = n if by_steps else n_draft
@@ -134,17 +129,17 @@ def test_a_rough_idea_is_measured_anew_where_there_is_more_time(
     monkeypatch.setenv(ENVIRONMENT, "0.1")
     with open_target() as target:
         drafter = fused_drafter(target)
-        rough = measure(target, drafter, before=nothing)
+        rough = records.costs(target, drafter, before=nothing)
         known = records.known_drafts(target, drafter, 0)
         known[0].observe(DRAFT, [0] * 16)
         records.keep(target, drafter, rough, known)
         n = len(passes)
-        measure(target, drafter, before=nothing)
+        records.costs(target, drafter, before=nothing)
         assert len(passes) == n
         for budget, is_measured in (("0.2", True), ("0.1", False), ("0.2", False)):
             n = len(passes)
             monkeypatch.setenv(ENVIRONMENT, budget)
-            measure(target, drafter, before=nothing)
+            records.costs(target, drafter, before=nothing)
             assert (len(passes) > n) == is_measured
         assert records.known_drafts(target, drafter, 0)[0].n_verified == 1
 
@@ -161,7 +156,7 @@ def test_what_many_cached_tokens_cost_is_measured_where_there_is_room(
     monkeypatch.setattr(calibration, "DEEP", (100, 500))
     with open_target(n_ctx=n_ctx, n_batch=32, n_branches=32) as target:
         deepest = min(500, target.n_ctx - 64)
-        costs = measure(target, fused_drafter(target), before=nothing)
+        costs = records.costs(target, fused_drafter(target), before=nothing)
     assert costs.depths[-1] == deepest
     assert list(costs.as_dict()["tree_s"]) == ["4", str(deepest)]
 
@@ -169,7 +164,7 @@ def test_what_many_cached_tokens_cost_is_measured_where_there_is_room(
 @pytest.mark.usefixtures("own_cache")
 def test_a_few_tokens_more_tell_nothing_of_what_each_costs() -> None:
     with open_target(n_ctx=100, n_batch=16) as target:
-        assert measure(target, fused_drafter(target), before=nothing).depths == [4]
+        assert records.costs(target, fused_drafter(target), before=nothing).depths == [4]
 
 
 def test_what_a_busy_machine_tells_is_retried_and_not_relied_on(
@@ -180,7 +175,7 @@ def test_what_a_busy_machine_tells_is_retried_and_not_relied_on(
         drafter = fused_drafter(target)
         busy(monkeypatch)
         for n in (1, 2):
-            costs = measure(target, drafter, before=lambda: calls.append(None))
+            costs = records.costs(target, drafter, before=lambda: calls.append(None))
             assert "busy" in (costs.noise or "")
             assert len(calls) == n  # the costs of the first time were not taken for known
         # What drafts were worth was learnt from drafts, and stays.
@@ -197,15 +192,15 @@ def test_a_disturbance_that_ends_is_outweighed(
     with open_target(n_ctx=256) as target:
         drafter = fused_drafter(target)
         clock(monkeypatch, (25e-3 if n < 40 else 5e-3 for n in count()))
-        assert measure(target, drafter, before=nothing).noise is None
-        assert measure(target, drafter, before=pytest.fail).noise is None
+        assert records.costs(target, drafter, before=nothing).noise is None
+        assert records.costs(target, drafter, before=pytest.fail).noise is None
 
 
 def test_a_rough_idea_is_not_judged(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, "0.5")
     busy(monkeypatch)
     with open_target(n_ctx=256) as target:
-        assert measure(target, fused_drafter(target), before=nothing).noise is None
+        assert records.costs(target, fused_drafter(target), before=nothing).noise is None
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -239,9 +234,9 @@ def test_a_slow_machine_takes_few_points(
     """If the time is over at once, a plain step and one of two rows are still known."""
     monkeypatch.setenv(ENVIRONMENT, "1e-9")
     with open_target(n_ctx=256) as target:
-        costs = measure(target, fused_drafter(target), before=nothing)
+        costs = records.costs(target, fused_drafter(target), before=nothing)
     assert list(costs.as_dict()["step_s"]["4"]) == ["1", "2"]
-    assert len(passes) == 5
+    assert len(passes) == 6
     assert costs.step_s(16, 0) >= costs.step_s(2, 0)
     assert costs.draft_s(1, 0) > 0
     Controller(costs, 16).open()
@@ -265,7 +260,7 @@ def test_seconds_are_those_of_the_variable(
 @pytest.mark.slow
 def test_several_sequences(own_cache: Path, passes: list[int]) -> None:
     with open_target(n_ctx=512, n_seq=3) as target:
-        costs = measure(target, fused_drafter(target), before=nothing)
+        costs = records.costs(target, fused_drafter(target), before=nothing)
     assert {"1", "3", "6"} <= costs.as_dict()["step_s"]["12"].keys()
     assert len(passes) <= BUDGET_STEPS + 1
     assert costs.draft_s(3, 0) > 0
@@ -276,7 +271,7 @@ def test_several_sequences(own_cache: Path, passes: list[int]) -> None:
 def test_a_context_that_many_sequences_share(n_ctx: int, n_seq: int) -> None:
     """Passes of all sequences are no wider than it has room."""
     with open_target(n_ctx=n_ctx, n_seq=n_seq, n_branches=16 if n_seq == 4 else 1) as target:
-        costs = measure(target, fused_drafter(target), before=nothing)
+        costs = records.costs(target, fused_drafter(target), before=nothing)
         assert costs.step_s(n_seq, 0) > 0
 
 
@@ -284,7 +279,7 @@ def test_a_context_that_many_sequences_share(n_ctx: int, n_seq: int) -> None:
 @pytest.mark.parametrize("n_ctx", [24, 40, 100])
 def test_a_small_context(n_ctx: int) -> None:
     with open_target(n_ctx=n_ctx) as target:
-        costs = measure(target, fused_drafter(target), before=nothing)
+        costs = records.costs(target, fused_drafter(target), before=nothing)
         assert costs.step_s(1, 0) > 0
         target.decode([5], [0], [0], [True])
         assert np.isfinite(target.logits(0)).all()
@@ -294,7 +289,7 @@ def test_a_small_context(n_ctx: int) -> None:
 @pytest.mark.parametrize("n_batch", [1, 3])
 def test_batches_of_a_few_rows(n_batch: int, passes: list[int]) -> None:
     with open_target(n_ctx=256, n_batch=n_batch) as target:
-        costs = measure(target, fused_drafter(target), before=nothing)
+        costs = records.costs(target, fused_drafter(target), before=nothing)
         assert costs.draft_s(1, 0) > 0
         assert max(passes) <= n_batch
 
@@ -304,7 +299,7 @@ def test_batches_of_a_few_rows(n_batch: int, passes: list[int]) -> None:
 @pytest.mark.parametrize("n_rows", [9, 12, 16, 32])
 def test_batches_as_small_as_a_tree(n_rows: int, passes: list[int]) -> None:
     with open_target(n_ctx=256, n_batch=n_rows, n_branches=n_rows) as target:
-        costs = measure(target, fused_drafter(target), before=nothing)
+        costs = records.costs(target, fused_drafter(target), before=nothing)
         assert costs.step_s(n_rows, 0, "tree") > 0
         assert max(passes) <= n_rows
         target.decode([5], [0], [0], [True])
@@ -319,7 +314,7 @@ def test_both_caches_are_empty_after_it(own_cache: Path) -> None:
         engine.slots.forget_all()
         drafter = engine.drafter
         assert drafter is not None
-        measure(engine.target, drafter, before=engine.slots.forget_all)
+        records.costs(engine.target, drafter, before=engine.slots.forget_all)
         consistent(engine, drafter, 0)
         assert answer(engine, prompt, 8).tokens == expected
 
@@ -331,20 +326,20 @@ def test_passes_over_a_recurrent_state_begin_with_the_same(
 ) -> None:
     """It cannot be cut back after passes of one row, and after wider ones only so far."""
     states: list[list[bytes]] = []  # before the passes, by what the cache was filled with
-    decode = Target.decode
+    run = Target.run
 
-    def seen(self: Target, tokens: list[int], positions: list[int], *rest: list[int]) -> None:
-        if positions[0]:
-            states[-1].append(self.checkpoint(0, positions[0]).state.tobytes())
+    def seen(self: Target, batch: Batch) -> None:
+        if begin := batch.positions[0]:
+            states[-1].append(self.checkpoint(0, begin).state.tobytes())
         else:
             states.append([])
-        decode(self, tokens, positions, *rest)
+        run(self, batch)
 
-    monkeypatch.setattr(Target, "decode", seen)
+    monkeypatch.setattr(Target, "run", seen)
     path = write_hybrid(tmp_path / "target.gguf", "qwen35", tiny_coder.pair()[0])
     options = TargetOptions(n_ctx=128, n_threads=1, n_batch=128, way_back=back)
     with Target(path, options) as target:
-        measure(target, None, before=nothing)
+        records.costs(target, None, before=nothing)
         assert target.max_width > 1
     assert sum(map(len, states)) > 20
     assert all(len(set(filled)) <= 1 for filled in states)

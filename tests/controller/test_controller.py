@@ -274,9 +274,9 @@ def ask(
     tokens drafted, and the rows."""
     n_drafts = chosen.n_drafts(policies, limits, others)
     rows = [1] * len(policies)
-    drafts = [chain([logprob] * n) for n in n_drafts]
+    drafts = [chain([logprob] * min(n, m)) for n, m in zip(n_drafts, limits, strict=True)]
     if any(n_drafts):
-        rows = chosen.rows(chosen.judge(policies, drafts, limits))
+        rows = chosen.rows(chosen.judge(policies, drafts))
         for policy, draft, n in zip(policies, drafts, rows, strict=True):
             if n > 1:
                 chosen.observe(policy, draft.clip(n - 1), [0] * n if logprob > -1 else [1])
@@ -301,7 +301,7 @@ def test_rows_go_to_the_sequence_whose_drafts_survive() -> None:
     sure, unsure = chain([-0.01] * 15), chain([-0.7] * 15)
     for _ in range(30):
         assert chosen.n_drafts(policies, [15, 15]) == [15, 15]
-        rows = chosen.rows(chosen.judge(policies, [sure, unsure], [15, 15]))
+        rows = chosen.rows(chosen.judge(policies, [sure, unsure]))
         chosen.observe(policies[0], sure.clip(rows[0] - 1), [0] * rows[0])
         chosen.observe(policies[1], unsure.clip(rows[1] - 1), [0, 1][: rows[1]])
         verify_s = chosen.costs.step_s(sum(rows), DEPTH)
@@ -348,15 +348,26 @@ def test_time_for_drafts_of_a_fixed_width_is_not_held_against_others() -> None:
     policies, costs, n_drafted = [chosen.open(DEPTH)], chosen.costs, 0
     for _ in range(300):
         n_drafts, rows = chosen.n_drafts(policies, [3], 1), [1]
-        drafts = [chain([-0.05] * n) for n in n_drafts]
+        drafts = [chain([-0.05] * min(n, 3)) for n in n_drafts]
         if any(n_drafts):
-            rows = chosen.rows(chosen.judge(policies, drafts, [3]))
+            rows = chosen.rows(chosen.judge(policies, drafts))
             chosen.observe(policies[0], drafts[0].clip(rows[0] - 1), [0] * rows[0])
         n_drafting, total = 1 + sum(map(bool, n_drafts)), rows[0] + 16
         times = costs.draft_s(n_drafting, DEPTH), costs.step_s(total, DEPTH), 1e-4
         chosen.observe_round(total, "chain", n_drafting, DEPTH, *times, n_others=1)
         n_drafted += any(n_drafts)
     assert n_drafted > 270
+
+
+def test_copies_beside_a_draft_of_a_fixed_width_are_verified_where_drafting_is_off() -> None:
+    """The drafter has a part in such a round, though not for the sequence that copies."""
+    costs = Costs({DEPTH: {1: 0.004, 2: 0.0041, 32: 0.006}}, {DEPTH: {1: 0.1, 2: 0.1}})
+    chosen = Controller(costs, BLOCK, n_copied=31)
+    policies = [chosen.open(DEPTH)]
+    for _ in range(3):
+        assert chosen.n_drafts(policies, [15], 1) == [0]
+    assert chosen.rows([[0.99**j for j in range(1, 21)]]) == [21]
+    assert chosen.rows([[]]) == [1]
 
 
 @pytest.mark.parametrize("off_at", [0, 40])

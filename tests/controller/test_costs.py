@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from dflash_local.controller.costs import Costs, Passes
+from dflash_local.controller.costs import Costs
 from dflash_local.draft.shape import ShapeName
 
 STEPS = {
@@ -37,9 +37,6 @@ def test_shorter_drafts_cost_less_and_tell_what_longer_ones_do() -> None:
     for _ in range(60):
         found.observe_draft(1, 100, 0.0014, 3)
     assert found.draft_s(1, 100) == pytest.approx(0.002, rel=0.02)
-    steps, drafts = {8: {1: 0.01, 2: 0.01, 8: 0.09}}, {8: {1: 0.04}}
-    assert Costs(steps, drafts).best_gain(7, 1) < 1
-    assert Costs(steps, drafts, token_share=0.14).best_gain(7, 1) > 1.2  # a draft of one token
 
 
 def test_lines_between_them_keep_the_cliff() -> None:
@@ -48,17 +45,6 @@ def test_lines_between_them_keep_the_cliff() -> None:
     assert found.step_s(9, 100) < found.step_s(8, 100)
     # Beyond, as steep as the upper half; 32 rows are not dearer than two passes of 16.
     assert 0.0084 <= found.step_s(32, 100) < 0.0168
-
-
-def test_the_best_gain_is_that_of_whole_drafts() -> None:
-    dear = Costs({8: {1: 0.01, 2: 0.02, 8: 0.08}}, {8: {1: 0.001}})
-    assert dear.best_gain(7, 1) < 1
-    cheap = Costs({8: {1: 0.01, 8: 0.01}}, {8: {1: 0.01}})
-    assert cheap.best_gain(7, 1) == pytest.approx(4)
-    assert cheap.best_gain(3, 1) == pytest.approx(2)
-    # Where one sequence gains nothing, two may.
-    shared = Costs({8: {1: 0.01, 2: 0.02, 4: 0.02}}, {8: {1: 0.015, 2: 0.0}})
-    assert shared.best_gain(1, 1) < 1 < shared.best_gain(1, 2)
 
 
 def test_depth_adds_what_it_adds_to_the_nearest_widths() -> None:
@@ -214,7 +200,6 @@ class Device:
 
     def __init__(self, known: Costs, truth: Costs | None = None) -> None:
         self.known = known
-        self.times = Passes(known)
         self._truth = truth or pass_costs()
         self._kind = (0, False)
         self._made = 0
@@ -230,8 +215,7 @@ class Device:
             seconds += self._truth.step_s(n_rows, DEPTH, shape)
             seconds += (BUILD_S, RECORD_S, 0.0)[min(self._made, 2)]
             self._made += 1
-        self.times.skip(n - 1)
-        self.times.observe(n_rows, DEPTH, seconds / n, shape, rebuilt=rebuilt)
+        self.known.observe_pass(n_rows, DEPTH, seconds / n, shape, n, rebuilt)
 
 
 def test_one_that_the_growing_cache_needs_is_no_slow_pass() -> None:
@@ -258,10 +242,8 @@ def test_several_passes_told_as_one_count_as_that_many_if_it_was_no_hiccup() -> 
 
     def after(times: list[float]) -> float:
         known = pass_costs()
-        passes = Passes(known)
         for factor in times:
-            passes.skip(15)
-            passes.observe(1, 0, factor * usual, "chain", rebuilt=False)
+            known.observe_pass(1, 0, factor * usual, "chain", 16, False)
         return known.step_s(1, 0) / usual
 
     assert after([1, *[3] * 6]) > 2
@@ -271,13 +253,8 @@ def test_several_passes_told_as_one_count_as_that_many_if_it_was_no_hiccup() -> 
 def test_only_rows_of_a_like_pass_have_a_graph() -> None:
     device = Device(pass_costs())
     device.run(16, shape="tree")
-    assert device.times.rows("tree") == 16
-    assert device.times.rows("chain") is None
-    assert device.times.fresh
-    device.run(16, shape="tree")
-    assert device.times.fresh
-    device.run(16, shape="tree")
-    assert not device.times.fresh
+    assert device.known.last_rows("tree") == 16
+    assert device.known.last_rows("chain") is None
 
 
 def test_trees_alone_tell_what_their_rows_cost() -> None:
@@ -302,7 +279,7 @@ def test_drafts_and_injections_that_were_measured_on_a_busy_machine_are_put_righ
     """By looks, which have many rows to inject: neither part takes longer than both."""
     found = Costs(STEPS, {100: {1: 0.05}}, inject_s=0.001)
     for _ in range(3):
-        found.bound_draft(1, 100, 0.002, 200)
+        found.observe_draft(1, 100, 0.002, n_injected=200)
     assert found.inject_s == pytest.approx(1e-5)
     assert found.draft_s(1, 100) < 0.003
 

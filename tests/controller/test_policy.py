@@ -6,11 +6,8 @@ import re
 
 import pytest
 
-from dflash_local.controller.acceptance import Acceptance
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.costs import Costs
-from dflash_local.controller.policy import Policy
-from dflash_local.draft.shape import Chain
 from drafted_text import BLOCK, text
 from machines import MACHINES
 from rounds import play
@@ -41,10 +38,9 @@ def test_where_two_tokens_are_worth_their_check_the_draft_is_the_reason() -> Non
 
 
 def test_the_reason_before_the_first_draft() -> None:
-    policy = Policy(Acceptance(BLOCK), [Chain(BLOCK - 1)], 0)
-    assert policy.reason == "drafting has not been tried yet"
-    policy.has_drafter = False
-    assert policy.reason.startswith("no drafter: ")
+    costs = MACHINES["h200-8b-q4"].costs(1)
+    assert Controller(costs, BLOCK).open().reason == "drafting has not been tried yet"
+    assert Controller(costs, 1).open().reason.startswith("no drafter: ")
 
 
 def test_a_drafter_far_worse_than_it_thinks_is_told_of() -> None:

@@ -127,7 +127,7 @@ def seconds_of(
         if copies:
             (n,) = controller.without_sure([policy], [n], [copy_alone(copies)[1]])
         own = drafted(random, left, surety).clip(limit) if n else Draft.chain([])
-        draft, (chances,) = own, controller.judge([policy], [own], [limit])
+        draft, (chances,) = own, controller.judge([policy], [own])
         if own and copies and copier:
             copies = judged_by_drafter(own, copies, copier.chances)
             copier.take_kinds(copies)

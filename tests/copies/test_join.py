@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.controller.acceptance import path_chances
 from dflash_local.copies.chances import AGREES, DIFFERS, CopyChances, CopyPrior, drafter_thinks
 from dflash_local.copies.copier import Copy
 from dflash_local.copies.join import copy_alone, joined, judged_by_drafter
@@ -40,7 +39,7 @@ def copies(draw: st.DrawFn) -> list[Copy]:
 def test_a_joined_draft_is_a_draft(
     own: Draft, offered: list[Copy], n_nodes: int, n_leaves: int
 ) -> None:
-    draft, chances = joined(own, path_chances(own), offered, n_nodes=n_nodes, n_leaves=n_leaves)
+    draft, chances = joined(own, own.chances, offered, n_nodes=n_nodes, n_leaves=n_leaves)
     assert len(draft) == len(chances) <= n_nodes
     assert len(draft.leaves) <= n_leaves
     assert chances == sorted(chances, reverse=True)
@@ -66,14 +65,14 @@ def sure(tokens: list[int], chance: float = 0.9) -> Copy:
 
 def test_the_better_chain_wins_and_a_copy_takes_over_where_the_drafter_ends() -> None:
     own = Draft.chain([1, 2, 3], [math.log(0.8)] * 3)
-    longer, _ = joined(own, path_chances(own), [sure([1, 2, 3, 4, 5])], n_nodes=15, n_leaves=1)
+    longer, _ = joined(own, own.chances, [sure([1, 2, 3, 4, 5])], n_nodes=15, n_leaves=1)
     assert longer.tokens == [1, 2, 3, 4, 5]
     assert longer.copied == [False, False, False, True, True]
     assert longer.candidates is not None and longer.candidates.ids.tolist() == [[1], [2], [3]]
     doubtful = sure([7, 8, 9], 0.3)
-    kept, _ = joined(own, path_chances(own), [doubtful], n_nodes=15, n_leaves=1)
+    kept, _ = joined(own, own.chances, [doubtful], n_nodes=15, n_leaves=1)
     assert kept.tokens == [1, 2, 3]
-    branched, _ = joined(own, path_chances(own), [doubtful], n_nodes=15, n_leaves=4)
+    branched, _ = joined(own, own.chances, [doubtful], n_nodes=15, n_leaves=4)
     assert set(branched.tokens) == {1, 2, 3, 7, 8, 9}
 
 
@@ -83,7 +82,7 @@ def test_what_both_propose_is_likelier() -> None:
     agreed, differing = judged_by_drafter(own, [sure([1, 2, 3]), sure([1, 9, 3])], chances)
     assert agreed.kinds == [drafter_thinks(9, AGREES)] * 2 + [9]
     assert differing.kinds == [drafter_thinks(9, AGREES), drafter_thinks(9, DIFFERS), 9]
-    _, both = joined(own, path_chances(own), [agreed], n_nodes=8, n_leaves=1)
+    _, both = joined(own, own.chances, [agreed], n_nodes=8, n_leaves=1)
     assert both[0] > max(0.5, chances.each([9])[0])
 
 

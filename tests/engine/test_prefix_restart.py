@@ -15,7 +15,7 @@ import pytest
 
 import tiny_coder
 from dflash_local import InputError, Model, load
-from dflash_local.controller import policy
+from dflash_local.controller import costs
 from dflash_local.draft.shape import DraftShape
 from dflash_local.prefixes.files import PrefixFiles, StoredPrefix
 from dflash_local.prefixes.prefix import SavedSequence
@@ -151,7 +151,7 @@ def test_killed_while_it_spills(
         ({"cache_mb": -1}, "cache_mb is -1; expected"),
         ({"cache_mb": 1.5}, "cache_mb is 1.5; expected"),
         ({"cache_dir": "x"}, "cache_dir needs room in memory, too; give cache_mb"),
-        ({"cache_mb": 1, "cache_dir": policy.__file__}, "cannot be used: .*name a folder"),
+        ({"cache_mb": 1, "cache_dir": costs.__file__}, "cannot be used: .*name a folder"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -105,7 +105,18 @@ def test_a_target_that_writes_no_text(target: GgufFile, kind: str) -> None:
         ),
         (
             {"qwen3.attention.key_length": (1 << 22, UINT32, None)},
-            "key_length is 4194304, expected 0 to 131072",
+            "key_length is 4194304, expected 1 to 131072",
+        ),
+        *(
+            (
+                {f"qwen3.attention.{name}": (0, UINT32, None)},
+                f"qwen3.attention.{name} is 0, expected 1 to 131072",
+            )
+            for name in ("key_length", "value_length", "key_length_mla", "value_length_swa")
+        ),
+        (
+            {"qwen3.attention.head_count_kv": (0, UINT32, None)},
+            "qwen3.attention.head_count_kv is 0, expected 1 or more",
         ),
         ({"qwen3.embedding_length": (256, UINT32, None)}, "has the shape [512, 8192], expected"),
         ({"general.type": ("adapter", STRING, None)}, "general.type is 'adapter'"),

@@ -7,6 +7,7 @@ import io
 import random
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,25 @@ def test_pictures_of_attackers_cost_the_server_nothing(
         after = resources(pid)
         assert before and after and after.memory_mib - before.memory_mib < 300
     assert _openai(seeing, SHOWN)["choices"] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory in /proc")
+def test_sixteen_large_pictures_at_once(process: ServerProcess, seeing: httpx.Client) -> None:
+    folder = Path(f"/proc/{process.process.pid}")
+
+    def mib(key: str) -> float:
+        return int(folder.joinpath("status").read_text().split(f"{key}:")[1].split()[0]) / 1024
+
+    def post(i: int) -> int:
+        return _posted(seeing, SHOWN + bytes(7 << 20) + bytes([i])).status_code
+
+    assert post(0) == 200
+    folder.joinpath("clear_refs").write_text("5")  # the peak begins anew
+    before = mib("VmRSS")
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(post, range(16))) == {200}
+    assert mib("VmHWM") - before < 300
 
 
 def test_clients_see_that_it_takes_pictures(seeing: httpx.Client) -> None:

@@ -7,7 +7,6 @@ from random import Random
 
 from dflash_local.controller.controller import Controller, Policy
 from dflash_local.controller.costs import Costs
-from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import ShapeName
 
 BLOCK = 16
@@ -34,6 +33,7 @@ class Elsewhere(Controller):
         verify_s: float,
         host_s: float | None = None,
         *,
+        n_steps: int = 1,
         rebuilt: bool = False,
         n_injected: int = 0,
         inject_s: float = 0.0,
@@ -48,6 +48,7 @@ class Elsewhere(Controller):
             there.draft_s(n_drafting, depth),
             there.step_s(n_rows, depth, shape),
             there.host_s + (there.draft_host_s if n_drafting else 0.0),
+            n_steps=n_steps,
             n_injected=n_injected,
             inject_s=there.inject_s * n_injected if inject_s else 0.0,
             n_others=n_others,
@@ -61,6 +62,7 @@ class Fickle(Controller):
         """`resigns` is the chance of a request to be done with drafting after a plain round;
         `n_nodes` are the most of a tree."""
         super().__init__(CHEAP, BLOCK, n_nodes=n_nodes)
+        self._n_nodes = n_nodes
         self._random = Random(seed)
         self._resigns = resigns
         self._left = 0
@@ -69,15 +71,11 @@ class Fickle(Controller):
     def idle(self) -> int:
         return self._left
 
-    def skip(self, n_rounds: int) -> None:
-        assert 0 <= n_rounds <= self._left
-        self._left -= n_rounds
-
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], n_others: int = 0
     ) -> list[int]:
         assert len(policies) == len(limits) > 0 and n_others >= 0
-        if self.n_nodes:
+        if self._n_nodes:
             for policy in policies:
                 policy.take("tree" if self._random.random() < 0.5 else "chain")
         if self._left:
@@ -93,20 +91,13 @@ class Fickle(Controller):
                 policy.off = policy.off or self._random.random() < self._resigns
         return wanted
 
-    def judge(
-        self,
-        policies: Sequence[Policy],
-        drafts: Sequence[Draft],
-        limits: Sequence[int],
-    ) -> list[list[float]]:
-        assert len(policies) == len(drafts) == len(limits)
-        return super().judge(policies, drafts, limits)
-
     def rows(self, chains: Sequence[list[float]], *, drafted: bool = True) -> list[int]:
         return [self._random.randint(1, 1 + len(chain)) for chain in chains]
 
-    def observe_round(self, *_: object, **__: object) -> None:
+    def observe_round(self, *_: object, n_steps: int = 1, **__: object) -> None:
         """Learns nothing."""
+        assert 1 <= n_steps <= self._left + 1
+        self._left -= n_steps - 1
 
 
 def _machine(rows: dict[int, float], draft: float, *, inject: float = 0.0) -> Costs:

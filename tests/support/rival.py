@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from dflash_local.controller.acceptance import path_chances
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.shape import Shape, ShapeName
@@ -38,9 +37,6 @@ class Rival:
     def idle(self) -> int:
         return max(self._off_until - self._round - 1, 0)
 
-    def skip(self, n: int) -> None:
-        self._round += n
-
     def n_drafts(self, policies: Sequence[FixedPolicy], limits: Sequence[int]) -> list[int]:
         self._round, self._base = self._round + 1, len(policies)
         if self._n_drafted and len(self._shapes) > 1:  # the other shape is tried now and then
@@ -52,14 +48,12 @@ class Rival:
         is_off = self._round < self._off_until
         return [0 if is_off or limit < 1 else BLOCK - 1 for limit in limits]
 
-    def judge(
-        self, policies: Sequence[FixedPolicy], drafts: Sequence[Draft], limits: Sequence[int]
-    ) -> list[list[float]]:
+    def judge(self, policies: Sequence[FixedPolicy], drafts: Sequence[Draft]) -> list[list[float]]:
         found = []
         for draft in drafts:
             kinds = zip(draft.depths, draft.logprobs, strict=True)
             rated = [math.log(self._right.get(_kind(at, p), math.exp(p)) + 1e-6) for at, p in kinds]
-            found.append(path_chances(Draft(draft.tokens, draft.parents, rated)))
+            found.append(Draft(draft.tokens, draft.parents, rated).chances)
         return found
 
     def _pass_s(self, rows: int, shape: ShapeName) -> float:
@@ -95,8 +89,10 @@ class Rival:
 
     def observe_round(
         self, n_rows: int, shape: ShapeName, n_drafting: int, depth: int, draft_s: float,
-        verify_s: float, host_s: float, *, n_injected: int = 0, inject_s: float = 0.0,
+        verify_s: float, host_s: float, *, n_steps: int = 1, n_injected: int = 0,
+        inject_s: float = 0.0,
     ) -> None:  # fmt: skip
+        self._round += n_steps - 1
         self._depth, same, self._last = depth, n_rows == self._last, n_rows
         if same:
             ratio = verify_s / self._costs.step_s(n_rows, depth, shape)

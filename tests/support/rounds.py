@@ -57,7 +57,7 @@ class Fixed:
     def n_drafts(self, policies: Sequence[Any], limits: Sequence[int]) -> list[int]:
         return [self._n_draft if self._width > 1 and limit > 0 else 0 for limit in limits]
 
-    def judge(self, _: object, drafts: Sequence[Draft], limits: object) -> list[list[float]]:
+    def judge(self, _: object, drafts: Sequence[Draft]) -> list[list[float]]:
         return [[1.0] * len(draft) for draft in drafts]
 
     def rows(self, chains: Sequence[list[float]]) -> list[int]:
@@ -68,9 +68,6 @@ class Fixed:
 
     def observe_round(self, *_: object, **__: object) -> None:
         """Learns nothing."""
-
-    def skip(self, _: int) -> None:
-        """Counts nothing."""
 
 
 def emitted(draft: Draft, written: Sequence[int]) -> list[int]:
@@ -153,7 +150,7 @@ def play(
         n_drafting = sum(map(bool, n_drafts))
         n_steps, inject_ms, draft_ms, n_injected = 1, 0.0, 0.0, 0
         if n_drafting:
-            chances = controller.judge(policies, drafts, limits)
+            chances = controller.judge(policies, drafts)
             widths = controller.rows(chances)
             drafts = [draft.clip(n - 1) for draft, n in zip(drafts, widths, strict=True)]
             backlogs = [a.pending for a, n in zip(answers, n_drafts, strict=True) if n]
@@ -193,7 +190,6 @@ def play(
             answer.pending = n_tokens if n else answer.pending + n_tokens
             answer.done += n_tokens
             played.tokens += n_tokens
-        controller.skip(n_steps - 1)
         controller.observe_round(
             rows,
             kind,
@@ -202,6 +198,7 @@ def play(
             1e-3 * draft_ms * noisy(jitter, machine.noise),
             1e-3 * verify_ms * noisy(jitter, machine.noise),
             1e-3 * host_ms * noisy(jitter, machine.noise),
+            n_steps=n_steps,
             n_injected=n_injected,
             inject_s=1e-3 * inject_ms * noisy(jitter, machine.noise),
         )

@@ -1,4 +1,4 @@
-"""A process that writes beside the trainer: its answers are the same, and its errors are told."""
+"""Processes that write beside the trainer: answers stay the same, and errors are told."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 import tiny_coder
 from dflash_local.errors import BackendError, InputError
 from dflash_local.tune.answers import Answer
+from dflash_local.tune.beginning import write_beginning
 from dflash_local.tune.beside import Beside
 from dflash_local.tune.new import options_for, written
 
@@ -23,7 +24,7 @@ def answer(i: int) -> Answer:
     return Answer(torch.arange(n), i, features, ids, ids.float())
 
 
-def some(n: int) -> Iterator[tuple[int, list[Answer]]]:
+def some(n: int, _: int) -> Iterator[tuple[int, list[Answer]]]:
     """Answers, and then none for long, an error, or the end of the process."""
     for i in range(n):
         yield i, [answer(i), answer(i + 1)]
@@ -77,7 +78,7 @@ def test_who_waits_for_answers_can_be_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_target_writes_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_target_writes_in_processes_of_their_own(tmp_path: Path) -> None:
     options = options_for(
         tiny_coder.pair()[0],
         tmp_path / "out",
@@ -91,8 +92,11 @@ def test_a_target_writes_in_a_process_of_its_own(tmp_path: Path) -> None:
     )
     part = tmp_path / "out.partial"
     part.mkdir()
-    beside = Beside(part / "answers", written, options, part, 5)
-    n_asked, found = beside.take(12, "cpu")
+    write_beginning(options.draft.parent, options.target, n_layer=1)
+    beside = Beside(part / "answers", written, options, part, 5, 2, n=2)
+    n_asked, found = beside.take(24, "cpu")
     beside.close()
-    assert n_asked >= 5 + len(found) >= 5 + 12
+    assert n_asked >= 5 + 12
     assert all(len(each.features) == len(each.tokens) - 1 for each in found)
+    texts = [tuple(each.tokens.tolist()) for each in found]
+    assert len(set(texts)) > len(texts) // 2  # the two ask for other prompts

@@ -77,20 +77,16 @@ class Acceptance:
         return [accepted / drafted if drafted else 0.0 for accepted, drafted in pairs]
 
     def as_dict(self) -> dict[str, Any]:
+        own = ("nodes", "depth", "branches", "side_share")
+        counts = ("graph_rebuilds", "tree_rounds", "leaves", "side_rounds")
         return {
             "accepted_length": self.mean_length,
-            "nodes": self.nodes,
-            "depth": self.depth,
-            "branches": self.branches,
-            "side_share": self.side_share,
+            **{name: getattr(self, name) for name in own},
             "accepted_lengths": {str(length): n for length, n in self.lengths.items()},
             "acceptance_by_position": self.by_position,
             "widths": {str(width): n for width, n in self.stats.widths.items()},
             "plain_rounds": self.plain_rounds,
-            "graph_rebuilds": self.stats.graph_rebuilds,
-            "tree_rounds": self.stats.tree_rounds,
-            "leaves": self.stats.leaves,
-            "side_rounds": self.stats.side_rounds,
+            **{name: getattr(self.stats, name) for name in counts},
         }
 
     def _per_round(self, total: int) -> float | None:

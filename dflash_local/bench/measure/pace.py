@@ -1,7 +1,5 @@
 """The progress of a run, and the time that the rest will take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -27,7 +25,6 @@ class Pace:
         self._began = self._said = self._clock()
 
     def count(self, work: float) -> None:
-        """An answer is done."""
         self._n_done += 1
         self._done += work
         now = self._clock()

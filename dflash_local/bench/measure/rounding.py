@@ -1,8 +1,6 @@
 """Whether rounding explains that two greedy answers differ: the lead of a token against the
 noise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

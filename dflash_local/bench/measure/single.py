@@ -252,7 +252,6 @@ class _Answers:
 
 
 def _speed_ratio(pairs: Iterable[tuple[TimedAnswer, TimedAnswer]]) -> Spread | None:
-    """The second's tokens/s over the first's."""
     return Spread.of(
         b.stats.tokens_per_second / a.stats.tokens_per_second
         for a, b in pairs

@@ -4,8 +4,6 @@ They are worded as in z-lab/dflash, `dflash/benchmark.py`: one user message; the
 to a form that a grader could read.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
@@ -79,7 +77,6 @@ def load_prompts(
 
 
 def _find(name: str, folder: Path) -> Path:
-    """The file of test questions at `folder`."""
     if folder.is_file():
         return folder
     if not folder.is_dir():
@@ -99,7 +96,6 @@ def _find(name: str, folder: Path) -> Path:
 
 
 def _texts(path: Path, dataset: Dataset) -> Iterator[str]:
-    """User messages."""
     parquet = path.suffix.lower() == ".parquet"
     rows = _parquet_rows(path, (dataset.column, _TURNS)) if parquet else _rows(path)
     for number, row in enumerate(rows, start=1):

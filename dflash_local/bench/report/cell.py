@@ -1,7 +1,5 @@
 """The texts in the cells of a report's tables, and the tables in plain characters."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -65,7 +63,6 @@ def fits(rows: Sequence[Row], width: int | None) -> bool:
 
 
 def without_spreads(rows: Sequence[Row]) -> list[Row]:
-    """Medians alone."""
     return [{key: _SPREAD.sub("", value) for key, value in row.items()} for row in rows]
 
 
@@ -109,7 +106,6 @@ def _width(text: str) -> int:
 
 
 def pipe_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """For Markdown."""
     return tabulate(rows, headers="keys", tablefmt="pipe", disable_numparse=True)
 
 

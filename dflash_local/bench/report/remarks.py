@@ -1,7 +1,5 @@
 """The lines above and below the tables: the measurements' places, and notes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from dflash_local.bench.measure.environment import Environment

@@ -1,7 +1,5 @@
 """Everything that one run of the benchmark found, and its form as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A report on a terminal: a verdict, one table, and remarks."""
 
-from __future__ import annotations
-
 from dflash_local.bench.measure.concurrent import ConcurrencyRow
 from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.report import cell, remarks
@@ -56,7 +54,6 @@ def _single(report: Report, row: SpeedRow) -> cell.Row:
 
 
 def _at_once(report: Report, row: ConcurrencyRow) -> cell.Row:
-    """All requests together."""
     line = _about(report, row, cell.name(row.category), row.concurrency)
     line["plain"] = cell.spread(row.plain.total)
     if row.drafted:

@@ -1,7 +1,5 @@
 """The verdict of a report, in one sentence."""
 
-from __future__ import annotations
-
 from statistics import geometric_mean
 
 from dflash_local.bench.measure.settings import Variant

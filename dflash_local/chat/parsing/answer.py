@@ -1,7 +1,5 @@
 """Parses reasoning, then content with tool calls in it, by the form of the model's calls."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -160,7 +158,6 @@ class AnswerParser(Parser):
             yield from self._arguments(form.quote or "")
 
     def _literal(self, text: str) -> Waiting[None]:
-        """Reads a text of the form."""
         for piece in re.findall(rf"{ID}|[^\s{ID}]+", text):
             yield from self._solid()
             self._at -= 1

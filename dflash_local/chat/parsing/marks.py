@@ -1,7 +1,5 @@
 """Finds marks in text that arrives piece by piece."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
@@ -29,7 +27,6 @@ class CodeBlocks:
         """The pieces of the last line."""
 
     def add(self, text: str) -> None:
-        """The next piece of the text."""
         *lines, rest = text.split("\n")
         for end in lines:
             line, self._line = "".join([*self._line, end]), []

@@ -1,8 +1,6 @@
 """Parses an answer that arrives piece by piece, and JSON (RFC 8259) in it, up to where this ends or
 goes wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -68,7 +66,6 @@ class Parser:
         return events
 
     def _parse(self) -> Waiting[None]:
-        """Parses all of the answer."""
         raise NotImplementedError
 
     def _mark(self, marks: Collection[str]) -> Waiting[str]:

@@ -1,7 +1,5 @@
 """Values of arguments that are not written in JSON."""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Mapping

@@ -4,9 +4,7 @@ answer ends.
 Every API makes an `ApiAnswer` of a request; this is where the request gets its model.
 """
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -95,4 +93,9 @@ async def respond(
 
     if form is not None:
         return AnswerStream(events(), form)
-    return await unless_gone(whole(), request.receive) or Response(status_code=CLIENT_LEFT)
+    return await answered(request, whole())
+
+
+async def answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The response that `work` makes. Once the client has left, it is cancelled."""
+    return await unless_gone(work, request.receive) or Response(status_code=CLIENT_LEFT)

@@ -5,14 +5,12 @@ bound: values that no model could use are refused before any work. Fields that a
 have are ignored, as pydantic does by default: clients send fields of other servers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.target_model.pixels import MOST_BYTES
 
 T = TypeVar("T")
@@ -141,7 +139,7 @@ def refuse(
         if isinstance(given, dict):
             for name, line in lines.items():
                 if given.get(name) not in unless:
-                    raise ApiError(400, line, param=name, code=(codes or {}).get(name))
+                    raise bad_request(line, param=name, code=(codes or {}).get(name))
         return given
 
     return model_validator(mode="before")(check)

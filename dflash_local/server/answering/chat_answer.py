@@ -1,7 +1,5 @@
 """One answer to a chat while it arrives: chunks of the model in, events of the message out."""
 
-from __future__ import annotations
-
 from dflash_local.chat.events import Event
 from dflash_local.chat.reader import ChatReader
 from dflash_local.model import Model

@@ -1,7 +1,5 @@
 """Parts of an answer that were accepted drafts, told while it streams: our addition to a chunk."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """From a request to its vectors or scores, pass by pass: who leaves has the next one not begun."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,10 +9,9 @@ from pydantic_core import to_json
 
 from dflash_local.embedder import Embedder, Vector
 from dflash_local.errors import PromptTooLongError
-from dflash_local.server.answering.api_answer import CLIENT_LEFT, pool_of
+from dflash_local.server.answering.api_answer import answered, pool_of
 from dflash_local.server.answering.request_check import RequestCheck
 from dflash_local.server.http.errors import too_long
-from dflash_local.server.http.event_stream import unless_gone
 
 MAX_TEXTS = 2048
 """Of a request: OpenAI's limit."""
@@ -66,4 +63,4 @@ async def respond_embedded(
                 vectors += await run(embedder.run, batch)
             return await run(shown, Embedded(loaded.name, vectors, sum(map(len, given))))
 
-    return await unless_gone(whole(), request.receive) or Response(status_code=CLIENT_LEFT)
+    return await answered(request, whole())

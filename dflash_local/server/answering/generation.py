@@ -3,8 +3,6 @@
 Every API makes `GenerationTask`s and reads the chunks of all of them from `stream_all`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence

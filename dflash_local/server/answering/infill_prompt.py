@@ -14,8 +14,6 @@ beginning a quarter of its share at a time. So while somebody types, the prompts
 most of each is in the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -23,7 +21,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from dflash_local.server.answering import bounds
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.target_model.vocabulary import InfillTokens, Vocabulary
 
 T = TypeVar("T", str, list[int])
@@ -57,8 +55,7 @@ def infill_tokens(vocabulary: Vocabulary) -> InfillTokens:
     """The marks around a gap. Raises ApiError for a model that has none."""
     marks = vocabulary.infill
     if marks is None:
-        raise ApiError(
-            400,
+        raise bad_request(
             "this model has no tokens to fill a gap with; leave out suffix, or take a model that "
             "was taught to, as coders are",
             param="suffix",

@@ -3,8 +3,6 @@
 The chats of all APIs end up here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from dflash_local.model import Model
 from dflash_local.server.answering.remote_images import RemoteImages
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
 from dflash_local.server.answering.tools import ToolUse
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.target_model.images import n_cells
 
 
@@ -58,11 +56,6 @@ _NO_TOOLS = (
 )
 
 
-def _shows_tools(model: Model) -> bool:
-    """Whether the chat template writes tools into the prompt."""
-    return re.search(r"\b(tools|functions)\b", model.target.chat_template or "") is not None
-
-
 def input_tokens(chat: PreparedChat) -> dict[str, Any]:
     """The answer of routes that count the tokens of a prompt, in OpenAI's form."""
     return {"object": "response.input_tokens", "input_tokens": n_cells(chat.prompt)}
@@ -78,8 +71,7 @@ def split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], s
     if len(messages) < 2 or last["role"] != "assistant" or last.get("tool_calls"):
         return messages, ""
     if last.get("reasoning_content") or last.get("reasoning"):
-        raise ApiError(
-            400,
+        raise bad_request(
             "the last message begins the answer, but holds reasoning; leave that out",
             param="messages",
         )
@@ -111,7 +103,10 @@ def prepare_chat(
     Raises ApiError for requests beyond this model, InputError for those its template refuses.
     """
     tools = tools or ToolUse()
-    variables = {**_effort(reasoning_effort), **(template_kwargs or {})}
+    variables = dict(template_kwargs or {})
+    if reasoning_effort is not None:
+        usual = {"enable_thinking": False} if reasoning_effort == "none" else {}
+        variables = {"reasoning_effort": reasoning_effort, **usual, **variables}
     vocabulary = model.target.vocabulary
     pictures = Pictures(model.projector, RemoteImages().fetch if model.remote_images else None)
     text = model.rendered_chat(
@@ -126,15 +121,16 @@ def prepare_chat(
     dialect = model.dialect
     bindings: dict[str, Any] = {}
     if tools.required:
-        bindings["lark"] = _forced_call(model, tools, thinking_open)
+        if (forced := _call(model, tools, thinking_open)) is None:
+            raise bad_request(NO_CALLS, param="tool_choice")
+        bindings["lark"] = forced
     elif schema is not None:
         bindings |= model.answer_bound(schema, prompt)
         if tools.allowed:
             bindings = _call_or_answer(model, tools, thinking_open, bindings)
     if begun:
         if bindings or thinking_open or dialect.before_answer:
-            raise ApiError(
-                400,
+            raise bad_request(
                 "an answer can be begun for the model only where it is free text without reasoning "
                 "before it; end the conversation with a message of the user, or set "
                 "continue_final_message to false in an OpenAI chat",
@@ -148,22 +144,10 @@ def prepare_chat(
     if dialect.special:
         bindings["special"] = True
     sampling = model.chat_sampling(variables)
-    warning = _NO_TOOLS if tools.shown and not _shows_tools(model) else None
+    shows_tools = re.search(r"\b(tools|functions)\b", model.target.chat_template or "")
+    warning = _NO_TOOLS if tools.shown and not shows_tools else None
     shown = pictures.shown(unquoted(text)) + begun
     return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open, warning, shown)
-
-
-def _effort(given: str | None) -> dict[str, Any]:
-    if given is None:
-        return {}
-    return {"reasoning_effort": given} | ({"enable_thinking": False} if given == "none" else {})
-
-
-def _forced_call(model: Model, tools: ToolUse, thinking_open: bool) -> str:
-    grammar = _call(model, tools, thinking_open)
-    if grammar is None:
-        raise ApiError(400, NO_CALLS, param="tool_choice")
-    return grammar
 
 
 def _call(model: Model, tools: ToolUse, thinking_open: bool) -> str | None:
@@ -181,8 +165,7 @@ def _call_or_answer(
     if call is None:
         return bound
     if model.dialect.calls_are_json:
-        raise ApiError(
-            400,
+        raise bad_request(
             "this model writes calls as JSON, so tools and a JSON schema cannot be told apart; "
             'give one of the two, or tool_choice "none"',
             param="response_format",

@@ -1,8 +1,6 @@
 """Pictures at addresses of the web, for a server that was told to fetch them: from public machines
 only, and within bounds of size, time and redirects."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import ipaddress

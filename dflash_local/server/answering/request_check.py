@@ -1,14 +1,12 @@
 """Names in a request that this server does not know: told in the log once, or refused."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import re
 
 from pydantic import BaseModel
 
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.models.source import Use
 
@@ -50,8 +48,8 @@ class RequestCheck:
             self._tell(name, f"a request names the model {name}; {served.name} answers it")
         for field in sorted(_unknown(body)):
             if self.strict:
-                raise ApiError(
-                    400, f"{field[:60]!r} is no field here{_hint(field, body)}", param=field[:60]
+                raise bad_request(
+                    f"{field[:60]!r} is no field here{_hint(field, body)}", param=field[:60]
                 )
             self._tell(field, f"a request has the unknown field {field}{_hint(field, body)}")
 

@@ -1,7 +1,5 @@
 """The fields that all generating requests have, and the model's settings for them."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal
 
@@ -18,7 +16,7 @@ from pydantic import (
 from dflash_local.model import Model
 from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.server.answering import bounds
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 
 LACKING: dict[str, tuple[Any, ...]] = {
     # llama-server's
@@ -130,8 +128,7 @@ class SamplingFields(BaseModel):
             for name, off in LACKING.items():
                 value = given.get(name)
                 if name not in cls.model_fields and value is not None and value not in off:
-                    raise ApiError(
-                        400,
+                    raise bad_request(
                         f"{name} is {str(value)[:60]!r}, but this server has no such setting; "
                         "leave it out",
                         param=name,
@@ -146,19 +143,10 @@ class SamplingFields(BaseModel):
 
 
 _AS_THEY_ARE = SamplingFields.model_fields.keys() - {
-    "repeat_penalty",
-    "repetition_penalty",
-    "seed",
-    "logit_bias",
-    "stop",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "cache_prompt",
-    "t_max_predict_ms",
-    "grammar",
-    "lora",
-    "id_slot",
-}
+    "repeat_penalty", "repetition_penalty", "seed", "logit_bias", "stop",
+    "include_stop_str_in_output", "ignore_eos", "cache_prompt", "t_max_predict_ms", "grammar",
+    "lora", "id_slot",
+}  # fmt: skip
 """Fields that the model takes under the same name, whatever their value."""
 
 
@@ -197,7 +185,7 @@ def usual_sampling(model: Model) -> dict[str, Any]:
 def token_limit(name: str, given: int | None) -> int | None:
     """`max_tokens` as the model takes it: -1, as clients of local servers send, is no limit."""
     if given == 0:
-        raise ApiError(400, f"{name} is 0; give at least 1, or leave it out", param=name)
+        raise bad_request(f"{name} is 0; give at least 1, or leave it out", param=name)
     return None if given == -1 else given
 
 

@@ -1,7 +1,5 @@
 """Log-probabilities of an answer's tokens, in step with its text, in OpenAI's two forms."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Tools in OpenAI's form: those of a request, which of them to call, and calls of the past."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from dflash_local.chat.tool import Tool
 from dflash_local.server.answering import bounds
-from dflash_local.server.http.errors import REFUSED, ApiError
+from dflash_local.server.http.errors import REFUSED, bad_request
 
 ToolName = Annotated[str, Field(strict=True, pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
@@ -138,15 +136,14 @@ def tool_use(
     """
     known = [tool.name for tool in tools]
     if len(set(known)) < len(known):
-        raise ApiError(400, "two tools have the same name; give each its own", param="tools")
+        raise bad_request("two tools have the same name; give each its own", param="tools")
     if mode == "none":
         return ToolUse()  # the prompt shows none: a model that knows about tools calls them
     if not tools and (mode == "required" or names is not None):
-        raise ApiError(400, "tool_choice asks for a call; give tools", param="tool_choice")
+        raise bad_request("tool_choice asks for a call; give tools", param="tool_choice")
     for name in names or ():
         if name not in known:
-            raise ApiError(
-                400,
+            raise bad_request(
                 f"tool_choice names {name!r}; the tools are: {', '.join(known)}",
                 param="tool_choice",
             )

@@ -4,8 +4,6 @@ The events of a chat's answer come in. Each run of reasoning, each run of text a
 a block: it starts, grows, and stops before the next one starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +28,6 @@ class ContentBlocks:
         self._input = ""
 
     def take(self, added: Event) -> Iterator[NamedEvent]:
-        """The events of additions to the message."""
         match added:
             case Reasoning(text):
                 if self._thinking:

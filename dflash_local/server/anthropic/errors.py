@@ -1,7 +1,5 @@
 """Errors in the form of Anthropic's API: https://platform.claude.com/docs/en/api/errors."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel

@@ -1,7 +1,5 @@
 """`/v1/messages`: https://platform.claude.com/docs/en/api/messages."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
@@ -56,8 +54,6 @@ def _prepare(model: Model, body: CountRequest) -> PreparedChat:
 
 
 class _MessageAnswer:
-    """The answer to one request."""
-
     def __init__(self, loaded: LoadedModel, body: MessagesRequest, chat: PreparedChat) -> None:
         self._loaded = loaded
         self._body = body

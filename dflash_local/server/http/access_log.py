@@ -3,8 +3,6 @@
 It holds nothing of a prompt or a query, and no control character, whatever a client sends.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

@@ -1,17 +1,17 @@
 """Request bodies, checked before anything else reads them: their size, the time that they take,
 whether they are JSON, and how many values that JSON holds."""
 
-from __future__ import annotations
-
 import asyncio
 import codecs
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
 from pydantic_core import from_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import ApiError, bad_request
 from dflash_local.server.http.settings import ServerSettings
 
 _MOST_VALUES = 300_000
@@ -20,6 +20,11 @@ which all other clients wait; eight megabytes of `[],[],` would take seconds."""
 _MOST_PARTS = 100_000
 """Lists, objects and their fields, which take three times as long: more than ten thousand messages
 or five hundred tools have."""
+
+_LARGE = 1 << 20
+_MOST_LARGE = 32 << 20
+"""Bytes of the bodies above `_LARGE`, mostly pictures, that are being answered. Each takes up to
+five times as much: as bytes, as text, and as what its pictures are decoded to. Others wait."""
 
 body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
 """The number in the body of the request that is being answered."""
@@ -37,13 +42,14 @@ class BodyCheck:
         self._untyped = f"{untyped}/"
         self._max = settings.max_body
         self._seconds = settings.body_s
+        self._n_large = 0
+        self._has_room = asyncio.Condition()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy may have believed the other one, and see two requests here, or one there.
-            raise ApiError(
-                400,
+            raise bad_request(
                 "the request has both Content-Length and Transfer-Encoding; send one of them",
                 headers={"Connection": "close"},
             )
@@ -75,7 +81,24 @@ class BodyCheck:
             _check(Headers(scope=scope).get("content-type", ""), body)
             await asyncio.sleep(0)  # others may go on before FastAPI reads it once more
         body_bytes.set(len(body))
-        await self._app(scope, _replayed(body, receive), send)
+        async with self._room_for(len(body)):
+            await self._app(scope, _replayed(body, receive), send)
+
+    @asynccontextmanager
+    async def _room_for(self, n: int) -> AsyncIterator[None]:
+        """Wait until few enough other large bodies are being answered."""
+        if n <= _LARGE:
+            yield
+            return
+        async with self._has_room:
+            await self._has_room.wait_for(lambda: self._n_large + n <= max(n, _MOST_LARGE))
+            self._n_large += n
+        try:
+            yield
+        finally:
+            async with self._has_room:
+                self._n_large -= n
+                self._has_room.notify_all()
 
     async def _read(self, receive: Receive) -> bytes | None:
         body = bytearray()
@@ -124,7 +147,7 @@ def _check(content_type: str, body: bytes) -> None:
     try:
         from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+        raise bad_request(f"the body is not valid JSON: {error}") from None
 
 
 def _more_than(most: int, body: bytes, marks: tuple[bytes, ...]) -> bool:

@@ -1,7 +1,5 @@
 """One client's connection: uvicorn's, with limits where uvicorn has none."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from asyncio import TimerHandle
@@ -11,7 +9,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dflash_local.server.http.errors import ApiError, unavailable
+from dflash_local.server.http.errors import ApiError, bad_request, unavailable
 from dflash_local.server.http.settings import ServerSettings
 
 
@@ -95,7 +93,7 @@ class BoundedConnection(H11Protocol):
         except h11.LocalProtocolError:  # an answer has already begun
             self.transport.close()
             return
-        self.transport.write(_raw(ApiError(400, "this is not a valid HTTP request")))
+        self.transport.write(_raw(bad_request("this is not a valid HTTP request")))
         self._close()
 
     def _close(self) -> None:

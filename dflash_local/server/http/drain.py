@@ -1,7 +1,5 @@
 """Draining: which requests run, and whether new ones are still accepted. `/health` says so."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +28,6 @@ class Drain:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """While a request runs."""
         self.n_running += 1
         self.idle.clear()
         try:

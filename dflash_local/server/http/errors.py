@@ -3,13 +3,12 @@
 No client ever sees a traceback.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import reprlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -107,6 +106,8 @@ class ApiError(Exception):
         return JSONResponse(body, status, headers=self.headers)
 
 
+bad_request = partial(ApiError, 400)
+
 ErrorForm = Callable[[ApiError], tuple[int, dict[str, Any]]]
 """Status and body of an error in one API."""
 
@@ -155,9 +156,9 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, PromptTooLongError):
         return too_long(error)
     if isinstance(error, ContextFullError):
-        return ApiError(400, str(error), code="context_length_exceeded")
+        return bad_request(str(error), code="context_length_exceeded")
     if isinstance(error, InputError):
-        return ApiError(400, str(error))
+        return bad_request(str(error))
     if isinstance(error, QueueFullError):
         return ApiError(
             429,
@@ -272,7 +273,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     fault = error.errors()[0]
     source, *location = fault["loc"]
     param = _path(error.body, location) if source == "body" else ".".join(map(str, location))
-    return ApiError(400, f"{param or 'the body'}: {_message(fault, param)}", param=param)
+    return bad_request(f"{param or 'the body'}: {_message(fault, param)}", param=param)
 
 
 def _message(fault: ErrorDetails, param: str | None) -> str:

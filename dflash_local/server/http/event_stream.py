@@ -4,8 +4,6 @@ The model never waits for a client: how long one may leave its answer unread is 
 (`connection.py`), and the slot is free as soon as the answer is complete.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping

@@ -7,8 +7,6 @@ All are refused before any work is done. The checks are plain ASGI, so that stre
 disconnect pass through unchanged.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

@@ -1,7 +1,5 @@
 """Settings of a server, apart from its models."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

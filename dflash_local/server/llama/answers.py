@@ -1,7 +1,5 @@
 """Answers in the form of llama-server's own API."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -26,7 +24,7 @@ from dflash_local.server.answering.generation import (
     timings,
 )
 from dflash_local.server.answering.sampling_fields import sampling_options, usual_sampling
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.llama.schema import LlamaRequest
 from dflash_local.server.models.served_model import LoadedModel
@@ -69,8 +67,7 @@ def drawn_by(options: Mapping[str, Any]) -> SamplingParams:
     }
     given = [name for name, on in others.items() if on]
     if given:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"post_sampling_probs is given with {', '.join(given)}, but goes with temperature, "
             "top_k, top_p and min_p only; leave the one or the other out",
             param="post_sampling_probs",
@@ -78,8 +75,7 @@ def drawn_by(options: Mapping[str, Any]) -> SamplingParams:
     if known.greedy:
         return replace(known, top_k=1)
     if not 0 < known.top_k <= _MOST_CANDIDATES:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"post_sampling_probs is given with top_k {known.top_k}; give 1 to {_MOST_CANDIDATES}",
             param="post_sampling_probs",
         )
@@ -96,7 +92,6 @@ class LlamaAnswers:
         self._answers = [_LlamaAnswer(loaded, body, task, i) for i, task in enumerate(tasks)]
 
     async def events(self) -> AsyncIterator[Mapping[str, Any]]:
-        """The events of all answers, as they come."""
         tasks = [answer.task for answer in self._answers]
         async for index, chunk in stream_all(self._loaded, tasks):
             for event in self._answers[index].take(chunk):
@@ -213,7 +208,6 @@ class _LlamaAnswer:
             yield self._chosen({**self._last(), "content": "", "tokens": []})
 
     def whole(self) -> dict[str, Any]:
-        """The answer to a request that does not stream."""
         last = self._last()
         if self._body.n_probs:
             last["completion_probabilities"] = self._probabilities(self._complete.logprobs)

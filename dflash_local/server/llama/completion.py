@@ -1,8 +1,6 @@
 """`/completion` and `/infill`: llama-server's own completions, and the requests of editors at every
 key press."""
 
-from __future__ import annotations
-
 import logging
 
 from fastapi import APIRouter, Request, Response

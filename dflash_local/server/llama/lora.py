@@ -1,7 +1,5 @@
 """`/lora-adapters`: how strongly the adapters of a model act, in llama-server's form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 It tells no path of this machine.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +30,10 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     shared = {
         "model_alias": served.name,
         "model_path": served.source.target.name,
-        "modalities": {"vision": _sees(served.writer), "audio": False},
+        "modalities": {
+            "vision": served.writer is not None and served.writer.projector is not None,
+            "audio": False,
+        },
         "is_sleeping": served.model is None,
         "build_info": build,
     }
@@ -46,10 +47,6 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
 async def version(request: Request) -> dict[str, str]:
     """Of this server, in vLLM's form."""
     return {"version": request.app.version}
-
-
-def _sees(model: Model | None) -> bool:
-    return model is not None and model.projector is not None
 
 
 def _params(source: ModelSource) -> Mapping[str, float]:

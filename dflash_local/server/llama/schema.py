@@ -4,8 +4,6 @@ Fields that only tell llama-server how to work are ignored: slots, batches, adap
 samplers.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationInfo, field_validator

@@ -3,8 +3,6 @@
 Nothing of a prompt is told.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Annotated, Any, Literal
 
@@ -14,7 +12,7 @@ from pydantic import BaseModel
 from dflash_local.model import Model
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.api_answer import on_model, pool_of
-from dflash_local.server.http.errors import ApiError, check_switch
+from dflash_local.server.http.errors import ApiError, bad_request, check_switch
 from dflash_local.server.http.security import client
 
 router = APIRouter()
@@ -63,7 +61,7 @@ async def change_slot(
         raise ApiError(501, message, type="not_supported_error")
     name = body.filename if body else None
     if name is None and action != "erase":
-        raise ApiError(400, f"{action} needs the name of a file", param="filename")
+        raise bad_request(f"{action} needs the name of a file", param="filename")
 
     owner = client.get()  # the model's thread does not have it
 

@@ -1,8 +1,7 @@
 """`/tokenize`, `/detokenize`, `/apply-template`: llama-server's ways to see tokens and prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -10,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.llama.schema import DetokenizeRequest, TokenizeRequest
 from dflash_local.server.openai.chat import prepare_request
 from dflash_local.server.openai.chat_schema import ChatRequest
@@ -31,14 +30,19 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
     """The text of token ids, control tokens by their names."""
-    return {"content": await on_model(request, body.model, body, _text)}
+
+    def text(model: Model, body: DetokenizeRequest) -> str:
+        return model.target.vocabulary.detokenize(body.tokens, special=True)
+
+    return {"content": await on_model(request, body.model, body, text)}
 
 
 @router.post("/apply-template")
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, str]:
     """The prompt of a chat as the template writes it. Nothing is generated."""
     body.check()
-    return {"prompt": await on_model(request, body.model, body, _chat_prompt)}
+    prepare = partial(prepare_request, bound=False)
+    return {"prompt": (await on_model(request, body.model, body, prepare)).text}
 
 
 def mixed_tokens(
@@ -81,8 +85,7 @@ def _tokens(model: Model, body: TokenizeRequest) -> list[Any]:
     n_bytes = sum(len(piece.encode()) for piece in body.pieces if isinstance(piece, str))
     most = vocabulary.most_bytes(model.n_ctx)
     if n_bytes > most:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"the text has {n_bytes} bytes; at most {most} are taken at once, so send it in parts",
             param="content",
         )
@@ -92,8 +95,7 @@ def _tokens(model: Model, body: TokenizeRequest) -> list[Any]:
     if not body.with_pieces:
         return tokens
     if len(tokens) > _MOST_PIECES:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"the text has {len(tokens)} tokens; with_pieces takes at most {_MOST_PIECES}",
             param="with_pieces",
         )
@@ -106,11 +108,3 @@ def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
         return piece.decode("utf-8")
     except UnicodeDecodeError:
         return list(piece)
-
-
-def _text(model: Model, body: DetokenizeRequest) -> str:
-    return model.target.vocabulary.detokenize(body.tokens, special=True)
-
-
-def _chat_prompt(model: Model, body: ChatRequest) -> str:
-    return prepare_request(model, body, bound=False).text

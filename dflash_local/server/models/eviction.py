@@ -4,8 +4,6 @@ Only plans are compared, nothing is loaded: a model fits beside others if it get
 machine as it would get alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Times that an idle model stays loaded, in Ollama's words: `5m`, `1h30m`, 300 seconds, 0, -1."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Models that a server was not started with: fetched, served, and removed from the disk."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncGenerator

@@ -5,8 +5,6 @@ memory, but never while requests run on it. Models are loaded one at a time, in 
 requests. All methods but `close` belong to one event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -113,7 +111,6 @@ class ModelPool:
         )
 
     def _known(self, name: str | None) -> ServedModel | None:
-        """The model of that name or alias."""
         named = (each for each in self.models.values() if name in each.source.aliases)
         return self.models.get(name or "") or next(named, None)
 

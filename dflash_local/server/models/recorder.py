@@ -1,7 +1,5 @@
 """Prompts of requests, kept in a file on this machine for `dflash-local tune`."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A model that can be served: its name, its files, and how to load them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

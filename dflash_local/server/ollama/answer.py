@@ -1,7 +1,5 @@
 """Answers in the form of Ollama's API: a line of JSON for each piece, or one for the whole."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime, timezone

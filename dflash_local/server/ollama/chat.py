@@ -1,7 +1,5 @@
 """`/api/chat` and `/api/generate`: https://github.com/ollama/ollama/blob/main/docs/api.md."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from dflash_local.chat.dialect import Dialect
 from dflash_local.model import Model
-from dflash_local.server.answering.api_answer import CLIENT_LEFT, pool_of, respond
+from dflash_local.server.answering.api_answer import answered, pool_of, respond
 from dflash_local.server.answering.infill_prompt import (
     Gap,
     infill_prompt,
@@ -21,8 +19,8 @@ from dflash_local.server.answering.infill_prompt import (
 )
 from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat, split_begun
 from dflash_local.server.answering.tools import ToolUse, tool_use
-from dflash_local.server.http.errors import ApiError
-from dflash_local.server.http.event_stream import LINES, unless_gone
+from dflash_local.server.http.errors import bad_request
+from dflash_local.server.http.event_stream import LINES
 from dflash_local.server.ollama.answer import (
     OllamaAnswer,
     OllamaShape,
@@ -87,8 +85,7 @@ async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) 
         async with pool.use(served.name, body.keep_alive) as loaded:
             return no_answer(loaded.name, shape, "load")
 
-    response = await unless_gone(load(), request.receive)
-    return response or Response(status_code=CLIENT_LEFT)
+    return await answered(request, load())
 
 
 def _prepare_chat(model: Model, body: OllamaChatRequest | GenerateRequest) -> PreparedChat:
@@ -115,8 +112,8 @@ def _prepare_text(model: Model, body: GenerateRequest) -> PreparedChat:
     """A prompt without a chat around it: all of the answer is content."""
     vocabulary, prompt = model.target.vocabulary, body.prompt or ""
     if body.images:
-        raise ApiError(
-            400, "a raw prompt, or one with a suffix, has no place for images", param="images"
+        raise bad_request(
+            "a raw prompt, or one with a suffix, has no place for images", param="images"
         )
     if body.suffix:
         infill_tokens(vocabulary)  # raises ApiError for a model that cannot fill gaps

@@ -1,8 +1,6 @@
 """`/api/embed`, and its older form, `/api/embeddings`:
 https://github.com/ollama/ollama/blob/main/docs/api.md."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any

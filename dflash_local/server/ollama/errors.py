@@ -1,7 +1,5 @@
 """Errors in the form of Ollama's API: one line, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel

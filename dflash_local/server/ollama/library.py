@@ -1,15 +1,13 @@
 """`/api/pull` and `/api/delete`: https://github.com/ollama/ollama/blob/main/docs/api.md."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from dflash_local.server.answering.api_answer import CLIENT_LEFT, library_of
-from dflash_local.server.http.event_stream import LINES, AnswerStream, unless_gone
+from dflash_local.server.answering.api_answer import answered, library_of
+from dflash_local.server.http.event_stream import LINES, AnswerStream
 from dflash_local.server.ollama.errors import RESPONSES
 from dflash_local.server.ollama.model_list import untagged
 from dflash_local.server.ollama.schema import PullRequest, ShowRequest
@@ -31,7 +29,7 @@ async def pull(request: Request, body: PullRequest) -> Response:
                 last = event
         return JSONResponse(last)
 
-    return await unless_gone(whole(), request.receive) or Response(status_code=CLIENT_LEFT)
+    return await answered(request, whole())
 
 
 @router.delete("/api/delete")

@@ -1,8 +1,6 @@
 """The served models as Ollama lists and shows them: `/api/tags`, `/api/ps`, `/api/show`,
 `/api/version`."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import dataclass
@@ -38,14 +36,9 @@ _LONGEST_S = 1e9  # longer is never: dates end with the year 9999
 _MIDDLE_KEYS = ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id")
 _MIDDLES = frozenset(
     (
-        "<|fim_middle|>",
-        "<fim-middle>",
-        "<fim_middle>",
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "▁<MID>"),
+        *("<|code_middle|>", "<|middle|>"),
         "<｜fim▁end｜>",  # noqa: RUF001  (DeepSeek's)
-        "<MID>",
-        "▁<MID>",
-        "<|code_middle|>",
-        "<|middle|>",
     )
 )
 """Names by which llama.cpp's `src/llama-vocab.cpp` knows the token after which a gap is filled."""
@@ -128,8 +121,6 @@ def _expires_at(served: ServedModel) -> str:
 
 @dataclass(frozen=True)
 class _ModelCard:
-    """A file's facts about its model."""
-
     n_bytes: int
     modified_at: str
     digest: str
@@ -175,7 +166,9 @@ def _card(path: Path, n_bytes: int, time_ns: int) -> _ModelCard:
     info = {
         key: value
         for key, value in file.metadata.items()
-        if not isinstance(value, list) and key != "tokenizer.chat_template" and _is_json(value)
+        if not isinstance(value, list)
+        and key != "tokenizer.chat_template"
+        and (not isinstance(value, float) or math.isfinite(value))
     }
     modified = datetime.fromtimestamp(time_ns / 1e9, timezone.utc)
     # It stands for this file; hashing its content would take minutes.
@@ -196,16 +189,11 @@ def _capabilities(file: GgufFile, template: str) -> list[str]:
         "completion": True,
         "tools": dialect_of(template).form is not None,
         "thinking": any(mark in template for mark in ("<think>", "enable_thinking", "<|channel|>")),
-        "insert": _fills_gaps(file),
+        # As llama.cpp finds out: from the file's keys, or from the names of its tokens.
+        "insert": any(key in file.metadata for key in _MIDDLE_KEYS)
+        or not _MIDDLES.isdisjoint(file.metadata.get("tokenizer.ggml.tokens") or ()),
     }
     return [name for name, has in found.items() if has]
-
-
-def _fills_gaps(file: GgufFile) -> bool:
-    """As llama.cpp finds out: from the file's keys, or from the names of its tokens."""
-    if any(key in file.metadata for key in _MIDDLE_KEYS):
-        return True
-    return not _MIDDLES.isdisjoint(file.metadata.get("tokenizer.ggml.tokens") or ())
 
 
 def _entry(served: ServedModel) -> dict[str, Any]:
@@ -222,10 +210,6 @@ def _entry(served: ServedModel) -> dict[str, Any]:
         "digest": card.digest,
         "details": card.details,
     }
-
-
-def _is_json(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _size(n: int) -> str:

@@ -4,8 +4,6 @@ How a model is loaded is up to whoever starts the server: options such as `num_c
 so is `keep_alive` where the server keeps its only model loaded.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag

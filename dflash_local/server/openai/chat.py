@@ -1,7 +1,5 @@
 """`/v1/chat/completions`: https://platform.openai.com/docs/api-reference/chat."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -18,7 +16,7 @@ from dflash_local.server.answering.draft_detail import DraftDetail
 from dflash_local.server.answering.generation import tasks_for
 from dflash_local.server.answering.prepared_chat import PreparedChat, input_tokens, prepare_chat
 from dflash_local.server.answering.tools import tool_use
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.served_model import LoadedModel
@@ -74,8 +72,7 @@ def _answer(
     if body.prompt_logprobs is not None:
         options["prompt_logprobs"] = body.prompt_logprobs
     if body.bindings and {"lark", "json_schema"} & options.keys():
-        raise ApiError(
-            400,
+        raise bad_request(
             "structured_outputs and tool_choice both bind the answer; give one of them",
             param="structured_outputs",
         )

@@ -24,7 +24,7 @@ from dflash_local.server.answering.tools import (
     ToolCall,
     ToolChoice,
 )
-from dflash_local.server.http.errors import REFUSED, ApiError
+from dflash_local.server.http.errors import REFUSED, bad_request
 from dflash_local.server.openai.choices_schema import ChoicesRequest
 
 _REFUSED = {
@@ -241,35 +241,32 @@ class ChatRequest(ChoicesRequest):
         super().check()
         is_asked = self.continue_final_message is None and self.begins_answer
         if is_asked and _begin_twice(self.messages[-2:]):
-            raise ApiError(
-                400,
+            raise bad_request(
                 "the last two messages are both of the assistant, so which of them begins the "
                 "answer is not clear; join them, or set continue_final_message",
                 param="messages",
             )
         if self.continue_final_message:
             if self.add_generation_prompt:
-                raise ApiError(
-                    400,
+                raise bad_request(
                     "continue_final_message and add_generation_prompt contradict each other; leave "
                     "out one of the two",
                     param="continue_final_message",
                 )
             last = self.messages[-1]
             if not isinstance(last, AssistantMessage) or last.tool_calls or len(self.messages) < 2:
-                raise ApiError(
-                    400,
+                raise bad_request(
                     "continue_final_message needs a last message of the assistant with text, after "
                     "one of the user",
                     param="continue_final_message",
                 )
         if self.draft_detail and not self.stream:
-            raise ApiError(400, "draft_detail is for streams; set stream", param="draft_detail")
+            raise bad_request("draft_detail is for streams; set stream", param="draft_detail")
         if self.top_logprobs is not None and not self.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs; set it to true", param="top_logprobs")
+            raise bad_request("top_logprobs needs logprobs; set it to true", param="top_logprobs")
         if self.modalities is not None and self.modalities != ["text"]:
-            raise ApiError(
-                400, 'this model writes text; modalities can only be ["text"]', param="modalities"
+            raise bad_request(
+                'this model writes text; modalities can only be ["text"]', param="modalities"
             )
 
 

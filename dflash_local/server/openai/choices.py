@@ -1,8 +1,6 @@
 """The common part of answers of `/v1/chat/completions` and `/v1/completions`: an object with a
 choice for each answer, and their costs."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import time
@@ -100,7 +98,8 @@ class ChoicesAnswer:
         choices = [choice.whole() for choice in self._choices]
         told: dict[str, Any] = {}
         if self._reports_prompt:
-            prompts = [self._prompt_logprobs(index) for index in range(len(choices))]
+            vocabulary = self._loaded.model.target.vocabulary
+            prompts = [prompt_logprobs(vocabulary, r.prompt_logprobs) for r in self._in_order()]
             if "message" in choices[0]:
                 told = {"prompt_logprobs": prompts[0]}
             else:
@@ -109,10 +108,6 @@ class ChoicesAnswer:
                     for choice, prompt in zip(choices, prompts, strict=True)
                 ]
         return JSONResponse({**head, "choices": choices, **told, **self._costs()})
-
-    def _prompt_logprobs(self, index: int) -> list[dict[str, Any] | None]:
-        vocabulary = self._loaded.model.target.vocabulary
-        return prompt_logprobs(vocabulary, self._results[index].prompt_logprobs)
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The pieces of all answers. The last chunk tells their costs."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import from_json
 
+from dflash_local.chat.lark import literal
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields, token_limit
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 
 
 class TextFormat(BaseModel):
@@ -81,8 +81,8 @@ class StructuredOutputs(BaseModel):
             try:
                 given = from_json(given)
             except ValueError as error:
-                raise ApiError(
-                    400, f"the JSON schema is not valid JSON: {error}", param="structured_outputs"
+                raise bad_request(
+                    f"the JSON schema is not valid JSON: {error}", param="structured_outputs"
                 ) from None
         return given or self.json_object or None
 
@@ -90,16 +90,12 @@ class StructuredOutputs(BaseModel):
     def bindings(self) -> dict[str, str]:
         """The keyword arguments of `Model.astream` that bind the answer's text."""
         if self.choice:
-            return {"lark": f"start: {' | '.join(map(_literal, self.choice))}"}
+            return {"lark": f"start: {' | '.join(map(literal, self.choice))}"}
         if self.regex:
             return {"lark": f"start: {_pattern(self.regex)}"}
         if self.grammar:
             return {"grammar" if "::=" in self.grammar else "lark": self.grammar}
         return {}
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _pattern(regex: str) -> str:
@@ -174,18 +170,14 @@ class ChoicesRequest(SamplingFields):
     def check(self) -> None:
         """Raises ApiError if fields contradict each other."""
         if self.stream_options is not None and not self.stream:
-            raise ApiError(
-                400, "stream_options are for streams; set stream", param="stream_options"
-            )
+            raise bad_request("stream_options are for streams; set stream", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
-            raise ApiError(
-                400,
+            raise bad_request(
                 "prompt_logprobs are for answers in one piece; leave stream out",
                 param="prompt_logprobs",
             )
         if self.structured_outputs is not None and (self.response_format or self.json_schema):
-            raise ApiError(
-                400,
+            raise bad_request(
                 "structured_outputs and a response format both bind the answer; give one of them",
                 param="structured_outputs",
             )

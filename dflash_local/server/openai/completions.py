@@ -1,7 +1,5 @@
 """`/v1/completions`: https://platform.openai.com/docs/api-reference/completions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any

@@ -1,13 +1,11 @@
 """Requests to `/v1/completions`: https://platform.openai.com/docs/api-reference/completions."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
 from dflash_local.server.answering import bounds
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.openai.choices_schema import ChoicesRequest
 
 MAX_ANSWERS = 32
@@ -62,25 +60,21 @@ class CompletionsRequest(ChoicesRequest):
         super().check()
         n = self.n or 1
         if len(self.prompts) * n > MAX_ANSWERS:
-            raise ApiError(
-                400,
+            raise bad_request(
                 f"{len(self.prompts)} prompts with n {n} ask for {len(self.prompts) * n} answers; "
                 f"one request can have at most {MAX_ANSWERS}",
                 param="n",
             )
         if self.best_of is not None and self.best_of != n:
-            raise ApiError(
-                400,
+            raise bad_request(
                 f"best_of is {self.best_of} with n {n}; answers are not ranked here, leave it out",
                 param="best_of",
             )
         if self.echo and self.n_alternatives is not None and self.stream:
-            raise ApiError(
-                400,
-                "echo with logprobs is for answers in one piece; leave stream out",
-                param="logprobs",
+            raise bad_request(
+                "echo with logprobs is for answers in one piece; leave stream out", param="logprobs"
             )
         if self.echo and self.suffix:
-            raise ApiError(
-                400, "echo with suffix is not supported; leave out one of the two", param="echo"
+            raise bad_request(
+                "echo with suffix is not supported; leave out one of the two", param="echo"
             )

@@ -1,7 +1,5 @@
 """`/v1/embeddings`: a vector for each text."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 
@@ -10,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from dflash_local.embedder import Embedder, Vector, normalized
 from dflash_local.server.answering.embedding import Embedded, respond_embedded
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.openai.embeddings_schema import EmbeddingsRequest
 
 router = APIRouter()
@@ -25,7 +23,11 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> Response:
         return input_tokens(embedder, body)
 
     def answer(found: Embedded) -> dict[str, Any]:
-        shown = _in_base64 if body.encoding_format == "base64" else np.ndarray.tolist
+        def shown(vector: Vector) -> Any:
+            if body.encoding_format == "base64":
+                return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            return vector.tolist()
+
         data = [
             {"object": "embedding", "index": index, "embedding": shown(vector)}
             for index, vector in enumerate(resized(found.vectors, body))
@@ -44,18 +46,16 @@ def input_tokens(embedder: Embedder, body: EmbeddingsRequest) -> list[list[int]]
 def check_pooled(embedder: Embedder) -> None:
     """Raises ApiError for a model that gives a text several vectors."""
     if embedder.pooling == "none":
-        raise ApiError(
-            400,
+        raise bad_request(
             "this model is used with pooling none, which gives a vector for each token: ask "
-            "/embeddings, or start the server with another --pooling",
+            "/embeddings, or start the server with another --pooling"
         )
 
 
 def check_dimensions(embedder: Embedder, wanted: int | None) -> None:
     """Raises ApiError for more than the model has."""
     if wanted is not None and wanted > embedder.dimensions:
-        raise ApiError(
-            400,
+        raise bad_request(
             f"dimensions is {wanted}; this model's vectors have {embedder.dimensions}",
             param="dimensions",
         )
@@ -64,7 +64,3 @@ def check_dimensions(embedder: Embedder, wanted: int | None) -> None:
 def resized(vectors: list[Vector], body: EmbeddingsRequest) -> list[Vector]:
     """`vectors` as the request wants them: cut, and divided by their norm."""
     return list(normalized(np.stack(vectors)[:, : body.dimensions], body.embd_normalize))
-
-
-def _in_base64(vector: Vector) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

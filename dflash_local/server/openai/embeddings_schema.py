@@ -1,8 +1,6 @@
 """Requests to the routes of embeddings: https://platform.openai.com/docs/api-reference/embeddings,
 with llama-server's further fields."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 

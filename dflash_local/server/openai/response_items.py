@@ -4,8 +4,6 @@ The events of a chat's answer come in. Each run of reasoning, each run of text a
 an item: it is added, grows, and is done before the next one is added.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,7 +29,6 @@ class ResponseItems:
     def take(
         self, event: Event, logprobs: list[dict[str, Any]] | None = None
     ) -> Iterator[NamedEvent]:
-        """The events of additions to the message."""
         match event:
             case Reasoning(text):
                 yield from self._text("reasoning", text, None)

@@ -1,7 +1,5 @@
 """`/v1/responses`: https://platform.openai.com/docs/api-reference/responses."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +12,12 @@ from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import GenerationTask, stream_all, timings
-from dflash_local.server.answering.prepared_chat import PreparedChat, input_tokens, prepare_chat
+from dflash_local.server.answering.prepared_chat import (
+    PreparedChat,
+    input_tokens,
+    prepare_chat,
+    split_begun,
+)
 from dflash_local.server.answering.sampling_fields import usual_sampling
 from dflash_local.server.answering.tools import tool_use
 from dflash_local.server.http.errors import api_error
@@ -45,19 +48,19 @@ async def count_input_tokens(request: Request, body: ResponsesRequest) -> dict[s
 
 def _prepare(model: Model, body: ResponsesRequest) -> PreparedChat:
     tools = [function.tool for function in body.functions]
+    messages, begun = split_begun(body.messages())
     return prepare_chat(
         model,
-        body.messages(),
+        messages,
         tools=tool_use(tools, *body.choice, parallel=body.parallel_tool_calls),
         schema=body.text.schema_of_answer if body.text else None,
         reasoning_effort=body.effort,
         template_kwargs=body.chat_template_kwargs,
+        begun=begun,
     )
 
 
 class _ResponseAnswer:
-    """The answer to one request."""
-
     def __init__(self, loaded: LoadedModel, body: ResponsesRequest, chat: PreparedChat) -> None:
         self._loaded = loaded
         self._body = body
@@ -114,7 +117,7 @@ class _ResponseAnswer:
 
     def _response(self, status: str | None = None) -> dict[str, Any]:
         """The response: whole, or with the `status` "in_progress" without output and costs."""
-        body = self._body
+        body, choice = self._body, self._body.tool_choice
         options = {**usual_sampling(self._loaded.model), **self._task.options}
         done = status is None
         status = status or self._status
@@ -139,7 +142,9 @@ class _ResponseAnswer:
             "store": False,
             "temperature": options["temperature"],
             "text": {"format": self._format()},
-            "tool_choice": self._choice(),
+            "tool_choice": choice.model_dump()
+            if isinstance(choice, NamedChoice)
+            else choice or "auto",
             "tools": [{**function.model_dump(), "strict": True} for function in body.functions],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": options["top_p"],
@@ -151,10 +156,6 @@ class _ResponseAnswer:
     def _format(self) -> dict[str, Any]:
         given = self._body.text.format if self._body.text else None
         return given.model_dump(by_alias=True, exclude_none=True) if given else {"type": "text"}
-
-    def _choice(self) -> Any:
-        given = self._body.tool_choice
-        return given.model_dump() if isinstance(given, NamedChoice) else given or "auto"
 
     def _usage(self) -> dict[str, Any]:
         result = self._answer.result

@@ -5,8 +5,6 @@ refused. Tools that OpenAI runs itself, such as its web search, are not shown to
 listed in the answer.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag

@@ -1,8 +1,6 @@
 """The pages: `/`, to chat with the model and to watch it draft, and `/docs`, which tells people the
 routes. Their files are in this folder."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from functools import cache

@@ -45,6 +45,14 @@ def test_an_answer_is_the_model_s_own(sdk: openai.OpenAI, model: Model) -> None:
     assert told.timings["draft_n"] > 0  # type: ignore[attr-defined]
 
 
+def test_a_last_message_of_the_assistant_begins_the_answer(client: httpx.Client) -> None:
+    messages = [*user(QUESTION), {"role": "assistant", "content": "def add(a, "}]
+    chat = {"messages": messages, "max_tokens": 8, "temperature": 0}
+    expected = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]
+    told = post(client, PATH, input=messages, max_output_tokens=8, temperature=0)
+    assert told["output"][0]["content"][0]["text"] == expected["content"]
+
+
 def test_a_stream_is_the_whole_answer_in_events(sdk: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"input": QUESTION, "max_output_tokens": 12, "temperature": 0}
     whole = sdk.responses.create(model="any", **asked)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import tiny_coder
-from dflash_local import load
-from dflash_local.controller import records
-from dflash_local.controller.calibration import ENVIRONMENT, measure
+from dflash_local import load, records
+from dflash_local.controller.calibration import ENVIRONMENT
 from dflash_local.draft.draft import Draft
 from pair_engine import fused_drafter, open_target
 
@@ -32,7 +31,7 @@ def nothing() -> None:
 def test_what_drafts_and_trees_were_worth_is_known_to_the_next_process() -> None:
     with open_target(n_ctx=256, n_branches=16) as target:
         drafter = fused_drafter(target)
-        costs = measure(target, drafter, before=nothing)
+        costs = records.costs(target, drafter, before=nothing)
         cold = records.known_drafts(target, drafter, 15)
         assert [known.n_verified for known in cold] == [0, 0]
         cold[0].observe(DRAFT, [0] * 16)
@@ -61,11 +60,11 @@ def test_costs_are_kept_under_the_file_that_was_loaded(own_cache: Path, tmp_path
 def test_a_damaged_file_is_measured_anew(own_cache: Path, damage: str) -> None:
     with open_target(n_ctx=256) as target:
         drafter = fused_drafter(target)
-        measure(target, drafter, before=nothing)
+        records.costs(target, drafter, before=nothing)
         (kept,) = (own_cache / "costs").iterdir()
         kept.write_text(damage)
         calls: list[None] = []
-        costs = measure(target, drafter, before=lambda: calls.append(None))
+        costs = records.costs(target, drafter, before=lambda: calls.append(None))
         assert len(calls) == 1
         assert json.loads(kept.read_text()) == costs.as_dict()
 
@@ -75,12 +74,12 @@ def test_another_context_is_not_measured_again() -> None:
     calls: list[int] = []
     for n_ctx in (256, 2048, 1100, 4000):
         with open_target(n_ctx=n_ctx) as target:
-            measure(target, None, before=lambda n=n_ctx: calls.append(n))
+            records.costs(target, None, before=lambda n=n_ctx: calls.append(n))
     assert calls == [256]
 
 
 def test_other_settings_are_measured_apart(own_cache: Path) -> None:
     for kv_type in ("q8_0", "f16"):
         with open_target(n_ctx=256, kv_type=kv_type) as target:
-            measure(target, fused_drafter(target), before=nothing)
+            records.costs(target, fused_drafter(target), before=nothing)
     assert len(list((own_cache / "costs").iterdir())) == 2
