@@ -39,6 +39,7 @@ ENVIRONMENT = "DFLASH_LOCAL"
 READABLE = click.Path(exists=True, dir_okay=False, readable=True)
 _AUTO = "what fits the memory"
 _FILE = "what its file says"
+_KV_TYPE = click.Choice(KV_TYPES)
 USUAL = "what the model's makers advise, else {}"
 
 
@@ -258,21 +259,16 @@ LOADING = (
         show_default="one per core; fewer while other processes want the cores",
         help="CPU threads.",
     ),
-    Option(
-        "--kv-type",
-        type=click.Choice(KV_TYPES),
-        default="f16",
-        help="Type of the target's KV cache.",
-    ),
+    Option("--kv-type", type=_KV_TYPE, default="f16", help="Type of the target's KV cache."),
     Option(
         "-ctk --cache-type-k",
-        type=click.Choice(KV_TYPES),
+        type=_KV_TYPE,
         show_default="that of --kv-type",
         help="Type of its keys.",
     ),
     Option(
         "-ctv --cache-type-v",
-        type=click.Choice(KV_TYPES),
+        type=_KV_TYPE,
         show_default="that of --kv-type",
         help="Type of its values.",
     ),

@@ -178,15 +178,12 @@ class Stats:
             "tokens_per_second": round(self.tokens_per_second, 4),
             "accepted_lengths": {str(n): rounds for n, rounds in self.accepted_lengths.items()},
             "widths": {str(width): rounds for width, rounds in self.widths.items()},
-            "position_drafted": self.position_drafted,
-            "position_accepted": self.position_accepted,
-            "drafter": self.drafter,
-            "drafting": self.drafting,
-            "warning": self.warning,
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
             "shares": {name: round(share, 4) for name, share in self.shares.items()},
         }
 
 
+_AS_THEY_ARE = ("position_drafted", "position_accepted", "drafter", "drafting", "warning")
 _SUMMED = [field.name for field in fields(Stats) if field.type in ("int", "float")]
 
 

@@ -99,7 +99,6 @@ class _Trial:
         self._measure(1, 2)
         self._tree()
         self._measure_deep()
-        self._fill(SHALLOW)
         self._measure(2, 2)
         return self._costs()
 
@@ -161,6 +160,7 @@ class _Trial:
             self._steps(widths, _TIMED)
             self._draft(_TIMED)
             self._tree()
+            self._fill(SHALLOW)
 
     @property
     def depth(self) -> int:

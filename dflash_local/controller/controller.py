@@ -142,7 +142,7 @@ class Rows:
         """A plain pass has `base` rows; one with k more takes `passes[k]` seconds. `rate`: the
         tokens a second that it must beat. A pass with other rows than the last one takes `switch_s`
         seconds more."""
-        self.base, self.rate, self._switch = base, rate, rate * switch_s
+        self._base, self.rate, self._switch = base, rate, rate * switch_s
         self._prices = [rate * (seconds - passes[0]) for seconds in passes]
         self._enough: dict[tuple[int, int], NDArray[np.float64]] = {}
 
@@ -154,7 +154,7 @@ class Rows:
         `last_rows` are those of the last pass; None: any pass will have a new graph. The rounds to
         come will have `usual` drafts again: another count costs a new graph for them, too.
         """
-        brought, each = self.merged(chains), self.each(sum(map(bool, chains)))
+        brought, each = self.merged(chains), self.each(sum(map(bool, chains)), self._base)
         values = self._values(brought, each)
         usual, last = min(usual, len(values) - 1), self._last(last_rows, each)
         ways = [usual, max(self.counts(len(values)), key=values.__getitem__)]
@@ -181,7 +181,7 @@ class Rows:
             if 0 < last <= len(least):
                 least[last - 1] -= self._switch  # to stay there costs no change
             if self._pads:
-                least = least[self.base - 1 :: self.base] / n_seqs
+                least = least[self._base - 1 :: self._base] / n_seqs
             elif n_seqs > 1:
                 counts = np.arange(1.0, len(least) + 1.0)
                 least = (least / counts).min(initial=inf) * counts
@@ -191,12 +191,12 @@ class Rows:
     def value(self, chances: list[float]) -> float:
         """The worth in tokens of the best part of a draft with these falling chances, beside a
         plain pass."""
-        return max(self._values(chances, self.each(1)))
+        return max(self._values(chances, self.each(1, self._base)))
 
-    def each(self, n_drafting: int) -> int:
-        """The rows of a pass that one draft more takes, if so many sequences draft."""
+    def each(self, n_drafting: int, base: int) -> int:
+        """The rows of a pass that one draft more takes, if so many of `base` sequences draft."""
         if self._pads:
-            return self.base
+            return base
         return max(n_drafting, 1) if self._equal else 1
 
     def counts(self, n: int) -> Iterable[int]:
@@ -214,7 +214,7 @@ class Rows:
 
     def _last(self, rows: int | None, each: int) -> int:
         """The drafts of the last pass, if one more may have as many rows; else -1."""
-        n, rest = divmod(-1 if rows is None else rows - self.base, each)
+        n, rest = divmod(-1 if rows is None else rows - self._base, each)
         return -1 if rest else max(n, -1)
 
     def _values(self, chances: Sequence[float], each: int) -> list[float]:
@@ -439,7 +439,7 @@ class Controller:
         new = base != self._base or len(policies) != len(self._members)
         if new or not self._on or now >= self._priced_at + 4 * _REPLAN:
             self._prices, self._priced_at = {}, now
-        self._base, self._members, self._rows.base = base, list(policies), base
+        self._base, self._members = base, list(policies)
         passes = self._prices_of("chain")
         switch = costs.switch_s / passes[0]
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
@@ -485,7 +485,7 @@ class Controller:
         costs, depth, n = self.costs, self._depth, self._base
         _, length, k = self._way
         tokens = n + sum(self._rows.merged([policy.typical(length) for policy in able])[:k])
-        n_rows = n + k * self._rows.each(len(able))
+        n_rows = n + k * self._rows.each(len(able), n)
         if self._on:
             width = f"{n_rows} rows" if n > 1 else f"width {n_rows}"
             speed = f"{gain:.2f} times the speed of plain decoding"
@@ -509,7 +509,7 @@ class Controller:
         passes, rows = self._prices_of(shape), self._rows
         chances = rows.merged([policy.typical(length) for policy in able])
         tokens = list(accumulate(chances, initial=float(self._base)))
-        times = passes[:: rows.each(len(able))]
+        times = passes[:: rows.each(len(able), self._base)]
         draft_s = self.costs.draft_s(len(able), self._depth, self._n_draft - length)
         once_s, plain_s = draft_s + self.costs.draft_host_s, passes[0] / self._base
         return {

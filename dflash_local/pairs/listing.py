@@ -26,16 +26,12 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """For JSON; sizes in bytes."""
         stock, entry = self.stock, self.stock.entry
+        files = ("here", "drafter_here", "n_bytes", "is_estimate")
         return {
             "name": entry.name,
             "aliases": list(entry.aliases),
-            "target": entry.target,
-            "gguf": entry.gguf,
-            "drafter": entry.drafter,
-            "here": stock.here,
-            "drafter_here": stock.drafter_here,
-            "n_bytes": stock.n_bytes,
-            "is_estimate": stock.is_estimate,
+            **{name: getattr(entry, name) for name in ("target", "gguf", "drafter")},
+            **{name: getattr(stock, name) for name in files},
             "fits": self.place,
             "is_further": self.is_further,
         }

@@ -332,6 +332,18 @@ def test_sequences_come_and_go_and_others_share_the_pass() -> None:
     assert all(policy.reason for policy in policies)
 
 
+@pytest.mark.parametrize("way", [{"equal_rows": True}, {"pads": True}, {"few_counts": True}])
+def test_batches_of_any_size_draft_where_rows_are_bound(way: dict[str, bool]) -> None:
+    """From the first plan on, and after a batch of another size."""
+    chosen = Controller(MACHINES["h200-8b-q4"].costs(4), BLOCK, **way)
+    for n in (3, 1, 4, 2):
+        policies = [chosen.open(DEPTH) for _ in range(n)]
+        for _ in range(20):
+            n_drafts, rows = ask(chosen, policies, [15] * n, -0.01)
+            assert n_drafts == [15] * n
+            assert len(set(rows)) == 1 and rows[0] > 4
+
+
 def test_places_go_from_sequences_of_fixed_width_to_others_and_back() -> None:
     """A batch of four rows, more or fewer of them the controller's; drafts as good as promised."""
     chosen = controller(MACHINES["h200-8b-q4"], 4)
