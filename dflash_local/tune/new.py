@@ -301,8 +301,7 @@ class NewRun(Run):
         if self._beside is None:
             return super()._new(answers, n_known)
         self._check_stopped()
-        least = max(0, self._n_owed)
-        n_asked, found = self._beside.take(least, self._keep_on, self._check_stopped)
+        n_asked, found = self._beside.take(self._n_owed, self._keep_on, self._check_stopped)
         self._n_owed += self._n_new - len(found)
         self._n_asked = max(self._n_asked, n_asked)
         return iter(found)

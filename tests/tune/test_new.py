@@ -6,8 +6,11 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -19,8 +22,10 @@ import tiny_coder
 from dflash_local.errors import InputError
 from dflash_local.loading import load
 from dflash_local.pairs.find import find_pair
+from dflash_local.tune.answers import Answer
+from dflash_local.tune.beside import Beside
 from dflash_local.tune.fitting import Interrupted, Progress
-from dflash_local.tune.new import TrainOptions, ahead, options_for, train
+from dflash_local.tune.new import NewRun, TrainOptions, ahead, options_for, train
 
 torch.set_num_threads(1)  # those of other tests want the cores as well
 
@@ -44,6 +49,14 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
         n_gpu_layers=0,
         n_threads=1,
     )
+
+
+def slowly(_: int) -> Iterator[tuple[int, list[Answer]]]:
+    """Answers one by one, without an end."""
+    ids = torch.zeros(3, 16, dtype=torch.int64)
+    for i in count():
+        time.sleep(0.02)
+        yield i, [Answer(torch.arange(6), 3, torch.zeros(5, 2), ids, ids.float())]
 
 
 def snapshot(folder: Path) -> set[str]:
@@ -118,6 +131,20 @@ def test_what_a_thread_makes_ahead_is_the_same_and_ends_with_its_reader() -> Non
     assert not ended.is_set()
     endless.close()
     assert ended.is_set()
+
+
+def test_steps_wait_for_answers_that_are_written_beside(options: TrainOptions) -> None:
+    """A trainer that is faster than the writer does not go over the same answers for ever."""
+    part = options.draft.parent.parent
+    part.mkdir()
+    with ExitStack() as stack:
+        run = NewRun(options, part, print, None, None, None, stack)
+        run._beside = stack.enter_context(closing(Beside(part / "answers", slowly)))
+        run._n_new, n_taken = 2, 0
+        for step in range(4):
+            n_taken += len(list(run._new(iter(()), n_taken)))
+            assert n_taken >= run._ahead + 2 * step
+        assert run._n_asked > 0
 
 
 def test_a_run_that_fails_leaves_everything_as_it_was(
