@@ -5,23 +5,13 @@
 
 namespace dflash {
 
+constexpr double least_chance = 1e-12;  // its logarithm is finite
+
 // Nodes of a draft, parents before their children; -1 is the anchor.
 struct draft_tree {
     std::vector<int32_t> tokens;
     std::vector<int32_t> parents;
     std::vector<float> logprobs;  // of each token at its position
-};
-
-// A draft with copies of the text: `logprobs` are those of each node where its parent is right.
-struct joined_draft : draft_tree {
-    std::vector<bool> copied;
-    std::vector<double> chances;  // of each node and all before it, falling
-};
-
-// Tokens that may follow the anchor, with the chance of each where all before it are right.
-struct copied_text {
-    std::vector<int32_t> tokens;
-    std::vector<double> chances;
 };
 
 // How far a tree may grow.
@@ -42,12 +32,5 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * 
 // Corrects a block's log-probabilities, in place, by the chance of each position's first candidate:
 // the others share the rest as before. See dflash_local/controller/acceptance.py.
 void rate_candidates(float * logprobs, float * steps, const std::vector<double> & chances, int k);
-
-// The best draft of at most so many nodes and leaves from a drafter's nodes and copies, without
-// bound in depth. `chances`: of each node with all before it; nodes without one are left out. See
-// dflash_local/copies/join.py.
-joined_draft join_copies(const std::vector<int32_t> & tokens, const std::vector<int32_t> & parents,
-                         const std::vector<double> & chances,
-                         const std::vector<copied_text> & copies, int n_nodes, int n_leaves);
 
 }  // namespace dflash

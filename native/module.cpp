@@ -32,6 +32,7 @@
 #include "few_rows_trial.h"
 #include "fused_drafter.h"
 #include "heads_drafter.h"
+#include "joined_draft.h"
 #include "llama.h"
 #include "private_abi.h"
 #include "target_pass.h"

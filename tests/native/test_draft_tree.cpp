@@ -10,6 +10,7 @@
 #include "check.h"
 #include "draft_chances.h"
 #include "draft_tree.h"
+#include "joined_draft.h"
 
 namespace {
 
