@@ -49,7 +49,8 @@ def lead_after(
         single = np.stack([target.logits(last_row).copy(), *rows_of(target, n, answer, 1)])
         noise = 0.0
         for width in widths if answer else ():
-            for logits in (rows_of, _tree_rows) if forked and width > 2 else (rows_of,):
+            fits = 2 < width < 2 * target.options.n_branches  # every other node is a leaf
+            for logits in (rows_of, _tree_rows) if forked and fits else (rows_of,):
                 target.restore(0, start)
                 batched = np.stack(logits(target, n, answer, width))
                 noise = max(noise, float(np.abs(batched - single[1:]).max()))

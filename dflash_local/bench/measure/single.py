@@ -241,12 +241,15 @@ class _Answers:
     def _lead(self, case: Case, plain: TimedAnswer, at: int, variant: Variant) -> Lead:
         """At a token of plain decoding's answer; at its last one where the other goes on."""
         self.model.forget()
+        target = self.model.target
         widths = {2, 4, 8, 16, *(v.width for v in self.settings.variants if v.width != "auto")}
+        if self.model.engine.copies:  # with more rows, which a GPU may compute by other kernels
+            widths |= {min(32, target.max_width), target.max_width}
         return lead_after(
-            self.model.target,
+            target,
             case.tokens,
             plain.tokens[: min(at, len(plain.tokens) - 1)],
-            sorted(width for width in widths if 1 < width <= self.model.target.n_batch),
+            sorted(width for width in widths if 1 < width <= target.n_batch),
             forked=variant.shape != "chain" and self.model.engine.takes_trees,
         )
 

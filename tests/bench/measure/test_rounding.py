@@ -25,7 +25,7 @@ def test_the_lead_and_the_noise_of_a_token(auto_model: Model) -> None:
     assert not lead.is_within_rounding
     assert replace(lead, noise=lead.gap).is_within_rounding
     model.forget()
-    forked = lead_after(model.target, prompt, plain.tokens[:7], [4, 8], forked=True)
+    forked = lead_after(model.target, prompt, plain.tokens[:7], [4, 8, 64], forked=True)
     assert forked.gap == lead.gap
     # The same tokens in other cells: as far apart as 8-bit activations take the last bit.
     assert 0 <= forked.noise < 0.2
