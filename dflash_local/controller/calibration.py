@@ -1,7 +1,5 @@
 """Measures the costs of a round's parts on this machine, in a few seconds."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

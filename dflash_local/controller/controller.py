@@ -1,7 +1,5 @@
 """Whether to draft, and the number of rows to verify: those with most tokens a second."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, zip_longest
 from math import exp, inf
@@ -88,8 +86,8 @@ class Policy:
         """Take in a new draft. Returns the falling chances of its nodes to be accepted."""
         known, self.rest_from = self.known, now
         curves = {self.shape.name: known.chances(draft, self.shape.name)}
-        for other in self.shapes:
-            if other != self.shape.name and (other == "chain" or now % _REPLAN == 0):
+        for other in self.shapes.keys() - curves:
+            if other == "chain" or other not in self._curves or now % _REPLAN == 0:
                 curves[other] = known.of_other_shape(draft, other)
         for name, curve in curves.items():
             known.notice(curve, name)
@@ -276,10 +274,9 @@ class Controller:
         self._on = False
         self._looking: Policy | None = None
         self._planned_at = self._replan_at = self._off_until = 0
-        # Plain rounds: lost by the forecasts since drafting is on, lost by looks, and left to lose
-        self._doubt, self._spent, self._credit = 0.0, 0.0, _CREDIT
-        self._pause = CONFIRMED // 2  # rounds
-        self._accepted = 0  # drafts of this round
+        # Plain rounds: lost by the plans' forecasts, by looks, by this one at most; left to lose
+        self._doubt, self._spent, self._loss, self._credit = 0.0, 0.0, 0.0, _CREDIT
+        self._pause, self._accepted = CONFIRMED // 2, 0  # rounds; drafts of this round
 
     def open(
         self, depth: int = 0, *, greedy: bool = True, shapes: Sequence[Shape] | None = None
@@ -419,19 +416,24 @@ class Controller:
             # Looks, and rounds after a prompt, have many rows to inject.
             n_injected = n_injected if self._looking or inject_s else 0
             costs.observe_draft(n_drafting, depth, draft_s + inject_s, fewer, n_injected)
-            seconds = draft_s + verify_s + host_s
-            seconds += inject_s if self._looking else 0.0  # prompts are injected once
-            gained = 1 + self._accepted / self._base - seconds / self._prices_of("chain")[0]
-            if self._looking:  # beside others, its own part of the time is not known
-                self._spent = max(self._spent - (-1 if n_others else gained), 0.0)
-            elif not n_others:
-                self._credit = min(self._credit + gained, 2 * _CREDIT)
-                if self._credit >= 2 * _CREDIT:
-                    self._pause = CONFIRMED // 2
-                if self._credit < 0:
-                    self._credit, self._off_until = _CREDIT, self._round + self._pause
-                    self._pause, self._replan_at = 2 * self._pause, 0
+            if not n_others:
+                once_s = inject_s if self._looking else 0.0  # prompts are injected once
+                self._settle(once_s + draft_s + verify_s + host_s)
+            elif self._looking:  # its own part of the time is not known
+                self._spent += self._loss
         self._accepted = 0
+
+    def _settle(self, seconds: float) -> None:
+        """After a round that drafted: its lead over plain decoding."""
+        gained = 1 + self._accepted / self._base - seconds / self._prices_of("chain")[0]
+        if self._looking:
+            self._spent = max(self._spent - gained, 0.0)
+            return
+        self._credit = min(self._credit + gained, 2 * _CREDIT)
+        self._pause = CONFIRMED // 2 if self._credit >= 2 * _CREDIT else self._pause
+        if self._credit < 0:
+            self._credit, self._off_until = _CREDIT, self._round + self._pause
+            self._pause, self._replan_at = 2 * self._pause, 0
 
     def _plan(self, policies: Sequence[Policy], n_others: int) -> None:
         """Whether to draft for the rounds to come, or to look whether it pays."""
@@ -450,7 +452,7 @@ class Controller:
         self._doubt = max(self._doubt + lost, 0.0) if self._on else 0.0
         pays = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / _HORIZON
         self._on, self._planned_at = pays and now >= self._off_until, now
-        reason = self._reason(able, gain)
+        reason = self._reason(able, gain) if able else ""
         for policy in able:
             policy.reason, policy.nearly_off = reason, False
         rate = base / passes[0] * (max(gain, 1.0) if self._on else 1.0)
@@ -532,7 +534,7 @@ class Controller:
         upkeep = costs.inject_s / plain_s  # a look that waits has more to inject
         short = loss + self._spent - _FIRST - _INCOME * self._round
         if short <= 0 or (not policy.known.n_verified and self._round >= _FIRST / _INCOME):
-            self._looking = policy
+            self._looking, self._loss = policy, max(loss, 0.0)
             return 1
         if upkeep < _INCOME:
             return min(int(short / (_INCOME - upkeep)) + 1, CONFIRMED)

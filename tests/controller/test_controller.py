@@ -406,3 +406,36 @@ def test_a_drafter_is_known_to_the_next_process() -> None:
     play(machine, text("prose"), first, [2000])
     second = Controller(machine.costs(1), BLOCK, known)
     assert not second.may_draft or known.n_verified < 16
+
+
+def test_others_may_draft_before_any_plan() -> None:
+    """Where the drafter has failed for a sequence that asks, and a fixed width has it back."""
+    chosen = Controller(Costs({4: {1: 0.01, 2: 0.011}}, {4: {1: 0.002}}), 8)
+    chosen.open(10)
+    chosen.observe_round(9, "chain", 1, 100, 0.002, 0.013, 0.001, n_others=1)
+    assert chosen.n_drafts([], [], 1) == []
+
+
+def looks(n_others: int) -> int:
+    """Rounds of 20,000 in which a hopeless drafter drafts, beside others that draft in each."""
+    chosen = Controller(Costs({4: {1: 0.01, 2: 0.0101, 9: 0.011}}, {4: {1: 0.08}}), 8)
+    chosen.known[True].n_verified = 100
+    policy, n = chosen.open(10), 0
+    for _ in range(20_000):
+        (n_draft,) = chosen.n_drafts([policy], [7], n_others)
+        n_rows, draft_s = 1 + n_others, 0.08 if n_draft or n_others else 0.0
+        if n_draft:
+            n += 1
+            draft = Draft.chain([1] * n_draft, [-0.5] * n_draft)
+            n_rows = n_others + chosen.rows(chosen.judge([policy], [draft]))[0]
+            chosen.observe(policy, draft, [1, 2])
+        n_drafting = n_others + (n_draft > 0)
+        chosen.observe_round(
+            n_rows, "chain", n_drafting, 100, draft_s, 0.01, 0.0005, n_others=n_others
+        )
+    return n
+
+
+def test_looks_beside_others_cost_what_they_were_to_lose() -> None:
+    """Their own part of the time is not known."""
+    assert 5 < looks(1) < 2 * looks(0) < 40
