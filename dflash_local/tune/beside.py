@@ -51,9 +51,13 @@ class Beside:
             )
             for i in range(n)
         ]
-        for i, process in enumerate(self._processes):
-            (folder / str(i)).mkdir()
-            process.start()
+        try:
+            for i, process in enumerate(self._processes):
+                (folder / str(i)).mkdir()
+                process.start()
+        except BaseException:
+            self.close()
+            raise
 
     def take(
         self, least: int, device: str, check: Callable[[], None] = lambda: None
@@ -89,9 +93,10 @@ class Beside:
 
     def close(self) -> None:
         """End the processes, and remove their files. Safe to call again."""
-        for each in self._processes:
+        begun = [each for each in self._processes if each.pid is not None]
+        for each in begun:
             each.kill()  # it has nothing to save
-        for each in self._processes:
+        for each in begun:
             each.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -223,6 +223,7 @@ class Run:
         self._device = "cuda" if on_gpu else "cpu"
         self._dtype = torch.bfloat16 if on_gpu else torch.float32
         if on_gpu:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)  # idle ones spin, and steps wait for the core of this one
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_batch = LoadOptions.n_batch

@@ -1,6 +1,7 @@
 """A drafter from nothing: a run as `tune` makes it, which begins with random weights and lets the
 target write all that it learns from, the prompts included."""
 
+import math
 import queue
 import random
 import shutil
@@ -277,7 +278,7 @@ class NewRun(Run):
                 yield rng.choice(self._teacher)
             elif rng.random() < _GIVEN:
                 for tokens in self._tokens([drawn(texts, self._general, rng)]):
-                    asked, key = self._ask(tokens, i), tuple(tokens)
+                    asked, key = self._ask(tokens, i // self._stride), tuple(tokens)
                     if key in self._greedy:  # it would be the same answer
                         asked = replace(asked, temperature=TEMPERATURES[1])
                     elif not asked.temperature:
@@ -298,11 +299,12 @@ class NewRun(Run):
         return ahead(answers, _MOST_AHEAD) if beside and not self._beside else answers
 
     def _new(self, answers: Iterator[Answer], n_known: int) -> Iterator[Answer]:
+        n, self._n_owed = self._n_owed, self._n_new
         if self._beside is None:
-            return super()._new(answers, n_known)
+            return islice(answers, n)
         self._check_stopped()
-        n_asked, found = self._beside.take(self._n_owed, self._keep_on, self._check_stopped)
-        self._n_owed += self._n_new - len(found)
+        n_asked, found = self._beside.take(n, self._keep_on, self._check_stopped)
+        self._n_owed += n - len(found)
         self._n_asked = max(self._n_asked, n_asked)
         return iter(found)
 
@@ -333,7 +335,7 @@ class NewRun(Run):
 
     def _make_plan(self, state: Mapping[str, Any]) -> None:
         super()._make_plan(state)
-        self._n_new = max(1, self._n_learnt // _USES)
+        self._n_new = math.ceil(self._n_learnt / _USES)
         self._say(_FORECAST)
         free = free_bytes(self._device)
         if free is not None and not self._plan.by_turns:
