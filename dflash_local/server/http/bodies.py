@@ -43,7 +43,7 @@ class BodyCheck:
         self._max = settings.max_body
         self._seconds = settings.body_s
         self._n_large = 0
-        self._has_room = asyncio.Condition()
+        self._has_room, self._next = asyncio.Condition(), asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -90,7 +90,7 @@ class BodyCheck:
         if n <= _LARGE:
             yield
             return
-        async with self._has_room:
+        async with self._next, self._has_room:  # in the order in which they came
             await self._has_room.wait_for(lambda: self._n_large + n <= max(n, _MOST_LARGE))
             self._n_large += n
         try:

@@ -48,7 +48,9 @@ async def count_input_tokens(request: Request, body: ResponsesRequest) -> dict[s
 
 def _prepare(model: Model, body: ResponsesRequest) -> PreparedChat:
     tools = [function.tool for function in body.functions]
-    messages, begun = split_begun(body.messages())
+    messages, begun = body.messages(), ""
+    if not messages[-1].get("reasoning_content"):  # else it is whole: no template leaves one open
+        messages, begun = split_begun(messages)
     return prepare_chat(
         model,
         messages,

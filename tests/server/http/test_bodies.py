@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -10,7 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from dflash_local.server.http.bodies import BodyCheck
+from dflash_local.server.http.settings import ServerSettings
 from raw_http import exchange, message
 from server_process import ServerProcess
 
@@ -184,3 +188,39 @@ def test_a_body_of_two_lengths(server: ServerProcess) -> None:
     assert status == 400
     assert "both Content-Length and Transfer-Encoding" in message(answer)
     assert answer.count(b"HTTP/1.1") == 0  # the connection is closed
+
+
+def test_large_bodies_are_answered_in_the_order_in_which_they_came() -> None:
+    """A later one that would fit beside those in work does not overtake one that waits."""
+    begun: list[str] = []
+    ends = {name: asyncio.Event() for name in "abc"}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path"][1:]
+        begun.append(name)
+        await ends[name].wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(client: httpx.AsyncClient, name: str, megabytes: int) -> int:
+        body = b'"' + b"x" * (megabytes * MEGABYTE) + b'"'
+        return (await client.post(f"/{name}", content=body, headers=JSON)).status_code
+
+    async def run() -> None:
+        settings = ServerSettings(max_body=40 * MEGABYTE)
+        transport = httpx.ASGITransport(app=BodyCheck(app, settings, "/api"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            asked = []
+            for name, megabytes in (("a", 20), ("b", 24), ("c", 8)):
+                asked.append(asyncio.create_task(ask(client, name, megabytes)))
+                for _ in range(100):
+                    await asyncio.sleep(0)
+            assert begun == ["a"]
+            ends["a"].set()
+            await asked[0]
+            for name in "bc":
+                ends[name].set()
+            assert await asyncio.gather(*asked) == [200, 200, 200]
+            assert begun == ["a", "b", "c"]
+
+    asyncio.run(run())

@@ -53,6 +53,13 @@ def test_a_last_message_of_the_assistant_begins_the_answer(client: httpx.Client)
     assert told["output"][0]["content"][0]["text"] == expected["content"]
 
 
+def test_an_earlier_answer_with_reasoning_is_whole(client: httpx.Client) -> None:
+    """What a client sends that goes on from an answer that was cut short."""
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a sum"}]}
+    given = [*user(QUESTION), thought, {"role": "assistant", "content": "def add(a, "}]
+    assert post(client, PATH, input=given, max_output_tokens=8)["output"]
+
+
 def test_a_stream_is_the_whole_answer_in_events(sdk: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"input": QUESTION, "max_output_tokens": 12, "temperature": 0}
     whole = sdk.responses.create(model="any", **asked)
