@@ -25,7 +25,10 @@ def place() -> Path:
     if chosen := os.environ.get(ENVIRONMENT):
         # Unlike `Path.expanduser`, this leaves the name of a user that there is not as it is.
         return Path(os.path.expanduser(chosen))
-    found = platformdirs.user_cache_path("dflash-local", appauthor=False, opinion=False)
+    try:
+        found = platformdirs.user_cache_path("dflash-local", appauthor=False, opinion=False)
+    except RuntimeError:
+        found = Path()
     if not found.is_absolute():
         raise OSError(f"this user has no home folder; set {ENVIRONMENT}")
     return found

@@ -43,6 +43,21 @@ def test_a_user_that_is_not_there_has_no_folder(
         registry.entries()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere the system knows it otherwise")
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pwd
+
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("DFLASH_LOCAL_CACHE", "HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(OSError, match="no home folder; set DFLASH_LOCAL_CACHE"):
+        disk_cache.folder()
+    assert disk_cache.read("costs", {}) is None
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
 def test_what_is_kept_is_read_from_a_file_of_ours_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
