@@ -62,7 +62,7 @@ draft_tree grow_tree(const int32_t * ids, const float * logprobs, const float * 
                      int n_positions, int k, int n_vocab, const tree_bounds & bounds,
                      double further_share) {
     const auto further = static_cast<float>(std::log(further_share));
-    const int depth = std::max(std::min(n_positions, bounds.n_depth), 0);
+    const int depth = k > 0 ? std::max(std::min(n_positions, bounds.n_depth), 0) : 0;
     // By level and the place of the parent; filled as far as the tree has grown. A tree of 31 nodes
     // has as many rows: with a map of vectors it took 28 us, and a small model's round some 2 ms.
     const int n_after = steps != nullptr ? k : 1;

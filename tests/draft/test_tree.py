@@ -132,3 +132,6 @@ def test_a_position_without_candidates_ends_the_tree() -> None:
     assert len(grow(candidates([[0.5]], [[-1]]), 5, N_VOCAB)) == 0
     none = Candidates(np.zeros((0, 4), np.int32), np.zeros((0, 4), np.float32))
     assert len(grow(none, 5, N_VOCAB)) == 0
+    no_steps = np.zeros((2, 0, 0), np.float32)
+    none = Candidates(np.zeros((2, 0), np.int32), np.zeros((2, 0), np.float32), steps=no_steps)
+    assert len(grow(none, 5, N_VOCAB)) == 0
