@@ -4,8 +4,8 @@ All of them go into one tree, in which a token that several propose after the sa
 A drafter's nodes keep their chances. A copied token has the chance of its kind, which knows whether
 the drafter proposes the same; where both do, the better chance counts. The chances of one node's
 children sum to at most 1. The likeliest nodes come first, so that the first m are the best m. The
-joining is native (`native/draft_tree.cpp`): in Python it took a fifth of a small model's round on a
-GPU.
+joining is native (`native/joined_draft.cpp`): in Python it took a fifth of a small model's round on
+a GPU.
 """
 
 from collections.abc import Sequence
