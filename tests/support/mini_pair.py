@@ -35,7 +35,12 @@ def pair(quant: str = "Q8_0") -> tuple[Path, Path]:
 
 def drafter_of(target: Path) -> Path:
     """The drafter of one of these targets, else the tiny pair's."""
-    return next((d for t, d in map(pair, ("Q8_0", "F32")) if t == target), tiny_coder.pair()[1])
+    is_ours = target.parent == Path(_FOLDER.name)
+    return (
+        target.with_name(target.name.replace("target", "drafter"))
+        if is_ours
+        else tiny_coder.pair()[1]
+    )
 
 
 @cache

@@ -71,7 +71,7 @@ def test_a_trial_puts_tensors_where_the_load_will(own_cache: Path) -> None:
         ("qwen3.expert_used_count", (4, UINT32, None), "SIGABRT.*GGML_ASSERT.*n_expert"),
         ("qwen3.rope.scaling.type", ("x", STRING, None), "SIGABRT.*GGML_ASSERT.*rope_scaling"),
         ("qwen3.rope.dimension_count", (32, UINT32, None), "make a context.*SIGABRT.*n_rot"),
-        ("qwen3.attention.head_count", (0, UINT32, None), "load the model: .*wrong shape"),
+        ("qwen3.attention.head_count", (5, UINT32, None), "load the model: .*wrong shape"),
         ("tokenizer.ggml.model", ("x", STRING, None), "load the vocabulary: unknown tokenizer"),
         ("tokenizer.ggml.pre", ("x", STRING, None), "unknown pre-tokenizer"),
     ],

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import gguf_files
-import mini_pair
 import tiny_coder
 from dflash_local.errors import InputError
 from dflash_local.loading import load
@@ -34,7 +33,7 @@ torch.set_num_threads(1)  # those of other tests want the cores as well
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
     """A run of some steps for a copy of the tiny target, for a drafter of one layer."""
     monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
-    target = Path(shutil.copy(mini_pair.pair()[0], tmp_path))
+    target = Path(shutil.copy(tiny_coder.pair()[0], tmp_path))
     return options_for(
         target,
         tmp_path / "out",

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+import tiny_coder
 from dflash_local import Model
 from dflash_local.engine.engine import Engine
 from dflash_local.llama import runtime
@@ -66,7 +67,7 @@ def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> N
     with ThreadPoolExecutor(len(questions)) as pool:
         together = list(pool.map(bytes_of, questions, lengths))
     with (
-        open_engine(n_ctx=1024, n_seq=len(questions)) as engine,
+        open_engine(path=tiny_coder.pair()[0], n_ctx=1024, n_seq=len(questions)) as engine,
         Model(Engine(engine.target, None, len(questions))) as plain,
     ):
         prompts = [plain.chat_prompt(user(question)) for question in questions]
