@@ -51,11 +51,19 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
         raise KeyError
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
-    for name in ("DFLASH_LOCAL_CACHE", "HOME", "XDG_CACHE_HOME"):
+    for name in (
+        "DFLASH_LOCAL_CACHE",
+        "DFLASH_LOCAL_TUNED",
+        "HOME",
+        "XDG_CACHE_HOME",
+        "XDG_DATA_HOME",
+    ):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(OSError, match="no home folder; set DFLASH_LOCAL_CACHE"):
         disk_cache.folder()
     assert disk_cache.read("costs", {}) is None
+    with pytest.raises(InputError, match="no home folder; set DFLASH_LOCAL_TUNED"):
+        tuned.folder()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")

@@ -25,11 +25,14 @@ class Tuned:
 
 def folder() -> Path:
     """The folder of tuned drafters, and of which target uses which: `DFLASH_LOCAL_TUNED`, else the
-    platform's folder for data. It need not exist."""
+    platform's folder for data. It need not exist. Raises InputError for a user without a home."""
     chosen = os.environ.get(ENVIRONMENT)
     if chosen:
         return Path(os.path.expanduser(chosen))
-    return platformdirs.user_data_path("dflash-local", appauthor=False)
+    try:
+        return platformdirs.user_data_path("dflash-local", appauthor=False)
+    except RuntimeError:
+        raise InputError(f"this user has no home folder; set {ENVIRONMENT}") from None
 
 
 def tuned_drafter(target: Path, source: str | None = None) -> Path | None:
