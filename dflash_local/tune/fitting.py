@@ -229,9 +229,10 @@ class Run:
         self._n_batch = LoadOptions.n_batch
         self._n_anchors = N_ANCHORS if on_gpu else CPU_ANCHORS
         self._rate = RATE
-        self._ahead = _AHEAD
+        self._n_owed = _AHEAD
+        """Answers that come before the next step."""
         self._n_new = 1
-        """Answers that come before each further step."""
+        """Those that come before each further one."""
         self._save_s = _SAVE_S
         self._ends_early = True
         """Whether it ends once held-out answers gain nothing more."""
@@ -474,7 +475,7 @@ class Run:
             if self._ends_early and trainer.is_flat(done):
                 break
             asked_at, n_new = time.monotonic(), 0
-            for answer in self._new(answers, len(ring)):
+            for answer in self._new(answers):
                 self._n_tokens += len(answer.tokens) - answer.n_prompt
                 ring.add(answer)
                 n_new += 1
@@ -499,9 +500,10 @@ class Run:
     def _open_ring(self) -> Ring:
         return Ring(_RING_BYTES)
 
-    def _new(self, answers: Iterator[Answer], n_known: int) -> Iterator[Answer]:
+    def _new(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         """Those that come before the next step."""
-        return islice(answers, self._n_new if n_known >= self._ahead else self._ahead)
+        n, self._n_owed = self._n_owed, self._n_new
+        return islice(answers, n)
 
     def _batch(self, ring: Ring, n_new: int, rng: random.Random) -> list[Answer]:
         """The newest answers, and some older ones."""

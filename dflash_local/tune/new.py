@@ -161,11 +161,9 @@ class NewRun(Run):
         self._n_anchors = options.n_anchors or max(1, _POSITIONS // n_block)
         self._rate = options.rate or (_RATE_ON if options.begin else _RATE)
         if on_gpu:
-            self._warm_up, self._ahead = _WARM_UP, _AHEAD
+            self._warm_up, self._n_owed = _WARM_UP, _AHEAD
         self._ends_early = False  # the last part, with a small rate, gains most
         self._beside: Beside | None = None
-        self._n_owed = self._ahead
-        """Answers that must come before the next step."""
         self._stride = 1
         """One prompt of so many is asked for; the others are another process's."""
         self._greedy: set[tuple[int, ...]] = set()
@@ -298,13 +296,12 @@ class NewRun(Run):
         beside = self._device == "cuda" and not self._plan.by_turns
         return ahead(answers, _MOST_AHEAD) if beside and not self._beside else answers
 
-    def _new(self, answers: Iterator[Answer], n_known: int) -> Iterator[Answer]:
-        n, self._n_owed = self._n_owed, self._n_new
+    def _new(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         if self._beside is None:
-            return islice(answers, n)
+            return super()._new(answers)
         self._check_stopped()
-        n_asked, found = self._beside.take(n, self._keep_on, self._check_stopped)
-        self._n_owed += n - len(found)
+        n_asked, found = self._beside.take(self._n_owed, self._keep_on, self._check_stopped)
+        self._n_owed += self._n_new - len(found)
         self._n_asked = max(self._n_asked, n_asked)
         return iter(found)
 

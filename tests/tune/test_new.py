@@ -139,10 +139,10 @@ def test_steps_wait_for_answers_that_are_written_beside(options: TrainOptions) -
     with ExitStack() as stack:
         run = NewRun(options, part, print, None, None, None, stack)
         run._beside = stack.enter_context(closing(Beside(part / "answers", slowly)))
-        run._n_new, n_taken = 2, 0
+        run._n_new, n_taken, n_first = 2, 0, run._n_owed
         for step in range(4):
-            n_taken += len(list(run._new(iter(()), n_taken)))
-            assert n_taken >= run._ahead + 2 * step
+            n_taken += len(list(run._new(iter(()))))
+            assert n_taken >= n_first + 2 * step
         assert run._n_asked > 0
 
 
