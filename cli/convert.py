@@ -31,9 +31,9 @@ SECTIONS = {
             "--target",
             of="convert",
             metavar="TARGET",
-            show_default="the one that the drafter names",
-            help="What it drafts for: a GGUF file, a local folder, a hub id, or a name of `list` "
-            "whose target is on this disk.",
+            show_default="the one that the drafter is for, if that is known",
+            help="What it drafts for: a GGUF file, a folder that holds one, a name of `list`, or a "
+            "place on the hub that has GGUF files, of which only a header is fetched.",
         ),
         Option(
             "--revision",
@@ -72,8 +72,8 @@ def convert(source: str, target: str | None, as_json: bool, quiet: bool, **value
     """Write a published drafter as a GGUF file.
 
     SOURCE is a DFlash drafter: a hub id or a local folder. The tokenizer is the target's; of a
-    target on the hub only its config and tokenizer are fetched. The file is checked, and appears
-    whole or not at all. Its path alone goes to stdout.
+    target on the hub only the header of its file is fetched. The file is checked, and appears whole
+    or not at all. Its path alone goes to stdout.
     """
     if quiet:
         # read once, when the hub's client is imported
@@ -82,7 +82,6 @@ def convert(source: str, target: str | None, as_json: bool, quiet: bool, **value
 
     say = Speaker(quiet)
     _check_source(source)
-    given, target = target, _file_of_name(target)
     with writing_progress(say) as progress:
         result = run(source, target=target, say=say, progress=progress, **values)
     dry_run = values["dry_run"]
@@ -90,7 +89,7 @@ def convert(source: str, target: str | None, as_json: bool, quiet: bool, **value
         say(f"checked: {line}")
     say(_summary(result, dry_run))
     if not dry_run:
-        say(_next_step(result, given, target))
+        say(_next_step(result, target))
     if as_json:
         write_stdout(json.dumps({**result.as_dict(), "dry_run": dry_run}) + "\n")
     elif not dry_run:
@@ -109,16 +108,6 @@ def _check_source(source: str) -> None:
         )
 
 
-def _file_of_name(target: str | None) -> str | None:
-    """The file of a target that is given by a name of the registry; a path or a hub id as it is.
-    Raises InputError for what is none of these."""
-    from dflash_local.pairs.find import held_target
-
-    if target is None or Path(target).exists() or "/" in target or target.endswith(".gguf"):
-        return target
-    return str(held_target(target))
-
-
 def _summary(result: ConvertResult, dry_run: bool) -> str:
     taps = ", ".join(str(layer - 1) for layer in result.target_layers)
     did = f"would write {result.path}" if dry_run else "written"
@@ -128,13 +117,7 @@ def _summary(result: ConvertResult, dry_run: bool) -> str:
     )
 
 
-def _next_step(result: ConvertResult, given: str | None, target: str | None) -> str:
-    """Advice on the use of the file: the command, with the target in it as it was given, where the
-    file `target` is here."""
-    draft = shlex.quote(str(result.path))
-    if given is not None and target is not None and Path(target).is_file():
-        return f"next: dflash-local chat --target {shlex.quote(given)} --draft {draft}"
-    return (
-        f"next: dflash-local chat --target TARGET.gguf --draft {draft}, "
-        f"where TARGET.gguf is {result.target or 'its target'} in GGUF"
-    )
+def _next_step(result: ConvertResult, target: str | None) -> str:
+    """Advice on the use of the file: the command, with the target in it as it was given."""
+    given, draft = shlex.quote(target or result.target), shlex.quote(str(result.path))
+    return f"next: dflash-local chat --target {given} --draft {draft}"

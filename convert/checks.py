@@ -14,7 +14,6 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.gguf.header import TensorInfo
 from dflash_local.trial.drafter import try_drafter
 
-from .files.source import Source
 from .key import Key, header
 from .quantization import n_bytes
 from .tensors.plan import TensorPlan
@@ -41,14 +40,12 @@ def planned_file(path: Path, keys: Sequence[Key], tensors: Tensors) -> GgufFile:
     return replace(header(path, keys), tensors=infos, n_bytes=offset, shards=(path,))
 
 
-def check_fit(target: GgufFile | Source, drafter: GgufFile) -> CheckResult:
+def check_fit(target: GgufFile, drafter: GgufFile) -> CheckResult:
     """Check that the two belong together, by their headers.
 
     Raises FileError or PairError when they do not. When the target cannot be drafted for here,
     as llama.cpp offers no taps of it or it cannot be rolled back, a note says so.
     """
-    if isinstance(target, Source):
-        return CheckResult([f"sizes and taps fit the config of {target.name}"])
     name = target.architecture
     if not takes_drafters(name):
         why = "offers no taps" if rolls_back(name) else "has recurrent layers"
@@ -57,8 +54,9 @@ def check_fit(target: GgufFile | Source, drafter: GgufFile) -> CheckResult:
     return CheckResult([f"fits the target {target.path.name}"])
 
 
-def check_written(part: Path, planned: GgufFile, target: GgufFile | Source) -> CheckResult:
-    """Check the file `part`, which will get the name `planned.path`.
+def check_written(part: Path, planned: GgufFile, target: GgufFile) -> CheckResult:
+    """Check the file `part`, which will get the name `planned.path`. It drafts a block for a target
+    that is on this disk.
 
     Raises FileError for a bad one, and PairError for one that does not fit the target.
     """
@@ -69,7 +67,7 @@ def check_written(part: Path, planned: GgufFile, target: GgufFile | Source) -> C
         spec = read_drafter(written)
         found = check_fit(target, written)
         found.checks.append("keys, tensors and shapes read back")
-        tried = try_drafter(part, spec, target.path if isinstance(target, GgufFile) else None)
+        tried = try_drafter(part, spec, target.path if target.shards else None)
     except InputError as error:
         told = str(error).replace(str(part), str(planned.path))
         raise type(error)(f"{told}; the file was removed") from None

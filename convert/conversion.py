@@ -11,7 +11,6 @@ from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, Keys
 from numpy.typing import NDArray
 
 from dflash_local.errors import InputError
-from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.drafter_spec import DrafterSpec, Family
 from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.gguf.file import GgufFile
@@ -22,14 +21,15 @@ from .config.families import identify
 from .config.target_link import target_facts, target_fields
 from .files.checkpoint import Checkpoint
 from .files.reading import read_json
-from .files.source import CONFIG, Source, fetch_drafter, fetch_target, target_hint
+from .files.source import CONFIG, Source, fetch_drafter
+from .files.target import find_target_file
 from .key import Key
 from .provenance import model_name, provenance_keys
 from .quantization import file_type, tensor_type
 from .tensors.masked_embedding import masked_tensors
 from .tensors.names import absolute_ids, left_out, plan_tensors
 from .tensors.plan import RowSource, TensorPlan, planned_rows
-from .tokenizer.vocabulary import check_own_tokenizer, tokenizer_keys
+from .tokenizer import check_own_tokenizer, tokenizer_keys
 from .writer import check_place, write_gguf
 
 Say = Callable[[str], None]
@@ -50,7 +50,7 @@ class ConvertResult:
     """The commit, if the drafter comes from the hub."""
     sha256: str | None
     """Of the weights; None after a dry run."""
-    target: str | None
+    target: str
     family: Family
     outtype: str
     n_bytes: int
@@ -77,7 +77,7 @@ class _Conversion:
 
     path: Path
     drafter: Source
-    target: GgufFile | Source
+    target: GgufFile
     config: DraftConfig
     weights: Checkpoint
     tensors: list[tuple[TensorPlan, GGMLQuantizationType]]
@@ -107,12 +107,14 @@ def convert(
 ) -> ConvertResult:
     """Write the drafter `source`, a hub id or a local folder, as a GGUF file.
 
-    `target`: the model that it drafts for, as a GGUF file, a local folder or a hub id; by default
-    the one that the drafter names. `outtype`: one of `quantization.OUTTYPES`. `output`: by default
-    `<drafter>-<outtype>.gguf` in the working folder; an existing file is only replaced with
-    `force`. `revision`: branch, tag or commit of a drafter on the hub. With `dry_run`, everything
-    is fetched and planned, and nothing is written. `say` is called with a line for each decision,
-    `progress` with the bytes of tensors written so far and in all.
+    `target`: the model that it drafts for: a GGUF file, a folder that holds one, a name of the
+    registry, or a place on the hub that has GGUF files, of which only a header is fetched; by
+    default the one that the drafter is for, if that is known. `outtype`: one of
+    `quantization.OUTTYPES`. `output`: by default `<drafter>-<outtype>.gguf` in the working folder;
+    an existing file is only replaced with `force`. `revision`: branch, tag or commit of a drafter
+    on the hub. With `dry_run`, everything is fetched and planned, and nothing is written. `say` is
+    called with a line for each decision, `progress` with the bytes of tensors written so far and in
+    all.
 
     The file is checked before it gets its name (see `ConvertResult.checks`), and appears whole or
     not at all. The same input gives the same bytes. Raises InputError (FileError is one) for a
@@ -156,7 +158,7 @@ def convert(
         source=drafter.name,
         revision=drafter.revision,
         sha256=sha256 or None,
-        target=_shown_target(plan.target),
+        target=str(plan.target.path),
         family=plan.config.spec.family,
         outtype=outtype,
         n_bytes=n_bytes,
@@ -183,11 +185,11 @@ def _planned(
 ) -> _Conversion:
     raw = _read_config(drafter.folder)
     identify(raw)
-    found = _find_target(drafter, raw, target, say)
-    facts = target_facts(found) if isinstance(found, GgufFile) else _read_config(found.folder)
+    found = find_target_file(drafter, raw, target, say)
+    facts = target_facts(found)
     config = read_config(raw, target=facts)
     spec = config.spec
-    _check_target_link(spec, facts, _shown_target(found))
+    _check_target_link(spec, facts, str(found.path))
     weights = Checkpoint.open(drafter.folder)
     plans = plan_tensors(config, weights.tensors)
     skipped = left_out(config, weights.tensors)
@@ -198,7 +200,7 @@ def _planned(
     plans = [tensor for tensor in plans if tensor.name not in masked]
     plans += [tensor for tensor, _ in masked.values()]
     tokenizer = tokenizer_keys(found, n_vocab=spec.n_vocab, mask_token_id=spec.mask_token_id)
-    check_own_tokenizer(drafter.folder, tokenizer, _shown_target(found))
+    check_own_tokenizer(drafter.folder, found)
     name = f"{model_name(drafter).lower()}-{outtype}.gguf"
     return _Conversion(
         path=Path(name) if output is None else Path(output),
@@ -211,33 +213,6 @@ def _planned(
         left_out=skipped,
         tokenizer=tokenizer,
     )
-
-
-def _find_target(
-    drafter: Source, raw: dict[str, Any], target: StrPath | None, say: Say
-) -> GgufFile | Source:
-    if target is None:
-        named = target_hint(drafter, raw)
-        if named is None:
-            raise InputError(
-                f"{drafter.name}: neither its config nor its card says which target it is for; give"
-                " one with --target: a GGUF file, a folder or a hub id"
-            )
-        say(f"target: {named}, as the drafter says")
-        try:
-            found = fetch_target(named)
-        except InputError as error:
-            raise InputError(
-                f"the target that {drafter.name} names cannot be fetched: {error}; or give one with"
-                " --target: a GGUF file, a folder or a hub id"
-            ) from None
-    else:
-        found = fetch_target(target)
-    if isinstance(found, Source):
-        return found
-    file = GgufFile.open(found)
-    check_target(file)
-    return file
 
 
 def _check_target_link(spec: DrafterSpec, facts: dict[str, Any], target: str) -> None:
@@ -258,9 +233,7 @@ def _check_target_link(spec: DrafterSpec, facts: dict[str, Any], target: str) ->
 
 
 def _check_not_the_target(plan: _Conversion) -> None:
-    if not isinstance(plan.target, GgufFile) or not plan.path.exists():
-        return
-    if any(plan.path.samefile(shard) for shard in plan.target.shards):
+    if plan.path.exists() and any(plan.path.samefile(shard) for shard in plan.target.shards):
         raise InputError(f"{plan.path}: is the target; choose another name for the drafter")
 
 
@@ -276,10 +249,6 @@ def _keys(plan: _Conversion, number: int, sha256: str) -> list[Key]:
         Key.of(general.QUANTIZATION_VERSION, GGML_QUANT_VERSION),
         Key.of(general.FILE_TYPE, number),
     ]
-
-
-def _shown_target(target: GgufFile | Source) -> str:
-    return str(target.path) if isinstance(target, GgufFile) else target.name
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,16 +33,11 @@ class Checkpoint:
     """The safetensors files, in the order of their names."""
 
     @classmethod
-    def open(
-        cls, folder: str | os.PathLike[str], *, only: Collection[str] | None = None
-    ) -> Checkpoint:
-        """Read and check the headers of the checkpoint in `folder`.
-
-        With `only`, these tensors; the shards without them may be missing. Raises FileError: no
-        safetensors, a shard missing, a malformed header, an index that contradicts the files.
-        """
+    def open(cls, folder: str | os.PathLike[str]) -> Checkpoint:
+        """Read and check the headers of the checkpoint in `folder`. Raises FileError: no
+        safetensors, a shard missing, a malformed header, an index that contradicts the files."""
         folder = Path(folder)
-        names, index = _layout(folder, only)
+        names, index = _layout(folder)
         tensors: dict[str, TensorEntry] = {}
         for name in names:
             entries = read_entries(folder / name)
@@ -50,11 +45,7 @@ class Checkpoint:
                 fail(folder / name, f"tensor {shown(tensor)} is in {tensors[tensor].path.name} too")
             tensors |= entries
         if index is not None:
-            _check_index(folder, index, tensors, names)
-        if only is not None:
-            for tensor in sorted(set(only) - tensors.keys()):
-                fail(folder, f"holds no tensor {shown(tensor)}")
-            tensors = {tensor: tensors[tensor] for tensor in tensors if tensor in only}
+            _check_index(folder, index, tensors)
         return cls(folder, tensors, tuple(folder / name for name in names))
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
@@ -112,7 +103,7 @@ def read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _layout(folder: Path, only: Collection[str] | None) -> tuple[list[str], dict[str, str] | None]:
+def _layout(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     """The files that make up the checkpoint, by name, and the index where there is one."""
     try:
         present = sorted(os.listdir(folder))
@@ -128,8 +119,7 @@ def _layout(folder: Path, only: Collection[str] | None) -> tuple[list[str], dict
     if SINGLE_NAME in files and (index is None or SINGLE_NAME not in index.values()):
         return [SINGLE_NAME], None
     if index is not None:
-        wanted = index.items() if only is None else [(k, v) for k, v in index.items() if k in only]
-        names = sorted({name for _, name in wanted})
+        names = sorted(set(index.values()))
         _require(folder, names, present)
         return names, index
     if len(files) == 1 and not _NUMBERED.match(files[0]):
@@ -165,12 +155,10 @@ def _require(folder: Path, names: list[str], present: list[str]) -> None:
         fail(folder, f"{len(missing)} of {len(names)} safetensors files are missing: {some}")
 
 
-def _check_index(
-    folder: Path, index: dict[str, str], tensors: dict[str, TensorEntry], names: list[str]
-) -> None:
+def _check_index(folder: Path, index: dict[str, str], tensors: dict[str, TensorEntry]) -> None:
     path = folder / INDEX_NAME
     for tensor, name in index.items():
-        if name in names and (tensor not in tensors or tensors[tensor].path.name != name):
+        if tensor not in tensors or tensors[tensor].path.name != name:
             fail(path, f"lists tensor {shown(tensor)} in {name}, which does not hold it")
     for tensor, entry in tensors.items():
         if tensor not in index:

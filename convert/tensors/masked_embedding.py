@@ -17,21 +17,12 @@ from dflash_local.gguf.file import GgufFile
 from ..config.drafter_config import DraftConfig
 from ..files.checkpoint import Checkpoint
 from ..files.mask_embedding import read_mask_embedding
-from ..files.source import MASK_EMBEDDING, Source, fetch_tensors
+from ..files.source import MASK_EMBEDDING
 from .plan import RowSource, TensorPlan
 
 Origins = dict[str, tuple[TensorPlan, RowSource]]
 
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
-# text models, and those in which the text model is one part
-_NAMES: dict[str, tuple[str, ...]] = {
-    _EMBEDDINGS: (
-        "model.embed_tokens.weight",
-        "model.language_model.embed_tokens.weight",
-        "language_model.model.embed_tokens.weight",
-    ),
-    _HEAD: ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"),
-}
 
 
 @dataclass(frozen=True)
@@ -71,13 +62,13 @@ class GgufRows:
 
 
 def masked_tensors(
-    folder: Path, config: DraftConfig, weights: Checkpoint, target: GgufFile | Source
+    folder: Path, config: DraftConfig, weights: Checkpoint, target: GgufFile
 ) -> Origins:
     """Embeddings, and the output head unless the drafter has one, for a mask embedding in `folder`.
 
     Maps GGUF names to plans and to where their rows come from; empty without a mask embedding.
-    Raises FileError for a mask embedding or target tensors of another shape, InputError as
-    `fetch_tensors` does.
+    Raises FileError for a mask embedding or target tensors of another shape, and InputError for a
+    target that is not on this disk.
     """
     path = folder / MASK_EMBEDDING
     if not path.is_file():
@@ -102,32 +93,16 @@ def _own(config: DraftConfig, weights: Checkpoint) -> tuple[TensorPlan, RowSourc
     return None
 
 
-def _of_target(
-    config: DraftConfig, target: GgufFile | Source, name: str
-) -> tuple[TensorPlan, RowSource]:
-    if isinstance(target, GgufFile):
-        # a target without an output head uses its embeddings
-        stored = name if name in target.tensors else _EMBEDDINGS
-        plan = _plan(config, name, stored, target.tensors[stored].shape)
-        return plan, GgufRows(target)
-    return _of_checkpoint(config, target, name)
-
-
-def _of_checkpoint(config: DraftConfig, target: Source, name: str) -> tuple[TensorPlan, RowSource]:
-    faults: list[str] = []
-    for kind in (name, _EMBEDDINGS) if name == _HEAD else (name,):
-        for source in _NAMES[kind]:
-            try:
-                weights = fetch_tensors(target, [source])
-            except FileError as error:
-                faults.append(str(error))
-                continue
-            shape = tuple(reversed(weights.tensors[source].shape))
-            return _plan(config, name, source, shape), weights
-    raise InputError(
-        f"{MASK_EMBEDDING} replaces a row of the target's embeddings, which cannot be read:"
-        f" {faults[0]}; give the target as a GGUF file"
-    )
+def _of_target(config: DraftConfig, target: GgufFile, name: str) -> tuple[TensorPlan, RowSource]:
+    if not target.shards:
+        raise InputError(
+            f"{MASK_EMBEDDING} replaces a row of the target's embeddings, and only the header of"
+            f" {target.path} was read; give a GGUF file of the target that is on this disk"
+        )
+    # a target without an output head uses its embeddings
+    stored = name if name in target.tensors else _EMBEDDINGS
+    plan = _plan(config, name, stored, target.tensors[stored].shape)
+    return plan, GgufRows(target)
 
 
 def _plan(config: DraftConfig, name: str, source: str, shape: tuple[int, ...]) -> TensorPlan:

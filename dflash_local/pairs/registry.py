@@ -72,6 +72,11 @@ def of_target(place: str) -> Entry | None:
     return next((entry for entry in entries() if _is_target(entry, place)), None)
 
 
+def of_weights(place: str) -> Entry | None:
+    """The first pair the weights of whose target are in this repository, as safetensors."""
+    return next((entry for entry in entries() if _same(entry.weights, place)), None)
+
+
 def of_drafter(place: str) -> Entry | None:
     """The pair whose drafter comes from this repository, or is this file."""
     return next((entry for entry in entries() if _same(entry.drafter, place)), None)

@@ -21,7 +21,6 @@ from dflash_local.gguf.file import GgufFile
 from hf_drafters import write
 from hub_stand_in import running
 from synthetic import write_target
-from tokenizer_files import Files, hf_files
 
 N_VOCAB = 320
 
@@ -114,23 +113,20 @@ def test_a_terminal_gets_a_bar(made: tuple[Path, Path], folder: Path) -> None:
 @pytest.mark.slow
 def test_a_hub_id_needs_nothing_else(folder: Path, tmp_path: Path) -> None:
     drafter = shipped_drafter.write(tmp_path / "tiny-coder-dflash")
-    files: Files = hf_files(GgufFile.open(TARGET))
-    files["config.json"] |= {"hidden_size": 512, "num_hidden_layers": 8}
     held = {path.name: path.read_bytes() for path in drafter.iterdir()}
     held["README.md"] = b"---\nlicense: mit\nbase_model: lab/Tiny\n---\n# A drafter\n"
     with running() as hub:
-        hub.add("lab/Tiny", {name: json.dumps(content).encode() for name, content in files.items()})
+        hub.add("lab/Tiny", {"tiny-Q8_0.gguf": TARGET.read_bytes()})
         commit = hub.add("lab/Tiny-DFlash", held)
         home = online(hub, tmp_path / "home")
         done = converted("lab/Tiny-DFlash", "--json", folder=folder, environment=home)
         told = json.loads(done.stdout)
         assert told["path"] == "tiny-dflash-q8_0.gguf"
         origin = (told["source"], told["revision"], told["target"])
-        assert origin == ("lab/Tiny-DFlash", commit, "lab/Tiny")
+        assert origin == ("lab/Tiny-DFlash", commit, "lab/Tiny/tiny-Q8_0.gguf")
         assert "lab/Tiny, as the drafter says" in done.stderr
-        assert done.stderr.splitlines()[-1].endswith("where TARGET.gguf is lab/Tiny in GGUF")
-        # once more, with no network: the cache holds all of it, and the bytes are the same
-        again = ("lab/Tiny-DFlash", "--revision", commit, "-o", "again.gguf")
+        # once more, with no network: the cache holds the drafter, and the bytes are the same
+        again = ("lab/Tiny-DFlash", "--revision", commit, "--target", TARGET, "-o", "again.gguf")
         offline = {**home, "HF_HUB_OFFLINE": "1"}
         done = converted(*again, folder=folder, environment=offline)
         assert done.stdout == "again.gguf\n"

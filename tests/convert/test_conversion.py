@@ -18,10 +18,8 @@ import dflash_local
 import hf_drafters
 import shipped_drafter
 import tiny_coder
-import tokenizer_files
 from dflash_local import Model, load
 from dflash_local.convert import convert
-from dflash_local.convert.tokenizer.pretokenizers import FAMILIES
 from dflash_local.fit import architectures
 from dflash_local.gguf.file import GgufFile
 from gguf_files import ARRAY, INT32, STRING, Value, changed, parts, tensors_of
@@ -155,44 +153,6 @@ def test_a_reduced_vocabulary_is_mapped_to_tokens(pair: Pair, tmp_path: Path) ->
     stored = next(t for t in gguf.GGUFReader(found.path).tensors if t.name == "d2t")
     assert stored.data.tolist() == (offsets + np.arange(len(offsets))).tolist()
     assert found.left_out == {"t2d": "the reverse of d2t"}
-
-
-@pytest.mark.slow
-def test_files_of_the_target_do_as_well(
-    pair: Pair, drafter: Path, shipped_contents: dict[str, tuple[int, bytes]], tmp_path: Path
-) -> None:
-    files = tmp_path / "Tiny-Coder"
-    files.mkdir()
-    tokenizer_files.source(files, tokenizer_files.hf_files(GgufFile.open(pair[0])))
-    found = convert(drafter, target=files, output=tmp_path / "d.gguf")
-    assert found.target == "Tiny-Coder"
-    assert contents(found.path) == shipped_contents
-    before, after = GgufFile.open(pair[1]).metadata, GgufFile.open(found.path).metadata
-    for key in before:
-        if key.startswith(("tokenizer.", "dflash.")):
-            assert after[key] == before[key], key
-    assert found.checks == [
-        "sizes and taps fit the config of Tiny-Coder",
-        "keys, tensors and shapes read back",
-        "llama.cpp takes its keys, vocabulary and tensors",
-    ]
-    with opened(pair[0], found.path) as model:
-        result = model.generate(PROMPT, max_tokens=16, draft_width=model.engine.max_width)
-        assert result.stats.accepted > 0
-
-
-def test_the_config_of_the_target_tells_of_its_positions(pair: Pair, tmp_path: Path) -> None:
-    folder = hf_drafters.write(tmp_path / "drafter", "mrope", **SIZES)
-    files = tokenizer_files.hf_files(GgufFile.open(pair[0]))
-    files["config.json"] = hf_drafters.target_config("mrope", **SIZES) | {"model_type": "qwen3_5"}
-    pattern = FAMILIES["qwen3_5"].pattern
-    files["tokenizer.json"]["pre_tokenizer"] = tokenizer_files.split_by(pattern)
-    target = tmp_path / "target"
-    target.mkdir()
-    tokenizer_files.source(target, files)
-    found = convert(folder, target=target, output=tmp_path / "d.gguf")
-    assert GgufFile.open(found.path).get("dflash.rope.dimension_sections") == [8, 0, 0, 0]
-    assert "llama.cpp takes its keys, vocabulary and tensors" in found.checks
 
 
 @pytest.mark.slow

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import hf_drafters
 import shipped_drafter
-import tokenizer_files
 from convert_command import online, settings
 from dflash_local.convert import convert
 from dflash_local.errors import FileError, InputError
@@ -108,25 +108,55 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_the_target_that_a_drafter_names_is_fetched_without_its_weights(
-    hub: Hub, fetched: Callable[..., str], drafter: Path, pair: Pair, tmp_path: Path
+def test_of_the_target_that_a_drafter_names_only_a_header_is_fetched(
+    hub: Hub,
+    fetched: Callable[..., str],
+    drafter: Path,
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    target = tmp_path / "target"
-    target.mkdir()
-    tokenizer_files.source(target, tokenizer_files.hf_files(GgufFile.open(pair[0])))
-    commit = hub.add("lab/Tiny", files_of(target) | {"model.safetensors": b"weights"})
-    card = b"---\nbase_model: lab/Tiny\n---\n"
+    file = "tiny-Q8_0.gguf"
+    hub.add("lab/Tiny-GGUF", {file: pair[0].read_bytes()})
+    card = b"---\nbase_model: lab/Tiny-GGUF\n---\n"
     source = hub.add("lab/Tiny-DFlash", files_of(drafter) | {"README.md": card})
-    assert json.loads(fetched("lab/Tiny-DFlash", target=None))["target"] == "lab/Tiny"
-    assert len(hub.served("storage")) == 1  # the drafter's weights
-    file = GgufFile.open(tmp_path / "d.gguf")
-    assert file.get("dflash_local.target.revision") == commit
-    assert file.get("dflash_local.source.revision") == source
-    assert file.get("general.source.repo_url") == "https://huggingface.co/lab/Tiny-DFlash"
-    hub.add("lab/Other-DFlash", files_of(drafter) | {"README.md": card.replace(b"Tiny", b"Gone")})
-    message = fetched("lab/Other-DFlash", target=None, output=tmp_path / "2.gguf")
-    assert "the target that lab/Other-DFlash names cannot be fetched: lab/Gone: no such" in message
-    assert message.endswith("or give one with --target: a GGUF file, a folder or a hub id")
+    told = json.loads(fetched("lab/Tiny-DFlash", target=None))
+    assert told["target"] == f"lab/Tiny-GGUF/{file}"
+    assert told["checks"][0] == f"fits the target {file}"
+    assert told["checks"][-1] == "llama.cpp takes its keys, vocabulary and tensors"
+    # the drafter's weights, and the beginning of the target
+    assert sum(hub.served("storage")) < sum(map(len, files_of(drafter).values())) + (3 << 20)
+    written, target = GgufFile.open(tmp_path / "d.gguf"), GgufFile.open(pair[0])
+    assert written.get("tokenizer.ggml.tokens") == target.get("tokenizer.ggml.tokens")
+    assert written.get("dflash_local.target") == target.get("general.name")
+    assert written.get("dflash_local.source.revision") == source
+    assert written.get("general.source.repo_url") == "https://huggingface.co/lab/Tiny-DFlash"
+    # the registry knows where the files of a model in safetensors are
+    registry = tmp_path / "registry.toml"
+    registry.write_text(
+        '[tiny]\ndrafter = "lab/Own"\nweights = "lab/Tiny"\ngguf = "lab/Tiny-GGUF"\n'
+    )
+    monkeypatch.setenv("DFLASH_LOCAL_REGISTRY", str(registry))
+    card = b"---\nbase_model: lab/Tiny\n---\n"
+    hub.add("lab/Other-DFlash", files_of(drafter) | {"README.md": card})
+    fetched("lab/Other-DFlash", target=None, output=tmp_path / "2.gguf")
+    other = GgufFile.open(tmp_path / "2.gguf")
+    assert other.get("tokenizer.ggml.tokens") == target.get("tokenizer.ggml.tokens")
+    hub.add("lab/Third-DFlash", files_of(drafter) | {"README.md": card.replace(b"Tiny", b"Gone")})
+    message = fetched("lab/Third-DFlash", target=None, output=tmp_path / "3.gguf")
+    assert "the target of lab/Third-DFlash cannot be read: lab/Gone: no such" in message
+    assert message.endswith("or a repository of the hub that has some")
+
+
+def test_a_mask_embedding_needs_more_than_a_header(
+    hub: Hub, fetched: Callable[..., str], drafter: Path, pair: Pair
+) -> None:
+    vector = {"mask_token_id": 8191, "embedding": torch.zeros(512)}
+    torch.save(vector, drafter / "mask_embedding.pt")
+    hub.add("lab/Tiny-GGUF", {"tiny-Q8_0.gguf": pair[0].read_bytes()})
+    hub.add("lab/Tiny-DFlash", files_of(drafter))
+    message = fetched("lab/Tiny-DFlash", target="lab/Tiny-GGUF")
+    assert "only the header of lab/Tiny-GGUF/tiny-Q8_0.gguf was read" in message
 
 
 def test_of_what_is_no_drafter_no_weights_are_fetched(
@@ -140,7 +170,7 @@ def test_of_what_is_no_drafter_no_weights_are_fetched(
 
 def test_a_drafter_that_names_no_target(drafter: Path) -> None:
     message = refusal(drafter, None, InputError)
-    assert "neither its config nor its card says which target it is for" in message
+    assert "neither the registry nor its config nor its card says which target it is" in message
     assert "give one with --target" in message
 
 
@@ -173,13 +203,7 @@ def test_a_tapped_layer_beyond_the_target(drafter: Path, pair: Pair) -> None:
     assert "has the layers 0 to 7" in message
 
 
-def test_a_vocabulary_of_another_size(drafter: Path, pair: Pair, tmp_path: Path) -> None:
-    files = tmp_path / "target"
-    files.mkdir()
-    tokenizer_files.source(files, tokenizer_files.hf_files(GgufFile.open(pair[0])))
-    change_config(files, vocab_size=8200)
-    message = refusal(drafter, files, InputError)
-    assert "for a target with 8192 tokens, and target has 8200" in message
+def test_a_vocabulary_of_another_size(drafter: Path, pair: Pair) -> None:
     change_config(drafter, vocab_size=8320)
     message = refusal(drafter, pair[0], InputError)
     assert "for a target with 8320 tokens" in message and "has 8192; give the target" in message
@@ -187,14 +211,15 @@ def test_a_vocabulary_of_another_size(drafter: Path, pair: Pair, tmp_path: Path)
 
 def test_another_tokenizer(drafter: Path, pair: Pair) -> None:
     """The first id that differs is named."""
-    files = tokenizer_files.hf_files(GgufFile.open(pair[0]))
+    texts = GgufFile.open(pair[0]).require("tokenizer.ggml.tokens", list)
+    vocabulary = {text: number for number, text in enumerate(texts)}
+    added = [{"id": 8191, "content": "<mask>"}]
+    del vocabulary[texts[8191]]
     path = drafter / "tokenizer.json"
-    path.write_text(json.dumps(files["tokenizer.json"]))
+    path.write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": added}))
     convert(drafter, target=pair[0], dry_run=True)
-    vocabulary = files["tokenizer.json"]["model"]["vocab"]
-    texts = {number: text for text, number in vocabulary.items()}
     vocabulary[texts[4000]], vocabulary[texts[500]] = 500, 4000
-    path.write_text(json.dumps(files["tokenizer.json"]))
+    path.write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": added}))
     message = refusal(drafter, pair[0], InputError)
     assert f"token 500 is {texts[4000]!r} in the drafter's {path}" in message
     assert f"and {texts[500]!r} in the target {pair[0]}" in message

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +16,9 @@ import torch
 from safetensors.torch import save
 
 from dflash_local.convert.files.checkpoint import Checkpoint
-from dflash_local.convert.files.source import (
-    fetch_drafter,
-    fetch_target,
-    fetch_tensors,
-    target_hint,
-)
-from dflash_local.errors import FileError, InputError
+from dflash_local.convert.files.source import fetch_drafter
+from dflash_local.convert.files.target import target_hint
+from dflash_local.errors import InputError
 from hub_client import Client
 from hub_stand_in import Hub, Request, running
 
@@ -84,16 +78,6 @@ def sharded_files() -> dict[str, bytes]:
     }
 
 
-def target_files() -> dict[str, bytes]:
-    return {
-        "config.json": b'{"model_type": "qwen3"}',
-        "tokenizer.json": b"{}",
-        "tokenizer_config.json": b"{}",
-        "chat_template.jinja": b"{{ messages }}",
-        "model.safetensors": WEIGHTS,
-    }
-
-
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -112,8 +96,6 @@ def test_a_local_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (source.folder, source.name, source.revision) == (Path(DRAFTER), "Tiny-DFlash", None)
     assert source.card["license"] == "mit"
     assert fetch_drafter(folder).card == source.card
-    assert fetch_target(DRAFTER) == source
-    assert fetch_tensors(source, ["fc.weight"]).tensors.keys() == {"fc.weight"}
     with pytest.raises(InputError, match="a local folder has no revision main; leave it out"):
         fetch_drafter(folder, revision="main")
 
@@ -124,16 +106,6 @@ def test_a_folder_of_the_clients_cache_keeps_its_name(tmp_path: Path) -> None:
     (folder / "config.json").write_bytes(b"{}")
     source = fetch_drafter(folder)
     assert (source.name, source.revision) == (DRAFTER, folder.name)
-
-
-def test_a_gguf_target_is_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    with pytest.raises(FileError, match=r"tiny\.gguf: no such file"):
-        fetch_target(path)
-    path.write_bytes(b"GGUF")
-    assert fetch_target(path) == fetch_target(str(path)) == path
-    with pytest.raises(FileError, match=r"holds no config\.json.*did you mean .*tiny\.gguf"):
-        fetch_target(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -358,9 +330,6 @@ def test_what_is_not_there_is_said(hub: Hub, client: Client) -> None:
         assert "private" in message and "hf auth login" in message
     hub.add("lab/empty", {"README.md": b""})
     assert "holds no config.json" in client.refusal("fetch_drafter", "lab/empty")
-    hub.add("lab/gguf", {"README.md": b"", "tiny.gguf": b"GGUF"})
-    message = client.refusal("fetch_target", "lab/gguf")
-    assert "holds tiny.gguf and no config.json" in message
     hub.add("lab/pickle", {"config.json": b"{}", "pytorch_model.bin": b""})
     message = client.refusal("fetch_drafter", "lab/pickle")
     assert "holds no safetensors file; pytorch_model.bin is a pickle" in message
@@ -399,52 +368,3 @@ def test_a_hub_in_trouble_is_said(hub: Hub, client: Client) -> None:
     online = client.fetch("fetch_drafter", DRAFTER)
     for hub.status in (503, 429):
         assert client.fetch("fetch_drafter", DRAFTER) == online
-
-
-@pytest.mark.slow
-def test_a_target_comes_without_its_weights(hub: Hub, client: Client) -> None:
-    commit = hub.add(TARGET, target_files())
-    source = client.fetch("fetch_target", TARGET)
-    assert (source.name, source.revision) == (TARGET, commit)
-    assert names(source.folder) == target_files().keys() - {"model.safetensors"}
-    assert hub.served("storage") == []
-    client.environment["HF_HUB_OFFLINE"] = "1"
-    assert client.fetch("fetch_target", TARGET) == source
-    assert "not complete" in client.refusal("fetch_drafter", TARGET)
-
-
-TENSORS = """
-import json, sys
-from dflash_local.convert.files.source import fetch_target, fetch_tensors
-from dflash_local.errors import InputError
-try:
-    checkpoint = fetch_tensors(fetch_target(sys.argv[1]), sys.argv[2:])
-    print(json.dumps({name: checkpoint.rows(name, 0, 2).tolist() for name in checkpoint.tensors}))
-except InputError as error:
-    print(json.dumps(str(error)))
-"""
-
-
-@pytest.mark.slow
-def test_of_a_targets_weights_only_the_shards_asked_for_come(hub: Hub, client: Client) -> None:
-    def tensors(*names: str) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-c", TENSORS, TARGET, *names],
-            cwd=client.home,
-            env=client.settings(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return json.loads(done.stdout)
-
-    hub.add(TARGET, sharded_files())
-    assert tensors("norm.weight") == {"norm.weight": [1.0, 1.0]}
-    assert "holds no tensor 'lm_head.weight'" in tensors("lm_head.weight")
-    client.environment["HF_HUB_OFFLINE"] = "1"
-    assert tensors("norm.weight") == {"norm.weight": [1.0, 1.0]}
-    assert tensors("fc.weight") == (
-        f"{TARGET}: offline, as HF_HUB_OFFLINE asks (unset it to download),"
-        " and not everything that is needed is cached"
-    )
-    assert hub.served("storage") == [len(sharded_files()["model-00001-of-00002.safetensors"])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -15,13 +14,12 @@ from numpy.typing import NDArray
 
 import shipped_drafter
 import tiny_coder
-import tokenizer_files
 from dflash_local import load
 from dflash_local.convert import convert
 from dflash_local.convert.tensors.masked_embedding import GgufRows
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf.file import GgufFile
-from hf_drafters import as_bfloat16, write_safetensors
+from hf_drafters import as_bfloat16
 
 Pair = tuple[Path, Path]
 
@@ -79,37 +77,6 @@ def test_one_row_is_replaced(pair: Pair, drafter: Path, tmp_path: Path) -> None:
     assert np.array_equal(values(found.path, "output.weight")[MASK], theirs[MASK])
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("tied", [True, False])
-def test_files_of_the_target_give_the_two_tensors(
-    tied: bool, pair: Pair, drafter: Path, tmp_path: Path
-) -> None:
-    """In shards, of which those with other tensors need not be there."""
-    target = tmp_path / "target"
-    target.mkdir()
-    tokenizer_files.source(target, tokenizer_files.hf_files(GgufFile.open(pair[0])))
-    rng = np.random.default_rng(0)
-    stored = {
-        name: as_bfloat16(rng.standard_normal((8192, 512), dtype=np.float32))
-        for name in ("model.embed_tokens.weight", "lm_head.weight")[: 1 if tied else 2]
-    }
-    shards = {name: f"model-{i:05d}-of-00003.safetensors" for i, name in enumerate(stored)}
-    for name, shard in shards.items():
-        content = ("F32", (8192, 512), stored[name].tobytes())
-        write_safetensors(target / shard, {name: content})
-    index = {"weight_map": {**shards, "model.norm.weight": "model-00003-of-00003.safetensors"}}
-    (target / "model.safetensors.index.json").write_text(json.dumps(index))
-    vector = rng.standard_normal(512, dtype=np.float32)
-    bring(drafter, vector)
-    found = convert(drafter, target=target, outtype="f32", output=tmp_path / "d.gguf")
-    embeddings = stored["model.embed_tokens.weight"].copy()
-    assert np.array_equal(
-        values(found.path, "output.weight"), stored.get("lm_head.weight", embeddings)
-    )
-    embeddings[MASK] = vector
-    assert np.array_equal(values(found.path, "token_embd.weight"), embeddings)
-
-
 def test_what_does_not_fit_is_said(pair: Pair, drafter: Path, tmp_path: Path) -> None:
     def refusal(target: Path) -> str:
         with pytest.raises(InputError) as caught:
@@ -121,13 +88,6 @@ def test_what_does_not_fit_is_said(pair: Pair, drafter: Path, tmp_path: Path) ->
     assert "is for token 7, the drafter's mask token is 8191" in refusal(pair[0])
     bring(drafter, np.zeros(64, np.float32))
     assert "a vector of 64, expected hidden_size 512" in refusal(pair[0])
-    bring(drafter, np.zeros(512, np.float32))
-    target = tmp_path / "target"
-    target.mkdir()
-    tokenizer_files.source(target, tokenizer_files.hf_files(GgufFile.open(pair[0])))
-    message = refusal(target)
-    assert "mask_embedding.pt replaces a row of the target's embeddings" in message
-    assert "holds no safetensors file" in message and "give the target as a GGUF file" in message
 
 
 def test_rows_of_every_shipped_type_are_read(pair: Pair) -> None:

@@ -1,0 +1,88 @@
+"""The target of a drafter: a GGUF file, or the header of one on the hub."""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dflash_local.errors import InputError
+from dflash_local.fit.pairing import check_target
+from dflash_local.gguf.file import GgufFile
+from dflash_local.pairs import registry
+from dflash_local.pairs.address import read_address
+from dflash_local.pairs.find import find_target
+
+from .source import HUB_ID, Source, card_text
+
+# "It must be used in conjunction with the target model `Qwen/Qwen3-4B`."
+_CARD_TARGET = re.compile(r"target model\b[\s:|*_`\[(]*([\w-][\w.-]*/[\w.-]*\w)", re.IGNORECASE)
+_TARGET_FIELDS = (
+    "target_model", "target_model_id", "target_model_name", "target_model_name_or_path",
+    "target_name_or_path", "target_model_path", "base_model", "base_model_name_or_path",
+)  # fmt: skip
+_GIVE = "give one with --target: a GGUF file, or a repository of the hub that has some"
+
+
+def find_target_file(
+    drafter: Source,
+    config: dict[str, Any],
+    target: str | os.PathLike[str] | None,
+    say: Callable[[str], None],
+) -> GgufFile:
+    """The target that was given, or else the one of the drafter with this config, as far as the
+    registry or the drafter itself tells where GGUF files of it are. What is on the hub alone has
+    its header, and no `shards`. Raises InputError."""
+    if target is not None:
+        return _opened(target)
+    named = target_hint(drafter, config)
+    pair = registry.of_drafter(drafter.name) or (registry.of_weights(named) if named else None)
+    place = pair.gguf if pair else named
+    if place is None:
+        raise InputError(
+            f"{drafter.name}: neither the registry nor its config nor its card says which target it"
+            f" is for; {_GIVE}"
+        )
+    say(f"target: {place}, as {'the registry' if pair else 'the drafter'} says")
+    try:
+        return _opened(place)
+    except InputError as error:
+        raise InputError(
+            f"the target of {drafter.name} cannot be read: {error}; or {_GIVE}"
+        ) from None
+
+
+def _opened(target: str | os.PathLike[str]) -> GgufFile:
+    files = find_target(read_address(target))
+    if files.missing():
+        file = replace(files.remote(), path=Path(files.key, files.names[0]), shards=())
+    else:
+        file = GgufFile.open(files.path())
+    check_target(file)
+    return file
+
+
+def target_hint(source: Source, config: dict[str, Any]) -> str | None:
+    """The hub id of the target that a drafter is for, as its config or card says; else None."""
+    layout = config.get("speculators_config")
+    verifier = layout.get("verifier") if isinstance(layout, dict) else None
+    dflash = config.get("dflash_config")
+    candidates = [verifier.get("name_or_path")] if isinstance(verifier, dict) else []
+    for fields in (dflash, config):
+        if isinstance(fields, dict):
+            candidates += [fields.get(key) for key in _TARGET_FIELDS]
+    candidates += _CARD_TARGET.findall(card_text(source.folder))
+    base = source.card.get("base_model")
+    bases = base if isinstance(base, list) else [base]
+    # a base may be another drafter, and of several bases nothing says which is the target
+    bases = [
+        name
+        for name in bases
+        if isinstance(name, str) and not re.search("dflash|dspark", name, re.IGNORECASE)
+    ]
+    candidates += bases if len(bases) == 1 else []
+    for name in candidates:
+        if isinstance(name, str) and HUB_ID.fullmatch(name) and name != source.name:
+            return name
+    return None
