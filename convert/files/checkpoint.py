@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .reading import fail, read_json, regular_size, shown, unreadable
-from .safetensors_header import HEADER_LIMIT, TensorEntry, read_entries
+from .safetensors_header import TensorEntry, read_entries
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
-_NUMBERED = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.safetensors$")
+_INDEX_LIMIT = 25_000_000  # bytes
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _CHUNK = 1 << 20
 
@@ -35,18 +36,10 @@ class Checkpoint:
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Checkpoint:
         """Read and check the headers of the checkpoint in `folder`. Raises FileError: no
-        safetensors, a shard missing, a malformed header, an index that contradicts the files."""
+        safetensors, a shard missing, a malformed header."""
         folder = Path(folder)
-        names, index = _layout(folder)
-        tensors: dict[str, TensorEntry] = {}
-        for name in names:
-            entries = read_entries(folder / name)
-            for tensor in entries.keys() & tensors.keys():
-                fail(folder / name, f"tensor {shown(tensor)} is in {tensors[tensor].path.name} too")
-            tensors |= entries
-        if index is not None:
-            _check_index(folder, index, tensors)
-        return cls(folder, tensors, tuple(folder / name for name in names))
+        paths = tuple(folder / name for name in _files_of(folder))
+        return cls(folder, dict(ChainMap(*map(read_entries, paths))), paths)
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
         """Rows `start` to `stop` along the first dimension, [stop - start, ...] in float32.
@@ -94,7 +87,7 @@ class Checkpoint:
 
 def read_index(path: Path) -> dict[str, str]:
     """Tensor name to file name, from a model.safetensors.index.json. Raises FileError."""
-    weight_map = read_json(path, HEADER_LIMIT).get("weight_map")
+    weight_map = read_json(path, _INDEX_LIMIT).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         fail(path, "holds no weight_map, expected one from tensor names to file names")
     for name in weight_map.values():
@@ -103,8 +96,8 @@ def read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _layout(folder: Path) -> tuple[list[str], dict[str, str] | None]:
-    """The files that make up the checkpoint, by name, and the index where there is one."""
+def _files_of(folder: Path) -> list[str]:
+    """The files that make up the checkpoint, by name."""
     try:
         present = sorted(os.listdir(folder))
     except FileNotFoundError:
@@ -117,52 +110,29 @@ def _layout(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     index = read_index(folder / INDEX_NAME) if INDEX_NAME in present else None
     # as in transformers, one whole file comes before an index of others
     if SINGLE_NAME in files and (index is None or SINGLE_NAME not in index.values()):
-        return [SINGLE_NAME], None
-    if index is not None:
-        names = sorted(set(index.values()))
-        _require(folder, names, present)
-        return names, index
-    if len(files) == 1 and not _NUMBERED.match(files[0]):
-        return files, None
-    return _numbered(folder, files, present), None
-
-
-def _numbered(folder: Path, files: list[str], present: list[str]) -> list[str]:
-    """Shards without an index: their names say how many there are."""
-    if not files:
-        pickles = [name for name in present if name.endswith(_PICKLES)]
-        if pickles:
-            fail(
-                folder,
-                f"holds no safetensors; {pickles[0]} is a pickle, which may run code and is not"
-                " read: save the model with safe_serialization=True",
-            )
-        fail(folder, "holds no safetensors file, expected model.safetensors or its shards")
-    matches = [_NUMBERED.match(name) for name in files]
-    kinds = {(match[1], match[3]) for match in matches if match}
-    if len(kinds) != 1 or not all(matches):
-        fail(folder, f"which of {', '.join(files[:4])} make the model? {INDEX_NAME} is missing")
-    stem, count = kinds.pop()
-    names = [f"{stem}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
-    _require(folder, names, present)
+        return [SINGLE_NAME]
+    if index is None:
+        return [_only(folder, files, present)]
+    names = sorted(set(index.values()))
+    if missing := [name for name in names if name not in present]:
+        some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        fail(folder, f"{len(missing)} of {len(names)} safetensors files are missing: {some}")
     return names
 
 
-def _require(folder: Path, names: list[str], present: list[str]) -> None:
-    missing = [name for name in names if name not in present]
-    if missing:
-        some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        fail(folder, f"{len(missing)} of {len(names)} safetensors files are missing: {some}")
-
-
-def _check_index(folder: Path, index: dict[str, str], tensors: dict[str, TensorEntry]) -> None:
-    path = folder / INDEX_NAME
-    for tensor, name in index.items():
-        if tensor not in tensors or tensors[tensor].path.name != name:
-            fail(path, f"lists tensor {shown(tensor)} in {name}, which does not hold it")
-    for tensor, entry in tensors.items():
-        if tensor not in index:
-            fail(path, f"does not list tensor {shown(tensor)} of {entry.path.name}")
+def _only(folder: Path, files: list[str], present: list[str]) -> str:
+    if len(files) == 1:
+        return files[0]
+    if files:
+        fail(folder, f"which of {', '.join(files[:4])} make the model? {INDEX_NAME} is missing")
+    pickles = [name for name in present if name.endswith(_PICKLES)]
+    if pickles:
+        fail(
+            folder,
+            f"holds no safetensors; {pickles[0]} is a pickle, which may run code and is not"
+            " read: save the model with safe_serialization=True",
+        )
+    fail(folder, "holds no safetensors file, expected model.safetensors or its shards")
 
 
 def _read(
