@@ -28,10 +28,11 @@ from dflash_local.errors import InputError
 from dflash_local.prefixes.prefix import Prefix, SavedSequence
 from dflash_local.printable import silent
 
-_MAGIC = b"dflash-local prefix 2\n"
+_MAGIC = b"dflash-local prefix 3\n"
 _DIGEST = 32
 _SHORT = 16
 """Characters of the key's digest in the name of a file."""
+_BEGIN = len(_MAGIC) + _DIGEST
 _LENGTH = 4
 _MOST_HEADER = 1 << 16
 _OURS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.prefix(\.\d+\.tmp)?")
@@ -39,7 +40,6 @@ _NAME = re.compile(r"(?!(?i:con|prn|aux|nul|(com|lpt)[\d¹²³]) *(\.|$))\w(?:[\
 """Of a file that a user names. It leads to no other folder and to no device, on any system."""
 _OLD_S = 3600.0
 """Age at which a half-written file is taken as abandoned."""
-_COUNTS = ("n_tokens", "n_target", "n_rows", "n_least", "n_drafter")
 
 
 class _Unusable(Exception):
@@ -239,7 +239,7 @@ def _content(entry: SavedSequence, key: str) -> list[bytes | memoryview]:
             "n_rows": entry.drafter.nbytes,
             "n_least": entry.n_least,
             "n_drafter": entry.n_drafter,
-            "resigned": entry.gave_up,
+            "gave_up": entry.gave_up,
             "owner": entry.owner,
             "checkpoints": [
                 [length, state.nbytes]
@@ -298,25 +298,19 @@ def _sync_folder(folder: Path) -> None:
 
 def _read(path: Path, key: str) -> SavedSequence:
     with disk_cache.open_own(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        begin = len(_MAGIC) + _DIGEST
-        head = file.read(begin)
-        if not head.startswith(_MAGIC) or size <= begin:
+        head = file.read(_BEGIN)
+        if not head.startswith(_MAGIC):
             raise _Unusable("it is not a saved prefix")
-        body = np.empty(size - begin, np.uint8)
+        body = np.empty(max(0, os.fstat(file.fileno()).st_size - _BEGIN), np.uint8)
         if file.readinto(body.data) != len(body):
             raise _Unusable("it was cut while it was read")
-    if hashlib.blake2b(body.data, digest_size=_DIGEST).digest() != head[len(_MAGIC) :]:
-        raise _Unusable("it is damaged")
-    length = int.from_bytes(body[:_LENGTH].tobytes(), "little")
-    header = _header(body[_LENGTH : _LENGTH + length].tobytes(), key)
-    rest = body[_LENGTH + length :]
-    lengths = _lengths(header)
-    if len(rest) != sum(lengths):
-        raise _Unusable("its parts are not as long as it says")
-    tokens, target, rows, *states = np.split(rest, list(accumulate(lengths[:-1])))
+        if hashlib.blake2b(body.data, digest_size=_DIGEST).digest() != head[len(_MAGIC) :]:
+            raise _Unusable("it is damaged")
+        use, lengths = _head(file, key)
+        rest = body[file.tell() - _BEGIN :]
+    target, rows, *states = np.split(rest, list(accumulate(lengths[:-1])))
     return SavedSequence(
-        **_use(header, tokens.tobytes()),
+        **use,
         target=target,
         drafter=rows,
         # Their own memory: a slot keeps them when all else of the file is gone.
@@ -327,82 +321,32 @@ def _read(path: Path, key: str) -> SavedSequence:
 def _read_head(path: Path, key: str) -> StoredPrefix:
     """The prefix that a file says it has, which `_read` checks."""
     with disk_cache.open_own(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if file.read(len(_MAGIC)) != _MAGIC:
-            raise _Unusable("it is not a saved prefix")
-        file.seek(_DIGEST, os.SEEK_CUR)
-        length = int.from_bytes(_exactly(file, _LENGTH), "little")
-        if length > _MOST_HEADER:
-            raise _Unusable(f"its header would have {length} bytes")
-        header = _header(_exactly(file, length), key)
-        begin = file.tell()
-        n_tokens, *others = _lengths(header)
-        expected = begin + n_tokens + sum(others)
-        if size != expected:
-            raise _Unusable(f"it has {size} bytes, expected {expected}")
-        use = _use(header, _exactly(file, n_tokens))
-    return StoredPrefix(**use, path=path, n_bytes=size)
+        use, _ = _head(file, key)
+        return StoredPrefix(**use, path=path, n_bytes=os.fstat(file.fileno()).st_size)
 
 
-def _lengths(header: Mapping[str, Any]) -> list[int]:
-    """The bytes of the parts after the header: tokens, target, drafter, states."""
-    states = [n for _, n in header["checkpoints"]]
-    return [4 * header["n_tokens"], header["n_target"], header["n_rows"], *states]
-
-
-def _use(header: Mapping[str, Any], tokens: bytes) -> dict[str, Any]:
-    """The fields of a `Prefix`, by name."""
-    return {
-        "tokens": np.frombuffer(tokens, "<i4").tolist(),
-        "n_least": header["n_least"],
-        "n_drafter": header["n_drafter"],
-        "gave_up": header["resigned"],
-        "checkpoints": tuple(length for length, _ in header["checkpoints"]),
-        "owner": header["owner"],
-    }
-
-
-def _exactly(file: BinaryIO, n: int) -> bytes:
-    read = file.read(n)
-    if len(read) != n:
-        raise _Unusable("it ends too early")
-    return read
-
-
-def _header(raw: bytes, key: str) -> dict[str, Any]:
+def _head(file: BinaryIO, key: str) -> tuple[dict[str, Any], list[int]]:
+    """The fields of a `Prefix`, and the bytes of each part of the file from its place then on:
+    target, drafter, states."""
+    file.seek(0)
+    if file.read(_BEGIN)[: len(_MAGIC)] != _MAGIC:
+        raise _Unusable("it is not a saved prefix")
     try:
-        header = json.loads(raw)
-    except ValueError:
-        raise _Unusable("its header is not JSON") from None
-    counts = [header.get(name) for name in _COUNTS] if isinstance(header, dict) else [None]
-    if not all(isinstance(n, int) and 0 <= n < 1 << 48 for n in counts):
-        raise _Unusable("its header lacks some number")
-    if header.get("key") != key:
+        length = int.from_bytes(file.read(_LENGTH), "little")
+        header = json.loads(file.read(min(length, _MOST_HEADER)))
+        tokens = np.frombuffer(file.read(4 * header["n_tokens"]), "<i4").tolist()
+        use = {name: header[name] for name in ("n_least", "n_drafter", "gave_up", "owner")}
+        checkpoints = [(int(length), int(n)) for length, n in header["checkpoints"]]
+        lengths = [header["n_target"], header["n_rows"], *(n for _, n in checkpoints)]
+        is_whole = file.tell() + sum(lengths) == os.fstat(file.fileno()).st_size
+        is_mine = header["key"] == key
+    except (ValueError, LookupError, TypeError) as error:
+        raise _Unusable(f"its header is damaged: {error!r}") from None
+    if not is_mine:
         raise _Unusable("it is another model's")
-    if not isinstance(header.get("resigned"), bool):
-        raise _Unusable("its header lacks resigned")
-    header.setdefault("checkpoints", [])  # files of earlier versions have neither
-    header.setdefault("owner", "")
-    if not isinstance(header["owner"], str):
-        raise _Unusable("its header has an owner that is no text")
-    if not _are_checkpoints(header["checkpoints"], header["n_tokens"]):
-        raise _Unusable("its header has checkpoints that cannot be")
-    return dict(header)
-
-
-def _are_checkpoints(found: Any, n_tokens: int) -> bool:
-    """Whether these are pairs of a length within a text, rising, and a number of bytes."""
-    if not isinstance(found, list):
-        return False
-    before = 0
-    for pair in found:
-        if not (isinstance(pair, list) and len(pair) == 2 and {type(n) for n in pair} == {int}):
-            return False
-        length, n_bytes = pair
-        if not (before < length < n_tokens and 0 < n_bytes < 1 << 48):
-            return False
-        before = length
-    return True
+    if not is_whole:
+        raise _Unusable("its parts are not as long as it says")
+    return use | {"tokens": tokens, "checkpoints": tuple(n for n, _ in checkpoints)}, lengths
 
 
 def _raw(tokens: list[int]) -> bytes:

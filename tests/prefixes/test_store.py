@@ -4,7 +4,6 @@ they were, or not at all."""
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import random
 import signal
@@ -308,37 +307,6 @@ def test_no_damaged_file_is_used(tmp_path: Path, checkpoints: tuple[int, ...]) -
     path.write_bytes(content)
     hit = found(PrefixStore(LARGE, files(tmp_path)), 1, 2, 3)
     assert hit is not None and equal(hit, whole)
-
-
-@pytest.mark.parametrize(
-    "checkpoints",
-    ["[[0, 5]]", "[[2, 5], [1, 5]]", "[[3, 5]]", "[[1, -5]]", "[[1]]", "{}", "[[1, 1e9]]"],
-)
-def test_checkpoints_that_cannot_be_are_refused(tmp_path: Path, checkpoints: str) -> None:
-    files(tmp_path).write(entry(1, 2, 3, checkpoints=(1, 2)))
-    (path,) = tmp_path.iterdir()
-    content, known = path.read_bytes(), b'"checkpoints": [[1, 11], [2, 12]]'
-    assert content.count(known) == 1
-    other = f'"checkpoints": {checkpoints}'.encode().ljust(len(known))
-    assert len(other) == len(known)
-    path.write_bytes(content.replace(known, other))
-    lines: list[str] = []
-    assert PrefixFiles(tmp_path, KEY, LARGE, lines.append).prefixes() == []
-    assert len(lines) == 1 and not path.exists()
-
-
-def test_files_from_before_there_were_checkpoints_are_read(tmp_path: Path) -> None:
-    files(tmp_path).write(entry(1, 2, 3))
-    (path,) = tmp_path.iterdir()
-    content, begin = path.read_bytes(), len(prefix_files._MAGIC) + 32
-    old = content[begin:].replace(b'"checkpoints": [], ', b"")
-    n_less = len(content) - begin - len(old)
-    old = (int.from_bytes(old[:4], "little") - n_less).to_bytes(4, "little") + old[4:]
-    digest = hashlib.blake2b(old, digest_size=32).digest()
-    path.write_bytes(prefix_files._MAGIC + digest + old)
-    assert n_less
-    hit = found(PrefixStore(LARGE, files(tmp_path)), 1, 2, 3)
-    assert hit is not None and equal(hit, entry(1, 2, 3))
 
 
 def test_a_file_that_changes_after_it_was_seen_is_a_miss(tmp_path: Path) -> None:
