@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from dflash_local.errors import FileError, InputError
@@ -39,26 +38,6 @@ class ReplacedRow:
             rows = rows.copy()
             rows[self.row - start] = self.vector
         return rows
-
-
-@dataclass(frozen=True)
-class GgufRows:
-    """Rows of matrices in a GGUF file, as f32. Only the bytes of these rows are read."""
-
-    file: GgufFile
-
-    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
-        """Raises FileError when the type of the tensor is not known, or on a failed read."""
-        tensor = self.file.tensors[name]
-        per_row = tensor.n_bytes // tensor.shape[1]
-        stored = np.frombuffer(self.file.data(tensor, start * per_row, stop * per_row), np.uint8)
-        try:
-            values = quants.dequantize(
-                stored.reshape(stop - start, per_row), GGMLQuantizationType(tensor.type)
-            )
-        except (NotImplementedError, ValueError):
-            self.file.fail(f"tensor {name!r} is in {tensor.type_name}, which cannot be read here")
-        return np.asarray(values, np.float32).reshape(stop - start, tensor.shape[0])
 
 
 def masked_tensors(
@@ -102,7 +81,7 @@ def _of_target(config: DraftConfig, target: GgufFile, name: str) -> tuple[Tensor
     # a target without an output head uses its embeddings
     stored = name if name in target.tensors else _EMBEDDINGS
     plan = _plan(config, name, stored, target.tensors[stored].shape)
-    return plan, GgufRows(target)
+    return plan, target
 
 
 def _plan(config: DraftConfig, name: str, source: str, shape: tuple[int, ...]) -> TensorPlan:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
-from gguf import LlamaFileType
+import numpy as np
+from gguf import GGMLQuantizationType, LlamaFileType, quants
+from numpy.typing import NDArray
 
 from dflash_local.errors import FileError
 from dflash_local.gguf.header import Header, TensorInfo, read_header
@@ -168,6 +170,21 @@ class GgufFile:
         if len(found) < stop - start:
             raise FileError(f"{path}: became shorter while it was read")
         return found
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows `start` to `stop` of a tensor, [stop - start, length of a row]. Only their bytes are
+        read. Raises FileError, also for a type that cannot be dequantised here."""
+        tensor = self.tensors[name]
+        size = tensor.n_bytes * tensor.shape[0] // math.prod(tensor.shape)
+        stored = np.frombuffer(self.data(tensor, start * size, stop * size), np.uint8)
+        stored = stored.reshape(stop - start, size)
+        if tensor.type_name == "I64":
+            return stored.view("<i8").astype(np.float32)
+        try:
+            values = quants.dequantize(stored, GGMLQuantizationType(tensor.type))
+        except (NotImplementedError, ValueError):
+            self.fail(f"tensor {name!r} is in {tensor.type_name}, which cannot be read here")
+        return np.array(values, np.float32)
 
     def fail(self, message: str) -> NoReturn:
         raise FileError(f"{self.path}: {message}")

@@ -10,10 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -164,7 +161,8 @@ def mask_token(target: GgufFile) -> int:
     if not found:
         return spare
     last = reversed(found[-_MOST_LOOKED_AT:])
-    return next((each for each in last if _row(target, "token_embd.weight", each).any()), spare)
+    table = "token_embd.weight"
+    return next((each for each in last if target.rows(table, each, each + 1).any()), spare)
 
 
 def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[str, Tensor]:
@@ -212,16 +210,7 @@ def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[
 def _last_norm(target: GgufFile, n_embd: int) -> Tensor:
     if "output_norm.weight" not in target.tensors:
         return torch.ones(n_embd)
-    return torch.from_numpy(_row(target, "output_norm.weight", 0))
-
-
-def _row(target: GgufFile, name: str, row: int) -> NDArray[np.float32]:
-    """One row of a tensor, from the few bytes that it takes."""
-    tensor = target.tensors[name]
-    size = tensor.n_bytes * tensor.shape[0] // math.prod(tensor.shape)
-    data = np.frombuffer(target.data(tensor, row * size, (row + 1) * size), np.uint8)
-    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(tensor.type))
-    return np.array(values, np.float32)
+    return torch.from_numpy(target.rows("output_norm.weight", 0, 1)[0])
 
 
 def _largest(value: Any) -> int:

@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
 from safetensors import SafetensorError
 
@@ -611,8 +610,7 @@ class Run:
         options = self._options
         own = set(self._draft_file.tensors)
         for name in own - weights.keys():  # embeddings of its own
-            tensor = next(t for t in gguf.GGUFReader(options.draft).tensors if t.name == name)
-            weights[name] = dequantize(tensor, torch.float32, "cpu")
+            weights[name] = dequantize(self._draft_file, name, torch.float32, "cpu")
         weights = {name: weights[name] for name in self._draft_file.tensors}
         path = self._part / f"{options.output.name}.gguf"
         save_gguf(path, self._draft_file, weights, self._target_file)

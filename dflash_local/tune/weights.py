@@ -1,22 +1,21 @@
-"""A drafter's weights as PyTorch tensors: from its GGUF file, or from the checkpoint it was made
-of; embeddings and output head from the target's file where the drafter has none."""
+"""A drafter's weights as PyTorch tensors: from its GGUF file; embeddings and output head from the
+target's file where the drafter has none."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.drafter import TorchDrafter
 
-_ENDS = ("token_embd.weight", "output.weight")
+_EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
 _FEW_EMBEDDINGS = 1 << 27
 _PIECE = 1 << 25
 """Values that are dequantised at once: whole tensors in float32 take gigabytes of host memory."""
@@ -34,74 +33,60 @@ def read_torch_drafter(
     """The drafter of a GGUF file, every weight dequantised on `device`: matrices to `dtype`, the
     output head to `head_dtype`, which is `dtype` by default, and vectors to float32 at least."""
     wide = dtype if dtype == torch.float64 else torch.float32
-    reader = gguf.GGUFReader(drafter)
-    keys: dict[str, Any] = {
-        name.removeprefix("dflash."): value.contents()
-        for name, value in reader.fields.items()
+    own, shared = GgufFile.open(drafter), GgufFile.open(target)
+    keys = {
+        name.removeprefix("dflash."): value
+        for name, value in own.metadata.items()
         if name.startswith("dflash.")
     }
-    ends = _end_tensors(target) | {t.name: t for t in reader.tensors if t.name in _ENDS}
-    own = {tensor.name for tensor in reader.tensors}
-    if "token_embd.weight" in own and "output.weight" not in own:
-        ends["output.weight"] = ends["token_embd.weight"]
-    ends.setdefault("output.weight", ends["token_embd.weight"])
     weights = {
-        tensor.name: dequantize(tensor, wide if len(tensor.shape) == 1 else dtype, device)
-        for tensor in reader.tensors
-        if tensor.name not in _ENDS
+        name: dequantize(own, name, wide if len(info.shape) == 1 else dtype, device)
+        for name, info in own.tensors.items()
+        if name not in (_EMBEDDINGS, _HEAD)
     }
-    head = dequantize(ends["output.weight"], head_dtype or dtype, device)
-    if "output.weight" in own:
-        weights["output.weight"] = head
-    embeddings = ends["token_embd.weight"]
+    embeddings = own if _EMBEDDINGS in own.tensors else shared
+    # A head of its own, or its embeddings, or those of the target.
+    heads = [(own, _HEAD), (own, _EMBEDDINGS), (shared, _HEAD), (shared, _EMBEDDINGS)]
+    place = next((file, name) for file, name in heads if name in file.tensors)
+    head = dequantize(*place, head_dtype or dtype, device)
+    if _HEAD in own.tensors:
+        weights[_HEAD] = head
     return TorchDrafter(
         keys,
         weights,
-        int(reader.fields["tokenizer.ggml.mask_token_id"].contents()),
-        int(embeddings.shape[1]),
+        own.require("tokenizer.ggml.mask_token_id", int),
+        embeddings.tensors[_EMBEDDINGS].shape[1],
         _embed(embeddings, wide, device),
         head,
         cache_dtype=cache_dtype,
     )
 
 
-def dequantize(tensor: gguf.ReaderTensor, dtype: torch.dtype, device: str) -> Tensor:
+def dequantize(file: GgufFile, name: str, dtype: torch.dtype, device: str) -> Tensor:
     """A tensor of a GGUF file, rows first."""
-    data = tensor.data
-    rows = data.reshape(-1, data.shape[-1])
-    step = max(1, _PIECE // int(tensor.shape[0]))
+    shape = file.tensors[name].shape
+    n_rows, step = math.prod(shape[1:]), max(1, _PIECE // shape[0])
     pieces = [
-        torch.from_numpy(_values(rows[i : i + step], tensor)).to(device, dtype)
-        for i in range(0, len(rows), step)
+        torch.from_numpy(file.rows(name, i, min(n_rows, i + step))).to(device, dtype)
+        for i in range(0, n_rows, step)
     ]
-    shape = [int(n) for n in reversed(tensor.shape.tolist())]
-    return torch.cat(pieces).reshape(shape)
+    return torch.cat(pieces).reshape(shape[::-1])
 
 
-def _values(rows: NDArray[Any], tensor: gguf.ReaderTensor) -> NDArray[np.float32]:
-    if tensor.tensor_type != gguf.GGMLQuantizationType.I64:
-        rows = gguf.quants.dequantize(rows, tensor.tensor_type)
-    return np.array(rows, dtype=np.float32)
-
-
-def _embed(
-    tensor: gguf.ReaderTensor, dtype: torch.dtype, device: str
-) -> Callable[[Tensor], Tensor]:
+def _embed(file: GgufFile, dtype: torch.dtype, device: str) -> Callable[[Tensor], Tensor]:
     """Looks rows up in the file: a block needs two, and all of them take gigabytes. Where they do
     not, a GPU has them all and need not wait."""
-    if device != "cpu" and tensor.n_elements <= _FEW_EMBEDDINGS:
-        return partial(functional.embedding, weight=dequantize(tensor, dtype, device))
+    info = file.tensors[_EMBEDDINGS]
+    if device != "cpu" and math.prod(info.shape) <= _FEW_EMBEDDINGS:
+        weight = dequantize(file, _EMBEDDINGS, dtype, device)
+        return partial(functional.embedding, weight=weight)
+    n, kind = info.shape[1], gguf.GGMLQuantizationType(info.type)
+    path = file.shards[info.shard]
+    stored = np.memmap(path, np.uint8, "r", info.offset, (n, info.n_bytes // n))
 
     def embed(tokens: Tensor) -> Tensor:
         ids, places = torch.unique(tokens, return_inverse=True)
-        rows = torch.from_numpy(_values(tensor.data[ids.cpu().numpy()], tensor))
-        return rows.to(device, dtype)[places]
+        rows = gguf.quants.dequantize(stored[ids.cpu().numpy()], kind)
+        return torch.from_numpy(np.array(rows, np.float32)).to(device, dtype)[places]
 
     return embed
-
-
-def _end_tensors(target: Path) -> dict[str, gguf.ReaderTensor]:
-    """Token embeddings and output head of a target, which may be in several files."""
-    shards = GgufFile.open(target).shards
-    found = (tensor for shard in shards for tensor in gguf.GGUFReader(shard).tensors)
-    return {tensor.name: tensor for tensor in found if tensor.name in _ENDS}

@@ -16,7 +16,6 @@ import shipped_drafter
 import tiny_coder
 from dflash_local import load
 from dflash_local.convert import convert
-from dflash_local.convert.tensors.masked_embedding import GgufRows
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf.file import GgufFile
 from hf_drafters import as_bfloat16
@@ -91,7 +90,7 @@ def test_what_does_not_fit_is_said(pair: Pair, drafter: Path, tmp_path: Path) ->
 
 
 def test_rows_of_every_shipped_type_are_read(pair: Pair) -> None:
-    rows = GgufRows(GgufFile.open(pair[0]))
+    rows = GgufFile.open(pair[0])
     whole = values(pair[0], "blk.0.ffn_down.weight")
     assert np.array_equal(rows.rows("blk.0.ffn_down.weight", 3, 200), whole[3:200])
     assert rows.rows("blk.0.ffn_down.weight", 5, 5).shape == (0, whole.shape[1])
@@ -100,7 +99,7 @@ def test_rows_of_every_shipped_type_are_read(pair: Pair) -> None:
 def test_a_file_that_shrinks_is_said(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "target.gguf"
     shutil.copy(pair[0], path)
-    rows = GgufRows(GgufFile.open(path))
+    rows = GgufFile.open(path)
     path.chmod(0o644)
     with path.open("r+b") as file:
         file.truncate(1 << 20)
