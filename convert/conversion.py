@@ -11,14 +11,14 @@ from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, Keys
 from numpy.typing import NDArray
 
 from dflash_local.errors import InputError
-from dflash_local.gguf.drafter_spec import DrafterSpec, Family
+from dflash_local.gguf.drafter_spec import Family
 from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.gguf.file import GgufFile
 
 from .checks import CheckResult, check_fit, check_written, planned_file
 from .config.drafter_config import ARCHITECTURE, DraftConfig, read_config
 from .config.families import identify
-from .config.target_link import target_facts, target_fields
+from .config.target_link import target_facts
 from .files.checkpoint import Checkpoint
 from .files.reading import read_json
 from .files.source import CONFIG, Source, fetch_drafter
@@ -186,10 +186,8 @@ def _planned(
     raw = _read_config(drafter.folder)
     identify(raw)
     found = find_target_file(drafter, raw, target, say)
-    facts = target_facts(found)
-    config = read_config(raw, target=facts)
+    config = read_config(raw, target=target_facts(found))
     spec = config.spec
-    _check_target_link(spec, facts, str(found.path))
     weights = Checkpoint.open(drafter.folder)
     plans = plan_tensors(config, weights.tensors)
     skipped = left_out(config, weights.tensors)
@@ -213,23 +211,6 @@ def _planned(
         left_out=skipped,
         tokenizer=tokenizer,
     )
-
-
-def _check_target_link(spec: DrafterSpec, facts: dict[str, Any], target: str) -> None:
-    fields = target_fields(facts)
-    n_vocab, n_layer = fields.integer("vocab_size"), fields.integer("num_hidden_layers")
-    if n_vocab not in (None, spec.n_vocab):
-        raise InputError(
-            f"vocabulary size: the drafter is for a target with {spec.n_vocab} tokens, and"
-            f" {target} has {n_vocab}; give the target that the drafter was trained for"
-        )
-    beyond = [layer for layer in spec.target_layers if n_layer is not None and layer >= n_layer]
-    if beyond:
-        raise InputError(
-            f"tapped layers {list(spec.target_layers)}: the drafter reads the input of layer"
-            f" {beyond[0]}, and {target} has the layers 0 to {(n_layer or 0) - 1}; give the target"
-            " that the drafter was trained for"
-        )
 
 
 def _check_not_the_target(plan: _Conversion) -> None:

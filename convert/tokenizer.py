@@ -20,14 +20,8 @@ def tokenizer_keys(target: GgufFile, *, n_vocab: int, mask_token_id: int) -> lis
     """All `tokenizer.*` keys of `target`, with that of the mask token, for a drafter with `n_vocab`
     tokens.
 
-    Raises InputError if the target has another number of tokens, or if the mask token is not one of
-    them.
+    Raises FileError if the target has another number of tokens.
     """
-    if not 0 <= mask_token_id < n_vocab:
-        raise InputError(
-            f"the mask token has id {mask_token_id}, and the vocabulary ends at {n_vocab - 1}: "
-            "the drafter's config.json contradicts itself"
-        )
     tokens = target.require(_TOKENS, list)
     if len(tokens) != n_vocab:
         target.fail(

@@ -14,8 +14,6 @@ def read_heads(config: ConfigFields, n_embd: int) -> tuple[int, dict[str, Value 
     n_head_kv = top.integer(layout.n_head_kv, 1, _MAX_HEADS)
     if n_head_kv is None and layout.gemma4:
         top.missing(layout.n_head_kv, "a whole number")
-    if n_head % (n_head_kv or n_head):
-        top.refuse(layout.n_head_kv, f"a divisor of num_attention_heads, {n_head}")
     name = layout.head_dim
     stated = top.integer(name, 2, 1 << 16)
     if stated is None and layout.gemma4:

@@ -116,7 +116,7 @@ def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig
     rope = _rope(config, head_dim, window, told)
     check_hidden_size(config, told, n_embd)
     n_vocab, n_vocab_draft = read_vocabulary(config, told)
-    layers, mask_token_id = read_taps(config, told), read_mask_token(config, n_vocab)
+    layers, mask_token_id = read_taps(config, told), read_mask_token(config)
     rank, from_anchor = read_markov(config)
     block_size = stating("block_size", config.nested, top).integer("block_size", 2, _MAX_BLOCK)
     values |= {
@@ -127,7 +127,7 @@ def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig
         **_rope_values(rope, gemma4),
         "attention.layer_norm_rms_epsilon": _norm_epsilon(top),
         "block_size": block_size or _BLOCK,
-        **selector_keys(config, n_embd),
+        **selector_keys(config),
         **_scales(config, told, n_embd),
         "hidden_activation": _activation(config),
         "target_layers": layers,

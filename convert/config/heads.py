@@ -7,7 +7,7 @@ from .fields import refuse, stating
 _SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
-def selector_keys(config: ConfigFields, n_embd: int) -> dict[str, int]:
+def selector_keys(config: ConfigFields) -> dict[str, int]:
     """The keys of DFlash 2's convolutions and path selector; none for other families.
 
     Raises FileError naming the field.
@@ -18,13 +18,7 @@ def selector_keys(config: ConfigFields, n_embd: int) -> dict[str, int]:
             if fields.raw(name) is not None:
                 fields.refuse(name, f"none for the architecture {config.architecture}")
         return {}
-    keys = {name: fields.need_integer(name) for name in _SELECTOR}
-    if n_embd % keys["conv_group_size"]:
-        fields.refuse("conv_group_size", f"a divisor of hidden_size, {n_embd}")
-    if keys["selector_top_k"] * (keys["selector_top_k"] + 1) > n_embd:
-        # llama.cpp passes the scores on in a row of hidden states
-        fields.refuse("selector_top_k", f"a number n with n * (n + 1) up to {n_embd}")
-    return keys
+    return {name: fields.need_integer(name) for name in _SELECTOR}
 
 
 def read_markov(config: ConfigFields) -> tuple[int | None, bool | None]:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash_local.errors import FileError
-from dflash_local.gguf.drafter_keys import MAX_LAYERS
 from dflash_local.gguf.file import GgufFile
 
 from .families import SPECULATORS, ConfigFields
@@ -68,13 +67,11 @@ def read_vocabulary(config: ConfigFields, target: Fields) -> tuple[int, int]:
     return n_vocab, reduced or n_vocab
 
 
-def read_mask_token(config: ConfigFields, n_vocab: int) -> int:
+def read_mask_token(config: ConfigFields) -> int:
     owner = stating("mask_token_id", config.nested, config.top)
     token = owner.integer("mask_token_id", 0)
     if token is None:
         config.nested.missing("mask_token_id", "the id of the mask token")
-    if token >= n_vocab:
-        owner.refuse("mask_token_id", f"less than vocab_size, {n_vocab}")
     return token
 
 
@@ -92,10 +89,9 @@ def read_taps(config: ConfigFields, target: Fields) -> tuple[int, ...]:
     ids = owner.integers(name, 1 - step)
     if not ids:
         owner.missing(name, "the layers of the target that the drafter reads")
-    n_layer = stating("num_target_layers", config.top, config.nested).integer("num_target_layers")
-    n_layer = n_layer or target.integer("num_hidden_layers")
-    if n_layer is not None and max(ids) - 1 + step >= n_layer:
-        owner.refuse(name, f"layers of a target that has {n_layer}")
-    if len(ids) > MAX_LAYERS or len(set(ids)) < len(ids):
-        owner.refuse(name, "every layer once")
+    stated = stating("num_target_layers", config.top, config.nested).integer("num_target_layers")
+    advice = "; give the target that the drafter was trained for"
+    for n_layer, told in ((stated, ""), (target.integer("num_hidden_layers"), advice)):
+        if n_layer is not None and max(ids) - 1 + step >= n_layer:
+            owner.refuse(name, f"layers of a target that has {n_layer}{told}")
     return tuple(layer + step for layer in ids)

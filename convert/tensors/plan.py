@@ -46,23 +46,14 @@ def planned_rows(source: RowSource, plan: TensorPlan, start: int, stop: int) -> 
         if plan.permute_heads:
             vector = vector[_halves(width // plan.permute_heads, plan.permute_heads)]
         return vector[np.newaxis][start:stop]
-    if len(plan.shape) == 2:
-        return _matrix_rows(source, plan, start, stop)
-    # one index of the checkpoint's first axis holds several rows
+    # One index of the checkpoint's first axis may hold several rows, and heads are permuted whole.
     inner = plan.n_rows // plan.shape[-1]
-    first, last = start // inner, -(-stop // inner)
-    block = source.rows(plan.source, first, last).reshape(-1, width)
-    return block[start - first * inner : stop - first * inner]
-
-
-def _matrix_rows(source: RowSource, plan: TensorPlan, start: int, stop: int) -> NDArray[np.float32]:
-    if not plan.permute_heads:
-        return source.rows(plan.source, start, stop)
-    head = plan.shape[1] // plan.permute_heads
-    first, last = start // head, -(-stop // head)
-    rows = source.rows(plan.source, first * head, last * head)
-    rows = rows[_halves(head, last - first)]
-    return rows[start - first * head : stop - first * head]
+    size = plan.n_rows // plan.permute_heads if plan.permute_heads else inner
+    first, last = start // size, -(-stop // size)
+    rows = source.rows(plan.source, first * size // inner, last * size // inner).reshape(-1, width)
+    if plan.permute_heads:
+        rows = rows[_halves(size, last - first)]
+    return rows[start - first * size : stop - first * size]
 
 
 def interleaved(plan: TensorPlan) -> NDArray[np.intp]:
