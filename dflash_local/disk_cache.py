@@ -12,25 +12,27 @@ import tempfile
 from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import platformdirs
 
 ENVIRONMENT = "DFLASH_LOCAL_CACHE"
 
 
-def place() -> Path:
-    """The path of this user's cache folder: `DFLASH_LOCAL_CACHE` if it is set, else in the
-    platform's folder for caches."""
-    if chosen := os.environ.get(ENVIRONMENT):
+def place(variable: str = ENVIRONMENT, kind: Literal["cache", "data"] = "cache") -> Path:
+    """The path of this user's folder for what can be measured again, or for other data: that of
+    the environment's `variable` if it is set, else the platform's. It need not exist. Raises
+    OSError for a user without a home."""
+    if chosen := os.environ.get(variable):
         # Unlike `Path.expanduser`, this leaves the name of a user that there is not as it is.
         return Path(os.path.expanduser(chosen))
+    platform = platformdirs.PlatformDirs("dflash-local", appauthor=False, opinion=False)
     try:
-        found = platformdirs.user_cache_path("dflash-local", appauthor=False, opinion=False)
+        found = platform.user_cache_path if kind == "cache" else platform.user_data_path
     except RuntimeError:
         found = Path()
     if not found.is_absolute():
-        raise OSError(f"this user has no home folder; set {ENVIRONMENT}")
+        raise OSError(f"this user has no home folder; set {variable}")
     return found
 
 

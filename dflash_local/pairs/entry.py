@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from dflash_local.errors import FileError, InputError
 from dflash_local.fit.architectures import MIXTURES
@@ -69,27 +69,16 @@ class Entry:
         return special or self.sampling
 
 
-_KINDS: dict[str, type] = {
-    "drafter": str,
-    "target": str,
-    "gguf": str,
-    "package": str,
-    "weights": str,
-    "quant": str,
-    "size": int,
-    "architecture": str,
-    "with_heads": str,
-    "family": str,
-    "aliases": list,
-    "thinking": bool,
-    "sampling": dict,
-    "thinking_sampling": dict,
-    "no_thinking_sampling": dict,
-    "answer_length": int,
-    "training_length": int,
-    "tokens_per_round": float,
-    "notes": str,
-}
+def _toml_type(declared: Any) -> type:
+    """The type in TOML of the values that a field takes."""
+    of_origin: dict[Any, type] = {Mapping: dict, tuple: list, Literal: str}
+    if (origin := get_origin(declared)) in of_origin:
+        return of_origin[origin]
+    found: type = declared if isinstance(declared, type) else get_args(declared)[0]
+    return found
+
+
+_KINDS = {each.name: _toml_type(each.type) for each in fields(Entry) if each.name != "name"}
 _SAMPLING = {each.name for each in fields(SamplingParams)}
 
 

@@ -1,12 +1,9 @@
 """Drafters that were tuned on this machine: which of them a target uses, and used before."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import platformdirs
 
 from dflash_local import disk_cache
 from dflash_local.errors import InputError
@@ -26,13 +23,10 @@ class Tuned:
 def folder() -> Path:
     """The folder of tuned drafters, and of which target uses which: `DFLASH_LOCAL_TUNED`, else the
     platform's folder for data. It need not exist. Raises InputError for a user without a home."""
-    chosen = os.environ.get(ENVIRONMENT)
-    if chosen:
-        return Path(os.path.expanduser(chosen))
     try:
-        return platformdirs.user_data_path("dflash-local", appauthor=False)
-    except RuntimeError:
-        raise InputError(f"this user has no home folder; set {ENVIRONMENT}") from None
+        return disk_cache.place(ENVIRONMENT, "data")
+    except OSError as error:
+        raise InputError(str(error)) from None
 
 
 def tuned_drafter(target: Path, source: str | None = None) -> Path | None:
