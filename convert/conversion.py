@@ -18,7 +18,7 @@ from dflash_local.gguf.file import GgufFile
 from .checks import CheckResult, check_fit, check_written, planned_file
 from .config.drafter_config import ARCHITECTURE, DraftConfig, read_config
 from .config.families import identify
-from .config.target_link import target_facts
+from .config.target_link import TargetFacts
 from .files.checkpoint import Checkpoint
 from .files.reading import read_json
 from .files.source import CONFIG, Source, fetch_drafter
@@ -186,7 +186,7 @@ def _planned(
     raw = _read_config(drafter.folder)
     identify(raw)
     found = find_target_file(drafter, raw, target, say)
-    config = read_config(raw, target=target_facts(found))
+    config = read_config(raw, target=TargetFacts.of(found))
     spec = config.spec
     weights = Checkpoint.open(drafter.folder)
     plans = plan_tensors(config, weights.tensors)

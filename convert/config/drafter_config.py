@@ -4,10 +4,9 @@ The keys are those that llama.cpp's converter writes for the same config and tar
 `conversion/qwen.py`, `gemma.py`, `muse_glimmer.py`), except where a comment says why not.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dflash_local.gguf.drafter_keys import MAX_LAYERS, spec_from_keys
 from dflash_local.gguf.drafter_spec import DrafterSpec, Family
@@ -19,12 +18,11 @@ from .fields import Fields, stating
 from .heads import read_markov, selector_keys
 from .rope import Rope, read_gemma4_rope, read_rope
 from .target_link import (
+    TargetFacts,
     check_hidden_size,
     read_mask_token,
     read_taps,
     read_vocabulary,
-    target_fields,
-    uses_mrope,
 )
 
 ARCHITECTURE = "dflash"
@@ -89,17 +87,14 @@ class DraftConfig:
         return (*self.keys, Key.of(f"{ARCHITECTURE}.has_confidence_head", has_head))
 
 
-def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig:
+def read_config(raw: object, *, target: TargetFacts) -> DraftConfig:
     """The drafter that `raw`, a parsed config.json, describes.
 
-    `target`: the target's config.json (or `target_facts` of its GGUF file), which says whether the
-    target uses M-RoPE and scaled embeddings, and how many layers it has. Raises FileError for the
-    config of something else, and says what it is; or names the field that is missing, wrong, or of
-    a kind that llama.cpp's drafters do not know.
+    Raises FileError for the config of something else, and says what it is; or names the field that
+    is missing, wrong, or of a kind that llama.cpp's drafters do not know.
     """
     config = identify(raw)
     config.nested.only(_NESTED, "dflash_config")
-    told = target_fields(target)
     top, gemma4 = config.top, config.layout.gemma4
     if gemma4:
         _check_gemma4(top)
@@ -113,10 +108,10 @@ def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig
     }
     head_dim, heads = read_heads(config, n_embd)
     window, windowed = read_windows(config, n_layer)
-    rope = _rope(config, head_dim, window, told)
-    check_hidden_size(config, told, n_embd)
-    n_vocab, n_vocab_draft = read_vocabulary(config, told)
-    layers, mask_token_id = read_taps(config, told), read_mask_token(config)
+    rope = _rope(config, head_dim, window, target)
+    check_hidden_size(config, target, n_embd)
+    n_vocab, n_vocab_draft = read_vocabulary(config, target)
+    layers, mask_token_id = read_taps(config, target), read_mask_token(config)
     rank, from_anchor = read_markov(config)
     block_size = stating("block_size", config.nested, top).integer("block_size", 2, _MAX_BLOCK)
     values |= {
@@ -128,7 +123,7 @@ def read_config(raw: object, *, target: Mapping[str, Any] | None) -> DraftConfig
         "attention.layer_norm_rms_epsilon": _norm_epsilon(top),
         "block_size": block_size or _BLOCK,
         **selector_keys(config),
-        **_scales(config, told, n_embd),
+        **_scales(config, target, n_embd),
         "hidden_activation": _activation(config),
         "target_layers": layers,
         "sample_from_anchor": from_anchor,
@@ -171,14 +166,14 @@ def _check_gemma4(top: Fields) -> None:
         top.refuse("final_logit_softcapping", "none for a Gemma 4 drafter")
 
 
-def _rope(config: ConfigFields, head_dim: int, window: int, target: Fields) -> Rope:
+def _rope(config: ConfigFields, head_dim: int, window: int, target: TargetFacts) -> Rope:
     if config.layout.gemma4:
         return read_gemma4_rope(config.top, head_dim)
     return read_rope(
         config.top,
         head_dim,
         sliding=window > 0,
-        mrope_target=config.layout.follows_mrope and uses_mrope(target),
+        mrope_target=config.layout.follows_mrope and target.uses_mrope,
     )
 
 
@@ -206,7 +201,7 @@ def _norm_epsilon(top: Fields) -> float:
     return eps
 
 
-def _scales(config: ConfigFields, target: Fields, n_embd: int) -> dict[str, float | None]:
+def _scales(config: ConfigFields, target: TargetFacts, n_embd: int) -> dict[str, float | None]:
     softcap = _either_number(config, "final_logit_softcapping", positive=False)
     scale = _either_number(config, "input_embedding_scale")
     if config.layout.gemma4:
@@ -214,8 +209,7 @@ def _scales(config: ConfigFields, target: Fields, n_embd: int) -> dict[str, floa
     elif scale is None and config.layout == Z_LAB and config.family != "dspark":
         # Not in llama.cpp's converter. These drafters were trained on what the target's embedding
         # module gives: Gemma's scales its rows, and the tensor in the target's GGUF is not scaled.
-        model_type = target.string("model_type") or ""
-        scale = n_embd**0.5 if model_type.startswith("gemma") else None
+        scale = n_embd**0.5 if target.architecture.startswith("gemma") else None
     return {
         "attention.value_scale": config.nested.number("attention_value_scale"),
         "logit_scale": _either_number(config, "output_multiplier"),

@@ -1,62 +1,53 @@
 """All that a drafter has in common with its target: vocabulary, mask token, taps, hidden size."""
 
-from collections.abc import Mapping
-from typing import Any
+from __future__ import annotations
 
-from dflash_local.errors import FileError
+from dataclasses import dataclass
+
 from dflash_local.gguf.file import GgufFile
 
 from .families import SPECULATORS, ConfigFields
-from .fields import Fields, stating
+from .fields import refuse, stating
 
 
-def target_fields(target: Mapping[str, Any] | None) -> Fields:
-    """The fields of the target's language model; empty if the target is not known."""
-    if target is None:
-        return Fields({}, "of the target: ")
-    if not isinstance(target, Mapping):
-        raise FileError("config.json of the target: expected a JSON object")
-    fields = Fields(target, "of the target: ")
-    text = fields.object("text_config")
-    return fields if text is None else Fields(text.values, "of the target: ")
+@dataclass(frozen=True)
+class TargetFacts:
+    """Facts of a target that a drafter's file depends on; the defaults say that it is not known."""
+
+    architecture: str = ""
+    n_layer: int | None = None
+    n_embd: int | None = None
+    n_vocab: int | None = None
+    uses_mrope: bool = False
+    """Whether a position has several parts (time, height, width)."""
+
+    @classmethod
+    def of(cls, file: GgufFile) -> TargetFacts:
+        name = file.architecture
+        sections = file.get(f"{name}.rope.dimension_sections")
+        return cls(
+            name,
+            file.get(f"{name}.block_count"),
+            file.get(f"{name}.embedding_length"),
+            file.n_vocab,
+            isinstance(sections, list) and any(sections),
+        )
 
 
-def target_facts(file: GgufFile) -> dict[str, Any]:
-    """The fields of a config.json that `read_config` needs, from the target's GGUF file."""
-    name = file.architecture
-    facts: dict[str, Any] = {
-        "model_type": name,
-        "num_hidden_layers": file.get(f"{name}.block_count"),
-        "hidden_size": file.get(f"{name}.embedding_length"),
-        "vocab_size": file.n_vocab,
-    }
-    sections = file.get(f"{name}.rope.dimension_sections")
-    if isinstance(sections, list) and any(sections):
-        facts["rope_parameters"] = {"mrope_section": sections}
-    return facts
-
-
-def uses_mrope(target: Fields) -> bool:
-    """True if a position of the target has several parts (time, height, width)."""
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = target.raw(name)
-        if isinstance(rope, Mapping) and rope:
-            return "mrope_section" in rope
-    return False
-
-
-def check_hidden_size(config: ConfigFields, target: Fields, n_embd: int) -> None:
+def check_hidden_size(config: ConfigFields, target: TargetFacts, n_embd: int) -> None:
     """Raise FileError unless the target's is the drafter's."""
-    for fields, name in ((config.top, "target_hidden_size"), (target, "hidden_size")):
-        if fields.integer(name) not in (None, n_embd):
-            fields.refuse(name, f"the drafter's hidden_size, {n_embd}")
+    name, expected = "target_hidden_size", f"the drafter's hidden_size, {n_embd}"
+    if config.top.integer(name) not in (None, n_embd):
+        config.top.refuse(name, expected)
+    if target.n_embd not in (None, n_embd):
+        refuse("hidden_size of the target", target.n_embd, expected)
 
 
-def read_vocabulary(config: ConfigFields, target: Fields) -> tuple[int, int]:
+def read_vocabulary(config: ConfigFields, target: TargetFacts) -> tuple[int, int]:
     """The number of tokens of the target, and of those that the drafter's head knows."""
-    n_vocab = config.top.integer("vocab_size") or target.integer("vocab_size")
+    n_vocab = config.top.integer("vocab_size") or target.n_vocab
     if n_vocab is None:
-        config.top.missing("vocab_size", "a whole number, here or in the target's config")
+        config.top.missing("vocab_size", "a whole number, here or in the target")
     reduced = config.top.integer("draft_vocab_size")
     if reduced is not None and reduced > n_vocab:
         config.top.refuse("draft_vocab_size", f"at most vocab_size, {n_vocab}")
@@ -75,7 +66,7 @@ def read_mask_token(config: ConfigFields) -> int:
     return token
 
 
-def read_taps(config: ConfigFields, target: Fields) -> tuple[int, ...]:
+def read_taps(config: ConfigFields, target: TargetFacts) -> tuple[int, ...]:
     """The layers of the target whose inputs are tapped."""
     # the config names the layer whose output is tapped: that is the input of the next layer
     owner, name, step = config.nested, "target_layer_ids", 1
@@ -91,7 +82,7 @@ def read_taps(config: ConfigFields, target: Fields) -> tuple[int, ...]:
         owner.missing(name, "the layers of the target that the drafter reads")
     stated = stating("num_target_layers", config.top, config.nested).integer("num_target_layers")
     advice = "; give the target that the drafter was trained for"
-    for n_layer, told in ((stated, ""), (target.integer("num_hidden_layers"), advice)):
+    for n_layer, told in ((stated, ""), (target.n_layer, advice)):
         if n_layer is not None and max(ids) - 1 + step >= n_layer:
             owner.refuse(name, f"layers of a target that has {n_layer}{told}")
     return tuple(layer + step for layer in ids)

@@ -62,7 +62,7 @@ def test_each_tensor_of_published_drafters_is_in_a_layout() -> None:
         tested |= set(tensors)
     published: set[str] = set()
     for name in hf_drafters.VARIANTS:
-        config = read_config(hf_drafters.config(name), target=hf_drafters.target_config(name))
+        config = read_config(hf_drafters.config(name), target=hf_drafters.target_facts(name))
         found = {
             key: TensorEntry(key, "BF16", shape, Path("model.safetensors"), 0, 0)
             for key, shape in hf_drafters.shapes(name).items()

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dflash_local.convert.config.target_link import TargetFacts
+
 Config = dict[str, Any]
 
 HEAD_DIM = 16
@@ -406,17 +408,8 @@ def config(name: str, *, n_embd: int = 64, n_vocab: int = 256) -> Config:
     return VARIANTS[name](n_embd, n_vocab)
 
 
-def target_config(name: str, *, n_embd: int = 64, n_vocab: int = 256) -> Config:
-    """The config.json of the target of the variant `name`, as far as a drafter depends on it."""
-    target: Config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "hidden_size": n_embd,
-        "model_type": "qwen3",
-        "num_hidden_layers": N_TARGET_LAYERS,
-        "vocab_size": n_vocab,
-    }
-    if name == "mrope":  # as in Qwen3.5
-        rope = {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default"}
-        text = target | {"model_type": "qwen3_5_text", "rope_parameters": rope}
-        return {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text}
-    return target
+def target_facts(name: str, *, n_embd: int = 64, n_vocab: int = 256) -> TargetFacts:
+    """The target of the variant `name`, as far as a drafter depends on it."""
+    if name == "mrope":
+        return TargetFacts("qwen35", N_TARGET_LAYERS, n_embd, n_vocab, uses_mrope=True)
+    return TargetFacts("qwen3", N_TARGET_LAYERS, n_embd, n_vocab)

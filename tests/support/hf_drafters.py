@@ -22,10 +22,10 @@ from hf_configs import (
     REDUCED,
     VARIANTS,
     config,
-    target_config,
+    target_facts,
 )
 
-__all__ = ["VARIANTS", "config", "target_config", "weights", "write", "write_safetensors"]
+__all__ = ["VARIANTS", "config", "target_facts", "weights", "write", "write_safetensors"]
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import hf_configs
 from dflash_local.convert.config.drafter_config import DraftConfig, read_config
-from dflash_local.convert.config.target_link import target_facts
+from dflash_local.convert.config.target_link import TargetFacts
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
 from hf_keys import EXPECTED, FAMILIES
@@ -19,7 +20,7 @@ from hf_keys import EXPECTED, FAMILIES
 
 def read(name: str, **changes: Any) -> DraftConfig:
     raw = hf_configs.config(name) | changes
-    return read_config(raw, target=hf_configs.target_config(name))
+    return read_config(raw, target=hf_configs.target_facts(name))
 
 
 def keys(config: DraftConfig) -> dict[str, tuple[Any, str]]:
@@ -60,28 +61,25 @@ def test_the_vocabulary_may_be_stated_by_the_target_alone() -> None:
     assert "vocab_size" not in hf_configs.config("muse-glimmer")
     assert read("muse-glimmer").spec.n_vocab == 256
     with pytest.raises(InputError, match="vocab_size is missing"):
-        read_config(hf_configs.config("muse-glimmer"), target=None)
+        read_config(hf_configs.config("muse-glimmer"), target=TargetFacts())
 
 
 def test_embeddings_are_scaled_as_a_gemma_target_scales_them() -> None:
-    target = hf_configs.target_config("plain") | {"model_type": "gemma4_text"}
+    target = replace(hf_configs.target_facts("plain"), architecture="gemma4")
     raw = hf_configs.config("plain")
     assert keys(read_config(raw, target=target))["embedding_scale"] == (8.0, "float32")
-    whole = {"model_type": "gemma4", "text_config": target}
-    assert keys(read_config(raw, target=whole))["embedding_scale"] == (8.0, "float32")
     stated = raw | {"input_embedding_scale": 1.0}
     assert keys(read_config(stated, target=target))["embedding_scale"] == (1.0, "float32")
     assert "embedding_scale" not in keys(read("plain"))
 
 
 def test_a_gguf_target_states_what_its_config_would(pair: tuple[Path, Path]) -> None:
-    facts = target_facts(GgufFile.open(pair[0]))
-    assert (facts["num_hidden_layers"], facts["hidden_size"], facts["vocab_size"]) == (8, 512, 8192)
-    assert "rope_parameters" not in facts
+    facts = TargetFacts.of(GgufFile.open(pair[0]))
+    assert facts == TargetFacts("qwen3", 8, 512, 8192, uses_mrope=False)
     raw = hf_configs.config("plain", n_embd=512, n_vocab=8192)
     assert read_config(raw, target=facts).spec.n_vocab == 8192
-    sections = facts | {"rope_parameters": {"mrope_section": [11, 11, 10, 0]}}
-    assert "rope.dimension_sections" in keys(read_config(raw, target=sections))
+    with_sections = replace(facts, uses_mrope=True)
+    assert "rope.dimension_sections" in keys(read_config(raw, target=with_sections))
 
 
 def test_an_amplitude_that_llama_cpp_would_not_use_is_written_where_it_does() -> None:
@@ -307,33 +305,19 @@ NO_DRAFTER: list[tuple[object, str]] = [
 @pytest.mark.parametrize(("raw", "message"), NO_DRAFTER)
 def test_another_model_is_called_by_its_name(raw: object, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        read_config(raw, target=None)
+        read_config(raw, target=TargetFacts())
     assert "expected" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": 128}, "hidden_size is 128, expected the drafter's hidden_size, 64"),
-        ({"hidden_size": "64"}, "of the target: hidden_size"),
-        ({"text_config": 3}, "of the target: text_config is 3"),
-    ],
-)
-def test_a_target_that_does_not_fit(changes: dict[str, Any], message: str) -> None:
-    target = hf_configs.target_config("plain") | changes
-    with pytest.raises(InputError, match=message):
+def test_a_target_of_another_width() -> None:
+    target = replace(hf_configs.target_facts("plain"), n_embd=128)
+    with pytest.raises(InputError, match="target is 128, expected the drafter's hidden_size, 64"):
         read_config(hf_configs.config("plain"), target=target)
-
-
-def test_a_target_whose_config_is_no_object() -> None:
-    wrong: Any = [1]
-    with pytest.raises(InputError, match="of the target: expected a JSON object"):
-        read_config(hf_configs.config("plain"), target=wrong)
 
 
 def test_a_tap_beyond_the_given_target() -> None:
     raw = hf_configs.config("plain") | {"num_target_layers": None}
-    target = hf_configs.target_config("plain") | {"num_hidden_layers": 5}
+    target = replace(hf_configs.target_facts("plain"), n_layer=5)
     with pytest.raises(InputError, match=r"target_layer_ids is \[1, 3, 5\].*has 5"):
         read_config(raw, target=target)
 
@@ -372,28 +356,22 @@ FIELDS = sorted(
     inner=st.dictionaries(
         st.sampled_from(sorted(hf_configs.config("dflash2")["dflash_config"])), JSON
     ),
-    target=st.dictionaries(
-        st.sampled_from(
-            ["hidden_size", "vocab_size", "rope_parameters", "text_config", "model_type"]
-        ),
-        JSON,
-    ),
 )
 def test_any_change_of_a_config_is_read_or_refused(
-    name: str, changes: dict[str, Any], inner: dict[str, Any], target: dict[str, Any]
+    name: str, changes: dict[str, Any], inner: dict[str, Any]
 ) -> None:
     raw = hf_configs.config(name) | changes
     if inner and isinstance(raw.get("dflash_config"), dict):
         raw["dflash_config"] = raw["dflash_config"] | inner
-    reads_or_refuses(raw, hf_configs.target_config(name) | target)
+    reads_or_refuses(raw, hf_configs.target_facts(name))
 
 
-@given(raw=JSON, target=JSON)
-def test_any_json_is_read_or_refused(raw: object, target: object) -> None:
-    reads_or_refuses(raw, target)
+@given(raw=JSON)
+def test_any_json_is_read_or_refused(raw: object) -> None:
+    reads_or_refuses(raw, TargetFacts())
 
 
-def reads_or_refuses(raw: object, target: Any) -> None:
+def reads_or_refuses(raw: object, target: TargetFacts) -> None:
     try:
         config = read_config(raw, target=target)
     except InputError as error:

@@ -139,7 +139,7 @@ def entries(name: str, **changes: tuple[int, ...] | None) -> dict[str, TensorEnt
 
 def read(name: str, **changes: Any) -> DraftConfig:
     raw = hf_drafters.config(name) | changes
-    return read_config(raw, target=hf_drafters.target_config(name))
+    return read_config(raw, target=hf_drafters.target_facts(name))
 
 
 def table(plans: list[TensorPlan]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -25,7 +25,7 @@ from dflash_local.errors import FileError
 
 def checkpoint(folder: Path, name: str) -> tuple[Checkpoint, list[TensorPlan]]:
     opened = Checkpoint.open(hf_drafters.write(folder, name))
-    target = hf_drafters.target_config(name)
+    target = hf_drafters.target_facts(name)
     config = read_config(hf_drafters.config(name), target=target)
     return opened, plan_tensors(config, opened.tensors)
 
@@ -82,7 +82,7 @@ def test_permuted_heads_have_the_same_scores(tmp_path: Path) -> None:
 
 def test_biases_are_permuted_as_the_rows_of_their_weights() -> None:
     raw = hf_drafters.config("gpt-oss") | {"rope_is_neox_style": False}
-    config = read_config(raw, target=hf_drafters.target_config("gpt-oss"))
+    config = read_config(raw, target=hf_drafters.target_facts("gpt-oss"))
     weights = hf_drafters.weights("gpt-oss")
     tensors = {
         name: TensorEntry(name, "F32", values.shape, Path("model.safetensors"), 0, values.nbytes)
@@ -143,7 +143,7 @@ def test_factors_make_up_for_the_rounded_ramp_of_yarn() -> None:
     """Of gpt-oss: 64 dimensions, theta 150000, 32 times 4096 tokens."""
     scaling = hf_drafters.config("gpt-oss")["rope_scaling"] | {"truncate": False}
     raw = hf_drafters.config("gpt-oss") | {"head_dim": 64, "rope_scaling": scaling}
-    rope = read_config(raw, target=None).rope
+    rope = read_config(raw, target=hf_drafters.target_facts("gpt-oss")).rope
     low, high = (
         64 * np.log(4096 / (beta * 2 * np.pi)) / (2 * np.log(150000)) for beta in (32.0, 1.0)
     )
@@ -158,7 +158,9 @@ def test_factors_make_up_for_the_rounded_ramp_of_yarn() -> None:
     assert factors[[0, 8, 18, 31]].tolist() == pytest.approx([1, 1, 1, 1])
     assert factors.max() > 1.5
     assert np.allclose(shares(8, 18) / factors, shares(low, high))
-    assert not read_config(hf_drafters.config("gpt-oss"), target=None).rope.frequency_factors()
+    assert not read_config(
+        hf_drafters.config("gpt-oss"), target=hf_drafters.target_facts("gpt-oss")
+    ).rope.frequency_factors()
 
 
 def test_dimensions_that_gemma4_does_not_rotate(tmp_path: Path) -> None:
