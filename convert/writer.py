@@ -20,6 +20,7 @@ from gguf import GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 
 from dflash_local.errors import InputError
+from dflash_local.fit.footprint import size_text
 
 from .files.lock import lock
 from .key import Key
@@ -58,27 +59,21 @@ def write_gguf(
     """
     total = sum(_padded(n_bytes(plan.shape, kind)) for plan, kind in tensors)
     check_place(path, force)
-    with _writing(path, total):
-        free = shutil.disk_usage(path.parent).free
-        if free < total:
-            raise _no_room(path, total, free)
     # in the same folder, so that the last step is only a rename
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    _remove_abandoned(path.parent)
     try:
         with _writing(path, total):
-            file = part.open("ab")
-            lock(file)
-            _write_header(part, keys, tensors)
-            file.seek(0, os.SEEK_END)
-        try:
-            _write_tensors(file, path, tensors, read_rows, total, progress)
-            with _writing(path, total):
+            free = shutil.disk_usage(path.parent).free
+            if free < total:
+                raise _no_room(path, total, free)
+            _remove_abandoned(path.parent)
+            with part.open("ab") as file:
+                lock(file)
+                _write_header(part, keys, tensors)
+                file.seek(0, os.SEEK_END)
+                _write_tensors(file, tensors, read_rows, total, progress)
                 file.flush()
                 os.fsync(file.fileno())
-        finally:
-            with contextlib.suppress(OSError):  # of what a failed write has left in the buffer
-                file.close()
         if check is not None:
             check(part)
         check_place(path, force)
@@ -118,25 +113,21 @@ def check_place(path: Path, force: bool) -> None:
 
 def _no_room(path: Path, needed: int, free: int) -> InputError:
     return InputError(
-        f"{path}: needs {_size(needed)}, and {path.parent} has {_size(free)} left; "
+        f"{path}: needs {size_text(needed)}, and {path.parent} has {size_text(free)} left; "
         "make room or choose another folder"
     )
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
-
-
 @contextlib.contextmanager
 def _writing(path: Path, needed: int) -> Iterator[None]:
-    """Turn errors of writing into one line. Reading has messages of its own: keep it outside."""
+    """Turn errors of writing into one line. Those of reading are FileErrors already."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             with contextlib.suppress(OSError):
                 raise _no_room(path, needed, shutil.disk_usage(path.parent).free) from None
-        room = f"; {_size(needed)} are needed" if needed else ""
+        room = f"; {size_text(needed)} are needed" if needed else ""
         raise InputError(f"{path}: cannot be written: {error.strerror or error}{room}") from None
 
 
@@ -176,27 +167,20 @@ def _raw(key: Key) -> object:
 
 def _write_tensors(
     file: BinaryIO,
-    path: Path,
     tensors: Sequence[tuple[TensorPlan, GGMLQuantizationType]],
     read_rows: Rows,
     total: int,
     progress: Progress | None,
 ) -> None:
-    with _writing(path, total):
-        if tensors:
-            _pad(file)
-    done = 0
+    begin = file.tell() + (_pad(file) if tensors else 0)
     for plan, kind in tensors:
         for piece in _encoded(plan, kind, read_rows):
-            with _writing(path, total):
-                file.write(piece)
-            done += len(piece)
+            file.write(piece)
             if progress is not None:
-                progress(done, total)
-        with _writing(path, total):
-            done += _pad(file)
+                progress(file.tell() - begin, total)
+        _pad(file)
     if progress is not None:
-        progress(done, total)
+        progress(file.tell() - begin, total)
 
 
 def _encoded(plan: TensorPlan, kind: GGMLQuantizationType, read_rows: Rows) -> Iterator[bytes]:

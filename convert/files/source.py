@@ -9,7 +9,7 @@ from typing import Any
 
 from dflash_local.errors import FileError, InputError
 from dflash_local.hub.download import fetch, progress_bars
-from dflash_local.hub.repository import ask, repository_of
+from dflash_local.hub.repository import ask, cached, repository_of
 from dflash_local.hub.trouble import one_line, transfer_errors, why_unreachable
 
 from .checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_index
@@ -93,9 +93,9 @@ def _from_hub(repo: str, revision: str | None, accept: Callable[[Path], object] 
         except errors.HfHubHTTPError as error:
             if error.response.status_code < 500 and error.response.status_code != 429:
                 raise
-            folder = _cached(repo, revision, error)
+            folder = _held(repo, revision, error)
         except transfer_errors() as error:
-            folder = _cached(repo, revision, error)
+            folder = _held(repo, revision, error)
         else:
             if CONFIG not in listed:
                 raise InputError(f"{repo}: holds no {CONFIG}, expected a drafter's repository")
@@ -135,22 +135,19 @@ def _drafter_files(repo: str, listed: list[str], commit: str) -> Iterator[str]:
     yield from weights
 
 
-def _cached(repo: str, revision: str | None, error: Exception) -> Path:
+def _held(repo: str, revision: str | None, error: Exception) -> Path:
     """The client's folder of an earlier download. Raises InputError unless it is complete."""
-    import huggingface_hub as hub
-
-    config = hub.try_to_load_from_cache(repo, CONFIG, revision=revision)
-    if not isinstance(config, str):
+    held = [each.folder for each in cached(repo, revision) if CONFIG in each.sizes]
+    if not held or held[0] is None:
         at = f" at revision {revision}" if revision else ""
         raise InputError(f"{repo}: {why_unreachable(error)}, and it is not cached{at}") from None
-    folder = Path(config).parent
     try:
-        Checkpoint.open(folder)
+        Checkpoint.open(held[0])
     except FileError as incomplete:
         raise InputError(
             f"{repo}: {why_unreachable(error)}, and the cache is not complete: {incomplete}"
         ) from None
-    return folder
+    return held[0]
 
 
 def _read_card(folder: Path) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
 
 def test_more_than_the_disk_holds_is_refused_at_once(tmp_path: Path) -> None:
     plan = plans("huge.weight", (1 << 24, 1 << 24))
-    with pytest.raises(InputError, match=r"needs 1125899.91 GB, and .* GB left; make room"):
+    with pytest.raises(InputError, match=r"needs 1048576.0 GiB, and .* GiB left; make room"):
         write_gguf(tmp_path / "out.gguf", KEYS, [(plan, Type.F32)], ramp)
     assert os.listdir(tmp_path) == []
 
@@ -246,7 +246,7 @@ def test_write_that_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
     output, errors = process.communicate(timeout=60)
     assert errors == ""
     assert output.count("\n") == 1
-    assert "out.gguf: cannot be written: File too large; 8.39 MB are needed" in output
+    assert "out.gguf: cannot be written: File too large; 8 MiB are needed" in output
     assert os.listdir(tmp_path) == []
 
 
