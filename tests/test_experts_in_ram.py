@@ -26,6 +26,7 @@ from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from gap_rule import equal_by_gap_rule, noise_of_row
 from lab.shapes.writer import write_pair
+from llama_log import logged
 from mini_shapes import EXPERTS, GPT_OSS
 from pair_engine import answer
 from rpc_workers import WorkerProcess, worker_processes
@@ -88,8 +89,9 @@ def assert_drafted_as_plain(pair: list[Path], worker: WorkerProcess, **moved: An
         n_ctx=512, kv_type="q8_0", n_threads=1, rpc=[worker.name], **taps, **moved
     )
     remote_devices([worker.name])
-    with Target(pair[0], options) as target:
-        log = "\n".join(runtime._log.lines())
+    with logged() as log:
+        target = Target(pair[0], options)
+    with target:
         engine = Engine(target, FusedDrafter(pair[1], target, spec, n_seq=1, n_ctx=512))
         n_drafted = 0
         for seed in range(3):
@@ -107,7 +109,7 @@ def assert_drafted_as_plain(pair: list[Path], worker: WorkerProcess, **moved: An
                 lambda at, p=prompt, t=plain.tokens: noise_of_row(target, p, t, at, (WIDTH, 3, 16)),
             )
     assert n_drafted > 50
-    return log
+    return log.getvalue()
 
 
 def held_mib(log: str) -> float:
@@ -115,13 +117,7 @@ def held_mib(log: str) -> float:
     return float(re.findall(r"RPC.* model buffer size = +([\d.]+) MiB", log)[-1])
 
 
-@pytest.fixture
-def whole_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "clear_log", lambda: None)
-
-
 @pytest.mark.one_in(2)
-@pytest.mark.usefixtures("whole_log")
 @pytest.mark.parametrize("n", [HALF, EXPERTS.n_layer])
 def test_layers_on_a_worker_with_experts_here(
     pair: list[Path], worker: WorkerProcess, n: int
@@ -138,7 +134,6 @@ def test_layers_on_a_worker_with_experts_here(
     assert held_mib(log) == pytest.approx(plan.gpus[0].weights / MIB, abs=0.01)
 
 
-@pytest.mark.usefixtures("whole_log")
 def test_the_plan_s_own_choice_is_loaded_as_counted(
     pair: list[Path], worker: WorkerProcess
 ) -> None:

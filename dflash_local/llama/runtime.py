@@ -9,7 +9,6 @@ import ctypes
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +25,7 @@ PORTABLE = 'CMAKE_ARGS="-DGGML_NATIVE=OFF"'
 DeviceType = Literal["cpu", "gpu", "igpu", "accel", "meta"]
 
 _DEVICE_TYPES: tuple[DeviceType, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
-_LOG_LINES = 200
-_LEVELS = ("none", "debug", "info", "warning", "error")  # GGML_LOG_LEVEL_* of ggml.h
-_DEBUG, _CONTINUED = 1, 5
+_DEBUG, _ERROR, _CONTINUED = 1, 4, 5  # GGML_LOG_LEVEL_* of ggml.h
 
 
 def _advice(command: str = f"pip install llama-cpp-python=={PINNED}") -> str:
@@ -297,15 +294,14 @@ def init() -> None:
 
 
 class _Log:
-    """The last lines that llama.cpp logged, with their levels. Any thread may write.
+    """The first line that llama.cpp logged as an error since `clear`. Any thread may write.
 
-    `echo` is the lowest level that also goes to stderr. Debug lines are dropped unless they are
-    echoed: llama.cpp writes hundreds of them for each graph.
+    `echo` is the lowest level that also goes to stderr.
     """
 
     def __init__(self, echo: int | None) -> None:
         self.echo = echo
-        self._lines: deque[tuple[int, str]] = deque(maxlen=_LOG_LINES)
+        self.first_error = ""
         self._open = ""
         self._level = 0
         # Re-entrant: a garbage collection inside it may free a model, which logs.
@@ -315,25 +311,20 @@ class _Log:
         if level == _CONTINUED:
             level = self._level
         self._level = level
-        if level == _DEBUG and self.echo != _DEBUG:
+        if level == _DEBUG and self.echo != _DEBUG:  # hundreds of lines for each graph
             return
         piece = _text(text)
         with self._lock:
             *complete, self._open = (self._open + piece).split("\n")
-            self._lines.extend((level, line) for line in complete if line.strip())
+            if level == _ERROR and not self.first_error:
+                self.first_error = next(filter(None, map(str.strip, complete)), "")
         if self.echo is not None and level >= self.echo and sys.stderr is not None:
             sys.stderr.write(printable(piece))
             sys.stderr.flush()
 
-    def lines(self, level: str | None = None) -> list[str]:
-        wanted = None if level is None else _LEVELS.index(level)
-        with self._lock:
-            return [text for kind, text in self._lines if wanted in (None, kind)]
-
     def clear(self) -> None:
         with self._lock:
-            self._lines.clear()
-            self._open = ""
+            self.first_error = self._open = ""
 
 
 # DFLASH_LOCAL_LOG: 1 shows llama.cpp's messages on stderr, "debug" its debug lines, too.
@@ -348,8 +339,7 @@ def first_error_line() -> str:
 
     It names the cause of a failed call. Later lines only pass it on.
     """
-    errors = _log.lines("error")
-    return errors[0].strip() if errors else ""
+    return _log.first_error
 
 
 def reason() -> str:

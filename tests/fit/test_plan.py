@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,13 +25,13 @@ from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.gguf.header import TensorInfo
-from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.setup import split_by_layers_because
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from gguf_files import edited
 from hybrid import HEAD_DIM, N_HEAD_KV, SNAPSHOTS, WITHOUT, write_hybrid
+from llama_log import logged
 from shipped_layouts import in_layout
 from tiny_coder import pair
 
@@ -402,9 +403,8 @@ def shipped() -> tuple[GgufFile, GgufFile, DrafterSpec]:
     return GgufFile.open(target_path), drafter, read_drafter(drafter)
 
 
-def logged_mib(pattern: str) -> float:
-    found = [re.search(pattern + r" = +([\d.]+) MiB", line) for line in runtime._log.lines()]
-    return sum(float(match[1]) for match in found if match)
+def logged_mib(log: io.StringIO, pattern: str) -> float:
+    return sum(map(float, re.findall(pattern + r" = +([\d.]+) MiB", log.getvalue())))
 
 
 @pytest.mark.parametrize(
@@ -422,15 +422,11 @@ def test_the_shipped_pair_takes_what_was_planned(n_ctx, n_batch, kv):
     found = make_plan(file, drafter, spec, options, [host(8, 16)])
     taken = Footprint(file, None, None, options)
     expected = max(taken.compute_blocks(n_ctx), taken.compute_head(n_ctx))
-    runtime.init()
-    runtime.clear_log()
     options = TargetOptions(n_ctx=found.n_ctx, n_seq=2, n_threads=1, n_batch=n_batch, **kv)
-    opened = Target(file.path, options)
-    try:
-        assert logged_mib("KV buffer size") == pytest.approx(found.kv_bytes / MIB, abs=0.01)
-        assert logged_mib("compute buffer size") == pytest.approx(expected / MIB, abs=1.1)
-    finally:
-        opened.close()
+    with logged() as log, Target(file.path, options):
+        pass
+    assert logged_mib(log, "KV buffer size") == pytest.approx(found.kv_bytes / MIB, abs=0.01)
+    assert logged_mib(log, "compute buffer size") == pytest.approx(expected / MIB, abs=1.1)
 
 
 def test_hidden_states_that_wait_for_the_drafter_are_planned():
@@ -463,10 +459,10 @@ def test_recurrent_states_take_what_was_planned(architecture, tmp_path):
         way_back=way_back,
     )
     assert found.way_back == way_back
-    runtime.init()
-    runtime.clear_log()
-    with Target(path, TargetOptions(n_ctx=256, n_seq=3, n_threads=1, way_back=way_back)):
-        states, keys = logged_mib("RS buffer size"), logged_mib("KV buffer size")
+    options = TargetOptions(n_ctx=256, n_seq=3, n_threads=1, way_back=way_back)
+    with logged() as log, Target(path, options):
+        pass
+    states, keys = logged_mib(log, "RS buffer size"), logged_mib(log, "KV buffer size")
     assert states == pytest.approx(found.state_bytes / MIB, abs=0.01)
     assert states + keys == pytest.approx(found.kv_bytes / MIB, abs=0.02)
 

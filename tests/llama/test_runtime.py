@@ -125,17 +125,19 @@ def test_a_model_freed_while_python_exits_does_not_crash(log):
     assert bool(done.stderr) == bool(log)
 
 
-def test_the_log_joins_pieces_and_forgets_old_lines():
+def test_the_log_joins_pieces_and_keeps_the_first_error():
     log = runtime._Log(echo=None)
     log.write(2, b"load", None)
     log.write(5, b"ing\nnext ", None)
     log.write(1, b"noise\n", None)
+    assert log.first_error == ""
     log.write(4, b"failed \xff\n", None)
-    assert log.lines() == ["loading", "next failed \ufffd"]
-    for number in range(1000):
-        log.write(2, f"line {number}\n".encode(), None)
-    assert len(log.lines("info")) == 200
-    assert log.lines("error") == []
+    log.write(4, b"another\n", None)
+    assert log.first_error == "next failed \ufffd"
+    log.clear()
+    log.write(4, b"\n", None)
+    log.write(5, b"third\n", None)
+    assert log.first_error == "third"
 
 
 @pytest.mark.parametrize(
