@@ -38,7 +38,7 @@ from dflash_local.tune.answers import Answer, Answerer, Ring
 from dflash_local.tune.card import Card
 from dflash_local.tune.comparison import BUILT_IN, OWN, beats_plain, compare, wins
 from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
-from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf, save_plain
+from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf
 from dflash_local.tune.state import first_line, read_state, state_told, write_state
 from dflash_local.tune.texts import Form, Texts, drawn, general, read_texts
 from dflash_local.tune.training import CPU_ANCHORS, N_ANCHORS, RATE, WARM_UP, Trainer, is_trained
@@ -390,7 +390,7 @@ class Run:
         )
         for line in plan.lines(free):
             self._say(line)
-        needed, stay = plan.disk_bytes, 3 * plan.n_weights
+        needed, stay = plan.disk_bytes, (3 if options.checkpoint else 1) * plan.n_weights
         room = shutil.disk_usage(self._part).free
         self._say(f"disk: {size_text(needed)} during the run, {size_text(stay)} of it stay")
         self._say(f"time: at most {self._time_told()}, or {options.steps} steps")
@@ -617,8 +617,6 @@ class Run:
         if options.checkpoint is not None:
             trained = set(filter(is_trained, weights))
             save_checkpoint(self._part, options.checkpoint, weights, trained, options.target)
-        else:
-            save_plain(self._part, weights)
         return path
 
     def _compare(self, path: Path, prompts: dict[str, list[list[int]]]) -> Any:

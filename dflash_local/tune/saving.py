@@ -55,13 +55,6 @@ def save_gguf(path: Path, old: GgufFile, weights: Mapping[str, Tensor], target: 
     write_gguf(path, keys, tensors, rows, force=True, check=check)
 
 
-def save_plain(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Safetensors under the names of the GGUF file, of a drafter that is known as such a file
-    alone."""
-    found = {name: value.to(torch.bfloat16).contiguous() for name, value in weights.items()}
-    save_file(found, folder / SINGLE_NAME, metadata={"format": "pt", "names": "gguf"})
-
-
 def save_checkpoint(
     folder: Path, old: Path, weights: Mapping[str, Tensor], trained: set[str], target: Path
 ) -> None:
