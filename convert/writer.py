@@ -206,4 +206,4 @@ def _pad(file: BinaryIO) -> int:
 
 
 def _padded(count: int) -> int:
-    return -(-count // gguf.GGUF_DEFAULT_ALIGNMENT) * gguf.GGUF_DEFAULT_ALIGNMENT
+    return gguf.GGUFWriter.ggml_pad(count, gguf.GGUF_DEFAULT_ALIGNMENT)

@@ -164,6 +164,11 @@ class ContextOptions:
         check_one_of("kv_type", self.kv_type, KV_TYPES)
         check_one_of("cache_type_k", self.kv_types[0], KV_TYPES)
         check_one_of("cache_type_v", self.kv_types[1], KV_TYPES)
+        for kv_type in self.kv_types:
+            if "q" in kv_type and not self.flash_attn:
+                raise InputError(
+                    f"kv_type {kv_type} needs flash attention; leave flash_attn on or take f16"
+                )
         check_one_of("split_mode", self.split_mode, SPLIT_MODES)
         if isinstance(self.rpc, str):
             raise InputError(f"rpc is {self.rpc!r}, expected a list of HOST:PORT")

@@ -130,7 +130,7 @@ def make_plan(
     context, or layers on GPUs. Raises InputError if nothing fits.
     """
     for name, kv_type in zip(("key_length", "value_length"), options.kv_types, strict=True):
-        _check_kv_type(target, kv_type, name, options.flash_attn)
+        _check_kv_type(target, kv_type, name)
     check_whole("main_gpu", options.main_gpu, 0, max(0, len(usable_gpus(devices)) - 1))
 
     def arranged(way: WayBack) -> _Arrangement:
@@ -259,10 +259,8 @@ def _contexts(trained: int, on_gpu: bool) -> list[int]:
     return contexts
 
 
-def _check_kv_type(target: GgufFile, kv_type: str, name: str, flash_attn: bool) -> None:
+def _check_kv_type(target: GgufFile, kv_type: str, name: str) -> None:
     block = GGML_QUANT_SIZES[GGMLQuantizationType[kv_type.upper()]][0]
-    if block > 1 and not flash_attn:
-        raise InputError(f"kv_type {kv_type} needs flash attention; leave it on, or use f16")
     length = target.get(f"{target.architecture}.attention.{name}") or block
     if length % block:
         raise InputError(

@@ -56,11 +56,6 @@ class TargetOptions(ContextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for kv_type in self.kv_types:
-            if not self.flash_attn and "q" in kv_type:
-                raise InputError(
-                    f"kv_type {kv_type} needs flash attention; leave flash_attn on or take f16"
-                )
         n_ids = self.n_seq * self.n_branches
         if not 1 <= n_ids <= MAX_IDS:
             raise InputError(
