@@ -88,9 +88,9 @@ def config_for(target: GgufFile, *, block_size: int | None, n_layer: int | None)
     n_embd = target.require(f"{name}.embedding_length", int)
     n_target = target.require(f"{name}.block_count", int)
     n_layer = n_layer or (_MANY_LAYERS if n_embd >= _WIDE else _FEW_LAYERS)
-    n_head = _largest(target.get(f"{name}.attention.head_count")) or max(1, n_embd // 64)
-    head_dim = _largest(target.get(f"{name}.attention.key_length")) or n_embd // n_head
-    n_head_kv = _largest(target.get(f"{name}.attention.head_count_kv"))
+    n_head = target.largest("attention.head_count") or max(1, n_embd // 64)
+    head_dim = target.largest("attention.key_length") or n_embd // n_head
+    n_head_kv = target.largest("attention.head_count_kv")
     if not n_head_kv or n_head % n_head_kv:
         n_head_kv = n_head
     if head_dim % 2 or head_dim > 256:
@@ -211,9 +211,3 @@ def _last_norm(target: GgufFile, n_embd: int) -> Tensor:
     if "output_norm.weight" not in target.tensors:
         return torch.ones(n_embd)
     return torch.from_numpy(target.rows("output_norm.weight", 0, 1)[0])
-
-
-def _largest(value: Any) -> int:
-    """Of a number, or of one for each layer; 0 for none."""
-    values = value if isinstance(value, list) else [value]
-    return max((each for each in values if isinstance(each, int)), default=0)

@@ -2,14 +2,13 @@
 target write all that it learns from, the prompts included."""
 
 import math
-import queue
 import random
 import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -414,34 +413,14 @@ def written(
 def ahead(items: Generator[T], n: int) -> Generator[T]:
     """The same items, up to `n` of them made ahead by a thread, which ends when this is closed. Its
     errors are raised here."""
-    made: queue.Queue[T | BaseException | None] = queue.Queue(n)
-    is_closed = threading.Event()
-
-    def put(item: T | BaseException | None) -> None:
-        while not is_closed.is_set():
-            with suppress(queue.Full):
-                return made.put(item, timeout=0.1)
-
-    def work() -> None:
-        try:
-            for item in items:
-                put(item)
-                if is_closed.is_set():
-                    return
-            put(None)
-        except BaseException as error:
-            put(error)
-
-    thread = threading.Thread(target=work, name="answers")
-    thread.start()
+    pool = ThreadPoolExecutor(1, "answers")
+    made = deque(pool.submit(next, items, None) for _ in range(n))
     try:
-        while (item := made.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
+        while (item := made.popleft().result()) is not None:
+            made.append(pool.submit(next, items, None))
             yield item
     finally:
-        is_closed.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)
         items.close()
 
 
