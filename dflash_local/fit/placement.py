@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Footprint, Use, gpu_use, host_use, size_text
@@ -17,7 +17,18 @@ if TYPE_CHECKING:
 SMALL_CONTEXT = 4096
 """Tokens. A longer context is not worth leaving layers on the CPU, which slows down every token."""
 
+# Contexts if none is given. A CPU needs minutes to read a longer prompt.
+DEFAULT_CONTEXT, DEFAULT_CONTEXT_CPU, LEAST_CONTEXT = 32768, 8192, 2048
+
 _PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES, in force with several GPUs
+
+
+class Choice(NamedTuple):
+    """A context, the layers on GPUs, and the layers, the first ones, whose experts are in RAM."""
+
+    n_ctx: int
+    n_gpu_layers: int
+    n_cpu_moe: int = 0
 
 
 class Devices:
@@ -35,7 +46,7 @@ class Devices:
                 f"tensor_split is {shares}, expected at most {len(gpus)} finite shares, one for "
                 "each GPU, none negative"
             )
-        self._model = model
+        self.model = model
         self._shares = shares + [0.0] * (len(gpus) - len(shares)) if any(shares) else []
         cpu = next(device for device in devices if device.type == "cpu")
         self._host = host_use(cpu.name, cpu.free, cpu.total)
@@ -60,31 +71,40 @@ class Devices:
         self._is_mapped = options.load_mode in ("auto", "mmap")
         self._copies = _PIPELINE_COPIES if len(self.gpus) > 1 and not any(remote) else 1
 
-    def choose(
-        self, contexts: list[int], layers: list[int], n_cpu_moe: int | None, fixed: bool
-    ) -> tuple[int, int, int, Use, tuple[Use, ...]]:
-        """The first choice that fits: context, layers on GPUs, layers whose experts are in RAM,
-        host, GPUs. Raises InputError.
+    @property
+    def most(self) -> int:
+        """The most layers that could be on GPUs."""
+        return self.model.n_blocks + 1 if self.gpus else 0
+
+    def choose(self, options: LoadOptions) -> Choice:
+        """The first choice that fits. Raises InputError.
 
         Layers on the CPU slow down every token, and a long context is not worth that. So only small
         contexts are tried with fewer than all layers on GPUs. Before that, of a mixture just so
         many layers' experts go to RAM as are needed. There each token reads few of them, and a long
         context takes little beside them.
         """
-        small = contexts if fixed else [c for c in contexts if c <= SMALL_CONTEXT] or contexts
-        if self._model.elsewhere.keys() - {self._host.name}:  # llama.cpp has that GPU with layers
+        asked = options.n_gpu_layers
+        layers = list(range(self.most, -1, -1))
+        if asked is not None:
+            layers = [self.most if asked < 0 else min(asked, self.most)]
+        contexts = _contexts(self.model.trained, on_gpu=layers[0] > 0)
+        small = [context for context in contexts if context <= SMALL_CONTEXT] or contexts
+        if options.n_ctx:
+            contexts = small = [options.n_ctx]
+        n_cpu_moe = self.model.n_blocks if options.cpu_moe else options.n_cpu_moe
+        if self.model.elsewhere.keys() - {self._host.name}:  # llama.cpp has that GPU with layers
             layers = [count for count in layers if count]
-        moved, n_blocks = n_cpu_moe or 0, self._model.n_blocks
+        moved, n_blocks = n_cpu_moe or 0, self.model.n_blocks
         tries = [(context, layers[0], moved) for context in contexts if context >= small[0]]
-        is_mixture = self._model.expert_weights(range(n_blocks)) > 0
+        is_mixture = self.model.expert_weights(range(n_blocks)) > 0
         if is_mixture and n_cpu_moe is None and self.gpus and self._may_move_experts and layers[0]:
             tries += [(c, layers[0], n) for c in contexts for n in range(1, n_blocks + 1)]
             moved = n_blocks
         tries += [(context, count, moved) for context in small for count in layers]
         for context, count, moved in tries:
-            host, gpus = self.place(context, count, moved)
-            if not self._too_small(host, gpus, count, moved):
-                return context, count, moved, host, gpus
+            if not self._too_small(*self.place(context, count, moved), count, moved):
+                return Choice(context, count, moved)
         raise InputError(self._refusal(*tries[-1]))
 
     def place(self, n_ctx: int, count: int, n_cpu_moe: int = 0) -> tuple[Use, tuple[Use, ...]]:
@@ -103,7 +123,7 @@ class Devices:
             counts = _by_shares(self._shares or [1.0], count)
         else:
             counts = self._fill(room, n_ctx, count, n_cpu_moe)
-        first = self._model.n_blocks + 1 - count
+        first = self.model.n_blocks + 1 - count
         starts = accumulate(counts, initial=first)
         return host, tuple(
             self._gpu_use(gpu, n_ctx, range(start, start + n), first, n_cpu_moe)
@@ -113,7 +133,7 @@ class Devices:
     def experts(self, count: int, n_cpu_moe: int) -> range:
         """The layers on GPUs whose experts are in RAM."""
         first = self._host_blocks(count).stop
-        return range(first, max(first, min(n_cpu_moe, self._model.n_blocks)))
+        return range(first, max(first, min(n_cpu_moe, self.model.n_blocks)))
 
     def mapped(self, count: int, n_cpu_moe: int = 0) -> int:
         """Weights that the host uses in the mapped file. The system can free that memory."""
@@ -121,7 +141,7 @@ class Devices:
 
     def _unpacked(self, count: int, n_cpu_moe: int) -> int:
         """Weights on the host that the CPU does not pack."""
-        model, blocks = self._model, self._host_blocks(count)
+        model, blocks = self.model, self._host_blocks(count)
         experts = self.experts(count, n_cpu_moe)
         weights = model.block_weights(blocks) - model.packed_weights(blocks)
         weights += model.expert_weights(experts) - model.packed_expert_weights(experts)
@@ -133,10 +153,10 @@ class Devices:
         return not count or self._head_on_host
 
     def _host_blocks(self, count: int) -> range:
-        return range(min(self._model.n_blocks, self._model.n_blocks + 1 - count))
+        return range(min(self.model.n_blocks, self.model.n_blocks + 1 - count))
 
     def _host_use(self, n_ctx: int, count: int, n_cpu_moe: int) -> Use:
-        model, blocks = self._model, self._host_blocks(count)
+        model, blocks = self.model, self._host_blocks(count)
         experts = self.experts(count, n_cpu_moe)
         named = model.packed_elsewhere[self._host.name]
         compute = model.compute_blocks(n_ctx) if blocks or experts or named else 0
@@ -159,7 +179,7 @@ class Devices:
         beside the drafter."""
         if not layers:
             return gpu
-        model = self._model
+        model = self.model
         blocks = range(layers.start, min(layers.stop, model.n_blocks))
         head = layers.stop > model.n_blocks and not self._head_on_host
         compute = model.compute_blocks(n_ctx, self._copies)
@@ -200,7 +220,7 @@ class Devices:
         self, room: tuple[Use, ...], n_ctx: int, count: int, n_cpu_moe: int, share: float
     ) -> list[int] | None:
         """Layers for the GPUs in order, each filled up to `share`; None if layers remain."""
-        end = self._model.n_blocks + 1
+        end = self.model.n_blocks + 1
         first = start = end - count
         counts = []
         for gpu in room:
@@ -273,6 +293,14 @@ def _by_shares(shares: list[float], count: int) -> list[int]:
     for layer in range(count):
         counts[next(i for i, end in enumerate(ends) if end > layer / count)] += 1
     return counts
+
+
+def _contexts(trained: int, on_gpu: bool) -> list[int]:
+    """Contexts to try for a model that was trained on so many tokens, the longest first."""
+    contexts = [min(trained, DEFAULT_CONTEXT if on_gpu else DEFAULT_CONTEXT_CPU)]
+    while contexts[-1] >= 2 * LEAST_CONTEXT:
+        contexts.append(contexts[-1] // 2)
+    return contexts
 
 
 def tensor_split_of(counts: list[int]) -> tuple[float, ...] | None:

@@ -19,15 +19,12 @@ from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint, Use, cells, size_text
 from dflash_local.fit.options import LoadOptions, check_whole
-from dflash_local.fit.placement import Devices, tensor_split_of, usable_gpus
+from dflash_local.fit.placement import Choice, Devices, tensor_split_of, usable_gpus
 from dflash_local.gguf.drafter_spec import AnySpec, HeadsSpec
 
 if TYPE_CHECKING:
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama.runtime import Device
-
-# Contexts if none is given. A CPU needs minutes to read a longer prompt.
-DEFAULT_CONTEXT, DEFAULT_CONTEXT_CPU, LEAST_CONTEXT = 32768, 8192, 2048
 
 
 @dataclass(frozen=True)
@@ -133,19 +130,20 @@ def make_plan(
         _check_kv_type(target, kv_type, name)
     check_whole("main_gpu", options.main_gpu, 0, max(0, len(usable_gpus(devices)) - 1))
 
-    def arranged(way: WayBack) -> _Arrangement:
+    def chosen(way: WayBack) -> tuple[Devices, Choice]:
         model = Footprint(target, drafter, spec, options, n_branches, way)
-        return _arrange(model, devices, options)
+        places = Devices(model, devices, options)
+        return places, places.choose(options)
 
     kept, *more = _fewer(way_back)
-    found = arranged(kept)
+    places, choice = chosen(kept)
     for way in more:
         with suppress(InputError):
-            richer = arranged(way)
-            if richer.choice == found.choice:
-                found, kept = richer, way
-    model, places = found.model, found.places
-    (context, count, n_cpu_moe), most = found.choice, found.most
+            richer, found = chosen(way)
+            if found == choice:
+                places, kept = richer, way
+    model, most, (context, count, n_cpu_moe) = places.model, places.most, choice
+    host, gpus = places.place(*choice)
     n_gpu_layers = options.n_gpu_layers
     experts = places.experts(count, n_cpu_moe)
 
@@ -182,9 +180,9 @@ def make_plan(
         n_batch=min(options.n_batch, cells(context)),
         n_seq=options.n_seq,
         kv_type=" and ".join(dict.fromkeys(options.kv_types)),
-        tensor_split=tensor_split_of([use.layers for use in found.gpus]),
-        gpus=found.gpus,
-        host=found.host,
+        tensor_split=tensor_split_of([use.layers for use in gpus]),
+        gpus=gpus,
+        host=host,
         target_name=target.name,
         target_bytes=model.weights,
         drafter_name=drafter_name(drafter, spec),
@@ -203,40 +201,6 @@ def make_plan(
     return replace(plan, notes=tuple(notes))
 
 
-@dataclass(frozen=True)
-class _Arrangement:
-    """The first choice of context and layers that fits."""
-
-    model: Footprint
-    places: Devices
-    most: int
-    """The most layers that could be on GPUs."""
-    n_ctx: int
-    count: int
-    """Layers on GPUs."""
-    n_cpu_moe: int
-    host: Use
-    gpus: tuple[Use, ...]
-
-    @property
-    def choice(self) -> tuple[int, int, int]:
-        return self.n_ctx, self.count, self.n_cpu_moe
-
-
-def _arrange(model: Footprint, devices: Sequence[Device], options: LoadOptions) -> _Arrangement:
-    n_ctx, n_gpu_layers = options.n_ctx, options.n_gpu_layers
-    places = Devices(model, devices, options)
-    most = model.n_blocks + 1 if places.gpus else 0
-    if n_gpu_layers is None:
-        layers = list(range(most, -1, -1))
-    else:
-        layers = [most if n_gpu_layers < 0 else min(n_gpu_layers, most)]
-    contexts = [n_ctx] if n_ctx else _contexts(model.trained, on_gpu=layers[0] > 0)
-    n_cpu_moe = model.n_blocks if options.cpu_moe else options.n_cpu_moe
-    choice = places.choose(contexts, layers, n_cpu_moe, fixed=n_ctx is not None)
-    return _Arrangement(model, places, most, *choice)
-
-
 def drafter_name(drafter: GgufFile | None, spec: AnySpec | None) -> str | None:
     """The name of a drafter: its file, if it has one of its own."""
     if isinstance(spec, HeadsSpec):
@@ -250,13 +214,6 @@ def _fewer(way_back: WayBack) -> list[WayBack]:
     while found[0].by("snapshots") > 1:
         found.insert(0, WayBack("snapshots", max((found[0].rows + 1) // 2 - 1, 1)))
     return found
-
-
-def _contexts(trained: int, on_gpu: bool) -> list[int]:
-    contexts = [min(trained, DEFAULT_CONTEXT if on_gpu else DEFAULT_CONTEXT_CPU)]
-    while contexts[-1] >= 2 * LEAST_CONTEXT:
-        contexts.append(contexts[-1] // 2)
-    return contexts
 
 
 def _check_kv_type(target: GgufFile, kv_type: str, name: str) -> None:
