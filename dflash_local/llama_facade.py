@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from dflash_local.errors import InputError
@@ -79,14 +79,15 @@ _DEFAULTS: Settings = {
 }
 
 
+_BY_TOKEN = "model.stream gives tokens one by one, with logprobs"
 _LACKING = {
     **dict.fromkeys(
         ("create_embedding", "embed"), "dflash_local.load_embedder loads models for that"
     ),
     **dict.fromkeys(
-        ("eval", "generate", "sample", "logits_to_logprobs", "longest_token_prefix"),
-        "model.stream gives tokens one by one, with logprobs",
+        ("eval", "generate", "sample", "logits_to_logprobs", "longest_token_prefix"), _BY_TOKEN
     ),
+    **dict.fromkeys(("n_tokens", "scores", "input_ids", "eval_tokens", "eval_logits"), _BY_TOKEN),
     **dict.fromkeys(
         ("save_state", "load_state", "set_cache"),
         "dflash_local.load keeps prompts with cache_mb and cache_dir",
@@ -96,18 +97,11 @@ _LACKING = {
         ("token_bos", "token_eos", "token_nl", "tokenizer", "n_embd", "pooling_type"),
         "model.target has what is known of the file",
     ),
-}
-"""Methods of llama-cpp-python that this lacks, and their replacements."""
-_LACKING_VALUES = {
-    **dict.fromkeys(
-        ("n_tokens", "scores", "input_ids", "eval_tokens", "eval_logits"),
-        "model.stream gives tokens one by one, with logprobs",
-    ),
     "metadata": "`dflash-local inspect` shows what a file says",
     "chat_format": "chats take the template of the model's file",
     "chat_handler": "images are read with the projector beside the model's file",
 }
-"""The same of what are no methods."""
+"""What llama-cpp-python's `Llama` has and this lacks, and its replacement."""
 
 
 class Llama:
@@ -290,16 +284,10 @@ class Llama:
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Callable[..., Any]:
-            if name in _LACKING_VALUES:
-                raise AttributeError(f"Llama has no {name} here; {_LACKING_VALUES[name]}")
-            if name not in _LACKING:
-                raise AttributeError(f"'Llama' object has no attribute {name!r}")
-
-            def refuse(*_: Any, **__: Any) -> None:
-                raise InputError(f"Llama has no {name} here; {_LACKING[name]}")
-
-            return refuse
+        def __getattr__(self, name: str) -> Any:
+            if name in _LACKING:
+                raise AttributeError(f"Llama has no {name} here; {_LACKING[name]}")
+            raise AttributeError(f"'Llama' object has no attribute {name!r}")
 
     def __enter__(self) -> Llama:
         return self
