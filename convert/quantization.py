@@ -32,29 +32,16 @@ _LAYER = re.compile(r"^blk\.(\d+)\.")
 # where a row is not a whole number of blocks; as in llama.cpp
 _FALLBACK = {Type.Q3_K: Type.Q4_0, Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
 
-
-_OUTTYPES: dict[str, tuple[Type, LlamaFileType]] = {
-    "f32": (Type.F32, LlamaFileType.ALL_F32),
-    "bf16": (Type.BF16, LlamaFileType.MOSTLY_BF16),
-    "f16": (Type.F16, LlamaFileType.MOSTLY_F16),
-    "q8_0": (Type.Q8_0, LlamaFileType.MOSTLY_Q8_0),
-    "q6_k": (Type.Q6_K, LlamaFileType.MOSTLY_Q6_K),
-    "q5_k_m": (Type.Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
-    "q5_k_s": (Type.Q5_K, LlamaFileType.MOSTLY_Q5_K_S),
-    "q5_1": (Type.Q5_1, LlamaFileType.MOSTLY_Q5_1),
-    "q5_0": (Type.Q5_0, LlamaFileType.MOSTLY_Q5_0),
-    "q4_k_m": (Type.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
-    "q4_k_s": (Type.Q4_K, LlamaFileType.MOSTLY_Q4_K_S),
-    "q4_1": (Type.Q4_1, LlamaFileType.MOSTLY_Q4_1),
-    "q4_0": (Type.Q4_0, LlamaFileType.MOSTLY_Q4_0),
-    "q3_k_m": (Type.Q3_K, LlamaFileType.MOSTLY_Q3_K_M),
-}
-OUTTYPES: tuple[str, ...] = tuple(_OUTTYPES)
+OUTTYPES = (
+    "f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s",
+    "q4_1", "q4_0", "q3_k_m",
+)  # fmt: skip
 
 
 def file_type(outtype: str) -> int:
     """The value of `general.file_type` for one of OUTTYPES. Raises InputError."""
-    return int(_outtype(outtype)[1])
+    kind = "ALL" if _outtype(outtype) == Type.F32 else "MOSTLY"
+    return int(LlamaFileType[f"{kind}_{outtype.upper()}"])
 
 
 def tensor_type(
@@ -66,7 +53,7 @@ def tensor_type(
     every draft passes through (fc, selector, Markov heads, output head) get at least Q8_0. Raises
     InputError for an unknown outtype.
     """
-    base, _ = _outtype(outtype)
+    base = _outtype(outtype)
     if plan.name == D2T:
         return Type.I64
     if not _is_matrix(plan):
@@ -102,10 +89,11 @@ def encode(rows: NDArray[np.float32], kind: Type, *, n_threads: int | None = Non
     return _quantized(np.ascontiguousarray(rows, np.float32), kind, n_threads or default_threads())
 
 
-def _outtype(name: str) -> tuple[Type, LlamaFileType]:
-    if name not in _OUTTYPES:
+def _outtype(name: str) -> Type:
+    """The type of most matrices."""
+    if name not in OUTTYPES:
         raise InputError(f"outtype {name!r} is not known, expected one of {', '.join(OUTTYPES)}")
-    return _OUTTYPES[name]
+    return Type[name.upper().removesuffix("_M").removesuffix("_S")]
 
 
 def _is_matrix(plan: TensorPlan) -> bool:
