@@ -78,12 +78,12 @@ def convert(source: str, target: str | None, as_json: bool, quiet: bool, **value
     if quiet:
         # read once, when the hub's client is imported
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    from dflash_local.convert import convert as run
+    from dflash_local.pairs.conversion import convert_for
 
     say = Speaker(quiet)
     _check_source(source)
     with writing_progress(say) as progress:
-        result = run(source, target=target, say=say, progress=progress, **values)
+        result = convert_for(source, target, say=say, progress=progress, **values)
     dry_run = values["dry_run"]
     for line in result.checks:
         say(f"checked: {line}")

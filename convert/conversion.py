@@ -11,6 +11,7 @@ from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, Keys
 from numpy.typing import NDArray
 
 from dflash_local.errors import InputError
+from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.drafter_spec import Family
 from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.gguf.file import GgufFile
@@ -22,7 +23,6 @@ from .config.target_link import TargetFacts
 from .files.checkpoint import Checkpoint
 from .files.reading import read_json
 from .files.source import CONFIG, Source, fetch_drafter
-from .files.target import find_target_file
 from .key import Key
 from .provenance import model_name, provenance_keys
 from .quantization import file_type, tensor_type
@@ -35,6 +35,8 @@ from .writer import check_place, write_gguf
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 StrPath = str | os.PathLike[str]
+Find = Callable[[Source, dict[str, Any]], GgufFile]
+"""Finds the target of a drafter with this config."""
 
 _CONFIG_LIMIT = 1 << 24  # bytes
 
@@ -96,7 +98,7 @@ class _Conversion:
 def convert(
     source: StrPath,
     *,
-    target: StrPath | None = None,
+    target: StrPath | Find,
     outtype: str = "q8_0",
     output: StrPath | None = None,
     revision: str | None = None,
@@ -107,11 +109,10 @@ def convert(
 ) -> ConvertResult:
     """Write the drafter `source`, a hub id or a local folder, as a GGUF file.
 
-    `target`: the model that it drafts for: a GGUF file, a folder that holds one, a name of the
-    registry, or a place on the hub that has GGUF files, of which only a header is fetched; by
-    default the one that the drafter is for, if that is known. `outtype`: one of
-    `quantization.OUTTYPES`. `output`: by default `<drafter>-<outtype>.gguf` in the working folder;
-    an existing file is only replaced with `force`. `revision`: branch, tag or commit of a drafter
+    `target`: the GGUF file of the model that it drafts for, or a function that finds it: of a file
+    that is not on this disk the header does. `outtype`: one of `quantization.OUTTYPES`. `output`:
+    by default `<drafter>-<outtype>.gguf` in the working folder; an existing file is only replaced
+    with `force`. `revision`: branch, tag or commit of a drafter
     on the hub. With `dry_run`, everything is fetched and planned, and nothing is written. `say` is
     called with a line for each decision, `progress` with the bytes of tensors written so far and in
     all.
@@ -181,11 +182,12 @@ def tensor_plans(folder: Path, target: Path) -> list[TensorPlan]:
 
 
 def _planned(
-    drafter: Source, target: StrPath | None, outtype: str, output: StrPath | None, say: Say
+    drafter: Source, target: StrPath | Find, outtype: str, output: StrPath | None, say: Say
 ) -> _Conversion:
     raw = _read_config(drafter.folder)
     identify(raw)
-    found = find_target_file(drafter, raw, target, say)
+    found = target(drafter, raw) if callable(target) else GgufFile.open(target)
+    check_target(found)
     config = read_config(raw, target=TargetFacts.of(found))
     spec = config.spec
     weights = Checkpoint.open(drafter.folder)

@@ -21,6 +21,7 @@ from convert_command import online, settings
 from dflash_local.convert import convert
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf.file import GgufFile
+from dflash_local.pairs.conversion import convert_for
 from hub_stand_in import Hub, running
 
 Pair = tuple[Path, Path]
@@ -28,12 +29,12 @@ Pair = tuple[Path, Path]
 # The hub's client reads its settings when it is imported: a process for each conversion.
 CHILD = """
 import json, sys
-from dflash_local.convert import convert
 from dflash_local.errors import InputError
+from dflash_local.pairs.conversion import convert_for
 arguments, options = json.loads(sys.argv[1])
 def run(**more):
     try:
-        print(json.dumps(convert(*arguments, **options, **more).as_dict()))
+        print(json.dumps(convert_for(*arguments, say=len, **options, **more).as_dict()))
     except InputError as error:
         print(error)
 """
@@ -84,7 +85,7 @@ def fetched(hub: Hub, tmp_path: Path, pair: Pair) -> Callable[..., str]:
     return run
 
 
-def refusal(folder: Path, target: Path | None, kind: type[InputError], **options: Any) -> str:
+def refusal(folder: Path, target: Path, kind: type[InputError], **options: Any) -> str:
     """The one line; no file is left in the output folder, a new one."""
     output = folder.parent / "output"
     output.mkdir(exist_ok=True)
@@ -169,7 +170,9 @@ def test_of_what_is_no_drafter_no_weights_are_fetched(
 
 
 def test_a_drafter_that_names_no_target(drafter: Path) -> None:
-    message = refusal(drafter, None, InputError)
+    with pytest.raises(InputError) as caught:
+        convert_for(drafter, say=print)
+    message = str(caught.value)
     assert "neither the registry nor its config nor its card says which target it is" in message
     assert "give one with --target" in message
 

@@ -17,8 +17,8 @@ from safetensors.torch import save
 
 from dflash_local.convert.files.checkpoint import Checkpoint
 from dflash_local.convert.files.source import fetch_drafter
-from dflash_local.convert.files.target import target_hint
 from dflash_local.errors import InputError
+from dflash_local.pairs.conversion import target_hint
 from hub_client import Client
 from hub_stand_in import Hub, Request, running
 

@@ -1,20 +1,18 @@
-"""The target of a drafter: a GGUF file, or the header of one on the hub."""
+"""The conversion of a drafter whose target is named, or not even that."""
 
-import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dflash_local.convert import ConvertResult, convert
+from dflash_local.convert.files.source import HUB_ID, Source, card_text
 from dflash_local.errors import InputError
-from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs import registry
 from dflash_local.pairs.address import read_address
-from dflash_local.pairs.find import find_target
-
-from .source import HUB_ID, Source, card_text
+from dflash_local.pairs.find import Say, StrPath, find_target
 
 # "It must be used in conjunction with the target model `Qwen/Qwen3-4B`."
 _CARD_TARGET = re.compile(r"target model\b[\s:|*_`\[(]*([\w-][\w.-]*/[\w.-]*\w)", re.IGNORECASE)
@@ -25,17 +23,22 @@ _TARGET_FIELDS = (
 _GIVE = "give one with --target: a GGUF file, or a repository of the hub that has some"
 
 
-def find_target_file(
-    drafter: Source,
-    config: dict[str, Any],
-    target: str | os.PathLike[str] | None,
-    say: Callable[[str], None],
+def convert_for(
+    source: StrPath, target: StrPath | None = None, *, say: Say, **options: Any
+) -> ConvertResult:
+    """`convert` of a drafter for a target by any address, such as a name of the registry or a place
+    on the hub that has GGUF files, of which only a header is fetched. By default it is the one that
+    the registry knows, or that the drafter names. Raises as `convert`."""
+    find = partial(_target_of, given=target, say=say)
+    return convert(source, target=find, say=say, **options)
+
+
+def _target_of(
+    drafter: Source, config: dict[str, Any], *, given: StrPath | None, say: Say
 ) -> GgufFile:
-    """The target that was given, or else the one of the drafter with this config, as far as the
-    registry or the drafter itself tells where GGUF files of it are. What is on the hub alone has
-    its header, and no `shards`. Raises InputError."""
-    if target is not None:
-        return _opened(target)
+    """The target of a drafter with this config. What is on the hub alone has no `shards`."""
+    if given is not None:
+        return _opened(given)
     named = target_hint(drafter, config)
     pair = registry.of_drafter(drafter.name) or (registry.of_weights(named) if named else None)
     place = pair.gguf if pair else named
@@ -53,14 +56,11 @@ def find_target_file(
         ) from None
 
 
-def _opened(target: str | os.PathLike[str]) -> GgufFile:
+def _opened(target: StrPath) -> GgufFile:
     files = find_target(read_address(target))
     if files.missing():
-        file = replace(files.remote(), path=Path(files.key, files.names[0]), shards=())
-    else:
-        file = GgufFile.open(files.path())
-    check_target(file)
-    return file
+        return replace(files.remote(), path=Path(files.key, files.names[0]), shards=())
+    return GgufFile.open(files.path())
 
 
 def target_hint(source: Source, config: dict[str, Any]) -> str | None:
