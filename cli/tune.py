@@ -103,7 +103,7 @@ SECTIONS = {
             type=click.Path(path_type=Path),
             metavar="FOLDER",
             show_default="<drafter>-tuned, beside it or in this program's data",
-            help="A new folder for the drafter: GGUF, safetensors and a card.",
+            help="A new folder for the drafter: GGUF, a card, and safetensors if you gave them.",
         ),
         Option(
             "--undo",
