@@ -4,6 +4,7 @@ The engine drafts them as it drafts for users. The drafter's features pass throu
 nothing is computed twice, and nothing but the latest answers is kept.
 """
 
+import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -103,6 +104,14 @@ class Ring:
         self.n_bytes += answer.n_bytes
         while self.n_bytes > self.max_bytes and len(self._answers) > 1:
             self.n_bytes -= self._answers.popleft().n_bytes
+
+    def batch(self, n_new: int, most: int, rng: random.Random) -> list[Answer]:
+        """At most `most` answers: the last `n_new`, as far as they are there, and some older
+        ones."""
+        n_new = min(n_new, most, len(self))
+        n_old = len(self) - n_new
+        old = rng.sample(range(n_old), min(n_old, most - n_new))
+        return [self[i] for i in (*range(n_old, len(self)), *old)]
 
 
 class TapReader(WrappedDrafter):

@@ -479,7 +479,8 @@ class Run:
                 ring.add(answer)
                 n_new += 1
             self._answers_s += time.monotonic() - asked_at
-            loss = trainer.step(self._batch(ring, n_new, rng), self._done(trainer))
+            batch = ring.batch(n_new, self._n_learnt, rng)
+            loss = trainer.step(batch, self._done(trainer))
             now = time.monotonic()
             self._spent_s = spent + now - begun - self._waited_s
             self._wait_for_others()
@@ -503,14 +504,6 @@ class Run:
         """Those that come before the next step."""
         n, self._n_owed = self._n_owed, self._n_new
         return islice(answers, n)
-
-    def _batch(self, ring: Ring, n_new: int, rng: random.Random) -> list[Answer]:
-        """The newest answers, and some older ones."""
-        most = self._n_learnt
-        n_old = len(ring) - min(n_new, most)
-        n = min(n_old, most - min(n_new, most))
-        chosen = [*range(n_old, len(ring)), *rng.sample(range(n_old), n)]
-        return [ring[i] for i in chosen]
 
     def _answers(
         self, trainer: Trainer, asked: Iterator[tuple[list[int], SamplingParams]]

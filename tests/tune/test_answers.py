@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -185,3 +186,23 @@ def test_a_ring_keeps_the_latest_answers_that_fit() -> None:
     assert [len(ring[i].tokens) for i in range(len(ring))] == [30, 60]
     ring.add(an_answer(500))
     assert [len(ring[i].tokens) for i in range(len(ring))] == [500]
+
+
+def test_a_step_takes_the_new_answers_that_the_ring_still_has_and_some_older_ones() -> None:
+    rng = random.Random(0)
+
+    def sizes(ring: Ring, n_new: int, most: int) -> list[int]:
+        return [len(each.tokens) for each in ring.batch(n_new, most, rng)]
+
+    ring = Ring(max_bytes=100 * 8)
+    for n in range(40, 48):
+        ring.add(an_answer(n))
+    assert sizes(ring, 8, 16) == [46, 47]  # of the eight new ones
+    assert sizes(ring, 2, 1) == [47]
+    assert sorted(sizes(ring, 1, 4)) == [46, 47]
+    wide = Ring(max_bytes=8000)
+    for n in range(10, 20):
+        wide.add(an_answer(n))
+    found = sizes(wide, 2, 5)
+    assert found[:2] == [18, 19] and set(found[2:]) <= set(range(10, 18))
+    assert len(set(found)) == 5
