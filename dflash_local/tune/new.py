@@ -224,7 +224,7 @@ class NewRun(Run):
     def _prompts(self) -> tuple[Texts, dict[str, list[list[int]]]]:
         texts, cases = super()._prompts()
         held = [*texts.watch, *texts.test]
-        self._known |= {_plain(p.messages[-1]["content"]) for p in held if p.messages}
+        self._known |= {_plain(_said(p.messages[-1])) for p in held if p.messages}
         if not self._openings:
             self._openings = self._all_openings()
             self._teacher = self._given_answers()
@@ -434,6 +434,14 @@ def _answered(path: Path) -> list[BenchPrompt]:
     if not found:
         raise InputError(f"{path}: no answers; expected lines with prompt or messages, and answer")
     return found
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """The text of a message, whole or of its parts; "" if it has none."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return " ".join(part.get("text") or "" for part in content)
 
 
 def _plain(text: str) -> str:

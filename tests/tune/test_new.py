@@ -146,6 +146,28 @@ def test_steps_wait_for_answers_that_are_written_beside(options: TrainOptions) -
         assert run._n_asked > 0
 
 
+def test_held_out_chats_may_come_in_parts_or_end_with_a_call(
+    options: TrainOptions, tmp_path: Path
+) -> None:
+    """What they ask is known, so that no prompt that the target writes repeats it."""
+    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    lines = []
+    for i in range(10, 34):
+        parts = [{"type": "text", "text": f"{i}: Look"}, {"type": "text", "text": "it up"}]
+        turns = [{"role": "user", "content": parts}]
+        lines.append(turns if i % 2 else [*turns, {"role": "assistant", "tool_calls": [call]}])
+    data = tmp_path / "requests.jsonl"
+    data.write_text("".join(json.dumps({"messages": each}) + "\n" for each in lines))
+    options = replace(options, data=data)
+    options.draft.parent.parent.mkdir()
+    with ExitStack() as stack:
+        run = NewRun(options, options.draft.parent.parent, print, None, None, None, stack)
+        run._load()
+        run._prompts()
+    assert "" in run._known
+    assert any(each.endswith(": look it up") for each in run._known)
+
+
 def test_a_run_that_fails_leaves_everything_as_it_was(
     options: TrainOptions, tmp_path: Path
 ) -> None:
