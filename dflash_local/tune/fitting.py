@@ -165,7 +165,11 @@ def _claim(part: Path, options: TuneOptions) -> bool:
         return True
     try:
         part.mkdir(parents=True)
-        (part / _SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
+        try:
+            (part / _SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
+        except OSError:
+            shutil.rmtree(part, ignore_errors=True)  # else it would be a run with other settings
+            raise
     except OSError as error:
         raise InputError(f"{part}: cannot be written: {error.strerror}") from None
     return False

@@ -276,6 +276,21 @@ def test_a_damaged_state_is_told_at_once_and_stays(options: TuneOptions) -> None
     assert (part / "state.pt").exists()
 
 
+def test_a_disk_without_room_for_the_settings_leaves_no_folder(options: TuneOptions) -> None:
+    """A limit on the size of files stands for the disk."""
+    resource = pytest.importorskip("resource")
+    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    part = options.output.with_name("out.partial")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        with pytest.raises(InputError, match=r"out\.partial: cannot be written"):
+            fitting._claim(part, options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not part.exists()
+    assert not fitting._claim(part, options)  # once there is room
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="locks no files")
 def test_two_runs_do_not_share_a_folder(options: TuneOptions) -> None:
     class Ended(Exception):
