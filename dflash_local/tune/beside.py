@@ -10,9 +10,10 @@ import os
 import queue
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ class Beside:
         try:
             for i, process in enumerate(self._processes):
                 (folder / str(i)).mkdir()
-                process.start()
+                with _interrupts_ignored():
+                    process.start()
         except BaseException:
             self.close()
             raise
@@ -101,8 +103,23 @@ class Beside:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """A process that begins meanwhile ignores Ctrl-C from its first moment on. Before `_work` it
+    loads PyTorch, which takes seconds."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can handle signals
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _work(sent: Any, folder: Path, write: Write, arguments: Sequence[Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the trainer decides
+    # Ctrl-C reaches both; the trainer decides. Windows hands no handling of signals down.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     trainer = multiprocessing.parent_process()
     assert trainer is not None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +77,21 @@ def test_who_waits_for_answers_can_be_stopped(tmp_path: Path) -> None:
         beside.take(100, "cpu", stop)
     beside.close()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="ends a process by this signal")
+def test_a_process_that_has_just_begun_leaves_ctrl_c_to_the_trainer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    beside = Beside(tmp_path / "answers", some, 3)
+    assert signal.getsignal(signal.SIGINT) is before
+    for process in beside._processes:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+    assert len(beside.take(6, "cpu")[1]) == 6
+    beside.close()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
