@@ -22,11 +22,12 @@ from torch import Tensor
 
 from dflash_local.errors import BackendError, DflashError
 from dflash_local.tune.answers import Answer, moved
+from dflash_local.tune.state import write_state
 
 Write = Callable[..., Iterator[tuple[int, list[Answer]]]]
 
-_MOST_FILES = 64
-"""Files that wait for the trainer."""
+MOST_FILES = 64
+"""Files that wait for the trainer, at most."""
 _ASKED_S = 1.0
 """Between two looks at whether the other process is still there."""
 
@@ -34,15 +35,17 @@ _ASKED_S = 1.0
 class Beside:
     """`n` processes that call `write`, a function of a module, with these arguments and their
     number, 0 to n - 1, and send its items: answers, and the number of prompts asked for so far.
-    Their files lie in `folder`, which `close` removes; they end with this process, however that
-    ends."""
+    `n_files` of their files lie in `folder`, which `close` removes, beside one that each of them
+    has written and one that is read. They end with this process, however that ends."""
 
-    def __init__(self, folder: Path, write: Write, *arguments: Any, n: int = 1) -> None:
+    def __init__(
+        self, folder: Path, write: Write, *arguments: Any, n: int = 1, n_files: int = MOST_FILES
+    ) -> None:
         self._folder = folder
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
         folder.mkdir()
         spawning = multiprocessing.get_context("spawn")  # a fork could not use the GPU
-        self._queue: Any = spawning.Queue(_MOST_FILES)
+        self._queue: Any = spawning.Queue(n_files)
         self._processes = [
             spawning.Process(
                 target=_work,
@@ -153,13 +156,14 @@ def _work(sent: Any, folder: Path, write: Write, arguments: Sequence[Any]) -> No
 
 
 def _write(path: Path, answers: Sequence[Answer]) -> None:
-    """The parts of all answers one behind the other: few large tensors are read fast."""
+    """The parts of all answers one behind the other: few large tensors are read fast. Raises
+    InputError."""
     parts = {
         name: torch.cat([getattr(each, name).cpu() for each in answers])
         for name in ("tokens", "features", "label_ids", "label_probs")
     }
     sizes = [(len(a.tokens), a.n_prompt, len(a.features), len(a.label_ids)) for a in answers]
-    torch.save(parts | {"sizes": torch.tensor(sizes)}, path)
+    write_state(parts | {"sizes": torch.tensor(sizes)}, path)
 
 
 def _read(path: Path, device: str) -> list[Answer]:

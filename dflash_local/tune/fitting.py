@@ -242,6 +242,8 @@ class Run:
         self._warm_up = WARM_UP
         self._from_nothing = False
         """Whether the drafter began with random weights: it has a recipe of its own."""
+        self._waiting_bytes = 0
+        """Of files with answers that wait for the trainer, at most."""
         self._measured_every = 50
         self._n_compared = _COMPARED
         self._before: Path | None = options.draft
@@ -390,7 +392,12 @@ class Run:
         free = free_bytes(self._device)
         each = answer_bytes(self._spec, options.n_ctx, self._n_anchors)
         self._plan = plan = TunePlan.of(
-            self._draft_file, state, free, each, from_nothing=self._from_nothing
+            self._draft_file,
+            state,
+            free,
+            each,
+            from_nothing=self._from_nothing,
+            waiting_bytes=self._waiting_bytes,
         )
         for line in plan.lines(free):
             self._say(line)

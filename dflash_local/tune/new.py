@@ -21,9 +21,9 @@ from dflash_local.fit.footprint import Footprint, size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.host import default_threads, host_memory
-from dflash_local.tune.answers import LEAST_ANSWER, Answer, Ring
+from dflash_local.tune.answers import LEAST_ANSWER, N_LABELS, Answer, Ring
 from dflash_local.tune.beginning import write_beginning
-from dflash_local.tune.beside import Beside
+from dflash_local.tune.beside import MOST_FILES, Beside
 from dflash_local.tune.card import Card
 from dflash_local.tune.fitting import Run, TuneOptions, errors_told, tune
 from dflash_local.tune.plan import free_bytes
@@ -74,6 +74,10 @@ _MEASURED, _MOST_MEASURED_S = 0.09, 90.0
 """Part of the time, and seconds at most, for the measurement in the end."""
 _SENT = 8
 """Answers that such a process sends at once."""
+_WAITING_BYTES = 4 << 30
+"""The most that their files take on the disk; more only where one of each process takes more."""
+_POSITION_BYTES = 8 + 12 * N_LABELS
+"""In them for each token, besides its features: its number, and its labels."""
 _FORECAST = (
     "to expect: a target of 135M weights came to 3.0 tokens a round, with trees to 3.8, in 6 "
     "minutes of steps on an H200 and 7 million tokens of answers, which it writes in 20; larger "
@@ -330,6 +334,10 @@ class NewRun(Run):
     # The training
 
     def _make_plan(self, state: Mapping[str, Any]) -> None:
+        each = self._spec.n_features * self._dtype.itemsize + _POSITION_BYTES
+        file_bytes, unread = _SENT * self._options.n_ctx * each, _PROCESSES + 1
+        self._n_files = max(1, min(MOST_FILES, _WAITING_BYTES // file_bytes - unread))
+        self._waiting_bytes = (self._n_files + unread) * file_bytes
         super()._make_plan(state)
         self._n_new = math.ceil(self._n_learnt / _USES)
         self._say(_FORECAST)
@@ -359,7 +367,9 @@ class NewRun(Run):
         processes = "a process" if many == 1 else f"{many} processes"
         self._say(f"{processes} beside the trainer: {many * n} texts are written at once")
         given = replace(options, n_written=n), self._part, n_asked, many
-        self._beside = Beside(self._part / "answers", written, *given, n=many)
+        self._beside = Beside(
+            self._part / "answers", written, *given, n=many, n_files=self._n_files
+        )
         self._loaded.callback(self._beside.close)
 
     def _time_told(self) -> str:

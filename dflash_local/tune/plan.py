@@ -32,7 +32,7 @@ class TunePlan:
     """`n_weights`: numbers of the drafter that may be trained; `n_trained`: those that are,
     `n_by_muon` of them with Muon. `bytes` are those of the trainer on the GPU; `by_turns`: it is
     there only while the target is not. One pass takes `n_packed` answers of up to `answer_bytes`.
-    """
+    `waiting_bytes`: those of answers on the disk that wait for the trainer, at most."""
 
     low_rank: bool
     by_turns: bool
@@ -41,6 +41,7 @@ class TunePlan:
     n_by_muon: int = 0
     n_packed: int = 1
     answer_bytes: int = 0
+    waiting_bytes: int = 0
 
     @classmethod
     def of(
@@ -51,11 +52,12 @@ class TunePlan:
         answer_bytes: int,
         *,
         from_nothing: bool = False,
+        waiting_bytes: int = 0,
     ) -> TunePlan:
         """The plan for a GPU with `free` bytes beside the target, None on a CPU, which gains
         nothing from packing. A run that goes on from a `state` trains the same weights, whatever
         memory is free by now; so does one `from_nothing`, whose random weights are nothing to add
-        to."""
+        to. No answers wait on a CPU, nor where target and trainer take turns."""
         n, n_low = n_trainable(drafter), n_low_rank(drafter)
         whole = cls(False, False, n, n, n_by_muon(drafter) if from_nothing else 0)
         low = cls(True, False, n, n_low)
@@ -67,7 +69,13 @@ class TunePlan:
         by_turns = found.bytes > free
         room = _PASS_BYTES + max(0, free - found.bytes) // 2
         n_packed = max(1, min(_MOST_PACKED, room // answer_bytes))
-        return replace(found, by_turns=by_turns, n_packed=n_packed, answer_bytes=answer_bytes)
+        return replace(
+            found,
+            by_turns=by_turns,
+            n_packed=n_packed,
+            answer_bytes=answer_bytes,
+            waiting_bytes=0 if by_turns else waiting_bytes,
+        )
 
     @property
     def bytes(self) -> int:
@@ -83,7 +91,7 @@ class TunePlan:
     @property
     def disk_bytes(self) -> int:
         """While it runs: a new state is whole before the last one goes."""
-        return 4 * self.n_weights + 2 * self._trained_bytes
+        return 4 * self.n_weights + 2 * self._trained_bytes + self.waiting_bytes
 
     def lines(self, free: int | None) -> list[str]:
         """The plan in words, with `free` as for `of`."""

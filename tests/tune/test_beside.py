@@ -37,6 +37,15 @@ def some(n: int, _: int) -> Iterator[tuple[int, list[Answer]]]:
     time.sleep(1000)
 
 
+def on_a_full_disk(_: int) -> Iterator[tuple[int, list[Answer]]]:
+    """A limit on the size of files stands for the disk."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+    yield 0, [answer(0)]
+
+
 def same(a: Answer, b: Answer) -> bool:
     names = "tokens", "features", "label_ids", "label_probs"
     equal = (torch.equal(getattr(a, name), getattr(b, name)) for name in names)
@@ -58,6 +67,27 @@ def test_what_the_process_raises_is_raised_here(tmp_path: Path) -> None:
     beside = Beside(tmp_path / "answers", some, 2)
     with pytest.raises(InputError, match="in the process"):
         beside.take(100, "cpu")
+    beside.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits no files")
+def test_a_disk_that_is_full_is_told_with_advice(tmp_path: Path) -> None:
+    beside = Beside(tmp_path / "answers", on_a_full_disk)
+    with pytest.raises(InputError, match=r"0\.pt: cannot be written: .*; make room there") as found:
+        beside.take(1, "cpu")
+    assert "\n" not in str(found.value)
+    beside.close()
+
+
+def test_few_files_wait_for_the_trainer(tmp_path: Path) -> None:
+    folder = tmp_path / "answers"
+    beside = Beside(folder, some, 5, n_files=1)
+    last = folder / "0" / "1.pt"  # one that waits, and one that the process has written
+    while not last.exists() and beside._processes[0].is_alive():
+        time.sleep(0.01)
+    time.sleep(0.5)  # long enough to write all others
+    assert len(list(last.parent.iterdir())) == 2
+    assert len(beside.take(10, "cpu")[1]) == 10
     beside.close()
 
 

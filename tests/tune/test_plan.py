@@ -57,6 +57,13 @@ def test_the_plan_tells_the_memory_it_takes(drafter: GgufFile) -> None:
     assert any(needed in line for line in plan.lines(24 << 30))
 
 
+def test_answers_that_wait_on_the_disk_are_counted(drafter: GgufFile) -> None:
+    for free, waiting in ((24 << 30, 5000), (1, 0), (None, 0)):  # beside the target, by turns, CPU
+        without = TunePlan.of(drafter, {}, free, EACH, from_nothing=True)
+        plan = TunePlan.of(drafter, {}, free, EACH, from_nothing=True, waiting_bytes=5000)
+        assert plan.disk_bytes - without.disk_bytes == waiting
+
+
 def test_as_many_answers_are_packed_as_half_of_what_is_left_holds(drafter: GgufFile) -> None:
     whole = TunePlan.of(drafter, {}, None, EACH)
     assert whole.n_packed == 1
