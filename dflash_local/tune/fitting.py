@@ -464,7 +464,11 @@ class Run:
         self._say(f"held-out answers: {before:.2f} tokens per round before")
         every = max(5, min(self._measured_every, options.steps // 10))
         with closing(self._answers(trainer, self._asked(texts))) as answers:
-            self._steps(trainer, held, answers, every)
+            try:
+                self._steps(trainer, held, answers, every)
+            except Interrupted:
+                self._keep(trainer)
+                raise
         if trainer.step_number % every:
             trainer.measure(held)
         self._keep(trainer)  # what follows may fail, or be interrupted
@@ -489,6 +493,7 @@ class Run:
                 self._n_tokens += len(answer.tokens) - answer.n_prompt
                 ring.add(answer)
                 n_new += 1
+                self._check_stopped()  # the others may take minutes
             self._answers_s += time.monotonic() - asked_at
             batch = ring.batch(n_new, self._n_learnt, rng)
             loss = trainer.step(batch, self._done(trainer))
@@ -498,7 +503,7 @@ class Run:
             if trainer.step_number % every == 0:
                 trainer.measure(held)
             self._progress(self._state_of(trainer, loss))
-            if self._stopped() or now - saved > self._save_s:
+            if now - saved > self._save_s:
                 self._keep(trainer)
                 saved = now
             self._check_stopped()
@@ -529,8 +534,6 @@ class Run:
             turn = Ring(_RING_BYTES)
             for answer in self._answerer.answers(asked):
                 turn.add(answer)
-                if self._stopped():
-                    self._keep(trainer)
                 self._check_stopped()
                 self._wait_for_others()
                 if len(turn) == _TURN or turn.n_bytes > _RING_BYTES // 2:

@@ -302,7 +302,6 @@ class NewRun(Run):
     def _new(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         if self._beside is None:
             return super()._new(answers)
-        self._check_stopped()
         n_asked, found = self._beside.take(self._n_owed, self._keep_on, self._check_stopped)
         self._n_owed += self._n_new - len(found)
         self._n_asked = max(self._n_asked, n_asked)

@@ -148,6 +148,21 @@ def test_a_run_goes_on_after_it_was_stopped_and_its_drafter_can_be_undone(
     assert card.after.is_file()
 
 
+def test_a_stop_before_a_step_has_its_answers_loses_nothing(options: TuneOptions) -> None:
+    class Early(Watch):
+        def stopped(self) -> bool:
+            return any(line.endswith(" tokens per round before") for line in self.lines)
+
+    first = Early()
+    with pytest.raises(Interrupted):
+        first.run(options)
+    assert first.steps == []
+    second = Watch(stop_after=1)
+    with pytest.raises(Interrupted):
+        second.run(options)
+    assert "going on after step 0" in second.lines
+
+
 @pytest.mark.slow
 def test_a_drafter_of_an_adapted_target_is_no_default(
     options: TuneOptions, always_wins: None, tmp_path: Path

@@ -7,11 +7,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from dflash_local.loading import load
 from dflash_local.pairs.find import find_pair
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.beside import Beside
-from dflash_local.tune.fitting import Interrupted, Progress
+from dflash_local.tune.fitting import Interrupted, Progress, tune
 from dflash_local.tune.new import NewRun, TrainOptions, ahead, options_for, train
 
 torch.set_num_threads(1)  # those of other tests want the cores as well
@@ -144,6 +145,24 @@ def test_steps_wait_for_answers_that_are_written_beside(options: TrainOptions) -
             n_taken += len(list(run._new(iter(()))))
             assert n_taken >= n_first + 2 * step
         assert run._n_asked > 0
+
+
+def test_a_stop_while_a_step_waits_for_a_writer_keeps_the_state(options: TrainOptions) -> None:
+    class Waiting(NewRun):
+        def _make_plan(self, state: Mapping[str, Any]) -> None:
+            super()._make_plan(state)
+            self._beside = Beside(self._part / "answers", slowly)
+            self._loaded.callback(self._beside.close)
+
+    lines: list[str] = []
+    with pytest.raises(Interrupted):
+        tune(
+            options,
+            say=lines.append,
+            stopped=lambda: any(line.endswith(" tokens per round before") for line in lines),
+            kind=Waiting,
+        )
+    assert {"config.json", "model.safetensors", "state.pt"} <= snapshot(options.draft.parent.parent)
 
 
 def test_held_out_chats_may_come_in_parts_or_end_with_a_call(
