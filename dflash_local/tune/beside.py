@@ -66,17 +66,17 @@ class Beside:
 
     def take(
         self, least: int, device: str, check: Callable[[], None] = lambda: None
-    ) -> tuple[int, list[Answer]]:
-        """All answers that are ready, with features on `device`; it waits for `least`, and calls
-        `check`, which may raise, while it does. The number of prompts asked for, too, 0 without an
-        answer. Raises a process's error."""
-        n_asked = 0
-        found: list[Answer] = []
-        while (sent := self._next(len(found) < least, check)) is not None:
+    ) -> Iterator[tuple[int, list[Answer]]]:
+        """All items that are ready, with features on `device`; it waits for `least` answers, and
+        calls `check`, which may raise, while it does. Each is read when it is asked for. Raises a
+        process's error."""
+        n = 0
+        while (sent := self._next(n < least, check)) is not None:
             n_asked, path = sent
-            found += _read(path, device)
+            found = _read(path, device)
             path.unlink()
-        return n_asked, found
+            n += len(found)
+            yield n_asked, found
 
     def _next(self, wait: bool, check: Callable[[], None]) -> tuple[int, Path] | None:
         while True:

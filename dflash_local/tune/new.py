@@ -301,11 +301,14 @@ class NewRun(Run):
 
     def _new(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         if self._beside is None:
-            return super()._new(answers)
-        n_asked, found = self._beside.take(self._n_owed, self._keep_on, self._check_stopped)
-        self._n_owed += self._n_new - len(found)
-        self._n_asked = max(self._n_asked, n_asked)
-        return iter(found)
+            yield from super()._new(answers)
+            return
+        taken = self._beside.take(self._n_owed, self._keep_on, self._check_stopped)
+        self._n_owed += self._n_new
+        for n_asked, found in taken:  # file by file, as the ring makes room for each
+            self._n_owed -= len(found)
+            self._n_asked = max(self._n_asked, n_asked)
+            yield from found
 
     def _ask(self, prompt: list[int], i: int, *, fixed: bool = False) -> Asked:
         return Asked(prompt, TEMPERATURES[i % 2], self._options.max_tokens)

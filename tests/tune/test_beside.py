@@ -46,6 +46,11 @@ def on_a_full_disk(_: int) -> Iterator[tuple[int, list[Answer]]]:
     yield 0, [answer(0)]
 
 
+def taken(beside: Beside, least: int) -> tuple[int, list[Answer]]:
+    items = list(beside.take(least, "cpu"))
+    return items[-1][0], [each for _, found in items for each in found]
+
+
 def same(a: Answer, b: Answer) -> bool:
     names = "tokens", "features", "label_ids", "label_probs"
     equal = (torch.equal(getattr(a, name), getattr(b, name)) for name in names)
@@ -54,19 +59,31 @@ def same(a: Answer, b: Answer) -> bool:
 
 def test_answers_arrive_as_they_were(tmp_path: Path) -> None:
     beside = Beside(tmp_path / "answers", some, 3)
-    n_asked, found = beside.take(6, "cpu")
+    n_asked, found = taken(beside, 6)
     expected = [answer(i + j) for i in range(3) for j in range(2)]
     assert n_asked == 2
     assert all(same(a, b) for a, b in zip(found, expected, strict=True))
-    assert beside.take(0, "cpu") == (0, [])
+    assert list(beside.take(0, "cpu")) == []
     beside.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_read_when_the_one_before_is_in_use(tmp_path: Path) -> None:
+    folder = tmp_path / "answers"
+    beside = Beside(folder, some, 3)
+    found = beside.take(6, "cpu")
+    assert len(next(found)[1]) == 2
+    while not (folder / "0" / "2.pt").exists() and beside._processes[0].is_alive():
+        time.sleep(0.01)
+    assert sorted(path.name for path in (folder / "0").iterdir()) == ["1.pt", "2.pt"]
+    assert [n_asked for n_asked, _ in found] == [1, 2]
+    beside.close()
 
 
 def test_what_the_process_raises_is_raised_here(tmp_path: Path) -> None:
     beside = Beside(tmp_path / "answers", some, 2)
     with pytest.raises(InputError, match="in the process"):
-        beside.take(100, "cpu")
+        taken(beside, 100)
     beside.close()
 
 
@@ -74,7 +91,7 @@ def test_what_the_process_raises_is_raised_here(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_is_told_with_advice(tmp_path: Path) -> None:
     beside = Beside(tmp_path / "answers", on_a_full_disk)
     with pytest.raises(InputError, match=r"0\.pt: cannot be written: .*; make room there") as found:
-        beside.take(1, "cpu")
+        taken(beside, 1)
     assert "\n" not in str(found.value)
     beside.close()
 
@@ -87,14 +104,14 @@ def test_few_files_wait_for_the_trainer(tmp_path: Path) -> None:
         time.sleep(0.01)
     time.sleep(0.5)  # long enough to write all others
     assert len(list(last.parent.iterdir())) == 2
-    assert len(beside.take(10, "cpu")[1]) == 10
+    assert len(taken(beside, 10)[1]) == 10
     beside.close()
 
 
 def test_a_process_that_is_gone_is_told(tmp_path: Path) -> None:
     beside = Beside(tmp_path / "answers", some, 1)
     with pytest.raises(BackendError, match="ended with code 3"):
-        beside.take(100, "cpu")
+        taken(beside, 100)
     beside.close()
 
 
@@ -104,7 +121,7 @@ def test_who_waits_for_answers_can_be_stopped(tmp_path: Path) -> None:
 
     beside = Beside(tmp_path / "answers", some, 3)
     with pytest.raises(InterruptedError):
-        beside.take(100, "cpu", stop)
+        next(beside.take(100, "cpu", stop))
     beside.close()
     assert not list(tmp_path.iterdir())
 
@@ -119,7 +136,7 @@ def test_a_process_that_has_just_begun_leaves_ctrl_c_to_the_trainer(
     for process in beside._processes:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGINT)
-    assert len(beside.take(6, "cpu")[1]) == 6
+    assert len(taken(beside, 6)[1]) == 6
     beside.close()
     assert "Traceback" not in capfd.readouterr().err
 
@@ -141,7 +158,7 @@ def test_a_target_writes_in_processes_of_their_own(tmp_path: Path) -> None:
     part.mkdir()
     write_beginning(options.draft.parent, options.target, n_layer=1)
     beside = Beside(part / "answers", written, options, part, 5, 2, n=2)
-    n_asked, found = beside.take(24, "cpu")
+    n_asked, found = taken(beside, 24)
     beside.close()
     assert n_asked >= 5 + 12
     assert all(len(each.features) == len(each.tokens) - 1 for each in found)
