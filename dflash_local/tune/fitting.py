@@ -179,11 +179,14 @@ def _claim(part: Path, options: TuneOptions) -> bool:
 def _alone(part: Path) -> Iterator[None]:
     """Keep other runs out of a folder, where the system has such locks. Raises InputError."""
     with (part / _SETTINGS).open("r+b") as file:
-        if lock(file) is False:
+        taken = lock(file)
+        if taken is False:
             raise InputError(
                 f"{part}: another run is writing there; wait for its end, or choose another folder "
                 "with -o"
             )
+        if taken is None:
+            file.close()  # Windows renames no folder in which a file is open
         yield
 
 

@@ -323,6 +323,19 @@ def test_two_runs_do_not_share_a_folder(options: TuneOptions) -> None:
     assert not part.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_where_files_cannot_be_locked_none_stays_open(
+    options: TuneOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows renames no folder in which a file is open."""
+    monkeypatch.setattr(fitting, "lock", lambda file: None)
+    part = options.output.with_name("out.partial")
+    fitting._claim(part, options)
+    with fitting._alone(part):
+        names = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        assert not any(part in name.parents for name in names)
+
+
 def test_a_python_without_its_library_files_is_told_at_once(
     options: TuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
