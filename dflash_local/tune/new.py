@@ -167,6 +167,9 @@ class NewRun(Run):
             self._warm_up, self._n_owed = _WARM_UP, _AHEAD
         self._ends_early = False  # the last part, with a small rate, gains most
         self._beside: Beside | None = None
+        self._room = 0
+        """GPU memory that is left beside target, trainer and writers. It is counted, not measured:
+        the writers may still be loading."""
         self._stride = 1
         """One prompt of so many is asked for; the others are another process's."""
         self._greedy: set[tuple[int, ...]] = set()
@@ -345,18 +348,19 @@ class NewRun(Run):
         self._say(_FORECAST)
         free = free_bytes(self._device)
         if free is not None and not self._plan.by_turns:
-            self._write_beside(free, state.get("n_asked", 0))
+            self._room = free - self._plan.bytes
+            self._write_beside(state.get("n_asked", 0))
 
     def _train(self, trainer: Trainer, held: list[Answer], texts: Texts) -> None:
         if not trainer.history:  # a run that goes on has the scale in its state
             trainer.scale_taps(held, keep_products=self._options.begin is not None)
         super()._train(trainer, held, texts)
 
-    def _write_beside(self, free: int, n_asked: int) -> None:
+    def _write_beside(self, n_asked: int) -> None:
         """Begin the processes that write, if the GPU has room for one beside the trainer."""
         options, each = self._options, self._cells_bytes()
         own = _BESIDE_BYTES + options.target.stat().st_size
-        left = free - self._plan.bytes - own
+        left = self._room - own
         n = options.n_written or min(_WRITTEN, left // 2 // each)
         if n < _HELD_AT_ONCE or n * each > left:
             return
@@ -364,6 +368,7 @@ class NewRun(Run):
         if n == _WRITTEN:
             more = (left // 2 - n * each) // (own + n * each)
             many = max(1, min(_PROCESSES, 1 + more, default_threads() // 2))
+        self._room -= many * (own + n * each)
         self._answerer.close()
         self._answerer = self._open_answerer(_HELD_AT_ONCE)
         processes = "a process" if many == 1 else f"{many} processes"
@@ -380,10 +385,9 @@ class NewRun(Run):
     def _open_ring(self) -> Ring:
         """On the GPU where it has the room: else each step waits for a copy. Without an end to its
         answers, a run of some hours keeps the latest ones."""
-        room = (free_bytes(self._device) or 0) - self._plan.bytes
-        if room // 2 > 2 << 30 and not self._plan.by_turns:
+        if self._room // 2 > 2 << 30:
             self._keep_on = self._answerer.keep_on = self._device
-            most = room // 2
+            most = self._room // 2
         else:
             most = max(1 << 30, host_memory()[0] // 4)
         self._say(f"the latest answers: up to {size_text(most)} on {self._keep_on}")

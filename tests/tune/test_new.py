@@ -22,6 +22,7 @@ import tiny_coder
 from dflash_local.errors import InputError
 from dflash_local.loading import load
 from dflash_local.pairs.find import find_pair
+from dflash_local.tune import fitting, new
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.beside import Beside
 from dflash_local.tune.fitting import Interrupted, Progress, tune
@@ -163,6 +164,27 @@ def test_a_stop_while_a_step_waits_for_a_writer_keeps_the_state(options: TrainOp
             kind=Waiting,
         )
     assert {"config.json", "model.safetensors", "state.pt"} <= snapshot(options.draft.parent.parent)
+
+
+def test_the_latest_answers_take_no_memory_that_a_writer_still_has_to_take(
+    options: TrainOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 24 << 30
+    for module in (fitting, new):
+        monkeypatch.setattr(module, "free_bytes", lambda device: free)
+    options = replace(options, n_ctx=256, n_written=24)
+    part = options.draft.parent.parent
+    part.mkdir()
+    rings = []
+    for least in (24, 99):  # with a writer beside the trainer, and without
+        monkeypatch.setattr(new, "_HELD_AT_ONCE", least)
+        with ExitStack() as stack:
+            run = NewRun(options, part, print, None, None, None, stack)
+            run._load()
+            run._make_plan({})
+            rings.append(run._open_ring().max_bytes)
+    assert 2 * rings[1] == free - run._plan.bytes
+    assert 2 * rings[0] <= 2 * rings[1] - new._BESIDE_BYTES - options.target.stat().st_size
 
 
 def test_held_out_chats_may_come_in_parts_or_end_with_a_call(
