@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
 from dflash_local.server.answering.request_check import RequestCheck
@@ -21,11 +23,13 @@ CLIENT_LEFT = 499
 
 
 class ApiAnswer(Protocol):
-    """The answer to a request, as a stream or in one piece."""
+    """The answer to a request: a stream of events and, once it has ended, one piece."""
 
     def events(self) -> AsyncIterator[Any]: ...
 
-    async def whole(self) -> Response: ...
+    def whole(self) -> Any:
+        """The JSON of the complete answer. With log-probabilities it is long, and takes a while to
+        write."""
 
 
 Body = TypeVar("Body")
@@ -89,7 +93,9 @@ async def respond(
     async def whole() -> Response:
         async with pool.use(name, keep_alive_s) as loaded:
             begun = await begin(loaded)
-            return await begun.whole()
+            async for _ in begun.events():
+                pass
+            return await run_in_threadpool(lambda: JSONResponse(begun.whole()))
 
     if form is not None:
         return AnswerStream(events(), form)

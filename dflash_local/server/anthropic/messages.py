@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model, respond
@@ -64,11 +63,9 @@ class _MessageAnswer:
         self._blocks = ContentBlocks(thinking=body.thinks and is_shown)
         self._id = f"msg_{secrets.token_hex(12)}"
 
-    async def whole(self) -> Response:
-        async for _ in self.events():
-            pass
+    def whole(self) -> dict[str, Any]:
         message = {**self._message(), **self._end(), "usage": self._usage()}
-        return JSONResponse({**message, "timings": timings([self._answer.result])})
+        return {**message, "timings": timings([self._answer.result])}
 
     async def events(self) -> AsyncIterator[NamedEvent]:
         blocks = self._blocks

@@ -58,26 +58,24 @@ class OllamaAnswer:
         self._answer = ChatAnswer(loaded.model, chat, logprobs=n_logprobs is not None)
         self._tells_context = isinstance(body, GenerateRequest) and not body.raw
         self._thinking = body.think is not False
+        self._joined: dict[str, Any] = {}
+        """The pieces so far, as one."""
         self._call: dict[str, Any] | None = None
         self._n_calls = 0
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """A line for each piece, and one with the costs."""
         async for piece in self._pieces():
+            for name, value in piece.items():
+                self._joined[name] = self._joined[name] + value if name in self._joined else value
             told = self._logprobs(self._answer.logprobs.take())
             yield {**_head(self._loaded.name), **self._shape(piece), **told, "done": False}
         told = self._logprobs(self._answer.logprobs.take())
         yield {**_head(self._loaded.name), **self._shape({}), **told, **self._end()}
 
-    async def whole(self) -> Response:
-        joined: dict[str, Any] = {}
-        async for piece in self._pieces():
-            for name, value in piece.items():
-                joined[name] = joined[name] + value if name in joined else value
+    def whole(self) -> dict[str, Any]:
         told = self._logprobs(self._answer.logprobs.all())
-        return JSONResponse(
-            {**_head(self._loaded.name), **self._shape(joined), **told, **self._end()}
-        )
+        return {**_head(self._loaded.name), **self._shape(self._joined), **told, **self._end()}
 
     @staticmethod
     def _logprobs(told: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -118,12 +118,6 @@ class _ChatChoice:
     def n_reasoning_tokens(self) -> int:
         return self._answer.n_reasoning_tokens
 
-    def take(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """The additions of `chunk` to the message, as deltas."""
-        if self._drafts is not None:
-            self._drafts.push(chunk)
-        return [_delta(event) for event in self._answer.take(chunk)]
-
     def whole(self) -> dict[str, Any]:
         return {
             "index": self._index,
@@ -134,7 +128,9 @@ class _ChatChoice:
 
     def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """A role, deltas, and at the end a reason to finish."""
-        deltas = self.take(chunk)
+        if self._drafts is not None:
+            self._drafts.push(chunk)
+        deltas = [_delta(event) for event in self._answer.take(chunk)]
         if (deltas or chunk.result) and not self._begun:
             self._begun = True
             yield self._piece({"role": "assistant", "content": "", "refusal": None}, None)

@@ -112,12 +112,6 @@ class _TextChoice:
         self._n_shown = 0
         self._finish_reason: str | None = None
 
-    def take(self, chunk: Chunk) -> None:
-        self._logprobs.push(chunk)
-        self._text += chunk.text
-        self._finish_reason = chunk.finish_reason
-        self._result = chunk.result
-
     def whole(self) -> dict[str, Any]:
         told = self._logprobs.all()
         if told is not None and self._n_echoed and self._result is not None:
@@ -127,7 +121,10 @@ class _TextChoice:
 
     def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """A piece of text; with the last one a reason to finish."""
-        self.take(chunk)
+        self._logprobs.push(chunk)
+        self._text += chunk.text
+        self._finish_reason = chunk.finish_reason
+        self._result = chunk.result
         new, self._n_shown = self._text[self._n_shown :], len(self._text)
         if new or chunk.result is not None:
             yield {"choices": [self._choice(new, self._logprobs.take())]}

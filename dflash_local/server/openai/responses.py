@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model, respond
@@ -74,20 +73,18 @@ class _ResponseAnswer:
         self._id = f"resp_{secrets.token_hex(16)}"
         self._created = int(time.time())
 
-    async def whole(self) -> Response:
-        async for _ in self._all_events():
-            pass
-        return JSONResponse(self._response())
+    def whole(self) -> dict[str, Any]:
+        return self._response()
 
     async def events(self) -> AsyncIterator[NamedEvent]:
-        """All events. An error after the first of them becomes the last one."""
+        """All events. In a stream an error after the first of them becomes the last one."""
         begun = False
         try:
             async for event in self._all_events():
                 begun = True
                 yield event
         except Exception as error:
-            if not begun:
+            if not (begun and self._body.stream):
                 raise
             fault = api_error(error)
             yield self._items.event(
