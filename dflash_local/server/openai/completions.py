@@ -10,7 +10,7 @@ from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
 from dflash_local.server.answering.api_answer import respond
 from dflash_local.server.answering.generation import tasks_for
-from dflash_local.server.answering.infill_prompt import infill_tokens, plain_tokens, start_tokens
+from dflash_local.server.answering.infill_prompt import infill_tokens, plain_tokens
 from dflash_local.server.answering.sampling_fields import sampling_options
 from dflash_local.server.answering.token_logprobs import (
     LogprobStream,
@@ -65,8 +65,7 @@ def _token_ids(model: Model, prompt: str | list[int], suffix: str | None) -> lis
     marks = infill_tokens(vocabulary)
     before = plain_tokens(vocabulary, prompt, n_ctx) if isinstance(prompt, str) else prompt
     after = plain_tokens(vocabulary, suffix, n_ctx)
-    start = start_tokens(vocabulary)
-    return [*start, marks.prefix, *before, marks.suffix, *after, marks.middle]
+    return [*vocabulary.start(), *marks.around(before, after)]
 
 
 def _answer(
