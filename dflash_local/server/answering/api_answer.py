@@ -86,7 +86,7 @@ async def respond(
         with pool.claim(name, keep_alive_s) as claim:
             async for line in claim.progress():
                 yield Comment(line)
-            begun = await begin(await claim.loaded())
+            begun = await begin(await claim.loaded(Model))
             async for event in begun.events():
                 yield event
 
