@@ -311,7 +311,8 @@ class Model:
         variables = chat_template_kwargs or {}
         # Templates think by default; of an effort, "none" alone says not to.
         effort = variables.get("reasoning_effort")
-        asked = variables.get("enable_thinking", effort and effort != "none")
+        usual_thinking = effort != "none" if effort else self.thinking
+        asked = variables.get("enable_thinking", usual_thinking)
         found = self.sampling_by_thinking.get(asked) if isinstance(asked, bool) else None
         if found is None:
             return {**CHAT_SAMPLING, **self.sampling}

@@ -406,6 +406,27 @@ def test_a_thought_is_dim_in_a_terminal(
     assert (answer["content"], answer["reasoning_content"]) == ("Yes.", "Hm.")
 
 
+def test_thinking_goes_back_to_what_was_usual_and_stays_with_another_model(
+    open_terminal: OpenTerminal, thinker: tuple[str, ...]
+) -> None:
+    terminal = open_terminal("--no-thinking", *thinker)
+
+    def n_prompt() -> str:
+        terminal.ask("/clear")
+        terminal.ask("Is it?")
+        found = re.search(r"prompt +([0-9]+) tokens", terminal.ask("/stats"))
+        assert found
+        return found[1]
+
+    without = n_prompt()
+    terminal.ask("/set thinking on")
+    assert n_prompt() != without
+    terminal.ask("/set thinking default")
+    assert n_prompt() == without
+    terminal.ask(f"/model {thinker[1]}")
+    assert n_prompt() == without
+
+
 def test_ctrl_c_stops_the_answer_alone(open_terminal: OpenTerminal) -> None:
     # Without its ends of text the pair writes on.
     ends = [f"--logit-bias={token}=-inf" for token in (8184, 8186, 8190)]
