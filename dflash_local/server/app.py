@@ -30,7 +30,7 @@ from dflash_local.server.http.security import (
     is_loopback,
 )
 from dflash_local.server.http.settings import ServerSettings
-from dflash_local.server.llama import completion, lora, props, slots, tokenize
+from dflash_local.server.llama import completion, props, slots, tokenize
 from dflash_local.server.llama import embeddings as llama_embeddings
 from dflash_local.server.metrics import Metrics
 from dflash_local.server.models.library import Library
@@ -38,7 +38,6 @@ from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.ollama import chat as ollama_chat
 from dflash_local.server.ollama import embed as ollama_embed
 from dflash_local.server.ollama import errors as ollama_errors
-from dflash_local.server.ollama import library as ollama_library
 from dflash_local.server.ollama import model_list as ollama_model_list
 from dflash_local.server.openai import chat, completions, embeddings, responses
 from dflash_local.version import version
@@ -49,7 +48,6 @@ ROUTERS = (
     model_list.router,
     props.router,
     slots.router,
-    lora.router,
     metrics.router,
     chat.router,
     completions.router,
@@ -57,7 +55,6 @@ ROUTERS = (
     messages.router,
     ollama_chat.router,
     ollama_model_list.router,
-    ollama_library.router,
     completion.router,
     tokenize.router,
     embeddings.router,
