@@ -22,11 +22,10 @@ from dflash_local.server.http.errors import (
 )
 from dflash_local.server.http.security import (
     LOOPBACK_ORIGIN,
-    HostCheck,
     KeyCheck,
-    OriginCheck,
     Prefix,
     SafeHeaders,
+    SiteCheck,
     is_loopback,
 )
 from dflash_local.server.http.settings import ServerSettings
@@ -85,7 +84,6 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     app.state.drain = Drain()
     app.state.metrics = Metrics(pool)
     app.state.request_check = RequestCheck(settings.strict)
-    app.state.warned_of_infill = set()
     app.state.created = int(time.time())
 
     def description() -> JSONResponse:  # takes hundreds of milliseconds at first: on no event loop
@@ -119,8 +117,7 @@ def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
         allow_headers=("*",),
         expose_headers=("Retry-After",),
     )
-    app.add_middleware(OriginCheck, settings=settings, linked_paths=page.PATHS)
-    app.add_middleware(HostCheck, settings=settings)
+    app.add_middleware(SiteCheck, settings=settings, linked_paths=page.PATHS)
     if settings.api_prefix:
         app.add_middleware(Prefix, prefix=settings.api_prefix)
     app.add_middleware(ErrorHandling)

@@ -79,7 +79,7 @@ async def respond(
     async def begin(loaded: LoadedModel) -> ApiAnswer:
         prepared = await loaded.threads.run(prepare, loaded.model, body)
         if warning := getattr(prepared, "warning", None):
-            check.tell_once(f"{loaded.name} {warning}", f"{loaded.name}: {warning}")
+            check.tell_once(f"{loaded.name}: {warning}")
         return answer(loaded, body, prepared)
 
     async def events() -> AsyncIterator[Any]:
