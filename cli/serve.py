@@ -294,6 +294,11 @@ USUAL_OPTIONS = (
 """Those that people set; -h shows no others."""
 
 _OF_ONE_MODEL = ("target", "alias", "tags", "chat_template", "chat_template_file", "pooling")
+_OF_ITS_FILES = (
+    *("lora", "control_vectors", "override_kv", "mmproj"),
+    *("chat_template", "chat_template_file", "pooling"),
+)
+"""Options that fit the models of the command line, and none that a client pulls."""
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS, usual=USUAL_OPTIONS)
@@ -330,7 +335,11 @@ def serve(ctx: click.Context, /, **values: Any) -> int:
             keep_alive_s=DEFAULT_S if sources and keep_alive is None else keep_alive,
             queue_timeout_s=values["queue_timeout_s"],
             further=lambda name, tell, devices: _source(
-                NamedModel(name, name), values, tell, recorder, devices
+                NamedModel(name, name),
+                {**values, **dict.fromkeys(_OF_ITS_FILES)},
+                tell,
+                recorder,
+                devices,
             ),
         )
         for source in reversed(at_once):  # what is smaller comes first, and the rest is planned
