@@ -18,7 +18,7 @@ from dflash_local.fit.options import SHAPES
 
 from . import interrupt
 from .answer import stdout_columns, write_report, write_stdout
-from .loading import chosen_files
+from .loading import check_files, chosen_files
 from .options import (
     DRAFT_SHAPE,
     FILES,
@@ -161,10 +161,7 @@ def bench(ctx: click.Context, /, **values: Any) -> int:
 
 def check(values: Mapping[str, Any]) -> None:
     """Refuse what has no meaning, before any work."""
-    if values["draft"] is not None and values["target"] is None:
-        raise click.UsageError(
-            f"--draft {values['draft']} is given without its target: add --target."
-        )
+    check_files(values)
     exclude(values, ("prompts", "dataset"), ("prompts", "categories"), ("dataset", "categories"))
 
 
