@@ -116,6 +116,13 @@ def untagged(request: Request, name: str | None) -> str | None:
     return name if name is None or name in known else name.removesuffix(_LATEST)
 
 
+def named(request: Request, name: str | None) -> str | None:
+    """As `untagged`, but raises ApiError for a model that is not here: Ollama's clients then offer
+    to pull it."""
+    name = untagged(request, name)
+    return pool_of(request).named(name).name if name else None
+
+
 def _expires_at(served: ServedModel) -> str:
     left = served.expires_in_s
     if left > _LONGEST_S:
