@@ -32,6 +32,7 @@ from .options import (
     THINKING,
     Option,
     SectionedCommand,
+    max_tokens,
     values_of,
 )
 from .settings import FROM_ELSEWHERE
@@ -247,9 +248,7 @@ SERVING = (
 
 USUAL_SAMPLING = (
     *(each for each in SAMPLING if each.name != "logit_bias"),
-    Option(
-        "-n --max-tokens --predict --n-predict",
-        type=whole(1),
+    max_tokens(
         show_default="what fits the context",
         help="The most tokens of an answer, whatever a request asks for.",
     ),
@@ -489,8 +488,8 @@ def _source(
     if pooling is None:
         with suppress(FileError):  # requests will be told
             pooling = pooling_of(GgufFile.open(files.target))
-    usual = values_of(USUAL_SAMPLING, values)
-    max_tokens = usual.pop("max_tokens", None)
+    sampling = values_of(USUAL_SAMPLING, values)
+    longest = sampling.pop("max_tokens", None)
     return ModelSource(
         model.name,
         files.target,
@@ -500,12 +499,12 @@ def _source(
         values["max_queue"],
         model.settings.get("keep_alive_s"),
         values["thinking"],
-        usual,
-        max_tokens,
+        sampling,
+        longest,
         _chat_template(values),
         recorder,
+        usual=values_of((*REASONING_BUDGET, *SHIFTING, REMOTE), values),
         pooling=pooling,
-        **values_of((*REASONING_BUDGET, *SHIFTING, REMOTE), values),
     )
 
 
