@@ -149,10 +149,12 @@ class ChatSession:
                 return
             text = rest if paths else text
         shown = [*self._pictures, {"type": "text", "text": text}] if self._pictures else text
-        self._answer([*self.messages, {"role": "user", "content": shown}])
+        if self._answer([*self.messages, {"role": "user", "content": shown}]):
+            self._pictures = []
 
-    def _answer(self, asked: list[Message], begun: tuple[str, list[int]] = ("", [])) -> None:
-        """Answer, or go on with what was `begun` of the answer, its text and its tokens."""
+    def _answer(self, asked: list[Message], begun: tuple[str, list[int]] = ("", [])) -> bool:
+        """Answer, or go on with what was `begun` of the answer, its text and its tokens; False if
+        that is not possible."""
         model = self._model
         try:
             n_prompt = n_cells(model.chat_prompt(asked, chat_template_kwargs=self._template))
@@ -170,8 +172,7 @@ class ChatSession:
         except InputError as error:
             hint = "; /clear starts a new conversation" * isinstance(error, ContextFullError)
             self._say.write(f"error: {in_options(str(error))}{hint}")
-            return
-        self._pictures = []
+            return False
         self.messages = [*asked, result.message]
         self.last = result
         self._written = (begun[0] + result.text, [*begun[1], *result.tokens])
@@ -182,6 +183,7 @@ class ChatSession:
             from .compare import compare
 
             compare(model, ask, result, arguments.get("draft_width"), self._say)
+        return True
 
     def do_help(self, _: str) -> None:
         width = max(map(len, COMMANDS)) + 2

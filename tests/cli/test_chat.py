@@ -361,6 +361,12 @@ def test_a_picture_goes_with_the_next_message(
         assert prompt_tokens() == n
     terminal.ask("/clear")
     assert "none that can be read" in terminal.ask(str(broken))
+    terminal.ask(QUESTION)
+    terminal.ask(f"/image {shown}")
+    terminal.ask("/retry")
+    assert prompt_tokens() < 256
+    terminal.ask("And now?")
+    assert prompt_tokens() > 256, "it waits for the next message"
 
 
 @pytest.mark.parametrize(
