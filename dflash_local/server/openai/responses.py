@@ -19,7 +19,7 @@ from dflash_local.server.answering.prepared_chat import (
 )
 from dflash_local.server.answering.sampling_fields import usual_sampling
 from dflash_local.server.answering.tools import tool_use
-from dflash_local.server.http.errors import api_error
+from dflash_local.server.http.errors import api_error, bad_request
 from dflash_local.server.http.event_stream import NamedEvent, event_form
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.response_items import ResponseItems
@@ -48,6 +48,8 @@ async def count_input_tokens(request: Request, body: ResponsesRequest) -> dict[s
 def _prepare(model: Model, body: ResponsesRequest) -> PreparedChat:
     tools = [function.tool for function in body.functions]
     messages, begun = body.messages(), ""
+    if not messages:
+        raise bad_request("the input has no message; give one of the user", param="input")
     if not messages[-1].get("reasoning_content"):  # else it is whole: no template leaves one open
         messages, begun = split_begun(messages)
     return prepare_chat(
