@@ -55,12 +55,12 @@ class RequestCheck:
 
     def tell_once(self, line: str) -> None:
         """Log a line, the first time."""
-        if line not in self._told and len(self._told) < _MOST:
+        if line not in self._told:
             self._told.add(line)
             log.warning("warning: %s", line)
 
     def _tell(self, name: str, line: str) -> None:
-        if _NAME.fullmatch(name):
+        if _NAME.fullmatch(name) and len(self._told) < _MOST:
             self.tell_once(line)
 
 
