@@ -18,7 +18,7 @@ from dflash_local.fit.options import SHAPES
 
 from . import interrupt
 from .answer import stdout_columns, write_report, write_stdout
-from .loading import chosen_files
+from .loading import check_files, chosen_files
 from .options import (
     DRAFT_SHAPE,
     FILES,
@@ -68,13 +68,8 @@ PROMPTS = (
     Option(
         "--dataset",
         type=click.Choice(list(DATASETS)),
-        help="Prompts of a published evaluation; the paper's values are shown beside yours.",
-    ),
-    Option(
-        "--dataset-folder",
-        type=click.Path(exists=True),
-        show_default="from the Hugging Face hub",
-        help="The folder of the dataset, or its file.",
+        help="Prompts of a published evaluation, from the Hugging Face hub; the paper's values are "
+        "shown beside yours.",
     ),
     Option("--limit", type=whole(1), default=4, help="Prompts of each category."),
     Option(
@@ -166,12 +161,8 @@ def bench(ctx: click.Context, /, **values: Any) -> int:
 
 def check(values: Mapping[str, Any]) -> None:
     """Refuse what has no meaning, before any work."""
-    if values["draft"] is not None and values["target"] is None:
-        raise click.UsageError(
-            f"--draft {values['draft']} is given without its target: add --target."
-        )
+    check_files(values)
     exclude(values, ("prompts", "dataset"), ("prompts", "categories"), ("dataset", "categories"))
-    belong(values, ("dataset_folder", "dataset"))
 
 
 def exclude(values: Mapping[str, Any], *pairs: tuple[str, str]) -> None:
@@ -179,12 +170,6 @@ def exclude(values: Mapping[str, Any], *pairs: tuple[str, str]) -> None:
         if all(values[name] for name in pair):
             one, other = (f"--{_NAMES.get(name, name)}" for name in pair)
             raise click.UsageError(f"{one} and {other} exclude each other: leave out one.")
-
-
-def belong(values: Mapping[str, Any], *pairs: tuple[str, str]) -> None:
-    for name, owner in pairs:
-        if values[name] is not None and values[owner] is None:
-            raise click.UsageError(f"--{name.replace('_', '-')} belongs to --{owner}: add it.")
 
 
 def check_categories(categories: Sequence[str]) -> None:
@@ -242,8 +227,7 @@ def prompts_of(values: Mapping[str, Any]) -> list[BenchPrompt] | None:
         return read_prompts(values["prompts"], limit=values["limit"])
     if values["dataset"] is None:
         return None
-    folder = Path(values["dataset_folder"]) if values["dataset_folder"] else None
-    return load_prompts(values["dataset"], folder, values["limit"])
+    return load_prompts(values["dataset"], values["limit"])
 
 
 def _paper(

@@ -96,7 +96,7 @@ def chat(prompt: str | None, **values: Any) -> int:
 
     say = Speaker(values["quiet"])
     check = (lambda model: ask_of(model)()) if text is not None else None
-    model = load_model(values, say, thinking=values["thinking"], check=check)
+    model = load_model(values, say, check=check)
     if text is None:
         from .chat_session import ChatSession
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,8 @@ class ChatSession:
         say: Speaker,
     ) -> None:
         self._model = model
+        self._given_thinking = values["thinking"]
+        self._usual_thinking = model.thinking
         self._template = template
         self._values = dict(values)
         self._options = ChatOptions(self._values)
@@ -92,21 +94,6 @@ class ChatSession:
         self._opening = list(opening)
         self.messages = list(opening)
         self.last: Result | None = None
-        self._actions: dict[str, Callable[[str], None]] = {
-            "/help": self._help,
-            "/clear": self._clear,
-            "/retry": self._retry,
-            "/continue": self._continue,
-            "/edit": self._edit,
-            "/undo": self._undo,
-            "/set": self._set,
-            "/system": self._system,
-            "/image": self._image,
-            "/save": self._save,
-            "/load": self._load,
-            "/model": self._change_model,
-            "/stats": self._stats,
-        }
 
     def run(self) -> None:
         """Read and answer messages until `/exit` or Ctrl-D."""
@@ -137,7 +124,7 @@ class ChatSession:
             self._send(text)
             return
         name, rest = found[1].lower(), (found[2] or "").strip()
-        action = self._actions.get(_OTHER_NAMES.get(name, name))
+        action = getattr(self, f"do_{_OTHER_NAMES.get(name, name)[1:]}", None)
         try:
             if action is None:
                 raise InputError(_no_command(name, rest))
@@ -153,7 +140,7 @@ class ChatSession:
             (rest, paths), before = without_paths(text), list(self._pictures)
             try:
                 for path in paths:
-                    self._image(str(path))
+                    self.do_image(str(path))
             except InputError as error:
                 self._say.write(f"error: {in_options(str(error))}")
                 self._typed, self._pictures = text, before
@@ -162,10 +149,12 @@ class ChatSession:
                 return
             text = rest if paths else text
         shown = [*self._pictures, {"type": "text", "text": text}] if self._pictures else text
-        self._answer([*self.messages, {"role": "user", "content": shown}])
+        if self._answer([*self.messages, {"role": "user", "content": shown}]):
+            self._pictures = []
 
-    def _answer(self, asked: list[Message], begun: tuple[str, list[int]] = ("", [])) -> None:
-        """Answer, or go on with what was `begun` of the answer, its text and its tokens."""
+    def _answer(self, asked: list[Message], begun: tuple[str, list[int]] = ("", [])) -> bool:
+        """Answer, or go on with what was `begun` of the answer, its text and its tokens; False if
+        that is not possible."""
         model = self._model
         try:
             n_prompt = n_cells(model.chat_prompt(asked, chat_template_kwargs=self._template))
@@ -183,8 +172,7 @@ class ChatSession:
         except InputError as error:
             hint = "; /clear starts a new conversation" * isinstance(error, ContextFullError)
             self._say.write(f"error: {in_options(str(error))}{hint}")
-            return
-        self._pictures = []
+            return False
         self.messages = [*asked, result.message]
         self.last = result
         self._written = (begun[0] + result.text, [*begun[1], *result.tokens])
@@ -195,8 +183,9 @@ class ChatSession:
             from .compare import compare
 
             compare(model, ask, result, arguments.get("draft_width"), self._say)
+        return True
 
-    def _help(self, _: str) -> None:
+    def do_help(self, _: str) -> None:
         width = max(map(len, COMMANDS)) + 2
         lines = [f"{name:{width}s}{text}" for name, text in COMMANDS.items()]
         self._show(
@@ -208,7 +197,7 @@ class ChatSession:
             ]
         )
 
-    def _clear(self, _: str) -> None:
+    def do_clear(self, _: str) -> None:
         self.messages = list(self._opening)
         self.last = None
         self._say("the conversation is forgotten")
@@ -222,10 +211,10 @@ class ChatSession:
             raise InputError("no message was sent yet: type one")
         return asked
 
-    def _retry(self, _: str) -> None:
+    def do_retry(self, _: str) -> None:
         self._answer(self._asked())
 
-    def _continue(self, _: str) -> None:
+    def do_continue(self, _: str) -> None:
         asked = self._asked()
         if self.last is None or not self._written[1]:
             raise InputError("there is no answer of this session to go on with; /retry writes one")
@@ -233,10 +222,10 @@ class ChatSession:
             raise InputError("the answer is complete; /retry writes another one")
         self._answer(asked, self._written)
 
-    def _edit(self, _: str) -> None:
+    def do_edit(self, _: str) -> None:
         self._typed = self._take_back()
 
-    def _undo(self, _: str) -> None:
+    def do_undo(self, _: str) -> None:
         text = self._take_back().strip().partition("\n")[0]
         self._say(f"taken back: {text if len(text) <= 60 else text[:59] + '…'}")
 
@@ -250,7 +239,7 @@ class ChatSession:
         self._pictures = [part for part in content if part["type"] != "text"]
         return "\n".join(part["text"] for part in content if part["type"] == "text")
 
-    def _image(self, name: str) -> None:
+    def do_image(self, name: str) -> None:
         path = _path(name, "/image")
         if self._model.projector is None:
             raise InputError(NO_PROJECTOR)
@@ -259,15 +248,18 @@ class ChatSession:
         self._pictures.append({"type": "image_url", "image_url": {"url": data_uri(data)}})
         self._say(f"{path} goes with the next message; images: {len(self._pictures)}")
 
-    def _set(self, text: str) -> None:
+    def do_set(self, text: str) -> None:
         if not text:
             self._show(self._options.lines(self._model, answer_limit(self._model, {})))
             return
         self._say(self._options.set(text))
-        if self._values["thinking"] is not None:
-            self._model.thinking = self._values["thinking"]
+        self._set_thinking()
 
-    def _system(self, text: str) -> None:
+    def _set_thinking(self) -> None:
+        chosen = self._values["thinking"]
+        self._model.thinking = self._usual_thinking if chosen is None else chosen
+
+    def do_system(self, text: str) -> None:
         if text:
             self._opening = [{"role": "system", "content": text}]
             self.messages, self.last = list(self._opening), None
@@ -276,18 +268,18 @@ class ChatSession:
         told = [str(m["content"]) for m in self._opening if m["role"] == "system"]
         self._show(told or ["no system message; /system TEXT sets one"])
 
-    def _save(self, name: str) -> None:
+    def do_save(self, name: str) -> None:
         path = _path(name, "/save")
         path.write_text(json.dumps({"messages": self.messages}, indent=1) + "\n", encoding="utf-8")
         self._say(f"saved in {path}, messages: {len(self.messages)}")
 
-    def _load(self, name: str) -> None:
+    def do_load(self, name: str) -> None:
         path = _path(name, "/load")
         self.messages = _read_messages(path)
         self._opening = [m for m in self.messages[:1] if m["role"] == "system"]
         self._say(f"read from {path}, messages: {len(self.messages)}")
 
-    def _change_model(self, names: str) -> None:
+    def do_model(self, names: str) -> None:
         if names:
             target, _, draft = names.partition(" ")
             values = {**self._values, "target": target, "draft": draft.strip() or None}
@@ -296,13 +288,15 @@ class ChatSession:
             # one is loaded again.
             self._model.close()
             try:
-                self._model = load_model(values, self._say)
+                self._model = self._loaded(values)
             except (DflashError, OSError) as error:
                 self._say.write(f"error: {in_options(str(error))}")
-                self._model = load_model(self._values, self._say)
+                self._model = self._loaded(self._values)
             else:
                 self._values = values
                 self._options = ChatOptions(values)
+            self._usual_thinking = self._model.thinking
+            self._set_thinking()
         model = self._model
         target = model.plan.target_name if model.plan else model.target.path.name
         drafter = model.plan.drafter_name if model.plan else None
@@ -310,7 +304,10 @@ class ChatSession:
             [f"target   {target}, {model.n_ctx} tokens of context", f"drafter  {drafter or 'none'}"]
         )
 
-    def _stats(self, _: str) -> None:
+    def _loaded(self, values: Mapping[str, Any]) -> Model:
+        return load_model({**values, "thinking": self._given_thinking}, self._say)
+
+    def do_stats(self, _: str) -> None:
         self._show(stats_page(self._model, self.last))
 
     def _show(self, lines: Sequence[str]) -> None:

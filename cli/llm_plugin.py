@@ -14,6 +14,7 @@ from pydantic import Field
 
 from .chat import chat
 from .loading import load_model
+from .options import REASONING_BUDGET, generation_arguments, values_of
 from .settings import default_map
 from .terminal import Speaker
 
@@ -48,10 +49,12 @@ class DflashModel(llm.Model):  # type: ignore[misc]
     def __init__(self) -> None:
         self._files: tuple[str | None, str | None] | None = None
         self._model: Model | None = None
+        self._arguments: dict[str, Any] = {}
 
     def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[str]:
-        options = prompt.options.model_dump(exclude_none=True)
-        model = self._loaded(*(options.pop(name, None) for name in _FILES))
+        given = prompt.options.model_dump(exclude_none=True)
+        model = self._loaded(*(given.pop(name, None) for name in _FILES))
+        options = {**self._arguments, **given}
         if prompt.schema:
             options["json_schema"] = prompt.schema
         options.setdefault("max_tokens", None)
@@ -74,6 +77,7 @@ class DflashModel(llm.Model):  # type: ignore[misc]
             values = chat.make_context("chat", [], default_map=settings).params
             if target is not None:
                 values |= {"target": target, "draft": draft}
+            self._arguments = generation_arguments(values) | values_of(REASONING_BUDGET, values)
             self._model = load_model(values, Speaker(True))
             self._files = target, draft
         return self._model

@@ -88,6 +88,7 @@ def load_model(
 
     options = {"draft_width": values.get("draft_width"), **values_of(LOADING, values)}
     target, draft = files or chosen_files(values, say, LoadOptions(**options))
+    more = {"thinking": values.get("thinking"), **more}
     with interrupt.ending(), loading_progress(say.console, target.name) as progress:
         model = dflash_local.load(
             target, draft, say=say, progress=progress, check=check, **{**options, **more}

@@ -549,14 +549,9 @@ CHAT = (
 )
 
 
-def max_tokens(**default: Any) -> Option:
+def max_tokens(*, help: str = "End after this many tokens.", **default: Any) -> Option:
     """The length limit of an answer, in tokens. `default` are attributes of the option."""
-    return Option(
-        "-n --max-tokens --predict --n-predict",
-        type=whole(1),
-        help="End after this many tokens.",
-        **default,
-    )
+    return Option("-n --max-tokens --predict --n-predict", type=whole(1), help=help, **default)
 
 
 def generation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from .options import (
     THINKING,
     Option,
     SectionedCommand,
+    max_tokens,
     values_of,
 )
 from .settings import FROM_ELSEWHERE
@@ -247,9 +248,7 @@ SERVING = (
 
 USUAL_SAMPLING = (
     *(each for each in SAMPLING if each.name != "logit_bias"),
-    Option(
-        "-n --max-tokens --predict --n-predict",
-        type=whole(1),
+    max_tokens(
         show_default="what fits the context",
         help="The most tokens of an answer, whatever a request asks for.",
     ),
@@ -294,6 +293,11 @@ USUAL_OPTIONS = (
 """Those that people set; -h shows no others."""
 
 _OF_ONE_MODEL = ("target", "alias", "tags", "chat_template", "chat_template_file", "pooling")
+_OF_ITS_FILES = (
+    *("lora", "control_vectors", "override_kv", "mmproj"),
+    *("chat_template", "chat_template_file", "pooling"),
+)
+"""Options that fit the models of the command line, and none that a client pulls."""
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS, usual=USUAL_OPTIONS)
@@ -330,7 +334,11 @@ def serve(ctx: click.Context, /, **values: Any) -> int:
             keep_alive_s=DEFAULT_S if sources and keep_alive is None else keep_alive,
             queue_timeout_s=values["queue_timeout_s"],
             further=lambda name, tell, devices: _source(
-                NamedModel(name, name), values, tell, recorder, devices
+                NamedModel(name, name),
+                {**values, **dict.fromkeys(_OF_ITS_FILES)},
+                tell,
+                recorder,
+                devices,
             ),
         )
         for source in reversed(at_once):  # what is smaller comes first, and the rest is planned
@@ -480,8 +488,8 @@ def _source(
     if pooling is None:
         with suppress(FileError):  # requests will be told
             pooling = pooling_of(GgufFile.open(files.target))
-    usual = values_of(USUAL_SAMPLING, values)
-    max_tokens = usual.pop("max_tokens", None)
+    sampling = values_of(USUAL_SAMPLING, values)
+    longest = sampling.pop("max_tokens", None)
     return ModelSource(
         model.name,
         files.target,
@@ -491,12 +499,12 @@ def _source(
         values["max_queue"],
         model.settings.get("keep_alive_s"),
         values["thinking"],
-        usual,
-        max_tokens,
+        sampling,
+        longest,
         _chat_template(values),
         recorder,
+        usual=values_of((*REASONING_BUDGET, *SHIFTING, REMOTE), values),
         pooling=pooling,
-        **values_of((*REASONING_BUDGET, *SHIFTING, REMOTE), values),
     )
 
 

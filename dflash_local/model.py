@@ -18,9 +18,10 @@ import numpy as np
 from dflash_local import records
 from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.families import dialect_of
+from dflash_local.chat.lark import either, json_rule
 from dflash_local.chat.pictures import Pictures
 from dflash_local.chat.quoting import quoted
-from dflash_local.chat.reader import ChatReader, forced_call
+from dflash_local.chat.reader import ChatReader, called_by
 from dflash_local.chat.template import ChatTemplate
 from dflash_local.chat.tool import Tool
 from dflash_local.draft.drafter import Drafter
@@ -206,19 +207,48 @@ class Model:
         """Whether a prompt of `chat_prompt` ends inside a reasoning part."""
         return self.dialect.is_thinking(self.end_of(prompt))
 
-    def answer_bound(
-        self, schema: Mapping[str, Any] | bool, prompt: Sequence[int]
-    ) -> Mapping[str, Any]:
-        """The options that bind the answer to a prompt of `chat_prompt` to a JSON schema, True for
-        any object: what comes after the reasoning, where the model may reason."""
-        grammar = None
-        if not self.dialect.has_thought(self.end_of(prompt)):
-            grammar = self.dialect.answer_grammar(
-                schema if isinstance(schema, Mapping) else {"type": "object"},
-                is_token=self.is_token,
-                thinking_open=self.thinking_open(prompt),
+    def bindings(
+        self,
+        prompt: Sequence[int],
+        *,
+        tools: Sequence[Tool] = (),
+        required: bool = False,
+        parallel: bool = True,
+        schema: Mapping[str, Any] | bool | None = None,
+    ) -> dict[str, Any]:
+        """The options that bind the answer to a prompt of `chat_prompt`, or what comes after the
+        reasoning, where the model may reason: to a call of one of `tools` if that is `required`; to
+        a JSON `schema`, True for any object; to either of the two if it may be both. `parallel`
+        allows several calls. Raises InputError for a model that cannot be bound so."""
+        dialect, is_token = self.dialect, self.is_token
+        thinking_open = self.thinking_open(prompt)
+        if not required and schema is None:
+            return {}
+        call = None
+        if tools:
+            call = dialect.call_grammar(
+                tools, parallel=parallel, is_token=is_token, thinking_open=thinking_open
             )
-        return {"json_schema": schema} if grammar is None else {"lark": grammar}
+        if required:
+            if call is None:
+                raise InputError(
+                    "this model's chat template has no tool calls, or none in a form that is known "
+                    "here, so none can be asked for; leave tool_choice out, or take another model"
+                )
+            return {"lark": call}
+        known = schema if isinstance(schema, Mapping) else {"type": "object"}
+        answer = None
+        if not dialect.has_thought(self.end_of(prompt)):
+            answer = dialect.answer_grammar(known, is_token=is_token, thinking_open=thinking_open)
+        if call is None:
+            return {"json_schema": schema} if answer is None else {"lark": answer}
+        if dialect.calls_are_json:
+            raise InputError(
+                "this model writes calls as JSON, so tools and a JSON schema cannot be told apart; "
+                'give one of the two, or tool_choice "none"'
+            )
+        answer = answer or json_rule("start", known, lenient=False)
+        return {"lark": either(call, answer)}
 
     def end_of(self, prompt: Sequence[int]) -> str:
         """The last tokens of a prompt by their names."""
@@ -311,7 +341,8 @@ class Model:
         variables = chat_template_kwargs or {}
         # Templates think by default; of an effort, "none" alone says not to.
         effort = variables.get("reasoning_effort")
-        asked = variables.get("enable_thinking", effort and effort != "none")
+        usual_thinking = effort != "none" if effort else self.thinking
+        asked = variables.get("enable_thinking", usual_thinking)
         found = self.sampling_by_thinking.get(asked) if isinstance(asked, bool) else None
         if found is None:
             return {**CHAT_SAMPLING, **self.sampling}
@@ -397,16 +428,16 @@ class Model:
         options = cast(Options, given)
         asked = () if choice == "none" else offered or ()
         tools = [tool if isinstance(tool, Tool) else Tool.of(tool) for tool in asked]
+        called, required = called_by(choice, tools), choice not in ("auto", "none")
         prompt = self.chat_prompt(messages, tools or None, template)
         thinking = self.thinking_open(prompt)
         schema, rest = options.get("json_schema"), {**options, "json_schema": None}
-        is_alone = begun is None and choice in ("auto", "none") and not names_a_grammar(rest)
+        is_alone = begun is None and not required and not names_a_grammar(rest)
         if is_alone and (schema is True or isinstance(schema, Mapping)):
-            options = cast(Options, {**rest, **self.answer_bound(schema, prompt)})
-        if choice not in ("auto", "none"):
-            options["lark"] = forced_call(
-                self.dialect, tools, choice, is_token=self.is_token, thinking_open=thinking
-            )
+            options = cast(Options, rest)
+        else:
+            schema = None
+        options |= self.bindings(prompt, tools=called, required=required, schema=schema)  # type: ignore[typeddict-item]
         if self.answer_length is not None:
             options.setdefault("max_tokens", self.answer_length)
         for name, value in self.chat_sampling(template).items():

@@ -100,7 +100,8 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """Keyword arguments of the chat methods. A `json_schema` binds the text after the thoughts.
+    """Keyword arguments of the chat methods. A `json_schema` binds the text after the thoughts;
+    with `tools` that is such a text or a call.
 
     `tools`: functions that the model may call, in OpenAI's shape. `tool_choice`: "auto", "none",
     "required", or the name of the one that it must call. `chat_template_kwargs` go to the template,

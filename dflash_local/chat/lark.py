@@ -122,14 +122,14 @@ def call_rules(
 
 def _argument_rules(form: Form, tool: Tool, name: str, is_token: IsToken) -> list[str]:
     """Rules of one tool's arguments that are not in JSON."""
-    required = tool.parameters.get("required") or ()
+    given, required = tool.parameters.get("properties"), tool.parameters.get("required")
     opening, comma, close = _AROUND.get(form.quote, ("{", ",", "}"))
     rules: list[str] = []
     # `first` begins with this key or a later one, `more` goes on with it.
     more, first = literal(""), literal("")
-    properties = [*(tool.parameters.get("properties") or {}).items()]
+    properties = [*given.items()] if isinstance(given, Mapping) else []
     for i, (key, schema) in reversed([*enumerate(properties)]):
-        part, maybe = f"{name}x{i}", key not in required
+        part, maybe = f"{name}x{i}", not (isinstance(required, list | tuple) and key in required)
         rules += [
             *_value_rules(form, part, key, schema, tool.parameters, is_token),
             f"{part}more: {more}",
@@ -147,7 +147,8 @@ def _value_rules(
 
     def in_json() -> str:
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return json_rule(f"{name}json", {**shared, **schema})
+        own = schema if isinstance(schema, Mapping) else {}  # true allows any value
+        return json_rule(f"{name}json", {**shared, **own})
 
     kinds, texts = json_types(schema, root), _texts(schema)
     is_text = "string" in kinds

@@ -5,18 +5,11 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, cast
 
-from dflash_local.chat.dialect import Dialect
 from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
-from dflash_local.chat.lark import IsToken
 from dflash_local.chat.parsing.parser import Parser
 from dflash_local.chat.tool import Tool
 from dflash_local.errors import InputError
 from dflash_local.result import Chunk
-
-NO_CALLS = (
-    "this model's chat template has no tool calls, or none in a form that is known here, so none "
-    "can be asked for; leave tool_choice out, or take another model"
-)
 
 
 class ChatReader:
@@ -96,21 +89,13 @@ def call_of(event: ToolCallStart) -> dict[str, Any]:
     return {"id": event.id, "type": "function", "function": function}
 
 
-def forced_call(
-    dialect: Dialect, tools: Sequence[Tool], choice: str, *, is_token: IsToken, thinking_open: bool
-) -> str:
-    """A Lark grammar for a `choice` of "required" or the name of a tool. Raises InputError for
-    another choice, and where the model has no tool calls."""
+def called_by(choice: str, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools that an answer may call by a `tool_choice`. Raises InputError for a choice that is
+    none of them."""
     names = [tool.name for tool in tools]
-    if choice not in ("required", *names) or not names:
+    if choice not in ("auto", "none") and (choice not in ("required", *names) or not names):
         raise InputError(
             f'tool_choice is {choice!r}; give "auto", "none", "required" or the name of a tool'
             + (f": {', '.join(names)}" if names else ", and tools")
         )
-    called = [tool for tool in tools if choice in ("required", tool.name)]
-    grammar = dialect.call_grammar(
-        called, parallel=True, is_token=is_token, thinking_open=thinking_open
-    )
-    if grammar is None:
-        raise InputError(NO_CALLS)
-    return grammar
+    return [tool for tool in tools if choice not in names or choice == tool.name]

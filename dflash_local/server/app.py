@@ -22,15 +22,14 @@ from dflash_local.server.http.errors import (
 )
 from dflash_local.server.http.security import (
     LOOPBACK_ORIGIN,
-    HostCheck,
     KeyCheck,
-    OriginCheck,
     Prefix,
     SafeHeaders,
+    SiteCheck,
     is_loopback,
 )
 from dflash_local.server.http.settings import ServerSettings
-from dflash_local.server.llama import completion, lora, props, slots, tokenize
+from dflash_local.server.llama import completion, props, slots, tokenize
 from dflash_local.server.llama import embeddings as llama_embeddings
 from dflash_local.server.metrics import Metrics
 from dflash_local.server.models.library import Library
@@ -38,7 +37,6 @@ from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.ollama import chat as ollama_chat
 from dflash_local.server.ollama import embed as ollama_embed
 from dflash_local.server.ollama import errors as ollama_errors
-from dflash_local.server.ollama import library as ollama_library
 from dflash_local.server.ollama import model_list as ollama_model_list
 from dflash_local.server.openai import chat, completions, embeddings, responses
 from dflash_local.version import version
@@ -49,7 +47,6 @@ ROUTERS = (
     model_list.router,
     props.router,
     slots.router,
-    lora.router,
     metrics.router,
     chat.router,
     completions.router,
@@ -57,7 +54,6 @@ ROUTERS = (
     messages.router,
     ollama_chat.router,
     ollama_model_list.router,
-    ollama_library.router,
     completion.router,
     tokenize.router,
     embeddings.router,
@@ -88,7 +84,6 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
     app.state.drain = Drain()
     app.state.metrics = Metrics(pool)
     app.state.request_check = RequestCheck(settings.strict)
-    app.state.warned_of_infill = set()
     app.state.created = int(time.time())
 
     def description() -> JSONResponse:  # takes hundreds of milliseconds at first: on no event loop
@@ -122,8 +117,7 @@ def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
         allow_headers=("*",),
         expose_headers=("Retry-After",),
     )
-    app.add_middleware(OriginCheck, settings=settings, linked_paths=page.PATHS)
-    app.add_middleware(HostCheck, settings=settings)
+    app.add_middleware(SiteCheck, settings=settings, linked_paths=page.PATHS)
     if settings.api_prefix:
         app.add_middleware(Prefix, prefix=settings.api_prefix)
     app.add_middleware(ErrorHandling)

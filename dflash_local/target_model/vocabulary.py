@@ -40,6 +40,10 @@ class InfillTokens:
     repository: int | None
     file: int | None
 
+    def around(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
+        """A prompt to fill the gap between two texts."""
+        return [self.prefix, *before, self.suffix, *after, self.middle]
+
 
 class _Names:
     """The texts that llama.cpp reads as one token each, wherever they stand.
@@ -306,6 +310,11 @@ class Vocabulary:
         with self.reading() as pointer:
             n = 1 if len(edges) == 2 or api.llama_vocab_get_add_bos(pointer) else 0
         return edges[:n], edges[n:]
+
+    def start(self) -> list[int]:
+        """The tokens that the model wants at the start of any text, without any that end one."""
+        start = self.tokenize("")[:1]
+        return [token for token in start if not self.ends_text(token)]
 
     def _names(self, special: bool) -> _Names:
         names = self._known_names.get(special)

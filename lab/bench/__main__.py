@@ -156,7 +156,9 @@ def _check(values: Mapping[str, Any]) -> None:
         ("replay", "llama_server"),
         *([] if values["replay"] else [("shape", "categories")]),
     )
-    users.belong(values, ("shape_layers", "shape"), ("shape_folder", "shape"))
+    for name in ("shape_layers", "shape_folder"):
+        if values[name] is not None and values["shape"] is None:
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to --shape: add it.")
     if not values["replay"]:
         users.check_categories(values["categories"])
     if values["llama_server"] is not None and not os.access(values["llama_server"], os.X_OK):

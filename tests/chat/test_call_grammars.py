@@ -12,6 +12,7 @@ from llguidance.llamacpp import lltokenizer_from_vocab
 from dflash_local import Model
 from dflash_local.chat.families import dialect_of
 from dflash_local.chat.form import ID
+from dflash_local.chat.tool import Tool
 from model_templates import (
     REFUSED,
     ROME,
@@ -61,3 +62,33 @@ def test_the_template_s_calls_are_let_through(model: Model, tokenizer: Any, name
         end = text.rindex(close) + len(close)
         assert lets_through(text[begin:end]), text[begin:end]
         assert not lets_through(text[begin:end].replace("get_weather", "get_whatever"))
+
+
+@pytest.mark.parametrize(
+    "name", ["ByteDance-Seed-OSS", "LFM2-8B-A1B", "google-gemma-4-31B-it-interleaved"]
+)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": True}, "required": ["a"]},
+        {"properties": {"a": 1}},
+        {"properties": {"a": None}, "required": "a"},
+        {"properties": {"a": {"type": "integer"}}, "required": 5},
+        {"properties": [1]},
+        {"properties": "a"},
+    ],
+    ids=str,
+)
+def test_schemas_of_any_value_and_malformed_ones_make_a_grammar(
+    tokenizer: Any, name: str, parameters: dict[str, Any]
+) -> None:
+    """In the forms whose arguments are not in JSON."""
+    grammar = dialect_of(TEMPLATES[name]).call_grammar(
+        [Tool("now", None, {"type": "object", **parameters})],
+        parallel=True,
+        is_token=lambda _: False,
+        thinking_open=False,
+    )
+    assert grammar is not None
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar))
+    assert not matcher.is_error(), matcher.get_error()

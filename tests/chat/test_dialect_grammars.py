@@ -25,7 +25,7 @@ from dflash_local.chat.families import dialect_of
 from dflash_local.chat.form import THINK
 from dflash_local.chat.harmony import Harmony
 from dflash_local.chat.lark import either, json_rule
-from dflash_local.chat.reader import forced_call
+from dflash_local.chat.reader import called_by
 from dflash_local.chat.tool import Tool
 from dflash_local.sampling.params import SamplingParams
 
@@ -161,7 +161,11 @@ def test_everything_else_is_refused(forced: Forced, dialect: Dialect, text: str)
 def test_a_named_tool_is_the_only_one(forced: Forced) -> None:
     for dialect, write in ((HERMES, hermes), (LLAMA, llama), (Harmony(), harmony)):
         is_token = forced.model.is_token
-        grammar = forced_call(dialect, TOOLS, "now", is_token=is_token, thinking_open=False)
+        called = called_by("now", TOOLS)
+        grammar = dialect.call_grammar(
+            called, parallel=True, is_token=is_token, thinking_open=False
+        )
+        assert grammar is not None
         assert forced.lets_through(grammar, write("now", "{}"))
         assert not forced.lets_through(grammar, write("get_weather", ARGUMENTS))
 

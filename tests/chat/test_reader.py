@@ -91,6 +91,28 @@ def test_a_model_without_calls_cannot_be_made_to_call(model: Model) -> None:
         model.chat(HELLO, tools=[Tool("now")], tool_choice="required")
 
 
+@pytest.mark.parametrize("likely", ["{", "<tool_call>"])
+def test_with_tools_and_a_schema_the_answer_is_a_call_or_of_the_schema(
+    pair: tuple[Path, Path], tmp_path: Path, likely: str
+) -> None:
+    target = with_template(pair[0], tmp_path / "qwen3.gguf", "qwen3")
+    with load(target, n_ctx=1024, n_threads=1, quiet=True) as model:
+        result = model.chat(
+            HELLO,
+            tools=[NOW],
+            json_schema={"const": {"a": 1}},
+            # The tiny model would do neither.
+            logit_bias={model.tokenize(likely)[0]: 30},
+            chat_template_kwargs={"enable_thinking": False},
+            max_tokens=200,
+            temperature=0,
+        )
+    if likely == "{":
+        assert json.loads(result.content or "") == {"a": 1}
+    else:
+        assert result.tool_calls[0]["function"]["name"] == "now"
+
+
 @pytest.mark.one_in(2)
 def test_thoughts_end_after_their_budget(speaker: Model) -> None:
     """Then the answer begins, drafted or not, and with a message before it where one is given."""

@@ -111,7 +111,6 @@ def test_a_target_alone_is_decoded_plainly() -> None:
         (("--lora", "a.gguf:nan"), "scale of the adapter a.gguf is nan"),
         (("--control-vector", DRAFTER), "expected direction.LAYER"),
         (("--category", "prose"), "not one of the built-in prompts"),
-        (("--dataset-folder", "."), "belongs to --dataset"),
         (("--category", "fim", "--dataset", "gsm8k"), "exclude each other"),
     ],
 )

@@ -361,6 +361,12 @@ def test_a_picture_goes_with_the_next_message(
         assert prompt_tokens() == n
     terminal.ask("/clear")
     assert "none that can be read" in terminal.ask(str(broken))
+    terminal.ask(QUESTION)
+    terminal.ask(f"/image {shown}")
+    terminal.ask("/retry")
+    assert prompt_tokens() < 256
+    terminal.ask("And now?")
+    assert prompt_tokens() > 256, "it waits for the next message"
 
 
 @pytest.mark.parametrize(
@@ -404,6 +410,27 @@ def test_a_thought_is_dim_in_a_terminal(
     terminal.ask(f"/save {tmp_path / 'saved.json'}")
     [_, answer] = json.loads((tmp_path / "saved.json").read_text())["messages"]
     assert (answer["content"], answer["reasoning_content"]) == ("Yes.", "Hm.")
+
+
+def test_thinking_goes_back_to_what_was_usual_and_stays_with_another_model(
+    open_terminal: OpenTerminal, thinker: tuple[str, ...]
+) -> None:
+    terminal = open_terminal("--no-thinking", *thinker)
+
+    def n_prompt() -> str:
+        terminal.ask("/clear")
+        terminal.ask("Is it?")
+        found = re.search(r"prompt +([0-9]+) tokens", terminal.ask("/stats"))
+        assert found
+        return found[1]
+
+    without = n_prompt()
+    terminal.ask("/set thinking on")
+    assert n_prompt() != without
+    terminal.ask("/set thinking default")
+    assert n_prompt() == without
+    terminal.ask(f"/model {thinker[1]}")
+    assert n_prompt() == without
 
 
 def test_ctrl_c_stops_the_answer_alone(open_terminal: OpenTerminal) -> None:

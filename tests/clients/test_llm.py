@@ -46,6 +46,15 @@ def test_an_answer_is_that_of_our_own_command(ask) -> None:
     assert all(entry["output_tokens"] for entry in log)
 
 
+def test_the_settings_of_chats_hold(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tmp_path / "config.toml"
+    settings.write_text("[chat]\ntemp = 0\nmax-tokens = 6\n")
+    monkeypatch.setenv("DFLASH_LOCAL_CONFIG", str(settings))
+    ours = run("chat", "-q", QUESTION, stdin=b"").stdout.decode()
+    assert ask("-m", "dflash", QUESTION).rstrip("\n") == ours.rstrip("\n")
+    assert len(ask("-m", "dflash", "-o", "max_tokens", "24", QUESTION)) > len(ours)
+
+
 def test_an_answer_follows_a_schema(ask) -> None:
     told = ask("-m", "dflash", "-o", "max_tokens", "64", "--schema", "ok bool", QUESTION)
     assert json.loads(told)["ok"] in (True, False)

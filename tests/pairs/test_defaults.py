@@ -184,6 +184,10 @@ def test_a_chat_that_says_whether_to_think_is_sampled_so(register: Callable[[str
         assert model.chat_sampling(unthinking | {"enable_thinking": True}) == CHAT_SAMPLING | hot
         for says_nothing in (None, {}, {"enable_thinking": "yes"}):
             assert model.chat_sampling(says_nothing) == CHAT_SAMPLING | model.sampling
+        model.thinking = True
+        assert model.chat_sampling(None) == CHAT_SAMPLING | hot
+        assert model.chat_sampling(unthinking) == CHAT_SAMPLING | model.sampling
+        model.thinking = None
         asked = [{"role": "user", "content": "Write a function."}]
         options: dict[str, Any] = {"max_tokens": 16, "seed": 5, "ignore_eos": True}
         usual = model.chat(asked, **options).tokens

@@ -10,7 +10,7 @@ accepted length by some hundredths, forty prompts in place of all by two or thre
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -18,17 +18,16 @@ import pytest
 
 from dflash_local import Model, load
 from dflash_local.bench.prompts.dataset import load_prompts
+from dflash_local.bench.prompts.prompt import BenchPrompt
 
 
-def accepted_length(
-    model: Model, dataset: str, *, n_prompts: int, folder: Path | None = None
-) -> float:
+def accepted_length(model: Model, prompts: Sequence[BenchPrompt]) -> float:
     """The mean over answers of their tokens a round: greedy, chains of the whole block, no copies,
     as the tables were made."""
     assert model.drafter is not None
     model.engine.offers_copies = False
     found = []
-    for prompt in load_prompts(dataset, folder, n_prompts):
+    for prompt in prompts:
         result = model.chat(
             prompt.messages,
             max_tokens=1024,
@@ -57,20 +56,16 @@ def accepted_length(
 def test_a_published_pair_reaches_its_table(name: str, dataset: str, published: float) -> None:
     """Chen, Liang, Liu, arXiv 2602.06036, tables 1 and 5, at temperature 0."""
     with load(name) as model:
-        found = accepted_length(model, dataset, n_prompts=40)
+        found = accepted_length(model, load_prompts(dataset, 40))
     print(f"{name}, {dataset}: {found:.2f} tokens a round, published {published}")
     assert found > 0.9 * published
 
 
-def test_what_is_compared_is_rounds_of_whole_blocks(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """The same on a small pair and questions in a file, which need no network."""
-    questions = [{"question": f"What is {n} + {n}?"} for n in range(3)]
-    file = tmp_path / "test.jsonl"
-    file.write_text("".join(json.dumps(each) + "\n" for each in questions))
+def test_what_is_compared_is_rounds_of_whole_blocks(pair: tuple[Path, Path]) -> None:
+    """The same on a small pair and questions that need no network."""
+    prompts = [BenchPrompt.question("sums", f"What is {n} + {n}?") for n in range(2)]
     with load(*pair, n_gpu_layers=0) as model:
-        found = accepted_length(model, "gsm8k", n_prompts=2, folder=file)
+        found = accepted_length(model, prompts)
         assert model.drafter is not None
         assert 1 <= found <= model.drafter.block_size
         plain = model.generate("a", max_tokens=8, draft_width=0).stats

@@ -1,8 +1,7 @@
-"""One measured answer: its tokens, its costs and the wait for its first token."""
+"""One measured answer: its tokens and its costs."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -20,11 +19,10 @@ LEAST_TOKENS = 8
 
 @dataclass(frozen=True)
 class TimedAnswer:
-    """A request's tokens and costs. `ttft_s` is the caller's wait for the first token."""
+    """A request's tokens and costs."""
 
     tokens: list[int]
     stats: Stats
-    ttft_s: float
 
     @property
     def counts(self) -> bool:
@@ -41,18 +39,12 @@ def ask(
     seed: int,
     max_tokens: int,
 ) -> TimedAnswer:
-    """One request, as a user's would come. Raises as `Model.stream`."""
+    """One request, as a user's would come. Raises as `Model.generate`."""
     model.engine.offers_copies = variant.copies
-    start = time.perf_counter()
-    ttft_s, result = 0.0, None
-    for chunk in model.stream(
+    result = model.generate(
         list(tokens), temperature=temperature, seed=seed, max_tokens=max_tokens, **variant.options()
-    ):
-        if chunk.tokens and not ttft_s:
-            ttft_s = time.perf_counter() - start
-        result = chunk.result
-    assert result is not None, "only a closed model ends a stream without its result"
-    return TimedAnswer(result.tokens, result.stats, ttft_s)
+    )
+    return TimedAnswer(result.tokens, result.stats)
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:

@@ -151,7 +151,7 @@ def _answer_all(
             engine.step(running)
             for ended in [each for each in running if each.finish_reason is not None]:
                 engine.end(ended)
-                answers.append(TimedAnswer(ended.tokens, ended.stats, ended.stats.ttft_s))
+                answers.append(TimedAnswer(ended.tokens, ended.stats))
             running = [each for each in running if each.finish_reason is None]
     finally:
         for each in running:

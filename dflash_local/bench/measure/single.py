@@ -216,7 +216,7 @@ class _Answers:
                 if other != variant
                 and (ratio := _speed_ratio(zip(self._answers[other, cache], drafted, strict=True)))
             },
-            ttft_ratio=Spread.of(b.ttft_s / a.ttft_s for a, b in pairs),
+            ttft_ratio=Spread.of(b.stats.ttft_s / a.stats.ttft_s for a, b in pairs),
             acceptance=Acceptance.of(b.stats for _, b in pairs),
             differences=self._differences(variant, cache, pairs),
             forced=forced,

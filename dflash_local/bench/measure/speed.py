@@ -54,7 +54,7 @@ class Speed:
         return cls(
             tokens_per_second=Spread.of(answer.stats.tokens_per_second for answer in counted),
             overall_tokens_per_second=total.tokens_per_second or None,
-            ttft_s=Spread.of(answer.ttft_s for answer in answers),
+            ttft_s=Spread.of(answer.stats.ttft_s for answer in answers),
             stage_s={
                 name: seconds / total.rounds
                 for name, seconds in zip(STAGES, spent, strict=True)

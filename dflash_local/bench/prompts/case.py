@@ -12,7 +12,6 @@ from dflash_local.bench.prompts.prompt import BenchPrompt
 
 if TYPE_CHECKING:
     from dflash_local.model import Model
-    from dflash_local.target_model.vocabulary import Vocabulary
 
 DEPTHS = (1024, 8192, 32768)
 """Tokens after which the answers of long prompts end."""
@@ -73,22 +72,14 @@ def _tokens(model: Model, prompt: BenchPrompt, thinking: bool) -> list[int]:
     if prompt.text is not None:
         return model.target.vocabulary.tokenize(prompt.text, add_special=prompt.add_special)
     if prompt.infill is not None:
-        return _gap(model.target.vocabulary, *prompt.infill)
+        vocabulary, marks = model.target.vocabulary, model.target.vocabulary.infill
+        assert marks is not None, "the caller has looked"
+        before, after = (
+            vocabulary.tokenize(text, special=False, add_special=False) for text in prompt.infill
+        )
+        return [*vocabulary.start(), *marks.around(before, after)]
     kwargs = {} if thinking else {"enable_thinking": False}
     return model.chat_prompt(prompt.messages, chat_template_kwargs=kwargs)
-
-
-def _gap(vocabulary: Vocabulary, prefix: str, suffix: str) -> list[int]:
-    """Prefix and suffix between the model's own marks."""
-    marks = vocabulary.infill
-    assert marks is not None, "the caller has looked"
-    before, after = (
-        vocabulary.tokenize(text, special=False, add_special=False) for text in (prefix, suffix)
-    )
-    # What the model wants at the start of any text, but not what it wants at the end of one.
-    start = vocabulary.tokenize("", add_special=True)[:1]
-    start = [token for token in start if not vocabulary.ends_text(token)]
-    return [*start, marks.prefix, *before, marks.suffix, *after, marks.middle]
 
 
 def depth_lengths(

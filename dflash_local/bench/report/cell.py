@@ -32,29 +32,13 @@ Row = Mapping[str, str]
 
 def table(rows: Sequence[Row], width: int | None = None) -> str:
     """For a terminal of so many columns, None for any number; rows may lack columns. Columns of
-    numbers are aligned to the right.
-
-    A wide one comes in several tables, one below the other, and each repeats the columns with a
-    row's subject. If these leave no room, each row is a paragraph.
-    """
-    full = _plain_table(rows)
-    if width is None or _width(full) <= width:
-        return full
+    numbers are aligned to the right. Where there is no room for it, each row is a paragraph."""
+    if fits(rows, width):
+        return _plain_table(rows)
     wrapped = [{key: _wrapped(key, value) for key, value in row.items()} for row in rows]
-    keys = [column for column in _columns(rows) if column in _KEYS]
-    groups: list[list[str]] = [[]]
-    for column in _columns(rows):
-        if column in keys:
-            continue
-        if _width(_plain_table(_only(wrapped, [*keys, *groups[-1], column]))) > width:
-            groups.append([])
-        groups[-1].append(column)
-    groups = [group for group in groups if group]
-    tables = [_plain_table(_only(wrapped, [*keys, *group])) for group in groups]
-    is_crowded = len(groups) > 1 and max(map(len, groups)) == 1
-    if is_crowded or any(_width(each) > width for each in tables):
-        return "\n".join(_paragraph(row, width) for row in rows)
-    return "\n\n".join(tables)
+    if width is None or fits(wrapped, width):
+        return _plain_table(wrapped)
+    return "\n".join(_paragraph(row, width) for row in rows)
 
 
 def fits(rows: Sequence[Row], width: int | None) -> bool:
@@ -67,7 +51,7 @@ def without_spreads(rows: Sequence[Row]) -> list[Row]:
 
 
 def _plain_table(rows: Sequence[Row]) -> str:
-    columns = _columns(rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[row.get(name, "") for name in columns] for row in rows]
     widths = [max(map(_width, column), default=0) for column in zip(*cells, strict=True)]
     heads = [
@@ -78,14 +62,6 @@ def _plain_table(rows: Sequence[Row]) -> str:
     align = ["left" if name in _TEXT_COLUMNS else "right" for name in columns]
     rows_of_text = [heads, lines, *cells]
     return tabulate(rows_of_text, tablefmt="plain", disable_numparse=True, colalign=align)
-
-
-def _columns(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _only(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
-    return [{name: row.get(name, "") for name in columns} for row in rows]
 
 
 def _wrapped(column: str, text: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 
 from dflash_local.model import Model
 from dflash_local.server.answering.request_check import RequestCheck
@@ -21,11 +23,13 @@ CLIENT_LEFT = 499
 
 
 class ApiAnswer(Protocol):
-    """The answer to a request, as a stream or in one piece."""
+    """The answer to a request: a stream of events and, once it has ended, one piece."""
 
     def events(self) -> AsyncIterator[Any]: ...
 
-    async def whole(self) -> Response: ...
+    def whole(self) -> Any:
+        """The JSON of the complete answer. With log-probabilities it is long, and takes a while to
+        write."""
 
 
 Body = TypeVar("Body")
@@ -75,21 +79,23 @@ async def respond(
     async def begin(loaded: LoadedModel) -> ApiAnswer:
         prepared = await loaded.threads.run(prepare, loaded.model, body)
         if warning := getattr(prepared, "warning", None):
-            check.tell_once(f"{loaded.name} {warning}", f"{loaded.name}: {warning}")
+            check.tell_once(f"{loaded.name}: {warning}")
         return answer(loaded, body, prepared)
 
     async def events() -> AsyncIterator[Any]:
         with pool.claim(name, keep_alive_s) as claim:
             async for line in claim.progress():
                 yield Comment(line)
-            begun = await begin(await claim.loaded())
+            begun = await begin(await claim.loaded(Model))
             async for event in begun.events():
                 yield event
 
     async def whole() -> Response:
         async with pool.use(name, keep_alive_s) as loaded:
             begun = await begin(loaded)
-            return await begun.whole()
+            async for _ in begun.events():
+                pass
+            return await run_in_threadpool(lambda: JSONResponse(begun.whole()))
 
     if form is not None:
         return AnswerStream(events(), form)

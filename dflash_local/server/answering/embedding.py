@@ -51,8 +51,8 @@ async def respond_embedded(
 
     async def whole() -> Response:
         with pool.claim(name, keep_alive_s, use) as claim:
-            loaded = await claim.embedder()
-            embedder, run = loaded.embedder, loaded.threads.run
+            loaded = await claim.loaded(Embedder)
+            embedder, run = loaded.model, loaded.threads.run
             try:
                 given = await run(prompts, embedder)
             except PromptTooLongError as error:

@@ -73,8 +73,8 @@ async def stream_all(
                 "max_tokens": loaded.limited(task.options.get("max_tokens")),
             }
             streams.append(await loaded.model.asubmit(task.prompt, **options))
-            if loaded.recorder is not None:
-                loaded.recorder.add(loaded.name, task.prompt, loaded.model.target.vocabulary)
+            if (recorder := loaded.source.recorder) is not None:
+                recorder.add(loaded.name, task.prompt, loaded.model.target.vocabulary)
         pumps = [asyncio.ensure_future(pump(i, chunks)) for i, chunks in enumerate(streams)]
         left = len(pumps)
         while left:

@@ -71,7 +71,7 @@ def infill_room(n_ctx: int, max_tokens: int) -> int:
 def infill_prompt(vocabulary: Vocabulary, gap: Gap, *, room: int) -> list[int]:
     """Token ids, at most `room`."""
     marks = vocabulary.infill
-    start = start_tokens(vocabulary)
+    start = vocabulary.start()
     room = max(room - len(start) - 4, 8)  # the marks, and the last file's
     around = min(_MOST_AROUND, room * 3 // 4)
     # Text beyond that many of the longest tokens cannot fit, and is not tokenised.
@@ -82,13 +82,7 @@ def infill_prompt(vocabulary: Vocabulary, gap: Gap, *, room: int) -> list[int]:
         return [*start, *others, *_end_of(before, around)]
     before = _end_of(before, around * 3 // 4)
     after = plain_tokens(vocabulary, gap.suffix[:reach])[: around // 4]
-    return [*start, *others, marks.prefix, *before, marks.suffix, *after, marks.middle]
-
-
-def start_tokens(vocabulary: Vocabulary) -> list[int]:
-    """The tokens that the model wants at the start of any text, without any that end one."""
-    start = vocabulary.tokenize("")[:1]
-    return [token for token in start if not vocabulary.ends_text(token)]
+    return [*start, *others, *marks.around(before, after)]
 
 
 def plain_tokens(vocabulary: Vocabulary, text: str, n_ctx: int | None = None) -> list[int]:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.chat.dialect import Dialect
-from dflash_local.chat.lark import either, json_rule
 from dflash_local.chat.pictures import Pictures
 from dflash_local.chat.quoting import unquoted
-from dflash_local.chat.reader import NO_CALLS
+from dflash_local.errors import GrammarError, InputError
 from dflash_local.model import Model
 from dflash_local.server.answering.remote_images import RemoteImages
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
@@ -119,15 +118,19 @@ def prepare_chat(
     prompt = pictures.tokenized(text, vocabulary, model.n_ctx)
     thinking_open = model.thinking_open(prompt)
     dialect = model.dialect
-    bindings: dict[str, Any] = {}
-    if tools.required:
-        if (forced := _call(model, tools, thinking_open)) is None:
-            raise bad_request(NO_CALLS, param="tool_choice")
-        bindings["lark"] = forced
-    elif schema is not None:
-        bindings |= model.answer_bound(schema, prompt)
-        if tools.allowed:
-            bindings = _call_or_answer(model, tools, thinking_open, bindings)
+    try:
+        bindings = model.bindings(
+            prompt,
+            tools=tools.allowed,
+            required=tools.required,
+            parallel=tools.parallel,
+            schema=schema,
+        )
+    except GrammarError:
+        raise
+    except InputError as error:
+        param = "tool_choice" if tools.required else "response_format"
+        raise bad_request(str(error), param=param) from None
     if begun:
         if bindings or thinking_open or dialect.before_answer:
             raise bad_request(
@@ -148,32 +151,3 @@ def prepare_chat(
     warning = _NO_TOOLS if tools.shown and not shows_tools else None
     shown = pictures.shown(unquoted(text)) + begun
     return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open, warning, shown)
-
-
-def _call(model: Model, tools: ToolUse, thinking_open: bool) -> str | None:
-    """A Lark grammar of calls; None if the model has none."""
-    return model.dialect.call_grammar(
-        tools.allowed, parallel=tools.parallel, is_token=model.is_token, thinking_open=thinking_open
-    )
-
-
-def _call_or_answer(
-    model: Model, tools: ToolUse, thinking_open: bool, bound: dict[str, Any]
-) -> dict[str, Any]:
-    """The answer is a call, or a text that `bound` lets through."""
-    call = _call(model, tools, thinking_open)
-    if call is None:
-        return bound
-    if model.dialect.calls_are_json:
-        raise bad_request(
-            "this model writes calls as JSON, so tools and a JSON schema cannot be told apart; "
-            'give one of the two, or tool_choice "none"',
-            param="response_format",
-        )
-    bound = dict(bound)
-    schema = bound.pop("json_schema", None)
-    answer = bound.pop("lark", None)
-    if answer is None:
-        known = schema if isinstance(schema, Mapping) else {"type": "object"}
-        answer = json_rule("start", known, lenient=False)
-    return {**bound, "lark": either(call, answer)}

@@ -15,7 +15,7 @@ log = logging.getLogger("dflash_local.server")
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/@+-]{0,80}")
 """Texts that are logged as a name: no piece of a prompt that was put in a wrong place."""
 _MOST = 100
-"""Names that are remembered: a client may send ever new ones."""
+"""Lines that are remembered: a client may send ever new names."""
 _FOR_OTHERS = frozenset(
     (
         *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
@@ -53,15 +53,15 @@ class RequestCheck:
                 )
             self._tell(field, f"a request has the unknown field {field}{_hint(field, body)}")
 
-    def tell_once(self, name: str, line: str) -> None:
-        """Log a line about `name`, the first time."""
-        if name not in self._told and len(self._told) < _MOST:
-            self._told.add(name)
+    def tell_once(self, line: str) -> None:
+        """Log a line, the first time."""
+        if line not in self._told:
+            self._told.add(line)
             log.warning("warning: %s", line)
 
     def _tell(self, name: str, line: str) -> None:
-        if _NAME.fullmatch(name):
-            self.tell_once(name, line)
+        if _NAME.fullmatch(name) and len(self._told) < _MOST:
+            self.tell_once(line)
 
 
 def _unknown(body: object) -> set[str]:

@@ -1,24 +1,88 @@
 """`/v1/messages`: https://platform.claude.com/docs/en/api/messages."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
+from dflash_local.chat.conversation import complete_fields
+from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model, respond
 from dflash_local.server.answering.chat_answer import ChatAnswer
 from dflash_local.server.answering.generation import GenerationTask, stop_text, stream_all, timings
 from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat, split_begun
 from dflash_local.server.answering.tools import tool_use
-from dflash_local.server.anthropic.content_blocks import ContentBlocks, event
 from dflash_local.server.anthropic.errors import RESPONSES
 from dflash_local.server.anthropic.schema import CountRequest, MessagesRequest
 from dflash_local.server.http.event_stream import NamedEvent, event_form
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.target_model.images import n_cells
+
+
+def event(kind: str, **data: Any) -> NamedEvent:
+    """An event, which is named as its type is."""
+    return NamedEvent(kind, {"type": kind, **data})
+
+
+class ContentBlocks:
+    """The content blocks of a message and their events, while the answer arrives. Each run of
+    reasoning, each run of text and each call becomes a block: it starts, grows, and stops before
+    the next one starts.
+
+    `content` has the blocks so far, as the whole message has them. Without `thinking`, reasoning is
+    left out.
+    """
+
+    def __init__(self, *, thinking: bool) -> None:
+        self.content: list[dict[str, Any]] = []
+        self._thinking = thinking
+        self._is_open = False
+        self._input = ""
+
+    def take(self, added: Event) -> Iterator[NamedEvent]:
+        match added:
+            case Reasoning(text):
+                if self._thinking:
+                    yield from self._text("thinking", text)
+            case Content(text):
+                yield from self._text("text", text)
+            case ToolCallStart(_, id, name):
+                yield from self._start({"type": "tool_use", "id": id, "name": name, "input": {}})
+                self._input = ""
+            case ToolCallArguments(_, text):
+                self._input += text
+                delta = {"type": "input_json_delta", "partial_json": text}
+                yield self._event("content_block_delta", delta=delta)
+
+    def close(self) -> Iterator[NamedEvent]:
+        """The event that ends the open block, if there is one."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        block = self.content[-1]
+        if block["type"] == "tool_use":
+            block["input"] = complete_fields(self._input)
+        yield self._event("content_block_stop")
+
+    def _text(self, kind: str, text: str) -> Iterator[NamedEvent]:
+        if not self._is_open or self.content[-1]["type"] != kind:
+            # Anthropic signs reasoning; here nothing does, and nothing asks for the signature.
+            unsigned = {"signature": ""} if kind == "thinking" else {}
+            yield from self._start({"type": kind, kind: "", **unsigned})
+        self.content[-1][kind] += text
+        yield self._event("content_block_delta", delta={"type": f"{kind}_delta", kind: text})
+
+    def _start(self, block: dict[str, Any]) -> Iterator[NamedEvent]:
+        yield from self.close()
+        self._is_open = True
+        self.content.append(block)
+        yield self._event("content_block_start", content_block=dict(block))
+
+    def _event(self, kind: str, **data: Any) -> NamedEvent:
+        return event(kind, index=len(self.content) - 1, **data)
+
 
 router = APIRouter(responses=RESPONSES)
 
@@ -64,11 +128,9 @@ class _MessageAnswer:
         self._blocks = ContentBlocks(thinking=body.thinks and is_shown)
         self._id = f"msg_{secrets.token_hex(12)}"
 
-    async def whole(self) -> Response:
-        async for _ in self.events():
-            pass
+    def whole(self) -> dict[str, Any]:
         message = {**self._message(), **self._end(), "usage": self._usage()}
-        return JSONResponse({**message, "timings": timings([self._answer.result])})
+        return {**message, "timings": timings([self._answer.result])}
 
     async def events(self) -> AsyncIterator[NamedEvent]:
         blocks = self._blocks

@@ -64,11 +64,16 @@ def _resolves(host: str) -> bool:
         return False
 
 
-class HostCheck:
-    """Middleware that refuses requests that call the server by a name that is not its own."""
+class SiteCheck:
+    """Middleware that refuses requests that call the server by a name that is not its own, and
+    those from pages of other origins than this machine's, the server's own and the allowed ones. A
+    link of any website may lead to `linked_paths`."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, linked_paths: Set[str]) -> None:
         self._app = app
+        self._linked_paths = linked_paths
+        self._allowed = frozenset(settings.cors_origins)
+        self._loopback = re.compile(LOOPBACK_ORIGIN)
         self._names = frozenset(
             name.lower().strip("[]")
             for name in (*_LOOPBACK, settings.host, *settings.allowed_hosts)
@@ -77,12 +82,24 @@ class HostCheck:
         self._any_address = not (settings.is_local or is_loopback(settings.host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._is_ours(Headers(scope=scope).getlist("host")):
+        headers = Headers(scope=scope)
+        if not self._is_ours(headers.getlist("host")):
             raise ApiError(
                 403,
                 "the Host header is missing or names another host; call this server by its own "
                 "name, or start it with --allowed-host NAME",
                 code="host_not_allowed",
+            )
+        origins, own = headers.getlist("origin"), headers["host"].lower()
+        # Browsers add Origin where a page could read the answer, and Sec-Fetch-Site always.
+        unnamed = not origins and headers.get("sec-fetch-site") == "cross-site"
+        known = all(self._is_allowed(origin, own) for origin in origins) and not unnamed
+        if not known and not (unnamed and scope["path"] in self._linked_paths):
+            raise ApiError(
+                403,
+                "pages of this origin may not use this server; start it with --cors-origin ORIGIN "
+                "to allow one",
+                code="origin_not_allowed",
             )
         await self._app(scope, receive, send)
 
@@ -92,6 +109,11 @@ class HostCheck:
             return False
         name = match[1].strip("[]")
         return name in self._names or (self._any_address and _is_address(name))
+
+    def _is_allowed(self, origin: str, own: str) -> bool:
+        known = origin in self._allowed or "*" in self._allowed
+        known = known or origin in (f"http://{own}", f"https://{own}")
+        return known or self._loopback.fullmatch(origin) is not None
 
 
 class Prefix:
@@ -109,38 +131,6 @@ class Prefix:
             await self._app({**scope, "path": path[len(self._prefix) :]}, receive, send)
         else:
             raise ApiError(404, f"all paths begin with {self._prefix}", code="not_found")
-
-
-class OriginCheck:
-    """Middleware that refuses requests from pages of other origins than this machine's, the
-    server's own and the allowed ones. `HostCheck` comes before it, and has checked the name of the
-    server's own origin. A link of any website may lead to `linked_paths`."""
-
-    def __init__(self, app: ASGIApp, settings: ServerSettings, linked_paths: Set[str]) -> None:
-        self._app = app
-        self._linked_paths = linked_paths
-        self._allowed = frozenset(settings.cors_origins)
-        self._loopback = re.compile(LOOPBACK_ORIGIN)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        origins, own = headers.getlist("origin"), headers.get("host", "").lower()
-        # Browsers add Origin where a page could read the answer, and Sec-Fetch-Site always.
-        unnamed = not origins and headers.get("sec-fetch-site") == "cross-site"
-        known = all(self._is_allowed(origin, own) for origin in origins) and not unnamed
-        if not known and not (unnamed and scope["path"] in self._linked_paths):
-            raise ApiError(
-                403,
-                "pages of this origin may not use this server; start it with --cors-origin ORIGIN "
-                "to allow one",
-                code="origin_not_allowed",
-            )
-        await self._app(scope, receive, send)
-
-    def _is_allowed(self, origin: str, own: str) -> bool:
-        known = origin in self._allowed or "*" in self._allowed
-        known = known or origin in (f"http://{own}", f"https://{own}")
-        return known or self._loopback.fullmatch(origin) is not None
 
 
 class SafeHeaders:

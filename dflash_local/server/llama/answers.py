@@ -7,9 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from fastapi import Response
-from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
 from dflash_local.options import sampling_of
 from dflash_local.result import Chunk, Result
@@ -97,15 +94,9 @@ class LlamaAnswers:
             for event in self._answers[index].take(chunk):
                 yield event
 
-    async def whole(self) -> Response:
-        async for _ in self.events():
-            pass
-        return await run_in_threadpool(self._response)
-
-    def _response(self) -> Response:
-        """All of them. With log-probabilities they are long, and take a while to write."""
+    def whole(self) -> Any:
         bodies = [answer.whole() for answer in self._answers]
-        return JSONResponse(bodies[0] if len(bodies) == 1 else bodies)
+        return bodies[0] if len(bodies) == 1 else bodies
 
 
 class LineLimits:

@@ -1,8 +1,6 @@
 """`/completion` and `/infill`: llama-server's own completions, and the requests of editors at every
 key press."""
 
-import logging
-
 from fastapi import APIRouter, Request, Response
 
 from dflash_local.chat.pictures import Pictures
@@ -11,13 +9,13 @@ from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.server.answering.api_answer import respond
 from dflash_local.server.answering.generation import GenerationTask, tasks_for
 from dflash_local.server.answering.infill_prompt import Gap, infill_prompt, infill_room
+from dflash_local.server.answering.request_check import RequestCheck
 from dflash_local.server.llama.answers import EVENTS, LlamaAnswers, llama_options
 from dflash_local.server.llama.schema import CompletionRequest, InfillRequest, MediaPrompt
 from dflash_local.server.llama.tokenize import mixed_text, mixed_tokens
 from dflash_local.server.models.served_model import LoadedModel
 
 router = APIRouter()
-log = logging.getLogger("dflash_local.server")
 
 
 @router.post("/completion")
@@ -31,15 +29,12 @@ async def completion(request: Request, body: CompletionRequest) -> Response:
 @router.post("/infill")
 async def infill(request: Request, body: InfillRequest) -> Response:
     """Fill a gap. A model that has no tokens for it goes on from the text before the gap."""
-    warned: set[str] = request.app.state.warned_of_infill
+    check: RequestCheck = request.app.state.request_check
 
     def answers(loaded: LoadedModel, body: InfillRequest, prompt: list[int]) -> LlamaAnswers:
-        if loaded.model.target.vocabulary.infill is None and loaded.name not in warned:
-            warned.add(loaded.name)
-            log.warning(
-                "%s has no tokens to fill a gap with; /infill goes on from the text before it",
-                loaded.name,
-            )
+        if loaded.model.target.vocabulary.infill is None:
+            line = "has no tokens to fill a gap with; /infill goes on from the text before it"
+            check.tell_once(f"{loaded.name} {line}")
         return LlamaAnswers(loaded, body, _infill_tasks(body, prompt))
 
     form = EVENTS if body.stream else None

@@ -10,8 +10,12 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from dflash_local.embedder import Embedder
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.embedding import MAX_TEXTS, Embedded, respond_embedded
-from dflash_local.server.openai.embeddings import input_tokens, resized
-from dflash_local.server.openai.embeddings_schema import EmbeddingsRequest, Inputs
+from dflash_local.server.openai.embeddings import (
+    EmbeddingsRequest,
+    Inputs,
+    input_tokens,
+    resized,
+)
 
 router = APIRouter()
 

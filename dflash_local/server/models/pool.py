@@ -180,7 +180,7 @@ class ModelPool:
     ) -> AsyncIterator[LoadedModel]:
         """A model, once it is loaded. Raises as `claim` and `Claim.loaded`."""
         with self.claim(name, keep_alive_s) as claim:
-            yield await claim.loaded()
+            yield await claim.loaded(Model)
 
     def unload(self, name: str) -> None:
         """Unload the model of that name as soon as no request uses it. Raises ApiError."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, ParamSpec, TypeVar
+from typing import Generic, Literal, ParamSpec, TypeVar
 
 from dflash_local.embedder import Embedder
 from dflash_local.errors import QueueTimeoutError
@@ -20,11 +20,11 @@ from dflash_local.result import ModelStatus
 from dflash_local.server.http.bodies import body_bytes
 from dflash_local.server.models.keep_alive import FOREVER
 from dflash_local.server.models.load import LoadFailure, ModelLoad
-from dflash_local.server.models.recorder import Recorder
 from dflash_local.server.models.source import ModelSource
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", Model, Embedder)
 
 PROGRESS_S = 1.0
 """Time between two lines of progress to a request that waits for a model, and before the first."""
@@ -55,31 +55,26 @@ class RequestThreads:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """A model as requests get it. `name` is its name in answers. `queue_timeout_s`: how long a
-    request may wait for its turn; None is without limit. `threads` prepare its requests. `recorder`
-    keeps their prompts, if that was asked for. `max_tokens`: the most of an answer, whatever a
-    request asks for."""
+class Loaded(Generic[M]):
+    """A model as requests get it. `queue_timeout_s`: how long a request may wait for its turn; None
+    is without limit. `threads` prepare its requests."""
 
-    name: str
-    model: Model
+    source: ModelSource
+    model: M
     threads: RequestThreads
     queue_timeout_s: float | None = None
-    recorder: Recorder | None = None
-    max_tokens: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in answers."""
+        return self.source.name
 
     def limited(self, max_tokens: int | None) -> int | None:
         """The length limit of an answer for which a request asks for `max_tokens`."""
-        return min(filter(None, (max_tokens, self.max_tokens)), default=None)
+        return min(filter(None, (max_tokens, self.source.max_tokens)), default=None)
 
 
-@dataclass(frozen=True)
-class LoadedEmbedder:
-    """A model of vectors or scores, as requests get it."""
-
-    name: str
-    embedder: Embedder
-    threads: RequestThreads
+LoadedModel = Loaded[Model]
 
 
 @dataclass(eq=False)
@@ -192,29 +187,15 @@ class Claim:
         while not await self._settles(PROGRESS_S):
             yield self._served.progress()
 
-    async def loaded(self) -> LoadedModel:
-        """The model, once it is loaded. Raises ApiError if that fails, QueueTimeoutError if
-        it takes too long."""
-        model = await self._model()
-        assert isinstance(model, Model), "it was claimed for texts"
-        served = self._served
-        source = served.source
-        return LoadedModel(
-            served.name, model, served.threads, self._timeout_s, source.recorder, source.max_tokens
-        )
-
-    async def embedder(self) -> LoadedEmbedder:
-        """The model of vectors or scores, once it is loaded. Raises as `loaded`."""
-        model = await self._model()
-        assert isinstance(model, Embedder), "it was not claimed for texts"
-        return LoadedEmbedder(self._served.name, model, self._served.threads)
-
-    async def _model(self) -> Model | Embedder:
+    async def loaded(self, kind: type[M]) -> Loaded[M]:
+        """The model, once it is loaded: of the `kind` for the use that it was claimed for. Raises
+        ApiError if that fails, QueueTimeoutError if it takes too long."""
         await self._settles(math.inf)
+        served = self._served
         if self.failure is not None:
-            raise self.failure.api_error(self._served.name)
-        assert self._served.model is not None, "a claimed model stays loaded"
-        return self._served.model
+            raise self.failure.api_error(served.name)
+        assert isinstance(served.model, kind), "a claimed model stays loaded"
+        return Loaded(served.source, served.model, served.threads, self._timeout_s)
 
     async def _settles(self, within_s: float) -> bool:
         if self.settled.is_set():

@@ -58,12 +58,8 @@ class ModelSource:
     """All names that requests may give, if there are several."""
     tags: tuple[str, ...] = ()
     """Further facts about it in `/v1/models`."""
-    remote_images: bool = False
-    context_shift: bool = False
-    n_keep: int = 0
-    reasoning_budget: int | None = None
-    reasoning_budget_message: str = ""
-    """For requests that do not say, as `Model` has them."""
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of the loaded `Model`, for requests that do not say, such as `context_shift`."""
     pooling: Pooling | None = None
     """The way in which it makes vectors or scores of texts; None: it writes texts."""
 
@@ -95,10 +91,8 @@ class ModelSource:
         )
         try:
             model.max_queue = self.max_queue
-            model.remote_images = self.remote_images
-            model.context_shift, model.n_keep = self.context_shift, self.n_keep
-            model.reasoning_budget = self.reasoning_budget
-            model.reasoning_budget_message = self.reasoning_budget_message
+            for name, value in self.usual.items():
+                setattr(model, name, value)
             with contextlib.suppress(InputError):  # chats will be told
                 model.prepare_chat()
             # It holds up every running request, half a second for a large vocabulary. Where some

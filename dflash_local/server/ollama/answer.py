@@ -59,7 +59,8 @@ class OllamaAnswer:
         self._tells_context = isinstance(body, GenerateRequest) and not body.raw
         self._thinking = body.think is not False
         self._call: dict[str, Any] | None = None
-        self._n_calls = 0
+        self._calls: list[dict[str, Any]] = []
+        """Those that are complete."""
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """A line for each piece, and one with the costs."""
@@ -69,15 +70,15 @@ class OllamaAnswer:
         told = self._logprobs(self._answer.logprobs.take())
         yield {**_head(self._loaded.name), **self._shape({}), **told, **self._end()}
 
-    async def whole(self) -> Response:
-        joined: dict[str, Any] = {}
-        async for piece in self._pieces():
-            for name, value in piece.items():
-                joined[name] = joined[name] + value if name in joined else value
-        told = self._logprobs(self._answer.logprobs.all())
-        return JSONResponse(
-            {**_head(self._loaded.name), **self._shape(joined), **told, **self._end()}
-        )
+    def whole(self) -> dict[str, Any]:
+        answer = self._answer
+        message: dict[str, Any] = {"content": answer.content}
+        if answer.thoughts and self._thinking:
+            message["thinking"] = "".join(answer.thoughts)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        told = self._logprobs(answer.logprobs.all())
+        return {**_head(self._loaded.name), **self._shape(message), **told, **self._end()}
 
     @staticmethod
     def _logprobs(told: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -115,9 +116,9 @@ class OllamaAnswer:
             arguments = from_json(call["arguments"], allow_inf_nan=False)
         except ValueError:
             return
-        function = {"index": self._n_calls, "name": call["name"], "arguments": arguments}
-        self._n_calls += 1
-        yield {"tool_calls": [{"id": call["id"], "function": function}]}
+        function = {"index": len(self._calls), "name": call["name"], "arguments": arguments}
+        self._calls.append({"id": call["id"], "function": function})
+        yield {"tool_calls": self._calls[-1:]}
 
     def _end(self) -> dict[str, Any]:
         """The reason for the answer's end, and its costs: times in nanoseconds. `load_duration` is

@@ -29,7 +29,7 @@ from dflash_local.server.ollama.answer import (
     no_answer,
 )
 from dflash_local.server.ollama.errors import RESPONSES
-from dflash_local.server.ollama.model_list import untagged
+from dflash_local.server.ollama.model_list import named
 from dflash_local.server.ollama.schema import GenerateRequest, OllamaChatRequest, OllamaRequest
 from dflash_local.target_model.images import Prompt
 
@@ -61,22 +61,15 @@ async def _respond(
     """The answer to `body`, a stream unless it asks for one piece."""
     answer = partial(OllamaAnswer, shape=shape, arrived=time.monotonic())
     form = None if body.stream is False else LINES
-    name = _named(request, body)
+    name = named(request, body.model)
     return await respond(request, name, body, prepare, answer, form, body.keep_alive)
-
-
-def _named(request: Request, body: OllamaRequest) -> str | None:
-    """The server's name of the model. Raises ApiError for another one: Ollama's clients then offer
-    to pull it."""
-    name = untagged(request, body.model)
-    return pool_of(request).named(name).name if name else None
 
 
 async def _only_load(request: Request, body: OllamaRequest, shape: OllamaShape) -> Response:
     """The answer to a request without a question: it loads the model, or with a `keep_alive` of 0
     unloads it."""
     pool = pool_of(request)
-    served = pool.find(_named(request, body), "chat")
+    served = pool.find(named(request, body.model), "chat")
     if body.keep_alive == 0 and not pool.is_pinned:
         pool.unload(served.name)
         return no_answer(served.name, shape, "unload")

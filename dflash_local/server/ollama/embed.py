@@ -11,10 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dflash_local.embedder import Embedder, normalized
 from dflash_local.server.answering import bounds
-from dflash_local.server.answering.api_answer import pool_of
 from dflash_local.server.answering.embedding import MAX_TEXTS, Embedded, respond_embedded
 from dflash_local.server.ollama.errors import RESPONSES
-from dflash_local.server.ollama.model_list import untagged
+from dflash_local.server.ollama.model_list import named
 from dflash_local.server.ollama.schema import KeepAlive
 from dflash_local.server.openai.embeddings import check_dimensions, check_pooled
 
@@ -83,9 +82,7 @@ async def _respond(
         check_dimensions(embedder, dimensions)
         return [embedder.tokens(text, truncate=body.truncate is not False) for text in texts]
 
-    name = untagged(request, body.model)
-    if name:
-        name = pool_of(request).named(name).name
+    name = named(request, body.model)
     return await respond_embedded(
         request, name, body, "embedding", prompts, answer, body.keep_alive
     )

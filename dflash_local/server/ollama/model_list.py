@@ -1,28 +1,32 @@
 """The served models as Ollama lists and shows them: `/api/tags`, `/api/ps`, `/api/show`,
-`/api/version`."""
+`/api/version`; and `/api/pull` and `/api/delete`:
+https://github.com/ollama/ollama/blob/main/docs/api.md."""
 
 import hashlib
 import math
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from dflash_local.chat.families import dialect_of
 from dflash_local.errors import FileError
 from dflash_local.gguf.file import GgufFile
-from dflash_local.server.answering.api_answer import pool_of
+from dflash_local.server.answering.api_answer import answered, library_of, pool_of
 from dflash_local.server.answering.sampling_fields import usual_sampling
 from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.event_stream import LINES, AnswerStream
 from dflash_local.server.models.load import LoadFailure
 from dflash_local.server.models.served_model import ServedModel
 from dflash_local.server.models.source import ModelSource
 from dflash_local.server.ollama.errors import RESPONSES
-from dflash_local.server.ollama.schema import ShowRequest
+from dflash_local.server.ollama.schema import PullRequest, ShowRequest
 
 router = APIRouter(responses=RESPONSES)
 
@@ -110,6 +114,13 @@ def untagged(request: Request, name: str | None) -> str | None:
     """The server's name of the model that an Ollama client calls `name`."""
     known = pool_of(request).models
     return name if name is None or name in known else name.removesuffix(_LATEST)
+
+
+def named(request: Request, name: str | None) -> str | None:
+    """As `untagged`, but raises ApiError for a model that is not here: Ollama's clients then offer
+    to pull it."""
+    name = untagged(request, name)
+    return pool_of(request).named(name).name if name else None
 
 
 def _expires_at(served: ServedModel) -> str:
@@ -218,3 +229,30 @@ def _size(n: int) -> str:
         if n >= divisor:
             return f"{n / divisor:.{digits}f}{unit}"
     return str(n)
+
+
+@router.post("/api/pull")
+async def pull(request: Request, body: PullRequest) -> Response:
+    """Fetch a model by its name, as `dflash-local pull` does, and serve it. Leaving ends the
+    transfer; the next request goes on with it."""
+    events = library_of(request).fetch(_name(request, body))
+    if body.stream is not False:
+        return AnswerStream(events, LINES)
+
+    async def whole() -> Response:
+        async with aclosing(events):
+            async for event in events:
+                last = event
+        return JSONResponse(last)
+
+    return await answered(request, whole())
+
+
+@router.delete("/api/delete")
+async def delete(request: Request, body: ShowRequest) -> dict[str, Any]:
+    """Remove a model from this disk, unless it is in use or the server was started with it."""
+    return {"freed": await library_of(request).remove(_name(request, body))}
+
+
+def _name(request: Request, body: ShowRequest) -> str:
+    return untagged(request, body.model or body.name) or ""

@@ -9,10 +9,6 @@ from importlib import metadata
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from fastapi import Response
-from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
-
 from dflash_local.llama import runtime
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
@@ -32,9 +28,6 @@ from dflash_local.version import version
 
 class ArrivingChoice(Protocol):
     """One answer while it arrives."""
-
-    def take(self, chunk: Chunk) -> object:
-        """Take in the model's addition to an answer that is to be told as a whole."""
 
     def whole(self) -> dict[str, Any]:
         """The choice of the complete answer."""
@@ -77,24 +70,17 @@ class ChoicesAnswer:
         self._choices = choices
         self._kind = kind
         self._chunk_kind = chunk_kind
-        self._id_prefix = id_prefix
         self._beside = dict(told)
         self._per_prompt = body.n or 1
         self._reports_prompt = body.prompt_logprobs is not None
         self._told = body.stream_options or StreamOptions()
+        self._id = f"{id_prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
         self._results: dict[int, Result] = {}
         self._n_tokens = [0] * len(tasks)
         self._running = [RunningTimings() for _ in tasks] if body.timings_per_token else []
 
-    async def whole(self) -> Response:
-        head = self._head(self._kind)
-        async for index, chunk in stream_all(self._loaded, self._tasks):
-            self._choices[index].take(chunk)
-            self._keep_result(index, chunk)
-        return await run_in_threadpool(self._response, head)
-
-    def _response(self, head: dict[str, Any]) -> Response:
-        """The whole answer. With log-probabilities it is long, and takes a while to write."""
+    def whole(self) -> dict[str, Any]:
         choices = [choice.whole() for choice in self._choices]
         told: dict[str, Any] = {}
         if self._reports_prompt:
@@ -107,7 +93,7 @@ class ChoicesAnswer:
                     {**choice, "prompt_logprobs": prompt}
                     for choice, prompt in zip(choices, prompts, strict=True)
                 ]
-        return JSONResponse({**head, "choices": choices, **told, **self._costs()})
+        return {**self._head(self._kind), "choices": choices, **told, **self._costs()}
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The pieces of all answers. The last chunk tells their costs."""
@@ -119,7 +105,8 @@ class ChoicesAnswer:
                 yield {**head, "choices": [], **no_usage, **told}
                 continue
             pieces = list(self._choices[index].pieces(chunk))
-            self._keep_result(index, chunk)
+            if chunk.result is not None:
+                self._results[index] = chunk.result
             beside = no_usage | self._so_far(index, chunk)
             if len(self._results) == len(self._tasks) and not self._told.include_usage:
                 beside |= {"timings": timings(self._in_order()), **self._beside}
@@ -129,10 +116,6 @@ class ChoicesAnswer:
                 yield {**head, **pieces[-1], **beside}
         if self._told.include_usage:
             yield {**head, "choices": [], **self._costs()}
-
-    def _keep_result(self, index: int, chunk: Chunk) -> None:
-        if chunk.result is not None:
-            self._results[index] = chunk.result
 
     def _in_order(self) -> list[Result]:
         return [self._results[index] for index in range(len(self._tasks))]
@@ -149,9 +132,9 @@ class ChoicesAnswer:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
-            "id": f"{self._id_prefix}-{secrets.token_hex(12)}",
+            "id": self._id,
             "object": kind,
-            "created": int(time.time()),
+            "created": self._created,
             "model": self._loaded.name,
             "system_fingerprint": _system_fingerprint(self._loaded.model),
         }

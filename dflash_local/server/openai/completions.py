@@ -2,26 +2,101 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Discriminator, Field, Tag
 
 from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
+from dflash_local.server.answering import bounds
 from dflash_local.server.answering.api_answer import respond
 from dflash_local.server.answering.generation import tasks_for
-from dflash_local.server.answering.infill_prompt import infill_tokens, plain_tokens, start_tokens
+from dflash_local.server.answering.infill_prompt import infill_tokens, plain_tokens
 from dflash_local.server.answering.sampling_fields import sampling_options
 from dflash_local.server.answering.token_logprobs import (
     LogprobStream,
     completion_logprobs,
     with_prompt,
 )
+from dflash_local.server.http.errors import bad_request
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.choices import ChoicesAnswer
-from dflash_local.server.openai.completions_schema import CompletionsRequest
+from dflash_local.server.openai.choices_schema import ChoicesRequest
 from dflash_local.target_model.vocabulary import Vocabulary
+
+MAX_ANSWERS = 32
+"""To one request; each needs a slot."""
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, list):
+        return "text"
+    return "ids" if value and isinstance(value[0], int) else "several"
+
+
+PromptField = Annotated[
+    Annotated[bounds.Text, Tag("text")]
+    | Annotated[bounds.TokenIds, Tag("ids")]
+    | Annotated[
+        bounds.ListOf[bounds.TextOr[bounds.TokenIds]],
+        Field(min_length=1, max_length=bounds.MAX_CHOICES),
+        Tag("several"),
+    ],
+    Discriminator(_kind),
+]
+"""A text, token ids, or several of either."""
+
+
+class CompletionsRequest(ChoicesRequest):
+    """Prompts to go on from. `suffix` comes after the answer: models that were taught to fill a gap
+    write the text between. A server of one model takes any model name."""
+
+    USUAL_LIMIT: ClassVar[int | None] = 16  # OpenAI's, for this route only
+
+    prompt: PromptField
+    suffix: bounds.Text | None = None
+    echo: bounds.Flag | None = None
+    best_of: bounds.Choices | None = None
+    logprobs: bounds.Logprobs | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        ids = [piece for piece in given if isinstance(piece, int)]
+        return [ids] if ids else [piece for piece in given if not isinstance(piece, int)]
+
+    @property
+    def n_alternatives(self) -> int | None:
+        """The number to report with each token; None for no log-probabilities."""
+        return self.n_probs or None if self.logprobs is None else self.logprobs
+
+    def check(self) -> None:
+        super().check()
+        n = self.n or 1
+        if len(self.prompts) * n > MAX_ANSWERS:
+            raise bad_request(
+                f"{len(self.prompts)} prompts with n {n} ask for {len(self.prompts) * n} answers; "
+                f"one request can have at most {MAX_ANSWERS}",
+                param="n",
+            )
+        if self.best_of is not None and self.best_of != n:
+            raise bad_request(
+                f"best_of is {self.best_of} with n {n}; answers are not ranked here, leave it out",
+                param="best_of",
+            )
+        if self.echo and self.n_alternatives is not None and self.stream:
+            raise bad_request(
+                "echo with logprobs is for answers in one piece; leave stream out", param="logprobs"
+            )
+        if self.echo and self.suffix:
+            raise bad_request(
+                "echo with suffix is not supported; leave out one of the two", param="echo"
+            )
+
 
 router = APIRouter()
 
@@ -65,8 +140,7 @@ def _token_ids(model: Model, prompt: str | list[int], suffix: str | None) -> lis
     marks = infill_tokens(vocabulary)
     before = plain_tokens(vocabulary, prompt, n_ctx) if isinstance(prompt, str) else prompt
     after = plain_tokens(vocabulary, suffix, n_ctx)
-    start = start_tokens(vocabulary)
-    return [*start, marks.prefix, *before, marks.suffix, *after, marks.middle]
+    return [*vocabulary.start(), *marks.around(before, after)]
 
 
 def _answer(
@@ -112,12 +186,6 @@ class _TextChoice:
         self._n_shown = 0
         self._finish_reason: str | None = None
 
-    def take(self, chunk: Chunk) -> None:
-        self._logprobs.push(chunk)
-        self._text += chunk.text
-        self._finish_reason = chunk.finish_reason
-        self._result = chunk.result
-
     def whole(self) -> dict[str, Any]:
         told = self._logprobs.all()
         if told is not None and self._n_echoed and self._result is not None:
@@ -127,7 +195,10 @@ class _TextChoice:
 
     def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """A piece of text; with the last one a reason to finish."""
-        self.take(chunk)
+        self._logprobs.push(chunk)
+        self._text += chunk.text
+        self._finish_reason = chunk.finish_reason
+        self._result = chunk.result
         new, self._n_shown = self._text[self._n_shown :], len(self._text)
         if new or chunk.result is not None:
             yield {"choices": [self._choice(new, self._logprobs.take())]}

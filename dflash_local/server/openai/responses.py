@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model, respond
@@ -20,7 +19,7 @@ from dflash_local.server.answering.prepared_chat import (
 )
 from dflash_local.server.answering.sampling_fields import usual_sampling
 from dflash_local.server.answering.tools import tool_use
-from dflash_local.server.http.errors import api_error
+from dflash_local.server.http.errors import api_error, bad_request
 from dflash_local.server.http.event_stream import NamedEvent, event_form
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.server.openai.response_items import ResponseItems
@@ -49,6 +48,8 @@ async def count_input_tokens(request: Request, body: ResponsesRequest) -> dict[s
 def _prepare(model: Model, body: ResponsesRequest) -> PreparedChat:
     tools = [function.tool for function in body.functions]
     messages, begun = body.messages(), ""
+    if not messages:
+        raise bad_request("the input has no message; give one of the user", param="input")
     if not messages[-1].get("reasoning_content"):  # else it is whole: no template leaves one open
         messages, begun = split_begun(messages)
     return prepare_chat(
@@ -74,20 +75,18 @@ class _ResponseAnswer:
         self._id = f"resp_{secrets.token_hex(16)}"
         self._created = int(time.time())
 
-    async def whole(self) -> Response:
-        async for _ in self._all_events():
-            pass
-        return JSONResponse(self._response())
+    def whole(self) -> dict[str, Any]:
+        return self._response()
 
     async def events(self) -> AsyncIterator[NamedEvent]:
-        """All events. An error after the first of them becomes the last one."""
+        """All events. In a stream an error after the first of them becomes the last one."""
         begun = False
         try:
             async for event in self._all_events():
                 begun = True
                 yield event
         except Exception as error:
-            if not begun:
+            if not (begun and self._body.stream):
                 raise
             fault = api_error(error)
             yield self._items.event(

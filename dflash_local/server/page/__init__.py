@@ -1,16 +1,15 @@
 """The pages: `/`, to chat with the model and to watch it draft, and `/docs`, which tells people the
 routes. Their files are in this folder."""
 
-import hashlib
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from fastapi import APIRouter, Request, Response
+from starlette.staticfiles import StaticFiles
 
 from dflash_local.server.http.errors import ApiError
 
 _FOLDER = Path(__file__).parent
+_FILES = StaticFiles(directory=_FOLDER, follow_symlink=True)
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -49,23 +48,16 @@ HEADERS = {
 router = APIRouter(include_in_schema=False)
 
 
-@dataclass(frozen=True)
-class _File:
-    content: bytes
-    media_type: str
-    etag: str
-
-
 @router.get("/")
 async def index(request: Request) -> Response:
     """The page."""
-    return _answer(request, _file("index.html"))
+    return await _answer(request, "index.html")
 
 
 @router.get("/docs")
 async def docs(request: Request) -> Response:
     """The routes that can be called, with examples."""
-    return _answer(request, _file("docs.html"))
+    return await _answer(request, "docs.html")
 
 
 @router.get("/page/{name:path}")
@@ -73,20 +65,12 @@ async def part(request: Request, name: str) -> Response:
     """One of the page's files."""
     if name not in _NAMES:
         raise ApiError(404, "the page has no such file", code="not_found")
-    return _answer(request, _file(name))
+    return await _answer(request, name)
 
 
-def _answer(request: Request, file: _File) -> Response:
-    headers = {**HEADERS, "ETag": file.etag}
-    known = request.headers.get("if-none-match", "")
-    if file.etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
-        return Response(status_code=304, headers=headers)
-    return Response(file.content, media_type=file.media_type, headers=headers)
-
-
-@cache
-def _file(name: str) -> _File:
-    path = _FOLDER / name
-    content = path.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    return _File(content, _TYPES[path.suffix], f'"{digest[:32]}"')
+async def _answer(request: Request, name: str) -> Response:
+    response = await _FILES.get_response(name, request.scope)
+    response.headers.update(HEADERS)
+    # The system's own table of types may have others.
+    response.headers["Content-Type"] = _TYPES[PurePath(name).suffix]
+    return response

@@ -14,7 +14,7 @@ def test_an_answer_has_its_tokens_and_times(model: Model) -> None:
     options = {"temperature": 0.0, "seed": 0, "max_tokens": 12}
     plain = ask(model, asked, PLAIN, **options)
     assert plain.stats.emitted == len(plain.tokens) == 12
-    assert plain.counts and plain.ttft_s > 0 and not plain.stats.drafted
+    assert plain.counts and plain.stats.ttft_s > 0 and not plain.stats.drafted
     model.forget()
     drafted = [ask(model, asked, Variant(4), **options) for _ in range(2)]
     assert [answer.tokens for answer in drafted] == [plain.tokens] * 2

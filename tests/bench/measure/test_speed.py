@@ -9,12 +9,12 @@ from dflash_local.bench.measure.speed import STAGES, Speed, Spread
 from dflash_local.stats import Stats
 
 
-def answer(n_rounds: int, seconds: float, ttft_s: float = 0.1) -> TimedAnswer:
+def answer(n_rounds: int, seconds: float) -> TimedAnswer:
     """Plain rounds, and the token of the prompt's last row."""
-    stats = Stats(emitted=1, decode_s=seconds, verify_s=seconds / 2)
+    stats = Stats(emitted=1, decode_s=seconds, verify_s=seconds / 2, ttft_s=0.1)
     for _ in range(n_rounds):
         stats.record_round(drafted=0, emitted=1)
-    return TimedAnswer([0] * (n_rounds + 1), stats, ttft_s)
+    return TimedAnswer([0] * (n_rounds + 1), stats)
 
 
 def test_spread_of_few_values_is_their_range() -> None:

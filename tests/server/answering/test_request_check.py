@@ -22,3 +22,14 @@ def test_a_strict_server_refuses_what_it_does_not_know() -> None:
         strict.check(pool, "other", SamplingFields())
     strict.check(pool, None, SamplingFields.model_validate({"user": "me"}))
     usual.check(pool, "other", body)
+
+
+def test_many_odd_names_hide_no_warning_about_a_model(caplog: pytest.LogCaptureFixture) -> None:
+    pool = ModelPool([ModelSource("tiny", tiny_coder.pair()[0])])
+    check = RequestCheck()
+    for n in range(200):
+        check.check(pool, "tiny", SamplingFields.model_validate({f"odd{n}": 1}))
+    assert len(caplog.messages) == 100
+    for _ in range(2):
+        check.tell_once("tiny: has no tokens")
+    assert caplog.messages[100:] == ["warning: tiny: has no tokens"]

@@ -50,6 +50,19 @@ def test_a_model_is_pulled_answers_and_is_deleted(tmp_path: Path, server: Server
             client.delete(NAME)
 
 
+@pytest.mark.slow
+def test_what_fits_the_first_model_is_not_for_those_that_are_pulled(tmp_path: Path) -> None:
+    with (
+        library_hub.running() as hub,
+        serving(
+            "--pooling", "mean", *EXACT, environment=library_hub.environment(hub, tmp_path)
+        ) as running,
+    ):
+        client = ollama.Client(running.url, trust_env=False)
+        client.pull(NAME)
+        assert client.chat(NAME, **ASKED).message.content
+
+
 @pytest.mark.parametrize("name", ["/etc/hostname", "../secret.gguf", "", "no such model"])
 def test_only_models_by_their_names_are_pulled(client: httpx.Client, name: str) -> None:
     """A client cannot try which files there are."""

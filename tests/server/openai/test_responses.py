@@ -240,6 +240,7 @@ def test_logprobs_come_with_the_text(sdk: openai.OpenAI) -> None:
         ({"input": "a", "background": True}, "background"),
         ({}, "input"),
         ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
         ({"input": [{"role": "robot", "content": "a"}]}, "input"),
         (

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from dflash_local.result import Chunk, Piece
-from dflash_local.server.answering.draft_detail import DraftDetail
+from dflash_local.server.openai.chat import DraftDetail
 from openai_api import CHAT, QUESTION, ask, refused, streamed, user
 
 NON_ASCII = "root ::= [äöüßéñ€日本語한국🙂😀]{14}"
