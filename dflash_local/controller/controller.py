@@ -535,6 +535,8 @@ class Controller:
         short = loss + self._spent - _FIRST - _INCOME * self._round
         if short <= 0 or (not policy.known.n_verified and self._round >= _FIRST / _INCOME):
             self._looking, self._loss = policy, max(loss, 0.0)
+            # What many good rounds have saved is not lost at once in a text that turns.
+            self._spent = max(self._spent, _INCOME * self._round)
             return 1
         if upkeep < _INCOME:
             return min(int(short / (_INCOME - upkeep)) + 1, CONFIRMED)

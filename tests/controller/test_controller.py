@@ -98,6 +98,15 @@ def test_many_answers_of_a_drafter_that_seldom_pays_cost_little() -> None:
     assert auto.rate > 0.96 * plain.rate
 
 
+def test_long_good_times_pay_for_few_looks_in_a_text_that_turns() -> None:
+    machine, auto = MACHINES["h200-8b-q4"], controller(MACHINES["h200-8b-q4"])
+    play(machine, text("code"), auto, [400] * 3)
+    step_s, host_s = 1e-3 * machine.step(1, 300, "chain"), 1e-3 * machine.host
+    auto.observe_round(1, "chain", 0, 300, 0.0, step_s, host_s, n_steps=200_000)
+    plain = play(machine, text("hopeless"), Fixed(0), [1500])
+    assert play(machine, text("hopeless"), auto, [1500]).rate > 0.95 * plain.rate
+
+
 def test_trees_where_they_pay_and_chains_where_not() -> None:
     for fork_ms, pays in ((0.1, True), (8.0, False)):
         machine = replace(MACHINES["h200-8b-bf16"], tree=fork_ms)
