@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dflash_local.server.http.errors import ApiError, bad_request
+from dflash_local.server.http.errors import ApiError, bad_request, unavailable
 from dflash_local.server.http.settings import ServerSettings
 
 _MOST_VALUES = 300_000
@@ -25,6 +25,8 @@ _LARGE = 1 << 20
 _MOST_LARGE = 32 << 20
 """Bytes of the bodies above `_LARGE`, mostly pictures, that are being answered. Each takes up to
 five times as much: as bytes, as text, and as what its pictures are decoded to. Others wait."""
+_MOST_WAITING = 4 * _MOST_LARGE
+"""Bytes of those others. They have been read, so each takes its size while it waits."""
 
 body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
 """The number in the body of the request that is being answered."""
@@ -42,7 +44,7 @@ class BodyCheck:
         self._untyped = f"{untyped}/"
         self._max = settings.max_body
         self._seconds = settings.body_s
-        self._n_large = 0
+        self._n_large = self._n_waiting = 0
         self._has_room, self._next = asyncio.Condition(), asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,24 +83,45 @@ class BodyCheck:
             _check(Headers(scope=scope).get("content-type", ""), body)
             await asyncio.sleep(0)  # others may go on before FastAPI reads it once more
         body_bytes.set(len(body))
-        async with self._room_for(len(body)):
+        if len(body) <= _LARGE:
             await self._app(scope, _replayed(body, receive), send)
+            return
+        async with self._room_for(len(body), receive) as may_go_on:
+            if may_go_on:
+                await self._app(scope, _replayed(body, receive), send)
 
     @asynccontextmanager
-    async def _room_for(self, n: int) -> AsyncIterator[None]:
-        """Wait until few enough other large bodies are being answered."""
-        if n <= _LARGE:
-            yield
-            return
+    async def _room_for(self, n: int, receive: Receive) -> AsyncIterator[bool]:
+        """Wait until few enough other large bodies are being answered; False if the client leaves
+        before that."""
+        if self._n_waiting and self._n_waiting + n > _MOST_WAITING:
+            raise unavailable(
+                f"other requests of more than {_LARGE >> 20} MiB wait already, "
+                f"{self._n_waiting >> 20} MiB in all; send this one again later",
+                code="too_many_large_bodies",
+            )
+        waits = asyncio.ensure_future(self._wait_for_room(n))
+        leaves = asyncio.ensure_future(receive())
+        self._n_waiting += n
+        has_room = False
+        try:
+            try:
+                await asyncio.wait((waits, leaves), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._n_waiting -= n
+                leaves.cancel()
+                has_room = not waits.cancel()  # else it ends before it has taken any
+            yield has_room
+        finally:
+            if has_room:
+                async with self._has_room:
+                    self._n_large -= n
+                    self._has_room.notify_all()
+
+    async def _wait_for_room(self, n: int) -> None:
         async with self._next, self._has_room:  # in the order in which they came
             await self._has_room.wait_for(lambda: self._n_large + n <= max(n, _MOST_LARGE))
             self._n_large += n
-        try:
-            yield
-        finally:
-            async with self._has_room:
-                self._n_large -= n
-                self._has_room.notify_all()
 
     async def _read(self, receive: Receive) -> bytes | None:
         body = bytearray()

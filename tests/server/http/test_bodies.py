@@ -14,6 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from dflash_local.server.http.bodies import BodyCheck
+from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.settings import ServerSettings
 from raw_http import exchange, message
 from server_process import ServerProcess
@@ -188,6 +189,77 @@ def test_a_body_of_two_lengths(server: ServerProcess) -> None:
     assert status == 400
     assert "both Content-Length and Transfer-Encoding" in message(answer)
     assert answer.count(b"HTTP/1.1") == 0  # the connection is closed
+
+
+class _Large:
+    """A check of bodies before an app that answers once it may, asked with large bodies."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.may_end = asyncio.Event()
+        self._check = BodyCheck(self._answer, ServerSettings(max_body=40 * MEGABYTE), "/api")
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.begun += 1
+        await self.may_end.wait()
+
+    async def has_begun(self, n: int) -> None:
+        while self.begun < n:
+            await asyncio.sleep(0.01)
+
+    def ask(self, megabytes: int, leaves: asyncio.Event) -> asyncio.Task[None]:
+        """A client that sends a body, and then leaves or waits."""
+        sent = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal sent
+            if sent:
+                await leaves.wait()
+                return {"type": "http.disconnect"}
+            sent = True
+            return {"type": "http.request", "body": b'"' + b"x" * (megabytes * MEGABYTE) + b'"'}
+
+        async def send(_: Any) -> None:
+            raise AssertionError("nothing is answered")
+
+        head = [(name.lower().encode(), value.encode()) for name, value in JSON.items()]
+        scope = {"type": "http", "path": "/v1/x", "headers": head}
+        return asyncio.ensure_future(self._check(scope, receive, send))
+
+
+def test_who_leaves_while_its_large_body_waits_gives_up_its_place() -> None:
+    async def run() -> None:
+        large, leaves, stays = _Large(), asyncio.Event(), asyncio.Event()
+        first = large.ask(20, stays)
+        await large.has_begun(1)
+        second, third = large.ask(20, leaves), large.ask(8, stays)
+        leaves.set()
+        await second
+        await large.has_begun(2)
+        assert not first.done() and not third.done()
+        large.may_end.set()
+        await asyncio.gather(first, third)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_large_bodies_that_wait_are_bound_and_refused_beyond() -> None:
+    async def run() -> None:
+        large, stays = _Large(), asyncio.Event()
+        asked = [large.ask(20, stays)]
+        await large.has_begun(1)
+        asked += [large.ask(20, stays) for _ in range(7)]
+        done, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert large.begun == 1 and len(waiting) == 7
+        (refused,) = done
+        error = refused.exception()
+        assert isinstance(error, ApiError) and error.status == 503
+        assert "wait already, 120 MiB in all; send this one again later" in error.message
+        large.may_end.set()
+        await asyncio.gather(*waiting)
+        assert large.begun == 7
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_large_bodies_are_answered_in_the_order_in_which_they_came() -> None:
