@@ -493,9 +493,13 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
     if costs.noise:
         say(costs.noise)
     if not records.read(target, drafter):
+        try:
+            where = f"{disk_cache.place()} cannot be written"
+        except OSError:
+            where = "this user has no home folder"
         say(
-            f"{disk_cache.place()} cannot be written, so what was measured is not kept; set "
-            f"{disk_cache.ENVIRONMENT} to a folder that can"
+            f"{where}, so what was measured is not kept; set {disk_cache.ENVIRONMENT} to a folder "
+            "that can be written"
         )
     return Controller(
         costs,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import disk_cache
+import tiny_coder
+from dflash_local import disk_cache, load
 from dflash_local.errors import InputError
 from dflash_local.pairs import registry, tuned
 
@@ -64,6 +65,10 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert disk_cache.read("costs", {}) is None
     with pytest.raises(InputError, match="no home folder; set DFLASH_LOCAL_TUNED"):
         tuned.folder()
+    lines: list[str] = []
+    with load(*tiny_coder.pair(), n_ctx=256, n_gpu_layers=0, say=lines.append) as model:
+        assert model.generate("def f(", max_tokens=4).text
+    assert any(line.startswith("this user has no home folder, so what was") for line in lines)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
