@@ -48,7 +48,7 @@ def read(kind: str, key: Mapping[str, Any]) -> Any:
     try:
         with open_own(_file(kind, key)) as file:
             return json.loads(file.read())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

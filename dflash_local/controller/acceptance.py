@@ -151,7 +151,7 @@ class Acceptance:
             *state, made._n_further, made._further = map(float, [*raw["filter"], *raw["further"]])
             made.n_verified = int(raw["rounds"])
             made._filter = native.DraftChances(state, _WALK, _UNKNOWN[2])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"nothing known of drafts: {error!r}") from None
         numbers = sum(curves.values(), [*state, made._n_further, made._further])
         is_sound = all(map(math.isfinite, numbers)) and min(made._n_further, made._further) > 0

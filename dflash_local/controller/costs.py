@@ -182,7 +182,7 @@ class Costs:
         try:
             numbers = {number.name: raw[number.name] for number in fields(cls)}
             return cls(raw["step_s"], raw["draft_s"], trees=raw["tree_s"], **numbers)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no costs: {error!r}") from None
 
 

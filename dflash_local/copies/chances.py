@@ -65,7 +65,7 @@ class CopyPrior(native.CopyPrior):
                 if not (0 <= kind < N_KINDS and 0 <= numbers[0] <= numbers[1] < math.inf):
                     raise ValueError(key)
                 all_right[kind], all_tried[kind] = numbers
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"no chances of copies: {error!r}") from None
         prior.right, prior.tried = all_right, all_tried
         return prior

@@ -170,7 +170,7 @@ class PrefixFiles:
     def _trim(self, n_more: int) -> int:
         """Delete the least recently used until `n_more` bytes fit. Returns the bytes in use."""
         found = []
-        for path in self.folder.iterdir():
+        for path in self.folder.glob("*"):  # none if somebody has removed the folder
             if _OURS.fullmatch(path.name):
                 with contextlib.suppress(OSError):
                     stat = path.stat()

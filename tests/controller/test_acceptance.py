@@ -210,6 +210,8 @@ def test_a_usual_tree_has_as_many_nodes_as_a_tree_may_have() -> None:
         {"rounds": 1, "curves": {"chain": [0.5]}, "filter": [0.0] * 5},
         {"rounds": 1, "curves": {"chain": "x" * 15}, "filter": [0.0] * 5},
         {"rounds": "x", "curves": {}, "filter": [0.0] * 5},
+        {"rounds": math.inf, "curves": {}, "filter": [0.0] * 5, "further": [4.0, 4.0]},
+        {"rounds": 1, "curves": {"chain": [10**400]}, "filter": [0.0] * 5, "further": [4.0, 4.0]},
     ],
 )
 def test_anything_else_is_refused(raw: Any) -> None:

@@ -174,6 +174,8 @@ def test_kept_and_read_again() -> None:
         {"switch_s": math.nan},
         {"inject_s": math.inf},
         {"host_s": None},
+        {"host_s": 10**400},
+        {"step_s": {"100": {"1": 10**400}}},
     ],
 )
 def test_what_is_no_costs_is_refused(change: dict[str, object]) -> None:

@@ -96,7 +96,15 @@ def test_what_greedy_requests_repeat_says_little_of_those_that_draw() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [None, [], {"x": [1, 2]}, {"1": [3.0, 2.0]}, {"-1": [0, 1]}, {"drawn": {"1": [3.0, 2.0]}}],
+    [
+        None,
+        [],
+        {"x": [1, 2]},
+        {"1": [3.0, 2.0]},
+        {"1": [1, 10**400]},
+        {"-1": [0, 1]},
+        {"drawn": {"1": [3.0, 2.0]}},
+    ],
 )
 def test_what_is_damaged_is_refused(raw: object) -> None:
     with pytest.raises(ValueError, match="no chances of copies"):

@@ -346,6 +346,8 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     (tmp_path / "cache").rmdir()
     assert not store.write(entry(1))
     assert len(lines) == 1 and "cannot be written" in lines[0]
+    store.clear()
+    assert store.n_bytes == 0
 
 
 def test_an_entry_that_cannot_be_written_stops_no_other_one(tmp_path: Path) -> None:
