@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,18 @@ def models(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-@pytest.fixture(scope="module")
-def several(models: Path, pair: tuple[Path, Path]) -> Iterator[ServerProcess]:
-    """A server of these models, and of one more."""
+@contextmanager
+def serving_all(models: Path, pair: tuple[Path, Path]) -> Iterator[ServerProcess]:
+    """A new server of these models, and of one more."""
     last = f"last={pair[0]},{pair[1]}"
     arguments = (*EXACT[:-2], "--models", str(models / "models.toml"), "--model", last)
     with serving(*arguments, "--keep-alive", "-1") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def several(models: Path, pair: tuple[Path, Path]) -> Iterator[ServerProcess]:
+    with serving_all(models, pair) as running:
         yield running
 
 
@@ -77,15 +84,14 @@ def n_loads(server: ServerProcess, name: str) -> int:
 # By name.
 
 
-def test_nothing_is_loaded_until_it_is_asked_for(
-    several: ServerProcess, client: httpx.Client
-) -> None:
+def test_nothing_is_loaded_until_it_is_asked_for(models: Path, pair: tuple[Path, Path]) -> None:
     names = ["last", "coder", "plain:q8", "broken"]
-    assert client.get("/health").json() == {"status": "ok"}
-    assert states(client) == dict.fromkeys(names, "unloaded")
-    assert client.get("/slots").json() == []
-    assert "serving last, coder, plain:q8, broken at" in several.wait_for("^serving").string
-    assert not any(line.startswith("loading") for line in several.log)
+    with serving_all(models, pair) as server, server.client() as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert states(client) == dict.fromkeys(names, "unloaded")
+        assert client.get("/slots").json() == []
+        assert "serving last, coder, plain:q8, broken at" in server.wait_for("^serving").string
+        assert not any(line.startswith("loading") for line in server.log)
 
 
 def test_the_model_that_is_named_answers(several: ServerProcess, model: Model) -> None:
