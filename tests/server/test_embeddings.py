@@ -11,14 +11,16 @@ from typing import Any
 
 import httpx
 import numpy as np
-import ollama
-import openai
 import pytest
 
 from dflash_local import Embedder, load_embedder
 from embedding_models import N_EMBD, write_bert
+from later import Later
 from openai_api import CHAT, user
 from server_process import EXACT, ServerProcess, serving, until
+
+ollama = Later("ollama")
+openai = Later("openai")
 
 TEXTS = ["hello world", "the cat sat on the mat"]
 QUERY, DOCUMENTS = "what is machine learning", ["a cat", "machine learning is data", "paris"]

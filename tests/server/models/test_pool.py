@@ -11,17 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
-import ollama
-import openai
 import pytest
 
 import tiny_coder
 from dflash_local import Model
 from dflash_local.server.models.source import ModelSource
+from later import Later
 from openai_api import CERTAIN, CHAT, COMPLETIONS, QUESTION, user
 from server_process import EXACT, ServerProcess, serving, until
+
+anthropic = Later("anthropic")
+ollama = Later("ollama")
+openai = Later("openai")
 
 SHORT = {"prompt": "def f(x):", "max_tokens": 1, "temperature": 0}
 UNKNOWN = "no-such-model"

@@ -6,13 +6,15 @@ import json
 from typing import Any
 
 import httpx
-import ollama
 import pytest
 
 from chat_models import NOW, WEATHER
 from dflash_local import Model
+from later import Later
 from openai_api import CERTAIN, QUESTION, SAMPLER, user
 from server_process import ServerProcess
+
+ollama = Later("ollama")
 
 NAME = "tiny-coder-q8_0:latest"
 TOOLS = "tiny-tools:latest"

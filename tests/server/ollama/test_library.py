@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import httpx
-import ollama
 import pytest
 
 import library_hub
@@ -15,8 +14,11 @@ from dflash_local.server.app import create_app
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.models.source import ModelSource
+from later import Later
 from library_hub import NAME
 from server_process import EXACT, ServerProcess, serving
+
+ollama = Later("ollama")
 
 ASKED = {"messages": [{"role": "user", "content": "Write fib."}], "options": {"num_predict": 4}}
 

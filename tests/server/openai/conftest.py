@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import httpx
-import openai
 import pytest
 
+from later import Later
 from server_process import ServerProcess
+
+openai = Later("openai")
 
 
 def connect(server: ServerProcess) -> openai.OpenAI:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 import pytest
-from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.server.http.event_stream import NamedEvent
 from dflash_local.server.openai.response_items import ResponseItems
 
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
 _AROUND = ("output_item.added", "content_part.added", "content_part.done", "output_item.done")
+
+
+@cache
+def types() -> tuple[TypeAdapter[Any], TypeAdapter[Any]]:
+    """OpenAI's types of an event and of an item."""
+    from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
+
+    return TypeAdapter(ResponseStreamEvent), TypeAdapter(ResponseOutputItem)
 
 
 def text_types(kind: str) -> list[str]:
@@ -45,14 +51,14 @@ def call(index: int, name: str) -> list[Event]:
 
 def made(added: list[Event], status: str = "completed") -> tuple[list[Any], list[Any]]:
     """The events, read as a client reads them, and the items."""
+    of_event, of_item = types()
     items = ResponseItems()
     told: list[NamedEvent] = [event for each in added for event in items.take(each)]
     told += items.close(status)
     assert [event.name for event in told] == [event.data["type"] for event in told]
     assert [event.data["sequence_number"] for event in told] == list(range(len(told)))
-    return [EVENT.validate_python(event.data) for event in told], [
-        ITEM.validate_python(item) for item in items.output
-    ]
+    read = [of_event.validate_python(event.data) for event in told]
+    return read, [of_item.validate_python(item) for item in items.output]
 
 
 @pytest.mark.parametrize(

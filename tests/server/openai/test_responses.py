@@ -6,14 +6,15 @@ import json
 from typing import Any, Literal
 
 import httpx
-import openai
 import pytest
-from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from chat_models import WEATHER
 from dflash_local import Model
+from later import Later
 from openai_api import QUESTION, SAMPLER, post, refused, user
+
+openai = Later("openai")
 
 PATH = "/v1/responses"
 TOOL: dict[str, Any] = {"type": "function", "strict": True, **WEATHER["function"]}
@@ -175,7 +176,7 @@ def test_a_schema_binds_the_answer(sdk: openai.OpenAI) -> None:
     assert free.output_text.lstrip().startswith("{")
 
 
-def calls(told: Response) -> list[ResponseFunctionToolCall]:
+def calls(told: Any) -> list[Any]:
     return [item for item in told.output if item.type == "function_call"]
 
 

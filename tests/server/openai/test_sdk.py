@@ -7,14 +7,16 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-import openai
 import pytest
 from pydantic import BaseModel, Field
 
 from chat_models import NOW, WEATHER
 from guarded_server import KEYS
+from later import Later
 from openai_api import CERTAIN, QUESTION, user
 from server_process import ServerProcess
+
+openai = Later("openai")
 
 MODEL = "any-name"
 
