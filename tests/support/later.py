@@ -11,4 +11,6 @@ class Later:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest looks in every name of a module for fixtures
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
