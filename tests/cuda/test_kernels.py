@@ -84,7 +84,7 @@ def cases(kinds: Iterable[Any], most_used: tuple[Any, ...], daily: tuple[Any, ..
 
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    cases(TYPES, ("Q4_K", "Q6_K", "Q8_0", "MXFP4"), ("Q4_K", "MXFP4")),
+    cases(TYPES, ("Q4_K", "Q6_K", "Q8_0", "MXFP4"), ("Q4_K",)),
 )
 def test_kernels_compile_and_spill_no_more_than_they_did(
     compiler: Compiler, name: str, architecture: int
@@ -115,7 +115,7 @@ def test_attention_compiles_and_hardly_spills(
     assert max(compiled.spilled) <= 84, str(compiled)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("name", TYPES)
 def test_experts_have_a_kernel_of_each_type(compiler: Compiler, name: str) -> None:
     experts = kernels.Experts(TYPES[name], 512, 64, 8, 2)

@@ -53,8 +53,12 @@ def answer(client: httpx.Client) -> tuple[str, str]:
     return text, error
 
 
-def check_killed(server: ServerProcess, worker: WorkerProcess, seed: int) -> None:
-    with server.client() as client:
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize("seed", range(7))
+def test_a_killed_worker_ends_requests_and_not_the_server(
+    remote_server: ServerProcess, worker: WorkerProcess, seed: int
+) -> None:
+    with remote_server.client() as client:
         whole, error = answer(client)
         assert whole and not error
         delay = random.Random(seed).random()
@@ -70,16 +74,11 @@ def check_killed(server: ServerProcess, worker: WorkerProcess, seed: int) -> Non
             assert not text and "no worker answers" in error
         worker.begin()
         assert answer(client) == (whole, "")
-        assert server.process.poll() is None
+        assert remote_server.process.poll() is None
 
 
-def test_a_killed_worker_ends_requests_and_not_the_server(
-    remote_server: ServerProcess, worker: WorkerProcess
-) -> None:
-    check_killed(remote_server, worker, 0)
-
-
-@pytest.mark.parametrize("how", ["cut", pytest.param("paused", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cut", "paused"])
 def test_a_lost_way_ends_requests_and_not_the_server(how: str) -> None:
     """A worker that says nothing is given up, here after two seconds, not two minutes."""
     command = (sys.executable, "-c", SOON_GIVEN_UP, "serve", "--port", "0")
@@ -104,9 +103,3 @@ def test_a_lost_way_ends_requests_and_not_the_server(how: str) -> None:
             worker.process.send_signal(signal.SIGCONT)
             assert answer(client) == (whole, "")
             assert server.process.poll() is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 7))
-def test_six_killed_workers(remote_server: ServerProcess, worker: WorkerProcess, seed: int) -> None:
-    check_killed(remote_server, worker, seed)

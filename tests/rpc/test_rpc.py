@@ -59,7 +59,9 @@ def local() -> Iterator[Model]:
         yield model
 
 
-def check_equal(local: Model, remote: Model, case: int) -> None:
+@pytest.mark.one_in(11)
+@pytest.mark.parametrize("case", range(68))
+def test_texts_are_those_of_one_process(local: Model, remote: Model, case: int) -> None:
     """A request of its own for each number: greedy or seeded, with drafts or without."""
     prompts = [prompt for group in tiny_coder.prompts().values() for prompt in group]
     how = {"temperature": 0.0 if case % 2 else 0.8, "seed": case, "max_tokens": 40}
@@ -75,20 +77,7 @@ def test_the_layers_lie_on_both_workers_and_the_head_here(remote: Model) -> None
     assert remote.plan.host.drafter > 0 == sum(use.drafter for use in remote.plan.gpus)
 
 
-@pytest.mark.parametrize("case", range(12))
-def test_texts_are_those_of_one_process(local: Model, remote: Model, case: int) -> None:
-    check_equal(local, remote, case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", range(12, 68))
-def test_texts_of_all_prompts_are_those_of_one_process(
-    local: Model, remote: Model, case: int
-) -> None:
-    """Each of the 28 prompts twice."""
-    check_equal(local, remote, case)
-
-
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["row", "tensor"])
 def test_what_splits_no_layers_falls_back_in_one_line(two: list[WorkerProcess], mode: str) -> None:
     said: list[str] = []
@@ -112,6 +101,7 @@ def test_what_is_fetched_of_a_pass_comes_together(two: list[WorkerProcess]) -> N
                 assert n_waits / found.stats.rounds < 2.6
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kv_type", ["q8_0", "f16"])
 def test_trees_are_those_of_one_process(two: list[WorkerProcess], kv_type: str) -> None:
     options = {"draft_shape": "tree", "kv_type": kv_type}
@@ -378,23 +368,12 @@ def n_mutated(worker: WorkerProcess, seed: int, *, whole_load: bool) -> int:
     return network.n_mutated
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers that were cut short are soon given up."""
-    monkeypatch.setattr(relay, "_CONNECT_S", 0.2)
+@pytest.mark.slow
+def test_five_hundred_mutated_answers_end_no_process(
+    two: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_CONNECT_S", 0.2)  # answers that were cut short are soon given up
     monkeypatch.setattr(relay, "_SILENT_S", 0.5)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
-def test_mutated_answers_end_no_process(two: list[WorkerProcess]) -> None:
-    n = sum(n_mutated(two[0], seed, whole_load=seed % 10 == 0) for seed in range(12))
-    assert n > 12
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
-def test_five_hundred_mutated_answers_end_no_process(two: list[WorkerProcess]) -> None:
     seeds, n = iter(range(1000, 10000)), 0
     while n < 500:
         n += n_mutated(two[0], next(seeds), whole_load=n % 20 == 0)
