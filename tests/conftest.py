@@ -1,7 +1,5 @@
 """Fixtures of all tests: the tiny pair, loaded once."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

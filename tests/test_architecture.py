@@ -1,7 +1,5 @@
 """The claims of docs/architecture.md: imports go one way, and the map shows all packages."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """The set-up chooses a build of llama.cpp that runs on the CPU at hand, and uses the GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import os

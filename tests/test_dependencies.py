@@ -1,8 +1,6 @@
 """The package's requirements keep out versions that are known to be unsafe, and the lock file fits
 them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version

@@ -1,7 +1,5 @@
 """The place of measured results on disk."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Vectors and scores of texts are llama.cpp's, and what it would abort on is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The programs in examples/ run as they are, and do what they say."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

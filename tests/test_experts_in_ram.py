@@ -1,7 +1,5 @@
 """Mixtures whose experts lie elsewhere than their layers: drafted answers are the plain ones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Hidden states at the rows of an image, which the drafter gets: those of a reference in PyTorch,
 which is given the rows that libmtmd makes of the picture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

@@ -1,8 +1,6 @@
 """Pictures in prompts: the answers are those that libmtmd's own evaluation gives, with drafts and
 without, and a picture is computed once."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 from collections.abc import Iterator, Sequence

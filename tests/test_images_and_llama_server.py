@@ -4,8 +4,6 @@
 installed llama-cpp-python: kernels for other processors round otherwise.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

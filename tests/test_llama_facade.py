@@ -1,7 +1,5 @@
 """`Llama` beside llama-cpp-python's own: the same text, and dicts of the same shape."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A load on its way: it tells how far it is, and whoever hears that can end it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import fields

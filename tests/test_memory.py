@@ -1,7 +1,5 @@
 """Memory does not grow with the number of requests."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

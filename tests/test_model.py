@@ -1,7 +1,5 @@
 """Text in, text out: the ends of answers, the settings, and the refusals."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import pickle

@@ -1,8 +1,6 @@
 """Loaded models with recurrent layers: they draft where rejected rows can be taken back by replay
 or by llama.cpp's snapshots, and say so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The names that `import dflash_local` offers."""
 
-from __future__ import annotations
-
 import pkgutil
 import pydoc
 

@@ -1,7 +1,5 @@
 """The memory that a pair of files would take on a machine, and its drafts there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lines about something, on stderr."""
 
-from __future__ import annotations
-
 import io
 import sys
 

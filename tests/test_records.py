@@ -1,7 +1,5 @@
 """The records of a pair on this machine: kept by files and settings, and read as they were."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The display of an answer, in a shell and in a notebook."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 

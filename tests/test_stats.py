@@ -1,7 +1,5 @@
 """The numbers of a request add up."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

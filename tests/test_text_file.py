@@ -1,7 +1,5 @@
 """Text files that somebody names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """From what a machine's rounds cost to the widths that would pay there."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local.bench.outlook import Outlook, outlook_line, outlooks

@@ -1,7 +1,5 @@
 """The paper's values, for its pairs and for no others."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local.bench.paper import paper_value

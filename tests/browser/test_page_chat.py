@@ -1,7 +1,5 @@
 """Talking to the model: it streams, stops, goes on and tries again, with the keyboard alone."""
 
-from __future__ import annotations
-
 import httpx
 from playwright.sync_api import Browser, expect
 

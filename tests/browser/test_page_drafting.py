@@ -1,7 +1,5 @@
 """The page shows the drafting as the server told it."""
 
-from __future__ import annotations
-
 import re
 
 from playwright.sync_api import expect

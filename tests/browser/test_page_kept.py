@@ -1,7 +1,5 @@
 """The browser keeps chats, until they are deleted, and settings. Questions are changed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models on the page: those of the list, fetched from the hub's stand-in, chosen and removed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

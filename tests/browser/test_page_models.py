@@ -1,7 +1,5 @@
 """The page of a server of several models: which one is talked to, and what it says of loading."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

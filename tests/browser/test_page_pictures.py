@@ -1,7 +1,5 @@
 """Pictures at the page: chosen, pasted and taken away again, shown to the model, and kept."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 

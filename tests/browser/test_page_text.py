@@ -1,7 +1,5 @@
 """A model's text is shown as it is meant, and always stays text."""
 
-from __future__ import annotations
-
 import random
 import re
 

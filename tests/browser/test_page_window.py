@@ -1,7 +1,5 @@
 """The page in windows of any width, in the dark and by day, for those who want no motion."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Grammars of calls in the forms of many models let the calls of their templates through."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

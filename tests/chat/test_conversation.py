@@ -1,7 +1,5 @@
 """Messages of clients get the shape that chat templates expect, or are refused in one line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """Grammars of the dialects: they let through what the parser reads as the wanted call or the wanted
 JSON, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

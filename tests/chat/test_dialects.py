@@ -1,7 +1,5 @@
 """Answers of the model families become content, reasoning and tool calls, however they arrive."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

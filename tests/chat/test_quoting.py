@@ -1,7 +1,5 @@
 """The words of a chat are text, whatever they look like."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

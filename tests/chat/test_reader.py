@@ -1,7 +1,5 @@
 """Chats from Python: content, reasoning and calls of tools, in one piece and as a stream."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

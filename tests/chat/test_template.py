@@ -1,7 +1,5 @@
 """Chat templates of model files: rendered as written, and never more than a line of complaint."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from typing import Any

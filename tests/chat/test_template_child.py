@@ -1,7 +1,5 @@
 """A template that runs away is stopped with a line that says why, and nothing else stands still."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Calls that the chat templates of many models write are read back as they were."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

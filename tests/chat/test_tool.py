@@ -1,7 +1,5 @@
 """Tools in OpenAI's shape."""
 
-from __future__ import annotations
-
 import pytest
 
 import chat_models

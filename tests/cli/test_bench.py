@@ -1,7 +1,5 @@
 """`dflash-local bench` as its users run it: streams, files and exit codes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`dflash-local calibrate`: measures what is already known, keeps it, and says what it means."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

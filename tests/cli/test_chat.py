@@ -1,7 +1,5 @@
 """`dflash-local chat`: single answers by pipe, conversations in a real terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

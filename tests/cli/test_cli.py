@@ -1,7 +1,5 @@
 """The `dflash-local` command as its users run it: a process, its streams, its exit code."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`--compare` compares drafts with plain decoding, and trees with chains as well."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

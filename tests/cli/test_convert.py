@@ -1,7 +1,5 @@
 """`dflash-local convert` as its users run it: its files, and those left when it fails."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

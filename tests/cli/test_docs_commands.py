@@ -1,7 +1,5 @@
 """The commands in the documentation: each is one that this program understands."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`dflash-local doctor`: the verdict on a pair that works, and on some that do not."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import platform

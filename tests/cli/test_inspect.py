@@ -1,7 +1,5 @@
 """`dflash-local inspect`: its output and exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

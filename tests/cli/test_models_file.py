@@ -1,7 +1,5 @@
 """`--model` and `--models`: the files they read, and the one line in which they refuse the rest."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

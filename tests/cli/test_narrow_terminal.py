@@ -1,7 +1,5 @@
 """The output of commands keeps within a narrow terminal, with whole words."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

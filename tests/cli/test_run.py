@@ -1,8 +1,6 @@
 """`run`, `pull`, `list`, `show`, `rm` and `ps` for a user with an empty cache, from the stand-in
 hub."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

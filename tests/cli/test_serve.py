@@ -1,7 +1,5 @@
 """The `serve` command's options: refusals before anything is loaded, and effects."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The settings file and the environment: which value counts, and what is refused by name."""
 
-from __future__ import annotations
-
 import json
 import re
 import stat

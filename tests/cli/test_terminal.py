@@ -1,7 +1,5 @@
 """Lines beside an answer, its colours, and the bars of long work."""
 
-from __future__ import annotations
-
 import io
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """No text of a file reaches the terminal as more than text."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`dflash-local train` as its users run it: its refusals, in one line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

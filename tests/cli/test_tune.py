@@ -1,7 +1,5 @@
 """`dflash-local tune` as its users run it: its refusals, in one line."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

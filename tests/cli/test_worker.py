@@ -1,7 +1,5 @@
 """`dflash-local worker`: its lines before it listens."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """These tests need packages that only tests/clients/run.sh installs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path

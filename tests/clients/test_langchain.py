@@ -1,7 +1,5 @@
 """LangChain, by its settings for OpenAI: chats, streams, tools, schemas and embeddings."""
 
-from __future__ import annotations
-
 import numpy as np
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 

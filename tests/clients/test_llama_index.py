@@ -1,7 +1,5 @@
 """LlamaIndex, by its settings for servers that are like OpenAI's."""
 
-from __future__ import annotations
-
 import numpy as np
 from llama_index.core.llms import ChatMessage
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding

@@ -1,7 +1,5 @@
 """simonw/llm, which finds the plugin by its entry point."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

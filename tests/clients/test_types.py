@@ -1,7 +1,5 @@
 """The README's example as type checkers see it, where the package is installed for development."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The chance of each drafted node to be accepted: face value first, then what is seen."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The costs of the tiny pair on this machine: measured once, within bounds, and kept."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from itertools import count

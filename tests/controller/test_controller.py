@@ -3,8 +3,6 @@
 `lab/play_controllers.py` plays all of them, and prints a table.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The costs of a round: between the measured points, and as live rounds correct them."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

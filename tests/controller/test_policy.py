@@ -1,7 +1,5 @@
 """A user's line on drafting: whether it is on, why, and what looks wrong."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A round's rows are those that bring most for their time, whatever the costs look like."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import pytest

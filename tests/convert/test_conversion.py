@@ -1,7 +1,5 @@
 """A published drafter becomes a file that works: with the target, here and in llama.cpp."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Files that cannot be converted are refused in one line, and leave no file behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A drafter whose attention has biases, as those for gpt-oss, from its checkpoint to a draft."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The memory that a conversion takes does not depend on the size of the drafter."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

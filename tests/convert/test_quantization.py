@@ -1,7 +1,5 @@
 """Types and bytes: those of llama.cpp's own quantizer, but for what a draft hangs on."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

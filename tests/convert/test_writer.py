@@ -1,7 +1,5 @@
 """A file is written whole or not at all, the same every time, and in little memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

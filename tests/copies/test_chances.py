@@ -1,7 +1,5 @@
 """Learning from copied tokens, by one request and by those after it."""
 
-from __future__ import annotations
-
 import json
 from itertools import accumulate
 from operator import mul

@@ -1,7 +1,5 @@
 """Texts that have ended: their number, their owners, and the texts that take one up."""
 
-from __future__ import annotations
-
 from random import Random
 
 from hypothesis import given, settings

@@ -1,8 +1,6 @@
 """The gain and loss of copies on simulated machines: texts that come out whatever is drafted, and
 rounds that take as long as there. No model runs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The index of a text: its offers stand in the text, and edits do not lose the place."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

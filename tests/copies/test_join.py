@@ -1,7 +1,5 @@
 """A drafter's nodes and copies in one draft."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

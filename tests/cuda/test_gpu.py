@@ -1,7 +1,5 @@
 """Our kernels on a GPU: whole passes beside llama.cpp's, to the bit beside any number of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing

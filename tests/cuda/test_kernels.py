@@ -1,7 +1,5 @@
 """The kernels that a model needs: compiled, and kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The code around the kernels, with the CPU in place of a GPU: ggml's graphs in other pieces and
 another order give ggml's very bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A trial of kernels, and its kept result; the CPU stands in for the GPU."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A pair on trial, on machines that other work slows down."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count
 from typing import Any

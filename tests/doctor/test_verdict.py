@@ -1,7 +1,5 @@
 """From figures to the alarm that names what is wrong."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

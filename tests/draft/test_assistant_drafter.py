@@ -1,8 +1,6 @@
 """Heads in a file of their own, which attend to the target's cells: answers are those of plain
 decoding, and drafts those that llama.cpp makes with the same files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Promises of the protocol of drafters to those that wrap one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dflash_local.draft.draft import Draft

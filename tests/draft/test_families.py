@@ -1,7 +1,5 @@
 """A drafter's file decides its family, its inputs, and its faults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The native draft graph against the PyTorch reference and llama.cpp's own context, on random
 weights of many shapes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """The heads of a target's own file in one graph of ours: drafts are those of llama.cpp's context
 for them, whatever came before."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The heads of a target's own file as a drafter: answers are those of plain decoding, and drafts
 those that llama.cpp makes with the same heads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path

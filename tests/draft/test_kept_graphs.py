@@ -1,7 +1,5 @@
 """The memory that a drafter's graphs keep, beside the shared one, is in the plan."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """An ordinary small model as a drafter: answers are those of plain decoding, and what it drafts is
 what it would write itself, whatever was rejected, cut back, shared or restored before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

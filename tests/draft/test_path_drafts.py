@@ -1,8 +1,6 @@
 """Drafters whose positions depend on one another, DSpark and DFlash 2, in the native draft graph:
 against llama.cpp's own context and against the PyTorch reference, on random weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path

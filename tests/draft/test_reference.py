@@ -1,8 +1,6 @@
 """The PyTorch reference sees every option, and drafts well; test_fused_drafter.py compares it with
 llama.cpp's own drafter."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 

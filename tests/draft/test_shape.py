@@ -1,7 +1,5 @@
 """The verified part of a draft stays within its bounds, and within the end of the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

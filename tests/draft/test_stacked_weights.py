@@ -1,7 +1,5 @@
 """Weights that lie side by side where their types allow, and apart where not: the same drafts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

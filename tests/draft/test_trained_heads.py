@@ -1,8 +1,6 @@
 """Heads that were trained a little, on the tiny drafter: ours accepts the same with them as the
 reference."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tree of n nodes is the one with the greatest expected accepted length there is."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

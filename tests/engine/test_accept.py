@@ -1,7 +1,5 @@
 """Sample and match emits the tokens of plain decoding, whatever is drafted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -5,8 +5,6 @@ rule: those of chains with the noise of joint steps of some widths, those of tre
 round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers drawn from candidates that a device has found, by the graph of a GPU run on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """An answer bound by a grammar is drafted like any other: forbidden tokens are not proposed, and
 the text is that of plain decoding."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A bias leaves the model only a few tokens, so that answers repeat in every way, 
 are right for a while, then wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests that join, leave, fail, end and are suspended: the others' answers stay the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local.draft.shape import DraftShape

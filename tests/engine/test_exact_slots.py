@@ -4,8 +4,6 @@ With q8_0 weights and cache a row on the CPU rounds alike in every pass, so thes
 cells, chunks and passes an answer has. What a GPU rounds is in tests/cuda/test_gpu.py.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

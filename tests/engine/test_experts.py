@@ -1,8 +1,6 @@
 """Drafted answers of a mixture of experts are the plain ones, but where rounding chooses another
 token or another expert: the gap rule with the noise of the row itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

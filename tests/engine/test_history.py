@@ -4,8 +4,6 @@ Each request is answered among others by one engine that never forgets, and agai
 empty caches. With q8_0 weights and cache on the CPU the two are equal to the bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """Drafted answers are those of plain decoding, chains and trees: token by token where the machine
 computes so (see `shapes`), by the gap rule elsewhere."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import chain

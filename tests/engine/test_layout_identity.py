@@ -4,8 +4,6 @@ Drafted by chains and by trees, one sequence and four, where answers are token b
 plain decoding: in F32, see `shapes`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rounds are counted and timed as they were, for the statistics and for the controller."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plain steps, several in one call: their text is that of steps one by one, however it ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace

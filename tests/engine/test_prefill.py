@@ -1,7 +1,5 @@
 """Prompts: read in chunks beside answers, as far as there is room."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from dflash_local.draft.shape import DraftShape

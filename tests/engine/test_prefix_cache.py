@@ -1,7 +1,5 @@
 """A request that begins as the one before it computes only what is new, and answers the same."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

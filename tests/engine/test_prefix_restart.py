@@ -1,7 +1,5 @@
 """A model that is loaded again finds on disk what the one before it had, however that one ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

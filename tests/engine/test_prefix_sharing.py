@@ -2,8 +2,6 @@
 that rests or is at work, in host memory, on disk. The answer, and how well drafts do, are those of
 a cold start."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Chains on targets with recurrent layers: the text is that of plain decoding, to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Prompts that a target with recurrent layers has read in part: the kept states are right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

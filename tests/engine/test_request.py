@@ -1,7 +1,5 @@
 """A request is refused for what is wrong with it, in one line, before anything is decoded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

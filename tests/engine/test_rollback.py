@@ -1,8 +1,6 @@
 """Roll-back as a property: after any history of accepts and rejects, what comes next is what comes
 after a fresh prefill of the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The text is that of plain decoding, whatever a drafter proposes; only the gain differs."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

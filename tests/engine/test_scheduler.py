@@ -1,7 +1,5 @@
 """Properties of the policy, without a model: who begins, who waits, whose prompt goes on."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The state of one answer: what it emits, how it ends, and what it leaves out of its text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cells that slots share are counted once, whatever was copied and cut before."""
 
-from __future__ import annotations
-
 from itertools import count
 
 from hypothesis import given

@@ -1,8 +1,6 @@
 """An answer that goes on where the context is full: of its text the older half is left out, and the
 rest is decoded again, with drafts as without."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

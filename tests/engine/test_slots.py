@@ -1,7 +1,5 @@
 """Slots: which one a request takes, and how all of them share the cells of the context."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 

@@ -1,8 +1,6 @@
 """Sampled answers have the law of the target, whatever tree they are drafted by: the production
 verifier and llama.cpp's sampler, over a table of logits in place of a model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

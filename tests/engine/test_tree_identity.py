@@ -1,8 +1,6 @@
 """Answers drafted by trees are those of plain decoding: by the gap rule, as the cells of a tree lie
 in another order, so that sums round otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any

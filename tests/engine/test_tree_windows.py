@@ -1,7 +1,5 @@
 """Trees on a target with sliding windows, whose branches lose the cells behind them."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

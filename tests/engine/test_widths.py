@@ -4,8 +4,6 @@ As of fixed widths: chains to the bit, trees as near as rounding is (see `shapes
 sequences by the gap rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Any

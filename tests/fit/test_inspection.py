@@ -1,7 +1,5 @@
 """The report of a file: the truth about its headers, and about whether two of them fit."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A drafter runs with the target that it was made for; every other pairing is one clear line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

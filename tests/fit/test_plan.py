@@ -1,7 +1,5 @@
 """Plans for machines of several sizes, with the shapes of a real 8B pair and the shipped one."""
 
-from __future__ import annotations
-
 import ctypes
 import io
 import re

@@ -1,7 +1,5 @@
 """Every key of a drafter's file is read into its spec, or named in the one line that refuses it."""
 
-from __future__ import annotations
-
 import pytest
 
 import tiny_coder

@@ -1,7 +1,5 @@
 """A drafter has the tensors of its family, in the shapes that its keys give them."""
 
-from __future__ import annotations
-
 import pytest
 
 import tiny_coder

@@ -1,7 +1,5 @@
 """Opening a GGUF of any bytes gives a checked file or one FileError that says why."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Callable

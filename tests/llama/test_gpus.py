@@ -1,7 +1,5 @@
 """The system's list of GPUs, and advice where llama.cpp does not use them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

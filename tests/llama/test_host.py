@@ -1,7 +1,5 @@
 """The memory and the cores that the host has for this process."""
 
-from __future__ import annotations
-
 from dflash_local.llama import host
 
 

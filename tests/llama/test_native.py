@@ -1,7 +1,5 @@
 """The native part as Python calls it: its threads, and what it refuses instead of an abort."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

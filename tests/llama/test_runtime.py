@@ -1,7 +1,5 @@
 """The loaded llama.cpp, its devices and its log."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The number of threads that compute beside other processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

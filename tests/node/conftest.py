@@ -1,7 +1,5 @@
 """The Node that runs OpenAI's SDK. `run.sh` names it; `make test` goes without."""
 
-from __future__ import annotations
-
 import os
 
 NODE = os.environ.get("DFLASH_LOCAL_NODE")

@@ -3,8 +3,6 @@
 Each `*.test.js` is a run of Node's own test runner; its output is shown if one fails.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Addresses that a user writes for a model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

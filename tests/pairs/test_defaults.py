@@ -1,7 +1,5 @@
 """The defaults of requests, by the place that the pair comes from."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

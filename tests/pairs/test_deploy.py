@@ -4,8 +4,6 @@ The flags are those of the engines' own parsers, kept in `tests/support/engine_f
 they were read.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The search for a pair, before anything is fetched."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

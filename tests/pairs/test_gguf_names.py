@@ -1,7 +1,5 @@
 """The meaning of the names of GGUF files."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local.errors import InputError

@@ -1,7 +1,5 @@
 """The fit is known from a model's header alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -8,8 +8,6 @@ for this architecture (`tests/draft` holds it against PyTorch). Quantising the t
 accepted length by some hundredths, forty prompts in place of all by two or three tenths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean

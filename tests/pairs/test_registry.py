@@ -1,7 +1,5 @@
 """The registry of pairs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The pair that comes with the project: its real target from PyPI, its drafter in the package."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

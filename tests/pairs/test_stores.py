@@ -1,7 +1,5 @@
 """Models of ollama and LM Studio, found where they lie."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

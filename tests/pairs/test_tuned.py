@@ -1,7 +1,5 @@
 """The tuned drafter that a target uses, and the way back."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """At which lengths a slot keeps checkpoints, and which ones go when there is no room for all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

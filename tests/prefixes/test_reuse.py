@@ -1,7 +1,5 @@
 """The slot that takes a prompt, and the source of its beginning: a decision without a model."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

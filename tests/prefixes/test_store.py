@@ -1,8 +1,6 @@
 """Prefixes that left their slots are kept within bounds, and come back from memory and from disk as
 they were, or not at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """A server whose model has layers on a worker that dies: it tells, goes on, and loads again."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """Models whose layers lie on other machines: two workers on loopback, and a network between."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import random

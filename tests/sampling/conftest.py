@@ -1,7 +1,5 @@
 """The tiny target's vocabulary, loaded once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A draw from a pass of a target is that from the whole row of logits, whatever the settings."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Iterator

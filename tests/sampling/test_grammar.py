@@ -1,8 +1,6 @@
 """Constraints: the tokens they allow; looking leaves them where they are, and no grammar hangs or
 ends the process, however bad."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The texts that a JSON schema lets through, where grammars need it put another way."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

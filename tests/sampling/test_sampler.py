@@ -1,7 +1,5 @@
 """Sampling by llama.cpp's chains: reproducible, true to its settings, and safe to get wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The budget for thoughts: when their end is forced, and when not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

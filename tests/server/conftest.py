@@ -1,7 +1,5 @@
 """Fixtures that only tests of the server share."""
 
-from __future__ import annotations
-
 from guarded_server import guarded
 
 __all__ = ["guarded"]  # a fixture that has a file of its own

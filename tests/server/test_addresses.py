@@ -1,7 +1,5 @@
 """Addresses of a server besides plain HTTP at a port: a UNIX socket, a prefix, HTTPS."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

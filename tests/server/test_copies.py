@@ -1,7 +1,5 @@
 """Requests copy from earlier ones of the same key, and begin like them, and like nobody else's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from server_process import EXACT, ServerProcess, serving

@@ -1,7 +1,5 @@
 """`/docs` tells people what can be called, and all that it says is so."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from html import unescape

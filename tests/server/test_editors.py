@@ -9,8 +9,6 @@ replay does. Of a request that `adds` something to the one before it the file ha
 the messages that are added, and fields with other values.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

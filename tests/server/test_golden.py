@@ -9,8 +9,6 @@ After a change that is meant, write the files anew with DFLASH_LOCAL_GOLDEN=writ
 environment, and read the difference.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Pictures in the forms of all APIs, as a server with a projector answers them."""
 
-from __future__ import annotations
-
 import base64
 import io
 import random

@@ -1,7 +1,5 @@
 """The start and the end of a server."""
 
-from __future__ import annotations
-
 import gc
 import json
 import signal

@@ -1,7 +1,5 @@
 """`/metrics` as Prometheus reads it, and `/slots`: all requests are counted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

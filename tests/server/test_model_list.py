@@ -1,7 +1,5 @@
 """`/v1/models`, and the names that requests may give."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 

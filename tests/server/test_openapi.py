@@ -1,8 +1,6 @@
 """/openapi.json describes every route, and no request, whether it fits or not, makes the server
 fail."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """The page at `/`: its files, and what keeps it safe. Browsers try it in tests/browser."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from importlib.resources import files

@@ -1,8 +1,6 @@
 """A server that drafts trees, and several clients at once: each has the answer of plain decoding,
 whatever becomes of the others."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

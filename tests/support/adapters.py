@@ -1,7 +1,5 @@
 """LoRA adapters and control vectors of random numbers, and targets with an adapter merged in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

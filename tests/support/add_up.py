@@ -1,7 +1,5 @@
 """Sums that hold for the statistics of an answer with drafts of width "auto"."""
 
-from __future__ import annotations
-
 from dflash_local.engine.sequence import Sequence
 
 N_NODES = 31

@@ -1,8 +1,6 @@
 """Drafters that know the answer, or know nothing, or break their promises. All are real drafters
 to the engine: they hold what is injected, and answer by a script instead of by a network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

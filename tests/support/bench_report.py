@@ -1,8 +1,6 @@
 """A report of the benchmark made by hand: chains and trees of a fixed width, and those whose width
 was chosen."""
 
-from __future__ import annotations
-
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.concurrent import ConcurrencyRow, ConcurrentSpeed
 from dflash_local.bench.measure.environment import Environment

@@ -3,8 +3,6 @@
 The templates in `chat_templates/` write what those of the families' models write.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The `dflash-local` command: as a process of its own, and faster in this one."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """`dflash-local convert`, away from the hub unless a test names one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping

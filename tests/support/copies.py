@@ -1,7 +1,5 @@
 """The copies that a sequence's text offers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from dflash_local.copies.copier import Copier, Copy

@@ -1,7 +1,5 @@
 """Random damage to bytes and to values of JSON."""
 
-from __future__ import annotations
-
 import copy
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """A native drafter beside its PyTorch reference: given the same calls, and compared."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping

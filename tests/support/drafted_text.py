@@ -1,8 +1,6 @@
 """Texts for simulated rounds: for every token of an answer, what a drafter proposes after it and
 what the target writes. Some are recorded from pairs (`recordings/`), others drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache

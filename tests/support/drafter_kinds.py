@@ -1,7 +1,5 @@
 """Kinds of drafters by name: options of `write_drafter`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

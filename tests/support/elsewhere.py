@@ -1,7 +1,5 @@
 """Controllers of machines that are not this one, so that what they decide does not depend on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

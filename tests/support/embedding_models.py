@@ -1,7 +1,5 @@
 """Tiny models that make vectors or scores of texts, with random weights."""
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 Files that our reader accepts must pass the safetensors package, too, with the same tensors.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -11,8 +11,6 @@ text is decoded at the other width. It bounds the gap by definition: if two ways
 different tokens, one of the two logits has moved by half the gap at least.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

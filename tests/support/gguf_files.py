@@ -1,7 +1,5 @@
 """GGUF files made for a test: small ones from nothing, and changed copies of shipped ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ Token i has the i-th row. The model's layers do nothing; its output matrix holds
 column. llama.cpp maps the file, so what is written into it later is what the next pass computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A real server process that is open to other machines, behind keys, and answers one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

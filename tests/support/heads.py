@@ -1,7 +1,5 @@
 """Targets whose files have heads that predict further tokens, and llama.cpp's own use of these."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 They have the fields of published ones (named beside each), at the sizes of a toy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

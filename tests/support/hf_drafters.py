@@ -3,8 +3,6 @@
 `write(folder, name)` writes config.json and model.safetensors as on the Hugging Face hub.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The metadata that the drafters of `hf_configs` become."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # What llama.cpp's own converter writes for these configs and targets, read from its files.

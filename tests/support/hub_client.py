@@ -1,7 +1,5 @@
 """Users of the hub: processes that fetch by its real client, as each user's settings say."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Two servers, because weights come from another host than the rest: the hub answe
 them with a redirect to a storage server, whose addresses are signed and take no token.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -5,8 +5,6 @@ anywhere shows in the answer. Some of them may have a head that predicts further
 have no recurrent layer at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engines on tiny targets with recurrent layers, and drafters that know the answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -4,8 +4,6 @@ Tests run it as a process, `COMMAND`; apart from the limits it does what `dflash
 `READ_S` of its environment makes it wait longer for its clients.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """A hub with one small pair that has a name, and the settings of someone with an empty cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

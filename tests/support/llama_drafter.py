@@ -1,7 +1,5 @@
 """A drafter in llama.cpp's own `dflash` context: the oracle of the fused graph."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Sequence

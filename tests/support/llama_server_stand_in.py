@@ -3,8 +3,6 @@
 Run by the program that `program` makes. `STAND_IN` in the environment says how it behaves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Made-up machines: the costs of a round's parts there, for simulated rounds."""
 
-from __future__ import annotations
-
 import math
 import random
 from bisect import bisect_left

@@ -5,8 +5,6 @@ a DSpark, has the first part in its Markov head: it is right for some tokens, th
 comes to an end by itself.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory

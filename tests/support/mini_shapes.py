@@ -1,7 +1,5 @@
 """Shapes of pairs so small that a pair of random weights is written and loaded in a second."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from lab.shapes.shape import (

@@ -4,8 +4,6 @@
 llama-cpp-python 0.3.36 ships them, with llama.cpp's MIT licence.
 """
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 from typing import Any

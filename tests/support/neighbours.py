@@ -1,7 +1,5 @@
 """Requests that one engine answers among others, and again by themselves from empty caches."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, field

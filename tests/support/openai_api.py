@@ -4,8 +4,6 @@ Unless a test says otherwise, prompts are computed anew. A part of one that was 
 other requests may differ from it in the last bits, and answers where the target is undecided.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

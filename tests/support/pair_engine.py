@@ -1,7 +1,5 @@
 """The mini pair as a bare engine: target, drafter, and runs of requests through them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

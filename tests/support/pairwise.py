@@ -1,8 +1,6 @@
 """Cases that have each pair of values together at least once (pairwise testing, Cohen et al. 1997,
 "The AETG System"): most faults need no more than two things at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any

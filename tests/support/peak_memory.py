@@ -1,7 +1,5 @@
 """For scripts that tests run in a process of their own: the most memory that it has had."""
 
-from __future__ import annotations
-
 # What getrusage tells on Linux counts the process, too, that started this one.
 PEAK = """
 import resource, sys

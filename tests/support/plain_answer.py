@@ -1,7 +1,5 @@
 """A prompt and its plain answer: the measure of every drafted answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A GGUF file in the making, whose tensors are random."""
 
-from __future__ import annotations
-
 import ctypes
 import zlib
 from collections.abc import Mapping

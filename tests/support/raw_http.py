@@ -1,7 +1,5 @@
 """Requests as bytes, for what no HTTP client would send."""
 
-from __future__ import annotations
-
 import json
 import socket
 

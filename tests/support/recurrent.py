@@ -1,7 +1,5 @@
 """A mamba target with random weights: a model whose state cannot be rolled back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

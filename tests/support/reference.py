@@ -3,8 +3,6 @@
 Every weight is dequantised on load.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The simple controller that any other must beat: the most tokens a second by moving averages."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import accumulate

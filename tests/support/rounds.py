@@ -5,8 +5,6 @@ every change of rows, every draft and every injected row in them. A text's token
 after each, do not depend on the rounds before.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Real `dflash-local worker` processes, and a network between them and us."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import signal

@@ -1,7 +1,5 @@
 """Ways to sample, each of which must give the plain answer with drafts, too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # Any text in the characters of Python, but for capitals and double quotes.

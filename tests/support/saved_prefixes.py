@@ -1,7 +1,5 @@
 """Saved sequences whose content their tokens tell."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A real `dflash-local serve` process for tests, and clients for it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

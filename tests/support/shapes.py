@@ -7,8 +7,6 @@ values to f16. The rest moves a logit by less than 1e-5: answers part where the 
 than that, draws as seldom.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

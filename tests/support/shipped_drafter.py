@@ -1,7 +1,5 @@
 """The tiny drafter as its makers would publish it: config.json and safetensors."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The tiny drafter in other layouts: with small heads and other parts that leave most of what it
 was trained for, so that the tiny target accepts its drafts."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Tests run it as a process, `COMMAND`. It does what `dflash-local serve` does, ex
 the free memory: that of such a machine beside the loaded models.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Small models of the tiny target's vocabulary, which draft for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

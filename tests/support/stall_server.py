@@ -3,8 +3,6 @@
 Time of the CPU, so that other processes do not count: only the loop's own thread does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Sequences of a recurrent target beside plain decoding: a wrong state shows in the next logits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

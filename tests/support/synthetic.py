@@ -4,8 +4,6 @@ The weights are scaled so that activations stay O(1), attention is selective and
 from position to position: an error anywhere in a graph then shows in its output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

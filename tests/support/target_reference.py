@@ -1,8 +1,6 @@
 """Targets that see, in PyTorch: what enters their layers, by the layers of their families' own code
 and the weights of a file."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field

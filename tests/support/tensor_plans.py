@@ -1,7 +1,5 @@
 """Plans of tensors, without a checkpoint behind them."""
 
-from __future__ import annotations
-
 import gguf
 
 from dflash_local.convert.tensors.plan import TensorPlan

@@ -1,7 +1,5 @@
 """The tests' own pair: a tiny trained target and its drafter (tests/tiny_coder/README.md)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """A real server process whose model can call tools and think: the tiny target with the chat
 template of Qwen3. It decodes plainly, a step at a time: a stream has one token in each chunk."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ Minutes on two cores. The result is no good drafter, but its heads know somethin
 accepted length says whether they are computed as they were trained.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import sysconfig

@@ -1,7 +1,5 @@
 """Two slots of the mini pair in a context of 256 tokens, for chains or for trees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ whose positions are M-RoPE's, and `gemma3` and `gemma4`, which see all of an ima
 latter only in layers with a window. `qwen35` has random weights, and recurrent layers.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

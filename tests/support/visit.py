@@ -1,7 +1,5 @@
 """One visit to the page: what its user does and sees, and checks that the page behaves."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

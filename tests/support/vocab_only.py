@@ -1,7 +1,5 @@
 """The vocabulary of a file, without its weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A target whose layers look back at a window of tokens only, but for every sixth: the shipped one
 under the name of an architecture that does so. Its texts are nonsense, and as good as any."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

@@ -1,7 +1,5 @@
 """LoRA adapters and control vectors: their effects, for whom, and the files that are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each sequence's cells are in the order of its tokens, whatever llama.cpp does with free ones."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

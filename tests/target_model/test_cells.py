@@ -1,7 +1,5 @@
 """After a pass over a tree, what each branch has is accepted, or told to be dropped."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The exactness of verifying on this machine: measured, kept, told, and true."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images as ids of a text: equal for equal images, and never cut."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given

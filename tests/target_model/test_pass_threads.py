@@ -1,8 +1,6 @@
 """The number of threads may change between any two passes: it changes no bit of a result, but those
 of single rows after 256 tokens of an f16 cache, where nobody asked for exact ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path

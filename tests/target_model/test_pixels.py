@@ -1,7 +1,5 @@
 """Pictures of strangers: read within bounds, or refused in one line."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,8 +1,6 @@
 """A recurrent sequence is cut exactly as far as its snapshots or its replay go, whatever happens
 around it, and its state is that of the rows that stay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path

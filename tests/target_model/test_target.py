@@ -1,7 +1,5 @@
 """The results that a pass leaves on its device equal the target's logits and layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts become the tokens that llama.cpp makes of them, in a time that no text can stretch."""
 
-from __future__ import annotations
-
 import gc
 import random
 import threading

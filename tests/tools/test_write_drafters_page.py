@@ -1,7 +1,5 @@
 """The page of published drafters is the registry's, and says of targets what the code does."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

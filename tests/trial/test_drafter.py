@@ -1,7 +1,5 @@
 """A drafter that was written is tried in a child process: bad ones are refused, bad luck is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

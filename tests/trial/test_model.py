@@ -1,7 +1,5 @@
 """A file or a build that would kill the process is found in a child, and told in one line."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

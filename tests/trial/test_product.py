@@ -1,7 +1,5 @@
 """This build of llama.cpp multiplies quantised matrices as it should."""
 
-from __future__ import annotations
-
 from dflash_local.trial.product import wrong_product
 
 

@@ -1,7 +1,5 @@
 """Answers to learn from: their tokens, taps and labels are the target's own, and few are kept."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 from collections.abc import Iterator

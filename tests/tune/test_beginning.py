@@ -1,7 +1,5 @@
 """A drafter before its training fits its target, and says so in files that others can read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Processes that write beside the trainer: answers stay the same, and errors are told."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The comparison of two drafters, with the tiny pair."""
 
-from __future__ import annotations
-
 import pytest
 
 import dflash_local

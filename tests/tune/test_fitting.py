@@ -1,7 +1,5 @@
 """A whole run with the tiny pair: its files, its stops, and how it goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

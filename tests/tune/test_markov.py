@@ -1,8 +1,6 @@
 """A new drafter with a Markov head: it learns, others read its files, and its drafts change no
 answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

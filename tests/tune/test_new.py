@@ -1,7 +1,5 @@
 """A drafter from nothing: a run's files, that it learns, and how it goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

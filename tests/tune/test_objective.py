@@ -1,7 +1,5 @@
 """The objective of a drafter: the blocks, their labels, the weights of positions, the gradient."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

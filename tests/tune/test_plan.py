@@ -1,8 +1,6 @@
 """The plan of a training: all weights where they fit, low-rank additions elsewhere, by turns with
 the target where these do not fit beside it."""
 
-from __future__ import annotations
-
 import pytest
 
 import tiny_coder

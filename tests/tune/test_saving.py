@@ -1,7 +1,5 @@
 """The files of a tuned drafter hold its weights, and are otherwise like the old ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

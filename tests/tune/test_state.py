@@ -1,7 +1,5 @@
 """The state of a run: faults of writing or reading are told in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

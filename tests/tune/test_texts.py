@@ -1,7 +1,5 @@
 """From texts to prompts: held-out ones are never learnt, and files without text are left out."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

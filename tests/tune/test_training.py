@@ -1,7 +1,5 @@
 """Training steps: they learn, go on after a break as if there had been none, and keep the best."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A writer writes the target's answers, with the labels and features of each token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

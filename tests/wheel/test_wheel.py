@@ -1,7 +1,5 @@
 """The wheel, where there is nothing but Python and a llama-cpp-python: no compiler is needed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

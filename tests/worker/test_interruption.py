@@ -1,7 +1,5 @@
 """A model stays usable after any interruption of an answer, and the process ends as it should."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """The text of a stream is that of all its bytes, cut before the first stop string."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ Batches of several sequences round otherwise than single steps, so answers with 
 are compared with plain ones by the gap rule; alone they are equal.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """The tiny pair as the benchmark loads it: ready for chains and for trees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The outcome of drafts adds up over answers."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local.bench.measure.acceptance import Acceptance

@@ -1,7 +1,5 @@
 """One measured answer, and where two answers part."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local import Model

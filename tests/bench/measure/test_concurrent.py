@@ -1,7 +1,5 @@
 """Several requests at once, plain and drafted in turn."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local import Model

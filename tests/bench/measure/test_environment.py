@@ -1,7 +1,5 @@
 """The environment of a measurement."""
 
-from __future__ import annotations
-
 from dflash_local import Model
 from dflash_local.bench.measure.environment import Environment
 

@@ -1,7 +1,5 @@
 """Lines on how far a run is."""
 
-from __future__ import annotations
-
 from dflash_local.bench.measure.pace import Pace
 
 

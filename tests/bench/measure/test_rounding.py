@@ -1,7 +1,5 @@
 """The lead of a token, measured where answers part."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

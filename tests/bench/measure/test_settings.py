@@ -1,7 +1,5 @@
 """The variants that are measured, and their order."""
 
-from __future__ import annotations
-
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant, variants_from
 
 

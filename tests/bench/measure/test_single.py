@@ -1,7 +1,5 @@
 """One request at a time: real answers of the tiny pair, plain and drafted in turn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

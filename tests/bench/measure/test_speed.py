@@ -1,7 +1,5 @@
 """Medians and spreads."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local.bench.measure.answer import TimedAnswer

@@ -1,7 +1,5 @@
 """Prompts in the model's own tokens: every category, and what does not fit."""
 
-from __future__ import annotations
-
 from dflash_local import Model
 from dflash_local.bench.prompts.case import (
     DEPTHS,

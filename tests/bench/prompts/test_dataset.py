@@ -1,7 +1,5 @@
 """Prompts of the published evaluation, from the hub."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Prompts of a file of the user's own, in all forms."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

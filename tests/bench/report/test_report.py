@@ -1,7 +1,5 @@
 """The JSON object of a benchmark, and what a report sums up."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The one sentence that comes first."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

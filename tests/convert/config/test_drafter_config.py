@@ -1,7 +1,5 @@
 """A drafter's config.json becomes llama.cpp's keys, or a line that says what is wrong with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

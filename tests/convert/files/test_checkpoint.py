@@ -1,7 +1,5 @@
 """A checkpoint reads as the safetensors package reads it, or is refused in one line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile

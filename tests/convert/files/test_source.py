@@ -1,8 +1,6 @@
 """A source is a folder, a file, or a repository of the hub, which its real client fetches, or one
 line says why not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A drafter with a vector for the mask token takes the rest of its embeddings from the target."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every tensor of a checkpoint has its place in the GGUF file, or is named in an error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rows of a converted tensor are the checkpoint's, in the order that llama.cpp wants."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

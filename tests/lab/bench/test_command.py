@@ -1,7 +1,5 @@
 """`python -m lab.bench` as maintainers run it: streams, files and exit codes."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """llama-server gets the same files, settings, prompts and limits, and stands beside our numbers."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cost of a pass, measured without a trace in the caches."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local import Model

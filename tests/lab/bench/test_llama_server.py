@@ -4,8 +4,6 @@ No package index has it, so a stand-in plays it here: a real process with the sa
 same ways to fail.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The Markdown of a benchmark: tables of tasks, with the command beside them."""
 
-from __future__ import annotations
-
 from bench_report import made_report
 from lab.bench.markdown import markdown
 

@@ -1,7 +1,5 @@
 """The memory that a loaded pair takes."""
 
-from __future__ import annotations
-
 from dflash_local import Model
 from lab.bench.memory import MemoryUse
 

@@ -1,7 +1,5 @@
 """The picture of a benchmark: a file of the kind that its name says, or one line why not."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as xml
 from dataclasses import replace
 from itertools import pairwise

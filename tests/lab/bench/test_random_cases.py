@@ -1,7 +1,5 @@
 """Random prompts and answers."""
 
-from __future__ import annotations
-
 from dflash_local import Model
 from lab.bench.random_cases import random_cases, with_random_answers
 

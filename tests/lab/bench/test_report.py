@@ -1,7 +1,5 @@
 """The JSON object of the lab's benchmark, and what its report sums up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A whole run on a pair of random weights: all requests are measured, or refused with a reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

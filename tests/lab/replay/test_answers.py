@@ -1,7 +1,5 @@
 """Files of prompts with the answers that shall come out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

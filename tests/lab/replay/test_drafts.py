@@ -1,7 +1,5 @@
 """Drafts that hold the given text at the recorded rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A real engine whose answers are given: they come out whatever is drafted, at real costs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

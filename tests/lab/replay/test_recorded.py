@@ -1,7 +1,5 @@
 """The recorded drafts: their contents, and passages drawn so that rounds have a length."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The shipped texts: readable, with their licences, and what their categories promise."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

@@ -1,8 +1,6 @@
 """A server under many clients, hostile requests, damaged files and restarts: the scripts of
 `lab/server`, which run for an hour, or with thousands of requests, by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

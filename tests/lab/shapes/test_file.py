@@ -1,7 +1,5 @@
 """Headers of the real shapes: their weights are gigabytes."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local.errors import InputError

@@ -1,7 +1,5 @@
 """The shapes by name, and their taps."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local.errors import InputError

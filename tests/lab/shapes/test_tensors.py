@@ -1,7 +1,5 @@
 """The tensors of a shape add up to what users of llama.cpp download."""
 
-from __future__ import annotations
-
 import pytest
 
 from dflash_local.errors import InputError

@@ -1,7 +1,5 @@
 """Random weights are what ggml would make of a normal distribution."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import pytest

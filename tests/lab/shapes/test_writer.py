@@ -1,7 +1,5 @@
 """Pairs of random weights load and draft like real ones, and appear whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The end of an answer whose client leaves."""
 
-from __future__ import annotations
-
 import json
 import socket
 

@@ -1,7 +1,5 @@
 """No body costs more than a few errors to refuse: collecting them holds up all other clients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

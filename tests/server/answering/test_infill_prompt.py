@@ -1,7 +1,5 @@
 """The prompt for filling a gap: its layout, and what is left out where not all fits."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Conversations made ready for models of several families."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Pictures at addresses: from public machines only, within bounds."""
 
-from __future__ import annotations
-
 import ipaddress
 import threading
 from collections.abc import Iterator

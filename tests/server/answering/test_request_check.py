@@ -1,7 +1,5 @@
 """Names in a request that the server does not know."""
 
-from __future__ import annotations
-
 import pytest
 
 import tiny_coder

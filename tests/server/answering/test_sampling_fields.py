@@ -1,7 +1,5 @@
 """Grammars that clients send: none holds up the others."""
 
-from __future__ import annotations
-
 import asyncio
 import string
 from typing import Any

@@ -3,8 +3,6 @@
 The tiny model was taught neither, so it is bound to write what a model of that family would.
 """
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from typing import Any

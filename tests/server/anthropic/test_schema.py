@@ -1,7 +1,5 @@
 """Refusals of `/v1/messages`: 400, the field, and a line that says why."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 

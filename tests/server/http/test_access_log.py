@@ -1,7 +1,5 @@
 """The log: a plain line for each request, and nothing of a prompt."""
 
-from __future__ import annotations
-
 import re
 
 import httpx

@@ -1,7 +1,5 @@
 """Bodies of careless and hostile clients are refused at once, in one line, and delay nobody."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

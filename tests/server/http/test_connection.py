@@ -1,7 +1,5 @@
 """A server gets rid of clients that would hold it up, and of bytes that are not HTTP."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Wherever something goes wrong, the error has the form of the API that the request went to."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

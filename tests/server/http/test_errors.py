@@ -1,7 +1,5 @@
 """Errors in OpenAI's form: one line, a status that says whose fault it is, no traceback."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

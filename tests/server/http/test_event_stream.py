@@ -1,7 +1,5 @@
 """Server-sent events: their bytes, and what becomes of them when something goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 

@@ -1,7 +1,5 @@
 """Clients that a server answers: by host, origin and key."""
 
-from __future__ import annotations
-
 import json
 import socket
 from typing import Any

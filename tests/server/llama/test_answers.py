@@ -1,7 +1,5 @@
 """The end of an editor's completion: between two lines."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """`/completion` and its like, as llama-server's clients use them, against a real server."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

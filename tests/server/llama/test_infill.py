@@ -1,7 +1,5 @@
 """`/infill`, as editors send it at every key press, to a real server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

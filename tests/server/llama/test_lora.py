@@ -1,7 +1,5 @@
 """Adapters: their scales, for all requests and for each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache

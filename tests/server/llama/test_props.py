@@ -1,7 +1,5 @@
 """`/props`: what is served."""
 
-from __future__ import annotations
-
 import re
 
 import httpx

@@ -1,7 +1,5 @@
 """An answer goes on where the context is full, if the server was started so."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """Slots that are asked for by number, saved under a name, restored and erased."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`/tokenize` and `/detokenize`, as clients count tokens with them."""
 
-from __future__ import annotations
-
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import httpx

@@ -1,7 +1,5 @@
 """Models that fit beside each other, and the one to unload if not: by plans, then in a server."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator, Sequence

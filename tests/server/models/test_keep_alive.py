@@ -1,7 +1,5 @@
 """The time that an idle model stays loaded: texts that are read as one, and that are none."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

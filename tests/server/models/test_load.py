@@ -3,8 +3,6 @@
 Loads are slow here as real ones are: the costs of drafting are measured anew, and for seconds.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """`serve --record`: prompts are kept where the user asked for it, for the user alone."""
 
-from __future__ import annotations
-
 import json
 import resource
 import stat

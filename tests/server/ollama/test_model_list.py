@@ -1,7 +1,5 @@
 """Facts for Ollama's clients about models that are not loaded."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

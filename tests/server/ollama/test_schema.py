@@ -1,7 +1,5 @@
 """Refusals of Ollama's routes: 400, the field, and a line that says why."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """`/v1/chat/completions` as OpenAI's clients use it, against a real server."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`/v1/completions` as OpenAI's clients use it, against a real server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A stream's details of its drafts when asked, and a request's own width."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

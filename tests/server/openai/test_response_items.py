@@ -1,7 +1,5 @@
 """The events of `/v1/responses`, each of them as OpenAI's own types have it."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from typing import Any
