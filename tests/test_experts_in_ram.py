@@ -63,7 +63,7 @@ def plain(pair: list[Path]) -> list[list[int]]:
         return [each.tokens for each in answers(model, 0)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "moved",
     [{"n_cpu_moe": HALF}, {"cpu_moe": True}, {"override_tensor": {"ffn_down_exps": "CPU"}}],

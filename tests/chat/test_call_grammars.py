@@ -35,6 +35,7 @@ def tokenizer(model: Model) -> Any:
     return lltokenizer_from_vocab(model.target.vocabulary.pointer)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", WITH_FORM)
 def test_the_template_s_calls_are_let_through(model: Model, tokenizer: Any, name: str) -> None:
     dialect = dialect_of(TEMPLATES[name])

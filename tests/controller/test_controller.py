@@ -54,7 +54,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.one_in(19)
+@pytest.mark.one_in(38)
 @pytest.mark.parametrize("name, text_name, n_seqs, shape", CELLS)
 def test_it_is_near_the_best_width_in_hindsight(
     name: str, text_name: str, n_seqs: int, shape: DraftShape
@@ -193,6 +193,7 @@ def with_heads(text_name: str, n_seqs: int = 1, seed: int = 0, **changes: float)
     return play(HEADS, text(text_name), chosen, lengths, n_seqs=n_seqs, seed=seed)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("n_seqs", [1, 4])
 @pytest.mark.parametrize("text_name", ["code", "prose", "switching", "shipped drawn", "dspark"])
 def test_drafts_are_about_as_long_as_the_best_length_in_hindsight(
@@ -225,7 +226,7 @@ HYBRID_HEADS = Machine(  # a model of 27B with recurrent layers and a head, on a
 )  # fmt: skip
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("n_drafts", [1, 2, 4, 6])
 @pytest.mark.parametrize("chance", [0.5, 0.7, 0.85])
 @pytest.mark.parametrize("switch", [1.0, 2.0])

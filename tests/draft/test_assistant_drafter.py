@@ -74,17 +74,20 @@ def engine(target: Target, drafter: AssistantDrafter) -> Iterator[Engine]:
     opened.slots.forget_all()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("width", [3, 7, "auto"])
 def test_one_answer(engine: Engine, way: str, width: int | str) -> None:
     check_one_answer(engine, width, **WAYS[way])  # type: ignore[arg-type]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_four_at_once(engine: Engine, way: str) -> None:
     check_four_at_once(engine, **WAYS[way])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_exact_answers_at_once(files: Files, way: str) -> None:
     """Each sequence has a stream of cells of its own. The one in the middle ends first."""

@@ -121,6 +121,7 @@ def test_drafts_are_those_of_llama_server(
     assert ours.draft([request(0, 300, part(text, 0, 0))])[0].tokens == expected
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_many_rounds(
     target: Target,
@@ -329,6 +330,7 @@ def answering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return write_hybrid(folder / "model.gguf", request.param, tiny_coder.pair()[0], head=0.02)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}])
 def test_answers_are_those_of_plain_decoding(answering: Path, how: dict[str, float]) -> None:
     """Of one sequence, of four, and where a text goes on from an earlier one."""

@@ -94,6 +94,7 @@ def engine(target: Target) -> Iterator[Engine]:
     drafter.close()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("target", "way", "width"),
     pairwise_cases(list(TARGETS), list(WAYS), (3, 7, "auto")),
@@ -104,6 +105,7 @@ def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) 
     check_one_answer(engine, width, **WAYS[way])  # type: ignore[arg-type]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("target", "way"),
     list(zip(TARGETS, cycle(WAYS), strict=False)),
@@ -114,6 +116,7 @@ def test_four_at_once(target: Target, engine: Engine, way: str) -> None:
     check_four_at_once(engine, **WAYS[way])
 
 
+@pytest.mark.slow
 def test_heads_that_are_right_are_accepted(files: Files) -> None:
     accepted = {}
     for name in TARGETS:
@@ -124,14 +127,17 @@ def test_heads_that_are_right_are_accepted(files: Files) -> None:
     assert all(0.1 < share < 0.9 for share in accepted.values()), accepted
 
 
+@pytest.mark.one_in(3)
 def test_drafts_are_llama_cpp_s(target: Target, engine: Engine) -> None:
     check_drafts(engine)
 
 
+@pytest.mark.one_in(3)
 def test_shared_and_saved_texts(target: Target, engine: Engine) -> None:
     check_shared_and_saved(engine)
 
 
+@pytest.mark.one_in(3)
 def test_a_text_goes_on_from_an_earlier_one(target: Target, engine: Engine) -> None:
     assert engine.drafter
     check_a_text_goes_on(target, engine.drafter)
@@ -203,6 +209,7 @@ def test_heads_that_llama_cpp_fails_on_are_left_out(files: Files, tmp_path: Path
         load(path, "mtp", quiet=True, **OPTIONS)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("architecture", ["always right", "no recurrent layers", "snapshots"])
 @pytest.mark.parametrize("at", ["opened", "measured"])
 def test_heads_that_fail_at_the_load_are_left_out(

@@ -205,6 +205,7 @@ def test_room_for_copies_makes_no_wider_trees(width: Any) -> None:
         assert max(found.stats.widths) == (20 if width == "auto" else width)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["snapshots", "replay"])
 @pytest.mark.parametrize("width", [2, 8, 16, "auto"])
 def test_recurrent_layers(tmp_path: Path, width: Any, kind: Any) -> None:

@@ -36,6 +36,7 @@ def alone() -> list[Sequence]:
         return [by_itself(engine, wanted) for wanted in requests(engine, N, 0)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("n_at_once", "width"), [(4, 8), (1, 8), (4, 0), (1, 0)])
 def test_answers_depend_on_their_own_request(
     crowded: Engine,
@@ -69,6 +70,7 @@ def test_a_handful_of_equal_tokens_leaves_no_trace() -> None:
             assert found.logprobs == expected.logprobs
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [0, 8])
 def test_exact_answers_in_half_precision(width: int) -> None:
     """An f16 cache rounds by how many rows a pass has, so that kept rows of another request's

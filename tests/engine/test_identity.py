@@ -78,7 +78,7 @@ def text_of(kind: str) -> str:
     return prompts[kind][1]
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(32)
 @pytest.mark.parametrize(
     ("shape", "way", "width", "kind", "before", "logprobs"),
     CASES,

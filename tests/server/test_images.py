@@ -207,6 +207,7 @@ def test_a_model_without_a_projector_refuses_pictures(client: httpx.Client) -> N
     assert client.get("/props").json()["modalities"]["vision"] is False
 
 
+@pytest.mark.slow
 def test_a_server_that_may_fetch_asks_no_machine_around(
     tmp_path: Path,
 ) -> None:

@@ -110,7 +110,7 @@ def test_unequal_rows_are_an_error_not_a_wrong_answer(texts: Texts) -> None:
     texts.decode([0, 1], 1)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(("architecture", "way"), [*BY_SNAPSHOTS, *BY_REPLAY])
 def test_any_history_leaves_the_right_states(architecture: str, way: Any, path_of: PathOf) -> None:
     back = WayBack(way, N_ROWS)
