@@ -30,13 +30,7 @@ def ours(pair: tuple[Path, Path]) -> Iterator[Llama]:
 @pytest.fixture(scope="module")
 def theirs(pair: tuple[Path, Path]) -> Iterator[llama_cpp.Llama]:
     llm = llama_cpp.Llama(
-        str(pair[0]),
-        n_ctx=1024,
-        n_threads=1,
-        type_k=8,
-        type_v=8,
-        flash_attn=True,
-        verbose=False,
+        str(pair[0]), n_ctx=1024, n_threads=1, type_k=8, type_v=8, flash_attn=True, verbose=False
     )
     yield llm
     llm.close()

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 import tiny_coder
-from dflash_local import (
-    ContextFullError,
-    FileError,
-    GrammarError,
-    InputError,
-    Model,
-    Result,
-    load,
-)
+from dflash_local import ContextFullError, FileError, GrammarError, InputError, Model, Result, load
 from shapes import of_both_shapes
 
 N = 32

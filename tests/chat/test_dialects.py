@@ -73,11 +73,7 @@ def coder(*parameters: str, name: str = "get_weather") -> str:
 ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
     # Qwen3
     (HERMES, "Hello\n", [Content("Hello\n")]),
-    (
-        HERMES,
-        f"Sure.\n{WEATHER}",
-        [Content("Sure."), *call(0, "get_weather", '{"city": "Paris"}')],
-    ),
+    (HERMES, f"Sure.\n{WEATHER}", [Content("Sure."), *call(0, "get_weather", '{"city": "Paris"}')]),
     (
         HERMES,
         f"<think>\nHm, <tool_call>.\n</think>\n\n{WEATHER}\n{NOW}\n",
@@ -145,11 +141,7 @@ ANSWERS: list[tuple[Dialect, str, list[Event]]] = [
         '{"city":"Paris"}<|call|>',
         [Reasoning("Hm."), *call(0, "get_weather", '{"city":"Paris"}')],
     ),
-    (
-        Harmony(),
-        " to=functions.now<|channel|>commentary json<|message|>{}",
-        call(0, "now", "{}"),
-    ),
+    (Harmony(), " to=functions.now<|channel|>commentary json<|message|>{}", call(0, "now", "{}")),
     (
         Harmony(),
         ' to=functions.now<|message|> {"a": "<|end|>"} <|call|>',
@@ -353,11 +345,7 @@ def test_a_prompt_may_have_opened_the_reasoning() -> None:
 
 
 def test_without_tools_nothing_is_a_call() -> None:
-    for dialect, text in (
-        (HERMES, NOW),
-        (CODER, CODER_NOW),
-        (LLAMA, '{"name": "now"}'),
-    ):
+    for dialect, text in ((HERMES, NOW), (CODER, CODER_NOW), (LLAMA, '{"name": "now"}')):
         parser = dialect.parser([])
         assert joined(parser.feed(text, is_last=True)) == [Content(text)]
 

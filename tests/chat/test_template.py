@@ -290,10 +290,7 @@ def test_answers_of_tools_beside_the_calls() -> None:
     found = template(ANSWERS_BESIDE_CALLS)
     called = "(get_weather)(get_weather)<get_weather: sunny><get_weather: windy>"
     assert found.render(CALLED) == f"[user]Weather?[assistant]{called}"
-    later = [
-        {"role": "assistant", "content": "Mixed."},
-        {"role": "user", "content": "Bye"},
-    ]
+    later = [{"role": "assistant", "content": "Mixed."}, {"role": "user", "content": "Bye"}]
     assert found.render([*CALLED, *later]) == f"[user]Weather?[assistant]{called}Mixed.[user]Bye"
     said = [CALLED[0], {**CALLED[1], "content": "Let me look."}, *CALLED[2:]]
     assert found.render(said) == f"[user]Weather?[assistant]Let me look.[assistant]{called}"

@@ -159,9 +159,7 @@ def test_a_quiet_speaker_ends_no_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err == ""
 
 
-def test_a_long_prompt_has_a_bar_until_the_answer_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_prompt_has_a_bar_until_the_answer_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     asked = threading.Event()

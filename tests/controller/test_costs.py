@@ -9,10 +9,7 @@ import pytest
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.shape import ShapeName
 
-STEPS = {
-    100: {1: 0.004, 2: 0.0044, 8: 0.0085, 9: 0.008, 16: 0.0084},
-    1100: {1: 0.005, 16: 0.0104},
-}
+STEPS = {100: {1: 0.004, 2: 0.0044, 8: 0.0085, 9: 0.008, 16: 0.0084}, 1100: {1: 0.005, 16: 0.0104}}
 DRAFTS = {100: {1: 0.001, 4: 0.0016}}
 
 

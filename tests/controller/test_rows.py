@@ -39,12 +39,7 @@ def test_no_width_is_better_than_the_chosen_one(
 
 @given(usual_counts, chances, curves, rates, st.integers(1, 1 + MOST), st.floats(0.0, 5.0))
 def test_what_a_new_graph_costs_is_all_that_can_be_lost(
-    usual: int,
-    found: list[float],
-    passes: list[float],
-    rate: float,
-    last: int,
-    switch_s: float,
+    usual: int, found: list[float], passes: list[float], rate: float, last: int, switch_s: float
 ) -> None:
     choice = Rows()
     choice.price(1, passes, rate, switch_s)

@@ -81,8 +81,7 @@ def cases(kinds: Iterable[Any], most_used: tuple[Any, ...], daily: tuple[Any, ..
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture"),
-    cases(TYPES, ("Q4_K", "Q6_K", "Q8_0", "MXFP4"), ("Q4_K",)),
+    ("name", "architecture"), cases(TYPES, ("Q4_K", "Q6_K", "Q8_0", "MXFP4"), ("Q4_K",))
 )
 def test_kernels_compile_and_spill_no_more_than_they_did(
     compiler: Compiler, name: str, architecture: int

@@ -84,9 +84,7 @@ def test_what_dies_is_put_aside_for_good_and_the_next_one_is_tried() -> None:
     assert found[1] == findings([fatal], "CPU", [], OF, said)[0] and len(said) == 1
 
 
-def test_what_could_not_be_tried_is_tried_at_the_next_load(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_could_not_be_tried_is_tried_at_the_next_load(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without_modules:
         without_modules.setattr(sys, "path", [])
         found = findings([EXPERTS, MORE], "CPU", [], OF, Lines())

@@ -124,11 +124,7 @@ def test_drafts_are_those_of_llama_server(
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_many_rounds(
-    target: Target,
-    ours: FusedHeads,
-    theirs: HeadsDrafter,
-    texts: list[StoredFeatures],
-    seed: int,
+    target: Target, ours: FusedHeads, theirs: HeadsDrafter, texts: list[StoredFeatures], seed: int
 ) -> None:
     """Any sequences at once, some or no new rows, drafts of any length, texts that are cut, moved,
     saved and read again."""

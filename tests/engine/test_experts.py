@@ -13,11 +13,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.sampling.params import TokenLogprob
-from gap_rule import (
-    equal_by_gap_rule,
-    noise_of_row,
-    top_two_gap,
-)
+from gap_rule import equal_by_gap_rule, noise_of_row, top_two_gap
 from lab.shapes.writer import write_pair
 from mini_shapes import EXPERTS
 from pair_engine import answer, open_target

@@ -84,9 +84,7 @@ def test_others_go_on_while_a_prefix_is_read(
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_chat_goes_on_after_a_restart(
-    prompts: list[list[int]],
-    shape: DraftShape,
-    tmp_path: Path,
+    prompts: list[list[int]], shape: DraftShape, tmp_path: Path
 ) -> None:
     options = {"max_tokens": N, "draft_width": 8, "temperature": 0.7, "seed": 5}
     options |= {"presence_penalty": 0.5, "repeat_penalty": 1.2}
@@ -106,10 +104,7 @@ def test_a_chat_goes_on_after_a_restart(
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGKILL")
 def test_killed_while_it_spills(
-    chain_model: Model,
-    prompts: list[list[int]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    chain_model: Model, prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tiny pair, of which a cache of a MiB does not hold two prompts."""
     model, pair = chain_model, tiny_coder.pair()

@@ -163,10 +163,7 @@ def after(bench: Bench, history: list[Answered]) -> tuple[Next, Next]:
 @pytest.fixture(scope="module")
 def forking() -> Iterator[Bench]:
     """Targets whose trees round as little as can be."""
-    with (
-        exact_target("tree", n_ctx=256) as used,
-        exact_target("tree", n_ctx=256) as fresh,
-    ):
+    with exact_target("tree", n_ctx=256) as used, exact_target("tree", n_ctx=256) as fresh:
         yield Bench(used, fresh)
 
 

@@ -291,10 +291,7 @@ class FaultyDrafter(ScriptedDrafter):
     [("inject", 1), ("inject", 5), ("draft", 1), ("draft", 3), ("inject", 2)],
 )
 def test_a_drafter_that_fails_is_put_aside_and_tried_again_later(
-    known: Known,
-    method: str,
-    nth: int,
-    monkeypatch: pytest.MonkeyPatch,
+    known: Known, method: str, nth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "_ASIDE_S", 0.0 if nth < 3 else 60.0)
     drafter = FaultyDrafter(oracle(known.text), method, nth)

@@ -94,10 +94,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(shape: DraftShape) -> Iterator[Pair]:
     """A pair; the controller may choose trees, if there are any."""
-    with (
-        exact_target(shape, n_ctx=2048) as target,
-        exact_target(shape, n_ctx=2048) as other,
-    ):
+    with exact_target(shape, n_ctx=2048) as target, exact_target(shape, n_ctx=2048) as other:
         yield Pair(target, fused_drafter(target), other, "auto" if shape == "tree" else "chain")
 
 

@@ -18,12 +18,7 @@ from dflash_local.fit.architectures import (
     REPLAY_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
 )
-from dflash_local.fit.inspection import (
-    DrafterReport,
-    TargetReport,
-    inspect_drafter,
-    inspect_file,
-)
+from dflash_local.fit.inspection import DrafterReport, TargetReport, inspect_drafter, inspect_file
 from dflash_local.fit.pairing import compare_pair
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
@@ -124,17 +119,7 @@ def test_the_shipped_target() -> None:
     assert report.offers_taps and report.rolls_back and report.takes_drafters
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "qwen3",
-        "gemma3n",
-        "qwen35",
-        "nemotron_h",
-        "mamba",
-        "deepseek4",
-    ],
-)
+@pytest.mark.parametrize("name", ["qwen3", "gemma3n", "qwen35", "nemotron_h", "mamba", "deepseek4"])
 def test_what_llama_cpp_lets_a_drafter_do(name: str) -> None:
     target = of_architecture(GgufFile.open(TARGET), name)
     report = inspect_file(target)

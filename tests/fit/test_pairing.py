@@ -257,9 +257,7 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Ggu
 
 
 @settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_a_comparison_says_what_the_check_says(

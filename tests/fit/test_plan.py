@@ -94,10 +94,7 @@ TARGET = model(
 DRAFTER = model(
     "Qwen3-8B-DFlash-Q8_0.gguf",
     "dflash",
-    {
-        "fc.weight": ("Q8_0", (5 * 4096, 4096)),
-        **blocks(5, 4096, 12288, 4096, 1024, "Q8_0"),
-    },
+    {"fc.weight": ("Q8_0", (5 * 4096, 4096)), **blocks(5, 4096, 12288, 4096, 1024, "Q8_0")},
     block_count=5,
     **SHAPE,
 )

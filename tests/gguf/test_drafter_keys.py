@@ -19,11 +19,7 @@ INTEGERS = (
     "dflash.block_size",
     "tokenizer.ggml.mask_token_id",
 )
-REQUIRED = (
-    *INTEGERS,
-    "dflash.target_layers",
-    "dflash.attention.layer_norm_rms_epsilon",
-)
+REQUIRED = (*INTEGERS, "dflash.target_layers", "dflash.attention.layer_norm_rms_epsilon")
 OPTIONAL_INTEGERS = (
     "dflash.attention.head_count_kv",
     "dflash.attention.key_length",

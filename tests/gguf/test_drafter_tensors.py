@@ -16,10 +16,7 @@ def shipped() -> GgufFile:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        ("output_hc_scale.weight", "hyper-connections"),
-        ("blk.1.something.weight", "unknown to us"),
-    ],
+    [("output_hc_scale.weight", "hyper-connections"), ("blk.1.something.weight", "unknown to us")],
 )
 def test_families_that_nothing_runs_are_named(shipped: GgufFile, name: str, kind: str) -> None:
     with pytest.raises(FileError, match=kind) as caught:

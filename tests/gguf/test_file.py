@@ -190,12 +190,7 @@ def test_tokens_need_not_be_text(model: Path) -> None:
         (4, "<Q", 0, "expected positive extents"),
         (4, "<Q", 1 << 62, "expected positive extents"),
         (4, "<Q", 33, "blocks of 32"),
-        (
-            12,
-            "<Q",
-            1 << 40,
-            "which ends at 37383395344384 and leaves the file",
-        ),
+        (12, "<Q", 1 << 40, "which ends at 37383395344384 and leaves the file"),
         (20, "<I", 4, "type number 4, known are 0 F32, 1 F16"),
         (20, "<i", -1, "type number -1"),
         (24, "<Q", 1 << 50, "leaves the file"),

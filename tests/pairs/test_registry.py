@@ -77,10 +77,7 @@ def test_a_name_stands_for_the_files_with_heads_where_these_are_to_draft(
         ('[a]\ndrafter = "b/c"\nthinking = "no"\n', r"\[a\] thinking: 'no' is not"),
         ('[a]\ndrafter = "b/c"\ntraining_length = 0\n', "training_length: 0 is not 1 or more"),
         ('[a]\ndrafter = "b/c"\nsampling = { heat = 1 }\n', "heat is no sampling option"),
-        (
-            '[a]\ndrafter = "b/c"\nsampling = { temperature = "x" }\n',
-            r"\[a\] sampling: te.*'x'",
-        ),
+        ('[a]\ndrafter = "b/c"\nsampling = { temperature = "x" }\n', r"\[a\] sampling: te.*'x'"),
         ('[a]\ndrafter = "b/c"\nsampling = { temperature = -1 }\n', r"\[a\] sampling: .*-1; give"),
         ('[a]\ndrafter = "b/c"\nsampling = { top_p = true }\n', r"\[a\] sampling: top_p is True"),
         ('[a]\ndrafter = "b/c"\ntokens_per_round = "x"\n', r"\[a\] tokens_per_round: 'x' is not"),

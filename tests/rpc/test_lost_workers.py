@@ -82,10 +82,9 @@ def test_a_lost_way_ends_requests_and_not_the_server(how: str) -> None:
     command = (sys.executable, "-c", SOON_GIVEN_UP, "serve", "--port", "0")
     with worker_processes(1) as (worker,):
         network = SlowNetwork(worker.port)
-        lose = {
-            "cut": network.cut,
-            "paused": lambda: worker.process.send_signal(signal.SIGSTOP),
-        }[how]
+        lose = {"cut": network.cut, "paused": lambda: worker.process.send_signal(signal.SIGSTOP)}[
+            how
+        ]
         with (
             serving("--rpc", network.name(), "--ctx", "1024", *OPTIONS, command=command) as server,
             server.client() as client,

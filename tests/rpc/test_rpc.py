@@ -212,10 +212,7 @@ def test_a_worker_with_a_cache_is_sent_large_tensors_once(tmp_path: Path) -> Non
 
 _N_FF = 24 << 10
 _LARGE = _N_FF * 512 // 32 * 34  # bytes in Q8_0; ggml keeps tensors of more than 10 MiB
-WIDE = {
-    "qwen3.block_count": (1, UINT32, None),
-    "qwen3.feed_forward_length": (_N_FF, UINT32, None),
-}
+WIDE = {"qwen3.block_count": (1, UINT32, None), "qwen3.feed_forward_length": (_N_FF, UINT32, None)}
 
 
 def widen(tensors: dict[str, Tensor]) -> None:

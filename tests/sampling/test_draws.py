@@ -209,10 +209,7 @@ TEMPERATURES = st.sampled_from([1e-5, 0.05, 0.7, 1.0, 3.0, 100.0])
 
 def llama_cpp_draws(rows: Logits, temperature: float, seed: int) -> list[int]:
     chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
-    for sampler in (
-        api.llama_sampler_init_temp(temperature),
-        api.llama_sampler_init_dist(seed),
-    ):
+    for sampler in (api.llama_sampler_init_temp(temperature), api.llama_sampler_init_dist(seed)):
         api.llama_sampler_chain_add(chain, sampler)
     drawn = []
     for row in rows:

@@ -208,9 +208,7 @@ def test_a_model_without_a_projector_refuses_pictures(client: httpx.Client) -> N
 
 
 @pytest.mark.slow
-def test_a_server_that_may_fetch_asks_no_machine_around(
-    tmp_path: Path,
-) -> None:
+def test_a_server_that_may_fetch_asks_no_machine_around(tmp_path: Path) -> None:
     target = write_vision_target(tmp_path / "seeing.gguf", "qwen3vl")
     write_projector(tmp_path / "mmproj-seeing.gguf", target)
     files = ("-m", str(target), "--draft", "none", "--allow-remote-images")

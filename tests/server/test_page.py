@@ -12,12 +12,7 @@ from dflash_local.pairs.registry import USUAL
 from dflash_local.server import page
 
 FILES = sorted(page.PATHS - {"/", "/docs"})
-TYPES = {
-    "html": "text/html",
-    "css": "text/css",
-    "js": "text/javascript",
-    "svg": "image/svg+xml",
-}
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 NAMES = (
     "http://www.w3.org/2000/svg",

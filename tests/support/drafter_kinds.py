@@ -53,9 +53,5 @@ DFLASH2: dict[str, Mapping[str, Any]] = {
     "plain": {"selector": Selector()},
     "wide kernels": {"selector": Selector(kernel_size=9, group_size=1), "block_size": 5},
     "one candidate": {"selector": Selector(top_k=1, kernel_size=1)},
-    "capped logits, three layers": {
-        "selector": Selector(rank=16, top_k=7),
-        "n_layer": 3,
-        **CAPPED,
-    },
+    "capped logits, three layers": {"selector": Selector(rank=16, top_k=7), "n_layer": 3, **CAPPED},
 }

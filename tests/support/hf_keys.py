@@ -113,10 +113,7 @@ EXPECTED: dict[str, dict[str, tuple[Any, str]]] = {
         "sample_from_anchor": (False, "bool"),
     },
     "speculators-dflash": LAYERS
-    | {
-        "block_size": (8, "uint32"),
-        "rope.freq_base": (8000000.0, "float32"),
-    },
+    | {"block_size": (8, "uint32"), "rope.freq_base": (8000000.0, "float32")},
     "speculators-dflash2": LAYERS
     | {
         "block_size": (8, "uint32"),

@@ -2,15 +2,7 @@
 
 from dataclasses import replace
 
-from lab.shapes.shape import (
-    DeltaNet,
-    DrafterShape,
-    Experts,
-    Heads,
-    PairShape,
-    Selector,
-    ShortConv,
-)
+from lab.shapes.shape import DeltaNet, DrafterShape, Experts, Heads, PairShape, Selector, ShortConv
 
 DENSE = PairShape(
     name="mini",

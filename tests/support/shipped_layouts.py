@@ -193,10 +193,7 @@ LAYOUTS: dict[str, tuple[dict[str, Value | None], _Change]] = {
     ),
     "windows in some layers": (_windows(True, False, True), _as_it_is),
     "embeddings and head of its own": ({}, _own_ends),
-    "scales and caps of logits": (
-        _CAPS | {"dflash.embedding_scale": _float(1.1)},
-        _as_it_is,
-    ),
+    "scales and caps of logits": (_CAPS | {"dflash.embedding_scale": _float(1.1)}, _as_it_is),
     "Gemma 4": ({}, _gemma4),
     "from the anchor": ({"dflash.sample_from_anchor": (True, BOOL, None)}, _as_it_is),
     "causal": (_CAUSAL, _as_it_is),

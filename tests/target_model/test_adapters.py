@@ -130,14 +130,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "has parts of",
     ),
     "whole numbers": (
-        {
-            "tensors": {
-                f"{ADAPTED[0]}.lora_a": (
-                    np.ones((4, 64), np.int32),
-                    I32,
-                )
-            }
-        },
+        {"tensors": {f"{ADAPTED[0]}.lora_a": (np.ones((4, 64), np.int32), I32)}},
         "is I32",
     ),
 }

@@ -11,12 +11,7 @@ import pytest
 import tiny_coder
 from dflash_local import Model, load
 from dflash_local.target_model import exactness
-from dflash_local.target_model.exactness import (
-    WIDTHS,
-    Exactness,
-    measure_exactness,
-    told_of_others,
-)
+from dflash_local.target_model.exactness import WIDTHS, Exactness, measure_exactness, told_of_others
 from dflash_local.target_model.target import Target
 from pair_engine import open_target
 

@@ -18,14 +18,7 @@ from dflash_local.target_model.rollback import StateRollback
 from dflash_local.target_model.target import Target
 from hybrid import REPLAYED, ROUTED, SNAPSHOTS, WITHOUT, write_hybrid
 from recurrent import write_mamba
-from state_texts import (
-    N_SEQ,
-    Plain,
-    Texts,
-    check_any_history,
-    check_every_number_of_rows,
-    opened,
-)
+from state_texts import N_SEQ, Plain, Texts, check_any_history, check_every_number_of_rows, opened
 
 # isort: split
 import llama_cpp.llama_cpp as api

@@ -310,9 +310,7 @@ def test_a_row_with_a_single_nan(path: Path, tmp_path: Path) -> None:
             engine.run([engine.begin(Request([4, 5, 6], SamplingParams(), 8, 0))])
 
 
-def test_weights_of_the_target_that_are_no_numbers_do_not_blame_the_drafter(
-    tmp_path: Path,
-) -> None:
+def test_weights_of_the_target_that_are_no_numbers_do_not_blame_the_drafter(tmp_path: Path) -> None:
     def spoil_norm(tensors: dict[str, Tensor]) -> None:
         values, kind = tensors["blk.3.attn_norm.weight"]
         tensors["blk.3.attn_norm.weight"] = np.full_like(values, np.nan), kind

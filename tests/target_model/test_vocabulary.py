@@ -32,8 +32,7 @@ def tokens_at_once(vocabulary: Vocabulary, text: str, special: bool, add_special
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
-    ("name", "edges"),
-    [("plain", (True, True)), ("plain", (False, True)), ("phi-3", (True, False))],
+    ("name", "edges"), [("plain", (True, True)), ("plain", (False, True)), ("phi-3", (True, False))]
 )
 def test_a_long_text_has_the_tokens_that_llama_cpp_gives_it_in_one_call(
     pair: tuple[Path, Path], tmp_path: Path, name: str, edges: tuple[bool, bool]

@@ -17,8 +17,7 @@ from synthetic import write_target
 
 
 @pytest.mark.parametrize(
-    ("n_layer", "expected"),
-    [(30, [1, 7, 14, 21, 27]), (8, [1, 2, 3, 4, 5]), (4, [1, 2]), (2, [0])],
+    ("n_layer", "expected"), [(30, [1, 7, 14, 21, 27]), (8, [1, 2, 3, 4, 5]), (4, [1, 2]), (2, [0])]
 )
 def test_taps_are_spread_over_the_depth(n_layer: int, expected: list[int]) -> None:
     assert tapped(n_layer) == expected

@@ -120,9 +120,7 @@ def test_the_best_weights_are_kept(files: tuple[Path, Path]) -> None:
         torch.testing.assert_close(value, kept[name], rtol=0, atol=0)
 
 
-def test_the_training_ends_where_it_gains_nothing_for_half_of_it(
-    files: tuple[Path, Path],
-) -> None:
+def test_the_training_ends_where_it_gains_nothing_for_half_of_it(files: tuple[Path, Path]) -> None:
     trainer = trainer_of(files)
     trainer.history = [Measured(0, 3.0), Measured(50, 3.2), Measured(100, 3.1)]
     trainer.step_number = 100

@@ -35,12 +35,7 @@ from shapes import NOISE, SHAPES, exact_model, exact_target
 
 N = 16
 N_SEQ = 3
-ON_CPU: dict[str, Any] = {
-    "kv_type": "q8_0",
-    "n_gpu_layers": 0,
-    "n_threads": 1,
-    "quiet": True,
-}
+ON_CPU: dict[str, Any] = {"kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
 ENDLESS: dict[str, Any] = {"max_tokens": None, "ignore_eos": True}
 
 

@@ -1,12 +1,7 @@
 """Prompts in the model's own tokens: every category, and what does not fit."""
 
 from dflash_local import Model
-from dflash_local.bench.prompts.case import (
-    DEPTHS,
-    depth_lengths,
-    long_cases,
-    tokenized,
-)
+from dflash_local.bench.prompts.case import DEPTHS, depth_lengths, long_cases, tokenized
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 
 

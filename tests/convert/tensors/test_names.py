@@ -40,10 +40,7 @@ BIASES = {
     "attn_output.bias": ("self_attn.o_proj.bias", (64,)),
 }
 EMBEDDINGS = {"token_embd.weight": ("embed_tokens.weight", (64, 256))}
-REDUCED = {
-    "output.weight": ("lm_head.weight", (64, 64)),
-    "d2t": ("d2t", (64,)),
-}
+REDUCED = {"output.weight": ("lm_head.weight", (64, 64)), "d2t": ("d2t", (64,))}
 MARKOV = {
     "markov_w1.weight": ("markov_head.markov_w1.weight", (8, 256)),
     "markov_w2.weight": ("markov_head.markov_w2.weight", (8, 256)),
@@ -55,18 +52,9 @@ CONFIDENCE = {
 # beside GLOBALS and LAYER
 TWO: dict[str, dict[str, Any]] = {
     "global": {
-        "selector_predecessor.weight": (
-            "candidate_selector.predecessor_codebook",
-            (12, 256),
-        ),
-        "selector_successor.weight": (
-            "candidate_selector.successor_codebook",
-            (12, 256),
-        ),
-        "selector_hidden.weight": (
-            "candidate_selector.hidden_projection.weight",
-            (64, 12),
-        ),
+        "selector_predecessor.weight": ("candidate_selector.predecessor_codebook", (12, 256)),
+        "selector_successor.weight": ("candidate_selector.successor_codebook", (12, 256)),
+        "selector_hidden.weight": ("candidate_selector.hidden_projection.weight", (64, 12)),
     },
     "layer": {
         "attn_conv_base": ("attention_conv.base_kernel", (64, 2, 2)),
@@ -81,9 +69,7 @@ ADDED: dict[str, dict[str, Any]] = {
     "swa-sinks": {"layer": SINKS},
     "gpt-oss": {"layer": BIASES},
     "llama3": {"global": {"rope_freqs.weight": ("", (8,))}},
-    "own-head": {
-        "global": EMBEDDINGS | {"output.weight": ("lm_head.weight", (64, 256))},
-    },
+    "own-head": {"global": EMBEDDINGS | {"output.weight": ("lm_head.weight", (64, 256))}},
     "reduced": {"global": REDUCED},
     "dflash2": TWO,
     "dspark": {"global": MARKOV | CONFIDENCE},
@@ -94,7 +80,7 @@ ADDED: dict[str, dict[str, Any]] = {
         | REDUCED
         | MARKOV
         | CONFIDENCE
-        | {"markov_w2.weight": ("markov_head.markov_w2.weight", (8, 64))},
+        | {"markov_w2.weight": ("markov_head.markov_w2.weight", (8, 64))}
     },
     "speculators-dflash": {"global": EMBEDDINGS | REDUCED},
     "speculators-dflash2": {

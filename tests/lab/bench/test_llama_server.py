@@ -161,10 +161,7 @@ def test_a_server_that_never_comes_up_is_given_up_and_stopped(
         return 1.0 if (tmp_path / "said").exists() else 0.0  # the time is over when it has spoken
 
     monkeypatch.setattr(llama_server, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
-    with (
-        pytest.raises(BackendError, match=r"not ready after 1 s: .*never comes"),
-        server(tmp_path),
-    ):
+    with pytest.raises(BackendError, match=r"not ready after 1 s: .*never comes"), server(tmp_path):
         pass
     assert not alive(tmp_path)
 

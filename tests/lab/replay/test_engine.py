@@ -45,8 +45,7 @@ def replaying(engine: Engine, prompt: str = PROMPT, given: str = GIVEN) -> Repla
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    ("width", "shape"),
-    [(0, "chain"), (8, "chain"), (16, "tree"), (32, "tree")],
+    ("width", "shape"), [(0, "chain"), (8, "chain"), (16, "tree"), (32, "tree")]
 )
 def test_the_given_text_comes_out(
     engine: Engine, width: Width, shape: DraftShape, temperature: float

@@ -94,12 +94,7 @@ def test_addresses_of_the_internet_are_public() -> None:
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [
-        ("/none", "answers 404"),
-        ("/round", "redirects"),
-        ("/endless", "MiB"),
-        ("/slow", "may take"),
-    ],
+    [("/none", "answers 404"), ("/round", "redirects"), ("/endless", "MiB"), ("/slow", "may take")],
 )
 def test_what_is_not_a_file_within_bounds_is_refused(
     path: str, said: str, web: str, monkeypatch: pytest.MonkeyPatch

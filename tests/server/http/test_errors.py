@@ -125,9 +125,7 @@ def test_a_prompt_that_does_not_fit_gets_the_numbers(client: httpx.Client) -> No
     assert told["type"] == "exceed_context_size_error"
 
 
-def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(
-    client: httpx.Client,
-) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(client: httpx.Client) -> None:
     body = {"prompt": "word " * 20_000, "max_tokens": 1, "stream": True}
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 400

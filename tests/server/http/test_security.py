@@ -68,8 +68,7 @@ def test_allowed_names_and_addresses(guarded: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "origin",
-    [LOCAL_PAGE, "https://localhost", "http://127.0.0.1:8080", "http://[::1]:3000"],
+    "origin", [LOCAL_PAGE, "https://localhost", "http://127.0.0.1:8080", "http://[::1]:3000"]
 )
 def test_pages_of_this_machine_are_answered(client: httpx.Client, origin: str) -> None:
     for path, status in (("/v1/models", 200), ("/no-such-route", 404)):

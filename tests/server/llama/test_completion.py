@@ -84,9 +84,7 @@ def test_an_answer_says_what_it_cost(client: httpx.Client) -> None:
 def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     whole = complete(client, temperature=0, return_tokens=True)
     with client.stream(
-        "POST",
-        PATH,
-        json={"prompt": PROMPT, "n_predict": FEW, "temperature": 0, "stream": True},
+        "POST", PATH, json={"prompt": PROMPT, "n_predict": FEW, "temperature": 0, "stream": True}
     ) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         told = events(answer.read().decode())

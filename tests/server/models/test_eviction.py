@@ -184,10 +184,7 @@ def busy(server: ServerProcess, name: str) -> Iterator[None]:
     body = {"model": name, **LONG}
     # A buffer of less than a packet, 64 KB here, would be slow to open again once it was full.
     small = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)])
-    with (
-        server.client(transport=small) as client,
-        client.stream("POST", CHAT, json=body) as answer,
-    ):
+    with server.client(transport=small) as client, client.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200, answer.read()
         lines = answer.iter_lines()
         assert any(line.startswith("data: ") for line in lines)  # what waits first is told

@@ -80,10 +80,7 @@ def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> N
             expected = [tuple(piece(token)) for token in own.tokens if piece(token)]
             ids = {text: n for n, text in enumerate({*expected, *told})}
             equal_by_gap_rule(
-                [ids[text] for text in expected],
-                own.logprobs,
-                [ids[text] for text in told],
-                noise,
+                [ids[text] for text in expected], own.logprobs, [ids[text] for text in told], noise
             )
 
 
