@@ -79,7 +79,7 @@ def models(
         yield drafting, plain
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("width", [2, 8, "auto"])
 def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: Any) -> None:
     drafting, plain = models
@@ -208,6 +208,7 @@ def test_without_a_way_back_copies_are_off(
         assert (model.target.max_width, model.engine.copies) == (1, None)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("architecture", ["nemotron_h", "granitehybrid"])
 def test_where_a_pass_cannot_be_replayed_after_all(
     architecture: str,

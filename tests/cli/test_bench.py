@@ -70,6 +70,7 @@ def test_heads_in_the_targets_own_file_are_measured(tmp_path: Path) -> None:
     assert found["settings"]["ways"] == []
 
 
+@pytest.mark.slow
 def test_trees_are_left_out_for_a_target_with_recurrent_layers(tmp_path: Path) -> None:
     target, draft = map(str, write_pair(HYBRID, "Q8_0", tmp_path, n_layer=4))
     files = ("--target", target, "--draft", draft, "--category", "chat")
@@ -114,12 +115,6 @@ def test_a_target_alone_is_decoded_plainly() -> None:
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault: str) -> None:
     assert fault in refused("bench", "-q", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
-
-
-def test_a_width_that_no_pass_has_is_refused_before_the_load() -> None:
-    done = run_here("bench", "--widths", "4,17", "--draft-shape", "chain", "-n", "4")
-    assert done.returncode == 2 and "--draft-width is 17; this drafter's block" in done.stderr
-    assert "context:" not in done.stderr
 
 
 def test_prompts_that_are_none_are_refused_with_their_line(tmp_path: Path) -> None:

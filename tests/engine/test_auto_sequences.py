@@ -141,6 +141,7 @@ OF_ALL_SHAPES: list[Order] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @of_both_shapes("decider", DECIDERS, ["cheap"])
 def test_all_leave_it_to_the_controller(bench: Bench, decider: str) -> None:
     done = play(bench, bench.engine(decider), [(i, "auto", N, 0) for i in range(4)])
@@ -149,6 +150,7 @@ def test_all_leave_it_to_the_controller(bench: Bench, decider: str) -> None:
     assert (stats.tree_rounds > 0) == (bench.n_nodes > 0)
 
 
+@pytest.mark.one_in(2)
 @of_both_shapes(
     "decider, orders",
     [(decider, MIXED) for decider in ("cheap", "even", "resigning", "by lot")],

@@ -203,6 +203,7 @@ def test_a_copied_beginning_of_a_sliding_window_is_whole_or_nothing(tmp_path: Pa
         assert target.sees(1, 9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "message"), [("f32", "logit moves"), ("qwen35", "recurrent")])
 def test_where_rows_do_not_round_alone_several_are_refused(
     tmp_path: Path, kind: str, message: str

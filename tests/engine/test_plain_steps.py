@@ -202,6 +202,7 @@ def test_no_numbers_at_a_later_step_end_that_answer_alone(
         assert second.tokens == [9, 8] * 10
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_stop_string_among_several_steps_leaves_a_recurrent_target_usable(
     tmp_path: Path, temperature: float

@@ -120,6 +120,7 @@ def test_nothing_comes_from_the_texts_of_others(engine: Engine, text: list[int])
     empty(engine)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [SEEDED, {}], ids=["penalised", "greedy"])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_second_answer_is_the_first(

@@ -92,6 +92,7 @@ def long_answers(shape: DraftShape) -> Iterator[Callable[[int], PlainAnswer]]:
         yield known
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("as_far_ahead_as_allowed")
 @pytest.mark.parametrize(
     ("shape", "decider", "n_prompt"),

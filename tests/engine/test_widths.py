@@ -107,7 +107,7 @@ def prompts(pair: Pair) -> list[list[int]]:
 only_chains = pytest.mark.parametrize("shape", ["chain"], indirect=True)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @of_both_shapes("decider, way", product(DECIDERS, WAYS), product(LOT, WAYS))
 def test_answers_are_the_plain_ones(
     pair: Pair, prompts: list[list[int]], decider: str, way: str

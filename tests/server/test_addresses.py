@@ -35,10 +35,15 @@ def test_a_unix_socket_answers_its_owner_alone_and_goes_with_the_server(tmp_path
     assert not path.exists()
 
 
-def test_all_is_under_the_prefix_and_nothing_else(tmp_path: Path) -> None:
-    with serving("--api-prefix", "/my/llm", *EXACT) as server:
-        assert server.url.endswith("/my/llm")
-        with httpx.Client(trust_env=False) as client:
+def test_all_is_under_the_prefix_and_by_https(certificate: tuple[Path, Path]) -> None:
+    key, made = map(str, certificate)
+    trust = ssl.create_default_context(cafile=made)
+    secured = ("--ssl-key-file", key, "--ssl-cert-file", made)
+    with serving("--api-prefix", "/my/llm", *secured, *EXACT) as server:
+        assert server.url.startswith("https://") and server.url.endswith("/my/llm")
+        with httpx.Client(trust_env=False, verify=trust) as client:
+            stream = client.post(f"{server.url}/v1/completions", json={**BODY, "stream": True})
+            assert stream.text.endswith("data: [DONE]\n\n")
             assert client.post(f"{server.url}/v1/completions", json=BODY).status_code == 200
             page = client.get(server.url, follow_redirects=True)
             assert page.url.path == "/my/llm/" and "<html" in page.text
@@ -62,17 +67,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     paths = ["-keyout", str(key), "-out", str(made), "-addext", alternatives]
     subprocess.run([*command.split(), *paths], check=True, capture_output=True)
     return key, made
-
-
-def test_https_by_a_key_and_a_certificate(certificate: tuple[Path, Path]) -> None:
-    key, made = map(str, certificate)
-    trust = ssl.create_default_context(cafile=made)
-    with serving("--ssl-key-file", key, "--ssl-cert-file", made, *EXACT) as server:
-        assert server.url.startswith("https://")
-        with server.client(verify=trust) as client:
-            assert client.post("/v1/completions", json=BODY).status_code == 200
-            stream = client.post("/v1/completions", json={**BODY, "stream": True})
-            assert stream.text.endswith("data: [DONE]\n\n")
 
 
 def test_half_a_certificate_or_a_bad_one_is_one_line(certificate: tuple[Path, Path]) -> None:

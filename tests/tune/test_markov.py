@@ -88,6 +88,7 @@ def target(trained: Trained) -> Iterator[Target]:
         yield opened
 
 
+@pytest.mark.slow
 def test_the_checkpoint_is_converted_to_the_same_file(trained: Trained, tmp_path: Path) -> None:
     result = convert(trained.folder, target=mini_pair.pair()[0], output=tmp_path / "again.gguf")
     assert (result.family, result.notes) == ("dspark", [])
@@ -104,6 +105,7 @@ def test_the_checkpoint_is_converted_to_the_same_file(trained: Trained, tmp_path
         torch.testing.assert_close(one[name], values, atol=0.02 * float(values.abs().max()), rtol=0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("for_trees", [False, True], ids=["chains", "trees"])
 def test_drafts_are_those_of_llama_cpp_and_of_the_reference(
     trained: Trained, target: Target, for_trees: bool
