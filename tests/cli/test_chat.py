@@ -464,7 +464,7 @@ def test_messages_of_earlier_conversations_come_back(
     assert second.answers() == answer + "\n"
 
 
-def test_esc_stops_the_answer_and_keys_are_not_shown_in_it(
+def test_esc_and_ctrl_c_stop_the_answer_alone_and_keys_are_not_shown_in_it(
     open_terminal: OpenTerminal, tmp_path: Path
 ) -> None:
     grammar = tmp_path / "long.gbnf"
@@ -478,6 +478,15 @@ def test_esc_stops_the_answer_and_keys_are_not_shown_in_it(
     answer += terminal.expect("stopped")
     assert "typed" not in answer and "^[" not in answer
     assert "typed" in terminal.expect("typed")  # it waited for the line editor
+    terminal.type("\x03")
+    terminal.expect(READY)
+    terminal.type("Write a long program.\r")
+    terminal.expect("x = 1")
+    terminal.type("\x03")
+    assert "stopped" in terminal.expect(READY)
+    assert "tokens/s" in terminal.ask("/stats")
+    terminal.type("\x04")
+    assert terminal.close() == 0
 
 
 @pytest.mark.one_in(3)

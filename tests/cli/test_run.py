@@ -393,6 +393,7 @@ def test_bytes_that_are_not_the_hubs_are_not_kept(empty: User) -> None:
     assert not [path for path in empty.cache.rglob("*.gguf")]
 
 
+@pytest.mark.slow
 def test_what_is_on_the_hub_is_checked_before_it_is_planned(empty: User, tmp_path: Path) -> None:
     odd: dict[str, gguf_files.Value | None] = {
         "qwen3.attention.key_length": (["a"], gguf_files.ARRAY, gguf_files.STRING)

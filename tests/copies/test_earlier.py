@@ -2,7 +2,7 @@
 
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from copies import copies_of
@@ -80,7 +80,6 @@ def test_texts_that_a_model_was_given_are_not_kept_as_its_own() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.integers(0, 60), st.integers(1, 9))
-@settings(deadline=None)
 def test_it_goes_on_where_it_says(text: list[int], begin: int, n: int) -> None:
     """Against a plain search for the last 16 tokens."""
     other = (text * 3)[begin : begin + 16 * n]

@@ -48,7 +48,6 @@ def continues(text: list[int], tokens: list[int]) -> bool:
 
 
 @given(texts, st.integers(1, 70))
-@settings(deadline=None)
 def test_offers_stand_in_the_text(text: list[int], n: int) -> None:
     copies = find(index_of(text), 4, n)
     assert bool(copies) == (longest_match(text) >= 2)
@@ -59,7 +58,6 @@ def test_offers_stand_in_the_text(text: list[int], n: int) -> None:
 
 
 @given(texts, st.data())
-@settings(deadline=None)
 def test_it_is_the_same_in_pieces(text: list[int], data: st.DataObject) -> None:
     """A prompt at once, an answer token by token: the matches are the same."""
     cut = data.draw(st.integers(0, len(text)))
@@ -70,7 +68,6 @@ def test_it_is_the_same_in_pieces(text: list[int], data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 12), st.integers(20, 60), st.integers(0, 3), st.integers(0, 3))
-@settings(deadline=None)
 def test_a_copy_goes_on_behind_an_edit(begin: int, at: int, n_new: int, n_old: int) -> None:
     """`n_old` tokens are replaced by `n_new`: after them, or a token later, the copy is back."""
     source = list(range(1000, 1100))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
@@ -28,7 +28,6 @@ def texts(draft: Draft) -> list[tuple[int, ...]]:
     return [tuple(draft.tokens[step] for step in draft.path(node)) for node in range(len(draft))]
 
 
-@settings(deadline=None)
 @given(drafts(), st.integers(0, 14), st.integers(0, 6), st.integers(1, 6))
 def test_a_tree_is_cut_to_its_bounds(draft: Draft, nodes: int, depth: int, leaves: int) -> None:
     tree = Tree(nodes, leaves + 1).cut(draft, N_VOCAB, nodes, depth + 1, as_they_are)
@@ -41,7 +40,6 @@ def test_a_tree_is_cut_to_its_bounds(draft: Draft, nodes: int, depth: int, leave
     assert set(found) <= set(texts(draft))
 
 
-@settings(deadline=None)
 @given(drafts())
 def test_what_is_within_its_bounds_is_left_as_it_is(draft: Draft) -> None:
     shape = Tree(14, 15)
@@ -50,7 +48,6 @@ def test_what_is_within_its_bounds_is_left_as_it_is(draft: Draft) -> None:
     assert (again.tokens, again.parents) == (once.tokens, once.parents)
 
 
-@settings(deadline=None)
 @given(drafts(), st.integers(0, N_VOCAB))
 def test_what_is_refused_goes_with_all_that_follows_it(draft: Draft, refused: int) -> None:
     def n_valid(tokens: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
@@ -65,7 +65,6 @@ def n_leaves(draft: Draft) -> int:
     return len(set(range(len(draft))) - set(draft.parents))
 
 
-@settings(deadline=None)
 @given(distributions(), st.integers(0, 40))
 def test_no_tree_of_as_many_nodes_is_expected_to_be_accepted_further(
     levels: Levels, n: int
@@ -80,7 +79,6 @@ def test_no_tree_of_as_many_nodes_is_expected_to_be_accepted_further(
     assert len(set(paths)) == len(paths)
 
 
-@settings(deadline=None)
 @given(distributions(), st.integers(0, 40), st.integers(0, 40))
 def test_a_smaller_tree_begins_a_larger_one(levels: Levels, n: int, m: int) -> None:
     small, large = sorted((n, m))
@@ -89,7 +87,6 @@ def test_a_smaller_tree_begins_a_larger_one(levels: Levels, n: int, m: int) -> N
     assert grow(source, large, N_VOCAB).clip(len(draft)).tokens == draft.tokens
 
 
-@settings(deadline=None)
 @given(distributions(), st.integers(0, 40), st.integers(0, 4), st.integers(0, 4))
 def test_bounds_hold(levels: Levels, n: int, leaves: int, depth: int) -> None:
     draft = grow(candidates(levels), n, N_VOCAB, max_leaves=leaves, max_depth=depth)
@@ -98,7 +95,6 @@ def test_bounds_hold(levels: Levels, n: int, leaves: int, depth: int) -> None:
     assert max((len(path_of(draft, node)) for node in range(len(draft))), default=0) <= depth
 
 
-@settings(deadline=None)
 @given(distributions(), st.integers(0, 10))
 def test_one_leaf_is_the_chain_of_the_best_tokens(levels: Levels, n: int) -> None:
     draft = grow(candidates(levels), n, N_VOCAB, max_leaves=1)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
@@ -46,7 +46,6 @@ def run(draft: Draft, seed: int, stop_token: int | None) -> tuple[Verdict, list[
     return accept(draft, sample, lambda token: token == stop_token), rows
 
 
-@settings(deadline=None)
 @given(drafts(), st.integers(), st.none() | FEW)
 def test_emits_what_plain_decoding_emits(draft: Draft, seed: int, stop_token: int | None) -> None:
     verdict, _ = run(draft, seed, stop_token)
@@ -58,7 +57,6 @@ def test_emits_what_plain_decoding_emits(draft: Draft, seed: int, stop_token: in
     assert verdict.tokens == plain
 
 
-@settings(deadline=None)
 @given(drafts(), st.integers(), st.none() | FEW)
 def test_path_is_the_anchor_and_the_accepted_nodes(
     draft: Draft, seed: int, stop_token: int | None
@@ -72,7 +70,6 @@ def test_path_is_the_anchor_and_the_accepted_nodes(
         assert draft.tokens[row - 1] == verdict.tokens[i]
 
 
-@settings(deadline=None)
 @given(drafts(), st.integers())
 def test_accepts_as_far_as_the_draft_goes(draft: Draft, seed: int) -> None:
     verdict, _ = run(draft, seed, None)
@@ -112,7 +109,6 @@ def test_the_first_of_equal_siblings_counts() -> None:
     assert accept(draft, scripted(5, 6), never).path == [0, 1]
 
 
-@settings(deadline=None)
 @given(drafts(), st.integers(-2, 14))
 def test_clip_keeps_the_first_nodes(draft: Draft, n: int) -> None:
     clipped = draft.clip(n)
@@ -121,7 +117,6 @@ def test_clip_keeps_the_first_nodes(draft: Draft, n: int) -> None:
     assert clipped.parents == draft.parents[: len(clipped)]
 
 
-@settings(deadline=None)
 @given(drafts(), st.integers(0, 4))
 def test_valid_prefix_keeps_whole_valid_branches(draft: Draft, n_vocab: int) -> None:
     valid = draft.valid_prefix(n_vocab)

@@ -271,7 +271,6 @@ def splits_of_llama_cpp(split: tuple[float, ...], count: int) -> list[int]:
     return counts
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(1, 12), min_size=2, max_size=5))
 def test_llama_cpp_places_layers_as_planned_on_any_number_of_gpus(sizes):
     found = plan(*(gpu(size, i) for i, size in enumerate(sizes)), host())
@@ -365,7 +364,6 @@ def test_more_gpu_layers_than_there_are_means_all():
     assert plan(gpu(24), host(), n_gpu_layers=0).gpus[0].needed == 0
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.floats(0, 40), st.floats(0, 10), st.booleans())
 def test_more_gpu_memory_never_gives_fewer_layers_or_a_smaller_context(size, more, drafter):
     small = plan(gpu(size), host(), drafter=drafter)
@@ -375,7 +373,6 @@ def test_more_gpu_memory_never_gives_fewer_layers_or_a_smaller_context(size, mor
     assert fits(small) and fits(large)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(1, 12), min_size=2, max_size=4), st.integers(0, 3), st.floats(0, 8))
 def test_more_memory_on_one_of_several_gpus_never_hurts(sizes, index, more):
     larger = list(sizes)
@@ -386,7 +383,6 @@ def test_more_memory_on_one_of_several_gpus_never_hurts(sizes, index, more):
     assert large.n_gpu_layers >= small.n_gpu_layers
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.floats(8, 64), st.floats(0, 20))
 def test_more_host_memory_never_gives_a_smaller_context(size, more):
     assert plan(host(size, 128)).n_ctx <= plan(host(size + more, 128)).n_ctx
@@ -640,7 +636,7 @@ def test_a_bad_override_is_one_line(wanted, words):
         mixture_plan(gpu(80), host(80, 96), **wanted)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(3, 40), min_size=1, max_size=3), st.floats(0, 20))
 def test_more_gpu_memory_never_moves_more_experts(sizes, more):
     small, large = (

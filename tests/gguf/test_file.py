@@ -336,7 +336,7 @@ def test_no_bytes_escape_as_another_error(tmp_path_factory: pytest.TempPathFacto
         assert 0 < tensor.n_bytes <= len(content) - tensor.offset
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(content=st.binary(max_size=300))
 @example(content=b"\0" * 40)
 def test_random_bytes_after_a_good_start(

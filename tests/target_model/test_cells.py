@@ -27,7 +27,6 @@ def path_to(draft: Draft, node: int) -> list[int]:
     return [0, *(1 + step for step in draft.path(node))]
 
 
-@settings(deadline=None)
 @given(forked())
 def test_a_row_sees_its_ancestors_and_no_other_row(case: tuple[Draft, int]) -> None:
     draft, n_branches = case
@@ -38,7 +37,6 @@ def test_a_row_sees_its_ancestors_and_no_other_row(case: tuple[Draft, int]) -> N
         assert seen == path_to(draft, node)
 
 
-@settings(deadline=None)
 @given(drafts(), drafts())
 def test_trees_of_as_many_rows_have_the_same_first_branches(one: Draft, other: Draft) -> None:
     """So that llama.cpp keeps its graph."""
@@ -47,7 +45,6 @@ def test_trees_of_as_many_rows_have_the_same_first_branches(one: Draft, other: D
     assert firsts == [list(range(n + 1))] * 2
 
 
-@settings(deadline=None)
 @given(forked(), st.data())
 def test_what_is_common_with_the_accepted_path(
     case: tuple[Draft, int], data: st.DataObject

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflash_local.errors import InputError
@@ -50,7 +50,6 @@ def stream(
 TEXTS = LETTERS.map(str.encode)
 
 
-@settings(deadline=None)
 @given(pieces(TEXTS), STOPS, st.just([]) | STOPS)
 @example([b"ab", b"ab", b"c"], ["abc", "b\ufffd"], [])
 @example([b"a", b"b", b"c"], ["b"], ["ab"])
@@ -63,7 +62,6 @@ def test_chunks_add_up_to_the_text_before_the_stop_string_or_with_it(
     assert stopped == found
 
 
-@settings(deadline=None)
 @given(pieces(st.binary(max_size=24) | TEXTS), STOPS)
 def test_bytes_that_are_no_text_are_replaced_as_in_one_go(
     tokens: list[bytes], stops: list[str]
@@ -73,7 +71,6 @@ def test_bytes_that_are_no_text_are_replaced_as_in_one_go(
     assert "".join(taken) + rest == expected
 
 
-@settings(deadline=None)
 @given(pieces(TEXTS), STOPS)
 def test_push_reports_the_stop_string_with_the_token_that_completes_it(
     tokens: list[bytes], stops: list[str]
@@ -84,7 +81,6 @@ def test_push_reports_the_stop_string_with_the_token_that_completes_it(
         assert not cut(before, stops)[1]
 
 
-@settings(deadline=None)
 @given(pieces(TEXTS), STOPS)
 def test_text_is_held_back_only_where_a_stop_string_may_begin(
     tokens: list[bytes], stops: list[str]
