@@ -113,16 +113,6 @@ def test_every_accepted_length_occurs(target: Target, plain: Plain, kind: tuple[
     assert set(found.stats.accepted_lengths) >= set(range(1, BLOCK + 1))
 
 
-@pytest.mark.one_in(30)
-@pytest.mark.parametrize("width", [2, 3, 8])
-def test_narrow_passes(target: Target, plain: Plain, width: int) -> None:
-    (prompt,) = prompts(target, 1)
-    right = plain(prompt, N)
-    rounds = count()
-    engine, drafter = engine_of(target, [prompt + right], lambda: next(rounds) % width)
-    check(engine, drafter, answer(engine, prompt, width, N), right)
-
-
 @pytest.mark.one_in(4)
 def test_always_wrong_is_plain_decoding(target: Target, plain: Plain) -> None:
     (prompt,) = prompts(target, 1)

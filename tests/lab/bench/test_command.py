@@ -170,13 +170,6 @@ def test_a_server_that_does_not_start_costs_no_results(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_memory_is_told_of_a_target_alone() -> None:
-    found = told(*FEW, "--target", TARGET, "--category", "chat", "--temps", "0")
-    assert [row["drafted"] for row in found["rows"]] == [None, None]
-    assert found["memory_bytes"]["drafter"] == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
