@@ -542,29 +542,7 @@ def test_the_commands_of_a_conversation(
     ]
 
 
-def test_a_slash_and_a_word_is_a_command_or_an_error(
-    open_terminal: OpenTerminal, tmp_path: Path
-) -> None:
-    terminal = open_terminal("-n", "4")
-    assert "/set temp 0.7" in terminal.ask("/temp 0.7")
-    assert "no command /foo" in terminal.ask("/foo is a word")
-    assert "temp is 0.5" in terminal.ask("/set temperature 0.5")
-    assert re.search(r"temp +0\.5", terminal.ask("/set"))
-    assert "did you mean temp?" in terminal.ask("/set tmp 1")
-    assert "not a number" in terminal.ask("/set top_p 7")
-    assert "as usual" in terminal.ask("/set temp default")
-    terminal.ask("/set draft-width 500")
-    refused = terminal.ask("hello")
-    assert "--draft-width is 500" in refused and "/clear" not in refused
-    terminal.ask("/set draft-width default")
-    assert terminal.answers() == "", "none of that went to the model"
-    terminal.ask("//etc is a folder")
-    terminal.ask(f"/save {tmp_path / 'saved.json'}")
-    saved = json.loads((tmp_path / "saved.json").read_text())["messages"]
-    assert saved[0]["content"] == "/etc is a folder"
-
-
-def test_an_answer_that_was_cut_goes_on(
+def test_an_answer_that_was_cut_goes_on_and_a_slash_and_a_word_is_a_command_or_an_error(
     open_terminal: OpenTerminal, answer: str, tmp_path: Path
 ) -> None:
     terminal = open_terminal("-n", "10", "--temp", "0")
@@ -584,6 +562,25 @@ def test_an_answer_that_was_cut_goes_on(
     terminal.ask(f"/save {tmp_path / 'saved.json'}")
     edited = json.loads((tmp_path / "saved.json").read_text())["messages"]
     assert edited[0]["content"] == f"{QUESTION} Please." and len(edited) == 2
+
+    terminal.ask("/clear")
+    before = terminal.answers()
+    assert "/set temp 0.7" in terminal.ask("/temp 0.7")
+    assert "no command /foo" in terminal.ask("/foo is a word")
+    assert "temp is 0.5" in terminal.ask("/set temperature 0.5")
+    assert re.search(r"temp +0\.5", terminal.ask("/set"))
+    assert "did you mean temp?" in terminal.ask("/set tmp 1")
+    assert "not a number" in terminal.ask("/set top_p 7")
+    assert "as usual" in terminal.ask("/set temp default")
+    terminal.ask("/set draft-width 500")
+    refused = terminal.ask("hello")
+    assert "--draft-width is 500" in refused and "/clear" not in refused
+    terminal.ask("/set draft-width default")
+    assert terminal.answers() == before, "none of that went to the model"
+    terminal.ask("//etc is a folder")
+    terminal.ask(f"/save {tmp_path / 'saved.json'}")
+    saved = json.loads((tmp_path / "saved.json").read_text())["messages"]
+    assert saved[0]["content"] == "/etc is a folder"
 
 
 def test_a_text_that_repeats_itself_is_said_and_no_boast(tmp_path: Path) -> None:

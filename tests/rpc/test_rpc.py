@@ -120,6 +120,7 @@ def answers(model: Model) -> list[Result]:
     ]
 
 
+@pytest.mark.slow
 def test_copies_are_accepted_over_workers(local: Model, two: list[WorkerProcess]) -> None:
     prompt = tiny_coder.prompts()["code"][0]
     text = prompt + local.generate(prompt, max_tokens=40, temperature=0).text
@@ -138,6 +139,7 @@ def test_copies_are_accepted_over_workers(local: Model, two: list[WorkerProcess]
     assert found.stats.copied >= found.stats.copied_accepted > 8
 
 
+@pytest.mark.slow
 def test_prompts_are_kept_in_memory_and_in_files(
     local: Model, two: list[WorkerProcess], tmp_path: Path
 ) -> None:
@@ -157,6 +159,7 @@ def test_prompts_are_kept_in_memory_and_in_files(
         assert found.tokens == expected.tokens
 
 
+@pytest.mark.slow
 def test_several_requests_at_once_are_those_of_one_process(
     local: Model, two: list[WorkerProcess]
 ) -> None:
@@ -167,6 +170,7 @@ def test_several_requests_at_once_are_those_of_one_process(
         assert [each.tokens for each in found] == [each.tokens for each in expected]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("architecture, way_back", [("qwen35", "snapshots"), ("qwen3next", "")])
 def test_recurrent_targets_take_snapshots_or_draft_nothing(
     two: list[WorkerProcess], tmp_path: Path, architecture: str, way_back: str
@@ -194,6 +198,7 @@ def test_recurrent_targets_take_snapshots_or_draft_nothing(
     assert len([line for line in said if told in line]) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_with_a_cache_is_sent_large_tensors_once(tmp_path: Path) -> None:
     shipped, _ = tiny_coder.pair()
     target = changed(shipped, tmp_path / "wide.gguf", keys=WIDE, tensors=widen)

@@ -244,6 +244,7 @@ def test_chats_are_answered_meanwhile(running: ServerProcess, api: httpx.Client)
         assert len(work.result().json()["data"]) == n
 
 
+@pytest.mark.slow
 def test_models_that_are_loaded_when_they_are_asked_for(
     files: tuple[Path, Path], pair: tuple[Path, Path], tmp_path: Path, bert: Embedder
 ) -> None:

@@ -26,7 +26,7 @@ from dflash_local.errors import BackendError, InputError, PairError
 from dflash_local.loading import load
 from dflash_local.pairs import tuned
 from dflash_local.pairs.find import find_pair
-from dflash_local.tune import comparison, fitting, texts
+from dflash_local.tune import comparison, fitting
 from dflash_local.tune.card import Card
 from dflash_local.tune.fitting import (
     Interrupted,
@@ -189,18 +189,6 @@ def test_a_drafter_that_does_not_win_stays_beside_the_old_one(
     text = (options.output / "README.md").read_text()
     assert "did not win" in text
     assert "all of them general" in text
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_leaves_everything_as_it_was(options: TuneOptions, tmp_path: Path) -> None:
-    before = snapshot(tmp_path)
-
-    def fail(_: Progress) -> None:
-        raise RuntimeError("in the middle of it")
-
-    with pytest.raises(RuntimeError):
-        tune(options, say=print, progress=fail)
-    assert snapshot(tmp_path) == before
 
 
 def test_files_that_do_not_fit_leave_everything_as_it_was(

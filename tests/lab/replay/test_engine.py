@@ -126,7 +126,7 @@ def test_nothing_is_learnt_for_real_answers(engine: Engine) -> None:
     assert engine.learns and not replaying(engine).learns
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_random_weights_accept_what_was_recorded(tmp_path: Path, shape: DraftShape) -> None:
     """Whole chains of the recorded passages have 5 tokens a round, trees more; and the text that
