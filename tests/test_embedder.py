@@ -115,6 +115,7 @@ def test_with_pooling_none_each_token_has_a_vector(bert_file: Path, bert: Embedd
     assert np.allclose(rows.mean(axis=0), bert.embed(TEXTS[0], normalize=False)[0], atol=CLOSE)
 
 
+@pytest.mark.slow
 def test_many_texts_have_the_vectors_that_each_has_alone(bert: Embedder, decoder: Embedder) -> None:
     texts = [f"{'hello ' * (n % 40)}this is test {n}" for n in range(50)]
     for embedder in (bert, decoder):

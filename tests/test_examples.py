@@ -45,6 +45,7 @@ def test_hidden_states() -> None:
     assert int(re.search(r": (\d+)% of", output("hidden_states"))[1]) > 80
 
 
+@pytest.mark.slow
 def test_own_drafter() -> None:
     tokens, passes = re.search(r"(\d+) tokens in (\d+) passes", output("own_drafter")).groups()
     assert int(passes) < int(tokens) / 2

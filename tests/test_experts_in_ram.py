@@ -62,7 +62,7 @@ def plain(pair: list[Path]) -> list[list[int]]:
         return [each.tokens for each in answers(model, 0)]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "moved",
     [{"n_cpu_moe": HALF}, {"cpu_moe": True}, {"override_tensor": {"ffn_down_exps": "CPU"}}],
@@ -153,7 +153,7 @@ def small_gpu(mib: float) -> Device:
     return Device("GPU0", "", "gpu", int(mib * MIB), 8000 * MIB)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_patterns_may_name_a_worker_and_the_head_stays_here(
     pair: list[Path], worker: WorkerProcess
 ) -> None:

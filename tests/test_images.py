@@ -226,7 +226,7 @@ def test_a_second_question_about_a_picture_decodes_only_the_question(model: Mode
         assert n_decoded == len(ids) - n_common
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 def test_four_slots_answer_as_one_does(files: list[Path], model: Model) -> None:
     asked_for = 2 * [[asked(ASKED, picture(96, 64, seed=i))] for i in range(3)]
     expected = []
@@ -334,7 +334,7 @@ def test_a_request_that_waits_for_a_picture_can_be_given_up(files: list[Path]) -
         assert answer(model, shown).tokens
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_counts_are_of_cells(model: Model) -> None:
     model.forget()
     told: list[PromptProgress] = []
@@ -352,7 +352,7 @@ def test_counts_are_of_cells(model: Model) -> None:
     assert model.status().cells_used == slot.n_cached_tokens
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_slot_with_a_picture_weighs_its_cells(files: list[Path]) -> None:
     with loaded(files, n_seq=2, cache_mb=0) as two:
         if two.target.path.stem == "gemma3":
@@ -363,7 +363,7 @@ def test_a_slot_with_a_picture_weighs_its_cells(files: list[Path]) -> None:
         assert answer(two, shown).stats.cached_tokens > 256
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_prompt_takes_over_the_picture_of_one_in_progress(files: list[Path]) -> None:
     with loaded(files, n_seq=2) as two:
         found: list[Result] = []

@@ -54,6 +54,7 @@ def test_its_defaults_give_the_text_of_theirs(pair: tuple[Path, Path]) -> None:
     llm.close()
 
 
+@pytest.mark.slow
 def test_positions_caches_and_keys_are_bent_as_theirs(pair: tuple[Path, Path]) -> None:
     given: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, "flash_attn": True}
     given |= {"rope_freq_base": 5000.0, "rope_freq_scale": 0.5, "type_k": 8, "type_v": 1}

@@ -34,7 +34,7 @@ def same_shape(result: Result) -> dict[str, Any]:
     return message
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 def test_a_call_that_must_come(speaker: Model) -> None:
     asked: dict[str, Any] = {
         "tools": [WEATHER, NOW],

@@ -58,6 +58,7 @@ def test_trees_are_not_measured_where_none_are_used() -> None:
     assert [(way["shape"], way["width"]) for way in ways] == [("chain", "auto")]
 
 
+@pytest.mark.slow
 def test_heads_in_the_targets_own_file_are_measured(tmp_path: Path) -> None:
     target, draft = write_pair(HYBRID_HEADS, "Q8_0", tmp_path, n_layer=4)
     assert draft is None

@@ -61,6 +61,7 @@ def test_what_is_piped_in_goes_before_the_prompt() -> None:
     assert prompt_tokens(piped) == prompt_tokens(run_here(*asked, "-", stdin=both))
 
 
+@pytest.mark.slow
 def test_status_lines_are_around_the_answer_where_both_go_to_one_place(answer: str) -> None:
     done = subprocess.run(
         [COMMAND, "chat", "-n", "24", QUESTION],
@@ -103,6 +104,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return ("--target", str(target), "--grammar-file", str(grammar), "--ctx", "512")
 
 
+@pytest.mark.slow
 def test_a_thought_is_no_part_of_the_answer(thinker: tuple[str, ...]) -> None:
     assert run_here("chat", "-q", *thinker, "Is it?").stdout == "Yes."
     told = json.loads(run_here("chat", "-q", "--json", *thinker, "Is it?").stdout)

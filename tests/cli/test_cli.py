@@ -459,7 +459,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert process.returncode == 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_closed_streams_mix_nothing_up(closed: str, greedy: dict[str, Any]) -> None:

@@ -298,6 +298,7 @@ def test_what_the_hub_refuses(empty: User) -> None:
     assert "lab/None" in empty.refused("run", "lab/None", "Hello")
 
 
+@pytest.mark.slow
 def test_a_gated_drafter_is_told_before_its_target_is_fetched(empty: User) -> None:
     empty.hub.repositories[CHECKPOINT].gated = True
     gated = empty.refused("run", NAME, "Hello")
@@ -405,6 +406,7 @@ def test_what_is_on_the_hub_is_checked_before_it_is_planned(empty: User, tmp_pat
     assert "a DFlash drafter" in empty.refused("show", "lab/Drafter-GGUF")
 
 
+@pytest.mark.slow
 def test_what_is_not_known_without_a_network_is_no_success(empty: User) -> None:
     done = empty.run("show", NAME, HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 1 and "tiny" in done.stdout.lower()

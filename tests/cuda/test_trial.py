@@ -45,6 +45,7 @@ def test_each_shape_is_tried_once() -> None:
     assert timed[0].ours_us != first[0].ours_us and len(said) == 3
 
 
+@pytest.mark.slow
 def test_attention_is_tried_like_products() -> None:
     said = Lines()
     found = findings([SHAPE, HEADS], "CPU", [], OF, said)

@@ -94,7 +94,7 @@ def engine(target: Target) -> Iterator[Engine]:
     drafter.close()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("target", "way", "width"),
     pairwise_cases(list(TARGETS), list(WAYS), (3, 7, "auto")),
@@ -105,7 +105,7 @@ def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) 
     check_one_answer(engine, width, **WAYS[way])  # type: ignore[arg-type]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("target", "way"),
     list(zip(TARGETS, cycle(WAYS), strict=False)),
@@ -137,7 +137,7 @@ def test_shared_and_saved_texts(target: Target, engine: Engine) -> None:
     check_shared_and_saved(engine)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_text_goes_on_from_an_earlier_one(target: Target, engine: Engine) -> None:
     assert engine.drafter
     check_a_text_goes_on(target, engine.drafter)
@@ -146,6 +146,7 @@ def test_a_text_goes_on_from_an_earlier_one(target: Target, engine: Engine) -> N
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("word", [None, "mtp"])
 def test_loaded_by_default_and_by_the_word(files: Files, word: str | None) -> None:
     said: list[str] = []
@@ -209,7 +210,7 @@ def test_heads_that_llama_cpp_fails_on_are_left_out(files: Files, tmp_path: Path
         load(path, "mtp", quiet=True, **OPTIONS)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("architecture", ["always right", "no recurrent layers", "snapshots"])
 @pytest.mark.parametrize("at", ["opened", "measured"])
 def test_heads_that_fail_at_the_load_are_left_out(

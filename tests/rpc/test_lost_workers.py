@@ -51,7 +51,7 @@ def answer(client: httpx.Client) -> tuple[str, str]:
     return text, error
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(7))
 def test_a_killed_worker_ends_requests_and_not_the_server(
     remote_server: ServerProcess, worker: WorkerProcess, seed: int

@@ -57,7 +57,7 @@ def local() -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("case", range(68))
 def test_texts_are_those_of_one_process(local: Model, remote: Model, case: int) -> None:
     """A request of its own for each number: greedy or seeded, with drafts or without."""
@@ -99,7 +99,7 @@ def test_what_is_fetched_of_a_pass_comes_together(two: list[WorkerProcess]) -> N
                 assert n_waits / found.stats.rounds < 2.6
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_type", ["q8_0", "f16"])
 def test_trees_are_those_of_one_process(two: list[WorkerProcess], kv_type: str) -> None:
     options = {"draft_shape": "tree", "kv_type": kv_type}

@@ -79,7 +79,7 @@ def test_exact_logits_are_the_same_also_where_ggml_splits_a_row() -> None:
         same_in_turns(target)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(("kv_type", "flash_attn"), KV)
 def test_others_are_but_such_a_row(kv_type: str, flash_attn: bool) -> None:
     how = {"kv_type": kv_type, "flash_attn": flash_attn, "n_ctx": 768, "tapped_layers": ()}

@@ -133,7 +133,7 @@ def test_the_checkpoint_is_converted_to_the_same_file(trained: Trained, tmp_path
         torch.testing.assert_close(one[name], values, atol=0.02 * float(values.abs().max()), rtol=0)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("for_trees", [False, True], ids=["chains", "trees"])
 def test_drafts_are_those_of_llama_cpp_and_of_the_reference(
     trained: Trained, target: Target, for_trees: bool
@@ -160,6 +160,7 @@ def test_drafts_are_those_of_llama_cpp_and_of_the_reference(
     ours.close()
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_plain_decoding(trained: Trained, target: Target) -> None:
     drafter = open_drafter(trained.path, target, n_seq=2, n_ctx=512, n_threads=1, for_trees=True)
     engine = Engine(target, drafter, 2)

@@ -276,7 +276,7 @@ def test_a_disk_that_fills_later_loses_nothing_that_was_kept(
     assert not part.exists()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["{{ m.content }}", "<{{ m.content }}{{ m.content }}"])
 def test_a_template_without_an_opening_is_told(
     options: TrainOptions, tmp_path: Path, content: str

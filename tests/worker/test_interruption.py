@@ -397,6 +397,7 @@ print(len(model.generate([5, 6, 7], max_tokens=4, ignore_eos=True).tokens))
 """
 
 
+@pytest.mark.slow
 def test_a_closed_stderr_ends_nothing() -> None:
     assert ended(python(SILENT))[:2] == (0, "4\n")
 

@@ -153,6 +153,7 @@ def test_random_weights_accept_what_was_recorded(tmp_path: Path, shape: DraftSha
     assert (4.2 < mean < 5.8) if shape == "chain" else mean > 5
 
 
+@pytest.mark.slow
 def test_a_recurrent_target_replays(tmp_path: Path) -> None:
     pair = write_pair(HYBRID, "Q8_0", tmp_path, n_layer=5)
     options = LoadOptions(n_ctx=512, n_gpu_layers=0, n_threads=1, draft_width=8)
@@ -167,7 +168,7 @@ def test_a_recurrent_target_replays(tmp_path: Path) -> None:
         assert result.stats.accepted > 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_copies_are_measured_and_can_be_left_out(temperature: float) -> None:
     """The text comes out with copies and without, with a drafter and without."""

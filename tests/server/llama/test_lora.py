@@ -70,6 +70,7 @@ def test_there_are_none(client: httpx.Client) -> None:
     assert answer.json()["error"]["message"] == "lora names adapter 0; loaded are none"
 
 
+@pytest.mark.slow
 def test_each_request_may_say(adapted: httpx.Client, lora: Path) -> None:
     """Also those that run at once."""
     expected = {scale: plain(lora, scale) for scale in (0.0, 0.5, 1.0)}
@@ -85,6 +86,7 @@ def test_each_request_may_say(adapted: httpx.Client, lora: Path) -> None:
     assert completed(adapted, lora=[]) == expected[0.0][0]
 
 
+@pytest.mark.slow
 def test_all_requests_are_told(adapted: httpx.Client, lora: Path) -> None:
     known = {"id": 0, "path": "style.gguf"}
     assert adapted.get("/lora-adapters").json() == [{**known, "scale": 0.5}]
@@ -97,6 +99,7 @@ def test_all_requests_are_told(adapted: httpx.Client, lora: Path) -> None:
         adapted.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body", [{}, [{"id": 1, "scale": 1}], [{"id": -1, "scale": 1}], [{"id": 0}], [{"scale": "x"}]]
 )
