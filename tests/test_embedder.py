@@ -87,6 +87,7 @@ def of_llama_cpp(path: Path, pooling: Pooling, text: str) -> NDArray[np.float64]
         llm.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 def test_an_encoder_s_vectors_are_llama_cpp_s(bert_file: Path, pooling: Pooling) -> None:
     with load_embedder(bert_file, pooling=pooling, n_threads=1, quiet=True) as embedder:

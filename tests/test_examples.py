@@ -41,6 +41,7 @@ def test_json_schema() -> None:
     assert set(json.loads(output("json_schema"))) == {"name", "arguments", "pure"}
 
 
+@pytest.mark.slow
 def test_hidden_states() -> None:
     assert int(re.search(r": (\d+)% of", output("hidden_states"))[1]) > 80
 

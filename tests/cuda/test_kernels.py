@@ -146,6 +146,7 @@ def test_two_types_in_one_kernel(compiler: Compiler) -> None:
     assert max(compiled.spilled) <= 8
 
 
+@pytest.mark.slow
 def test_code_is_compiled_once(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,6 +220,7 @@ def test_loaded_by_name(small: Path) -> None:
         assert len(plain.tokens) == len(drafted.tokens)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["small", "recurrent"])
 def test_answers_equal_after_a_load(small: Path, tmp_path: Path, kind: str) -> None:
     prompts = tiny_coder.prompts()["chat"][:2]
@@ -251,6 +252,7 @@ def test_a_recurrent_target(small: Path, tmp_path: Path) -> None:
             assert found.stats.drafted > 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("architecture", ["qwen35", "lfm2"])
 def test_a_recurrent_model_that_drafts_for_itself_is_always_right(
     tmp_path: Path, architecture: str

@@ -63,7 +63,7 @@ def target(shape: DraftShape) -> Iterator[Target]:
         yield opened
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(48)
 @pytest.mark.parametrize("drawn", DRAWN)
 @pytest.mark.parametrize("bound", BOUND)
 def test_drafted_answers_are_the_plain_ones(

@@ -138,6 +138,7 @@ def test_the_log_joins_pieces_and_keeps_the_first_error():
     assert log.first_error == "third"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("set_before", "spins"),
     [

@@ -83,6 +83,7 @@ def test_low_rank_additions_are_part_of_the_weights(files: tuple[Path, Path]) ->
     torch.testing.assert_close(outcome(plain, [answer], [starts]).loss, expected)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_trainer_goes_on_as_if_there_had_been_no_break(
     files: tuple[Path, Path], way: str, tmp_path: Path

@@ -27,6 +27,7 @@ def report() -> LabReport:
     return made
 
 
+@pytest.mark.slow
 def test_svg_holds_its_words_and_is_the_same_each_time(report: LabReport, tmp_path: Path) -> None:
     for name in ("a.svg", "b.SVG"):
         plot(report, tmp_path / name)

@@ -76,7 +76,7 @@ CASES = [(shape, "Q4_K_M") for shape in SHAPES]
 CASES += [(shape, quant) for shape in (DENSE, EXPERTS) for quant in QUANTS if quant != "Q4_K_M"]
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "quant"), CASES)
 def test_every_pair_loads_and_drafts(shape: PairShape, quant: str, tmp_path: Path) -> None:
     if quant == "MXFP4" and not shape.experts:
@@ -141,6 +141,7 @@ def test_a_file_of_another_shape_under_that_name_is_replaced(tmp_path: Path) -> 
     assert GgufFile.open(target).metadata["qwen3.rope.freq_base"] == 2e6
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"needs \d.*GiB for .*-l512-bf16.gguf and .*are free"):
         write_pair("qwen3-coder-30b-a3b", "BF16", tmp_path, n_layer=512)
