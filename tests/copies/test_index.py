@@ -1,6 +1,6 @@
 """The index of a text: its offers stand in the text, and edits do not lose the place."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_local.llama import native

@@ -1,7 +1,7 @@
 """After a pass over a tree, what each branch has is accepted, or told to be dropped."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_local.draft.draft import ANCHOR, Draft

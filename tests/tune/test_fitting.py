@@ -26,7 +26,7 @@ from dflash_local.errors import BackendError, InputError, PairError
 from dflash_local.loading import load
 from dflash_local.pairs import tuned
 from dflash_local.pairs.find import find_pair
-from dflash_local.tune import comparison, fitting
+from dflash_local.tune import comparison, fitting, texts
 from dflash_local.tune.card import Card
 from dflash_local.tune.fitting import (
     Interrupted,

@@ -9,7 +9,6 @@ import pytest
 
 from dflash_local import Model
 from dflash_local.llama import runtime
-from gap_rule import equal_by_gap_rule, joint_noise
 from openai_api import CHAT, QUESTION, SAMPLER, ask, post, refused, streamed, user
 from server_process import ServerProcess
 
