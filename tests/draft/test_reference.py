@@ -1,4 +1,4 @@
-"""The PyTorch reference sees every option; test_fused_drafter.py compares it with
+"""The PyTorch reference sees every option, and drafts well; test_fused_drafter.py compares it with
 llama.cpp's own drafter."""
 
 from itertools import combinations

@@ -7,6 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import tiny_coder
+from dflash_local.draft.fused_drafter import FusedDrafter
+from dflash_local.engine.engine import Engine
+from dflash_local.loading import open_drafter
+from dflash_local.target_model.target import Target
+from pair_engine import answer, open_target
+from reference import Reference
 from trained_heads import (
     Text,
     of_drafter,
@@ -17,14 +25,6 @@ from trained_heads import (
     write,
     written,
 )
-
-import tiny_coder
-from dflash_local.draft.fused_drafter import FusedDrafter
-from dflash_local.engine.engine import Engine
-from dflash_local.loading import open_drafter
-from dflash_local.target_model.target import Target
-from pair_engine import answer, open_target
-from reference import Reference
 
 torch.set_num_threads(1)  # the products are small
 N = 64  # tokens of an answer

@@ -113,6 +113,16 @@ def test_every_accepted_length_occurs(target: Target, plain: Plain, kind: tuple[
     assert set(found.stats.accepted_lengths) >= set(range(1, BLOCK + 1))
 
 
+@pytest.mark.one_in(30)
+@pytest.mark.parametrize("width", [2, 3, 8])
+def test_narrow_passes(target: Target, plain: Plain, width: int) -> None:
+    (prompt,) = prompts(target, 1)
+    right = plain(prompt, N)
+    rounds = count()
+    engine, drafter = engine_of(target, [prompt + right], lambda: next(rounds) % width)
+    check(engine, drafter, answer(engine, prompt, width, N), right)
+
+
 @pytest.mark.one_in(4)
 def test_always_wrong_is_plain_decoding(target: Target, plain: Plain) -> None:
     (prompt,) = prompts(target, 1)
@@ -221,7 +231,7 @@ def test_answers_of_a_grammar(target: Target, plain: Plain) -> None:
     del drafter
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(3)
 def test_a_suspended_answer_goes_on(targets: Target, plain: Plain) -> None:
     asked = prompts(targets)[:2]
     right = [plain(prompt, N) for prompt in asked]
@@ -263,7 +273,7 @@ def test_turns_after_an_answer_that_was_stopped(target: Target, plain: Plain, wi
         del drafter
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(3)
 def test_the_next_turn_reads_only_what_is_new(target: Target, plain: Plain) -> None:
     (prompt,) = prompts(target, 1)
     right = plain(prompt, N)
@@ -275,7 +285,7 @@ def test_the_next_turn_reads_only_what_is_new(target: Target, plain: Plain) -> N
     assert found.stats.cached_tokens == len(prompt) + N - 1
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(3)
 def test_the_same_prompt_for_several_at_once(targets: Target, plain: Plain) -> None:
     """They share the state of the one that reads it, or read it themselves."""
     prompt = prompts(targets)[2]

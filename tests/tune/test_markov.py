@@ -1,14 +1,13 @@
 """A new drafter with a Markov head: it learns, others read its files, and its drafts change no
 answer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 import mini_pair
 import tiny_coder
@@ -26,25 +25,17 @@ from dflash_local.tune.saving import save_checkpoint, save_gguf
 from dflash_local.tune.training import Trainer, is_trained
 from dflash_local.tune.weights import read_torch_drafter
 from llama_drafter import LlamaDrafter
-from pair_engine import open_target, prefill, request
+from pair_engine import open_target
 from plain_answer import PlainAnswer
 from reference import Reference
 from shapes import exact_target
+from trained_heads import Text, written
 
 torch.set_num_threads(1)  # the products are small
 ROUNDING, NOISE = 5e-3, 0.05
 """Against llama.cpp, where sums round otherwise before they become 8 bits, and against the
 reference, whose keys and values are no halves."""
 N = 24  # tokens of an answer
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text of the target: a prompt, its greedy answer, and the context feature of each token."""
-
-    tokens: list[int]
-    n_prompt: int
-    features: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -82,25 +73,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(folder, path, texts)
 
 
-def written(target: Target, texts: Sequence[str], n_tokens: int) -> list[Text]:
-    """Greedy answers of a target that is open for several sequences, without a drafter."""
-    n_seq = target.options.n_seq
-    engine = Engine(target, None, n_seq)
-    found = []
-    for first in range(0, len(texts), n_seq):
-        ids = [target.vocabulary.tokenize(text) for text in texts[first : first + n_seq]]
-        ids = [tokens[:160] for tokens in ids if tokens]
-        sequences = [engine.begin(request(tokens, 0, n_tokens)) for tokens in ids]
-        engine.run(sequences)
-        engine.slots.forget_all()
-        for tokens, sequence in zip(ids, sequences, strict=True):
-            whole = [*tokens, *sequence.tokens]
-            features = prefill(target, whole).copy()
-            target.clear(0)
-            found.append(Text(whole, len(tokens), features))
-    return found
-
-
 def answer_of(text: Text) -> Answer:
     tokens = torch.tensor(text.tokens)
     ids = torch.zeros(len(tokens) - text.n_prompt, N_LABELS, dtype=torch.int64)
@@ -116,7 +88,6 @@ def target(trained: Trained) -> Iterator[Target]:
         yield opened
 
 
-@pytest.mark.slow
 def test_the_checkpoint_is_converted_to_the_same_file(trained: Trained, tmp_path: Path) -> None:
     result = convert(trained.folder, target=mini_pair.pair()[0], output=tmp_path / "again.gguf")
     assert (result.family, result.notes) == ("dspark", [])
@@ -133,7 +104,6 @@ def test_the_checkpoint_is_converted_to_the_same_file(trained: Trained, tmp_path
         torch.testing.assert_close(one[name], values, atol=0.02 * float(values.abs().max()), rtol=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("for_trees", [False, True], ids=["chains", "trees"])
 def test_drafts_are_those_of_llama_cpp_and_of_the_reference(
     trained: Trained, target: Target, for_trees: bool
@@ -160,7 +130,6 @@ def test_drafts_are_those_of_llama_cpp_and_of_the_reference(
     ours.close()
 
 
-@pytest.mark.slow
 def test_answers_are_those_of_plain_decoding(trained: Trained, target: Target) -> None:
     drafter = open_drafter(trained.path, target, n_seq=2, n_ctx=512, n_threads=1, for_trees=True)
     engine = Engine(target, drafter, 2)

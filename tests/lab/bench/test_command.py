@@ -49,7 +49,6 @@ def test_tables_go_to_stdout_and_to_files(tmp_path: Path) -> None:
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
 
 
-@pytest.mark.slow
 def test_a_shape_is_written_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DFLASH_LOCAL_TARGET")
     monkeypatch.setattr("lab.shapes.writer.find_shape", {"tiny": DENSE}.__getitem__)
@@ -169,6 +168,13 @@ def test_a_server_that_does_not_start_costs_no_results(tmp_path: Path) -> None:
     assert f"note: not all was measured: {server} ended with code 1" in done.stdout
     assert done.stderr.endswith(f"{server} ended with code 1: error: unknown argument\n")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_memory_is_told_of_a_target_alone() -> None:
+    found = told(*FEW, "--target", TARGET, "--category", "chat", "--temps", "0")
+    assert [row["drafted"] for row in found["rows"]] == [None, None]
+    assert found["memory_bytes"]["drafter"] == 0
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
 
 from chat_models import NOW, WEATHER
+from guarded_server import KEYS
 from later import Later
 from openai_api import CERTAIN, QUESTION, user
 from server_process import ServerProcess
@@ -175,3 +177,31 @@ def test_bad_requests_are_exceptions_of_their_kind(sdk: openai.OpenAI) -> None:
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
         sdk.files.list()
+
+
+@pytest.mark.slow
+def test_a_key_and_a_full_queue(sdk: openai.OpenAI, guarded: ServerProcess) -> None:
+    there = f"{guarded.url}/v1"
+    with pytest.raises(openai.AuthenticationError):
+        sdk.with_options(base_url=there, api_key="wrong").models.list()
+    sdk = sdk.with_options(base_url=there, api_key=KEYS[0])
+
+    def ask() -> openai.APIStatusError:
+        with pytest.raises(openai.APIStatusError) as refused:
+            sdk.chat.completions.create(model=MODEL, messages=user("Hi"), max_tokens=1)
+        return refused.value
+
+    with (
+        ThreadPoolExecutor() as pool,
+        sdk.chat.completions.create(
+            model=MODEL, messages=user("Count"), stream=True, extra_body={"ignore_eos": True}
+        ) as stream,
+    ):
+        next(iter(stream))
+        asked = [pool.submit(ask) for _ in range(2)]  # one may wait, but not long
+        full, late = sorted((each.result() for each in asked), key=lambda e: e.status_code)
+    assert isinstance(full, openai.RateLimitError)
+    assert full.code == "queue_full"
+    assert int(full.response.headers["retry-after"]) >= 1
+    assert isinstance(late, openai.InternalServerError)
+    assert late.code == "queue_timeout"
