@@ -166,7 +166,7 @@ def test_the_plan_counts_the_snapshots(
     assert "drafts are chains: the target has recurrent layers" in said
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("architecture", [a for a in REPLAYED if a in TAPPED_ARCHITECTURES])
 def test_replay_takes_no_snapshots(
     architecture: str,
@@ -259,6 +259,7 @@ def test_a_target_that_the_memory_does_not_hold_twice_is_loaded_alone(
     assert sum("drafting is off" in line for line in said) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_replay")
 def test_there_are_as_many_snapshots_as_llama_cpp_has_room_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -352,7 +353,7 @@ def test_where_drafts_cost_a_plain_step_nothing_they_can_be_asked_for(
             assert model.drafter is not None and model.draft_width == 0
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("architecture", TAPPED)
 def test_exactness_is_told_of_them(
     architecture: str,

@@ -231,7 +231,7 @@ def test_answers_of_a_grammar(target: Target, plain: Plain) -> None:
     del drafter
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_a_suspended_answer_goes_on(targets: Target, plain: Plain) -> None:
     asked = prompts(targets)[:2]
     right = [plain(prompt, N) for prompt in asked]
@@ -273,7 +273,7 @@ def test_turns_after_an_answer_that_was_stopped(target: Target, plain: Plain, wi
         del drafter
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_the_next_turn_reads_only_what_is_new(target: Target, plain: Plain) -> None:
     (prompt,) = prompts(target, 1)
     right = plain(prompt, N)
@@ -285,7 +285,7 @@ def test_the_next_turn_reads_only_what_is_new(target: Target, plain: Plain) -> N
     assert found.stats.cached_tokens == len(prompt) + N - 1
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_the_same_prompt_for_several_at_once(targets: Target, plain: Plain) -> None:
     """They share the state of the one that reads it, or read it themselves."""
     prompt = prompts(targets)[2]

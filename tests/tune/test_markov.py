@@ -88,6 +88,7 @@ def target(trained: Trained) -> Iterator[Target]:
         yield opened
 
 
+@pytest.mark.slow
 def test_the_checkpoint_is_converted_to_the_same_file(trained: Trained, tmp_path: Path) -> None:
     result = convert(trained.folder, target=mini_pair.pair()[0], output=tmp_path / "again.gguf")
     assert (result.family, result.notes) == ("dspark", [])
@@ -130,6 +131,7 @@ def test_drafts_are_those_of_llama_cpp_and_of_the_reference(
     ours.close()
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_plain_decoding(trained: Trained, target: Target) -> None:
     drafter = open_drafter(trained.path, target, n_seq=2, n_ctx=512, n_threads=1, for_trees=True)
     engine = Engine(target, drafter, 2)

@@ -49,6 +49,7 @@ def test_tables_go_to_stdout_and_to_files(tmp_path: Path) -> None:
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_a_shape_is_written_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DFLASH_LOCAL_TARGET")
     monkeypatch.setattr("lab.shapes.writer.find_shape", {"tiny": DENSE}.__getitem__)
