@@ -29,16 +29,14 @@ def convert_for(
     """`convert` of a drafter for a target by any address, such as a name of the registry or a place
     on the hub that has GGUF files, of which only a header is fetched. By default it is the one that
     the registry knows, or that the drafter names. Raises as `convert`."""
-    find = partial(_target_of, given=target, say=say)
-    return convert(source, target=find, say=say, **options)
+    if target is None:
+        return convert(source, target=partial(_target_of, say=say), say=say, **options)
+    given = _opened(target)  # before the drafter is fetched: its name may be wrong
+    return convert(source, target=lambda *_: given, say=say, **options)
 
 
-def _target_of(
-    drafter: Source, config: dict[str, Any], *, given: StrPath | None, say: Say
-) -> GgufFile:
+def _target_of(drafter: Source, config: dict[str, Any], *, say: Say) -> GgufFile:
     """The target of a drafter with this config. What is on the hub alone has no `shards`."""
-    if given is not None:
-        return _opened(given)
     named = target_hint(drafter, config)
     pair = registry.of_drafter(drafter.name) or (registry.of_weights(named) if named else None)
     place = pair.gguf if pair else named

@@ -350,7 +350,7 @@ def test_a_list_begins_with_advice_and_folds_further_drafters() -> None:
 def test_convert_names_what_was_wrong(registry: None) -> None:
     assert f"give {CHECKPOINT}" in refused("convert", NAME)
     assert "did you mean tiny?" in refused("convert", CHECKPOINT, "--target", "tinny")
-    assert f"pull {NAME}" in refused("convert", CHECKPOINT, "--target", NAME)
+    assert f"{GGUF}: " in refused("convert", CHECKPOINT, "--target", NAME)  # not on this disk
 
 
 def test_a_files_name_is_not_a_prompt(registry: None) -> None:
