@@ -83,7 +83,10 @@ def test_answers_are_those_of_one_slot(
     assert crowded.prefix_cache.reused["shared"] > 0
 
 
-def test_bad_drafts_beside_good_ones_change_nothing(target: Target, lonely: Engine) -> None:
+def test_bad_drafts_beside_good_ones_change_nothing(
+    target: Target, crowded: Engine, lonely: Engine
+) -> None:
+    crowded.slots.forget_all()  # another engine gets its cells
     known = [by_itself(lonely, each) for each in requests(lonely, 8, 0)]
     texts = [[*sequence.request.prompt, *sequence.tokens] for sequence in known]
     drawn = random.Random(7)
