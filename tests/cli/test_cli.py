@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tiny_coder
-from command_line import COMMAND, refused, run, run_here
+from command_line import COMMAND, parsed, refused, run, run_here
 from dflash_local.cli.chat import chat
 from dflash_local.cli.complete import complete
 from dflash_local.cli.main import group
@@ -165,7 +165,7 @@ def test_the_shell_completes_options() -> None:
 def test_defaults_are_those_of_the_library() -> None:
     library = {field.name: field.default for field in fields(SamplingParams)}
     for command in (chat, complete):
-        ours = command.make_context(command.name, ["prompt"]).params
+        ours = parsed(str(command.name), ["prompt"])
         names = {option.name for option in SAMPLING} - {"logit_bias"}
         assert {ours[name] for name in names} == {None}  # the model's own come first
         told = {option.name: str(option.show_default) for option in SAMPLING}
@@ -280,8 +280,7 @@ def test_an_error_names_its_cause_and_the_next_step(arguments: tuple[str, ...], 
 def test_numbers_as_llama_server_has_them(
     arguments: tuple[str, ...], name: str, value: int | None
 ) -> None:
-    context = group.commands["serve"].make_context("serve", list(arguments))
-    assert context.params[name] == value
+    assert parsed("serve", arguments)[name] == value
 
 
 def test_an_error_names_options_as_the_command_has_them() -> None:

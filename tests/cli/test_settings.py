@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tiny_coder
-from command_line import refused, run_here
+from command_line import parsed, refused, run_here
 from dflash_local.cli.main import group
 from dflash_local.cli.settings import VARIABLES, default_map, template
 
@@ -83,7 +83,7 @@ def test_a_drafter_is_set_for_the_target_that_is_set(
     settings.write_text('target = "a.gguf"\ndraft = "b.gguf"\n')
     name, *rest = arguments.split()
     found = default_map(group)[name]
-    assert group.commands[name].make_context(name, rest, default_map=found).params["draft"] == draft
+    assert parsed(name, rest, default_map=found)["draft"] == draft
 
 
 @pytest.mark.parametrize(

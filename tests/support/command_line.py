@@ -8,7 +8,10 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest import mock
+
+import click
 
 from dflash_local.cli import main
 
@@ -47,6 +50,14 @@ def run_here(
     ):
         code = entry(arguments)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def parsed(name: str, arguments: Sequence[str], **settings: Any) -> dict[str, Any]:
+    """The values that a command gets of these arguments. It is told of its group: click keeps the
+    help option of a command's first context, and the group says that it is `-h`, too."""
+    whole = click.Context(main.group, **main.group.context_settings)
+    command = main.group.commands[name]
+    return command.make_context(name, list(arguments), parent=whole, **settings).params
 
 
 def refused(
