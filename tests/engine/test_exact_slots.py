@@ -70,6 +70,7 @@ def test_answers_are_those_of_one_slot(
         again = request(text, 0, 16, seed=1, **({"logprobs": 1} | params))
         expected.append(by_itself(lonely, again))
     leaving = range(0, len(firsts), 5)
+    n_before, n_passes = crowded.slots.n_in_passes, crowded.slots.n_passes
     found, drift = among_others(crowded, firsts, N_SEQ, leaving), Drift()
     for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         if i in leaving:
@@ -77,7 +78,8 @@ def test_answers_are_those_of_one_slot(
         else:
             drift.add(ours, theirs)
     assert drift == Drift(drift.n)
-    assert crowded.slots.n_in_passes > 1.4 * crowded.slots.n_passes
+    n_passes = crowded.slots.n_passes - n_passes
+    assert crowded.slots.n_in_passes - n_before > 1.2 * n_passes
     assert all(sequence.stats.cached_tokens % N_BATCH == 0 for sequence in found)
     assert width == 0 or sum(sequence.stats.drafted for sequence in found) > 0
     assert crowded.prefix_cache.reused["shared"] > 0
