@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tiny_coder
-from dflash_local import ContextFullError, FileError, InputError, Model, Result, load
+from dflash_local import ContextFullError, FileError, GrammarError, InputError, Model, Result, load
 from shapes import of_both_shapes
 
 N = 32
@@ -40,6 +40,18 @@ def assert_ends_together(model: Model, prompt: str, result: Result) -> None:
     assert model.drafter.length(0) == len(cached)
 
 
+@pytest.mark.one_in(12)
+@of_both_shapes("n", [1, 2, 3, 7, 15, 16, 17, 18], [2, 15, 17])
+def test_max_tokens_anywhere_in_a_block(either_model: Model, prompt: str, n: int) -> None:
+    model = either_model
+    plain = cold(model, prompt, max_tokens=N, draft_width=0)
+    result = cold(model, prompt, max_tokens=n)
+    assert result.tokens == plain.tokens[:n]
+    assert result.finish_reason == "length"
+    assert result.text == model.detokenize(result.tokens)
+    assert_ends_together(model, prompt, result)
+
+
 # What ends an answer
 
 
@@ -54,6 +66,22 @@ def test_end_of_text_anywhere_in_a_block(either_model: Model, n: int) -> None:
     assert len(result.tokens) == n + 1
     assert model.target.vocabulary.ends_text(result.tokens[-1])
     assert_ends_together(model, "x = ", result)
+
+
+@pytest.mark.one_in(10)
+@of_both_shapes("at", [0, 1, 4, 9, 14, 22], [4, 14, 22])
+def test_a_stop_string_anywhere_in_a_block(either_model: Model, prompt: str, at: int) -> None:
+    model = either_model
+    text = cold(model, prompt, max_tokens=N, draft_width=0).text
+    stop = text[2 * at : 2 * at + 3]
+    plain = cold(model, prompt, max_tokens=N, draft_width=0, stop=stop)
+    result = cold(model, prompt, max_tokens=N, stop=[stop, "no such text"])
+    assert result.finish_reason == plain.finish_reason == "stop"
+    assert result.text == plain.text == text[: text.index(stop)]
+    assert result.tokens == plain.tokens
+    assert stop in model.detokenize(result.tokens)
+    assert stop not in model.detokenize(result.tokens[:-1])
+    assert_ends_together(model, prompt, result)
 
 
 def test_chunks_are_the_result_in_parts(model: Model, prompt: str) -> None:
@@ -258,6 +286,15 @@ def test_bad_prompts_are_one_line(
         model.generate(prompt)
     assert "\n" not in str(found.value)
     assert len(str(found.value)) < 300
+
+
+def test_a_bad_grammar(model: Model, prompt: str) -> None:
+    expected = cold(model, prompt, max_tokens=N).tokens
+    for grammar in ("root ::= (", "nonsense", "root ::= missing", "root ::= root"):
+        with pytest.raises(GrammarError) as found:
+            model.generate(prompt, grammar=grammar)
+        assert "\n" not in str(found.value)
+    assert model.generate(prompt, max_tokens=N).tokens == expected
 
 
 # Loading

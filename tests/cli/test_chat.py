@@ -433,21 +433,6 @@ def test_thinking_goes_back_to_what_was_usual_and_stays_with_another_model(
     assert n_prompt() == without
 
 
-def test_ctrl_c_stops_the_answer_alone(open_terminal: OpenTerminal) -> None:
-    # Without its ends of text the pair writes on.
-    ends = [f"--logit-bias={token}=-inf" for token in (8184, 8186, 8190)]
-    terminal = open_terminal("-n", "2000", *ends, stdout_too=True)
-    terminal.type("Write a long program.\r")
-    terminal.expect("program.")
-    terminal.expect("\n")
-    terminal.expect(" ")
-    terminal.type("\x03")
-    assert "stopped" in terminal.expect(READY)
-    assert "tokens/s" in terminal.ask("/stats")
-    terminal.type("\x04")
-    assert terminal.close() == 0
-
-
 @pytest.mark.slow
 def test_messages_of_earlier_conversations_come_back(
     open_terminal: OpenTerminal, answer: str, tmp_path: Path

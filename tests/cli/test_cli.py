@@ -176,6 +176,15 @@ def test_defaults_are_those_of_the_library() -> None:
             assert told[name].endswith(f"else {own}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("width", ["16", "8", "0"])
+def test_tokens_do_not_depend_on_the_draft_width(width: str, greedy: dict[str, Any]) -> None:
+    drawn = completion("--temp", "0", "--max-tokens", "64", "--draft-width", width, PROMPT)
+    assert drawn["tokens"] == greedy["tokens"]
+    assert (drawn["stats"]["accepted"] > 0) == (width != "0")
+    assert drawn["stats"]["drafting"] is None
+
+
 # Raw completion.
 
 

@@ -106,6 +106,21 @@ def test_changing_the_last_turn_computes_only_what_changed(either_model: Model) 
     assert warm.tokens == expected.tokens
 
 
+def test_a_conversation_goes_on_where_it_was(model: Model) -> None:
+    messages = [{"role": "user", "content": "Write a function `read_lines`."}]
+    model.forget()
+    cached = 0
+    for question in ("Add type hints.", "Add a docstring.", "Now for bytes."):
+        result = model.chat(messages, max_tokens=N)
+        assert result.stats.cached_tokens >= cached
+        cached = result.stats.prompt_tokens
+        messages += [
+            {"role": "assistant", "content": result.text},
+            {"role": "user", "content": question},
+        ]
+    assert model.chat(messages, max_tokens=N).stats.cached_tokens >= cached
+
+
 def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
     """The plain one leaves the drafter without rows; they are computed again, not done without."""
     model = either_model
@@ -119,6 +134,21 @@ def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
     plain = model.generate(prompt, max_tokens=N, draft_width=0)
     assert plain.tokens == expected.tokens
     assert plain.stats.cached_tokens == len(prompt) - 1
+
+
+def test_plain_requests_in_between_keep_the_drafter_right(either_model: Model) -> None:
+    model = either_model
+    prompt = source(model, 200)
+    first = cold(model, prompt, max_tokens=N)
+    longer = prompt + first.tokens
+    expected = cold(model, longer, max_tokens=N)
+    cold(model, prompt, max_tokens=N)
+    plain = model.generate(longer, max_tokens=N, draft_width=0)
+    assert plain.tokens == expected.tokens
+    drafted = model.generate(longer, max_tokens=N)
+    assert drafted.tokens == expected.tokens
+    assert drafted.stats.cached_tokens >= len(prompt)
+    assert_as_well_drafted(drafted.stats, expected.stats)
 
 
 @pytest.mark.parametrize("width", [0, 16])

@@ -83,6 +83,23 @@ def test_cancelled_from_another_thread(either_model: Model, prompt: str) -> None
     assert model.generate(prompt, max_tokens=N).tokens == expected
 
 
+@pytest.mark.slow
+def test_threads_take_turns(model: Model) -> None:
+    prompts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
+    expected = [cold(model, p, max_tokens=N).text for p in prompts]
+    found: dict[int, list[str]] = {}
+
+    def ask(i: int) -> None:
+        found[i] = [model.generate(prompts[i], max_tokens=N).text for _ in range(2)]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert found == {i: [text, text] for i, text in enumerate(expected)}
+
+
 def test_two_streams_of_one_thread(model: Model, prompt: str) -> None:
     """The second waits until the first has ended, and neither needs the other to be read."""
     expected = cold(model, prompt, max_tokens=N).text

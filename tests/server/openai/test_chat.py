@@ -2,14 +2,19 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+import tiny_coder
 from dflash_local import Model
+from dflash_local.engine.engine import Engine
 from dflash_local.llama import runtime
+from gap_rule import equal_by_gap_rule, joint_noise
 from openai_api import CHAT, QUESTION, SAMPLER, ask, post, refused, streamed, user
+from pair_engine import open_engine
 from server_process import ServerProcess
 
 
@@ -45,6 +50,41 @@ def test_an_answer_is_the_model_s_own(
     assert told["choices"][0]["finish_reason"] == own.finish_reason
     assert told["usage"]["completion_tokens"] == len(own.tokens)
     assert told["usage"]["prompt_tokens"] == len(model.chat_prompt(user(QUESTION)))
+
+
+@pytest.mark.slow
+def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> None:
+    """They part only where the target was undecided: by more than that, slots would be mixed up."""
+    questions = [QUESTION, "What is a list?", "Hi", "Explain how to sort " + "a, b, c, " * 30]
+    lengths = [40, 24, 12, 32]
+
+    def bytes_of(question: str, n: int) -> list[tuple[int, ...]]:
+        told = ask(client, question, max_tokens=n, temperature=0, logprobs=True)
+        return [tuple(e["bytes"]) for e in told["choices"][0]["logprobs"]["content"]]
+
+    with ThreadPoolExecutor(len(questions)) as pool:
+        together = list(pool.map(bytes_of, questions, lengths))
+    with (
+        open_engine(path=tiny_coder.pair()[0], n_ctx=1024, n_seq=len(questions)) as engine,
+        Model(Engine(engine.target, None, len(questions))) as plain,
+    ):
+        prompts = [plain.chat_prompt(user(question)) for question in questions]
+        alone = [
+            plain.generate(prompt, max_tokens=n, logprobs=2)
+            for prompt, n in zip(prompts, lengths, strict=True)
+        ]
+        plain.forget()
+        noise = joint_noise(engine.target, prompts, [a.tokens for a in alone], [8, 8, 8, 8])
+        piece = engine.target.vocabulary.piece
+        for own, told in zip(alone, together, strict=True):
+            expected = [tuple(piece(token)) for token in own.tokens if piece(token)]
+            ids = {text: n for n, text in enumerate({*expected, *told})}
+            equal_by_gap_rule(
+                [ids[text] for text in expected],
+                own.logprobs,
+                [ids[text] for text in told],
+                noise,
+            )
 
 
 def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:

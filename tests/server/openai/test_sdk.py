@@ -37,6 +37,28 @@ def test_a_chat(sdk: openai.OpenAI) -> None:
     assert told.model_extra["timings"]["draft_n"] > 0
 
 
+def test_a_stream(sdk: openai.OpenAI) -> None:
+    whole = sdk.chat.completions.create(
+        model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0
+    )
+    chunks = list(
+        sdk.chat.completions.create(
+            model=MODEL,
+            messages=user(QUESTION),
+            max_tokens=CERTAIN,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *parts, last = chunks
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == CERTAIN
+    told = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert told == whole.choices[0].message.content
+
+
 def test_the_sdk_s_own_reading_of_a_stream(sdk: openai.OpenAI) -> None:
     """Its helper joins the chunks to a completion, and checks each on the way."""
     with sdk.chat.completions.stream(
