@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 import time
+import zlib
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -154,6 +155,10 @@ class NewRun(Run):
                 n_layer=options.n_layer,
                 seed=options.seed,
             )
+        # A drafter that is trained further must not learn the texts of its first training again.
+        self._text_seed = options.seed
+        if options.begin is not None:
+            self._text_seed += zlib.crc32(options.draft.read_bytes())
         super().__init__(options, *rest)
         on_gpu = self._device == "cuda"
         self._before = None
@@ -196,7 +201,7 @@ class NewRun(Run):
             self._dtype,
             self._device,
             self._on_prompt,
-            seed=options.seed + self._n_asked,
+            seed=self._text_seed + self._n_asked,
         )
         self._loaded.callback(writer.close)
         return writer
@@ -277,7 +282,7 @@ class NewRun(Run):
         while True:
             i = self._n_asked
             self._n_asked += self._stride
-            rng = random.Random(f"{self._options.seed} {i}")
+            rng = random.Random(f"{self._text_seed} {i}")
             if self._teacher and rng.random() < _TAUGHT:
                 yield rng.choice(self._teacher)
             elif rng.random() < _GIVEN:
