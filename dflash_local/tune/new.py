@@ -111,10 +111,6 @@ class TrainOptions(TuneOptions):
     block_size: int | None = None
     n_layer: int | None = None
     n_written: int | None = None
-    n_anchors: int | None = None
-    """Blocks of one answer in a step."""
-    rate: float | None = None
-    """The largest learning rate, times the width of the drafter, if not the usual one."""
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -166,8 +162,8 @@ class NewRun(Run):
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_batch = max(2048 if on_gpu else 512, options.n_ctx)
         n_block = GgufFile.open(options.draft).require("dflash.block_size", int)
-        self._n_anchors = options.n_anchors or max(1, _POSITIONS // n_block)
-        self._rate = options.rate or (_RATE_ON if options.begin else _RATE)
+        self._n_anchors = max(1, _POSITIONS // n_block)
+        self._rate = _RATE_ON if options.begin else _RATE
         if on_gpu:
             self._warm_up, self._n_owed = _WARM_UP, _AHEAD
         self._ends_early = False  # the last part, with a small rate, gains most

@@ -33,6 +33,7 @@ torch.set_num_threads(1)  # those of other tests want the cores as well
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
     """A run of some steps for a copy of the tiny target, for a drafter of one layer."""
     monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
+    monkeypatch.setattr("dflash_local.tune.new._RATE", 3.0)  # for so few steps
     target = Path(shutil.copy(tiny_coder.pair()[0], tmp_path))
     return options_for(
         target,
@@ -42,7 +43,6 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
         max_tokens=24,
         block_size=4,
         n_layer=1,
-        rate=3.0,  # for so few steps
         n_seq=2,
         n_written=4,
         n_gpu_layers=0,
