@@ -44,23 +44,17 @@ def calibrate(**values: Any) -> None:
     # With a width the drafter stays loaded, whatever the costs are.
     more: dict[str, Any] = {"recalibrate": True, "draft_width": 2}
     with load_model(values, Speaker(values["quiet"]), **more) as model:
-        controller, drafter = model.engine.controller, model.drafter
+        controller = model.engine.controller
         assert controller is not None
         costs = controller.costs
-        block_size = drafter.block_size if drafter else model.engine.max_width
         few_rows = model.engine.target.few_rows
         products = few_rows.findings if few_rows else []
-    from dflash_local.bench.outlook import outlook_line, outlooks
-
-    found = outlooks(costs, block_size)
     if values["as_json"]:
         report = _milliseconds(costs.as_dict())
-        report["block_size"] = block_size
-        report["outlook"] = [each.as_dict() for each in found]
         report["products"] = [_product(finding) for finding in products]
         write_stdout(json.dumps(report) + "\n")
     else:
-        write_report("".join(f"{line}\n" for line in [*cost_lines(costs), outlook_line(found)]))
+        write_report("".join(f"{line}\n" for line in cost_lines(costs)))
         if products:
             write_report("\n" + product_table(products) + "\n")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from dflash_local.fit.inspection import (
         AssistantReport,
         DrafterReport,
-        FileFacts,
         ProjectorReport,
         Report,
         TargetReport,
     )
-    from dflash_local.fit.pairing import Fit
     from dflash_local.gguf.drafter_spec import DrafterSpec
 
 _FAMILIES = {"dflash": "DFlash", "dflash2": "DFlash 2", "dspark": "DSpark"}
@@ -57,7 +55,7 @@ SECTIONS = {
             of="inspect",
             type=held_model,
             metavar="TARGET",
-            help="A target, as FILE is given: compare it with the drafter FILE, field by field.",
+            help="A target, as FILE is given: say whether the drafter FILE fits it.",
         ),
     ),
     "Output": (JSON,),
@@ -81,7 +79,7 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
     """
     from dflash_local.errors import PairError
     from dflash_local.fit.inspection import inspect_drafter, inspect_file
-    from dflash_local.fit.pairing import compare_pair
+    from dflash_local.fit.pairing import check_pair
     from dflash_local.gguf.file import GgufFile
 
     opened = GgufFile.open(file)
@@ -90,25 +88,28 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
     if target is None:
         _print(inspect_file(opened), None, as_json)
         return
-    other = GgufFile.open(target)
-    fit = compare_pair(other, opened)
+    other, fault = GgufFile.open(target), None
+    try:
+        check_pair(other, opened)
+    except PairError as error:
+        fault = error
     is_dflash = opened.architecture == "dflash"
     report = inspect_drafter(opened, target=other) if is_dflash else inspect_file(opened)
+    fit = {"target": target, "fits": not fault, "error": fault and str(fault)}
     _print(report, fit, as_json)
-    if fit.error is not None:
-        raise PairError(fit.error)
+    if fault:
+        raise fault
 
 
-def _print(report: Report, fit: Fit | None, as_json: bool) -> None:
+def _print(report: Report, fit: Mapping[str, Any] | None, as_json: bool) -> None:
     if as_json:
-        told = report.as_dict()
-        if fit is not None:
-            told["fit"] = fit.as_dict()
+        told = report.as_dict() if fit is None else {**report.as_dict(), "fit": fit}
         write_stdout(json.dumps(told) + "\n")
         return
     lines = _report_lines(report)
     if fit is not None:
-        lines += _fit_lines(fit)
+        verdict = "they fit" if fit["fits"] else "they do not fit"
+        lines.append(f"with the target {Path(fit['target']).name}: {verdict}")
     write_report("\n".join(lines) + "\n")
 
 
@@ -125,14 +126,16 @@ def _report_lines(report: Report) -> list[str]:
     else:
         what, rows = "a projector", list(_projector_rows(report))
     if facts.tokenizer or not what.endswith("projector"):
-        rows.append(("tokenizer", _tokenizer_text(facts)))
+        rows.append(("tokenizer", facts.tokenizer or "none in this file"))
     rows.append(("quantization", facts.quantization or "not stated"))
+    types = (f"{name} {byte_size(count)}" for name, count in facts.weights.items())
+    rows.append(("weights", ", ".join(types)))
     shards = f" in {facts.n_shards} files" if facts.n_shards > 1 else ""
     return [
         f"{facts.path.name}: {what}, {byte_size(facts.n_bytes)}{shards}",
         *_table(rows),
-        *_section("weights", _weight_rows(facts)),
-        *_section("provenance", [(key, _text(value)) for key, value in facts.provenance.items()]),
+        *(["  provenance"] if facts.provenance else []),
+        *_table([(key, _text(value)) for key, value in facts.provenance.items()], indent=4),
     ]
 
 
@@ -237,40 +240,6 @@ def _rope_text(spec: DrafterSpec) -> str:
 
 def _layers(layers: tuple[int, ...]) -> str:
     return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
-
-
-def _tokenizer_text(facts: FileFacts) -> str:
-    found = facts.tokenizer
-    if found is None:
-        return "none in this file"
-    pre = f" ({found.pre})" if found.pre else ""
-    return f"{found.model}{pre}, {found.n_merges} merges, sha256 {found.sha256}"
-
-
-def _weight_rows(facts: FileFacts) -> list[tuple[str, str]]:
-    rows = []
-    for part in facts.weights:
-        types = ", ".join(f"{name} {byte_size(count)}" for name, count in part.types.items())
-        tensors = f"{part.n_tensors} tensor{'s' if part.n_tensors > 1 else ''}"
-        rows.append((part.name, f"{types} in {tensors}"))
-    return rows
-
-
-def _fit_lines(fit: Fit) -> list[str]:
-    """A table with a row for each field: its name, both values, the verdict."""
-    rows = [
-        (row.name, _text(row.target), _text(row.drafter), "ok" if row.fits else "differs")
-        for row in fit.fields
-    ]
-    verdict = "they fit" if fit.fits else "they do not fit"
-    return [
-        f"with the target {fit.target.name}: {verdict}",
-        *_table([("", "target", "drafter", ""), *rows]),
-    ]
-
-
-def _section(heading: str, rows: list[tuple[str, str]]) -> list[str]:
-    return [f"  {heading}", *_table(rows, indent=4)] if rows else []
 
 
 def _table(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:

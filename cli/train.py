@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MACHINE = ("n_gpu_layers", "n_threads")
 _TRAINING = (
     *("data", "teacher_text", "n_ctx", "max_tokens", "begin", "block_size", "n_layer"),
-    *("minutes", "steps", "rate", "n_anchors", "n_written"),
+    *("minutes", "steps", "n_written"),
 )
 _TELL_S = 15.0
 
@@ -81,18 +81,6 @@ SECTIONS = {
             "training, loading and the first texts, is not cut short.",
         ),
         Option("--steps", type=whole(1, 10**7), default=10**6, help="Train at most so many steps."),
-        Option(
-            "--rate",
-            type=number(0, 100, above=True),
-            show_default="0.35, or 0.175 with --from",
-            help="The largest learning rate, times the model's hidden size.",
-        ),
-        Option(
-            "--anchors n_anchors",
-            type=whole(1, 1024),
-            show_default="as many as have 256 tokens",
-            help="Blocks of one answer that a step learns.",
-        ),
         Option(
             "--written n_written",
             type=whole(1, 256),

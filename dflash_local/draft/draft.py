@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,9 +75,9 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
+    @cached_property
     def is_chain(self) -> bool:
-        """Whether each node follows the one before."""
+        """Whether each node follows the one before. Each round asks several times."""
         return self.parents == list(range(ANCHOR, len(self.parents) - 1))
 
     @property

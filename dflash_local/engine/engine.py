@@ -26,6 +26,8 @@ from dflash_local.stats import Stats
 from dflash_local.target_model.images import without_images
 from dflash_local.target_model.target import Target
 
+_TREE_ROWS = 32
+
 
 class Engine:
     """Slots of a target and, if there is one, a drafter. One thread owns it."""
@@ -350,8 +352,7 @@ class Engine:
 
 
 def most_nodes(n_branches: int, block_size: int) -> int:
-    """The most nodes of a tree: each row needs a branch of its own.
-
-    A wider tree would need a new graph in each round.
-    """
-    return max(n_branches, block_size) - 1
+    """The most nodes of a tree whose width is chosen. Each row needs a branch of its own: a wider
+    tree would need a new graph in each round. More rows cost more host time than they bring: with
+    64, played rounds of 216 machines and texts were slower by 0.1 %, without that time."""
+    return max(min(n_branches, _TREE_ROWS), block_size) - 1

@@ -1,9 +1,7 @@
 """Describes a GGUF file, a drafter or a target, from its header."""
 
-import hashlib
 import math
-import re
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -24,28 +22,6 @@ _DRAFTER = "dflash"
 PROJECTOR = "clip"
 """The architecture of all projectors' files."""
 
-# Tried in this order on a tensor's name without its block; the first that matches is its class.
-_CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern))
-    for name, pattern in (
-        ("convolutions", r"(attn|ffn)_conv_"),
-        ("norms", r".*norm"),
-        ("embeddings", r".*_embd\b|token_types"),
-        ("fc", r"fc\."),
-        ("attention", r".*attn"),
-        ("ffn", r"ffn|exp_probs"),
-        ("recurrent", r"ssm_|shortconv|time_mix|channel_mix"),
-        ("selector", r"selector_"),
-        ("markov", r"markov_|conf_proj"),
-        ("head", r"output\.|d2t$"),
-    )
-)
-_ORDER = (
-    "embeddings", "fc", "attention", "recurrent", "ffn", "convolutions", "norms", "selector",
-    "markov", "head", "other",
-)  # fmt: skip
-_BLOCK = re.compile(r"^blk\.\d+\.")
-
 # keys of `general.*` that describe the file, not its origin
 _NO_PROVENANCE = frozenset({"architecture", "type", "alignment", "file_type"})
 
@@ -58,29 +34,6 @@ _OF_SPEC = (
 
 
 @dataclass(frozen=True)
-class WeightClass:
-    """The tensors of one purpose: their number, and the bytes of each tensor type."""
-
-    name: str
-    n_tensors: int
-    n_bytes: int
-    types: dict[str, int]
-    """Bytes by ggml type, the largest first."""
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """The vocabulary of a file. Files with the same hash have the same tokens and merges."""
-
-    model: str | None
-    pre: str | None
-    n_tokens: int
-    n_merges: int
-    sha256: str
-    """The first 16 hexadecimal digits of the hash of tokens and merges in their order."""
-
-
-@dataclass(frozen=True)
 class FileFacts:
     path: Path
     n_bytes: int
@@ -89,8 +42,10 @@ class FileFacts:
     name: str | None
     quantization: str | None
     """The file's own name for its mixture of types, such as Q4_K_M."""
-    tokenizer: Tokenizer | None
-    weights: tuple[WeightClass, ...]
+    tokenizer: str | None
+    """The kind of its vocabulary, such as "gpt2 (qwen2)"; None if it has none."""
+    weights: dict[str, int]
+    """Bytes by ggml type, the largest first."""
     provenance: dict[str, Any]
     """Keys that say where the file comes from, as they are stored."""
 
@@ -263,6 +218,9 @@ def inspect_drafter(file: GgufFile, *, target: GgufFile | None = None) -> Drafte
 
 def _facts(file: GgufFile) -> FileFacts:
     name = file.get("general.name")
+    types: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        types[tensor.type_name] += tensor.n_bytes
     return FileFacts(
         path=file.path,
         n_bytes=file.n_bytes,
@@ -270,53 +228,16 @@ def _facts(file: GgufFile) -> FileFacts:
         name=name if isinstance(name, str) else None,
         quantization=file.quantization,
         tokenizer=_tokenizer(file),
-        weights=_weights(file),
+        weights=dict(types.most_common()),
         provenance=_provenance(file),
     )
 
 
-def _tokenizer(file: GgufFile) -> Tokenizer | None:
-    tokens, merges = file.get("tokenizer.ggml.tokens"), file.get("tokenizer.ggml.merges", [])
-    if not isinstance(tokens, list):
+def _tokenizer(file: GgufFile) -> str | None:
+    if not isinstance(file.get("tokenizer.ggml.tokens"), list):
         return None
-    return Tokenizer(
-        model=file.get("tokenizer.ggml.model"),
-        pre=file.get("tokenizer.ggml.pre"),
-        n_tokens=len(tokens),
-        n_merges=len(merges),
-        sha256=_hash(tokens, merges),
-    )
-
-
-def _hash(*lists: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    for texts in lists:
-        # with lengths, so that different vocabularies never give the same bytes
-        digest.update(len(texts).to_bytes(8, "little"))
-        for text in texts:
-            raw = text.encode("utf-8", "surrogateescape")
-            digest.update(len(raw).to_bytes(8, "little") + raw)
-    return digest.hexdigest()[:16]
-
-
-def _weights(file: GgufFile) -> tuple[WeightClass, ...]:
-    counts: dict[str, int] = {}
-    types: dict[str, dict[str, int]] = {}
-    for tensor in file.tensors.values():
-        plain = _BLOCK.sub("", tensor.name)
-        name = next((title for title, pattern in _CLASSES if pattern.match(plain)), "other")
-        counts[name] = counts.get(name, 0) + 1
-        found = types.setdefault(name, {})
-        found[tensor.type_name] = found.get(tensor.type_name, 0) + tensor.n_bytes
-    return tuple(
-        WeightClass(name, counts[name], sum(types[name].values()), _largest_first(types[name]))
-        for name in _ORDER
-        if name in counts
-    )
-
-
-def _largest_first(types: dict[str, int]) -> dict[str, int]:
-    return dict(sorted(types.items(), key=lambda item: (-item[1], item[0])))
+    model, pre = file.get("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre")
+    return f"{model} ({pre})" if pre else str(model)
 
 
 def _provenance(file: GgufFile) -> dict[str, Any]:

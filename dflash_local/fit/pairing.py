@@ -2,8 +2,7 @@
 
 import reprlib
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from dflash_local.errors import InputError, PairError
@@ -15,7 +14,7 @@ from dflash_local.fit.architectures import (
     OWN_STATE_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
     TAPPED_ARCHITECTURES,
-    way_back,
+    rolls_back,
 )
 from dflash_local.gguf.drafter_keys import MAX_LAYERS, OLD_ARCHITECTURES, read_drafter, refuse_old
 from dflash_local.gguf.drafter_spec import (
@@ -33,7 +32,6 @@ ASSISTANT, _ASSISTED = "gemma4-assistant", "gemma4"
 """The architecture of a drafter that attends to its target's cells, and that of the target."""
 _WINDOWS = "attention.sliding_window_pattern"
 _TOKENS = "tokenizer.ggml.tokens"
-_WAYS = {"cells": "yes", "replay": "by replay", "snapshots": "by snapshots"}
 _SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
 _MOST_UNUSED = 128  # as llama.cpp has it for speculative decoding
 _SIZES = (
@@ -53,51 +51,6 @@ _LARGEST = 1 << 17
 _LONGEST_WINDOW = 1 << 24
 """Tokens. llama.cpp takes four bytes for each in a pass: 17 GB where a damaged file says 2^32."""
 _PLAIN = "or leave the drafter out for plain decoding"
-
-
-@dataclass(frozen=True)
-class FieldFit:
-    """One property in which target and drafter must agree."""
-
-    name: str
-    target: Any
-    drafter: Any
-    fault: str | None = None
-    """What does not fit, with both values and what to do."""
-
-    @property
-    def fits(self) -> bool:
-        return self.fault is None
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A target and a drafter, compared field by field."""
-
-    target: Path
-    drafter: Path
-    fields: tuple[FieldFit, ...]
-
-    @property
-    def fits(self) -> bool:
-        return self.error is None
-
-    @property
-    def error(self) -> str | None:
-        """The first thing that does not fit, as `check_pair` says it."""
-        return next((field.fault for field in self.fields if field.fault), None)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "fits": self.fits,
-            "target": str(self.target),
-            "drafter": str(self.drafter),
-            "fields": [
-                {"name": f.name, "target": f.target, "drafter": f.drafter, "fits": f.fits}
-                for f in self.fields
-            ],
-            "error": self.error,
-        }
 
 
 def check_target(file: GgufFile) -> None:
@@ -177,13 +130,11 @@ def check_pair(target: GgufFile, drafter: GgufFile) -> FileSpec:
     """
     check_target(target)
     needs_taps = drafter.architecture == "dflash"
-    needed = [_roll_back(target), _taps(target)] if needs_taps else [_roll_back(target)]
-    if fault := next((field.fault for field in needed if field.fault), None):
+    if fault := _roll_back(target) or (needs_taps and _taps(target)):
         raise PairError(fault)
     spec = read_spec(drafter, target)
-    for field in _fields(target, drafter, spec):
-        if field.fault:
-            raise PairError(field.fault)
+    if fault := next(filter(None, _faults(target, drafter, spec)), None):
+        raise PairError(fault)
     return spec
 
 
@@ -191,7 +142,7 @@ def check_heads(target: GgufFile) -> HeadsSpec:
     """The heads of a target's own file, to draft with. Raises FileError if `target` is not a
     target, PairError if it has none that can be used."""
     check_target(target)
-    if fault := _roll_back(target).fault:
+    if fault := _roll_back(target):
         raise PairError(fault)
     name, n_heads = target.architecture, n_heads_of(target)
     if not n_heads:
@@ -293,21 +244,11 @@ def read_assistant(file: GgufFile) -> AssistantSpec:
     return AssistantSpec(file.n_vocab or 0)
 
 
-def compare_pair(target: GgufFile, drafter: GgufFile) -> Fit:
-    """The checks of `check_pair` as a report, which also has the fields that fit.
-
-    Raises FileError if `target` is not a target or `drafter` not a drafter.
-    """
-    check_target(target)
-    spec = read_spec(drafter, target)
-    return Fit(target.path, drafter.path, tuple(_fields(target, drafter, spec)))
-
-
 def check_taps(target: GgufFile, layers: Sequence[int]) -> None:
     """Raise InputError unless llama.cpp can tap the inputs of these layers of `target`."""
     if not layers:
         return
-    if fault := _taps(target).fault:
+    if fault := _taps(target):
         raise PairError(fault)
     n_layer = _tappable_layers(target)
     for layer in layers:
@@ -317,10 +258,9 @@ def check_taps(target: GgufFile, layers: Sequence[int]) -> None:
             )
 
 
-def _fields(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> Iterator[FieldFit]:
-    yield _roll_back(target)
+def _faults(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> Iterator[str | None]:
+    """The faults of a pair, each with both values and what to do; None for each field that fits."""
     if isinstance(spec, DrafterSpec):
-        yield _taps(target)
         n_embd = target.require(f"{target.architecture}.embedding_length", int)
         yield _equal(target, drafter, "hidden size", "embedding_length", n_embd, spec.n_embd)
         yield _tapped_layers(target, drafter, spec)
@@ -335,14 +275,12 @@ def _fields(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> Iterator[Fie
     ):
         ours, theirs = target.get(key), drafter.get(key)
         # files converted before there were pre-tokenizer names have none
-        if name == "pre-tokenizer" and None in (ours, theirs):
-            yield FieldFit(name, ours, theirs)
-        else:
+        if name == "tokenizer model" or None not in (ours, theirs):
             yield _equal(target, drafter, name, key, ours, theirs)
     yield _tokens(target, drafter)
 
 
-def _cells(target: GgufFile, drafter: GgufFile) -> Iterator[FieldFit]:
+def _cells(target: GgufFile, drafter: GgufFile) -> Iterator[str | None]:
     """An assistant reads the cells of the target's last two layers, of which the first has a
     window: llama.cpp takes their sizes from the assistant's own file."""
     name = target.architecture
@@ -372,50 +310,43 @@ def _of_layers(file: GgufFile, key: str) -> list[Any]:
     return [*value, *[None] * n][:n] if isinstance(value, list) else [value] * n
 
 
-def _sizes(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> FieldFit:
+def _sizes(target: GgufFile, drafter: GgufFile, spec: FileSpec) -> str | None:
     """The larger models of a family may have some unused tokens more than its small ones."""
-    name, ours, theirs = "vocabulary size", target.n_vocab or 0, spec.n_vocab
+    ours, theirs = target.n_vocab or 0, spec.n_vocab
     if isinstance(spec, ModelSpec) and abs(ours - theirs) <= _MOST_UNUSED:
-        return FieldFit(name, ours, theirs)
-    return _equal(target, drafter, name, "", ours, theirs)
+        return None
+    return _equal(target, drafter, "vocabulary size", "", ours, theirs)
 
 
-def _roll_back(target: GgufFile) -> FieldFit:
-    name = target.architecture
-    way = way_back(name)
-    if way is not None:
-        return FieldFit("roll back", f"{name}: {_WAYS[way]}", "needed")
-    fault = (
-        f"{target.path}: general.architecture is {name!r}, which has recurrent layers whose "
-        f"state cannot be rolled back here; choose a target without, {_PLAIN}"
+def _roll_back(target: GgufFile) -> str | None:
+    if rolls_back(target.architecture):
+        return None
+    return (
+        f"{target.path}: general.architecture is {target.architecture!r}, which has recurrent "
+        f"layers whose state cannot be rolled back here; choose a target without, {_PLAIN}"
     )
-    return FieldFit("roll back", f"{name}: no", "needed", fault)
 
 
-def _taps(target: GgufFile) -> FieldFit:
-    name = target.architecture
-    if name in TAPPED_ARCHITECTURES:
-        return FieldFit("taps", f"{name}: yes", "needed")
-    fault = (
-        f"{target.path}: general.architecture is {name!r}, whose hidden states llama.cpp's graph "
-        "does not give; choose a target of another, such as qwen3, llama, gemma3 or gpt-oss, "
-        + _PLAIN
+def _taps(target: GgufFile) -> str | None:
+    if target.architecture in TAPPED_ARCHITECTURES:
+        return None
+    return (
+        f"{target.path}: general.architecture is {target.architecture!r}, whose hidden states "
+        "llama.cpp's graph does not give; choose a target of another, such as qwen3, llama, gemma3 "
+        f"or gpt-oss, {_PLAIN}"
     )
-    return FieldFit("taps", f"{name}: no", "needed", fault)
 
 
-def _tapped_layers(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> FieldFit:
+def _tapped_layers(target: GgufFile, drafter: GgufFile, spec: DrafterSpec) -> str | None:
     n_layer = _tappable_layers(target)
     beyond = [layer for layer in spec.target_layers if layer >= n_layer]
-    fault = (
+    if not beyond:
+        return None
+    return (
         f"{drafter.path}: dflash.target_layers {list(spec.target_layers)} taps the input of "
         f"layer {beyond[0]}, and the target {target.path} has the layers 0 to {n_layer - 1}; "
         "use the target that this drafter was trained for"
-        if beyond
-        else None
     )
-    inputs = f"inputs of layers {', '.join(map(str, spec.target_layers))}"
-    return FieldFit("tapped layers", f"layers 0 to {n_layer - 1}", inputs, fault)
 
 
 def _tappable_layers(target: GgufFile) -> int:
@@ -424,30 +355,26 @@ def _tappable_layers(target: GgufFile) -> int:
     return n_layer - target.optional(f"{target.architecture}.nextn_predict_layers", int, 0)
 
 
-def _tokens(target: GgufFile, drafter: GgufFile) -> FieldFit:
+def _tokens(target: GgufFile, drafter: GgufFile) -> str | None:
+    """The first token that differs. Whether their numbers may differ, `_sizes` says."""
     ours, theirs = target.get(_TOKENS), drafter.get(_TOKENS)
     if ours == theirs:
-        return FieldFit("tokens", len(ours), len(theirs))
+        return None
     pairs = enumerate(zip(ours, theirs, strict=False))
     index = next((i for i, pair in pairs if pair[0] != pair[1]), None)
-    if index is None:  # whether the numbers may differ, the field "vocabulary size" says
-        return FieldFit("tokens", len(ours), len(theirs))
-    fault = _mismatch(target, drafter, f"token {index}", ours[index], theirs[index])
-    return FieldFit("tokens", f"{ours[index]!r} is {index}", f"{theirs[index]!r} is {index}", fault)
+    if index is None:
+        return None
+    return _equal(target, drafter, f"token {index}", "", ours[index], theirs[index])
 
 
 def _equal(
     target: GgufFile, drafter: GgufFile, name: str, key: str, ours: object, theirs: object
-) -> FieldFit:
-    """Fits if both values are the same. `key` is their key, if they have one."""
+) -> str | None:
+    """None if both values are the same. `key` is their key, if they have one."""
     if ours == theirs:
-        return FieldFit(name, ours, theirs)
+        return None
     where = f"{name} ({key})" if key else name
-    return FieldFit(name, ours, theirs, _mismatch(target, drafter, where, ours, theirs))
-
-
-def _mismatch(target: GgufFile, drafter: GgufFile, name: str, ours: object, theirs: object) -> str:
     return (
-        f"{name} is {theirs!r} in the drafter {drafter.path} and {ours!r} in the target "
+        f"{where} is {theirs!r} in the drafter {drafter.path} and {ours!r} in the target "
         f"{target.path}; use the drafter that was trained for this target, {_PLAIN}"
     )

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ _SHORT = 16
 _BEGIN = len(_MAGIC) + _DIGEST
 _LENGTH = 4
 _MOST_HEADER = 1 << 16
-_OURS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.prefix(\.\d+\.tmp)?")
+_OURS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.prefix(\.\w+\.tmp)?")
 _NAME = re.compile(r"(?!(?i:con|prn|aux|nul|(com|lpt)[\d¹²³]) *(\.|$))\w(?:[\w .-]{0,126}[\w-])?")
 """Of a file that a user names. It leads to no other folder and to no device, on any system."""
 _OLD_S = 3600.0
@@ -262,38 +262,19 @@ def _content(entry: SavedSequence, key: str) -> list[bytes | memoryview]:
 
 
 def _write_whole(path: Path, content: list[bytes | memoryview]) -> None:
-    """Write a file, completely or not at all. Raises OSError, MemoryError."""
-    temporary = path.with_name(f"{path.name}.{secrets.randbits(64)}.tmp")
+    """Write a file that only this user may read, completely or not at all. Raises OSError,
+    MemoryError."""
+    descriptor, temporary = tempfile.mkstemp(".tmp", f"{path.name}.", path.parent)
     try:
-        _write(temporary, content)
-        temporary.replace(path)
-        _sync_folder(path.parent)
+        with open(descriptor, "wb") as file:
+            file.writelines(content)
+            file.flush()
+            os.fsync(descriptor)  # else a loss of power may leave the name alone
+        os.replace(temporary, path)
     except (OSError, MemoryError):
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            os.unlink(temporary)
         raise
-
-
-def _write(path: Path, content: list[bytes | memoryview]) -> None:
-    # Only this user may read what was said to the model.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    with os.fdopen(descriptor, "wb", buffering=0) as file:
-        for part in content:
-            view = memoryview(part)
-            while len(view):
-                view = view[file.write(view) :]
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path, key: str) -> SavedSequence:

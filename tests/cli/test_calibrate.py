@@ -1,7 +1,6 @@
-"""`dflash-local calibrate`: measures what is already known, keeps it, and says what it means."""
+"""`dflash-local calibrate`: measures what is already known, and keeps it."""
 
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -51,9 +50,8 @@ def test_costs_are_told_and_kept(measured: Measured) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("target step after 4 tokens, ms by rows: 1: ")
     assert any(line.startswith("draft stage, ms by sequences: 1: ") for line in lines)
-    assert re.match(r"at [\d., ]+ tokens per round drafting ", lines[-1])
     (file,) = kept(cache)
-    assert cost_lines(Costs.from_dict(json.loads(file.read_text()))) == lines[:-1]
+    assert cost_lines(Costs.from_dict(json.loads(file.read_text()))) == lines
 
 
 def test_what_is_kept_is_measured_again_and_replaced(known: Path) -> None:
@@ -69,9 +67,6 @@ def test_what_is_kept_is_measured_again_and_replaced(known: Path) -> None:
     assert 0 < told["step_ms"]["4"]["1"] < 3.6e6
     assert set(told["draft_ms"]["4"]) == {"1"}
     assert {"switch_ms", "host_ms", "draft_host_ms", "inject_ms"} < set(told)
-    assert told["block_size"] == 16
-    assert [each["accepted_length"] for each in told["outlook"]] == [3.0, 4.5, 6.5]
-    assert all(2 <= each["width"] <= 16 and each["gain"] > 0 for each in told["outlook"])
 
 
 def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:

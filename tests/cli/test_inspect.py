@@ -11,8 +11,6 @@ import pytest
 import command_line
 import tiny_coder
 import vision_models
-from dflash_local.fit.pairing import compare_pair
-from dflash_local.gguf.file import GgufFile
 from gguf_files import STRING, UINT32, changed
 from hybrid import write_hybrid
 from synthetic import Markov, Selector, write_drafter, write_target
@@ -53,8 +51,7 @@ def test_a_drafter() -> None:
     assert row(text, "block") == "16 positions: the anchor and its 15 drafts"
     assert row(text, "taps").startswith("after layers 1, 3, 5 of the target")
     assert row(text, "mask token") == "8191 '<|mask|>'"
-    assert row(text, "fc") == "Q8_0 816.0 KiB in 1 tensor"
-    assert row(text, "norms") == "F32 17.5 KiB in 14 tensors"
+    assert row(text, "weights") == "Q8_0 10.0 MiB, F32 17.5 KiB"
     assert row(text, "general.name") == "Drafter"
 
 
@@ -107,28 +104,24 @@ def test_json_is_one_object(file: str) -> None:
     parsed: dict[str, Any] = json.loads(told(file, "--json"))
     assert parsed["role"] == ("target" if file == TARGET else "drafter")
     assert parsed["file"]["n_bytes"] == Path(file).stat().st_size
-    assert parsed["file"]["tokenizer"]["n_tokens"] == 8192
+    assert parsed["file"]["tokenizer"] == "gpt2 (qwen2)"
     assert "fit" not in parsed
 
 
 def test_json_and_text_tell_the_same() -> None:
     parsed, text = json.loads(told(DRAFTER, "--json")), told(DRAFTER)
     assert ", ".join(map(str, parsed["taps_after"])) in row(text, "taps")
-    assert parsed["file"]["tokenizer"]["sha256"] in row(text, "tokenizer")
-    for part in parsed["file"]["weights"]:
-        assert f"in {part['n_tensors']} tensor" in row(text.split("weights")[1], part["name"])
+    assert parsed["file"]["tokenizer"] == row(text, "tokenizer")
+    assert [part.split()[0] for part in row(text, "weights").split(", ")] == list(
+        parsed["file"]["weights"]
+    )
 
 
 def test_a_pair_that_fits() -> None:
     text = told(DRAFTER, "--target", TARGET)
     assert "with the target tiny-coder-q8_0.gguf: they fit" in text
-    assert "differs" not in text
-    assert row(text, "hidden size").split() == ["512", "512", "ok"]
     fit = json.loads(told(DRAFTER, "--target", TARGET, "--json"))["fit"]
     assert fit["fits"] is True and fit["error"] is None
-    assert len(fit["fields"]) == len(
-        compare_pair(GgufFile.open(TARGET), GgufFile.open(DRAFTER)).fields
-    )
 
 
 def test_a_pair_that_does_not_fit(tmp_path: Path) -> None:
@@ -138,8 +131,6 @@ def test_a_pair_that_does_not_fit(tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("dflash-local: error: hidden size (embedding_length) is 512")
     assert "they do not fit" in done.stdout
-    assert row(done.stdout, "hidden size").split() == ["64", "512", "differs"]
-    assert row(done.stdout, "vocabulary size").split() == ["320", "8192", "differs"]
     as_json = inspect(DRAFTER, "--target", other, "--json")
     assert as_json.returncode == 2
     fit = json.loads(as_json.stdout)["fit"]

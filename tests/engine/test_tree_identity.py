@@ -195,7 +195,7 @@ def test_widths_left_to_the_controller(
     costs = Costs({0: rows}, {0: {1: 4e-4, 4: 8e-4}}, host_s=1e-4, trees={0: 1e-3 * fork_ms})
     engine.slots.forget_all()
     target, drafter = engine.target, engine.drafter
-    chooses = Engine(target, drafter, 4, Elsewhere(costs, n_nodes=63))
+    chooses = Engine(target, drafter, 4, Elsewhere(costs, n_nodes=31))
     sequences = [
         chooses.begin(request(prompt, "auto", N, shape=shape)) for prompt in known.prompts[:2]
     ]

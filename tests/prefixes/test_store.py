@@ -427,10 +427,11 @@ def test_what_somebody_has_planted_is_neither_written_through_nor_waited_for(
     store = files(folder)
     store.write(entry(1, 2, 3))
     (path,) = folder.iterdir()
-    monkeypatch.setattr(prefix_files.secrets, "randbits", lambda _: 7)  # had it been guessed
+    names = iter("78")  # had the first been guessed
+    monkeypatch.setattr(prefix_files.tempfile, "_get_candidate_names", lambda: names)
     path.with_name(f"{path.name}.7.tmp").symlink_to(victim)
     store.write(entry(1, 2, 3))
-    assert victim.read_text() == "precious"
+    assert victim.read_text() == "precious" and next(names, None) is None
     assert not path.is_symlink() and store.read(store.prefixes()[0]) is not None
     path.unlink()
     os.mkfifo(path)

@@ -17,7 +17,7 @@ from dflash_local.engine.round import MOST_WITH_A_DRAFT
 from drafted_text import BLOCK, Place, Text
 from machines import Machine, noisy
 
-N_NODES = 63
+N_NODES = 31
 SHAPES: dict[str, list[Shape]] = {
     "chain": [Chain(BLOCK - 1)],
     "tree": [Tree(N_NODES, N_NODES + 1)],

@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ torch.set_num_threads(1)  # those of other tests want the cores as well
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
     """A run of some steps for a copy of the tiny target, for a drafter of one layer."""
     monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
+    monkeypatch.setattr("dflash_local.tune.new._RATE", 3.0)  # for so few steps
     target = Path(shutil.copy(tiny_coder.pair()[0], tmp_path))
     return options_for(
         target,
@@ -42,7 +43,6 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
         max_tokens=24,
         block_size=4,
         n_layer=1,
-        rate=3.0,  # for so few steps
         n_seq=2,
         n_written=4,
         n_gpu_layers=0,
@@ -205,6 +205,33 @@ def test_held_out_chats_may_come_in_parts_or_end_with_a_call(
         run._prompts()
     assert "" in run._known
     assert any(each.endswith(": look it up") for each in run._known)
+
+
+def test_a_drafter_that_is_trained_further_gets_other_texts(
+    options: TrainOptions, tmp_path: Path
+) -> None:
+    asked, held = [], []
+    begin = None
+    for name in ("one", "two"):
+        own = options_for(
+            options.target,
+            tmp_path / name,
+            **{each: getattr(options, each) for each in ("block_size", "n_gpu_layers", "n_ctx")},
+            n_layer=None if begin else 1,
+            n_threads=1,
+            n_written=2,
+            begin=begin,
+        )
+        own.draft.parent.parent.mkdir()
+        with ExitStack() as stack:
+            run = NewRun(own, own.draft.parent.parent, print, None, None, None, stack)
+            run._load()
+            texts, _ = run._prompts()
+            asked.append([each.prompt for each in islice(run._asked(texts), 40)])
+            held.append([*texts.watch, *texts.test])
+        begin = own.draft.parent
+    assert asked[0] != asked[1]
+    assert held[0] == held[1]
 
 
 def test_a_run_that_fails_leaves_everything_as_it_was(
