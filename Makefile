@@ -18,9 +18,10 @@ NATIVE = $(wildcard native/*.cpp native/*.h tests/native/*.cpp tests/native/*.h)
 demo: setup
 	"$(BIN)/dflash-local" chat --temp 0 --compare 'How do plants make their food?'
 
-test: check
+# What takes one core each goes first, side by side.
+test: setup-test
+	$(MAKE) -j2 check asan
 	$(PYTEST) -m "not slow"
-	PATH="$(BIN):$$PATH" tests/native/run_asan.sh
 
 # Tests that take longer and prove more of the same: long texts, many requests, large files.
 slow-test: setup-test

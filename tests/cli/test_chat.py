@@ -18,10 +18,11 @@ from prompt_toolkit.output import DummyOutput
 import chat_models
 import tiny_coder
 import vision_models
-from command_line import COMMAND, run, run_here
+from command_line import run, run_here
 from dflash_local.cli.answer import write_stdout
 from dflash_local.cli.chat_session import without_paths
 from dflash_local.cli.line_editor import LineEditor, unquoted
+from ready_command import COMMAND, started
 
 QUESTION = "Write a function that adds two numbers."
 PATIENCE = 120  # seconds until a terminal that says nothing is given up
@@ -203,14 +204,14 @@ class Terminal:
             **(environment or {}),
         }
         with self._stdout.open("wb") as file:
-            self.process = subprocess.Popen(
-                [COMMAND, "chat", *arguments],
+            self.process = started(
+                "chat",
+                *arguments,
                 stdin=slave,
                 stdout=slave if stdout_too else file,
                 stderr=slave,
-                env=set_to,
-                start_new_session=True,
-                preexec_fn=_take_terminal,
+                environment=set_to,
+                has_terminal=True,
             )
         os.close(slave)
 
@@ -257,13 +258,6 @@ class Terminal:
             piece = b""
         self._text += piece.decode("utf-8", "replace")
         return bool(piece)
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @pytest.fixture

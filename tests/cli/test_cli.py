@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import tiny_coder
-from command_line import COMMAND, parsed, refused, run, run_here
+from command_line import parsed, refused, run, run_here
 from dflash_local.cli.chat import chat
 from dflash_local.cli.complete import complete
 from dflash_local.cli.main import group
 from dflash_local.cli.options import SAMPLING, SectionedCommand
 from dflash_local.sampling.params import SamplingParams
 from gguf_files import Tensor, changed
+from ready_command import COMMAND
 
 # These take as long to import as all commands together, or longer.
 LARGE = {

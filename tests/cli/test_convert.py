@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 import shipped_drafter
-from command_line import COMMAND, run_here
+from command_line import run_here
 from convert_command import TARGET, converted, online, refused, settings
 from dflash_local.cli.convert import OUTTYPES
 from dflash_local.convert import quantization
 from dflash_local.gguf.file import GgufFile
 from hf_drafters import write
 from hub_stand_in import running
+from ready_command import COMMAND
 from synthetic import write_target
 
 N_VOCAB = 320

@@ -18,10 +18,11 @@ import pytest
 import gguf_files
 import hub_stand_in
 import shipped_drafter
-from command_line import COMMAND, refused, run_here
-from convert_command import DRAFTER, TARGET, online, settings
+from command_line import refused, run_here
+from convert_command import DRAFTER, TARGET, in_process, online, settings
 from dflash_local.pairs.registry import USUAL
 from hub_stand_in import Hub
+from ready_command import COMMAND
 from server_process import ServerProcess, until
 from vision_models import write_projector, write_vision_target
 
@@ -62,15 +63,7 @@ class User:
 
     def run(self, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
         """A command as a process of its own."""
-        return subprocess.run(
-            [COMMAND, *arguments],
-            cwd=self.home,
-            env=self.variables(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=300,
-        )
+        return in_process(*arguments, folder=self.home, environment=self.variables(environment))
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[bytes]:
         """A command that goes on in the background."""

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import tiny_coder
-from command_line import COMMAND, run_here
+from command_line import run_here
+from ready_command import COMMAND
 
 TARGET, DRAFT = map(str, tiny_coder.pair())
 

@@ -18,8 +18,12 @@ def assert_equal(engine: Engine, expected: list[PlainAnswer], found: list[Sequen
         assert not slot.busy
     engine.slots.forget_all()
     prompts, tokens = [p.prompt for p in expected], [p.tokens for p in expected]
-    noise = joint_noise(engine.target, prompts, tokens, [s.request.draft_width for s in found])
-    noise = max(noise, NOISE if engine.takes_trees else 0.0)
+    widths = [s.request.draft_width for s in found]
+
+    def noise() -> float:
+        joint = joint_noise(engine.target, prompts, tokens, widths)
+        return max(joint, NOISE if engine.takes_trees else 0.0)
+
     for plain, sequence in zip(expected, found, strict=True):
         equal_by_gap_rule(plain.tokens, plain.logprobs, sequence.tokens, noise)
 

@@ -6,6 +6,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -58,79 +59,103 @@ struct exchange {
     const unsigned short * rows[32];
 };
 
+// What runs on a stack of its own, until it gives way to another one. One without a size is the
+// test itself, on the process's stack.
 class fiber {
   public:
-    fiber() : stack_(64 << 10) {}
-
-    void start(const std::function<void()> * body, ucontext_t * back) {
-        done = false;
-        body_ = body;
-        back_ = back;
-        getcontext(&context_);
-        context_.uc_stack.ss_sp = stack_.data();
-        context_.uc_stack.ss_size = stack_.size();
-        context_.uc_link = nullptr;
-        const auto self = reinterpret_cast<uintptr_t>(this);
-        makecontext(&context_, reinterpret_cast<void (*)()>(enter), 2,
-                    static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
-    }
-    void resume() {
-#if defined(__SANITIZE_ADDRESS__)
-        void * fake = nullptr;
-        __sanitizer_start_switch_fiber(&fake, stack_.data(), stack_.size());
-#endif
-        swapcontext(back_, &context_);
-#if defined(__SANITIZE_ADDRESS__)
-        __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-#endif
-    }
-    void give_way() {
-#if defined(__SANITIZE_ADDRESS__)
-        __sanitizer_start_switch_fiber(done ? nullptr : &fake_, back_stack_, back_size_);
-#endif
-        swapcontext(&context_, back_);
-        entered();
+    explicit fiber(size_t stack_size = 0) : stack_(stack_size) {
+        if (stack_size != 0) {
+            bottom_ = stack_.data();
+            size_ = stack_size;
+            getcontext(&context_);
+            context_.uc_stack.ss_sp = stack_.data();
+            context_.uc_stack.ss_size = stack_.size();
+            context_.uc_link = nullptr;
+            makecontext(&context_, run_threads, 0);
+        }
     }
 
-    bool done = false;
+    void give_way_to(fiber & next) {
+        last() = this;
+#if defined(__SANITIZE_ADDRESS__)
+        __sanitizer_start_switch_fiber(&fake_, next.bottom_, next.size_);
+#endif
+        swapcontext(&context_, &next.context_);
+        arrived(fake_);
+    }
 
   private:
-    static void enter(unsigned high, unsigned low) {
-        auto * self = reinterpret_cast<fiber *>(static_cast<uintptr_t>(high) << 32 | low);
-        self->entered();
-        (*self->body_)();
-        self->done = true;
-        self->give_way();
+    static void run_threads();
+    static fiber *& last() {
+        static fiber * one = nullptr;
+        return one;
     }
-    void entered() {
+    static void arrived([[maybe_unused]] void * fake) {
 #if defined(__SANITIZE_ADDRESS__)
-        __sanitizer_finish_switch_fiber(fake_, &back_stack_, &back_size_);
-        fake_ = nullptr;
+        __sanitizer_finish_switch_fiber(fake, &last()->bottom_, &last()->size_);
 #endif
     }
 
     std::vector<char> stack_;
-    ucontext_t context_;
-    ucontext_t * back_ = nullptr;
-    const std::function<void()> * body_ = nullptr;
+    ucontext_t context_ = {};
     void * fake_ = nullptr;
-    const void * back_stack_ = nullptr;
-    size_t back_size_ = 0;
+    const void * bottom_ = nullptr;
+    size_t size_ = 0;
 };
 
 // The block that runs now.
 struct block {
+    enum state { RUNS, AT_BARRIER, DONE };
+
     dim grid, index;
     int thread = 0;
+    const std::function<void()> * kernel = nullptr;
     std::vector<words4> shared;
+    fiber test;
     std::vector<std::unique_ptr<fiber>> fibers;
+    std::vector<state> states;        // of each thread
     std::vector<exchange> exchanges;  // two for each warp, in turn
     std::vector<int> turns;           // of each thread
-    std::vector<bool> at_barrier;
+
+    // The lanes of a warp take turns until they have ended or wait for the other warps; then the
+    // next warp runs. When none does, it is the test's turn.
+    void give_way(fiber & from) {
+        const int n = static_cast<int>(states.size()), warp = thread / 32 * 32;
+        for (int i = 1; i <= 32; i++) {
+            const int lane = warp + (thread - warp + i) % 32;
+            if (states[lane] == RUNS) {
+                return give_way(from, lane);
+            }
+        }
+        for (int lane = warp + 32; lane < n; lane++) {
+            if (states[lane] == RUNS) {
+                return give_way(from, lane);
+            }
+        }
+        from.give_way_to(test);
+    }
+    void give_way(fiber & from, int to) {
+        thread = to;
+        if (&from != fibers[to].get()) {
+            from.give_way_to(*fibers[to]);
+        }
+    }
+    void give_way() { give_way(*fibers[thread]); }
 };
 inline block & current() {
     static block now;
     return now;
+}
+
+// Each thread of one block after the other.
+inline void fiber::run_threads() {
+    arrived(nullptr);
+    block & b = current();
+    for (;;) {
+        (*b.kernel)();
+        b.states[b.thread] = block::DONE;
+        b.give_way();
+    }
 }
 
 // The exchange of this instruction, once all lanes of the warp have filled in their part.
@@ -140,7 +165,7 @@ exchange & exchanged(const Fill & fill) {
     const int thread = b.thread;
     exchange & e = b.exchanges[thread / 32 * 2 + b.turns[thread]++ % 2];
     fill(e, thread % 32);
-    b.fibers[thread]->give_way();
+    b.give_way();
     return e;
 }
 
@@ -150,9 +175,9 @@ inline void launch(dim grid, int threads, size_t shared_bytes,
                    const std::function<void()> & kernel) {
     block & b = current();
     b.grid = grid;
-    ucontext_t here;
+    b.kernel = &kernel;
     while (static_cast<int>(b.fibers.size()) < threads) {
-        b.fibers.push_back(std::make_unique<fiber>());
+        b.fibers.push_back(std::make_unique<fiber>(64 << 10));
     }
     b.exchanges.resize(threads / 32 * 2);
     for (int z = grid.z; z-- > 0;) {
@@ -161,29 +186,11 @@ inline void launch(dim grid, int threads, size_t shared_bytes,
                 b.index = {x, y, z};
                 b.shared.assign(shared_bytes / sizeof(words4), {~0u, ~0u, ~0u, ~0u});
                 b.turns.assign(threads, 0);
-                b.at_barrier.assign(threads, false);
-                for (int i = 0; i < threads; i++) {
-                    b.fibers[i]->start(&kernel, &here);
-                }
-                for (int n_running = threads; n_running > 0;) {
-                    n_running = 0;
-                    for (int warp = 0; warp < threads / 32; warp++) {
-                        // Until its lanes have ended, or wait for the other warps.
-                        for (bool goes_on = true; goes_on;) {
-                            goes_on = false;
-                            for (int i = warp * 32; i < warp * 32 + 32; i++) {
-                                if (!b.fibers[i]->done && !b.at_barrier[i]) {
-                                    b.thread = i;
-                                    b.fibers[i]->resume();
-                                    goes_on = true;
-                                }
-                            }
-                        }
-                    }
-                    for (int i = 0; i < threads; i++) {
-                        n_running += !b.fibers[i]->done;
-                        b.at_barrier[i] = false;
-                    }
+                b.states.assign(threads, block::RUNS);
+                for (auto next = b.states.begin(); next != b.states.end();) {
+                    b.give_way(b.test, static_cast<int>(next - b.states.begin()));
+                    std::replace(b.states.begin(), b.states.end(), block::AT_BARRIER, block::RUNS);
+                    next = std::find(b.states.begin(), b.states.end(), block::RUNS);
                 }
             }
         }
@@ -291,9 +298,8 @@ inline float shuffle_xor(float x, int mask) {
 }
 inline void sync_threads() {
     emulated::block & b = emulated::current();
-    const int thread = b.thread;
-    b.at_barrier[thread] = true;
-    b.fibers[thread]->give_way();
+    b.states[b.thread] = emulated::block::AT_BARRIER;
+    b.give_way();
 }
 
 inline void sync_warp() {

@@ -66,7 +66,7 @@ class noting : public few_rows_executor {
     std::unique_ptr<few_rows_executor> cpu_;
 };
 
-constexpr int k = 64, rows = 8, n_places = 16500;
+constexpr int k = 64, rows = 8, n_places = 150;
 
 // A backend that runs by us, and products of one matrix with any columns at any place of a buffer.
 struct machine {
@@ -82,12 +82,17 @@ struct machine {
     }
 
     // The first result of a product with `n` columns of ones, whose input lies `at` columns
-    // further.
-    float run(int n, int at = 0, ggml_status expected = GGML_STATUS_SUCCESS) {
-        const ggml_context_ptr nodes = new_nodes(4);
-        ggml_cgraph * graph = ggml_new_graph_custom(nodes.get(), 4, false);
+    // further. It is the last one of `n_nodes` nodes; the others compute nothing.
+    float run(int n, int at = 0, ggml_status expected = GGML_STATUS_SUCCESS, int n_nodes = 1) {
+        const ggml_context_ptr nodes = new_nodes(n_nodes + 3);
+        ggml_cgraph * graph = ggml_new_graph_custom(nodes.get(), n_nodes + 3, false);
         ggml_tensor * x = ggml_new_tensor_2d(nodes.get(), GGML_TYPE_F32, k, n);
         x->data = in.data() + static_cast<ptrdiff_t>(at) * k;
+        for (int i = 1; i < n_nodes; i++) {
+            void * data = x->data;
+            x = ggml_reshape_2d(nodes.get(), x, k, n);
+            x->data = data;
+        }
         ggml_tensor * y = ggml_mul_mat(nodes.get(), weight, x);
         y->data = out.data();
         ggml_build_forward_expand(graph, y);
@@ -120,17 +125,18 @@ void graphs_that_come_again_are_recorded_and_kept() {
 
 void only_so_many_recordings_are_kept() {
     machine m;
-    constexpr int n_graphs = n_places - 1, most = 16384 + 1;  // of one node each
+    constexpr int n_graphs = n_places - 1, n_nodes = 128, most = 16384 / n_nodes + 1;
+    const auto run = [&](int at) { m.run(1, at, GGML_STATUS_SUCCESS, n_nodes); };
     for (int at = 0; at < n_graphs; at++) {
-        m.run(1, at);
-        m.run(1, at);
+        run(at);
+        run(at);
     }
     check::equal(m.seen.recorded, n_graphs, "recorded");
     check::equal(m.seen.freed, n_graphs - most, "freed");
-    m.run(1, n_graphs - 1);
+    run(n_graphs - 1);
     check::equal(m.seen.played.back(), n_graphs - 1, "the last one is there");
-    m.run(1, 0);
-    m.run(1, 0);
+    run(0);
+    run(0);
     check::equal(m.seen.recorded, n_graphs + 1, "the first one is made again");
 }
 

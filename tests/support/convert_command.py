@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tiny_coder
-from command_line import COMMAND, run_here
+from command_line import run_here
 from hub_stand_in import Hub
+from ready_command import ReadyRun
 
 TARGET, DRAFTER = tiny_coder.pair()
 
@@ -24,21 +25,23 @@ def settings(environment: Environment | None = None) -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", **(environment or {})}
 
 
+def in_process(
+    *arguments: str | Path, folder: Path, environment: Environment
+) -> subprocess.CompletedProcess[str]:
+    """A command as a process of its own, with these variables alone."""
+    done = ReadyRun(*arguments, environment=environment, folder=folder).finish()
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
 def run(
     *arguments: str | Path, folder: Path, environment: Environment | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The command in `folder`: with an environment in a process of its own, since the hub's client
-    reads that only once; else in this one, which saves the imports. It must not need the hub then.
-    """
+    reads that only once; else in this one. It must not need the hub then."""
     if environment is not None:
-        return subprocess.run(
-            [COMMAND, "convert", *arguments],
-            cwd=folder,
-            capture_output=True,
-            env=settings(environment),
-            encoding="utf-8",
-            timeout=300,
-        )
+        return in_process("convert", *arguments, folder=folder, environment=settings(environment))
     before = Path.cwd()
     os.chdir(folder)
     try:

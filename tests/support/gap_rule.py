@@ -39,13 +39,14 @@ def equal_by_gap_rule(
     plain: Sequence[int],
     logprobs: Sequence[TokenLogprob],
     other: Sequence[int],
-    noise: float,
+    noise: float | Callable[[], float],
     row_noise: Callable[[int], float] | None = None,
 ) -> bool:
     """Whether two greedy answers are equal. Fails where they part although they must not.
 
     `logprobs` are those of the plain run, asked for with `logprobs=2`; `noise` is the largest
-    difference of a logit between the two ways of decoding. `row_noise` gives that of the row which
+    difference of a logit between the two ways of decoding, or measures that where answers part.
+    `row_noise` gives that of the row which
     draws the n-th token, for a mixture of experts.
     """
     at = first_difference(plain, other)
@@ -53,6 +54,7 @@ def equal_by_gap_rule(
         return True
     assert at < len(plain), "the other answer goes on after the plain one has ended"
     gap = top_two_gap(logprobs[at])
+    noise = noise() if callable(noise) else noise
     if gap > 2 * noise and row_noise is not None:
         noise = row_noise(at)
     assert gap <= 2 * noise, (

@@ -1,8 +1,6 @@
 """Users of the hub: processes that fetch by its real client, as each user's settings say."""
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 from convert_command import online, settings
 from dflash_local.convert.files.source import Source
 from hub_stand_in import Hub
+from ready_command import ReadyRun
 
 # The client reads its settings when it is imported, so each fetch is a process of its own.
 SCRIPT = """
@@ -43,26 +42,16 @@ class Client:
     def settings(self) -> dict[str, str]:
         return settings(online(self.hub, self.home) | self.environment)
 
-    def start(self, name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
-            cwd=self.home,
-            env=self.settings(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps([name, arguments, options]))
-        process.stdin.close()
-        process.stdin = None
-        return process
+    def start(self, name: str, *arguments: str, **options: Any) -> ReadyRun:
+        asked = json.dumps([name, arguments, options]).encode()
+        settings = self.settings()
+        return ReadyRun("-c", SCRIPT, stdin=asked, environment=settings, folder=self.home)
 
-    def finish(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        out, self.stderr = process.communicate(timeout=120)
-        assert process.returncode == 0, self.stderr
-        answer = json.loads(out)
+    def finish(self, run: ReadyRun) -> dict[str, Any]:
+        done = run.finish()
+        self.stderr = done.stderr.decode()
+        assert done.returncode == 0, self.stderr
+        answer = json.loads(done.stdout)
         assert isinstance(answer, dict)
         return answer
 

@@ -10,7 +10,7 @@ import termios
 from collections.abc import Mapping
 from contextlib import suppress
 
-from convert_command import COMMAND
+from ready_command import COMMAND
 
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -56,7 +56,7 @@ class PlainAnswer:
         assert found.finish_reason == self.finish_reason
         return found
 
-    def equals(self, tokens: Sequence[int], noise: float) -> bool:
+    def equals(self, tokens: Sequence[int], noise: float | Callable[[], float]) -> bool:
         """Whether `tokens` are those of this answer, as far as they go. Fails where rounding that
         moves a logit by `noise` does not explain that they differ."""
         n = len(tokens)

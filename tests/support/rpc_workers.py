@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.managers import BaseManager
 
-from command_line import COMMAND
+from ready_command import COMMAND
 
 _START_S = 60
 

@@ -14,19 +14,20 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from command_line import COMMAND
+from ready_command import COMMAND, Running, started
 
 EXACT = ("--gpu-layers", "0", "--kv-type", "q8_0", "--threads", "1", "--draft-width", "8")
 """On the CPU, in Q8_0, texts equal plain decoding's to the bit; with a fixed width there always are
 drafts. One thread never waits for another, which other tests may delay."""
 
-SERVE = (COMMAND, "serve", "--port", "0")
+SERVE: tuple[str | Path, ...] = (COMMAND, "serve", "--port", "0")
 
 _START_S = 120
 
 
 class ServerProcess:
-    """A server on a free port. `log` holds the lines that it has written to stderr so far."""
+    """A server on a free port. `log` holds the lines that it has written to stderr so far. The
+    command and Python code are copies of a ready process, other programs begin from nothing."""
 
     def __init__(
         self,
@@ -37,14 +38,27 @@ class ServerProcess:
         self.log: list[str] = []
         self._news = threading.Condition()
         self._ended = False
-        self.process = subprocess.Popen(
-            [*command, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
+        reads, writes = os.pipe()
+        self._stderr = open(reads, encoding="utf-8")  # noqa: SIM115
+        null, variables = os.open(os.devnull, os.O_RDWR), {**os.environ, **(environment or {})}
+        try:
+            self.process: Running
+            if command[0] == COMMAND or command[1] == "-c":
+                self.process = started(
+                    *command[1:],
+                    *arguments,
+                    stdin=null,
+                    stdout=null,
+                    stderr=writes,
+                    environment=variables,
+                )
+            else:
+                self.process = subprocess.Popen(
+                    [*command, *arguments], stdin=null, stdout=null, stderr=writes, env=variables
+                )
+        finally:
+            os.close(null)
+            os.close(writes)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -86,8 +100,7 @@ class ServerProcess:
         self._reader.join()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stream:
+        with self._stderr as stream:
             for line in stream:
                 with self._news:
                     self.log.append(line.rstrip("\n"))

@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 import mini_pair
 import tiny_coder
 from adapters import write_lora
-from command_line import COMMAND
 from dflash_local import setup
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.errors import BackendError, InputError, PairError
@@ -38,6 +37,7 @@ from dflash_local.tune.fitting import (
 )
 from dflash_local.tune.objective import position_weights
 from dflash_local.tune.state import write_state
+from ready_command import COMMAND
 from synthetic import write_drafter, write_target
 
 torch.set_num_threads(1)  # those of other tests want the cores as well

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
 from dflash_local.errors import InputError
 from hub_stand_in import Hub, running
+from ready_command import ReadyRun
 
 STEPS = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 QUESTIONS = [f"{n} Bäume tragen je {n + 2} Äpfel. Wie viele Äpfel?" for n in range(40)]
@@ -57,21 +57,15 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
         dataset = DATASETS[name]
         if data is not None:
             hub.add(f"datasets/{dataset.repo}", {dataset.file: data, "README.md": b"#"})
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, name, str(limit)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-            env={
-                **kept,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                "HF_ENDPOINT": hub.endpoint,
-                "HF_HOME": str(tmp_path / "home"),
-                "HF_HUB_DISABLE_TELEMETRY": "1",
-                **settings,
-            },
-        )
+        environment = {
+            **kept,
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            **settings,
+        }
+        done = ReadyRun("-c", SCRIPT, name, str(limit), environment=environment).finish()
+        assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     return fetched

@@ -224,12 +224,12 @@ def start(request: Request) -> int:
 def test_after_an_interrupt_the_rest_is_fetched(hub: Hub, client: Client, on_xet: bool) -> None:
     hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE}, on_xet=on_xet)
     hub.stalls = threading.Event()
-    process = client.start("fetch_drafter", DRAFTER)
+    run = client.start("fetch_drafter", DRAFTER)
     assert hub.stalls.wait(60)
     half = len(LARGE) // 2
     part = wait_for_part(client.home)
-    process.send_signal(signal.SIGINT)
-    assert client.finish(process) == {"interrupted": True}
+    run.process.send_signal(signal.SIGINT)
+    assert client.finish(run) == {"interrupted": True}
     kept = part.stat().st_size
     assert 10_000_000 <= kept <= half
     hub.stalls = None

@@ -16,7 +16,7 @@ import pytest
 
 import tiny_coder
 from guarded_server import guarded
-from server_process import EXACT, ServerProcess, serving
+from server_process import EXACT, SERVE, ServerProcess, serving
 
 __all__ = ["guarded"]
 
@@ -39,8 +39,8 @@ def found_by(script: str, *arguments: str, code: int = 0) -> dict[str, Any]:
 @pytest.mark.slow
 def test_every_request_is_answered_and_nothing_is_left_behind() -> None:
     # Of threads that overlap on a busy machine each has an arena of its own, which is no leak.
-    one_arena = {"MALLOC_ARENA_MAX": "1"}
-    with serving(*EXACT, "--parallel", "4", "--queue", "8", environment=one_arena) as server:
+    one_arena = ("env", "MALLOC_ARENA_MAX=1", *SERVE)
+    with serving(*EXACT, "--parallel", "4", "--queue", "8", command=one_arena) as server:
         pid = str(server.process.pid) if Path("/proc").is_dir() else None
         watched = ("--pid", pid) if pid else ()
         found = load(server, "--requests", "120", "--clients", "16", *watched)

@@ -74,7 +74,6 @@ def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> N
             for prompt, n in zip(prompts, lengths, strict=True)
         ]
         plain.forget()
-        noise = joint_noise(engine.target, prompts, [a.tokens for a in alone], [8, 8, 8, 8])
         piece = engine.target.vocabulary.piece
         for own, told in zip(alone, together, strict=True):
             expected = [tuple(piece(token)) for token in own.tokens if piece(token)]
@@ -83,7 +82,9 @@ def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> N
                 [ids[text] for text in expected],
                 own.logprobs,
                 [ids[text] for text in told],
-                noise,
+                lambda: joint_noise(
+                    engine.target, prompts, [a.tokens for a in alone], [8, 8, 8, 8]
+                ),
             )
 
 
