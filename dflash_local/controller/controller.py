@@ -19,8 +19,8 @@ _Way = tuple[ShapeName, int, int]
 get as many rows, else of all together."""
 
 _HORIZON = 20
-"""Rounds over which a better row count, another shape or length must earn the change of graph. With
-none, or with very many, they change too often or never, at a third of the speed at worst."""
+"""Rounds over which other rows, another shape or length, or drafting at all must earn the change of
+graph. With none, or with very many, they change too often or never, at a third of the speed."""
 _BLEND = 0.15
 """The weight of the last draft in means that stand for the next ones. With less, the usual row
 count is found too late."""
@@ -445,19 +445,18 @@ class Controller:
         switch = costs.switch_s / passes[0]
         able = [policy for policy in policies if not policy.off] if self._n_draft else []
         gain = self._best(able, switch) if able else 0.0
-        # A few drafts tell little: what is lost in all rounds together must be worth the way there
-        # and back (2 % of `moe`, 15 % of `tiny-gpu`).
+        # What going there costs must be earned; and a few drafts tell little: what is lost in all
+        # rounds together must be worth the way there and back (2 % of `moe`, 15 % of `tiny-gpu`).
         lost = (now - self._planned_at) * (1 - gain)
         self._doubt = max(self._doubt + lost, 0.0) if self._on else 0.0
-        pays = self._doubt <= 2 * switch if self._on else gain >= 1
-        self._on, self._planned_at = pays and now >= self._off_until, now
+        pays = self._doubt <= 2 * switch if self._on else gain >= 1 + switch / _HORIZON
+        self._on, self._planned_at, self._looking = pays and now >= self._off_until, now, None
         reason = self._reason(able, gain) if able else ""
         for policy in able:
             policy.reason, policy.nearly_off = reason, False
         rate = base / passes[0] * (max(gain, 1.0) if self._on else 1.0)
         self._copied.price(base, passes, _COPY_MARGIN * rate, costs.switch_s)
         self._rows.price(base, self._prices_of(self._way[0]), rate, costs.switch_s)
-        self._looking = None
         if self._on:
             wait = 1 if any(policy.known.n_verified < KNOWN for policy in able) else _REPLAN
         else:
