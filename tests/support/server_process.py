@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ class ServerProcess:
         null, variables = os.open(os.devnull, os.O_RDWR), {**os.environ, **(environment or {})}
         try:
             self.process: Running
-            if command[0] == COMMAND or command[1] == "-c":
+            if command[0] == COMMAND or tuple(command[:2]) == (sys.executable, "-c"):
                 self.process = started(
                     *command[1:],
                     *arguments,
