@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from dflash_local.bench.prompts.case import tokenized
 from dflash_local.bench.prompts.prompt import BenchPrompt, prompt_of, read_lines, text_of
 from dflash_local.errors import InputError
@@ -154,7 +156,7 @@ class NewRun(Run):
         # A drafter that is trained further must not learn the texts of its first training again.
         self._text_seed = options.seed
         if options.begin is not None:
-            self._text_seed += zlib.crc32(options.draft.read_bytes())
+            self._text_seed += zlib.crc32(np.memmap(options.draft, mode="r").data)
         super().__init__(options, *rest)
         on_gpu = self._device == "cuda"
         self._before = None
