@@ -66,8 +66,16 @@ class Chain(Shape):
 
     name = "chain"
 
+    def __init__(self, n_nodes: int, *, few_counts: bool = False) -> None:
+        """`few_counts`: as many rows as before are cheaper than fewer, as a GPU makes a graph for
+        each count. Then the last drafts of an answer may be too long for it."""
+        super().__init__(n_nodes)
+        self._few_counts = few_counts
+
     def limit(self, n_nodes: int, remaining: int | None) -> int:
-        return n_nodes if remaining is None else max(min(n_nodes, remaining - 1), 0)
+        if remaining is None or (self._few_counts and remaining > 1):
+            return n_nodes
+        return max(min(n_nodes, remaining - 1), 0)
 
     def cut(
         self, proposal: Draft, n_vocab: int, limit: int, remaining: int | None, rate: Rate

@@ -70,7 +70,8 @@ class Engine:
         self.plain_because: str | None = None
         """One line on why there is no drafter although one was named: all requests are decoded
         plainly then. Else None."""
-        self._chain = Chain(max(self.max_width - 1, 0))
+        on_gpu = target.options.n_gpu_layers != 0
+        self._chain = Chain(max(self.max_width - 1, 0), few_counts=on_gpu)
         self._tree: Tree | None = None
         if self.takes_trees:
             n_branches = target.options.n_branches
@@ -152,6 +153,7 @@ class Engine:
         Raises as `check` and `Sampler`, and InputError when no slot is free.
         """
         begun_at = time.perf_counter()
+        self._round.tell()
         self.check(request)
         reason = self.plain_because if request.drafts else None
         if reason:
@@ -240,6 +242,7 @@ class Engine:
 
     def end(self, sequence: Sequence) -> None:
         """Give the slot back, with both caches at the same token. Safe to call again."""
+        self._round.tell()
         sequence.sampler.close()
         if sequence.finish_reason is None:
             sequence.finish_reason = "cancelled"

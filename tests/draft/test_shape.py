@@ -69,6 +69,14 @@ def test_a_chain_is_expected_where_nothing_forks() -> None:
         Chain(15).cut(Draft([1, 2], [ANCHOR, ANCHOR]), N_VOCAB, 15, None, as_they_are)
 
 
+def test_a_chain_ends_with_its_answer_where_fewer_rows_cost_nothing() -> None:
+    """On a GPU they cost a graph: then it only ends before the last token, which needs no draft."""
+    assert [Chain(7).limit(7, left) for left in (None, 9, 8, 3, 1)] == [7, 7, 7, 2, 0]
+    whole = Chain(7, few_counts=True)
+    assert [whole.limit(7, left) for left in (None, 9, 8, 3, 2, 1)] == [7, 7, 7, 7, 7, 0]
+    assert whole.limit(4, 3) == 4  # the room in the caches
+
+
 def test_a_shape_has_a_name() -> None:
     assert checked_shape("tree") == "tree"
     with pytest.raises(InputError, match="expected one of chain, tree, auto"):

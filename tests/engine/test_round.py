@@ -17,7 +17,7 @@ from add_up import add_up
 from adversarial import Script, ScriptedDrafter, oracle, right_for
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
-from dflash_local.draft.shape import DraftShape
+from dflash_local.draft.shape import Chain, DraftShape
 from dflash_local.engine import slots
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError, InputError
@@ -390,4 +390,21 @@ def test_what_fails_in_the_target_beside_a_draft_is_not_the_drafter_s_fault(
         known.ask(engine, shape=known.shape)
     assert not engine.slots.lacks_drafter
     assert max(known.ask(engine, shape=known.shape).stats.accepted_lengths) == 16
+    engine.slots.forget_all()
+
+
+@pytest.mark.parametrize("n", range(1, 10))
+def test_an_answer_may_end_in_a_draft_that_is_longer_than_it(targets: Targets, n: int) -> None:
+    """As where a GPU has a graph for one row count. What comes after `max_tokens` is not emitted,
+    and not in the caches, which a second answer goes on with."""
+    target = targets["chain"]
+    known = PlainAnswer(target, tiny_coder.prompts()["code"][0], 24)
+    engine = Engine(target, ScriptedDrafter(oracle(known.text)))
+    engine._chain = Chain(15, few_counts=True)
+    engine.run([first := engine.begin(asked(known.prompt, 8, n))])
+    assert first.tokens == known.tokens[:n] and first.finish_reason == "length"
+    assert set(first.stats.widths) <= {1, 8}
+    engine.run([again := engine.begin(asked(known.text[:-12], 8, 12))])
+    assert again.tokens == known.tokens[-12:]
+    assert again.stats.cached_tokens >= len(known.prompt) + n - 2
     engine.slots.forget_all()
