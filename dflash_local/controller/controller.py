@@ -299,6 +299,12 @@ class Controller:
         """Whether a request that begins now may well draft, as far as is known."""
         return self._on or bool(self._looking) or self._newest.n_verified < KNOWN
 
+    @property
+    def keeps_plan(self) -> bool:
+        """Whether the next `n_drafts` for the same sequences makes no plan: the round before may
+        then be observed after it."""
+        return self._on and self._round + 1 < self._replan_at
+
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], n_others: int = 0
     ) -> list[int]:

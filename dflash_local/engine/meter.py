@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.costs import TO_MAKE
@@ -29,16 +30,39 @@ class Meter:
         self._slots = slots
         self._n_builds = 0  # draft graphs built, as last seen
         self._warming_up = 0  # drafts until the newest graph runs at full speed
+        # What the controller and the statistics are still to be told, of a round of these
+        self._untold: list[Callable[[], None]] = []
+        self._sequences: list[Sequence] = []
 
     @contextmanager
     def lap(self, sequences: list[Sequence]) -> Iterator[Lap]:
-        """Time a round of these sequences. A round that raises is not counted."""
+        """Time a round of these sequences. A round that raises is not counted.
+
+        What a drafted round tells waits until the device drafts the next one: that is host work
+        which a small model would wait for. It is told before where a plan is made by it, an answer
+        has ended, or other sequences come.
+        """
+        if sequences != self._sequences:
+            self.tell()
         lap = Lap(self, self._slots, sequences)
         yield lap
-        lap.end()
+        self._sequences = sequences
+        self._untold.append(lap.end())
+        waits = lap.asked_drafter and (self.controller is None or self.controller.keeps_plan)
+        if not waits or any(s.finish_reason is not None for s in sequences):
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell the controller and the statistics of the last round, if they were not told."""
+        untold, self._untold = self._untold, []
+        for each in untold:
+            each()
 
     def count(self, sequence: Sequence, draft: Draft, verdict: Verdict, n_copied: int) -> None:
-        """Count a draft and its accepted tokens, `n_copied` of them copies."""
+        """Count a draft and its accepted tokens, `n_copied` of them copies, when it is told."""
+        self._untold.append(partial(self._count, sequence, draft, verdict, n_copied))
+
+    def _count(self, sequence: Sequence, draft: Draft, verdict: Verdict, n_copied: int) -> None:
         sequence.shape.count(sequence.stats, draft, verdict.path)
         sequence.stats.record_copies(drafted=sum(draft.copied), accepted=n_copied)
         if self.controller and sequence.policy is not None and draft:
@@ -73,6 +97,7 @@ class Lap:
         self._draft_s = 0.0
         self._drawn_s = slots.target.native.draw_s
         self._start = self._began = self._drafted = self._verified = time.perf_counter()
+        self._end, self._depth = self._start, 0
 
     @contextmanager
     def injecting(self, n_rows: int) -> Iterator[None]:
@@ -121,9 +146,20 @@ class Lap:
         finally:
             sequence.stats.sample_s += time.perf_counter() - start
 
-    def end(self) -> None:
-        end, n_steps = time.perf_counter(), self._n_steps
-        n_rebuilds = self._slots.target.native.n_rebuilds - self._n_rebuilds
+    @property
+    def asked_drafter(self) -> bool:
+        """Whether the drafter had a part in it."""
+        return self._n_drafting > 0
+
+    def end(self) -> Callable[[], None]:
+        """Stop the clock. Returns the function that tells what it has shown."""
+        self._end = time.perf_counter()
+        self._n_rebuilds = self._slots.target.native.n_rebuilds - self._n_rebuilds
+        self._depth = self._slots.depth
+        return self._tell
+
+    def _tell(self) -> None:
+        end, n_steps, n_rebuilds = self._end, self._n_steps, self._n_rebuilds
         for sequence in self._sequences:
             stats = sequence.stats
             stats.draft_s += self._drafted - self._start
@@ -140,7 +176,7 @@ class Lap:
                 self._n_rows,
                 self._shape,
                 self._n_drafting,
-                self._slots.depth,
+                self._depth,
                 self._draft_s,
                 verify_s,
                 (end - self._verified) / n_steps,

@@ -74,6 +74,10 @@ class Round:
             for choice, part in zip(choices, batch.parts, strict=True):
                 self._accept(choice.sequence, choice.draft, part, lap)
 
+    def tell(self) -> None:
+        """Bring statistics and controller up to date: of a round, they are told in the next one."""
+        self._meter.tell()
+
     def emit_first(self, sequence: Sequence, output_row: int) -> None:
         """Emit the token after the last row of a prompt."""
         with sequence.alone(self._slots):
@@ -127,7 +131,9 @@ class Round:
         except Exception as error:
             self._slots.put_aside(error)
             return
-        self._target.tidy()  # host work while the device drafts; a failure is not the drafter's
+        # Host work while the device drafts; a failure is not the drafter's.
+        self._meter.tell()
+        self._target.tidy()
         try:
             proposals = drafter.read()
         except Exception as error:

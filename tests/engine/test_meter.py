@@ -1,13 +1,16 @@
 """Rounds are counted and timed as they were, for the statistics and for the controller."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 import tiny_coder
-from adversarial import ScriptedDrafter, right_for
+from adversarial import Script, ScriptedDrafter, right_for
+from dflash_local.draft.draft import Draft
+from dflash_local.draft.drafter import DraftRequest
 from dflash_local.engine.engine import Engine
+from dflash_local.stats import Stats
 from dflash_local.target_model.target import Target
 from elsewhere import CHEAP, Elsewhere
 from pair_engine import open_target, request
@@ -84,4 +87,47 @@ def test_passes_of_as_many_rows_are_counted_in_a_row(target: Target) -> None:
     two = [engine.begin(request(known.prompt, 0, 4)) for _ in range(2)]
     engine.run(two)
     assert meter.last_rows == 2 and 0 < meter.n_in_a_row <= 4
+    engine.slots.forget_all()
+
+
+class Watching(ScriptedDrafter):
+    """Notes how many rounds were told of when it begins a draft, and when it is read."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script, n_seq=2)
+        self.stats = Stats()
+        self.told: list[tuple[int, int]] = []
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        super().begin(requests)
+        self._before = self.stats.rounds
+
+    def read(self) -> list[Draft]:
+        self.told.append((self._before, self.stats.rounds))
+        return super().read()
+
+
+def test_a_drafted_round_is_told_while_the_next_one_drafts(target: Target) -> None:
+    """And before, where another sequence comes or goes; in the end nothing is left to tell."""
+    known = PlainAnswer(target, tiny_coder.prompts()["code"][0], N)
+    drafter = Watching(right_for(known.text, lambda: 2, target.n_vocab))
+    engine = Engine(target, drafter, 2)
+    first = engine.begin(request(known.prompt, 4, N))
+    drafter.stats = first.stats
+    for _ in range(5):  # the prompt, and four rounds
+        engine.step([first])
+    assert drafter.told == [(0, 0), (0, 1), (1, 2), (2, 3)]
+    assert first.stats.rounds == 3
+    second = engine.begin(request(known.prompt[:8], 0, N))
+    assert first.stats.rounds == 4
+    engine.step([first, second])  # its prompt, and a round of the other
+    engine.step([first, second])
+    assert first.stats.rounds == 5
+    engine.end(second)
+    assert first.stats.rounds == 6 and second.stats.rounds == 1
+    engine.step([first])
+    engine.end(first)
+    assert first.stats.rounds == 7
+    assert first.tokens == known.tokens[: len(first.tokens)]
+    assert first.stats.emitted == len(first.tokens) == 1 + 7 + first.stats.accepted
     engine.slots.forget_all()
