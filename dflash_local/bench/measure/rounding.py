@@ -17,7 +17,8 @@ class Lead:
     """The lead of the likeliest token after a text, and the movement of logits by rounding.
 
     `gap` is the difference of the two largest logits, decoded one token at a time. `noise` is the
-    largest change of a logit, anywhere in the text, when several tokens are decoded at a time.
+    largest change of a logit, anywhere in the text, when several tokens are decoded at a time: in
+    passes of so many rows, the last one, too, as a draft may be longer than what comes of it.
     """
 
     gap: float
@@ -50,9 +51,10 @@ def lead_after(
         noise = 0.0
         for width in widths if answer else ():
             fits = 2 < width < 2 * target.options.n_branches  # every other node is a leaf
+            whole = [*answer, *answer[:1] * (-len(answer) % width)][: target.n_ctx - n]
             for logits in (rows_of, _tree_rows) if forked and fits else (rows_of,):
                 target.restore(0, start)
-                batched = np.stack(logits(target, n, answer, width))
+                batched = np.stack(logits(target, n, whole, width)[: len(answer)])
                 noise = max(noise, float(np.abs(batched - single[1:]).max()))
         second, first = np.partition(single[-1], -2)[-2:]
         return Lead(float(first - second), noise)

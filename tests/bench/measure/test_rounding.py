@@ -28,3 +28,15 @@ def test_the_lead_and_the_noise_of_a_token(auto_model: Model) -> None:
     # The same tokens in other cells: as far apart as 8-bit activations take the last bit.
     assert 0 <= forked.noise < 0.2
     assert model.generate("a", max_tokens=1).stats.cached_tokens == 0
+
+
+def test_noise_is_looked_for_in_passes_of_so_many_rows(auto_model: Model) -> None:
+    """Kernels are chosen by them, so a pass that is cut to a short answer shows another noise."""
+    model = auto_model
+    model.forget()
+    target, prompt = model.target, model.tokenize(PROMPT)
+    answer = model.generate(prompt, temperature=0.0, max_tokens=5, draft_width=0).tokens
+    model.forget()
+    before = target.n_decoded
+    lead_after(target, prompt, answer, [2, 64])
+    assert target.n_decoded - before == len(prompt) + 5 + 6 + 64
