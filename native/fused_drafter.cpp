@@ -17,28 +17,9 @@ namespace {
 // build a graph again takes as long as a draft.
 constexpr size_t kept_graphs = 8;
 
-constexpr int smallest_kv_step = 256;  // attention kernels prefer multiples of this
-constexpr int smallest_rows = 8;       // row buckets are powers of two from here ...
-constexpr int largest_rows = 512;      // ... to here; more rows go in several graphs
+// Rows that nearly all rounds inject.
+constexpr int few_on_host = 8, few_on_gpu = 16;
 constexpr int largest_fused_rows = 64;
-
-// KV lengths that graphs are made for. They are at most an eighth of the context apart. There are
-// few of them, as each new graph costs more than a draft.
-int kv_bucket(int64_t n) {
-    int64_t step = smallest_kv_step;
-    while (step * 16 <= n) {
-        step *= 2;
-    }
-    return static_cast<int>((n + step - 1) / step * step);
-}
-
-int rows_bucket(int n) {
-    int rows = smallest_rows;
-    while (rows < n) {
-        rows *= 2;
-    }
-    return rows;
-}
 
 }  // namespace
 
@@ -54,6 +35,7 @@ fused_drafter::fused_drafter(const llama_model * model, std::shared_ptr<const ta
       backend_(open_backend(target_.device(), n_threads)),
       weights_(path, params, backend_.get(), allowed.bf16),
       cache_(weights_.params, target_.device(), n_seq, n_ctx, draft_window),
+      sizes_(target_.device(), few_on_host, few_on_gpu),
       top_k_(head_top_k(weights_.params, top_k)),
       allowed_(allowed),
       scratch_(backend_.get()) {
@@ -251,7 +233,7 @@ void fused_drafter::inject_rows(int seq, const feature_rows & features) {
     const int left_out = std::max(0, features.n - cache_.n_ring());
     cache_.set_length(seq, cache_.length(seq) + left_out);
     for (int done = left_out; done < features.n;) {
-        const int n = std::min({largest_rows, cache_.n_ring(), features.n - done});
+        const int n = std::min({draft_sizes::most_rows, cache_.n_ring(), features.n - done});
         feature_rows part{n};
         const bool is_stored = !features.stored.empty();
         if (is_stored) {
@@ -260,7 +242,7 @@ void fused_drafter::inject_rows(int seq, const feature_rows & features) {
         } else {
             part.host = features.host + static_cast<size_t>(done) * width;
         }
-        draft_graph & g = *graph({0, rows_bucket(n), 0, 0, 0, is_stored}).graph;
+        draft_graph & g = *graph({0, sizes_.rows(n), 0, 0, 0, is_stored}).graph;
         fill_rows(g, {{seq, std::move(part), 0}});
         compute(g);
         cache_.set_length(seq, cache_.length(seq) + n);
@@ -400,10 +382,10 @@ draft_graph & fused_drafter::launch(std::vector<draft_request> & requests, const
     for (int s = 0; s < wanted.n_streams; s++) {
         longest = std::max<int64_t>(longest, cache_.length(s));
     }
-    const int n_kv = std::min(kv_bucket(longest + weights_.params.block_size), cache_.n_cells());
+    const int n_kv = std::min(sizes_.cells(longest + weights_.params.block_size), cache_.n_cells());
     // Without new rows, take the graph for rows from where they usually come.
     const bool from_store = wanted.stored || (n_rows == 0 && store_ != nullptr);
-    graph_slot & slot = graph({wanted.n_streams, rows_bucket(static_cast<int>(n_rows)), n_kv,
+    graph_slot & slot = graph({wanted.n_streams, sizes_.rows(static_cast<int>(n_rows)), n_kv,
                                n_draft, top_k_, from_store});
     fill_rows(*slot.graph, requests);
     fill_blocks(slot, requests);

@@ -13,6 +13,7 @@
 #include "draft_graph.h"
 #include "draft_mask.h"
 #include "draft_scratch.h"
+#include "draft_sizes.h"
 #include "draft_weights.h"
 #include "ggml-cpp.h"
 #include "llama.h"
@@ -150,6 +151,7 @@ class fused_drafter {
     draft_weights weights_;
     std::optional<bf16_copy> head_;  // of the target's, if that pays
     draft_cache cache_;
+    draft_sizes sizes_;
     int n_vocab_ = 0;
     int top_k_;
     draft_capabilities allowed_;

@@ -17,27 +17,9 @@ namespace {
 
 // Drafts of a few lengths, for one sequence and for all.
 constexpr size_t kept_graphs = 16;
-constexpr int smallest_rows = 4;   // row buckets are powers of two from here ...
-constexpr int largest_rows = 512;  // ... to here; more rows go in several graphs
+// Rows that nearly all rounds inject.
+constexpr int few_on_host = 4, few_on_gpu = 8;
 constexpr int largest_fused_rows = 64;
-constexpr int smallest_kv_step = 256;  // attention kernels prefer multiples of this
-
-// As of a fused_drafter: at most an eighth of the context apart.
-int kv_bucket(int64_t n) {
-    int64_t step = smallest_kv_step;
-    while (step * 16 <= n) {
-        step *= 2;
-    }
-    return static_cast<int>((n + step - 1) / step * step);
-}
-
-int rows_bucket(int n) {
-    int rows = smallest_rows;
-    while (rows < n) {
-        rows *= 2;
-    }
-    return n == 0 ? 0 : rows;
-}
 
 // A cache of one layer, with room for a draft after each sequence.
 draft_params cache_params(const heads_params & p) {
@@ -60,6 +42,7 @@ heads_drafter::heads_drafter(const llama_model * model, std::shared_ptr<const ta
       n_threads_(n_threads),
       backend_(open_backend(weights_.device(), n_threads)),
       cache_(cache_params(params), weights_.device(), n_seq, n_ctx, 0),
+      sizes_(weights_.device(), few_on_host, few_on_gpu),
       states_(new_tensors(2)),
       scratch_(backend_.get()) {
     if (store_ == nullptr || store_->n_features() != params.n_embd) {
@@ -85,8 +68,8 @@ heads_drafter::heads_drafter(const llama_model * model, std::shared_ptr<const ta
     ggml_backend_tensor_set(ids_, ids.data(), 0, ids.size() * sizeof(int32_t));
     // What this backend cannot compute is refused here, before drafts rely on it.
     cache_.reserve(1);
-    const int n_kv = std::min(smallest_kv_step, cache_.n_cells());
-    slot({1, smallest_rows, n_kv, params.n_draft});
+    const int n_kv = std::min(sizes_.cells(1), cache_.n_cells());
+    slot({1, sizes_.rows(1), n_kv, params.n_draft});
 }
 
 int heads_drafter::length(int seq) const {
@@ -163,12 +146,12 @@ void heads_drafter::inject(int seq, const heads_rows & rows) {
 
 void heads_drafter::inject_rows(int seq, const heads_rows & rows) {
     for (int done = 0; done < rows.n();) {
-        const int n = std::min(largest_rows, rows.n() - done);
+        const int n = std::min(draft_sizes::most_rows, rows.n() - done);
         heads_request part;
         part.seq = seq;
         part.rows.tokens.assign(rows.tokens.begin() + done, rows.tokens.begin() + done + n);
         part.rows.stored.assign(rows.stored.begin() + done, rows.stored.begin() + done + n);
-        heads_graph & g = *slot({0, rows_bucket(n), 0, 0}).graph;
+        heads_graph & g = *slot({0, sizes_.rows(n), 0, 0}).graph;
         fill_rows(g, {part});
         compute(g);
         cache_.set_length(seq, cache_.length(seq) + n);
@@ -275,8 +258,8 @@ heads_drafts heads_drafter::draft(std::vector<heads_request> requests, int n_dra
     for (int seq = 0; seq < n_streams; seq++) {
         longest = std::max<int64_t>(longest, cache_.length(seq));
     }
-    const int n_kv = std::min(kv_bucket(longest + n_draft + 1), cache_.n_cells());
-    graph_slot & s = slot({n_streams, rows_bucket(n_rows), n_kv, n_draft});
+    const int n_kv = std::min(sizes_.cells(longest + n_draft + 1), cache_.n_cells());
+    graph_slot & s = slot({n_streams, n_rows == 0 ? 0 : sizes_.rows(n_rows), n_kv, n_draft});
     fill_rows(*s.graph, requests);
     fill_drafts(s, requests);
     compute(*s.graph);

@@ -9,6 +9,7 @@
 #include "draft_cache.h"
 #include "draft_mask.h"
 #include "draft_scratch.h"
+#include "draft_sizes.h"
 #include "heads_graph.h"
 #include "heads_weights.h"
 #include "llama.h"
@@ -98,6 +99,7 @@ class heads_drafter {
     int n_threads_;
     ggml_backend_ptr backend_;
     draft_cache cache_;
+    draft_sizes sizes_;
     ggml_context_ptr states_;
     ggml_backend_buffer_ptr state_buffer_;
     ggml_tensor * kept_ = nullptr;  // f32 [n_embd, n_seq + 1], see heads_parts
