@@ -100,11 +100,12 @@ def choose(
         heads = open_pair(files.target, HEADS).with_keys(options.override_kv)
     except PairError:
         return files, None
+    alone = PairFiles(files.target, None)
     try:
         drafter = open_pair(files.target, files.draft).with_keys(options.override_kv)
     except (FileError, PairError) as fault:
         say(f"{_NO_DRAFTER} {fault}")
-        return replace(files, draft=None), None
+        return alone, None
     options = replace(options, **_NOT_MEASURED)
     key = _key(heads, drafter, options)
     speeds = None if options.recalibrate else _known(key)
@@ -122,14 +123,14 @@ def choose(
                     found.append([result.stats for result in answers(model)])
             except DflashError as fault:
                 say(f"{why} {fault}")
-                return replace(files, draft=files.draft if pair is heads else None), None
+                return files if pair is heads else alone, None
         speeds = Speeds.of(*found)
         if speeds is None:
             say(_TOO_SLOW)
             return files, None
         disk_cache.write(_KIND, key, asdict(speeds))
     say(speeds.line)
-    return replace(files, draft=None) if speeds.heads_win else files, speeds.line
+    return alone if speeds.heads_win else files, speeds.line
 
 
 def answers(model: Model) -> list[Result]:

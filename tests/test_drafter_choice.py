@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 import pytest
 
 import tiny_coder
-from command_line import run_here
+from command_line import parsed, run_here
 from dflash_local import Model, Stats, load
+from dflash_local.cli.bench import chosen_pair
+from dflash_local.cli.terminal import Speaker
 from dflash_local.controller.calibration import BUDGET_S
 from dflash_local.doctor import trial
 from dflash_local.draft.fused_drafter import FusedDrafter
@@ -120,6 +122,15 @@ def test_commands_tell_it(
     assert told["pair"]["drafter"] == "the target's own heads" and told["pair"]["has_heads"]
     assert any("note: drafting with the target's own heads: 84" in line for line in told["plan"])
     assert MEASURING not in done.stderr
+    values = parsed("bench", ["--target", str(folder), *FLAGS])
+    assert chosen_pair(values, Speaker(True)) == (folder / "target.gguf", None)
+    done = run_here("calibrate", *arguments)
+    assert MEASURING in done.stderr and "84.0" not in done.stderr
+    keep(own_cache, 71, 84)
+    assert chosen_pair(values, Speaker(True)) == (
+        folder / "target.gguf",
+        folder / "dflash-drafter.gguf",
+    )
 
 
 def test_what_is_named_is_not_measured(
