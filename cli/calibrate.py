@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .answer import write_report, write_stdout
-from .loading import check_drafter, check_files, faster_files, load_model
-from .options import FILES, LOADING, QUIET, Option, SectionedCommand, values_of
+from .loading import check_drafter, check_files, load_model
+from .options import FILES, LOADING, QUIET, Option, SectionedCommand
 from .report import table
 from .terminal import Speaker
 
@@ -42,14 +42,9 @@ def calibrate(**values: Any) -> None:
     """
     check_files(values)
     check_drafter(values, "calibrate measures what drafting costs")
-    from dflash_local.fit.options import LoadOptions
-
-    say = Speaker(values["quiet"])
-    options = LoadOptions(recalibrate=True, **values_of(LOADING, values))
-    files = faster_files(values, say, options)
     # With a width the drafter stays loaded, whatever the costs are.
     more: dict[str, Any] = {"recalibrate": True, "draft_width": 2}
-    with load_model(values, say, files, **more) as model:
+    with load_model(values, Speaker(values["quiet"]), **more) as model:
         controller = model.engine.controller
         assert controller is not None
         costs = controller.costs

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dflash_local.fit.options import NONE, WORDS
-from dflash_local.printable import silent
 
 from . import interrupt
 from .options import LOADING, values_of
@@ -120,13 +118,3 @@ def chosen_files(
     if target is None:
         say(f"no --target: using {USUAL}, a tiny model for trying things out")
     return found
-
-
-def faster_files(values: Mapping[str, Any], say: Speaker, options: LoadOptions) -> PairFiles:
-    """Those of `chosen_files`, without the drafter where the target's own heads are faster."""
-    from dflash_local.drafter_choice import choose
-    from dflash_local.loading import open_engine
-
-    files = chosen_files(values, say, options)
-    with interrupt.ending():
-        return choose(files, options, say, partial(open_engine, say=silent))[0]

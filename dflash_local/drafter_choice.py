@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import Any
 
 from dflash_local import disk_cache
-from dflash_local.bench.prompts.case import Case, tokenized
+from dflash_local.bench.prompts.case import tokenized
 from dflash_local.bench.prompts.prompt import USUAL, BenchPrompt, built_in
 from dflash_local.controller.calibration import BUDGET_S, budget_s
 from dflash_local.engine.engine import Engine
-from dflash_local.errors import BackendError, DflashError, FileError, InputError, PairError
+from dflash_local.errors import BackendError, DflashError, FileError, PairError
 from dflash_local.fit.options import HEADS, LoadOptions
 from dflash_local.fit.plan import OWN_HEADS, Plan
 from dflash_local.gguf.file import file_key
@@ -41,6 +41,10 @@ _NOT_MEASURED: dict[str, Any] = {
     **{"draft_from": None, "mmproj": None, "draft_width": None},
 }
 """Settings that the speeds do not depend on, as they are while these are measured."""
+_MEASURING = (
+    "the target's file has heads, and there is a drafter, too: measuring once which of them is "
+    "faster here, which takes some seconds"
+)
 _NO_DRAFTER = "the drafter is not used:"
 _TOO_SLOW = (
     f"the drafter drafts: the few tokens of {_LONGEST_S:g} seconds do not tell whether the "
@@ -85,20 +89,21 @@ class Speeds:
 def choose(
     files: PairFiles, options: LoadOptions, say: Say, open_engine: OpenEngine | None
 ) -> tuple[PairFiles, str | None]:
-    """The files, without the drafter where the heads of the target's own file are to draft in its
-    place, and the reason in a line, if there was a choice.
+    """The files, without a drafter that nobody named where the target's own heads are faster; and
+    the reason in a line, if there was a choice.
 
-    There is one where the drafter was found, not named, and no width is fixed. Without
-    `open_engine`, which opens a pair, nothing is measured, nor with a calibration budget below the
-    usual one: the drafter is kept then, unless it is known to be slower. A drafter, or heads, that
-    cannot be loaded or fail are not used, and `say` gets the reason. Raises FileError for a bad
-    target, PairError or FileError for a drafter that has no heads to take its place.
+    Without `open_engine`, which opens a pair, nothing is measured, nor with a calibration budget
+    below the usual one. The drafter is kept then, unless it is known to be slower. What cannot be
+    loaded, or fails, is not used, and `say` gets the reason. Raises FileError for a bad target.
     """
-    if not files.is_found or isinstance(options.draft_width, int):
+    width = options.draft_width
+    if not files.is_found or width in (0, 1):
         return files, None
     try:
         heads = open_pair(files.target, HEADS).with_keys(options.override_kv)
     except PairError:
+        return files, None
+    if isinstance(width, int) and heads.spec and width > heads.spec.n_draft + 1:
         return files, None
     alone = PairFiles(files.target, None)
     try:
@@ -107,15 +112,14 @@ def choose(
         say(f"{_NO_DRAFTER} {fault}")
         return alone, None
     options = replace(options, **_NOT_MEASURED)
-    key = _key(heads, drafter, options)
-    speeds = None if options.recalibrate else _known(key)
+    key, speeds = _key(heads, drafter, options), None
+    if not options.recalibrate:
+        with suppress(TypeError):  # not measured yet
+            speeds = Speeds(**disk_cache.read(_KIND, key))
     if speeds is None:
         if open_engine is None or budget_s() < BUDGET_S:
             return files, None
-        say(
-            "the target's file has heads, and there is a drafter, too: measuring once which of "
-            "them is faster here, which takes some seconds"
-        )
+        say(_MEASURING)
         found = []
         for pair, why in ((heads, NO_HEADS), (drafter, _NO_DRAFTER)):
             try:
@@ -138,12 +142,9 @@ def answers(model: Model) -> list[Result]:
     time. Raises BackendError if the drafter fails, and as `Model.generate`."""
     prompts = built_in(USUAL, limit=2)
     prompts = prompts[::2] + prompts[1::2]  # of each kind one, if there is time for two
-    cases: Sequence[Case] = []
-    with suppress(InputError):  # the template refuses them
-        cases, _ = tokenized(model, prompts, room=N_TOKENS)
-    if not cases:
-        texts = [BenchPrompt(each.category, text=each.messages[0]["content"]) for each in prompts]
-        cases, _ = tokenized(model, texts, room=N_TOKENS)
+    if model.target.chat_template is None:
+        prompts = [BenchPrompt(each.category, each.messages[0]["content"]) for each in prompts]
+    cases, _ = tokenized(model, prompts, room=N_TOKENS)
     found: list[Result] = []
     end_s = perf_counter() + _LONGEST_S
     for case in [*cases[:1], *cases]:  # the first one twice, as a GPU makes its graphs in it
@@ -159,23 +160,10 @@ def answers(model: Model) -> list[Result]:
     return found[1:]
 
 
-def _known(key: dict[str, Any]) -> Speeds | None:
-    known = disk_cache.read(_KIND, key)
-    with suppress(TypeError, ValueError):  # not measured yet, or damaged
-        return Speeds(float(known["heads"]), float(known["drafter"]), str(known["day"]))
-    return None
-
-
 def _key(heads: Pair, drafter: Pair, options: LoadOptions) -> dict[str, Any]:
     """All that the speeds depend on. No new option can be forgotten here."""
-    assert drafter.draft
     settings = asdict(options)
     for name in ("n_ctx", "recalibrate", "load_mode"):
         del settings[name]
-    return {
-        "format": _FORMAT,
-        "machine": runtime.machine(),
-        "target": file_key(heads.target.path),
-        "drafter": file_key(drafter.draft.path),
-        "options": settings,
-    }
+    files = [file_key(file.path) for file in (heads.target, drafter.draft) if file]
+    return {"format": _FORMAT, "machine": runtime.machine(), "files": files, "options": settings}

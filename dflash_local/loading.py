@@ -84,9 +84,9 @@ def load(
     or a file with `dflash` in its name in the target's folder or repository. A target that is given
     as a file has none. One without a drafter drafts with the heads of its own file (layers that
     predict further tokens), if it has any that can be used and the memory holds them. One with both
-    drafts with the faster of them: the first load measures that, in some seconds, unless
-    `draft_width` is a number. "none" is no drafter at all. What the registry or the target's file
-    advises for sampling and thinking is the default of all requests.
+    drafts with the faster of them: the first load measures that, in some seconds. "none" is no
+    drafter at all. What the registry or the target's file advises for sampling and thinking is the
+    default of all requests.
 
     What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes

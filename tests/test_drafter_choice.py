@@ -11,7 +11,9 @@ import pytest
 import tiny_coder
 from command_line import parsed, run_here
 from dflash_local import Model, Stats, load
+from dflash_local.cli import serve
 from dflash_local.cli.bench import chosen_pair
+from dflash_local.cli.models_file import NamedModel
 from dflash_local.cli.terminal import Speaker
 from dflash_local.controller.calibration import BUDGET_S
 from dflash_local.doctor import trial
@@ -90,8 +92,9 @@ def test_the_choice_follows_the_speeds(folder: Path, own_cache: Path) -> None:
     for heads, drafter, best in ((84.0, 71.0, "heads"), (71.0, 84.0, "drafter")):
         keep(own_cache, heads, drafter)
         said: list[str] = []
-        with load(folder, say=said.append, **OPTIONS) as model:
-            assert isinstance(model.drafter, KINDS[best])
+        for width in ("auto", 4):
+            with load(folder, say=said.append, draft_width=width, **OPTIONS) as model:
+                assert isinstance(model.drafter, KINDS[best])
         words = ["the target's own heads", "the drafter"]
         one, other = words if best == "heads" else words[::-1]
         line = (
@@ -141,8 +144,9 @@ def test_what_is_named_is_not_measured(
     for draft, kind in (("mtp", FusedHeads), (drafter, FusedDrafter), ("none", type(None))):
         with load(folder, draft, say=said.append, **OPTIONS) as model:
             assert isinstance(model.drafter, kind)
-    with load(folder, draft_width=4, say=said.append, **OPTIONS) as model:
-        assert isinstance(model.drafter, FusedDrafter)
+    for width in (0, 8):  # no drafts, and more than the head takes
+        with load(folder, draft_width=width, say=said.append, **OPTIONS) as model:
+            assert model.engine.drafter is None or isinstance(model.drafter, FusedDrafter)
     monkeypatch.setenv("DFLASH_LOCAL_CALIBRATION_S", "0.1")
     with load(folder, say=said.append, **OPTIONS) as model:
         assert isinstance(model.drafter, FusedDrafter)
@@ -159,6 +163,11 @@ def test_a_drafter_is_found_or_named(
     assert not find_pair(target, say=print).is_found
     for draft in (drafter, "mtp", "none", "copies"):
         assert not find_pair(folder, draft, say=print).is_found
+    for more, found in (((), True), (("--draft", str(drafter)), False)):
+        values = parsed("serve", ["--target", str(folder), *more])
+        assert serve._single(values, Speaker(True), None).is_found == found
+    values = parsed("serve", [])
+    assert serve._source(NamedModel("m", folder), values, print, None).is_found
     tuned.make_default(target, drafter, "org/one")
     assert find_pair(target, say=print).is_found
 
