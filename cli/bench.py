@@ -15,6 +15,7 @@ from dflash_local.bench.paper import PaperValue, paper_value
 from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
 from dflash_local.bench.prompts.prompt import CATEGORIES, USUAL, BenchPrompt, read_prompts
 from dflash_local.fit.options import SHAPES
+from dflash_local.printable import silent
 
 from . import interrupt
 from .answer import stdout_columns, write_report, write_stdout
@@ -216,9 +217,16 @@ def _usual_shape(values: Mapping[str, Any]) -> DraftShape:
 
 
 def chosen_pair(values: Mapping[str, Any], say: Speaker) -> tuple[Path, Path | None]:
+    """The files of a target and its drafter: none where the target's own heads are faster."""
+    from dflash_local.drafter_choice import choose
     from dflash_local.fit.options import LoadOptions
+    from dflash_local.loading import open_engine
 
-    return chosen_files(values, say, LoadOptions(**values_of(MACHINE, values)))
+    options = LoadOptions(**values_of(MACHINE, values))
+    with interrupt.ending():
+        trial = partial(open_engine, say=silent)
+        files, _ = choose(chosen_files(values, say, options), options, say, trial)
+    return files.target, files.draft
 
 
 def prompts_of(values: Mapping[str, Any]) -> list[BenchPrompt] | None:

@@ -37,7 +37,8 @@ def calibrate(**values: Any) -> None:
     loaded. Do it again if other work disturbed the measurement, or if the machine has changed. It
     takes a few seconds, or as many as DFLASH_LOCAL_CALIBRATION_S says, and up to twice that if the
     times differ much. The result is kept for these files with these machine options, unless the
-    machine was too busy.
+    machine was too busy. Where a target has heads and a drafter was found for it, it also measures
+    again which of them is faster.
     """
     check_files(values)
     check_drafter(values, "calibrate measures what drafting costs")

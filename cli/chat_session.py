@@ -283,7 +283,8 @@ class ChatSession:
         if names:
             target, _, draft = names.partition(" ")
             values = {**self._values, "target": target, "draft": draft.strip() or None}
-            open_pair(*chosen_files(values, self._say))  # refuses files that do not fit
+            files = chosen_files(values, self._say)
+            open_pair(files.target, files.draft)  # refuses files that do not fit
             # Both models may not fit the memory at once. If the new one cannot be loaded, the old
             # one is loaded again.
             self._model.close()

@@ -19,8 +19,9 @@ from .terminal import Speaker
 from .values import utf8_text
 
 if TYPE_CHECKING:
-    from dflash_local.doctor.examination import Examination, Files
+    from dflash_local.doctor.examination import Examination
     from dflash_local.model import Model
+    from dflash_local.pairs.find import PairFiles
 
 SICK = 1
 
@@ -48,7 +49,7 @@ def doctor(pair: str | None, **values: Any) -> int:
 
     say = Speaker(values["quiet"])
 
-    def load(files: Files) -> Model:
+    def load(files: PairFiles) -> Model:
         model = load_model(values, say, files)
         say.quiet = True  # what the model would say of drafting is for the verdict
         return model

@@ -171,7 +171,9 @@ def _target_rows(report: TargetReport) -> Iterator[tuple[str, str]]:
     )
     if report.n_heads:
         layers = f"{report.n_heads} layer{'s' if report.n_heads > 1 else ''}"
-        use = "they draft if no drafter does" if report.drafts_with_heads else "not used here"
+        use = (
+            "they draft where no drafter is faster" if report.drafts_with_heads else "not used here"
+        )
         yield "heads", f"{layers} to predict further tokens: {use}"
     yield "roll back", _WAYS_BACK[report.way_back]
     yield "drafting", _drafting_text(report)

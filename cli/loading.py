@@ -18,6 +18,7 @@ from .terminal import Speaker
 if TYPE_CHECKING:
     from dflash_local import Model
     from dflash_local.fit.options import LoadOptions
+    from dflash_local.pairs.find import PairFiles
 
 
 def check_files(values: Mapping[str, Any]) -> None:
@@ -76,7 +77,7 @@ def check_prompt(prompt: str | None) -> None:
 def load_model(
     values: Mapping[str, Any],
     say: Speaker,
-    files: tuple[Path, Path | None] | None = None,
+    files: PairFiles | None = None,
     *,
     check: Callable[[Model], object] | None = None,
     **more: Any,
@@ -87,13 +88,13 @@ def load_model(
     from dflash_local.fit.options import LoadOptions
 
     options = {"draft_width": values.get("draft_width"), **values_of(LOADING, values)}
-    target, draft = files or chosen_files(values, say, LoadOptions(**options))
+    files = files or chosen_files(values, say, LoadOptions(**options))
     more = {"thinking": values.get("thinking"), **more}
-    with interrupt.ending(), loading_progress(say.console, target.name) as progress:
+    with interrupt.ending(), loading_progress(say.console, files.target.name) as progress:
         model = dflash_local.load(
-            target, draft, say=say, progress=progress, check=check, **{**options, **more}
+            files, say=say, progress=progress, check=check, **{**options, **more}
         )
-    tell_missing_drafter(draft, model, say)
+    tell_missing_drafter(files.draft, model, say)
     return model
 
 
@@ -105,7 +106,7 @@ def tell_missing_drafter(draft: Path | None, model: Model, say: Speaker) -> None
 
 def chosen_files(
     values: Mapping[str, Any], say: Speaker, options: LoadOptions | None = None
-) -> tuple[Path, Path | None]:
+) -> PairFiles:
     """The files of --target and --draft, fetched if they are missing, or those of the usual pair.
     `options` say how they are to be loaded, so that nothing is fetched that does not fit."""
     from dflash_local.pairs.find import find_pair
@@ -116,4 +117,4 @@ def chosen_files(
     found = find_pair(target or USUAL, draft, say=say, options=options, bars=bars)
     if target is None:
         say(f"no --target: using {USUAL}, a tiny model for trying things out")
-    return found.target, found.draft
+    return found

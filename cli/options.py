@@ -199,9 +199,9 @@ DRAFT = Option(
     show_default="the name's own, a DFlash file in the folder or repository, or the model's heads",
     help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter, of a small "
     "model with the same vocabulary, or of an assistant; the word mtp for the heads that the "
-    "target's own file has, which are also used where there is no drafter. Without either, what "
-    "the text repeats is drafted as copies, where that costs nothing; the word copies in its place "
-    "asks for them also where they take memory, the word none for no drafter at all.",
+    "target's own file has, which also draft where none is found, or a slower one. Without either, "
+    "what the text repeats is drafted as copies, where that costs nothing; the word copies in its "
+    "place asks for them also where they take memory, the word none for no drafter at all.",
 )
 
 FILES = (TARGET, DRAFT)

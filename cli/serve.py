@@ -440,17 +440,17 @@ def _single(values: Mapping[str, Any], say: Speaker, recorder: Recorder | None) 
     from dflash_local.pairs.address import NamedPair, read_address
     from dflash_local.pairs.registry import USUAL
 
-    target, draft = chosen_files(values, say, _load_options(values))
+    files = chosen_files(values, say, _load_options(values))
     word = values["target"] or USUAL
     given = read_address(word)
     if isinstance(given, Path) and given != Path(os.path.expanduser(word)):
         usual = str(word)  # another program's name for it
     else:
-        usual = str(given) if isinstance(given, NamedPair) else target.stem
+        usual = str(given) if isinstance(given, NamedPair) else files.target.stem
     aliases, tags = _listed(values["alias"]), _listed(values["tags"])
     name = aliases[0] if aliases else usual
-    source = _source(NamedModel(name, target, draft), values, say, recorder)
-    return replace(source, aliases=aliases, tags=tags)
+    source = _source(NamedModel(name, files.target, files.draft), values, say, recorder)
+    return replace(source, aliases=aliases, tags=tags, is_found=files.is_found)
 
 
 def _listed(given: str | None) -> tuple[str, ...]:
@@ -505,6 +505,7 @@ def _source(
         recorder,
         usual=values_of((*REASONING_BUDGET, *SHIFTING, REMOTE), values),
         pooling=pooling,
+        is_found=files.is_found,
     )
 
 

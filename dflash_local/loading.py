@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product, starmap
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.draft.model_drafter import ModelDrafter
+from dflash_local.drafter_choice import choose
 from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.errors import BackendError, DflashError, FileError, InputError, PairError
 from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings, check_names
@@ -35,7 +37,7 @@ from dflash_local.llama.workers import remote_devices
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.defaults import defaults_of
-from dflash_local.pairs.find import find_pair
+from dflash_local.pairs.find import PairFiles, find_pair
 from dflash_local.pairs.projector import find_projector, without_projector
 from dflash_local.prefixes.files import PrefixFiles, SlotFiles
 from dflash_local.prefixes.store import PrefixStore
@@ -60,7 +62,7 @@ _QUIET_S = 2.0
 
 
 def load(
-    target: str | os.PathLike[str],
+    target: str | os.PathLike[str] | PairFiles,
     draft: str | os.PathLike[str] | None = None,
     *,
     thinking: bool | None = None,
@@ -77,12 +79,14 @@ def load(
 
     `target` and `draft` are paths of GGUF files, folders that hold one, or places on the hub:
     `owner/repo`, `owner/repo:Q8_0`, an address. `target` may be a name of the registry, too, as in
-    `load("qwen3-8b")`: it stands for both. What is not on this disk is fetched, once the memory is
-    known to suffice. Without `draft`, the drafter is the name's own, or a file with `dflash` in its
-    name in the target's folder or repository. A target that is given as a file has none. One
-    without a drafter drafts with the heads of its own file (layers that predict further tokens), if
-    it has any that can be used and the memory holds them; "none" is no drafter at all. What the
-    registry or the target's file advises for sampling and thinking is the default of all requests.
+    `load("qwen3-8b")`, which stands for both, or what `find_pair` found. What is not on this disk
+    is fetched, once the memory is known to suffice. Without `draft`, the drafter is the name's own,
+    or a file with `dflash` in its name in the target's folder or repository. A target that is given
+    as a file has none. One without a drafter drafts with the heads of its own file (layers that
+    predict further tokens), if it has any that can be used and the memory holds them. One with both
+    drafts with the faster of them: the first load measures that, in some seconds. "none" is no
+    drafter at all. What the registry or the target's file advises for sampling and thinking is the
+    default of all requests.
 
     What a text repeats is drafted, too, as copies: beside a drafter, and without one where it costs
     nothing when it is not used. "copies" in place of a drafter asks for it also where that takes
@@ -155,7 +159,11 @@ def load(
     options = LoadOptions(**settings)
     percent = say is None or progress is None
     say = say or (silent if quiet else to_stderr)
-    files = find_pair(target, draft, say=say, options=options)
+    files = target
+    if not isinstance(files, PairFiles):
+        files = find_pair(files, draft, say=say, options=options)
+    trial = partial(open_engine, say=silent, progress=lambda _: (progress or silent)(0.0))
+    files, why = choose(files, options, say, trial)
     pair = _with_keys(open_pair(files.target, files.draft), options, say)
     options = replace(options, mmproj=find_projector(files.target, options.mmproj, say))
     engine, plan, measure = _open(
@@ -164,6 +172,8 @@ def load(
     defaults = defaults_of(pair.target, pair.draft, thinking, sampling or {})
     for line in defaults.lines():
         say(line)
+    if why is not None:
+        plan = replace(plan, notes=(*plan.notes, why))
     model = Model(engine, plan, say=say)
     model.sampling, model.sampling_by_thinking = defaults.sampling, defaults.by_thinking
     model.thinking = defaults.thinking
@@ -186,9 +196,11 @@ def load(
     return model
 
 
-def open_engine(pair: Pair, options: LoadOptions, *, say: Say) -> tuple[Engine, Plan]:
+def open_engine(
+    pair: Pair, options: LoadOptions, *, say: Say, progress: Progress | None = None
+) -> tuple[Engine, Plan]:
     """The engine that `load` makes a model of, and its plan. Raises what `load` raises."""
-    engine, plan, measure = _open(pair, options, say=say)
+    engine, plan, measure = _open(pair, options, say=say, progress=progress)
     try:
         measure()
     except BaseException:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from dflash_local.bench.paper import paper_value
@@ -12,11 +11,12 @@ from dflash_local.doctor.trial import PairTrial, try_pair, try_target
 from dflash_local.doctor.verdict import Alarm, PairNames, alarms, verdict
 from dflash_local.errors import DflashError
 from dflash_local.fit.inspection import inspect_file
-from dflash_local.fit.plan import drafter_name
+from dflash_local.fit.plan import OWN_HEADS, drafter_name
 from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.defaults import pair_of
+from dflash_local.pairs.find import PairFiles
 
 _MADE_FOR = ("general.base_model.0.name", "dflash_local.target")
 
@@ -45,11 +45,7 @@ class Examination:
         return told
 
 
-Files = tuple[Path, Path | None]
-"""Of a target and its drafter."""
-
-
-def examine(choose: Callable[[], Files], load: Callable[[Files], Model]) -> Examination:
+def examine(choose: Callable[[], PairFiles], load: Callable[[PairFiles], Model]) -> Examination:
     """Examine this machine with the pair that `choose` finds and `load` loads.
 
     Faults of the pair are the verdict; nothing of it is raised, unless it is not a DflashError.
@@ -57,9 +53,9 @@ def examine(choose: Callable[[], Files], load: Callable[[Files], Model]) -> Exam
     machine = Machine.here()
     try:
         files = choose()
-        target, draft = files
-        pair = _names_of(open_pair(target, draft))
         with load(files) as model:
+            by_heads = files.is_found and model.plan and model.plan.drafter_name == OWN_HEADS
+            pair = _names_of(open_pair(files.target, None if by_heads else files.draft))
             plan = tuple(model.plan.lines()) if model.plan else ()
             trial = try_pair(model) if model.drafter else None
             speed = trial.plain_speed if trial else try_target(model)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama.runtime import Device
 
+OWN_HEADS = "the target's own heads"
+"""The name of a drafter that has no file of its own."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -204,7 +207,7 @@ def make_plan(
 def drafter_name(drafter: GgufFile | None, spec: AnySpec | None) -> str | None:
     """The name of a drafter: its file, if it has one of its own."""
     if isinstance(spec, HeadsSpec):
-        return "the target's own heads"
+        return OWN_HEADS
     return drafter.path.name if drafter else None
 
 

@@ -45,6 +45,8 @@ class PairFiles:
 
     target: Path
     draft: Path | None
+    is_found: bool = False
+    """Whether there is a drafter that nobody named."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def find_pair(
         tuned = tuned_drafter(model.path(), drafter_name(address))
         if tuned is not None:
             say(f"the drafter that was tuned here: {tuned} (`dflash-local tune --undo` goes back)")
-            return PairFiles(model.path(), tuned)
+            return PairFiles(model.path(), tuned, True)
     word = None if draft is None else os.fspath(draft)
     own = Path(word) if word in WORDS else None
     drafter = None
@@ -169,8 +171,9 @@ def find_pair(
         if drafter is None:
             return PairFiles(path, own)
         if isinstance(drafter, Files):
-            return PairFiles(path, drafter.path())
-        return PairFiles(path, converted(drafter.name, model.key, path, drafter.repository, say))
+            return PairFiles(path, drafter.path(), draft is None)
+        own = converted(drafter.name, model.key, path, drafter.repository, say)
+        return PairFiles(path, own, draft is None)
 
 
 def find_target(address: Address, *, newest: bool = False) -> Files:

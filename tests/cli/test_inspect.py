@@ -163,7 +163,7 @@ def test_an_ordinary_model_as_a_drafter(tmp_path: Path) -> None:
 def test_heads_are_told(tmp_path: Path) -> None:
     file = write_hybrid(tmp_path / "head.gguf", "qwen35", Path(TARGET), head=0.0)
     text = told(file)
-    assert row(text, "heads").endswith("further tokens: they draft if no drafter does")
+    assert row(text, "heads").endswith("further tokens: they draft where no drafter is faster")
     assert row(text, "drafting") == "with its heads, with a drafter, or plain"
     assert row(text, "layers").startswith("6, ")
     found = json.loads(told(file, "--json"))

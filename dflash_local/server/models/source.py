@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from dflash_local.drafter_choice import choose
 from dflash_local.embedder import Embedder, load_embedder, plan_embedder
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import size_text
@@ -19,7 +20,9 @@ from dflash_local.loading import Progress, load
 from dflash_local.model import Model
 from dflash_local.pair import open_pair
 from dflash_local.pairs.defaults import Defaults, defaults_of
+from dflash_local.pairs.find import PairFiles
 from dflash_local.pairs.gguf_names import is_shard
+from dflash_local.printable import silent
 from dflash_local.server.models.recorder import Recorder
 from dflash_local.setup import Setup
 
@@ -62,6 +65,8 @@ class ModelSource:
     """Attributes of the loaded `Model`, for requests that do not say, such as `context_shift`."""
     pooling: Pooling | None = None
     """The way in which it makes vectors or scores of texts; None: it writes texts."""
+    is_found: bool = False
+    """Whether nobody named the drafter."""
 
     @property
     def use(self) -> Use:
@@ -80,8 +85,7 @@ class ModelSource:
         if self.pooling is not None:
             return load_embedder(self.target, pooling=self.pooling, **self._for_embedders)
         model = load(
-            self.target,
-            self.draft,
+            self._files,
             draft_width=self.draft_width,
             thinking=self.thinking,
             sampling=self.sampling,
@@ -127,11 +131,16 @@ class ModelSource:
         if self.pooling is not None:
             options = LoadOptions(**self._for_embedders)
             return partial(plan_embedder, GgufFile.open(self.target), self.pooling, options)
-        pair = open_pair(self.target, self.draft)
         options = LoadOptions(draft_width=self.draft_width, **self.options)
+        files, _ = choose(self._files, options, silent, None)
+        pair = open_pair(files.target, files.draft)
         return lambda devices: (
             Setup(pair, options, [*remote_devices(options.rpc), *devices]).fitting().plan
         )
+
+    @property
+    def _files(self) -> PairFiles:
+        return PairFiles(self.target, self.draft, self.is_found)
 
     @property
     def _for_embedders(self) -> dict[str, Any]:
