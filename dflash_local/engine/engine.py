@@ -10,6 +10,7 @@ from dflash_local.copies.copier import Copier
 from dflash_local.copies.earlier import MOST_TOKENS, EarlierTexts
 from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import Chain, DraftShape, Shape, Tree
+from dflash_local.engine.meter import Meter
 from dflash_local.engine.prefill import Prefill
 from dflash_local.engine.prefix_cache import PrefixCache
 from dflash_local.engine.request import Request
@@ -79,12 +80,14 @@ class Engine:
         self._n_steps = 0
         self._scales: tuple[float, ...] | None = None  # of the adapters in the last step
         self._round_s = 0.0
+        self.meter = Meter(self.slots)
         self.control(controller)
 
     def control(self, controller: Controller | None) -> None:
         """Let `controller` decide from now on. Call it before the first request."""
         self.controller = controller if self.drafter or self.copies else None
-        self._round = Round(self.slots, self.prefix_cache, self.controller)
+        self.meter.controller = self.controller
+        self._round = Round(self.slots, self.prefix_cache, self.meter)
         self._prefill = Prefill(self.slots, self.prefix_cache, self._round)
 
     def decode_plainly(self, why: str) -> None:
@@ -153,7 +156,7 @@ class Engine:
         Raises as `check` and `Sampler`, and InputError when no slot is free.
         """
         begun_at = time.perf_counter()
-        self._round.tell()
+        self.meter.tell()
         self.check(request)
         reason = self.plain_because if request.drafts else None
         if reason:
@@ -242,7 +245,7 @@ class Engine:
 
     def end(self, sequence: Sequence) -> None:
         """Give the slot back, with both caches at the same token. Safe to call again."""
-        self._round.tell()
+        self.meter.tell()
         sequence.sampler.close()
         if sequence.finish_reason is None:
             sequence.finish_reason = "cancelled"
@@ -268,6 +271,7 @@ class Engine:
         """Give the slot back for now; the answer is kept."""
         if not sequence.has_slot:
             return
+        self.meter.tell()
         sequence.has_slot = False
         policy = sequence.policy
         gave_up = policy is not None and (policy.off or policy.nearly_off)
@@ -330,6 +334,8 @@ class Engine:
 
     def _step_of(self, unfinished: list[Sequence]) -> None:
         answering = [s for s in unfinished if not s.in_prompt]
+        if len(answering) < len(unfinished):
+            self.meter.tell()  # who waits for tokens does not wait for others' prompts
         self._prefill.run(unfinished, self._n_steps, self._round_s)
         # A sequence that ends its prompt here has its first round in the next step.
         start = time.perf_counter()

@@ -19,8 +19,8 @@ from dflash_local.engine.slots import Slots
 class Meter:
     """Times rounds, one after the other."""
 
-    def __init__(self, slots: Slots, controller: Controller | None) -> None:
-        self.controller = controller
+    def __init__(self, slots: Slots) -> None:
+        self.controller: Controller | None = None
         self.step_s = 1.0
         """Seconds of a plain step, averaged over the last ones."""
         self.last_rows = 0
@@ -30,6 +30,10 @@ class Meter:
         self._slots = slots
         self._n_builds = 0  # draft graphs built, as last seen
         self._warming_up = 0  # drafts until the newest graph runs at full speed
+        self.overlaps = slots.target.options.n_gpu_layers != 0
+        """Whether a device drafts while this thread works."""
+        self.when_told: Callable[[], None] = lambda: None
+        """Called when a round has been told, such as to hand out its tokens."""
         # What the controller and the statistics are still to be told, of a round of these
         self._untold: list[Callable[[], None]] = []
         self._sequences: list[Sequence] = []
@@ -38,9 +42,9 @@ class Meter:
     def lap(self, sequences: list[Sequence]) -> Iterator[Lap]:
         """Time a round of these sequences. A round that raises is not counted.
 
-        What a drafted round tells waits until the device drafts the next one: that is host work
-        which a small model would wait for. It is told before where a plan is made by it, an answer
-        has ended, or other sequences come.
+        What a drafted round tells waits until a GPU drafts the next one: that is host work which a
+        small model would wait for. It is told before where a plan is made by it, an answer has
+        ended, or other sequences come.
         """
         if sequences != self._sequences:
             self.tell()
@@ -48,15 +52,24 @@ class Meter:
         yield lap
         self._sequences = sequences
         self._untold.append(lap.end())
-        waits = lap.asked_drafter and (self.controller is None or self.controller.keeps_plan)
+        waits = self.overlaps and lap.asked_drafter
+        if self.controller is not None and not self.controller.keeps_plan:
+            waits = False
         if not waits or any(s.finish_reason is not None for s in sequences):
             self.tell()
 
     def tell(self) -> None:
         """Tell the controller and the statistics of the last round, if they were not told."""
-        untold, self._untold = self._untold, []
-        for each in untold:
-            each()
+        if self._untold:
+            untold, self._untold = self._untold, []
+            for each in untold:
+                each()
+            self.when_told()
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether a round waits to be told."""
+        return bool(self._untold)
 
     def count(self, sequence: Sequence, draft: Draft, verdict: Verdict, n_copied: int) -> None:
         """Count a draft and its accepted tokens, `n_copied` of them copies, when it is told."""

@@ -1,6 +1,5 @@
 """Plain decoding: rounds in which nothing is drafted."""
 
-from dflash_local.controller.controller import Controller
 from dflash_local.controller.costs import TO_MAKE
 from dflash_local.engine.meter import Lap, Meter
 from dflash_local.engine.sequence import Sequence
@@ -15,11 +14,11 @@ speed."""
 class PlainSteps:
     """Decodes a plain step, or several at once."""
 
-    def __init__(self, slots: Slots, meter: Meter, controller: Controller | None) -> None:
+    def __init__(self, slots: Slots, meter: Meter) -> None:
         self._slots = slots
         self._target = slots.target
         self._meter = meter
-        self._controller = controller
+        self._controller = meter.controller
 
     def run(self, sequences: list[Sequence], lap: Lap) -> None:
         """A plain step, or several at once where nothing is asked between them."""

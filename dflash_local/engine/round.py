@@ -9,7 +9,6 @@ accepted rows are injected into the drafter with its next draft.
 
 from itertools import groupby
 
-from dflash_local.controller.controller import Controller
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
 from dflash_local.draft.shape import allowed
@@ -32,14 +31,14 @@ clock of the draft stage is for drafts, not for a long injection."""
 class Round:
     """Runs rounds of sequences whose prompt is decoded."""
 
-    def __init__(self, slots: Slots, cache: PrefixCache, controller: Controller | None) -> None:
-        """`cache` makes room in the slots."""
+    def __init__(self, slots: Slots, cache: PrefixCache, meter: Meter) -> None:
+        """`cache` makes room in the slots; the controller is that of `meter`."""
         self._slots = slots
         self._cache = cache
         self._target = slots.target
-        self._meter = Meter(slots, controller)
-        self._widths = Widths(slots, controller)
-        self._plain = PlainSteps(slots, self._meter, controller)
+        self._meter = meter
+        self._widths = Widths(slots, meter.controller)
+        self._plain = PlainSteps(slots, meter)
 
     def run(self, sequences: list[Sequence]) -> None:
         """One round of these sequences, or several plain steps at once.
@@ -73,10 +72,6 @@ class Round:
             batch = self._verify(choices, lap)
             for choice, part in zip(choices, batch.parts, strict=True):
                 self._accept(choice.sequence, choice.draft, part, lap)
-
-    def tell(self) -> None:
-        """Bring statistics and controller up to date: of a round, they are told in the next one."""
-        self._meter.tell()
 
     def emit_first(self, sequence: Sequence, output_row: int) -> None:
         """Emit the token after the last row of a prompt."""

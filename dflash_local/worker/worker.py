@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
 from dflash_local.engine import scheduler
 from dflash_local.engine.engine import Engine
@@ -32,6 +33,13 @@ class Worker:
         self.max_queue: int | None = None
         """The number of requests that may wait, besides those that run; None: any number."""
         self._engine = engine
+        deliver = WeakMethod(self._deliver)  # the engine does not keep its worker
+
+        def told() -> None:
+            if hand_out := deliver():
+                hand_out()
+
+        engine.meter.when_told = told
         self._n_slots = len(engine.slots)
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # for the callers that submit
@@ -241,7 +249,13 @@ class Worker:
         for job in list(self._running):
             if job.is_over:
                 self._leave(job)
-            else:
+        if not self._engine.meter.has_untold:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand out the new tokens."""
+        for job in self._running:
+            if not job.is_over:  # else it has them with its result
                 job.deliver()
 
     def _make_room(self) -> None:

@@ -79,7 +79,7 @@ def test_stages_are_parts_of_a_round(target: Target) -> None:
 def test_passes_of_as_many_rows_are_counted_in_a_row(target: Target) -> None:
     known = PlainAnswer(target, tiny_coder.prompts()["code"][0], N)
     engine = Engine(target, None, 2)
-    meter = engine._round._meter
+    meter = engine.meter
     sequence = engine.begin(request(known.prompt, 0, N))
     before = meter.n_in_a_row
     engine.run([sequence])
@@ -112,12 +112,16 @@ def test_a_drafted_round_is_told_while_the_next_one_drafts(target: Target) -> No
     known = PlainAnswer(target, tiny_coder.prompts()["code"][0], N)
     drafter = Watching(right_for(known.text, lambda: 2, target.n_vocab))
     engine = Engine(target, drafter, 2)
+    engine.meter.overlaps = True
+    told: list[int] = []
+    engine.meter.when_told = lambda: told.append(len(first.tokens))
     first = engine.begin(request(known.prompt, 4, N))
     drafter.stats = first.stats
     for _ in range(5):  # the prompt, and four rounds
         engine.step([first])
     assert drafter.told == [(0, 0), (0, 1), (1, 2), (2, 3)]
     assert first.stats.rounds == 3
+    assert told == [4, 7, 10]  # a round's tokens can be handed out while the next one drafts
     second = engine.begin(request(known.prompt[:8], 0, N))
     assert first.stats.rounds == 4
     engine.step([first, second])  # its prompt, and a round of the other

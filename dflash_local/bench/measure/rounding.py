@@ -51,7 +51,7 @@ def lead_after(
         noise = 0.0
         for width in widths if answer else ():
             fits = 2 < width < 2 * target.options.n_branches  # every other node is a leaf
-            whole = [*answer, *answer[:1] * (-len(answer) % width)][: target.n_ctx - n]
+            whole = [*answer, *list(answer[:1]) * (-len(answer) % width)][: target.n_ctx - n]
             for logits in (rows_of, _tree_rows) if forked and fits else (rows_of,):
                 target.restore(0, start)
                 batched = np.stack(logits(target, n, whole, width)[: len(answer)])
