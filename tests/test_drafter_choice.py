@@ -110,6 +110,7 @@ def test_the_choice_follows_the_speeds(folder: Path, own_cache: Path) -> None:
         served.close()
 
 
+@pytest.mark.slow
 def test_commands_tell_it(
     folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_commands_tell_it(
     )
 
 
+@pytest.mark.slow
 def test_what_is_named_is_not_measured(
     folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +257,7 @@ def test_a_drafter_s_bad_file_leaves_it_to_the_heads(folder: Path, tmp_path: Pat
         load(other, drafter, quiet=True, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_another_setting_or_recalibration_measures_again(folder: Path, own_cache: Path) -> None:
     load(folder, quiet=True, **OPTIONS).close()
     keep(own_cache, 84, 71)

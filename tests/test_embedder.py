@@ -97,6 +97,7 @@ def test_an_encoder_s_vectors_are_llama_cpp_s(bert_file: Path, pooling: Pooling)
         assert np.allclose(vector, of_llama_cpp(bert_file, pooling, text), atol=CLOSE)
 
 
+@pytest.mark.slow
 def test_a_decoder_s_vectors_are_llama_cpp_s(decoder: Embedder, decoder_file: Path) -> None:
     """The last text is longer than what llama.cpp computes at once."""
     texts = ["def add(a, b):", "return the sum", "x = 1\n" * 200]

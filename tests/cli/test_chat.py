@@ -406,6 +406,7 @@ def test_a_thought_is_dim_in_a_terminal(
     assert (answer["content"], answer["reasoning_content"]) == ("Yes.", "Hm.")
 
 
+@pytest.mark.slow
 def test_thinking_goes_back_to_what_was_usual_and_stays_with_another_model(
     open_terminal: OpenTerminal, thinker: tuple[str, ...]
 ) -> None:

@@ -45,6 +45,7 @@ def test_what_cannot_be_trained_is_told_in_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell that limits files")
 def test_a_disk_without_room_is_told_in_one_line_and_left_as_it_was(tmp_path: Path) -> None:
     limited = "trap '' XFSZ; ulimit -f 1000; exec \"$@\""

@@ -147,6 +147,7 @@ def test_of_the_target_that_a_drafter_names_only_a_header_is_fetched(
     assert message.endswith("or a repository of the hub that has some")
 
 
+@pytest.mark.slow
 def test_a_mask_embedding_needs_more_than_a_header(
     hub: Hub, fetched: Callable[..., str], drafter: Path, pair: Pair
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_damaged_finding_is_tried_again(cache: Path) -> None:
     assert findings([EXPERTS], "CPU", [], OF, Lines())[0].ours_us.keys() == times(0).keys()
 
 
+@pytest.mark.slow
 def test_what_dies_is_put_aside_for_good_and_the_next_one_is_tried() -> None:
     """Rows of floats that are no multiple of 16 bytes have no kernel: their trial ends with an
     error. ggml aborts on rows that end in the middle of a block."""

@@ -50,6 +50,7 @@ print(drafter.n_builds, resident() - before, 2 * plan.kept_graphs({N_CTX}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_what_graphs_keep_is_planned() -> None:
     done = subprocess.run([sys.executable, "-c", WORK], capture_output=True, text=True)

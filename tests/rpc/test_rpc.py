@@ -84,6 +84,7 @@ def test_what_splits_no_layers_falls_back_in_one_line(two: list[WorkerProcess], 
     assert len([line for line in said if line.startswith("split_mode is 'layer', not ")]) == 1
 
 
+@pytest.mark.slow
 def test_what_is_fetched_of_a_pass_comes_together(two: list[WorkerProcess]) -> None:
     """Plain steps wait once for each worker. A pass with drafts also fetches the tapped layers'
     hidden states of both, and waits no more often, but for the first of a kind."""

@@ -72,6 +72,7 @@ def same_in_turns(target: Target, parts: Parts = PARTS) -> None:
     assert all(np.array_equal(*rows) for rows in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_exact_logits_are_the_same_also_where_ggml_splits_a_row() -> None:
     with open_target(
         tiny_coder.pair()[0], n_threads=None, exact=True, kv_type="f16", n_ctx=768, tapped_layers=()

@@ -66,6 +66,7 @@ def test_answers_arrive_as_they_were(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_file_is_read_when_the_one_before_is_in_use(tmp_path: Path) -> None:
     folder = tmp_path / "answers"
     beside = Beside(folder, some, 3)
@@ -85,6 +86,7 @@ def test_what_the_process_raises_is_raised_here(tmp_path: Path) -> None:
     beside.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="limits no files")
 def test_a_disk_that_is_full_is_told_with_advice(tmp_path: Path) -> None:
     beside = Beside(tmp_path / "answers", on_a_full_disk)
@@ -94,6 +96,7 @@ def test_a_disk_that_is_full_is_told_with_advice(tmp_path: Path) -> None:
     beside.close()
 
 
+@pytest.mark.slow
 def test_few_files_wait_for_the_trainer(tmp_path: Path) -> None:
     folder = tmp_path / "answers"
     beside = Beside(folder, some, 5, n_files=1)
@@ -106,6 +109,7 @@ def test_few_files_wait_for_the_trainer(tmp_path: Path) -> None:
     beside.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_gone_is_told(tmp_path: Path) -> None:
     beside = Beside(tmp_path / "answers", some, 1)
     with pytest.raises(BackendError, match="ended with code 3"):
@@ -124,6 +128,7 @@ def test_who_waits_for_answers_can_be_stopped(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="ends a process by this signal")
 def test_a_process_that_has_just_begun_leaves_ctrl_c_to_the_trainer(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -146,6 +146,7 @@ def test_a_run_goes_on_after_it_was_stopped_and_its_drafter_can_be_undone(
     assert card.after.is_file()
 
 
+@pytest.mark.slow
 def test_a_stop_before_a_step_has_its_answers_loses_nothing(options: TuneOptions) -> None:
     class Early(Watch):
         def stopped(self) -> bool:

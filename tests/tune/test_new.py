@@ -132,6 +132,7 @@ def test_what_a_thread_makes_ahead_is_the_same_and_ends_with_its_reader() -> Non
     assert ended.is_set()
 
 
+@pytest.mark.slow
 def test_steps_wait_for_answers_that_are_written_beside(options: TrainOptions) -> None:
     """A trainer that is faster than the writer does not go over the same answers for ever."""
     part = options.draft.parent.parent
@@ -146,6 +147,7 @@ def test_steps_wait_for_answers_that_are_written_beside(options: TrainOptions) -
         assert run._n_asked > 0
 
 
+@pytest.mark.slow
 def test_a_stop_while_a_step_waits_for_a_writer_keeps_the_state(options: TrainOptions) -> None:
     class Waiting(NewRun):
         def _make_plan(self, state: Mapping[str, Any]) -> None:

@@ -82,6 +82,7 @@ def table(**columns: Any) -> bytes:
 SUMS = table(question=QUESTIONS, answer=list(map(str, range(40))))
 
 
+@pytest.mark.slow
 def test_questions_come_from_the_hub_once(hub: Hub, fetch: Fetch) -> None:
     first = fetch("gsm8k", SUMS)
     assert first == [question + STEPS for question in QUESTIONS]
