@@ -144,10 +144,10 @@ def bench(ctx: click.Context, /, **values: Any) -> int:
 
 def _check(values: Mapping[str, Any]) -> None:
     """Refuse options without meaning, and files that could not be written, before any work."""
+    users.exclude(values, ("shape", "target"), ("shape", "draft"))
     users.check(values)
     users.exclude(
         values,
-        ("shape", "target"),
         ("shape", "prompts"),
         ("shape", "dataset"),
         ("replay", "prompts"),

@@ -185,6 +185,7 @@ def test_memory_is_told_of_a_target_alone() -> None:
         (("--plot", "no/such/folder.png"), "no folder"),
         (("--markdown", "no/such/folder.md"), "no folder"),
         (("--shape", "qwen3-8b", "--target", TARGET), "exclude each other"),
+        (("--shape", "qwen3-8b", "--draft", "copies"), "exclude each other"),
         (("--shape", "no-such-shape"), "no shape 'no-such-shape'"),
         (("--replay", "no.jsonl"), "does not exist"),
         (("--replay", "--dataset", "gsm8k"), "exclude each other"),
