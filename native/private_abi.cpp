@@ -124,7 +124,9 @@ std::string doubt_graphs() {
 
 std::string doubt_device(ggml_backend_dev_t d) {
     const bool known = of(d).get_name != nullptr && of(d).init_backend != nullptr &&
-                       of(d).get_name(d) == ggml_backend_dev_name(d);
+                       of(d).get_name(d) == ggml_backend_dev_name(d) &&
+                       of(d).get_buffer_type != nullptr && of(d).supports_op != nullptr &&
+                       of(d).get_buffer_type(d) == ggml_backend_dev_buffer_type(d);
     return known ? "" : "ggml's devices are not laid out as expected";
 }
 

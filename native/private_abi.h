@@ -58,10 +58,16 @@ struct backend {
 // The head of a `ggml_backend_device`.
 struct device {
     using init_function = ggml_backend_t (*)(ggml_backend_dev_t, const char *);
+    using offload_function = bool (*)(ggml_backend_dev_t, const ggml_tensor *);
 
     const char * (*get_name)(ggml_backend_dev_t);
     void (*of_properties[4])();
     init_function init_backend;
+    ggml_backend_buffer_type_t (*get_buffer_type)(ggml_backend_dev_t);
+    void (*of_buffers[2])();
+    bool (*supports_op)(ggml_backend_dev_t, const ggml_tensor *);
+    void (*of_buffer_types)();
+    offload_function offload_op;  // null for some devices
 };
 
 inline graph & of(ggml_cgraph * g) { return *reinterpret_cast<graph *>(g); }

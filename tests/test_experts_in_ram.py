@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import numpy as np
 import pytest
 
 import dflash_local
+from adversarial import ScriptedDrafter, right_for
 from dflash_local import Model, Result
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.engine.engine import Engine
-from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.options import MAX_OUTPUT_ROWS, MAX_ROWS_AT_HOME, LoadOptions
 from dflash_local.fit.plan import make_plan
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
+from dflash_local.llama.native import TargetPass
 from dflash_local.llama.runtime import Device
 from dflash_local.llama.workers import remote_devices
 from dflash_local.target_model.options import TargetOptions
@@ -151,6 +154,39 @@ def test_the_plan_s_own_choice_is_loaded_as_counted(
 
 def small_gpu(mib: float) -> Device:
     return Device("GPU0", "", "gpu", int(mib * MIB), 8000 * MIB)
+
+
+def test_passes_are_wider_than_elsewhere(pair: list[Path], worker: WorkerProcess) -> None:
+    """Copies may be longer: so many rows read hardly more experts than half as many."""
+    wide = TargetOptions(n_ctx=512, n_gpu_layers=EXPERTS.n_layer + 1, n_cpu_moe=HALF)
+    by_name = replace(wide, n_cpu_moe=0, override_tensor={"ffn_.*_exps": "CPU"})
+    elsewhere = replace(wide, n_cpu_moe=0, override_tensor={"attn_q": "CPU"})
+    assert (wide.n_verified, by_name.n_verified) == (MAX_ROWS_AT_HOME,) * 2
+    for options in (elsewhere, replace(wide, n_gpu_layers=0), replace(wide, exact=True)):
+        assert options.n_verified == MAX_OUTPUT_ROWS
+
+    n = 150
+    remote_devices([worker.name])
+    taps = {"tapped_layers": (1,), "rpc": [worker.name]}
+    options = replace(wide, kv_type="q8_0", n_threads=1, **taps)
+    with Target(pair[0], options) as target:
+        assert target.max_width == MAX_ROWS_AT_HOME == TargetPass.most_rows_at_home
+        prompt = np.random.default_rng(0).integers(0, EXPERTS.n_vocab, 40).tolist()
+        engine = Engine(target, None)
+        plain = answer(engine, prompt, 0, n, logprobs=2)
+        engine.slots.forget_all()
+        script = right_for(prompt + plain.tokens, lambda: 90, target.n_vocab)
+        engine = Engine(target, ScriptedDrafter(script, block_size=MAX_ROWS_AT_HOME))
+        drafted = answer(engine, prompt, 120, n)
+        engine.slots.forget_all()
+        assert max(drafted.stats.widths) == 120
+        equal_by_gap_rule(
+            plain.tokens,
+            plain.logprobs,
+            drafted.tokens,
+            0.0,
+            lambda at: noise_of_row(target, prompt, plain.tokens, at, (8, 64, 120)),
+        )
 
 
 @pytest.mark.slow

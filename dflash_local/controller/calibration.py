@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from dflash_local.controller.costs import LEAST, ROW_COUNTS, TO_MAKE, Costs
+from dflash_local.controller.costs import LEAST, ROW_COUNTS, TO_MAKE, WIDE_COUNTS, Costs
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
 from dflash_local.sampling.sampler import not_finite
@@ -80,7 +80,8 @@ class _Trial:
         self.trees: dict[int, float] = {}
         self.n_draft = max(min(drafter.block_size, target.max_width) - 1, 1) if drafter else 1
         room = min(target.n_batch, target.n_ctx_all - SHALLOW * self.n_seq) // self.n_seq
-        self.widths = [width for width in ROW_COUNTS if width <= min(room, target.max_width)]
+        counts, most = (*ROW_COUNTS, *WIDE_COUNTS), min(room, target.max_width)
+        self.widths = [width for width in counts if width <= most]
         # Rows to inject in a usual round, and so many that they are not lost in a draft's noise
         self.few = min(SHALLOW, target.n_batch)
         room = target.n_ctx_all // self.n_seq - SHALLOW

@@ -14,6 +14,7 @@ from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.options import (
     CHECKPOINTS,
     MAX_OUTPUT_ROWS,
+    MAX_ROWS_AT_HOME,
     SPARE_IDS,
     STORED_ROWS,
     LoadOptions,
@@ -133,7 +134,10 @@ class Footprint:
         self.trained = target.require(f"{self._arch}.context_length", int)
         self._n_embd = target.require(f"{self._arch}.embedding_length", int)
         self._n_vocab = target.n_vocab or 0
-        self._n_outputs = min(self._n_batch, MAX_OUTPUT_ROWS * self._n_seq)
+        # As if some experts came to lie in RAM, which is decided by what else there is.
+        may_be_wide = self._key("expert_count") and options.n_gpu_layers != 0 and not options.exact
+        widest = MAX_ROWS_AT_HOME if may_be_wide else MAX_OUTPUT_ROWS
+        self._n_outputs = min(self._n_batch, widest * self._n_seq)
         width = MAX_OUTPUT_ROWS if n_branches > 1 else spec.block_size if spec else 1
         self._n_verified = min(self._n_batch, max(self._n_seq * width, _MEASURED_ROWS))
         self._masks = 2 if self._key("attention.sliding_window") else 1

@@ -49,6 +49,10 @@ MAX_IDS = 256
 MAX_OUTPUT_ROWS = 64
 """The most rows of a batch, per sequence, that can have logits: the widest verify pass."""
 
+MAX_ROWS_AT_HOME = 128
+"""The same where experts are in RAM. So many rows read hardly more experts than half as many, of
+random weights 126 of 128 for 111, so a copy twice as long takes little more time."""
+
 STORED_ROWS = 2 * MAX_OUTPUT_ROWS
 """Rows of each sequence whose hidden states wait for the drafter, besides those of a batch: those
 of a verify pass, and some before it."""

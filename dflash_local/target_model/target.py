@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dflash_local.cuda.few_rows import FewRows
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
-from dflash_local.fit.options import MAX_IDS, MAX_OUTPUT_ROWS, SPARE_IDS, STORED_ROWS, scaled_files
+from dflash_local.fit.options import MAX_IDS, SPARE_IDS, STORED_ROWS, scaled_files
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.adapter import control_vector, open_adapter
 from dflash_local.gguf.file import GgufFile, file_key
@@ -218,7 +218,8 @@ class Target(Readout):
         )
         self.way_back = possible(options.way_back, self._model, self._context)
         """Its way back, of those the options ask for."""
-        self.max_width = 1 + self.way_back.rows if self.is_recurrent else MAX_OUTPUT_ROWS
+        n_verified = min(options.n_verified, self.n_batch)
+        self.max_width = 1 + self.way_back.rows if self.is_recurrent else n_verified
         """The most rows of one sequence in a pass of which all but the first can be taken back."""
         # Otherwise llama.cpp may split a pass, and its graph does not see all rows.
         in_graph = not self.is_recurrent or self.way_back.rows > 0 or options.n_seq == 1
@@ -249,6 +250,8 @@ class Target(Readout):
             )
         if options.exact:
             self._pass.draw_alike()
+        if options.experts_in_ram:
+            self._pass.keep_experts_at_home()
         self._rollback = rollback(self.way_back, self.is_recurrent, options.n_seq, self._pass)
         self._cells = Cells(
             self._context,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +161,27 @@ def test_a_row_of_a_mixture_has_the_same_bits_beside_any_others(
         for n in (1, 2, 8, 16, 33):
             np.testing.assert_array_equal(logits(loaded, n), widest[:n])
         assert few_rows.counts["experts"] > 0
+
+
+def test_experts_in_ram_are_computed_there_for_a_round(folder: Path) -> None:
+    """Of a prompt's many rows llama.cpp copies them to the GPU, which reads each once."""
+    path, _ = write_pair(EXPERTS, "Q8_0", folder)
+    at_home = TargetOptions(n_ctx=512, n_gpu_layers=-1, n_cpu_moe=EXPERTS.n_layer)
+    on_gpu = replace(at_home, n_cpu_moe=0)
+    with Target(path, on_gpu, few_rows=opened(path)) as loaded:
+        expected = logits(loaded, 64)
+    with Target(path, at_home, few_rows=opened(path)) as loaded:
+        before = native.n_experts_kept()
+        logits(loaded, 16)  # so few stay by themselves
+        assert native.n_experts_kept() == before
+        error = np.median(np.abs(logits(loaded, 64) - expected))
+        assert error < _SAME * expected.std()
+        kept = native.n_experts_kept()
+        assert kept > before
+        loaded.clear(0)
+        many = np.random.default_rng(0).integers(0, EXPERTS.n_vocab, 200).tolist()
+        decode(loaded, 0, many, "last")
+        assert native.n_experts_kept() == kept
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
