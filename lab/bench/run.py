@@ -28,7 +28,7 @@ from lab.bench.report import LabReport
 from lab.replay.drafts import ReplayedDrafts
 from lab.replay.engine import ReplayEngine
 
-CURVE_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64)
+CURVE_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64, 96, 128)
 _RANDOM_LENGTH = 128
 
 
