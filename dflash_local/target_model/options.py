@@ -141,7 +141,7 @@ class TargetOptions(ContextOptions):
         params.n_seq_max = self.n_seq * self.n_branches
         params.n_rs_seq = self.way_back.by("snapshots")
         params.n_outputs_max = min(self.n_batch, self.n_verified * self.n_seq)
-        params.n_outputs_max_per_seq = min(self.n_batch, self.n_verified)
+        params.n_outputs_max_per_seq = self.n_verified
         params.n_threads = n_threads
         params.n_threads_batch = n_threads
         params.flash_attn_type = (

@@ -218,8 +218,7 @@ class Target(Readout):
         )
         self.way_back = possible(options.way_back, self._model, self._context)
         """Its way back, of those the options ask for."""
-        n_verified = min(options.n_verified, self.n_batch)
-        self.max_width = 1 + self.way_back.rows if self.is_recurrent else n_verified
+        self.max_width = 1 + self.way_back.rows if self.is_recurrent else options.n_verified
         """The most rows of one sequence in a pass of which all but the first can be taken back."""
         # Otherwise llama.cpp may split a pass, and its graph does not see all rows.
         in_graph = not self.is_recurrent or self.way_back.rows > 0 or options.n_seq == 1
