@@ -13,8 +13,7 @@ namespace {
 
 using private_abi::device;
 
-thread_local bool stay_now = false;
-std::atomic<long> n_kept_so_far{0};
+std::atomic<long> n_kept{0};
 
 // What devices answered before. Written under the mutex, before the first of our answers.
 struct originals {
@@ -36,8 +35,8 @@ bool offloads(ggml_backend_dev_t asked, const ggml_tensor * op) {
         original = o.known.at(asked);
     }
     const bool would = original(asked, op);
-    if (would && stay_now && op->op == GGML_OP_MUL_MAT_ID) {
-        n_kept_so_far++;
+    if (would && op->op == GGML_OP_MUL_MAT_ID && op->ne[2] <= most_rows_at_home) {
+        n_kept++;
         return false;
     }
     return would;
@@ -45,13 +44,9 @@ bool offloads(ggml_backend_dev_t asked, const ggml_tensor * op) {
 
 }  // namespace
 
-experts_at_home::experts_at_home(bool stay) : before_(stay_now) { stay_now = stay; }
+long n_experts_kept() { return n_kept; }
 
-experts_at_home::~experts_at_home() { stay_now = before_; }
-
-long experts_at_home::n_kept() { return n_kept_so_far; }
-
-bool experts_at_home::teach_devices() {
+bool keep_experts_at_home() {
     originals & o = known_originals();
     const std::lock_guard<std::mutex> lock(o.mutex);
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {

@@ -778,7 +778,9 @@ NB_MODULE(_native, m) {
     m.def("few_rows_gpus", &list_few_rows_gpus,
           "Name, architecture and description of each GPU that they may run on, and why there are "
           "none.");
-    m.def("n_experts_kept", &experts_at_home::n_kept,
+    m.def("keep_experts_at_home", &keep_experts_at_home);
+    m.attr("most_rows_at_home") = most_rows_at_home;
+    m.def("n_experts_kept", &n_experts_kept,
           "Products by experts that stayed on the CPU though a GPU would have taken them.");
     m.def("few_rows_driver", &few_rows_driver, "The driver's version: 12040 for CUDA 12.4.");
     m.def(
@@ -849,8 +851,6 @@ NB_MODULE(_native, m) {
              nb::arg("n_stored"), nb::arg("in_graph"), nb::arg("n_branches") = 1,
              nb::arg("n_returned") = 0, nb::arg("threads").none() = nb::none())
         .def("draw_alike", &target_pass::draw_alike)
-        .def("keep_experts_at_home", &target_pass::keep_experts_at_home)
-        .def_ro_static("most_rows_at_home", &target_pass::most_rows_at_home)
         .def_prop_ro("can_keep", &target_pass::can_keep)
         .def("keep", &target_pass::keep, nb::arg("seq"), nb::arg("n_kept"),
              nb::call_guard<nb::gil_scoped_release>())

@@ -9,7 +9,6 @@
 
 #include "backend.h"
 #include "errors.h"
-#include "experts_at_home.h"
 #include "largest.h"
 #include "private_abi.h"
 #include "router_products.h"
@@ -117,10 +116,6 @@ target_pass::target_pass(llama_context * ctx, int n_seq, std::vector<int32_t> la
             throw backend_error("llama.cpp does not let its graph of this target be extended");
         }
     }
-}
-
-bool target_pass::keep_experts_at_home() {
-    return experts_stay_ = experts_at_home::teach_devices();
 }
 
 void target_pass::build(ggml_context * nodes, ggml_cgraph * graph, ggml_tensor * logits) {
@@ -255,7 +250,6 @@ int target_pass::run(const llama_batch & batch, int n_outputs) {
     if (replay_) {
         replay_->begin_pass();
     }
-    const experts_at_home scope(experts_stay_ && n <= most_rows_at_home);
     const int status = llama_decode(ctx_, batch);
     if (status != 0) {
         return status;

@@ -49,11 +49,6 @@ class target_pass {
     // first pass.
     void draw_alike() { search_.sums_alike = true; }
 
-    // From now on, passes of up to `most_rows_at_home` rows leave experts in RAM to the CPU. False
-    // if that cannot be.
-    bool keep_experts_at_home();
-    static constexpr int most_rows_at_home = 128;
-
     target_pass(const target_pass &) = delete;
     target_pass & operator=(const target_pass &) = delete;
 
@@ -155,7 +150,6 @@ class target_pass {
     std::vector<int32_t> layers_;
     bool in_graph_;
     bool on_host_ = true;  // the logits
-    bool experts_stay_ = false;
     std::shared_ptr<tap_store> store_;
     std::unique_ptr<state_replay> replay_;
     bool can_keep_ = false;

@@ -18,8 +18,7 @@ from dflash_local.fit.options import MAX_OUTPUT_ROWS, MAX_ROWS_AT_HOME, LoadOpti
 from dflash_local.fit.plan import make_plan
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
-from dflash_local.llama import runtime
-from dflash_local.llama.native import TargetPass
+from dflash_local.llama import native, runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.llama.workers import remote_devices
 from dflash_local.target_model.options import TargetOptions
@@ -170,7 +169,7 @@ def test_passes_are_wider_than_elsewhere(pair: list[Path], worker: WorkerProcess
     taps = {"tapped_layers": (1,), "rpc": [worker.name]}
     options = replace(wide, kv_type="q8_0", n_threads=1, **taps)
     with Target(pair[0], options) as target:
-        assert target.max_width == MAX_ROWS_AT_HOME == TargetPass.most_rows_at_home
+        assert target.max_width == MAX_ROWS_AT_HOME == native.most_rows_at_home
         prompt = np.random.default_rng(0).integers(0, EXPERTS.n_vocab, 40).tolist()
         engine = Engine(target, None)
         plain = answer(engine, prompt, 0, n, logprobs=2)

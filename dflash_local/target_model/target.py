@@ -250,7 +250,7 @@ class Target(Readout):
         if options.exact:
             self._pass.draw_alike()
         if options.experts_in_ram:
-            self._pass.keep_experts_at_home()
+            native.keep_experts_at_home()
         self._rollback = rollback(self.way_back, self.is_recurrent, options.n_seq, self._pass)
         self._cells = Cells(
             self._context,
