@@ -1,8 +1,11 @@
 #include "experts_at_home.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "ggml-backend.h"
 #include "private_abi.h"
@@ -35,7 +38,9 @@ bool offloads(ggml_backend_dev_t asked, const ggml_tensor * op) {
         original = o.known.at(asked);
     }
     const bool would = original(asked, op);
-    if (would && op->op == GGML_OP_MUL_MAT_ID && op->ne[2] <= most_rows_at_home) {
+    // With the biases of experts, where they have any.
+    const bool is_of_experts = op->op == GGML_OP_MUL_MAT_ID || op->op == GGML_OP_ADD_ID;
+    if (would && is_of_experts && op->ne[2] <= most_rows_at_home) {
         n_kept++;
         return false;
     }
@@ -46,21 +51,33 @@ bool offloads(ggml_backend_dev_t asked, const ggml_tensor * op) {
 
 long n_experts_kept() { return n_kept; }
 
+bool has_experts_in_ram(const llama_model * model) {
+    const auto & all = private_abi::tensors_of(model);
+    return std::any_of(all.begin(), all.end(), [](const auto & each) {
+        const ggml_tensor * t = each.second;
+        return each.first.find("_exps") != std::string::npos && t->buffer != nullptr &&
+               ggml_backend_buffer_is_host(t->buffer);
+    });
+}
+
 bool keep_experts_at_home() {
     originals & o = known_originals();
     const std::lock_guard<std::mutex> lock(o.mutex);
+    std::vector<ggml_backend_dev_t> asked;
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
         ggml_backend_dev_t d = ggml_backend_dev_get(i);
-        if (ggml_backend_dev_type(d) == GGML_BACKEND_DEVICE_TYPE_CPU || o.known.count(d) > 0) {
+        const bool is_host = ggml_backend_dev_type(d) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        if (is_host || o.known.count(d) > 0 || private_abi::of(d).offload_op == nullptr) {
             continue;
         }
         if (!private_abi::doubt_device(d).empty()) {
             return false;
         }
-        if (private_abi::of(d).offload_op != nullptr) {
-            o.known[d] = private_abi::of(d).offload_op;
-            private_abi::of(d).offload_op = offloads;
-        }
+        asked.push_back(d);
+    }
+    for (ggml_backend_dev_t d : asked) {
+        o.known[d] = private_abi::of(d).offload_op;
+        private_abi::of(d).offload_op = offloads;
     }
     return true;
 }

@@ -2,7 +2,12 @@
 
 #include <cstdint>
 
+#include "llama.h"
+
 namespace dflash {
+
+// Whether a model has experts in the host's memory.
+bool has_experts_in_ram(const llama_model * model);
 
 // From 32 rows on, ggml copies experts in RAM to a GPU, pass by pass, and computes them there. That
 // is right for a prompt's hundreds of rows, but for a round it takes longer than to read them once

@@ -778,6 +778,12 @@ NB_MODULE(_native, m) {
     m.def("few_rows_gpus", &list_few_rows_gpus,
           "Name, architecture and description of each GPU that they may run on, and why there are "
           "none.");
+    m.def(
+        "has_experts_in_ram",
+        [](uintptr_t model) {
+            return has_experts_in_ram(reinterpret_cast<const llama_model *>(model));
+        },
+        nb::arg("model"));
     m.def("keep_experts_at_home", &keep_experts_at_home);
     m.attr("most_rows_at_home") = most_rows_at_home;
     m.def("n_experts_kept", &n_experts_kept,

@@ -157,18 +157,21 @@ def small_gpu(mib: float) -> Device:
 
 def test_passes_are_wider_than_elsewhere(pair: list[Path], worker: WorkerProcess) -> None:
     """Copies may be longer: so many rows read hardly more experts than half as many."""
-    wide = TargetOptions(n_ctx=512, n_gpu_layers=EXPERTS.n_layer + 1, n_cpu_moe=HALF)
-    by_name = replace(wide, n_cpu_moe=0, override_tensor={"ffn_.*_exps": "CPU"})
-    elsewhere = replace(wide, n_cpu_moe=0, override_tensor={"attn_q": "CPU"})
-    assert (wide.n_verified, by_name.n_verified) == (MAX_ROWS_AT_HOME,) * 2
-    for options in (elsewhere, replace(wide, n_gpu_layers=0), replace(wide, exact=True)):
-        assert options.n_verified == MAX_OUTPUT_ROWS
-
     n = 150
     remote_devices([worker.name])
-    taps = {"tapped_layers": (1,), "rpc": [worker.name]}
-    options = replace(wide, kv_type="q8_0", n_threads=1, **taps)
-    with Target(pair[0], options) as target:
+    here = TargetOptions(n_ctx=512, kv_type="q8_0", n_threads=1, tapped_layers=(1,))
+    beside = replace(here, n_gpu_layers=EXPERTS.n_layer + 1, rpc=[worker.name])
+    wide = replace(beside, n_cpu_moe=HALF)
+    by_name = replace(beside, override_tensor={r"\.ffn_(up|gate)_exps\.": "CPU"})
+    for options, expected in (
+        (here, MAX_OUTPUT_ROWS),
+        (beside, MAX_OUTPUT_ROWS),
+        (replace(beside, override_tensor={"attn_q": "CPU"}), MAX_OUTPUT_ROWS),
+        (by_name, MAX_ROWS_AT_HOME),
+    ):
+        with Target(pair[0], options) as target:
+            assert target.max_width == expected
+    with Target(pair[0], wide) as target:
         assert target.max_width == MAX_ROWS_AT_HOME == native.most_rows_at_home
         prompt = np.random.default_rng(0).integers(0, EXPERTS.n_vocab, 40).tolist()
         engine = Engine(target, None)

@@ -50,8 +50,9 @@ MAX_OUTPUT_ROWS = 64
 """The most rows of a batch, per sequence, that can have logits: the widest verify pass."""
 
 MAX_ROWS_AT_HOME = 128
-"""The same where experts are in RAM. So many rows read hardly more experts than half as many, of
-random weights 126 of 128 for 111, so a copy twice as long takes little more time."""
+"""The same where experts are in RAM, unless results are to be exact: a row costs less the more
+there are, as most read experts that others have read. Of gpt-oss-120b's shape beside an H100, each
+of 8 rows took 0.8 plain steps, of 64 0.49, of 128 0.45."""
 
 STORED_ROWS = 2 * MAX_OUTPUT_ROWS
 """Rows of each sequence whose hidden states wait for the drafter, besides those of a batch: those

@@ -1,7 +1,6 @@
 """Options of a target: its context, its devices, and the layers that are tapped."""
 
 import ctypes
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ from dflash_local.fit.options import (
     LOAD_MODES,
     MAX_IDS,
     MAX_OUTPUT_ROWS,
-    MAX_ROWS_AT_HOME,
     ROPE_NUMBERS,
     ROPE_SCALINGS,
     SNAPSHOT_ROWS,
@@ -32,7 +30,6 @@ _SPLIT_MODES = {
     "tensor": api.LLAMA_SPLIT_MODE_LAYER,  # see `split_by_layers_because`
 }
 _ALL_LAYERS = 999
-_AN_EXPERT = "blk.0.ffn_down_exps.weight"
 _NO_DEVICES = (ctypes.c_void_p * 1)(None)
 
 
@@ -119,29 +116,17 @@ class TargetOptions(ContextOptions):
             params.tensor_split = (ctypes.c_float * n_devices)(*self.tensor_split)
         return params
 
-    @property
-    def experts_in_ram(self) -> bool:
-        """Whether layers on a GPU have experts in RAM."""
-        named = (name for name, device in self.override_tensor.items() if device == "CPU")
-        return self.n_gpu_layers != 0 and (
-            self.n_cpu_moe > 0 or any(re.search(name, _AN_EXPERT) for name in named)
-        )
-
-    @property
-    def n_verified(self) -> int:
-        """The most rows of a sequence in a pass that can have logits."""
-        return MAX_ROWS_AT_HOME if self.experts_in_ram and not self.exact else MAX_OUTPUT_ROWS
-
-    def context_params(self, n_threads: int) -> Any:
-        """`llama_context_params` for this many threads."""
+    def context_params(self, n_threads: int, n_verified: int = MAX_OUTPUT_ROWS) -> Any:
+        """`llama_context_params` for this many threads, and `n_verified` rows of a sequence with
+        logits at most."""
         params = api.llama_context_default_params()
         params.n_ctx = self.n_ctx
         params.n_batch = self.n_batch
         params.n_ubatch = self.n_batch
         params.n_seq_max = self.n_seq * self.n_branches
         params.n_rs_seq = self.way_back.by("snapshots")
-        params.n_outputs_max = min(self.n_batch, self.n_verified * self.n_seq)
-        params.n_outputs_max_per_seq = self.n_verified
+        params.n_outputs_max = min(self.n_batch, n_verified * self.n_seq)
+        params.n_outputs_max_per_seq = n_verified
         params.n_threads = n_threads
         params.n_threads_batch = n_threads
         params.flash_attn_type = (

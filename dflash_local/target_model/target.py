@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from dflash_local.cuda.few_rows import FewRows
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
-from dflash_local.fit.options import MAX_IDS, SPARE_IDS, STORED_ROWS, scaled_files
+from dflash_local.fit.options import (
+    MAX_IDS,
+    MAX_OUTPUT_ROWS,
+    MAX_ROWS_AT_HOME,
+    SPARE_IDS,
+    STORED_ROWS,
+    scaled_files,
+)
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.adapter import control_vector, open_adapter
 from dflash_local.gguf.file import GgufFile, file_key
@@ -189,7 +196,13 @@ class Target(Readout):
     def _open_context(self) -> None:
         options = self.options
         n_threads = options.n_threads or default_threads()
-        params = options.context_params(n_threads)
+        # Where they stay, a GPU does not take them for rounds.
+        in_ram = options.n_gpu_layers != 0 and native.has_experts_in_ram(
+            native.address(self._model)
+        )
+        is_wide = in_ram and native.keep_experts_at_home() and not options.exact
+        n_verified = MAX_ROWS_AT_HOME if is_wide else MAX_OUTPUT_ROWS
+        params = options.context_params(n_threads, n_verified)
         n_spare = self._n_spare_ids()
         first_spare = params.n_seq_max
         params.n_seq_max += n_spare
@@ -218,7 +231,7 @@ class Target(Readout):
         )
         self.way_back = possible(options.way_back, self._model, self._context)
         """Its way back, of those the options ask for."""
-        self.max_width = 1 + self.way_back.rows if self.is_recurrent else options.n_verified
+        self.max_width = 1 + self.way_back.rows if self.is_recurrent else n_verified
         """The most rows of one sequence in a pass of which all but the first can be taken back."""
         # Otherwise llama.cpp may split a pass, and its graph does not see all rows.
         in_graph = not self.is_recurrent or self.way_back.rows > 0 or options.n_seq == 1
@@ -249,8 +262,6 @@ class Target(Readout):
             )
         if options.exact:
             self._pass.draw_alike()
-        if options.experts_in_ram:
-            native.keep_experts_at_home()
         self._rollback = rollback(self.way_back, self.is_recurrent, options.n_seq, self._pass)
         self._cells = Cells(
             self._context,
