@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import is_
 
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.costs import TO_MAKE
@@ -46,22 +47,23 @@ class Meter:
         small model would wait for. It is told before where a plan is made by it, an answer has
         ended, or other sequences come.
         """
-        if sequences != self._sequences:
+        if not same(sequences, self._sequences):
             self.tell()
         lap = Lap(self, self._slots, sequences)
         yield lap
-        self._sequences = sequences
         self._untold.append(lap.end())
         waits = self.overlaps and lap.asked_drafter
-        if self.controller is not None and not self.controller.keeps_plan:
-            waits = False
-        if not waits or any(s.finish_reason is not None for s in sequences):
+        if self.controller and any(s.policy is not None for s in sequences):
+            waits = waits and self.controller.keeps_plan
+        if waits and all(s.finish_reason is None for s in sequences):
+            self._sequences = sequences
+        else:
             self.tell()
 
     def tell(self) -> None:
         """Tell the controller and the statistics of the last round, if they were not told."""
         if self._untold:
-            untold, self._untold = self._untold, []
+            untold, self._untold, self._sequences = self._untold, [], []
             for each in untold:
                 each()
             self.when_told()
@@ -91,6 +93,11 @@ class Meter:
             if self.controller:
                 return min(seconds, self.controller.draft_s(n_drafting))
         return seconds
+
+
+def same(some: list[Sequence], others: list[Sequence]) -> bool:
+    """Whether they are the same sequences, not ones like them."""
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 class Lap:

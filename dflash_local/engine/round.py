@@ -116,6 +116,7 @@ class Round:
         lap.drafting([choice.sequence for choice in drafting])
         drafter = self._slots.drafter
         if drafter is None or not drafting:
+            self._meter.tell()
             return
         requests = [
             DraftRequest(s.slot.seq, s.anchor, self._slots.take_features(s.slot), n, s.slot.cached)

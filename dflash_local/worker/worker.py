@@ -25,7 +25,8 @@ class Worker:
     """Continuous batching: requests join and leave between rounds.
 
     Each step of its loop takes in new jobs, begins those that fit, runs one step of the engine for
-    all sequences, and hands out the new tokens. `scheduler` decides which jobs begin. Until its end
+    all sequences, and hands out the new tokens; those of a round that a GPU drafts after, in the
+    step after it. `scheduler` decides which jobs begin. Until its end
     the thread takes no lock. So neither a caller nor a finalizer that runs in one can block it.
     """
 
@@ -263,6 +264,7 @@ class Worker:
         while len(self._running) > 1:
             if self._engine.has_room([job.running for job in self._running]):
                 return
+            self._engine.meter.tell()  # it gets the tokens that it has
             job = self._running.pop()
             try:
                 self._engine.suspend(job.running)
