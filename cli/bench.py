@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -225,7 +226,9 @@ def chosen_pair(values: Mapping[str, Any], say: Speaker) -> tuple[Path, Path | N
     options = LoadOptions(**values_of(MACHINE, values))
     with interrupt.ending():
         trial = partial(open_engine, say=silent)
-        files, _ = choose(chosen_files(values, say, options), options, say, trial)
+        found = chosen_files(values, say, options)
+        widest = max(values["widths"] or (), default=None)
+        files, _ = choose(found, replace(options, draft_width=widest), say, trial)
     return files.target, files.draft
 
 

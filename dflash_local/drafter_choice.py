@@ -18,11 +18,12 @@ from dflash_local.fit.options import HEADS, LoadOptions
 from dflash_local.fit.plan import OWN_HEADS, Plan
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
+from dflash_local.llama.workers import remote_devices
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.find import PairFiles
 from dflash_local.result import Result
-from dflash_local.setup import NO_HEADS
+from dflash_local.setup import NO_HEADS, Setup
 from dflash_local.stats import Stats
 
 Say = Callable[[str], None]
@@ -62,13 +63,12 @@ class Speeds:
     day: str
 
     @classmethod
-    def of(cls, heads: Sequence[Stats], drafter: Sequence[Stats]) -> "Speeds | None":
-        """The speeds over the answers that both have given; None if these are too short to tell."""
-        n = min(len(heads), len(drafter))
+    def of(cls, heads: Sequence[Stats], drafter: Sequence[Stats]) -> "Speeds":
+        """The speeds over the answers that both have given; 0 if these are too short to tell."""
+        n, day = min(len(heads), len(drafter)), date.today().isoformat()
         by_heads, by_drafter = Stats.sum(heads[:n]), Stats.sum(drafter[:n])
         if min(by_heads.emitted, by_drafter.emitted) < _LEAST:
-            return None
-        day = date.today().isoformat()
+            return cls(0.0, 0.0, day)
         return cls(by_heads.tokens_per_second, by_drafter.tokens_per_second, day)
 
     @property
@@ -78,6 +78,8 @@ class Speeds:
     @property
     def line(self) -> str:
         """The choice in words."""
+        if not self.drafter:
+            return f"{_TOO_SLOW} (measured on {self.day}; calibrate measures again)"
         ways = [(self.drafter, "the drafter"), (self.heads, OWN_HEADS)]
         (most, best), (least, other) = ways[::-1] if self.heads_win else ways
         return (
@@ -111,9 +113,13 @@ def choose(
     except (FileError, PairError) as fault:
         say(f"{_NO_DRAFTER} {fault}")
         return alone, None
-    options = replace(options, **_NOT_MEASURED)
-    key, speeds = _key(heads, drafter, options), None
-    if not options.recalibrate:
+    again, options = options.recalibrate, replace(options, **_NOT_MEASURED, recalibrate=False)
+    try:
+        key = _key(heads, drafter, options)
+    except DflashError:  # a load tells it
+        return files, None
+    speeds = None
+    if not again:
         with suppress(TypeError):  # not measured yet
             speeds = Speeds(**disk_cache.read(_KIND, key))
     if speeds is None:
@@ -129,9 +135,6 @@ def choose(
                 say(f"{why} {fault}")
                 return files if pair is heads else alone, None
         speeds = Speeds.of(*found)
-        if speeds is None:
-            say(_TOO_SLOW)
-            return files, None
         disk_cache.write(_KIND, key, asdict(speeds))
     say(speeds.line)
     return alone if speeds.heads_win else files, speeds.line
@@ -161,9 +164,14 @@ def answers(model: Model) -> list[Result]:
 
 
 def _key(heads: Pair, drafter: Pair, options: LoadOptions) -> dict[str, Any]:
-    """All that the speeds depend on. No new option can be forgotten here."""
+    """All that the speeds depend on, with what a load would put where now. No new option can be
+    forgotten here."""
     settings = asdict(options)
     for name in ("n_ctx", "recalibrate", "load_mode"):
         del settings[name]
     files = [file_key(file.path) for file in (heads.target, drafter.draft) if file]
-    return {"format": _FORMAT, "machine": runtime.machine(), "files": files, "options": settings}
+    devices = [*remote_devices(options.rpc), *runtime.devices()]
+    plans = [Setup(pair, options, devices).fitting().plan for pair in (heads, drafter)]
+    places = [[p.n_cpu_moe, *(gpu.layers for gpu in p.gpus)] for p in plans]
+    own = {"files": files, "options": settings, "places": places}
+    return {"format": _FORMAT, "machine": runtime.machine(), **own}

@@ -160,6 +160,8 @@ def load(
     percent = say is None or progress is None
     say = say or (silent if quiet else to_stderr)
     files = target
+    if isinstance(files, PairFiles) and draft is not None:
+        raise InputError("these files have their drafter: leave out draft, or name two files")
     if not isinstance(files, PairFiles):
         files = find_pair(files, draft, say=say, options=options)
     trial = partial(open_engine, say=silent, progress=lambda _: (progress or silent)(0.0))

@@ -188,14 +188,18 @@ def test_speeds_decide() -> None:
 def test_too_few_tokens_tell_nothing(
     folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert Speeds.of([stats(5, 1.0)], [stats(48, 1.0)]) is None
-    assert Speeds.of([], []) is None
+    for found in (Speeds.of([stats(5, 1.0)], [stats(48, 1.0)]), Speeds.of([], [])):
+        assert (found.heads, found.drafter) == (0, 0) and not found.heads_win
     monkeypatch.setattr("dflash_local.drafter_choice._LONGEST_S", 0.0)
     said: list[str] = []
     with load(folder, say=said.append, **OPTIONS) as model:
         assert isinstance(model.drafter, FusedDrafter)
     assert any(line.startswith("the drafter drafts: the few tokens") for line in said)
-    assert not list(kept(own_cache))
+    assert len(list(kept(own_cache))) == 1
+    said.clear()
+    with load(folder, say=said.append, **OPTIONS):
+        assert any(line.startswith("the drafter drafts: the few tokens") for line in said)
+        assert not any("measuring once" in line for line in said)
 
 
 def test_measured_answers_are_those_of_plain_decoding(folder: Path) -> None:
