@@ -27,6 +27,8 @@ class Copying:
             sequence = choice.sequence
             if sequence.copier and sequence.policy and choice.limit < widest:
                 most = min(widest, choice.limit + max(n_free, 0) // (len(choices) - i))
+                if sequence.remaining is not None:
+                    most = min(most, max(sequence.remaining - 1, choice.limit))
                 wider = sequence.shape.limit(most, sequence.remaining)
                 n_free -= wider - choice.limit
                 choice.limit = wider
