@@ -10,8 +10,8 @@ namespace dflash {
 // one to three drafts, and a GPU's recording of it as long again.
 class draft_sizes {
   public:
-    // Rows of context in a graph are powers of two, from a least number up, or none; more than
-    // these go in several graphs.
+    // Rows of context in a graph are powers of two, from a least number up; more than these go
+    // in several graphs.
     static constexpr int most_rows = 512;
 
     // On the host each row takes its time. A GPU computes some more for nothing.

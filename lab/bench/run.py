@@ -114,7 +114,7 @@ class LabBenchmark(Benchmark):
         assert isinstance(report, LabReport)
         report.memory = MemoryUse.of(model)
         model.forget()
-        most = min(max(model.target.max_width, 16), model.n_ctx - 1)
+        most = min(max(model.target.max_width, 16), model.n_ctx - 1, model.target.n_batch)
         report.curve = cost_curve(model.target, [n for n in CURVE_ROWS if n <= most])
         options = self.options
         if options.llama_server is not None:
