@@ -10,9 +10,10 @@ from statistics import median
 
 import numpy as np
 
-from dflash_local.controller.costs import LEAST, ROW_COUNTS, TO_MAKE, WIDE_COUNTS, Costs
+from dflash_local.controller.costs import LEAST, ROW_COUNTS, TO_MAKE, Costs
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.errors import InputError
+from dflash_local.fit.options import MAX_ROWS_AT_HOME
 from dflash_local.sampling.sampler import not_finite
 from dflash_local.target_model.batch import Batch, Outputs
 from dflash_local.target_model.taps import Features, StoredFeatures
@@ -80,8 +81,8 @@ class _Trial:
         self.trees: dict[int, float] = {}
         self.n_draft = max(min(drafter.block_size, target.max_width) - 1, 1) if drafter else 1
         room = min(target.n_batch, target.n_ctx_all - SHALLOW * self.n_seq) // self.n_seq
-        counts, most = (*ROW_COUNTS, *WIDE_COUNTS), min(room, target.max_width)
-        self.widths = [width for width in counts if width <= most]
+        counts = *ROW_COUNTS, MAX_ROWS_AT_HOME
+        self.widths = [width for width in counts if width <= min(room, target.max_width)]
         # Rows to inject in a usual round, and so many that they are not lost in a draft's noise
         self.few = min(SHALLOW, target.n_batch)
         room = target.n_ctx_all // self.n_seq - SHALLOW

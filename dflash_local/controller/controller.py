@@ -301,8 +301,7 @@ class Controller:
 
     @property
     def keeps_plan(self) -> bool:
-        """Whether the next `n_drafts` for the same sequences makes no plan: the round before may
-        then be observed after it."""
+        """Whether the next `n_drafts` makes no plan: a round may then be observed after it."""
         return self._on and self._round + 1 < self._replan_at
 
     def n_drafts(

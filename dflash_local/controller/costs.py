@@ -17,8 +17,6 @@ Table = Mapping[int, Mapping[int, float]]  # seconds by depth (cached tokens) an
 ROW_COUNTS = (1, 2, 8, 4, 16, 32, 9, 6, 3, 12, 24, 64, 48)
 """The row counts that are measured, in this order, as a slow machine gets no further than the
 first."""
-WIDE_COUNTS = (128,)
-"""Those that only some targets take."""
 TO_MAKE = 2
 """Passes in which graphs are made: llama.cpp builds its own with the first of a kind, a GPU records
 the second, to replay it. With 1, the second counts as a slow machine."""
