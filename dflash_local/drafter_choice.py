@@ -18,12 +18,11 @@ from dflash_local.fit.options import HEADS, LoadOptions
 from dflash_local.fit.plan import OWN_HEADS, Plan
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
-from dflash_local.llama.workers import remote_devices
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.find import PairFiles
 from dflash_local.result import Result
-from dflash_local.setup import NO_HEADS, Setup
+from dflash_local.setup import NO_HEADS, Setup, machine_devices
 from dflash_local.stats import Stats
 
 Say = Callable[[str], None]
@@ -170,7 +169,7 @@ def _key(heads: Pair, drafter: Pair, options: LoadOptions) -> dict[str, Any]:
     for name in ("n_ctx", "recalibrate", "load_mode"):
         del settings[name]
     files = [file_key(file.path) for file in (heads.target, drafter.draft) if file]
-    devices = [*remote_devices(options.rpc), *runtime.devices()]
+    devices = machine_devices(options)
     plans = [Setup(pair, options, devices).fitting().plan for pair in (heads, drafter)]
     places = [[p.n_cpu_moe, *(gpu.layers for gpu in p.gpus)] for p in plans]
     own = {"files": files, "options": settings, "places": places}

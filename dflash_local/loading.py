@@ -25,15 +25,12 @@ from dflash_local.drafter_choice import choose
 from dflash_local.engine.engine import Engine, most_nodes
 from dflash_local.errors import BackendError, DflashError, FileError, InputError, PairError
 from dflash_local.fit.options import MAX_COPY_FROM, LoadOptions, LoadSettings, check_names
-from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.drafter_spec import AssistantSpec, DrafterSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import runtime
 from dflash_local.llama.gpus import advice, has_nvidia_driver, listed_gpus
-from dflash_local.llama.runtime import Device
-from dflash_local.llama.workers import remote_devices
 from dflash_local.model import Model
 from dflash_local.pair import Pair, open_pair
 from dflash_local.pairs.defaults import defaults_of
@@ -42,7 +39,7 @@ from dflash_local.pairs.projector import find_projector, without_projector
 from dflash_local.prefixes.files import PrefixFiles, SlotFiles
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.printable import silent, to_stderr
-from dflash_local.setup import NO_HEADS, Setup, split_by_layers_because
+from dflash_local.setup import NO_HEADS, Setup, machine_devices, split_by_layers_because
 from dflash_local.target_model.bare_pass import takes_back
 from dflash_local.target_model.exactness import check_others
 from dflash_local.target_model.projector import Projector
@@ -381,11 +378,6 @@ def _tried(setup: Setup, say: Say) -> Setup:
         n_gpu_layers = setup.model_drafter_options.n_gpu_layers
         ensure_loadable(pair.draft.path, None, layers=(), n_gpu_layers=n_gpu_layers, say=say)
     return setup if found == way_back else _tried(setup.with_snapshots(found.rows), say)
-
-
-def machine_devices(options: LoadOptions) -> list[Device]:
-    """The devices that a load with these options may use. Raises WorkerLostError."""
-    return named_devices([*remote_devices(options.rpc), *runtime.devices()], options.device)
 
 
 _gpus_are_told = False

@@ -20,12 +20,13 @@ from dflash_local.fit.options import (
     LoadOptions,
 )
 from dflash_local.fit.overrides import experts_of
-from dflash_local.fit.placement import usable_gpus
+from dflash_local.fit.placement import named_devices, usable_gpus
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.drafter_spec import AssistantSpec, DrafterSpec, HeadsSpec, ModelSpec
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
 from dflash_local.llama.runtime import Device
+from dflash_local.llama.workers import remote_devices
 from dflash_local.pair import Pair, usual_shape
 from dflash_local.pairs.defaults import draft_window_of
 from dflash_local.target_model.cells import branches_of_each
@@ -75,6 +76,11 @@ def split_by_layers_because(
     else:
         return None
     return f"split_mode is 'layer', not {options.split_mode!r}: {why}" if gpus else None
+
+
+def machine_devices(options: LoadOptions) -> list[Device]:
+    """The devices that a load with these options may use. Raises WorkerLostError."""
+    return named_devices([*remote_devices(options.rpc), *runtime.devices()], options.device)
 
 
 @dataclass(frozen=True)
