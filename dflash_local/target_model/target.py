@@ -200,8 +200,8 @@ class Target(Readout):
         if has_experts_in_ram and is_wanted():
             native.speed_up_experts()
         # Where they stay, a GPU does not take them for rounds.
-        stay = has_experts_in_ram and options.n_gpu_layers != 0 and native.keep_experts_at_home()
-        is_wide = stay and not options.exact
+        stay = has_experts_in_ram and options.n_gpu_layers != 0
+        is_wide = stay and native.keep_experts_at_home(n_threads) and not options.exact
         n_verified = MAX_ROWS_AT_HOME if is_wide else MAX_OUTPUT_ROWS
         params = options.context_params(n_threads, n_verified)
         n_spare = self._n_spare_ids()
