@@ -56,9 +56,9 @@ class Shape(ABC):
         """Add the anchor, at position `begin`, and the draft to a batch. A chain gets at least
         `n_rows` rows: those after its draft are never accepted."""
 
-    @abstractmethod
     def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
         """Count a round that kept the rows of `path`, the anchor's row first."""
+        stats.record_round(drafted=len(draft), emitted=len(path))
 
 
 class Chain(Shape):
@@ -90,9 +90,6 @@ class Chain(Shape):
         n_more = n_rows - 1 - len(draft)
         return batch.add(seq, begin, [anchor, *draft.tokens, *[anchor] * n_more])
 
-    def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
-        stats.record_round(drafted=len(draft), emitted=len(path))
-
 
 class Tree(Shape):
     """Nodes branch out, and the target follows one branch."""
@@ -114,14 +111,8 @@ class Tree(Shape):
         depth = limit if remaining is None else min(limit, remaining - 1)
         known = proposal.candidates
         if proposal.is_chain and known is not None and known.ids.shape[1] > 1:
-            return grow(
-                known,
-                limit,
-                n_vocab,
-                chances=rate(known),
-                max_leaves=self.n_leaves,
-                max_depth=depth,
-            )
+            most = {"max_leaves": self.n_leaves, "max_depth": depth}
+            return grow(known, limit, n_vocab, chances=rate(known), **most)
         return _within(proposal.valid_prefix(n_vocab), limit, depth, self.n_leaves)
 
     def place(

@@ -72,7 +72,7 @@ def test_the_accepted_length_is_that_of_the_reference(
                 path, target, n_seq=1, n_ctx=1024, n_threads=1, for_trees=for_trees
             )
             assert isinstance(guessing, FusedDrafter)
-            guessing.n_rounds = 4
+            guessing._open.n_rounds = 4
             assert of_drafter(guessing, texts.held_out) / expected == pytest.approx(1, abs=0.03)
             guessing.close()
 
