@@ -77,17 +77,6 @@ def test_more_rows_at_once_than_are_kept(make_twin: TwinMaker) -> None:
     assert (twin.native.length(0), twin.native.length(1)) == (2900, 1502)
 
 
-@pytest.mark.parametrize("n_seq", [2, 4])
-def test_sequences_of_unequal_lengths_draft_at_once(n_seq: int, make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=n_seq, n_ctx=N_CTX, draft_window=100)
-    for seq, n_rows in zip(range(n_seq), (700, 7, 250, 0), strict=False):
-        twin.inject(seq, n_rows)
-    for n_new in ((3, 1, 8, 0), (0, 5, 0, 2), (300, 1, 16, 40), (1, 1, 1, 1)):
-        twin.draft(dict(zip(range(n_seq), n_new, strict=False)))
-    twin.draft({1: 2})  # the first rests, and its scratch lies across the end of the ring
-    twin.draft({0: 0, 1: 300})
-
-
 @pytest.mark.parametrize("length", [2 * N_RING - 5, 2 * N_RING + 3, 2 * N_RING + 40])
 def test_a_short_roll_back_loses_nothing(length: int, make_twin: TwinMaker) -> None:
     twin = make_twin(n_seq=2, n_ctx=N_CTX, draft_window=30)
@@ -121,23 +110,6 @@ def test_rows_that_were_overwritten_are_not_looked_at(make_twin: TwinMaker) -> N
     twin.reference.draft_window = 100
     for n_rows in (5, 300, 2):
         twin.draft({0: n_rows})
-
-
-def test_copied_rows_are_of_their_own(make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=3, n_ctx=N_CTX, draft_window=80)
-    twin.inject(0, 650)
-    twin.inject(2, 333)
-    twin.copy(0, 1, 640)
-    twin.copy(0, 2, 650)
-    twin.draft({0: 0, 1: 0, 2: 0})
-    twin.truncate(0, 10)
-    twin.truncate(0, 0)
-    twin.draft({0: 30, 1: 3, 2: 1})
-    twin.inject(0, 500)
-    twin.draft({1: 300, 2: 0})
-    twin.copy(2, 2, 645)
-    twin.copy(1, 0, 0)
-    twin.draft({0: 6, 1: 0, 2: 2})
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import tiny_coder
 from adversarial import ScriptedDrafter, right_for
 from dflash_local.copies.chances import N_KINDS, CopyPrior
-from dflash_local.draft.draft import Draft
 from dflash_local.engine.engine import Engine
 from dflash_local.fit.architectures import WayBack
 from dflash_local.target_model.target import Target
@@ -126,15 +125,6 @@ def test_beside_a_drafter_that_is_right_for_so_many(
         consistent(engine, drafter, len(prompt) + len(expected) - 1)
         assert found.stats.copied <= found.stats.drafted
         assert sum(found.from_copy) == found.stats.copied_accepted <= found.stats.accepted
-
-
-@pytest.mark.parametrize("token", [-1, 1 << 20])
-def test_beside_a_drafter_of_nonsense(target: Target, token: int) -> None:
-    prompt = [400, 401, 402] * 5
-    options = options_of("seeded", [400, 401, 402])
-    expected = plain_tokens(target, prompt, N, **options)
-    drafter = ScriptedDrafter(lambda _at, _anchor, n: Draft.chain([token] * n))
-    assert answer(copying(target, drafter), prompt, 8, N, **options).tokens == expected
 
 
 @given(repeating(), ways, st.sampled_from([4, 16, 32]))

@@ -18,14 +18,13 @@ from gap_rule import (
     equal_by_gap_rule,
     forked_logits,
     joint_logits,
-    joint_noise,
     largest_difference,
     step_logits,
 )
 from long_text import PYTHON_SOURCE
-from pair_engine import answer, fused_drafter, open_engine, open_target, request
+from pair_engine import answer, fused_drafter, open_target
 from pairwise import pairwise_cases
-from sampling_ways import JSON_LIST, WAYS
+from sampling_ways import WAYS
 from shapes import assert_equal, exact_model, exact_target
 
 N = 24
@@ -111,14 +110,6 @@ def test_drafted_answers_are_the_plain_ones(
     assert (drafted.stats.tree_rounds > 0) == (shape == "tree" and drafted.stats.drafted > 0)
 
 
-def test_a_grammar_holds_in_drafted_text(model: Model) -> None:
-    result = model.generate(
-        "numbers = ", grammar=JSON_LIST, max_tokens=200, logit_bias={model.tokenize("]")[0]: 4.0}
-    )
-    assert result.finish_reason == "stop"
-    assert isinstance(json.loads(result.text), list)
-
-
 @pytest.mark.slow
 def test_across_the_last_positions_of_the_context(shape: DraftShape) -> None:
     with exact_model(shape, n_ctx=256) as model:
@@ -200,42 +191,6 @@ def test_half_precision_cache_and_long_context_by_the_gap_rule(
     record_property("noise", noise)
     record_property("answers that differ", f"{different} of {len(ways)}")
     print(f"f16 KV, 600 tokens: noise {noise:.3g}, {different} of {len(ways)} answers differ")
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("kv_type", ["q8_0", "f16"])
-@pytest.mark.parametrize("widths", [(5, 16), (2, 0, 16, 9)], ids=str)
-def test_every_one_of_several_sequences(
-    widths: tuple[int, ...], kv_type: str, record_property: Callable[[str, object], None]
-) -> None:
-    """They share batches, and end at different times."""
-    prompts = tiny_coder.prompts()
-    lengths = (32, 21, 27, 30)[: len(widths)]
-    with open_engine(n_ctx=1024, n_seq=len(widths), kv_type=kv_type) as engine:
-        target = engine.target
-        texts = [*prompts["code"][:2], *prompts["chat"][2:4]][: len(widths)]
-        ids = [target.vocabulary.tokenize(text) for text in texts]
-        bare = Engine(target, None)
-        runs = []
-        for prompt in ids:
-            runs.append(answer(bare, prompt, 0, max(lengths), logprobs=2))
-            bare.slots.forget_all()
-        noise = joint_noise(target, ids, [run.tokens for run in runs], widths)
-        sequences = [
-            engine.begin(request(prompt, width, n))
-            for prompt, width, n in zip(ids, widths, lengths, strict=True)
-        ]
-        engine.run(sequences)
-        different = 0
-        for sequence, run, n in zip(sequences, runs, lengths, strict=True):
-            drafted = sequence.request.drafts
-            assert (sequence.stats.accepted > 0) == drafted
-            assert sequence.finish_reason == ("length" if len(sequence.tokens) == n else "stop")
-            different += not equal_by_gap_rule(run.tokens[:n], run.logprobs, sequence.tokens, noise)
-    record_property("noise", noise)
-    record_property("answers that differ", f"{different} of {len(widths)}")
-    found = f"noise {noise:.3g}, {different} of {len(widths)} answers differ"
-    print(f"{kv_type} KV, widths {widths}: {found}")
 
 
 @pytest.mark.slow

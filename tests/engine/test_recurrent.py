@@ -113,26 +113,6 @@ def test_every_accepted_length_occurs(target: Target, plain: Plain, kind: tuple[
     assert set(found.stats.accepted_lengths) >= set(range(1, BLOCK + 1))
 
 
-@pytest.mark.one_in(30)
-@pytest.mark.parametrize("width", [2, 3, 8])
-def test_narrow_passes(target: Target, plain: Plain, width: int) -> None:
-    (prompt,) = prompts(target, 1)
-    right = plain(prompt, N)
-    rounds = count()
-    engine, drafter = engine_of(target, [prompt + right], lambda: next(rounds) % width)
-    check(engine, drafter, answer(engine, prompt, width, N), right)
-
-
-@pytest.mark.one_in(4)
-def test_always_wrong_is_plain_decoding(target: Target, plain: Plain) -> None:
-    (prompt,) = prompts(target, 1)
-    right = plain(prompt, N)
-    engine, drafter = engine_of(target, [prompt + right], lambda: 0)
-    found = answer(engine, prompt, BLOCK, N)
-    check(engine, drafter, found, right)
-    assert found.stats.accepted_lengths == {1: N - 1}
-
-
 @pytest.mark.one_in(8)
 def test_tokens_that_no_draft_should_hold(target: Target, plain: Plain) -> None:
     """Ends of text, and ids out of range, after some right tokens: the states go back as far."""
@@ -271,34 +251,6 @@ def test_turns_after_an_answer_that_was_stopped(target: Target, plain: Plain, wi
         forked = [*prompt, *right[:3], 9]
         assert answer(engine, forked, 16, 12).tokens == plain(forked, 12)
         del drafter
-
-
-@pytest.mark.one_in(5)
-def test_the_next_turn_reads_only_what_is_new(target: Target, plain: Plain) -> None:
-    (prompt,) = prompts(target, 1)
-    right = plain(prompt, N)
-    following = [*prompt, *right, 5, 6, 7]
-    engine, _ = engine_of(target, [prompt + right, following + plain(following, N)], lambda: 4)
-    answer(engine, prompt, 16, N)
-    found = answer(engine, following, 16, N)
-    assert found.tokens == plain(following, N)
-    assert found.stats.cached_tokens == len(prompt) + N - 1
-
-
-@pytest.mark.one_in(5)
-def test_the_same_prompt_for_several_at_once(targets: Target, plain: Plain) -> None:
-    """They share the state of the one that reads it, or read it themselves."""
-    prompt = prompts(targets)[2]
-    right = plain(prompt, N)
-    engine, _ = engine_of(targets, [prompt + right], lambda: 6)
-    sequences = [engine.begin(request(prompt, 16, N)) for _ in range(N_SEQ)]
-    engine.run(sequences)
-    assert [sequence.tokens for sequence in sequences] == [right] * N_SEQ
-    longer = [*prompt, *right, 3]
-    engine.run(
-        [engine.begin(request(longer, 8, 12)), second := engine.begin(request(prompt, 8, N))]
-    )
-    assert second.tokens == right
 
 
 @pytest.mark.one_in(3)

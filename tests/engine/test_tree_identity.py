@@ -11,23 +11,19 @@ from numpy.typing import NDArray
 
 import tiny_coder
 from adversarial import ScriptedDrafter
-from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
-from dflash_local.stats import Stats
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
-from elsewhere import Elsewhere
 from gap_rule import equal_by_gap_rule, forked_logits, largest_difference, step_logits
-from pair_engine import answer, consistent, fused_drafter, open_target, prefill, request
+from pair_engine import answer, fused_drafter, open_target, request
 from plain_answer import PlainAnswer
 from shapes import exact_file
 
 N = 32
-BUDGETS = (3, 7, 15, 31, 63)
 BRANCHES = 32
 """Too few for each row of the widest trees."""
 
@@ -81,35 +77,6 @@ def test_rounding_is_small(
     assert known.noise < 0.3
 
 
-@pytest.mark.one_in(12)
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_one_slot(engine: Engine, known: Known, budget: int) -> None:
-    engine.slots.forget_all()
-    drafted = answer(engine, known.prompts[0], 1 + budget, N, shape="tree")
-    known.check(0, drafted)
-    stats = drafted.stats
-    assert stats.tree_rounds > 0 and stats.leaves > stats.tree_rounds
-    assert stats.emitted == 1 + stats.rounds + stats.accepted
-    assert max(stats.widths) == 1 + budget
-    consistent(engine, engine.drafter, len(engine.slots[drafted.slot.seq].cached), drafted.slot.seq)
-
-
-@pytest.mark.one_in(2)
-def test_four_slots_of_all_shapes(engine: Engine, known: Known) -> None:
-    """Trees of several budgets, a chain and plain decoding share batches, and end at different
-    times."""
-    engine.slots.forget_all()
-    ways = [(16, "tree", N), (8, "chain", 21), (32, "tree", 30), (0, "tree", 25)]
-    sequences = [
-        engine.begin(request(prompt, width, n, shape=shape))
-        for prompt, (width, shape, n) in zip(known.prompts, ways, strict=True)
-    ]
-    engine.run(sequences)
-    for i, (sequence, (width, shape, n)) in enumerate(zip(sequences, ways, strict=True)):
-        known.check(i, sequence, n)
-        assert (sequence.stats.tree_rounds > 0) == (shape == "tree" and width > 1)
-
-
 @pytest.mark.slow
 def test_all_ids_stay_in_step_whatever_becomes_of_requests(engine: Engine, known: Known) -> None:
     """Slots come and go with chains and trees, greedy and sampled, shared and cancelled."""
@@ -157,58 +124,6 @@ def on_every_branch(
     logits = [target.logits(row).copy() for row in range(1 + n)]
     target.keep(part, [0])
     return logits
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("budget", [7, 31])
-def test_what_follows_is_what_follows_a_fresh_prefill(
-    engine: Engine, known: Known, budget: int
-) -> None:
-    """The next logits, on the branch of every leaf."""
-    engine.slots.forget_all()
-    target = engine.target
-    drafted = answer(engine, known.prompts[0], 1 + budget, N, shape="tree")
-    slot = engine.slots[drafted.slot.seq]
-    anchor, length = drafted.tokens[-1], len(slot.cached)
-    found = on_every_branch(target, slot.seq, anchor, length)
-    engine.slots.forget_all()
-    text = [*drafted.request.prompt, *drafted.tokens]
-    assert len(text) == length + 1
-    prefill(target, text)
-    fresh = target.logits(length).copy()
-    target.decode([11], [length + 1], [0], [True])
-    after = target.logits(0).copy()
-    target.clear(0)
-    for expected, logits in zip([fresh, *[after] * (BRANCHES - 1)], found, strict=True):
-        # Prefill takes other kernels than steps do, so both may be off by as much.
-        assert abs(expected - logits).max() <= 2 * max(known.noise, 0.15)
-
-
-@pytest.mark.one_in(12)
-@pytest.mark.parametrize("shape", ["tree", "auto"])
-@pytest.mark.parametrize("fork_ms", [0.1, 40.0])
-def test_widths_left_to_the_controller(
-    engine: Engine, known: Known, shape: DraftShape, fork_ms: float
-) -> None:
-    """Trees are not worth it if forks are dear, and wide if rows are cheap."""
-    rows = {1: 4e-3, 16: 4.4e-3, 64: 5e-3}
-    costs = Costs({0: rows}, {0: {1: 4e-4, 4: 8e-4}}, host_s=1e-4, trees={0: 1e-3 * fork_ms})
-    engine.slots.forget_all()
-    target, drafter = engine.target, engine.drafter
-    chooses = Engine(target, drafter, 4, Elsewhere(costs, n_nodes=31))
-    sequences = [
-        chooses.begin(request(prompt, "auto", N, shape=shape)) for prompt in known.prompts[:2]
-    ]
-    chooses.run(sequences)
-    for i, sequence in enumerate(sequences):
-        known.check(i, sequence)
-    chooses.slots.forget_all()
-    stats = Stats.sum(sequence.stats for sequence in sequences)
-    if fork_ms < 1:
-        assert stats.tree_rounds > 0
-        assert max(stats.widths) > 16
-    elif shape == "auto":
-        assert stats.drafted > 0 and not stats.tree_rounds
 
 
 # Trees that no drafter would make
