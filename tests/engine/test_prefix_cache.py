@@ -13,7 +13,6 @@ from long_text import PYTHON_SOURCE
 from shapes import assert_as_well_drafted
 
 N = 40
-SEEDED = {"temperature": 0.8, "seed": 3, "repeat_penalty": 1.1}
 
 
 @pytest.fixture(autouse=True)
@@ -122,14 +121,3 @@ def test_after_a_cancelled_request(either_model: Model, width: int) -> None:
     assert again.stats.cached_tokens == (len(prompt) - 1 if width else 0)
     assert again.tokens == expected.tokens
     assert_as_well_drafted(again.stats, expected.stats)
-
-
-def test_after_one_cancelled_within_its_prompt(model: Model) -> None:
-    prompt = source(model, 1200)  # several batches
-    expected = cold(model, prompt, max_tokens=9)
-    model.forget()
-    cancel = threading.Event()
-    cancel.set()
-    nothing = model.generate(prompt, max_tokens=9, cancel=cancel)
-    assert (nothing.tokens, nothing.finish_reason) == ([], "cancelled")
-    assert model.generate(prompt, max_tokens=9).tokens == expected.tokens
