@@ -22,7 +22,7 @@ from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from hybrid import write_hybrid
-from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
+from pair_engine import fused_drafter, open_target
 
 DRAFT = Draft.chain([0] * 15, [-0.1] * 15)
 

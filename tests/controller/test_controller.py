@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import pytest
 
-from dflash_local.controller.acceptance import Acceptance
 from dflash_local.controller.controller import Controller, Policy
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft

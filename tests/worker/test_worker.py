@@ -19,19 +19,15 @@ import pytest
 import mini_pair
 import tiny_coder
 from adapters import write_lora
-from adversarial import ScriptedDrafter, forked
 from dflash_local import DflashError, InputError, Model, Result, load
-from dflash_local.draft.draft import Draft
-from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine import plain_steps
-from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
 from dflash_local.prefixes.reuse import LEAST_GAIN
 from dflash_local.worker.job import Generation
 from gap_rule import equal_by_gap_rule, joint_noise
 from plain_answer import PlainAnswer
-from shapes import NOISE, SHAPES, exact_model, exact_target
+from shapes import NOISE, SHAPES, exact_model
 
 N = 16
 N_SEQ = 3
