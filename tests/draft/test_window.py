@@ -69,49 +69,6 @@ def test_the_window_is_exact_to_the_row(other: int, n_rows: int, make_twin: Twin
     twin.assert_not(0, wrong)
 
 
-def test_more_rows_at_once_than_are_kept(make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=2, n_ctx=N_CTX, draft_window=50)
-    twin.inject(0, 1900)
-    twin.draft({0: 0, 1: 1500})
-    twin.draft({0: 1000, 1: 2})
-    assert (twin.native.length(0), twin.native.length(1)) == (2900, 1502)
-
-
-@pytest.mark.parametrize("length", [2 * N_RING - 5, 2 * N_RING + 3, 2 * N_RING + 40])
-def test_a_short_roll_back_loses_nothing(length: int, make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=2, n_ctx=N_CTX, draft_window=30)
-    for back in (1, 16, 64):
-        twin.truncate(0, 0)
-        twin.inject(0, length)
-        twin.draft({0: 3})
-        twin.truncate(0, length + 3 - back)
-        twin.draft({0: 0})
-        twin.draft({0: 9})
-        twin.draft({1: 0, 0: 2})
-
-
-def test_rows_that_were_overwritten_are_not_looked_at(make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=2, n_ctx=N_CTX, draft_window=100)
-    twin.inject(1, 250)
-    twin.draft({0: 600})
-    kept_from = 600 + twin.block_size - N_RING
-    twin.copy(0, 1, 400)
-    twin.reference.draft_window = 400 - kept_from
-    twin.draft({1: 0})
-    for length, seen in ((400, 400 - kept_from), (kept_from + 1, 1)):
-        twin.truncate(0, length)
-        twin.reference.draft_window = seen
-        twin.draft({0: 0})
-    # Of what is older than all that is kept, nothing is seen; of what comes then, all that is new.
-    twin.truncate(0, 200)
-    for n_rows in (5, 60, 34, 1):
-        twin.reference.draft_window = twin.native.length(0) + n_rows - 200
-        twin.draft({0: n_rows})
-    twin.reference.draft_window = 100
-    for n_rows in (5, 300, 2):
-        twin.draft({0: n_rows})
-
-
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_history_leaves_what_its_calls_say(data: st.DataObject, history: History) -> None:

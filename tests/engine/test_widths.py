@@ -159,18 +159,6 @@ def test_chances_alone_switch_as_they_like(pair: Pair, prompts: list[list[int]])
 # Ends
 
 
-@pytest.mark.one_in(5)
-@of_both_shapes("decider", ["cheap", "even", "hopeless", "by lot"], LOT)
-def test_every_length_ends_there(pair: Pair, prompts: list[list[int]], decider: str) -> None:
-    engine = pair.engine(decider)
-    whole = pair.plain(prompts[1]).tokens
-    for n in (1, 2, 3, 4, 8, 15, 16, 17):
-        sequence = pair.answer(engine, prompts[1], "auto", n)
-        assert (sequence.tokens, sequence.finish_reason) == (whole[:n], "length")
-        add_up(sequence)
-        pair.in_step(engine, [*prompts[1], *sequence.tokens])
-
-
 @pytest.mark.one_in(8)
 @of_both_shapes("decider", ["cheap", "even", "probing", "hopeless", "by lot"], LOT)
 def test_stop_texts_are_found_wherever_they_come(pair: Pair, decider: str) -> None:
