@@ -18,7 +18,7 @@ from dflash_local.target_model.target import Target
 from pair_engine import fused_drafter
 from pair_engine import request as asked
 from plain_answer import PlainAnswer
-from shapes import assert_equal, exact_target
+from shapes import exact_target
 
 N = 32
 THOUGHTS = ThinkingBudget(5, (b"<thoughts>", b"</thoughts>"), (300, 301, 302), is_open=True)
@@ -59,26 +59,6 @@ def model(either_model: Model) -> Model:
 def target(shape: DraftShape) -> Iterator[Target]:
     with exact_target(shape) as opened:
         yield opened
-
-
-@pytest.mark.one_in(48)
-@pytest.mark.parametrize("drawn", DRAWN)
-@pytest.mark.parametrize("bound", BOUND)
-def test_drafted_answers_are_the_plain_ones(
-    model: Model, shape: DraftShape, bound: str, drawn: str
-) -> None:
-    accepted = 0
-    for prompt in tiny_coder.prompts()["code"][:1]:
-        options: dict[str, Any] = {"max_tokens": N, **BOUND[bound], **DRAWN[drawn]}
-        model.forget()
-        plain = model.generate(prompt, draft_width=0, **options)
-        assert plain.stats.drafted == 0
-        for width in (2, 16) if shape == "chain" else (16,):
-            model.forget()
-            drafted = model.generate(prompt, draft_width=width, **options)
-            assert_equal(drafted, plain)
-            accepted += drafted.stats.accepted
-    assert accepted > 0 or bound == "any object"  # which these models leave empty
 
 
 @pytest.mark.one_in(2)

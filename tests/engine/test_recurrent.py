@@ -197,20 +197,6 @@ def test_sequences_that_come_and_go(targets: Target, plain: Plain) -> None:
     assert [done[i].tokens for i in range(len(asked))] == right
 
 
-@pytest.mark.one_in(12)
-def test_answers_of_a_grammar(target: Target, plain: Plain) -> None:
-    """Forbidden tokens are cut from the drafts, and each token has its log-probability."""
-    (prompt,) = prompts(target, 1)
-    options: dict[str, Any] = {"grammar": 'root ::= "[" [a-z ]+ ("," [a-z ]+)* "]"', "logprobs": 1}
-    right = plain(prompt, N, **options)
-    lengths = cycle([9, 0, 4, 15])
-    engine, drafter = engine_of(target, [prompt + right], lambda: next(lengths))
-    found = answer(engine, prompt, BLOCK, N, **options)
-    assert found.stats.accepted > 0
-    assert found.tokens == right and len(found.logprobs) == len(right)
-    del drafter
-
-
 @pytest.mark.one_in(5)
 def test_a_suspended_answer_goes_on(targets: Target, plain: Plain) -> None:
     asked = prompts(targets)[:2]
