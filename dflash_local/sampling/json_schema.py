@@ -135,7 +135,7 @@ class _Reader:
             if key == "$ref":
                 if not isinstance(parts, str) or parts in inside:
                     continue
-                parts, within = [referenced(parts, self._root)], inside | {parts}
+                within, parts = inside | {parts}, [referenced(parts, self._root)]
             for part in parts if isinstance(parts, list) else [parts]:
                 names |= self._names(part, within)
         return names

@@ -74,38 +74,6 @@ def test_two_streams_of_one_thread(model: Model, prompt: str) -> None:
     assert begun + "".join(chunk.text for chunk in first) == expected
 
 
-@pytest.mark.slow
-def test_asynchronous_callers(model: Model, prompt: str) -> None:
-    expected = cold(model, prompt, max_tokens=N)
-
-    async def collect() -> str:
-        return "".join([chunk.text async for chunk in model.astream(prompt, max_tokens=N)])
-
-    async def leave() -> None:
-        chunks = model.astream(prompt, **ENDLESS)
-        async for _ in chunks:
-            break
-        await chunks.aclose()  # type: ignore[attr-defined]
-
-    async def run_out_of_time() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(model.agenerate(prompt, **ENDLESS), 0.05)
-
-    async def several() -> None:
-        texts = await asyncio.gather(*(collect() for _ in range(3)))
-        assert texts == [expected.text] * 3
-        await leave()
-        assert await collect() == expected.text
-        await run_out_of_time()
-        assert (await model.agenerate(prompt, max_tokens=N)).tokens == expected.tokens
-        chat = [{"role": "user", "content": "Write a function `add`."}]
-        last = [chunk async for chunk in model.astream_chat(chat, max_tokens=4)][-1]
-        assert last.result is not None and last.result.stats.emitted == 4
-
-    asyncio.run(several())
-    assert model.generate(prompt, max_tokens=N).tokens == expected.tokens
-
-
 def test_an_event_loop_that_ends_first(model: Model, prompt: str) -> None:
     """The answer has nobody to go to any more: it ends, and the next one is not kept waiting."""
 

@@ -145,26 +145,6 @@ def close(streams: list[Iterator[Any]]) -> None:
 # Answers
 
 
-@pytest.mark.slow
-@of_both_shapes
-def test_more_requests_than_slots_of_unequal_length_and_width(bench: Bench) -> None:
-    orders = [(0, 0, N), (1, 16, 9), (2, 5, N), (3, "auto", N), (4, 8, 3), (1, 0, N), (0, 16, 1)]
-
-    def ask(which: int, width: Any, n: int) -> Result:
-        prompt = bench.plain[which].prompt
-        return bench.model.generate(prompt, max_tokens=n, draft_width=width)
-
-    results = at_once([lambda order=order: ask(*order) for order in orders])
-    for (which, width, n), result in zip(orders, results, strict=True):
-        bench.check(which, result.tokens)
-        assert result.finish_reason == "stop" or len(result.tokens) == n
-        assert (result.stats.drafted > 0) == (width not in (0, "auto") and n > 1) or width == "auto"
-        assert (result.stats.tree_rounds > 0) == (
-            bench.shape == "tree" and result.stats.drafted > 0
-        )
-        assert result.text == bench.model.detokenize(result.tokens)
-
-
 @pytest.mark.one_in(2)
 @of_both_shapes
 def test_what_prompts_have_in_common_is_decoded_once(bench: Bench) -> None:
