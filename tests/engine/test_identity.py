@@ -2,18 +2,19 @@
 computes so (see `shapes`), by the gap rule elsewhere."""
 
 import json
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import tiny_coder
+from add_up import N_NODES, add_up
 from dflash_local import Model, Result
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.drafter import DraftRequest, WrappedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
+from elsewhere import DECIDERS, controller
 from gap_rule import (
     equal_by_gap_rule,
     forked_logits,
@@ -28,7 +29,11 @@ from sampling_ways import WAYS
 from shapes import assert_equal, exact_model, exact_target
 
 N = 24
-WIDTHS: dict[DraftShape, tuple[int, ...]] = {"chain": (2, 5, 8, 9, 16), "tree": (4, 16, 32, 64)}
+WIDTHS: dict[DraftShape, tuple[int | str, ...]] = {
+    "chain": (2, 5, 8, 9, 16, *DECIDERS),
+    "tree": (4, 16, 32, 64, "by lot"),
+}
+"""Fixed ones, or who decides."""
 MAX_TOKENS: dict[DraftShape, int] = {"chain": 48, "tree": 24}
 PROMPTS = ("code", "chat", "conversation", "source")
 """The last two are of more than 600 tokens."""
@@ -77,7 +82,23 @@ def text_of(kind: str) -> str:
     return prompts[kind][1]
 
 
-@pytest.mark.one_in(32)
+@pytest.fixture
+def decide(model: Model, shape: DraftShape) -> Iterator[Callable[[str], None]]:
+    """Leave the widths to such a decider for one test, without copies, which may be wider."""
+    engine, n_nodes = model.engine, N_NODES if shape == "tree" else 0
+    before = engine.controller
+
+    def deciding(decider: str) -> None:
+        engine.offers_copies = False
+        engine.control(controller(decider, n_nodes))
+
+    yield deciding
+    engine.control(before)
+    engine.offers_copies = True
+
+
+@pytest.mark.one_in(24)
+@pytest.mark.usefixtures("as_far_ahead_as_allowed")
 @pytest.mark.parametrize(
     ("shape", "way", "width", "kind", "before", "logprobs"),
     CASES,
@@ -87,9 +108,10 @@ def text_of(kind: str) -> str:
 def test_drafted_answers_are_the_plain_ones(
     model: Model,
     plain: Plain,
+    decide: Callable[[str], None],
     shape: DraftShape,
     way: str,
-    width: int,
+    width: int | str,
     kind: str,
     before: str,
     logprobs: int | None,
@@ -101,10 +123,16 @@ def test_drafted_answers_are_the_plain_ones(
     model.forget()
     if before == "its beginning":
         model.generate(prompt[: len(prompt) // 2] + "\n\nx = 1", max_tokens=9)
-    drafted = model.generate(prompt, draft_width=width, **options)
+    if isinstance(width, str):
+        decide(width)
+        options |= {"draft_width": "auto", "draft_shape": "auto" if shape == "tree" else shape}
+    drafted = model.generate(prompt, **{"draft_width": width} | options)
     assert_equal(drafted, expected)
     if logprobs:
         assert [entry.token for entry in drafted.logprobs] == expected.tokens
+    if isinstance(width, str):
+        add_up(drafted)
+        return
     # A list of JSON may end before anything is drafted.
     assert drafted.stats.drafted > 0 or "JSON" in way
     assert (drafted.stats.tree_rounds > 0) == (shape == "tree" and drafted.stats.drafted > 0)
@@ -115,7 +143,7 @@ def test_across_the_last_positions_of_the_context(shape: DraftShape) -> None:
     with exact_model(shape, n_ctx=256) as model:
         source = model.tokenize(PYTHON_SOURCE)
         room = model.n_ctx
-        widths = WIDTHS["chain"] if shape == "chain" else (16, 64)
+        widths = (2, 5, 8, 9, 16) if shape == "chain" else (16, 64)
         for n_prompt in (200, room - 17, room - 16, room - 2, room - 1)[shape == "tree" :]:
             # No end of text, so that both get there.
             ends = [t for t in range(model.target.n_vocab) if model.target.vocabulary.ends_text(t)]
@@ -191,14 +219,3 @@ def test_half_precision_cache_and_long_context_by_the_gap_rule(
     record_property("noise", noise)
     record_property("answers that differ", f"{different} of {len(ways)}")
     print(f"f16 KV, 600 tokens: noise {noise:.3g}, {different} of {len(ways)} answers differ")
-
-
-@pytest.mark.slow
-def test_all_prompts_of_the_shipped_pair(model: Model, shape: DraftShape) -> None:
-    for prompt in chain.from_iterable(tiny_coder.prompts().values()):
-        model.forget()
-        plain = model.generate(prompt, max_tokens=64, draft_width=0)
-        model.forget()
-        drafted = model.generate(prompt, max_tokens=64, draft_width=16)
-        assert_equal(drafted, plain)
-        assert (drafted.stats.tree_rounds > 0) == (shape == "tree")

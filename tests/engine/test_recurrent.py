@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tiny_coder
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
@@ -21,10 +19,12 @@ from dflash_local.errors import BackendError, InputError
 from dflash_local.fit.architectures import WayBack
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
-from hybrid import REPLAYED, TAPPED, write_hybrid
-from hybrid_engine import BLOCK, Knowing, hybrid_target
+from hybrid import REPLAYED, TAPPED
+from hybrid_engine import BLOCK, Knowing, hybrid_target, path, plain
 from pair_engine import answer, consistent, request
-from plain_answer import Plain, plain_tokens
+from plain_answer import Plain
+
+__all__ = ["path", "plain"]  # fixtures
 
 N = 40
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
@@ -41,20 +41,8 @@ def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def path(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hybrid")
-    return write_hybrid(folder / "target.gguf", kind[0], tiny_coder.pair()[0])
-
-
-@pytest.fixture(scope="module")
 def way_back(kind: tuple[str, Any]) -> WayBack:
     return WayBack(kind[1], BLOCK - 1)
-
-
-@pytest.fixture(scope="module")
-def plain(path: Path) -> Iterator[Plain]:
-    with hybrid_target(path, drafts=False) as target:
-        yield partial(plain_tokens, target)
 
 
 @pytest.fixture(scope="module")
