@@ -74,7 +74,7 @@ class Policy:
         """The falling chances of its drafts' nodes, in the mean of the last ones. `length` are the
         tokens of a chain."""
         name, known = self.shape.name, self.known
-        curve = self._mean(name)
+        curve = self._curves.get(name) or known.usual(name)
         if known.n_verified < KNOWN:
             curve = list(map(max, curve, known.cold(name)))
         return curve if name == "tree" else curve[:length]
@@ -88,11 +88,9 @@ class Policy:
                 curves[other] = known.of_other_shape(draft, other)
         for name, curve in curves.items():
             known.notice(curve, name)
-            self._curves[name] = blended(self._mean(name), curve, name, _BLEND)
+            mean = self._curves.get(name, known.usual(name))
+            self._curves[name] = blended(mean, curve, name, _BLEND)
         return curves[self.shape.name]
-
-    def _mean(self, name: ShapeName) -> list[float]:
-        return self._curves.get(name) or self.known.usual(name)
 
     def observe(self, draft: Draft, tokens: Sequence[int]) -> None:
         """Take in the outcome of a draft: the tokens emitted after its anchor."""
