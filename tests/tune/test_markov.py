@@ -29,7 +29,7 @@ from pair_engine import open_target
 from plain_answer import PlainAnswer
 from reference import Reference
 from shapes import exact_target
-from trained_heads import Text, written
+from target_texts import Text, written
 
 torch.set_num_threads(1)  # the products are small
 ROUNDING, NOISE = 5e-3, 0.05
