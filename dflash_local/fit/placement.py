@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Footprint, Use, gpu_use, host_use, size_text
-from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.options import MAX_OUTPUT_ROWS, MAX_ROWS_AT_HOME, LoadOptions
 
 if TYPE_CHECKING:
     from dflash_local.llama.runtime import Device
@@ -68,6 +68,7 @@ class Devices:
         self._head_on_last = any(remote) and not self._head_on_host
         # Whole layers here cost no waits for the network; experts do, once for each layer.
         self._may_move_experts = not any(remote) and not all(self._shares_host)
+        self._may_be_wide = model.is_mixture and not options.exact
         self._is_mapped = options.load_mode in ("auto", "mmap")
         self._copies = _PIPELINE_COPIES if len(self.gpus) > 1 and not any(remote) else 1
 
@@ -97,8 +98,8 @@ class Devices:
             layers = [count for count in layers if count]
         moved, n_blocks = n_cpu_moe or 0, self.model.n_blocks
         tries = [(context, layers[0], moved) for context in contexts if context >= small[0]]
-        is_mixture = self.model.expert_weights(range(n_blocks)) > 0
-        if is_mixture and n_cpu_moe is None and self.gpus and self._may_move_experts and layers[0]:
+        may_move = self._may_move_experts and n_cpu_moe is None and self.gpus and layers[0]
+        if may_move and self.model.all.experts:
             tries += [(c, layers[0], n) for c in contexts for n in range(1, n_blocks + 1)]
             moved = n_blocks
         tries += [(context, count, moved) for context in small for count in layers]
@@ -130,21 +131,27 @@ class Devices:
             for gpu, start, n in zip(room, starts, counts, strict=False)
         )
 
+    def most_rows(self, count: int, n_cpu_moe: int) -> int:
+        """The most rows of a sequence with logits: more where experts are in RAM beside GPUs."""
+        in_ram = self._host_blocks(count) or n_cpu_moe or self.model.elsewhere[self._host.name]
+        is_wide = count and in_ram and self._may_be_wide
+        return MAX_ROWS_AT_HOME if is_wide else MAX_OUTPUT_ROWS
+
     def experts(self, count: int, n_cpu_moe: int) -> range:
         """The layers on GPUs whose experts are in RAM."""
         first = self._host_blocks(count).stop
         return range(first, max(first, min(n_cpu_moe, self.model.n_blocks)))
 
-    def mapped(self, count: int, n_cpu_moe: int = 0) -> int:
+    def mapped(self, count: int, n_cpu_moe: int) -> int:
         """Weights that the host uses in the mapped file. The system can free that memory."""
         return self._unpacked(count, n_cpu_moe) if self._is_mapped else 0
 
     def _unpacked(self, count: int, n_cpu_moe: int) -> int:
         """Weights on the host that the CPU does not pack."""
-        model, blocks = self.model, self._host_blocks(count)
-        experts = self.experts(count, n_cpu_moe)
-        weights = model.block_weights(blocks) - model.packed_weights(blocks)
-        weights += model.expert_weights(experts) - model.packed_expert_weights(experts)
+        model = self.model
+        blocks = model.blocks(self._host_blocks(count))
+        experts = model.blocks(self.experts(count, n_cpu_moe))
+        weights = blocks.weights - blocks.packed + experts.experts - experts.packed_experts
         weights += model.elsewhere[self._host.name] - model.packed_elsewhere[self._host.name]
         return weights + model.input_weights + (model.head_weights if self._has_head(count) else 0)
 
@@ -162,11 +169,11 @@ class Devices:
         compute = model.compute_blocks(n_ctx) if blocks or experts or named else 0
         has_head = self._has_head(count)
         if has_head:
-            compute = max(compute, model.compute_head(n_ctx))
+            compute = max(compute, model.compute_head(n_ctx, self.most_rows(count, n_cpu_moe)))
         return replace(
             self._host,
-            weights=model.packed_weights(blocks)
-            + model.packed_expert_weights(experts)
+            weights=model.blocks(blocks).packed
+            + model.blocks(experts).packed_experts
             + named
             + (0 if self._is_mapped else self._unpacked(count, n_cpu_moe)),
             kv=model.kv(n_ctx, blocks) + (0 if count else model.spare_states),
@@ -184,19 +191,18 @@ class Devices:
         head = layers.stop > model.n_blocks and not self._head_on_host
         compute = model.compute_blocks(n_ctx, self._copies)
         if head:
-            compute = max(compute, model.compute_head(n_ctx))
-        if (
-            first or n_cpu_moe or model.elsewhere
-        ):  # long batches are computed on the GPU, with weights copied there one by one
+            most_rows = self.most_rows(model.n_blocks + 1 - first, n_cpu_moe)
+            compute = max(compute, model.compute_head(n_ctx, most_rows))
+        # Long batches are computed on the GPU, with weights copied there one by one.
+        if first or n_cpu_moe or model.elsewhere:
             compute += model.largest_block_tensor
+        in_ram = range(blocks.start, min(blocks.stop, max(blocks.start, n_cpu_moe)))
         return replace(
             gpu,
             layers=len(layers),
             weights=gpu.weights
-            + model.block_weights(blocks)
-            - model.expert_weights(
-                range(blocks.start, min(blocks.stop, max(blocks.start, n_cpu_moe)))
-            )
+            + model.blocks(blocks).weights
+            - model.blocks(in_ram).experts
             + (model.head_weights + model.head_copy if head else 0),
             kv=model.kv(n_ctx, blocks),
             drafter=model.drafter(n_ctx) + model.looked_up if head else 0,
