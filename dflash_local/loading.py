@@ -97,7 +97,7 @@ def load(
     printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
     `cache_type_k` and `cache_type_v` those of its keys and its values alone,
     `n_batch` the rows of one prompt batch. `split_mode` ("layer", "none"; "row" and "tensor" are
-    "layer" where llama.cpp cannot do them), `main_gpu` and `tensor_split` spread a model over GPUs
+    "layer"), `main_gpu` and `tensor_split` spread a model over GPUs
     as in llama.cpp; `device` names the GPUs to use. `load_mode` is llama.cpp's: "none" reads the
     file into memory, "mlock" keeps it there. `rope_scaling` ("none", "linear", "yarn"),
     `rope_scale`, `rope_freq_base`, `rope_freq_scale` and the `yarn_` numbers stretch the target's
@@ -591,7 +591,7 @@ def _few_rows(setup: Setup, say: Say) -> FewRows | None:
     and control vectors, whose graphs they were not measured in."""
     options = setup.options
     adapted = options.lora or options.control_vectors
-    if setup.plan.n_gpu_layers == 0 or options.split_mode == "row" or options.rpc or adapted:
+    if setup.plan.n_gpu_layers == 0 or options.rpc or adapted:
         return None
     files = [file for file in (setup.pair.target, setup.pair.draft) if file]
     return open_few_rows(

@@ -257,15 +257,6 @@ def override_buffers(params: Any, overrides: Sequence[tuple[str, int]]) -> None:
     params.tensor_buft_overrides = ctypes.addressof(params.kept_overrides)
 
 
-def can_split_rows(name: str) -> bool:
-    """Whether a device of `devices()` can hold a part of each matrix: llama.cpp refuses to load by
-    rows where its backend has no buffers for that."""
-    pointer = ctypes.c_void_p
-    backend = function("ggml_backend_dev_backend_reg", pointer, pointer)(device_pointer(name))
-    find = function("ggml_backend_reg_get_proc_address", pointer, pointer, ctypes.c_char_p)
-    return bool(find(backend, b"ggml_backend_split_buffer_type"))
-
-
 _init_lock = threading.Lock()
 _initialised = False
 

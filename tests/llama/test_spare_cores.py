@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from dflash_local.llama import spare_cores
-from dflash_local.llama.spare_cores import CpuTime, SpareCores, cpu_time, n_beside
+from dflash_local.target_model import pass_threads
+from dflash_local.target_model.pass_threads import CpuTime, SpareCores, cpu_time, n_beside
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def looks(*steps: tuple[float, float, float]) -> Iterator[CpuTime | None]:
 
 @pytest.fixture
 def at_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare_cores, "_LOOK_S", 0.0)
+    monkeypatch.setattr(pass_threads, "_LOOK_S", 0.0)
 
 
 @pytest.mark.usefixtures("at_each_pass")
@@ -83,7 +83,7 @@ def test_work_of_low_priority_counts_its_own() -> None:
 import json, os, time
 from pathlib import Path
 os.nice(5)
-from dflash_local.llama.spare_cores import cpu_time
+from dflash_local.target_model.pass_threads import cpu_time
 while time.process_time() < 1.0:  # so that there is some such work
     pass
 ours = {f"cpu{n}" for n in os.sched_getaffinity(0)}
