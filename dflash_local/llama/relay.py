@@ -162,19 +162,16 @@ class _Exchange:
     def run(self) -> None:
         """Answer until the client closes the connection. Raises OSError then."""
         with self._ready:
-            self._answer_all()
-
-    def _answer_all(self) -> None:
-        while True:
-            self._wait()
-            command, size = _HEAD.unpack(_read(self._client, _HEAD.size))
-            if command == _HELLO:
-                _read(self._client, size)
-                self._answer(bytes([*VERSION, 0]) + _CAPS)
-            elif size > _WHOLE:
-                self._pass_on(command, size)
-            else:
-                self._handle(command, _read(self._client, size))
+            while True:
+                self._wait()
+                command, size = _HEAD.unpack(_read(self._client, _HEAD.size))
+                if command == _HELLO:
+                    _read(self._client, size)
+                    self._answer(bytes([*VERSION, 0]) + _CAPS)
+                elif size > _WHOLE:
+                    self._pass_on(command, size)
+                else:
+                    self._handle(command, _read(self._client, size))
 
     def _wait(self) -> None:
         """Until there is a request. Data that a worker sends unasked end its connection: the model
