@@ -13,8 +13,7 @@ import tiny_coder
 from dflash_local.errors import BackendError, InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.llama import native
-from dflash_local.target_model.replay import ReplayRollback, can_replay
-from dflash_local.target_model.rollback import StateRollback
+from dflash_local.target_model.replay import can_replay
 from dflash_local.target_model.target import Target
 from hybrid import REPLAYED, ROUTED, SNAPSHOTS, WITHOUT, write_hybrid
 from recurrent import write_mamba
@@ -199,24 +198,6 @@ def test_without_snapshots_there_are_checkpoints(architecture: str, path_of: Pat
     plain.close()
 
 
-def test_the_numbers_of_snapshots() -> None:
-    states = StateRollback(2, 3)
-    states.begin_pass()
-    states.end_pass([0] * 8 + [1] * 8, [*range(8), *range(8)])
-    assert (states.shortest(0), states.shortest(1)) == (5, 5)
-    states.begin_pass()  # it fails
-    assert states.shortest(0) == 8
-    states.begin_pass()
-    states.end_pass([1, 1], [8, 9])
-    assert (states.shortest(0), states.shortest(1)) == (8, 9)
-    states.cut(1, 9)
-    assert states.shortest(1) == 9 and not states.can_copy(1, 9) and states.can_copy(0, 8)
-    states.share(0, 1)
-    assert states.can_copy(1, 8)
-    states.cut(0, 0)
-    assert states.shortest(0) == 0
-
-
 # By replay
 
 
@@ -351,42 +332,6 @@ def test_others_are_not_replayed(path_of: PathOf) -> None:
     with opened(path_of("nemotron_h"), way_back=WayBack("replay", N_ROWS)) as target:
         assert (target.way_back, target.max_width) == (CELLS, 1)
     assert not can_replay("nemotron_h", [], 0)
-
-
-def test_the_numbers_of_replay() -> None:
-    class Passes:
-        can_keep = True
-
-        def __init__(self) -> None:
-            self.kept: list[tuple[int, int]] = []
-
-        def keep(self, seq: int, n_kept: int) -> None:
-            self.kept.append((seq, n_kept))
-
-        def start_replay(self) -> None: ...
-        def wait(self) -> None: ...
-
-    passes = Passes()
-    states = ReplayRollback(2, passes)
-    states.begin_pass()
-    states.end_pass([0] * 4 + [1] * 4, [*range(4), *range(4)])
-    assert (states.shortest(0), states.shortest(1)) == (1, 1)
-    assert not states.take_back(0, 4) and states.take_back(0, 3)
-    states.cut(0, 3)
-    assert passes.kept == [(0, 3)] and states.shortest(0) == 1
-    states.begin_pass()  # it fails
-    assert (states.shortest(0), states.shortest(1)) == (3, 4)
-    states.begin_pass()
-    states.end_pass([1, 1], [4, 5])
-    assert (states.shortest(0), states.shortest(1)) == (3, 5)
-    states.share(1, 0)
-    assert (states.shortest(0), states.shortest(1)) == (6, 6) and states.can_copy(0, 6)
-    states.cut(1, 0)
-    assert states.shortest(1) == 0
-    passes.can_keep = False
-    states.begin_pass()
-    states.end_pass([1] * 9, [*range(9)])
-    assert states.shortest(1) == 9
 
 
 def test_this_build_allows_it() -> None:
