@@ -24,7 +24,6 @@ from dflash_local.gguf.drafter_spec import DrafterSpec, HeadsSpec
 from dflash_local.gguf.file import GgufFile
 from dflash_local.gguf.header import TensorInfo
 from dflash_local.llama.runtime import Device
-from dflash_local.setup import split_by_layers_because
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from gguf_files import edited
@@ -503,17 +502,6 @@ def test_what_replay_keeps_of_a_pass_is_planned(tmp_path):
     options = TargetOptions(n_ctx=256, n_seq=3, n_threads=1, way_back=replayed.way_back)
     with Target(path, options) as target:
         assert target.max_width == 8
-
-
-def test_rows_and_tensors_are_split_by_layers_where_llama_cpp_refuses_them():
-    two = [gpu(24, 0), gpu(24, 1), host()]
-
-    def told(mode, devices=two):
-        return split_by_layers_because(LoadOptions(split_mode=mode), devices)
-
-    assert "cannot split rows" in told("row")
-    assert "gives no drafts" in told("tensor")
-    assert [told("layer"), told("tensor", [host()])] == [None] * 2
 
 
 def remote(gib: float, number: int = 0) -> Device:

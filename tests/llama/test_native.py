@@ -112,14 +112,6 @@ def test_a_draw_outlives_its_sampler() -> None:
         sampler.sample(row)
 
 
-@pytest.mark.parametrize("k", [0, -1, 8193, 2**31 - 1])
-def test_candidates_beyond_the_vocabulary_take_no_memory(k: int) -> None:
-    with Target.load(tiny_coder.pair()[0], n_ctx=64, n_batch=32) as target:
-        target.decode([1], [0], [0], [True])
-        with pytest.raises(InputError, match=f"^{k} candidates of 8192 tokens"):
-            target.candidates(0, k)
-
-
 def test_more_rows_than_a_batch_are_refused() -> None:
     with Target.load(tiny_coder.pair()[0], n_ctx=256, n_batch=32, tapped_layers=(1,)) as target:
         n = target.n_batch + 1

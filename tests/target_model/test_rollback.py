@@ -83,15 +83,6 @@ def test_steps_ahead_are_not_taken_back(texts: Texts) -> None:
     texts.decode([0, 1], 2)
 
 
-def test_clearing_is_always_possible(texts: Texts) -> None:
-    texts.decode([0, 1], 8)
-    assert texts.cut(0, 5) and texts.cut(0, 0) and texts.cut(1, 0)
-    assert texts.target.shortest(0) == 0
-    texts.decode([0, 1], 3)
-    assert texts.cut(1, 2)
-    texts.decode([0, 1], 2)
-
-
 def test_unequal_rows_are_an_error_not_a_wrong_answer(texts: Texts) -> None:
     with pytest.raises(BackendError, match="has split a batch of 5 rows"):
         texts.target.decode([1, 2, 3, 4, 5], [0, 1, 2, 0, 1], [0, 0, 0, 1, 1], [True] * 5)
@@ -202,14 +193,6 @@ def test_without_snapshots_there_are_checkpoints(architecture: str, path_of: Pat
 
 
 @by_replay
-def test_the_first_pass_of_a_sequence_is_taken_back(texts: Texts) -> None:
-    for seq in range(N_SEQ):
-        texts.decode([seq], 4)
-        assert texts.cut(seq, 1)
-        texts.decode([seq], 2)
-
-
-@by_replay
 def test_a_pass_of_more_rows_stays(texts: Texts) -> None:
     for n_rows in (2 + N_ROWS, 30):
         texts.decode([0], n_rows)
@@ -217,27 +200,6 @@ def test_a_pass_of_more_rows_stays(texts: Texts) -> None:
         assert texts.target.shortest(0) == length
         assert not texts.cut(0, length - 1)
         texts.decode([0], 2)
-
-
-@by_replay
-def test_a_sequence_is_cut_more_than_once(texts: Texts) -> None:
-    texts.decode([0, 1], 8)
-    for length in (7, 5, 5, 2, 1):
-        assert texts.cut(0, length)
-        assert texts.target.shortest(0) == 1
-    assert texts.cut(1, 3)
-    texts.decode([0, 1], 2)
-
-
-@by_replay
-def test_sequences_keep_unequal_numbers_of_rows(texts: Texts) -> None:
-    """In any order of the sequences in a pass, and with another one beside it."""
-    for order in ([0, 1, 2], [2, 0], [1, 2, 0], [2, 1]):
-        texts.decode(order, 6)
-        for i, seq in enumerate(order):
-            assert texts.cut(seq, len(texts.texts[seq]) - 2 * i)
-        texts.decode(order[:1], 3)
-    texts.decode([0, 1, 2], 2)
 
 
 @by_replay
@@ -283,18 +245,6 @@ def test_checkpoints_and_saved_sequences_of_a_cut_sequence(texts: Texts) -> None
     texts.decode([2, 0, 1], 3)
     assert texts.cut(2, 4)
     texts.decode([2, 0, 1], 1)
-
-
-@by_replay
-def test_a_replay_begins_while_the_device_drafts(texts: Texts) -> None:
-    texts.decode([0, 1], 8)
-    assert texts.cut(0, 6)
-    texts.target.tidy()
-    assert texts.cut(0, 3) and texts.cut(1, 5)
-    texts.target.tidy()
-    texts.target.tidy()
-    assert texts.cut(0, 2)
-    texts.decode([1, 0], 2)
 
 
 @by_replay

@@ -109,7 +109,7 @@ def test_candidates_are_the_largest_logits(target: Target, k: int) -> None:
         ids, largest = target.candidates(output_row, k)
         assert np.array_equal(ids, np.argsort(-logits, kind="stable")[:k])
         assert np.array_equal(largest, logits[ids])
-    for output_row, n in ((-1, k), (len(rows), k), (0, 334), (0, 0)):
+    for output_row, n in ((-1, k), (len(rows), k), (0, 334), (0, 0), (0, -1), (0, 2**31 - 1)):
         with pytest.raises(InputError, match=r"output row|candidates"):
             target.candidates(output_row, n)
 
