@@ -148,9 +148,9 @@ def make_plan(
             if found == choice:
                 places, kept = richer, way
     model, most, (context, count, n_cpu_moe) = places.model, places.most, choice
-    host, gpus = places.place(*choice)
+    host, gpus = places.place(choice)
     n_gpu_layers = options.n_gpu_layers
-    experts = places.experts(count, n_cpu_moe)
+    experts = places.experts(choice)
 
     notes = [
         f"override_tensor: no tensor of the target has a name like {pattern}"
@@ -197,10 +197,10 @@ def make_plan(
         way_back=kept,
         drafter_kv_bytes=model.drafter_kv(context),
         draft_window=options.draft_window or 0,
-        mapped_bytes=places.mapped(count, n_cpu_moe),
+        mapped_bytes=places.mapped(choice),
         n_cpu_moe=n_cpu_moe,
         experts_bytes=model.blocks(experts).experts,
-        most_rows=places.most_rows(count, n_cpu_moe),
+        most_rows=places.most_rows(choice),
     )
     if plan.reads_disk:
         notes.append("the weights exceed the free memory of the host: decoding may read the disk")

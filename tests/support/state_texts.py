@@ -88,7 +88,7 @@ def any_history(texts: Texts) -> None:
     for _ in range(50):
         seq = int(rng.integers(N_SEQ))
         length = len(texts.texts[seq])
-        match int(rng.integers(9)):
+        match int(rng.integers(8)):
             case 0 if length > 40:
                 assert texts.cut(seq, 0)
                 checkpoints.pop(seq, None)
@@ -108,10 +108,10 @@ def any_history(texts: Texts) -> None:
                 n_cuts += 1
                 to = int(rng.integers(target.shortest(seq), length))
                 assert texts.cut(seq, to)
+                if to % 2:  # a replay begins, as while a device drafts
+                    target.tidy()
                 if seq in checkpoints and checkpoints[seq].length > to:
                     del checkpoints[seq]
-            case 6:
-                target.tidy()
             case _:
                 n = int(rng.integers(1, N_SEQ + 1))
                 seqs = rng.permutation(N_SEQ)[:n].tolist()
