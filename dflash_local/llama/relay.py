@@ -299,13 +299,10 @@ def _devices_of(worker: socket.socket) -> list[tuple[int, int]]:
     n = _asked(worker, _COUNT, b"", 4)
     devices = [struct.pack("<I", index) for index in range(n)] if n <= 16 else []
     found = [(_asked(worker, _ALIGNMENT, d, 8), _asked(worker, _MAX_SIZE, d, 8)) for d in devices]
-    if not found or not all(_may_be(*device) for device in found):
+    aligned = all(0 < n <= 1 << 12 and n & (n - 1) == 0 for n, _ in found)
+    if not found or not aligned or min(most for _, most in found) < 1 << 24:
         raise ConnectionError
     return found
-
-
-def _may_be(alignment: int, most: int) -> bool:
-    return 0 < alignment <= 1 << 12 and alignment & (alignment - 1) == 0 and most >= 1 << 24
 
 
 def _asked(worker: socket.socket, command: int, request: bytes, size: int) -> int:
