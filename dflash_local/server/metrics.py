@@ -95,37 +95,28 @@ class _StatusCollector(Collector):
         counted = [(each, each.counted) for each in models]
         known = [(each.name, status) for each, status in counted if status is not None]
         loaded = [(each.name, status) for each, status in counted if status and each.model]
-        yield from _metrics(CounterMetricFamily, _COUNTERS, known, several=len(models) > 1)
-        yield from _metrics(GaugeMetricFamily, _GAUGES, loaded, several=len(models) > 1)
+        for kind, families, statuses in (
+            (CounterMetricFamily, _COUNTERS, known),
+            (GaugeMetricFamily, _GAUGES, loaded),
+        ):
+            for name, help, read in families:
+                named = len(models) > 1 or name.startswith("vllm:")
+                labels = ["model_name"] * named + ["position"] * name.endswith("_per_pos")
+                family = kind(name, help, labels=labels)
+                for model, status in statuses:
+                    own = [model] * named
+                    value = getattr(status, read) if isinstance(read, str) else read(status)
+                    if isinstance(value, Sequence):
+                        for position, part in enumerate(value):
+                            family.add_metric([*own, str(position)], part)
+                    else:
+                        family.add_metric(own, value)
+                yield family
 
 
-_Read = str | Callable[[ModelStatus], float]
-"""A number of a model's status by its name, or one for each place in the draft; or from several."""
-_Families = tuple[tuple[str, str, _Read], ...]
-"""The names of metrics, their meanings, and their readers."""
-
-
-def _metrics(
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
-    families: _Families,
-    statuses: Sequence[tuple[str, ModelStatus]],
-    *,
-    several: bool,
-) -> Iterator[Metric]:
-    """The values of all models, with their names as labels where there are `several`."""
-    for name, help, read in families:
-        named = several or name.startswith("vllm:")
-        labels = ["model_name"] * named + ["position"] * name.endswith("_per_pos")
-        family = kind(name, help, labels=labels)
-        for model, status in statuses:
-            own = [model] * named
-            value = getattr(status, read) if isinstance(read, str) else read(status)
-            if isinstance(value, Sequence):
-                for position, part in enumerate(value):
-                    family.add_metric([*own, str(position)], part)
-            else:
-                family.add_metric(own, value)
-        yield family
+_Families = tuple[tuple[str, str, str | Callable[[ModelStatus], float]], ...]
+"""Names of metrics, their meanings, and their values: a number of a model's status by its name, or
+one for each place in the draft; or made from several."""
 
 
 def _rate(amount: float, of: float) -> float:

@@ -4,7 +4,7 @@ answer ends.
 Every API makes an `ApiAnswer` of a request; this is where the request gets its model.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -82,7 +82,7 @@ async def respond(
             check.tell_once(f"{loaded.name}: {warning}")
         return answer(loaded, body, prepared)
 
-    async def events() -> AsyncIterator[Any]:
+    async def events() -> AsyncGenerator[Any, None]:
         with pool.claim(name, keep_alive_s) as claim:
             async for line in claim.progress():
                 yield Comment(line)

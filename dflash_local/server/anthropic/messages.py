@@ -10,12 +10,11 @@ from dflash_local.chat.conversation import complete_fields
 from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model, respond
-from dflash_local.server.answering.chat_answer import ChatAnswer
+from dflash_local.server.answering.chat import ChatAnswer, PreparedChat, prepare_chat, split_begun
 from dflash_local.server.answering.generation import GenerationTask, stop_text, stream_all, timings
-from dflash_local.server.answering.prepared_chat import PreparedChat, prepare_chat, split_begun
 from dflash_local.server.answering.tools import tool_use
-from dflash_local.server.anthropic.errors import RESPONSES
 from dflash_local.server.anthropic.schema import CountRequest, MessagesRequest
+from dflash_local.server.http.errors import AnthropicErrorBody, error_responses
 from dflash_local.server.http.event_stream import NamedEvent, event_form
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.target_model.images import n_cells
@@ -84,7 +83,7 @@ class ContentBlocks:
         return event(kind, index=len(self.content) - 1, **data)
 
 
-router = APIRouter(responses=RESPONSES)
+router = APIRouter(responses=error_responses(AnthropicErrorBody))
 
 _EVENTS = event_form(done=None, keep_alive=event("ping"), name_error=True)
 

@@ -41,7 +41,7 @@ class BodyCheck:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, untyped: str) -> None:
         self._app = app
-        self._untyped = f"{untyped}/"
+        self._untyped = untyped
         self._max = settings.max_body
         self._seconds = settings.body_s
         self._n_large = self._n_waiting = 0
@@ -51,29 +51,20 @@ class BodyCheck:
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy may have believed the other one, and see two requests here, or one there.
-            raise bad_request(
-                "the request has both Content-Length and Transfer-Encoding; send one of them",
-                headers={"Connection": "close"},
-            )
+            both = "the request has both Content-Length and Transfer-Encoding; send one of them"
+            raise _last(400, both)
         coding = headers.get("content-encoding", "identity").lower()
         if coding != "identity":
-            raise ApiError(
-                415,
-                f"the body is encoded as {coding[:40]!r}; send it as it is",
-                code="unsupported_media_type",
-                headers={"Connection": "close"},
-            )
+            given = f"the body is encoded as {coding[:40]!r}; send it as it is"
+            raise _last(415, given, "unsupported_media_type")
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max:
             raise self._too_large()
         try:
             body = await asyncio.wait_for(self._read(receive), self._seconds)
         except asyncio.TimeoutError:
-            raise ApiError(
-                408,
-                f"the body did not arrive within {self._seconds:g} seconds",
-                headers={"Connection": "close"},
-            ) from None
+            late = f"the body did not arrive within {self._seconds:g} seconds"
+            raise _last(408, late) from None
         if body is None:  # the client has left
             return
         body = body.removeprefix(codecs.BOM_UTF8)
@@ -136,12 +127,13 @@ class BodyCheck:
                 return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"the body is larger than {self._max} bytes; send less text",
-            code="body_too_large",
-            headers={"Connection": "close"},
-        )
+        told = f"the body is larger than {self._max} bytes; send less text"
+        return _last(413, told, "body_too_large")
+
+
+def _last(status: int, message: str, code: str | None = None) -> ApiError:
+    """After which the connection ends: the rest of the body is not read."""
+    return ApiError(status, message, code=code, headers={"Connection": "close"})
 
 
 def _typed_as_json(scope: Scope) -> Scope:

@@ -13,25 +13,15 @@ from dflash_local.server.http.errors import ApiError, bad_request, unavailable
 from dflash_local.server.http.settings import ServerSettings
 
 
-def connection_class(settings: ServerSettings) -> type[H11Protocol]:
-    """The protocol for uvicorn's `http` option."""
-
-    class Connection(BoundedConnection):
-        limits = settings
-
-    return Connection
-
-
 class BoundedConnection(H11Protocol):
     """Is closed when a client does not finish a request's head, or does not read its answer.
 
     A slow reader does not stop the model: the answer waits in memory until the connection is cut.
     """
 
-    limits: ServerSettings
-
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def __init__(self, limits: ServerSettings, **given: Any) -> None:
+        super().__init__(**given)
+        self.limits = limits
         self._head_timer: TimerHandle | None = None
         self._unread_timer: TimerHandle | None = None
         self._abort_timer: TimerHandle | None = None

@@ -20,15 +20,14 @@ from dflash_local.errors import FileError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.server.answering.api_answer import answered, library_of, pool_of
 from dflash_local.server.answering.sampling_fields import usual_sampling
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import ApiError, OllamaErrorBody, error_responses
 from dflash_local.server.http.event_stream import LINES, AnswerStream
 from dflash_local.server.models.load import LoadFailure
 from dflash_local.server.models.served_model import ServedModel
 from dflash_local.server.models.source import ModelSource
-from dflash_local.server.ollama.errors import RESPONSES
 from dflash_local.server.ollama.schema import PullRequest, ShowRequest
 
-router = APIRouter(responses=RESPONSES)
+router = APIRouter(responses=error_responses(OllamaErrorBody))
 
 API_VERSION = "0.12.11"
 """The release of Ollama whose API this is. Clients refuse servers that are too old for them."""

@@ -13,9 +13,8 @@ from dflash_local.model import Model
 from dflash_local.origins import Origin, Origins
 from dflash_local.result import Chunk
 from dflash_local.server.answering.api_answer import on_model, respond
-from dflash_local.server.answering.chat_answer import ChatAnswer
+from dflash_local.server.answering.chat import ChatAnswer, PreparedChat, input_tokens, prepare_chat
 from dflash_local.server.answering.generation import tasks_for
-from dflash_local.server.answering.prepared_chat import PreparedChat, input_tokens, prepare_chat
 from dflash_local.server.answering.tools import tool_use
 from dflash_local.server.http.errors import bad_request
 from dflash_local.server.http.event_stream import event_form

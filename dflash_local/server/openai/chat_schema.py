@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from dflash_local.chat.tool import Tool
 from dflash_local.server.answering import bounds
-from dflash_local.server.answering.prepared_chat import split_begun
+from dflash_local.server.answering.chat import split_begun
 from dflash_local.server.answering.sampling_fields import token_limit
 from dflash_local.server.answering.tools import (
     AllowedToolsChoice,
@@ -25,7 +25,7 @@ from dflash_local.server.answering.tools import (
     ToolChoice,
 )
 from dflash_local.server.http.errors import REFUSED, bad_request
-from dflash_local.server.openai.choices_schema import ChoicesRequest
+from dflash_local.server.openai.choices import ChoicesRequest
 
 _REFUSED = {
     "functions": "functions are OpenAI's old way to give tools; give `tools`",

@@ -22,8 +22,7 @@ from dflash_local.server.answering.token_logprobs import (
 from dflash_local.server.http.errors import bad_request
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.models.served_model import LoadedModel
-from dflash_local.server.openai.choices import ChoicesAnswer
-from dflash_local.server.openai.choices_schema import ChoicesRequest
+from dflash_local.server.openai.choices import ChoicesAnswer, ChoicesRequest
 from dflash_local.target_model.vocabulary import Vocabulary
 
 MAX_ANSWERS = 32

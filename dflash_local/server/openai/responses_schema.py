@@ -14,7 +14,7 @@ from dflash_local.server.answering.sampling_fields import SamplingFields
 from dflash_local.server.answering.tools import Arguments, Choice, Function, HostedTool, ToolName
 from dflash_local.server.http.errors import REFUSED
 from dflash_local.server.openai.chat_schema import Contents
-from dflash_local.server.openai.choices_schema import JsonObjectFormat, TextFormat
+from dflash_local.server.openai.choices import JsonObjectFormat, TextFormat
 
 _STORED = "nothing is stored here; send the whole conversation as input, and leave {} out"
 _REFUSED = {

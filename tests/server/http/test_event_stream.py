@@ -7,7 +7,6 @@ import pytest
 from starlette.types import Message
 
 from dflash_local.errors import ContextFullError
-from dflash_local.server.anthropic import errors as anthropic_errors
 from dflash_local.server.http import event_stream as module
 from dflash_local.server.http.event_stream import (
     LINES,
@@ -17,7 +16,6 @@ from dflash_local.server.http.event_stream import (
     ServerEvent,
     event_form,
 )
-from dflash_local.server.ollama import errors as ollama_errors
 
 PING = NamedEvent("ping", {"type": "ping"})
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
@@ -68,9 +66,9 @@ def played(
 
     async def run() -> None:
         scope = {**SCOPE, "path": path}
-        if path.startswith(ollama_errors.PATH):
+        if path.startswith("/api"):
             form = LINES
-        elif path == anthropic_errors.PATH:
+        elif path == "/v1/messages":
             form = event_form(done=None, keep_alive=PING, name_error=True)
         else:
             form = event_form(done=done)
@@ -87,9 +85,9 @@ def body(messages: list[Message]) -> str:
 def test_comments_where_there_can_be_any() -> None:
     told = [Comment("loading a 40 %"), {"a": 1}]
     assert body(played(Source(*told))) == ': loading a 40 %\n\ndata: {"a":1}\n\ndata: [DONE]\n\n'
-    named = body(played(Source(*told), path=anthropic_errors.PATH))
+    named = body(played(Source(*told), path="/v1/messages"))
     assert named.startswith(": loading a 40 %\n\nevent: ping\n")
-    assert body(played(Source(*told), path=ollama_errors.PATH + "/chat")) == '{"a":1}\n'
+    assert body(played(Source(*told), path="/api/chat")) == '{"a":1}\n'
 
 
 def test_an_error_after_a_comment_is_the_last_event() -> None:
@@ -169,7 +167,7 @@ def test_a_long_wait_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_messages_have_pings_and_errors_with_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.01)
-    told = body(played(Source(ContextFullError("long"), pause=0.2), path=anthropic_errors.PATH))
+    told = body(played(Source(ContextFullError("long"), pause=0.2), path="/v1/messages"))
     ping = 'event: ping\ndata: {"type":"ping"}\n\n'
     assert told.startswith(ping)
     assert told.replace(ping, "") == (
@@ -180,7 +178,7 @@ def test_messages_have_pings_and_errors_with_a_name(monkeypatch: pytest.MonkeyPa
 
 def test_lines_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.01)
-    path = f"{ollama_errors.PATH}/chat"
+    path = "/api/chat"
     source = Source({"a": "é\n"}, {"b": 1}, ContextFullError("too long"), pause=0.1)
     first, *rest = messages = played(source, path=path)
     assert dict(first["headers"])[b"content-type"] == b"application/x-ndjson"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dflash_local.server.llama.answers import LineLimits
+from dflash_local.server.llama.completion import LineLimits
 
 
 def cut(pieces: list[str], *, n_indent: int = 0, limit_s: float = 0, times: Iterator[float]) -> str:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.server.http.event_stream import NamedEvent
-from dflash_local.server.openai.response_items import ResponseItems
+from dflash_local.server.openai.responses import ResponseItems
 
 _AROUND = ("output_item.added", "content_part.added", "content_part.done", "output_item.done")
 
