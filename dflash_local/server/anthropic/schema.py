@@ -6,8 +6,8 @@ Anthropic runs itself are not shown to the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,6 +17,8 @@ from dflash_local.server.answering import bounds
 from dflash_local.server.answering.sampling_fields import SamplingFields
 from dflash_local.server.answering.tools import Choice, HostedTool, ToolName
 from dflash_local.server.http.errors import REFUSED
+
+Block = TypeVar("Block")
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
 """The beginning of a block that Claude Code puts before its system prompt, for billing. It is not
@@ -91,8 +93,6 @@ class ImageBlock(BaseModel):
     type: Literal["image"]
     source: Base64Source
 
-
-Piece = str | TextBlock | ImageBlock
 
 Texts = bounds.TextOr[bounds.MessagesOf[Annotated[TextBlock, _only("text")]]]
 """A text, or blocks of text."""
@@ -250,12 +250,12 @@ class CountRequest(BaseModel):
     def chat_messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates read it; neighbours of one role are one message."""
         messages: list[dict[str, Any]] = []
-        system = [text for text in _texts(self.system) if not text.startswith(_ATTRIBUTION)]
-        if system:
-            _add(messages, "system", system)
+        system = _blocks(self.system or [])
+        if told := [block for block in system if not block.text.startswith(_ATTRIBUTION)]:
+            _add(messages, "system", *told)
         for turn in self.messages:
             if isinstance(turn, SystemTurn):
-                messages.append({"role": "system", "content": _parts(_texts(turn.content))})
+                messages.append({"role": "system", "content": _parts(turn.content)})
             elif isinstance(turn, UserTurn):
                 _add_user(messages, turn)
             else:
@@ -272,24 +272,19 @@ class MessagesRequest(CountRequest, SamplingFields):
 
 
 def _add_user(messages: list[dict[str, Any]], turn: UserTurn) -> None:
-    content = turn.content or ""  # no blocks are an empty text
-    if isinstance(content, str):
-        _add(messages, "user", [content])
-        return
-    for block in content:
-        if isinstance(block, (TextBlock, ImageBlock)):
-            _add(messages, "user", [block])
-        else:
-            result = _parts(_pieces(block.content))
+    for block in _blocks(turn.content or ""):  # no blocks are an empty text
+        if isinstance(block, ToolResultBlock):
+            result = _parts(block.content)
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
+        else:
+            _add(messages, "user", block)
 
 
 def _add_assistant(messages: list[dict[str, Any]], turn: AssistantTurn) -> None:
-    content = turn.content
-    message = _add(messages, "assistant", [content] if isinstance(content, str) else [])
-    for block in () if isinstance(content, str) else content:
+    message = _add(messages, "assistant")
+    for block in _blocks(turn.content):
         if isinstance(block, TextBlock):
-            _add(messages, "assistant", [block.text])
+            _add(messages, "assistant", block)
         elif isinstance(block, ThinkingBlock):
             thought = message.get("reasoning_content", "") + block.thinking
             message["reasoning_content"] = thought
@@ -299,33 +294,25 @@ def _add_assistant(messages: list[dict[str, Any]], turn: AssistantTurn) -> None:
             message.setdefault("tool_calls", []).append(call)
 
 
-def _add(messages: list[dict[str, Any]], role: str, texts: Iterable[Piece]) -> dict[str, Any]:
-    """Add pieces to the last message where it is of `role`, else in a new one; that message."""
+def _add(messages: list[dict[str, Any]], role: str, *blocks: TextBlock | ImageBlock) -> Any:
+    """Add blocks to the last message where it is of `role`, else in a new one; that message."""
     if not messages or messages[-1]["role"] != role:
         messages.append({"role": role, "content": ""})
     parts = messages[-1]["content"] or []
-    messages[-1]["content"] = [*parts, *_parts(texts)] or ""
+    messages[-1]["content"] = [*parts, *map(_part, blocks)] or ""
     return messages[-1]
 
 
-def _parts(pieces: Iterable[Piece]) -> Any:
-    return [_part(piece) for piece in pieces] or ""
+def _parts(content: str | Sequence[TextBlock | ImageBlock] | None) -> Any:
+    return [_part(block) for block in _blocks(content or [])] or ""
 
 
-def _part(piece: Piece) -> dict[str, Any]:
-    if isinstance(piece, ImageBlock):
-        uri = f"data:;base64,{piece.source.data}"
-        return {"type": "image_url", "image_url": {"url": uri}}
-    return {"type": "text", "text": piece.text if isinstance(piece, TextBlock) else piece}
+def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": block.text}
+    return {"type": "image_url", "image_url": {"url": f"data:;base64,{block.source.data}"}}
 
 
-def _pieces(content: str | Sequence[TextBlock | ImageBlock] | None) -> Sequence[Piece]:
-    if content is None or isinstance(content, str):
-        return [content] if content else []
-    return content
-
-
-def _texts(content: str | list[TextBlock] | None) -> list[str]:
-    if content is None or isinstance(content, str):
-        return [content] if content else []
-    return [block.text for block in content]
+def _blocks(content: str | Sequence[Block]) -> Sequence[Block | TextBlock]:
+    """A text as a block."""
+    return [TextBlock(type="text", text=content)] if isinstance(content, str) else content

@@ -6,7 +6,6 @@ cannot serve: these are refused where ignoring them would change the answer's me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Tag, model_validator
@@ -240,7 +239,9 @@ class ChatRequest(ChoicesRequest):
     def check(self) -> None:
         super().check()
         is_asked = self.continue_final_message is None and self.begins_answer
-        if is_asked and _begin_twice(self.messages[-2:]):
+        last_two = [each for each in self.messages[-2:] if isinstance(each, AssistantMessage)]
+        # As llama-server, which refuses to go on with the second of two answers without calls.
+        if is_asked and sum(not each.tool_calls for each in last_two) == 2:
             raise bad_request(
                 "the last two messages are both of the assistant, so which of them begins the "
                 "answer is not clear; join them, or set continue_final_message",
@@ -268,10 +269,3 @@ class ChatRequest(ChoicesRequest):
             raise bad_request(
                 'this model writes text; modalities can only be ["text"]', param="modalities"
             )
-
-
-def _begin_twice(last: Sequence[ChatMessage]) -> bool:
-    """Whether these are two answers without calls, of which llama-server refuses to go on with the
-    second."""
-    own = [each for each in last if isinstance(each, AssistantMessage) and not each.tool_calls]
-    return len(own) == 2
