@@ -17,6 +17,7 @@ from dflash_local import Embedder, load_embedder
 from embedding_models import N_EMBD, write_bert
 from later import Later
 from openai_api import CHAT, user
+from raw_http import posted
 from server_process import EXACT, ServerProcess, serving, until
 
 ollama = Later("ollama")
@@ -221,10 +222,9 @@ def passes(client: httpx.Client) -> float:
 
 def test_who_leaves_ends_the_work(running: ServerProcess, api: httpx.Client) -> None:
     before, n = passes(api), 500
-    body = json.dumps({"input": ["hello " * 400] * n})
-    head = f"POST {EMBEDDINGS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    body = json.dumps({"input": ["hello " * 400] * n}).encode()
     with socket.create_connection(("127.0.0.1", running.port)) as connection:
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        connection.sendall(posted(EMBEDDINGS, body))
         until(lambda: passes(api) > before)
     until(lambda: any(f"{EMBEDDINGS} 499" in line for line in running.log))
     after = passes(api)

@@ -5,7 +5,8 @@ import socket
 
 import httpx
 
-from openai_api import CHAT, user
+from openai_api import CHAT, COMPLETIONS, user
+from raw_http import posted
 from server_process import ServerProcess, n_busy, until
 
 LONG = {"prompt": "def f(x):", "max_tokens": 3000, "ignore_eos": True}
@@ -13,19 +14,12 @@ SHORT = {"prompt": "def f(x):", "max_tokens": 4}
 
 
 def test_a_client_that_leaves_frees_its_slot(server: ServerProcess) -> None:
-    body = json.dumps(LONG).encode()
-    head = [
-        "POST /v1/completions HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-    ]
     with server.client() as client:
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
-            connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
+            connection.sendall(posted(COMPLETIONS, json.dumps(LONG).encode()))
             until(lambda: n_busy(client) == 1)
         until(lambda: n_busy(client) == 0)
-        assert client.post("/v1/completions", json=SHORT).status_code == 200
+        assert client.post(COMPLETIONS, json=SHORT).status_code == 200
 
 
 def test_a_client_that_leaves_a_stream_frees_its_slots(client: httpx.Client) -> None:

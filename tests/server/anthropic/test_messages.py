@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -92,31 +91,6 @@ def test_a_stream_is_the_whole_answer_in_events(sdk: anthropic.Anthropic) -> Non
     assert "".join(pieces) == text(final) == text(whole)
     assert final.stop_reason == whole.stop_reason == "max_tokens"
     assert final.usage == whole.usage
-
-
-def test_an_asynchronous_stream(server: ServerProcess) -> None:
-    async def talk() -> tuple[str, str]:
-        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="unused") as sdk:
-            asked: dict[str, Any] = {"model": "any", "max_tokens": CERTAIN, "extra_body": GREEDY}
-            whole = await sdk.messages.create(messages=user(QUESTION), **asked)
-            async with sdk.messages.stream(messages=user(QUESTION), **asked) as stream:
-                return text(whole), "".join([piece async for piece in stream.text_stream])
-
-    whole, joined = asyncio.run(talk())
-    assert whole == joined
-
-
-def test_a_stream_that_is_closed_early(sdk: anthropic.Anthropic) -> None:
-    stream = sdk.messages.create(
-        model="any-name",
-        max_tokens=4000,
-        messages=user(QUESTION),
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    next(iter(stream))
-    stream.close()
-    assert ask(sdk).content
 
 
 def test_a_stop_sequence_is_named(sdk: anthropic.Anthropic) -> None:

@@ -8,6 +8,13 @@ from openai_api import user
 PATH = "/v1/messages"
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 
+AT_AN_ADDRESS = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
+
+
+def blocks(*given: dict[str, object]) -> list[dict[str, object]]:
+    return [{"role": "user", "content": list(given)}]
+
 
 @pytest.mark.one_in(27)
 @pytest.mark.parametrize(
@@ -20,29 +27,11 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ("messages", [], "messages"),
         ("messages", [{"role": "robot", "content": "x"}], "user, assistant, system"),
         ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
-        ("messages", [{"role": "user", "content": [IMAGE]}], "image input is not supported"),
-        (
-            "messages",
-            [
-                {
-                    "role": "user",
-                    "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}],
-                }
-            ],
-            "nothing is fetched",
-        ),
-        ("messages", [{"role": "user", "content": [{"type": "document"}]}], "type document"),
-        ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0]"),
-        (
-            "messages",
-            [
-                {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}],
-                }
-            ],
-            "image input is not supported",
-        ),
+        ("messages", blocks(IMAGE), "image input is not supported"),
+        ("messages", blocks(AT_AN_ADDRESS), "nothing is fetched"),
+        ("messages", blocks({"type": "document"}), "type document"),
+        ("messages", blocks({"text": "x"}), "messages[0].content[0]"),
+        ("messages", blocks({**RESULT, "content": [IMAGE]}), "image input is not supported"),
         ("messages", [{"role": "assistant", "content": [IMAGE]}], "type image"),
         ("system", [IMAGE], "type image"),
         ("temperature", -1, "temperature"),

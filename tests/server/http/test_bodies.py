@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from dflash_local.server.http.bodies import BodyCheck
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.settings import ServerSettings
-from raw_http import exchange, message
+from raw_http import exchange, message, posted
 from server_process import ServerProcess
 
 MEGABYTE = 1 << 20
@@ -114,9 +114,7 @@ def test_a_text_that_cannot_fit_is_not_tokenised(
 
 
 def test_large_bodies_are_refused_before_they_are_read(server: ServerProcess) -> None:
-    head = ["Host: localhost", "Content-Type: application/json"]
-    lines = ["POST /v1/completions HTTP/1.1", *head, "Content-Length: 99999999999", "", ""]
-    status, body = exchange(server, "\r\n".join(lines).encode())
+    status, body = exchange(server, posted("/v1/completions", b"", length=99999999999))
     assert status == 413
     assert "bytes" in message(body)
 
@@ -153,9 +151,8 @@ def test_large_bodies_of_unknown_length_are_refused(server: ServerProcess) -> No
     ids=range(9),
 )
 def test_bodies_that_are_no_json(client: httpx.Client, body: bytes, said: str) -> None:
-    headers = {"Content-Type": "application/json"}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/models"):
-        answer = client.post(path, content=body, headers=headers)
+        answer = client.post(path, content=body, headers=JSON)
         assert answer.status_code == 400
         assert said in message(answer.content)
 
@@ -172,18 +169,10 @@ def test_other_content_types_are_refused(client: httpx.Client, kind: str | None)
 def test_a_body_of_two_lengths(server: ServerProcess) -> None:
     """A proxy that believes the other one sees other requests than this server does."""
     body = b'{"prompt": "a", "max_tokens": 1}'
-    head = [
-        "POST /v1/completions HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        "Transfer-Encoding: chunked",
-        "",
-        "",
-    ]
+    head = posted("/v1/completions", b"", "Transfer-Encoding: chunked", length=len(body))
     chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    status, answer = exchange(server, "\r\n".join(head).encode() + chunked + smuggled)
+    status, answer = exchange(server, head + chunked + smuggled)
     assert status == 400
     assert "both Content-Length and Transfer-Encoding" in message(answer)
     assert answer.count(b"HTTP/1.1") == 0  # the connection is closed

@@ -321,17 +321,6 @@ def test_what_the_model_cannot_take_is_refused(client: httpx.Client, body: dict[
     assert refused(client, PATH, **body)["message"]
 
 
-def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(client: httpx.Client) -> None:
-    answer = client.post(PATH, json={"prompt": "a b c " * 50_000})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (400, "exceed_context_size_error")
-    assert error["code"] == "context_length_exceeded"
-    assert (
-        f"({error['n_prompt_tokens']} tokens)" in error["message"] or "at least" in error["message"]
-    )
-    assert error["n_prompt_tokens"] > error["n_ctx"]
-
-
 def test_null_is_a_field_left_out(client: httpx.Client) -> None:
     nulls = dict.fromkeys(("stop", "seed", "mirostat", "grammar", "min_p", "logit_bias", "n_probs"))
     plain = complete(client, temperature=0)["content"]

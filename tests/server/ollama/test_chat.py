@@ -260,9 +260,3 @@ def test_context_goes_on_from_an_earlier_answer(api: ollama.Client, model: Model
     asked = [*first.context, *model.chat_prompt(user("Thanks"))]
     assert again.prompt_eval_count == len(asked)
     assert again.response == model.generate(asked, max_tokens=CERTAIN, temperature=0).text
-
-
-def test_a_model_that_is_not_served_is_not_found(api: ollama.Client) -> None:
-    with pytest.raises(ollama.ResponseError) as raised:
-        api.chat("another", messages=user("Hi"))
-    assert raised.value.status_code == 404

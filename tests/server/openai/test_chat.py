@@ -129,21 +129,6 @@ def test_the_usage_of_a_stream_comes_in_a_chunk_without_choices(client: httpx.Cl
     assert sorted(c["choices"][0]["index"] for c in ended) == [0, 1]
 
 
-def test_several_choices_count_on_from_the_seed(client: httpx.Client, model: Model) -> None:
-    """Of a few words that the model is left, each choice draws one, far from the next."""
-    words = [model.tokenize(word) for word in (" while", " return", " import")]
-    body = {
-        "max_tokens": 1,
-        "temperature": 0.8,
-        "logit_bias": {str(token): 100 for [token] in words},
-    }
-    together = ask(client, n=3, seed=0, **body)
-    alone = [content(ask(client, seed=i, **body)) for i in range(3)]
-    assert [content(together, i) for i in range(3)] == alone
-    assert [choice["index"] for choice in together["choices"]] == [0, 1, 2]
-    assert len(set(alone)) > 1
-
-
 def test_tools_that_the_template_leaves_out_are_told(
     client: httpx.Client, server: ServerProcess
 ) -> None:
@@ -214,24 +199,6 @@ def test_logprobs_are_the_model_s(client: httpx.Client, model: Model) -> None:
         tops = [(bytes(top["bytes"]), top["logprob"]) for top in entry["top_logprobs"]]
         assert [text for text, _ in tops] == [piece(token) for token, _ in expected.top]
         assert [lp for _, lp in tops] == pytest.approx([lp for _, lp in expected.top], abs=1e-6)
-
-
-def test_logprobs_of_a_stream_are_those_of_the_answer(client: httpx.Client) -> None:
-    text = content(ask(client, max_tokens=24, temperature=0))
-    body = {
-        "messages": user(QUESTION),
-        "max_tokens": 24,
-        "temperature": 0,
-        "logprobs": True,
-        "stop": text[len(text) // 2 :][:4],
-    }
-    whole = post(client, CHAT, **body)["choices"][0]
-    chunks = [chunk["choices"][0] for chunk in streamed(client, CHAT, **body)]
-    found = [e for chunk in chunks if chunk["logprobs"] for e in chunk["logprobs"]["content"]]
-    assert found == whole["logprobs"]["content"]
-    told = b"".join(bytes(entry["bytes"]) for entry in found).decode()
-    assert told.startswith(whole["message"]["content"])
-    assert not told[: -len(found[-1]["bytes"])].startswith(whole["message"]["content"])
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,14 @@ from dflash_local.server.openai.chat_schema import AssistantMessage, PlainMessag
 from dflash_local.server.openai.responses_schema import FunctionCallOutput, InputMessage
 from openai_api import CHAT, refused, user
 
+REGEX = {"structured_outputs": {"regex": "a"}}
 
-@pytest.mark.one_in(36)
+
+def parts(*given: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [*user("a"), {"role": "user", "content": list(given)}]}
+
+
+@pytest.mark.one_in(31)
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
@@ -21,22 +27,9 @@ from openai_api import CHAT, refused, user
         ({"messages": [{"role": 3, "content": "a"}]}, "messages[0].role", "string"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "string"),
-        (
-            {"messages": [*user("a"), {"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[1].content[0].image_url",
-            "required",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
-            "messages[0].content[0]",
-            "input_audio",
-        ),
-        ({"temperature": "hot"}, "temperature", "'hot'"),
-        ({"n": True}, "n", "integer"),
+        (parts({"type": "image_url"}), "messages[1].content[0].image_url", "required"),
+        (parts({"type": "input_audio"}), "messages[1].content[0]", "input_audio"),
         ({"max_completion_tokens": 1.5}, "max_completion_tokens", "integer"),
-        ({"stop": 3}, "stop", "string"),
-        ({"stop": [""]}, "stop[0]", "at least 1"),
-        ({"logit_bias": {"a": "b"}}, "logit_bias.a", "number"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
         ({"logprobs": 3}, "logprobs", "boolean"),
@@ -56,16 +49,8 @@ from openai_api import CHAT, refused, user
         ({"n_probs": 101}, "n_probs", "100"),
         ({"guided_choice": []}, "choice", "1"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "both"),
-        (
-            {"structured_outputs": {"structural_tag": {}}},
-            "structured_outputs.structural_tag",
-            "None",
-        ),
-        (
-            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
-            "structured_outputs",
-            "give one",
-        ),
+        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.struc", "None"),
+        ({**REGEX, "response_format": {"type": "json_object"}}, "structured_outputs", "give one"),
         ({"tools": [{"type": "custom"}]}, "tools[0]", "custom"),
     ],
 )
@@ -73,7 +58,7 @@ def test_what_is_refused(
     client: httpx.Client, body: dict[str, Any], param: str, words: str
 ) -> None:
     error = refused(client, CHAT, **{"messages": user("hi"), **body})
-    assert error["param"] == param
+    assert error["param"].startswith(param)
     assert words in error["message"]
 
 

@@ -1,10 +1,11 @@
 """The events of `/v1/responses`, each of them as OpenAI's own types have it."""
 
 import random
+from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from typing import Any
 
-import pytest
 from pydantic import TypeAdapter
 
 from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
@@ -59,41 +60,36 @@ def made(added: list[Event], status: str = "completed") -> tuple[list[Any], list
     return read, [of_item.validate_python(item) for item in items.output]
 
 
-@pytest.mark.parametrize(
-    ("added", "kinds"),
-    [
-        ([Content("a"), Content("b")], ["message"]),
-        ([Reasoning("hm"), Content("a")], ["reasoning", "message"]),
-        (call(0, "look"), ["function_call"]),
-        (
-            [Content("so"), *call(0, "look"), *call(1, "see")],
-            ["message", "function_call", "function_call"],
-        ),
-        (
-            [Reasoning("hm"), *call(0, "look"), Content("a")],
-            ["reasoning", "function_call", "message"],
-        ),
-    ],
-)
-def test_each_item_is_added_grows_and_is_done(added: list[Event], kinds: list[str]) -> None:
-    events, items = made(added)
-    assert [item.type for item in items] == kinds
-    for index, kind in enumerate(kinds):
-        types = [e.type.removeprefix("response.") for e in events if e.output_index == index]
-        assert list(dict.fromkeys(types)) == TYPES[kind]
-    assert [event.output_index for event in events] == sorted(e.output_index for e in events)
-
-
-def test_deltas_join_to_what_is_done() -> None:
+def several() -> Iterator[list[Event]]:
+    """Answers of each kind, and fifty drawn at random."""
+    yield [Reasoning("hm"), Content("a"), Content("b")]
+    yield [Content("so"), *call(0, "look"), *call(1, "see")]
+    yield [Reasoning("hm"), *call(0, "look"), Content("a")]
     rng = random.Random(0)
     for _ in range(50):
         added: list[Event] = []
         for n in range(rng.randrange(1, 6)):
             kind = rng.choice([Content, Reasoning, None])
             added += call(n, f"f{n}") if kind is None else [kind(rng.choice("abc"))] * 2
+        yield added
+
+
+def kinds(added: list[Event]) -> list[str]:
+    """Of the items that they make: neighbours of one kind are one."""
+    names = {Content: "message", Reasoning: "reasoning", ToolCallStart: "function_call"}
+    found = [(e.index if isinstance(e, ToolCallStart) else "", names.get(type(e))) for e in added]
+    return [kind for (_, kind), _ in groupby(each for each in found if each[1]) if kind]
+
+
+def test_each_item_is_added_grows_and_is_done() -> None:
+    for added in several():
         events, items = made(added)
+        assert [item.type for item in items] == kinds(added)
+        assert [event.output_index for event in events] == sorted(e.output_index for e in events)
         for index, item in enumerate(items):
             own = [event for event in events if event.output_index == index]
+            types = [event.type.removeprefix("response.") for event in own]
+            assert list(dict.fromkeys(types)) == TYPES[item.type]
             joined = "".join(event.delta for event in own if event.type.endswith(".delta"))
             text = item.arguments if item.type == "function_call" else item.content[0].text
             assert joined == text

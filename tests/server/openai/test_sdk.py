@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -72,33 +71,6 @@ def test_the_sdk_s_own_reading_of_a_stream(sdk: openai.OpenAI) -> None:
     joined = "".join(entry.token for entry in final.choices[0].logprobs.content or [])
     assert final.choices[0].message.content
     assert joined.startswith(final.choices[0].message.content)
-
-
-def test_asynchronously(server: ServerProcess) -> None:
-    async def talk() -> tuple[str | None, str]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key="unused", max_retries=0
-        ) as sdk:
-            told = await sdk.chat.completions.create(
-                model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0
-            )
-            stream = await sdk.chat.completions.create(
-                model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0, stream=True
-            )
-            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
-            return told.choices[0].message.content, "".join(pieces)
-
-    whole, joined = asyncio.run(talk())
-    assert whole == joined
-
-
-def test_a_stream_that_is_closed_early(sdk: openai.OpenAI) -> None:
-    stream = sdk.chat.completions.create(
-        model=MODEL, messages=user(QUESTION), stream=True, extra_body={"ignore_eos": True}
-    )
-    next(iter(stream))
-    stream.close()
-    assert sdk.chat.completions.create(model=MODEL, messages=user("Hi"), max_tokens=2).choices
 
 
 class Colour(BaseModel):
