@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash_local.server import embeddings, metrics, model_list, page
-from dflash_local.server.answering.request_check import RequestCheck
+from dflash_local.server.answering.api_answer import RequestCheck
 from dflash_local.server.anthropic import messages
 from dflash_local.server.http import drain
 from dflash_local.server.http.access_log import AccessLog

@@ -28,11 +28,10 @@ from pydantic_core import to_json
 from dflash_local.embedder import Embedder, Vector, normalized
 from dflash_local.errors import PromptTooLongError
 from dflash_local.server.answering import bounds
-from dflash_local.server.answering.api_answer import answered, pool_of
-from dflash_local.server.answering.request_check import RequestCheck
+from dflash_local.server.answering.api_answer import RequestCheck, answered, pool_of
 from dflash_local.server.http.errors import OllamaErrorBody, bad_request, error_responses, too_long
+from dflash_local.server.ollama.chat import KeepAlive
 from dflash_local.server.ollama.model_list import named
-from dflash_local.server.ollama.schema import KeepAlive
 
 router = APIRouter()
 

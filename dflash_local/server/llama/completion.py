@@ -17,7 +17,7 @@ from dflash_local.pairs.defaults import CHAT_SAMPLING
 from dflash_local.result import Chunk, Result
 from dflash_local.sampling.chances import chances_of
 from dflash_local.sampling.params import SamplingParams, TokenLogprob
-from dflash_local.server.answering.api_answer import respond
+from dflash_local.server.answering.api_answer import RequestCheck, respond
 from dflash_local.server.answering.generation import (
     GenerationTask,
     RunningTimings,
@@ -28,7 +28,6 @@ from dflash_local.server.answering.generation import (
     timings,
 )
 from dflash_local.server.answering.infill_prompt import Gap, infill_prompt, infill_room
-from dflash_local.server.answering.request_check import RequestCheck
 from dflash_local.server.answering.sampling_fields import sampling_options, usual_sampling
 from dflash_local.server.http.errors import bad_request
 from dflash_local.server.http.event_stream import event_form

@@ -3,7 +3,7 @@
 import pytest
 
 import tiny_coder
-from dflash_local.server.answering.request_check import RequestCheck
+from dflash_local.server.answering.api_answer import RequestCheck
 from dflash_local.server.answering.sampling_fields import SamplingFields
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.models.pool import ModelPool

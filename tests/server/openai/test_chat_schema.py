@@ -6,8 +6,8 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from dflash_local.server.openai.chat_schema import AssistantMessage, PlainMessage, ToolMessage
-from dflash_local.server.openai.responses_schema import FunctionCallOutput, InputMessage
+from dflash_local.server.openai.chat import AssistantMessage, PlainMessage, ToolMessage
+from dflash_local.server.openai.responses import FunctionCallOutput, InputMessage
 from openai_api import CHAT, refused, user
 
 REGEX = {"structured_outputs": {"regex": "a"}}
