@@ -226,26 +226,6 @@ class CountRequest(BaseModel):
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
-    def effort(self) -> str | None:
-        """`reasoning_effort` as chat templates know it."""
-        given = self.output_config.effort if self.output_config else None
-        return "high" if given in ("xhigh", "max") else given
-
-    @property
-    def schema_of_answer(self) -> dict[str, Any] | None:
-        given = self.output_config.format if self.output_config else None
-        return given.json_schema if given else None
-
-    @property
-    def functions(self) -> list[Tool]:
-        """The tools that the model can call."""
-        return [
-            Tool(tool.name, tool.description, tool.input_schema)
-            for tool in self.tools or ()
-            if isinstance(tool, CustomTool)
-        ]
-
-    @property
     def choice(self) -> Choice:
         given = self.tool_choice
         if given is None:
@@ -253,10 +233,6 @@ class CountRequest(BaseModel):
         if given.type == "tool":
             return "required", [given.name or ""]
         return "required" if given.type == "any" else given.type, None
-
-    @property
-    def parallel(self) -> bool:
-        return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
     def chat_messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates read it; neighbours of one role are one message."""
@@ -413,12 +389,20 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
 
 def _prepare(model: Model, body: CountRequest) -> PreparedChat:
     messages, begun = split_begun(body.chat_messages())
+    tools = [
+        Tool(tool.name, tool.description, tool.input_schema)
+        for tool in body.tools or ()
+        if isinstance(tool, CustomTool)
+    ]
+    is_serial = body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use
+    output = body.output_config or OutputSettings()
     return prepare_chat(
         model,
         messages,
-        tools=tool_use(body.functions, *body.choice, parallel=body.parallel),
-        schema=body.schema_of_answer,
-        reasoning_effort=body.effort,
+        tools=tool_use(tools, *body.choice, parallel=not is_serial),
+        schema=output.format.json_schema if output.format else None,
+        # As chat templates know it.
+        reasoning_effort="high" if output.effort in ("xhigh", "max") else output.effort,
         template_kwargs={"enable_thinking": body.thinks},
         reasoning_budget=body.thinking.budget_tokens if body.thinking else None,
         begun=begun,

@@ -99,15 +99,6 @@ class OllamaRequest(BaseModel):
         """True for any JSON object, None for free text."""
         return True if self.format == "json" else self.format or None
 
-    @property
-    def effort(self) -> str | None:
-        return self.think if isinstance(self.think, str) else None
-
-    @property
-    def template_kwargs(self) -> dict[str, Any]:
-        """Without `think`, models think as their templates have it."""
-        return {} if self.think is None else {"enable_thinking": self.think is not False}
-
 
 class OllamaCalledFunction(BaseModel):
     """`arguments` is an object, not a text as with OpenAI."""
@@ -388,8 +379,11 @@ def _prepare_chat(model: Model, body: OllamaChatRequest | GenerateRequest) -> Pr
         messages,
         tools=tool_use(tools),
         schema=body.schema_of_answer,
-        reasoning_effort=body.effort,
-        template_kwargs=body.template_kwargs,
+        reasoning_effort=body.think if isinstance(body.think, str) else None,
+        # Without `think`, models think as their templates have it.
+        template_kwargs=None
+        if body.think is None
+        else {"enable_thinking": body.think is not False},
         begun=begun,
     )
     if isinstance(body, GenerateRequest) and body.context:

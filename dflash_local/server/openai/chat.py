@@ -17,7 +17,6 @@ from pydantic_core import PydanticCustomError
 
 from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
 from dflash_local.chat.reader import call_of
-from dflash_local.chat.tool import Tool
 from dflash_local.model import Model
 from dflash_local.origins import Origin, Origins
 from dflash_local.result import Chunk
@@ -217,12 +216,6 @@ class ChatRequest(ChoicesRequest):
         return super().limit
 
     @property
-    def budget(self) -> int | None:
-        """The most tokens of thoughts."""
-        given = self.reasoning_budget_tokens, self.thinking_budget_tokens, self.reasoning_budget
-        return next((n for n in given if n is not None), None)
-
-    @property
     def n_alternatives(self) -> int | None:
         """The number to report with each token; None for no log-probabilities."""
         if self.logprobs:
@@ -235,11 +228,6 @@ class ChatRequest(ChoicesRequest):
         return self.add_generation_prompt is not False or bool(self.continue_final_message)
 
     @property
-    def functions(self) -> list[Tool]:
-        """The tools that the model can call."""
-        return [tool.function.tool for tool in self.tools or ()]
-
-    @property
     def choice(self) -> Choice:
         given = self.tool_choice
         if isinstance(given, NamedTool):
@@ -248,14 +236,6 @@ class ChatRequest(ChoicesRequest):
             allowed = given.allowed_tools
             return allowed.mode, [tool.function.name for tool in allowed.tools]
         return given or "auto", None
-
-    @property
-    def conversation(self) -> tuple[list[dict[str, Any]], str]:
-        """The messages as chat templates read them, and the beginning of the answer."""
-        messages = [message.for_template() for message in self.messages]
-        if self.continue_final_message is False or not self.begins_answer:
-            return messages, ""
-        return split_begun(messages)
 
     def check(self) -> None:
         super().check()
@@ -317,15 +297,19 @@ async def count_input_tokens(request: Request, body: ChatRequest) -> dict[str, A
 
 def prepare_request(model: Model, body: ChatRequest, *, bound: bool = True) -> PreparedChat:
     """The conversation. Without `bound` no schema binds its answer, as for its prompt alone."""
-    messages, begun = body.conversation
+    messages, begun = [message.for_template() for message in body.messages], ""
+    if body.continue_final_message is not False and body.begins_answer:
+        messages, begun = split_begun(messages)
+    tools = [tool.function.tool for tool in body.tools or ()]
+    budgets = body.reasoning_budget_tokens, body.thinking_budget_tokens, body.reasoning_budget
     return prepare_chat(
         model,
         messages,
-        tools=tool_use(body.functions, *body.choice, parallel=body.parallel_tool_calls),
+        tools=tool_use(tools, *body.choice, parallel=body.parallel_tool_calls),
         schema=body.schema_of_answer if bound else None,
         reasoning_effort=body.reasoning_effort,
         template_kwargs=body.chat_template_kwargs,
-        reasoning_budget=body.budget,
+        reasoning_budget=next((n for n in budgets if n is not None), None),
         reasoning_budget_message=body.reasoning_budget_message,
         begun=begun,
         begin_answer=body.begins_answer,
