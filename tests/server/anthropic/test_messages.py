@@ -160,13 +160,9 @@ def test_the_cached_part_of_a_prompt_is_told(sdk: anthropic.Anthropic) -> None:
 def test_a_tool_is_called_and_its_result_goes_back_in(tool_sdk: anthropic.Anthropic) -> None:
     choice = {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}
     asked: dict[str, Any] = {"messages": user("What is the weather?"), "max_tokens": 96}
-    told = ask(
-        tool_sdk,
-        **asked,
-        # What Anthropic runs itself is not here.
-        tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}],
-        tool_choice=choice,
-    )
+    # What Anthropic runs itself is not here.
+    tools = [TOOL, {"type": "web_search_20250305", "name": "web_search"}]
+    told = ask(tool_sdk, **asked, tools=tools, tool_choice=choice)
     assert told.stop_reason == "tool_use"
     [call] = told.content
     assert call.type == "tool_use"
@@ -230,13 +226,9 @@ def test_what_the_model_thinks_is_a_block_of_its_own(tool_sdk: anthropic.Anthrop
     assert said.type == "text"
     assert said.text == "Two"
     assert 0 < told.usage.output_tokens_details.thinking_tokens < told.usage.output_tokens
-    with tool_sdk.messages.stream(
-        model="any",
-        max_tokens=64,
-        messages=user(QUESTION),
-        thinking={"type": "enabled", "budget_tokens": 1024},
-        extra_body={**GREEDY, **THOUGHT},
-    ) as stream:
+    asked: dict[str, Any] = {"model": "any", "max_tokens": 64, "messages": user(QUESTION)}
+    asked |= {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    with tool_sdk.messages.stream(**asked, extra_body={**GREEDY, **THOUGHT}) as stream:
         thoughts = [event.thinking for event in stream if event.type == "thinking"]
         assert [block.type for block in stream.get_final_message().content] == ["thinking", "text"]
     assert "".join(thoughts) == "Oh"
@@ -253,12 +245,8 @@ def test_thoughts_are_shown_only_where_asked_for(tool_sdk: anthropic.Anthropic) 
 
 def test_thoughts_end_after_their_budget(tool_sdk: anthropic.Anthropic) -> None:
     thought = {"grammar": r'root ::= "<think>" [a-z]+ "</think>" [a-z]+'}
-    told = ask(
-        tool_sdk,
-        max_tokens=40,
-        thinking={"type": "enabled", "budget_tokens": 6},
-        extra_body=thought,
-    )
+    thinking = {"type": "enabled", "budget_tokens": 6}
+    told = ask(tool_sdk, max_tokens=40, thinking=thinking, extra_body=thought)
     assert [block.type for block in told.content] == ["thinking", "text"]
     details = told.usage.output_tokens_details
     assert details is not None and details.thinking_tokens < 20
@@ -272,15 +260,9 @@ def test_a_model_is_told_whether_to_think(tool_sdk: anthropic.Anthropic) -> None
 
 
 def test_a_schema_binds_the_answer(tool_sdk: anthropic.Anthropic) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"title": {"const": "two"}},
-        "required": ["title"],
-        "additionalProperties": False,
-    }
-    bound = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
-    told = ask(tool_sdk, max_tokens=64, extra_body=bound)
-    assert json.loads(text(told))["title"] == "two"
+    form = {"type": "json_schema", "schema": {"const": {"title": "two"}}}
+    told = ask(tool_sdk, max_tokens=64, extra_body={"output_config": {"format": form}})
+    assert json.loads(text(told)) == {"title": "two"}
 
 
 # Models, and what goes wrong.
@@ -320,11 +302,8 @@ def blocks(*given: dict[str, object]) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
-        ("max_tokens", None, "max_tokens"),
-        ("max_tokens", 0, "max_tokens"),
-        ("max_tokens", "5", "max_tokens"),
-        ("messages", None, "messages"),
-        ("messages", [], "messages"),
+        *(("max_tokens", value, "max_tokens") for value in (None, 0, "5")),
+        *(("messages", value, "messages") for value in (None, [])),
         ("messages", [{"role": "robot", "content": "x"}], "user, assistant, system"),
         ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
         ("messages", blocks(IMAGE), "image input is not supported"),
@@ -334,11 +313,8 @@ def blocks(*given: dict[str, object]) -> list[dict[str, object]]:
         ("messages", blocks({**RESULT, "content": [IMAGE]}), "image input is not supported"),
         ("messages", [{"role": "assistant", "content": [IMAGE]}], "type image"),
         ("system", [IMAGE], "type image"),
-        ("temperature", -1, "temperature"),
-        ("top_p", 2, "top_p"),
-        ("top_k", 1.5, "top_k"),
-        ("stop_sequences", "END", "stop_sequences"),
-        ("stop_sequences", ["x"] * 1000, "stop_sequences"),
+        *(("temperature", -1, "temperature"), ("top_p", 2, "top_p"), ("top_k", 1.5, "top_k")),
+        *(("stop_sequences", value, "stop_sequences") for value in ("END", ["x"] * 1000)),
         ("tools", [{"name": "a b", "input_schema": {}}], "tools[0].name"),
         ("tools", [{"name": "a"}], "tools[0].input_schema"),
         ("tool_choice", {"type": "any"}, "tools"),

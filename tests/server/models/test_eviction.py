@@ -23,12 +23,8 @@ from small_machine import COMMAND
 
 GIB = 1 << 30
 LONG = {
-    "messages": user("def f(x):"),
-    "max_tokens": 400,
-    "ignore_eos": True,
-    "stream": True,
-    "logprobs": True,
-    "top_logprobs": 20,
+    **{"messages": user("def f(x):"), "max_tokens": 400, "ignore_eos": True},
+    **{"stream": True, "logprobs": True, "top_logprobs": 20},
 }
 """Some 700 KB; at most 160 KB are on their way to a client."""
 SHORT = {"prompt": "def f(x):", "max_tokens": 1}

@@ -72,20 +72,12 @@ def test_a_stream_is_the_whole_answer_in_events(sdk: openai.OpenAI) -> None:
         events = list(stream)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     types = [event.type for event in events]
-    assert types[:4] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
+    begun = ("created", "in_progress", "output_item.added", "content_part.added")
+    assert types[:4] == [f"response.{name}" for name in begun]
     assert set(types[4:-4]) == {"response.output_text.delta"}
     assert len(types[4:-4]) > 1
-    assert types[-4:] == [
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.incomplete",
-    ]
+    done = ("output_text.done", "content_part.done", "output_item.done", "incomplete")
+    assert types[-4:] == [f"response.{name}" for name in done]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == whole.output_text
     last = events[-1]
@@ -239,10 +231,8 @@ TYPES = {
     "reasoning": text_types("reasoning_text"),
     "message": text_types("output_text"),
     "function_call": [
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
+        *("output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
     ],
 }
 

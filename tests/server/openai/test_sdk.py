@@ -91,15 +91,9 @@ def test_tools(tool_sdk: openai.OpenAI) -> None:
 
 
 def test_a_stream_of_tools(tool_sdk: openai.OpenAI) -> None:
-    with tool_sdk.chat.completions.stream(
-        model=MODEL,
-        messages=user("What is the weather?"),
-        tools=[WEATHER],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_tokens=96,
-        temperature=0,
-    ) as stream:
+    asked: dict[str, Any] = {"model": MODEL, "messages": user("What is the weather?")}
+    asked |= {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    with tool_sdk.chat.completions.stream(**asked, max_tokens=96, temperature=0) as stream:
         events = [e for e in stream if e.type == "tool_calls.function.arguments.done"]
         final = stream.get_final_completion()
     [done] = events
