@@ -16,7 +16,6 @@ from dflash_local.server.http.access_log import AccessLog
 from dflash_local.server.http.bodies import BodyCheck
 from dflash_local.server.http.drain import HEALTH_PATHS, Drain, DrainCheck
 from dflash_local.server.http.errors import (
-    OLLAMA_PATH,
     ErrorBody,
     ErrorHandling,
     add_error_handlers,
@@ -88,8 +87,7 @@ def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
     """Put the checks around the routes. The last one is outermost: requests meet it first. All of
     them are for HTTP; the server has neither websockets nor a lifespan."""
     app.add_middleware(HeadAsGet)
-    # Ollama reads no content type, and its clients send none, or what curl sends by default.
-    app.add_middleware(BodyCheck, settings=settings, untyped=OLLAMA_PATH)
+    app.add_middleware(BodyCheck, settings=settings)
     app.add_middleware(KeyCheck, settings=settings, open_paths=HEALTH_PATHS | page.PATHS)
     app.add_middleware(DrainCheck, drain=app.state.drain)
     app.add_middleware(ErrorHandling)

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dflash_local.server.http.errors import ApiError, bad_request, unavailable
+from dflash_local.server.http.errors import OLLAMA_PATH, ApiError, bad_request, unavailable
 from dflash_local.server.http.settings import ServerSettings
 
 _MOST_VALUES = 300_000
@@ -35,13 +35,12 @@ body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
 class BodyCheck:
     """Middleware that reads each request's body to its end, and passes it on or refuses it.
 
-    Below `untyped`, a path, bodies are JSON with any content type, unless a web page sends them:
-    pages can send other types to any server without asking it first.
+    Ollama's clients send no content type, or curl's own: on its paths bodies are JSON with any,
+    unless a web page sends them, as pages can send other types to any server without asking first.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, untyped: str) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
-        self._untyped = untyped
         self._max = settings.max_body
         self._seconds = settings.body_s
         self._n_large = self._n_waiting = 0
@@ -69,7 +68,7 @@ class BodyCheck:
             return
         body = body.removeprefix(codecs.BOM_UTF8)
         if body:
-            if scope["path"].startswith(self._untyped) and "origin" not in headers:
+            if scope["path"].startswith(OLLAMA_PATH) and "origin" not in headers:
                 scope = _typed_as_json(scope)
             _check(Headers(scope=scope).get("content-type", ""), body)
             await asyncio.sleep(0)  # others may go on before FastAPI reads it once more

@@ -186,7 +186,7 @@ class _Large:
         self.begun: list[int] = []
         """The megabytes of the requests that the app got."""
         self.may_end: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        self._check = BodyCheck(self._answer, ServerSettings(max_body=40 * MEGABYTE), "/api/")
+        self._check = BodyCheck(self._answer, ServerSettings(max_body=40 * MEGABYTE))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.begun.append(len((await receive())["body"]) // MEGABYTE)
