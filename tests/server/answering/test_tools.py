@@ -51,22 +51,6 @@ def test_of_the_tools_that_are_allowed_one_is_called(tool_client: httpx.Client) 
     assert [c["function"]["name"] for c in told["message"]["tool_calls"]] == ["now"]
 
 
-def test_the_deltas_of_a_stream_join_to_the_call(tool_client: httpx.Client) -> None:
-    body = {"messages": user("What is the weather?"), "max_tokens": 96, "temperature": 0}
-    body |= {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
-    chunks = [chunk["choices"][0] for chunk in streamed(tool_client, CHAT, **body)]
-    assert chunks[-1]["finish_reason"] == "tool_calls"
-    deltas = [c["delta"]["tool_calls"] for c in chunks if "tool_calls" in c["delta"]]
-    assert all(len(delta) == 1 and delta[0]["index"] == 0 for delta in deltas)
-    [start], *rest = deltas
-    assert start["function"] == {"name": "get_weather", "arguments": ""}
-    assert len(rest) > 2
-    assert all(set(piece) == {"index", "function"} for [piece] in rest)
-    joined = "".join(piece["function"]["arguments"] for [piece] in rest)
-    assert_weather({**start, "function": {"name": start["function"]["name"], "arguments": joined}})
-    assert not any(chunk["delta"].get("content") for chunk in chunks)
-
-
 def test_a_model_may_call_of_itself(tool_client: httpx.Client) -> None:
     told = ask(tool_client, tools=TOOLS, **wrote(f"One moment.\n{CALL}"))
     assert told["message"]["content"].strip() == "One moment."

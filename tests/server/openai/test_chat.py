@@ -86,28 +86,6 @@ def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> N
             )
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
-    whole = ask(client, max_tokens=24, temperature=0)
-    first, *chunks, last = streamed(
-        client, CHAT, messages=user(QUESTION), max_tokens=24, temperature=0
-    )
-    delta = {"role": "assistant", "content": "", "refusal": None}
-    assert first["choices"] == [
-        {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-    ]
-    pieces = [chunk["choices"][0]["delta"].pop("content") for chunk in chunks]
-    assert len(pieces) > 1
-    assert all(pieces)
-    assert "".join(pieces) == content(whole)
-    assert all(chunk["choices"][0]["delta"] == {} for chunk in [*chunks, last])
-    assert last["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
-    assert {chunk["object"] for chunk in (first, *chunks, last)} == {"chat.completion.chunk"}
-    assert len({(chunk["id"], chunk["created"]) for chunk in (first, *chunks, last)}) == 1
-    assert all("usage" not in chunk for chunk in (first, *chunks, last))
-    assert last["timings"]["predicted_n"] == 24
-    assert all("timings" not in chunk for chunk in (first, *chunks))
-
-
 def test_the_usage_of_a_stream_comes_in_a_chunk_without_choices(client: httpx.Client) -> None:
     body = {"messages": user(QUESTION), "max_tokens": 8, "n": 2}
     *chunks, last = streamed(client, CHAT, **body, stream_options={"include_usage": True})
