@@ -53,7 +53,6 @@ def played(
     source: Source,
     *,
     receive: Callable[[], object] = never,
-    done: str | None = "[DONE]",
     path: str = "/",
     sent: list[Message] | None = None,
 ) -> list[Message]:
@@ -71,7 +70,7 @@ def played(
         elif path == "/v1/messages":
             form = event_form(done=None, keep_alive=PING, name_error=True)
         else:
-            form = event_form(done=done)
+            form = event_form()
         await AnswerStream(source.stream(), form)(scope, receive, send)  # type: ignore[arg-type]
 
     asyncio.run(run())
@@ -96,43 +95,11 @@ def test_an_error_after_a_comment_is_the_last_event() -> None:
     assert "context_length_exceeded" in rest[-2]["body"].decode()
 
 
-def test_bytes_and_headers() -> None:
-    source = Source({"a": "é\n"}, {"b": 1}, NamedEvent("part", {"c": None}))
-    first, *rest = played(source)
-    assert first["status"] == 200
-    headers = dict(first["headers"])
-    assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
-    assert headers[b"cache-control"] == b"no-cache"
-    assert headers[b"x-accel-buffering"] == b"no"
-    assert b"content-length" not in headers
-    assert [message["body"].decode() for message in rest] == [
-        'data: {"a":"é\\n"}\n\n',
-        'data: {"b":1}\n\n',
-        'event: part\ndata: {"c":null}\n\n',
-        "data: [DONE]\n\n",
-        "",
-    ]
-    assert [message["more_body"] for message in rest] == [True] * 4 + [False]
-    assert source.closed
-
-
-def test_the_last_event_may_be_left_out() -> None:
-    assert body(played(Source({"a": 1}), done=None)) == 'data: {"a":1}\n\n'
-
-
-def test_an_error_before_the_first_event_is_raised() -> None:
-    sent: list[Message] = []
-    source = Source(ContextFullError("too long"))
-    with pytest.raises(ContextFullError):
-        played(source, sent=sent)
-    assert not sent and source.closed
-
-
 def test_a_later_error_is_the_last_event() -> None:
-    source = Source({"a": 1}, ContextFullError("too long"))
+    source = Source({"a": "é\n"}, ContextFullError("too long"))
     messages = played(source)
     assert body(messages) == (
-        'data: {"a":1}\n\n'
+        'data: {"a":"é\\n"}\n\n'
         'data: {"error":{"message":"too long","type":"invalid_request_error","param":null,'
         '"code":"context_length_exceeded"}}\n\n'
     )
