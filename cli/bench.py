@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from dflash_local.fit.options import SHAPES
 from dflash_local.printable import silent
 
 from . import interrupt
-from .answer import stdout_columns, write_report, write_stdout
+from .answer import stdout_columns, write_json, write_report
 from .loading import check_files, chosen_files
 from .options import (
     DRAFT_SHAPE,
@@ -269,7 +268,7 @@ def finished(
         name = report.environment.target
         report.paper = _paper(values["dataset"], name, report.settings.temperatures)
     if values["as_json"]:
-        write_stdout(json.dumps({"verdict": verdict(report), **report.as_dict()}) + "\n")
+        write_json({"verdict": verdict(report), **report.as_dict()})
     else:
         write_report(shown(report, stdout_columns()))
     if report.failure is not None:

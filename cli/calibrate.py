@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import write_report, write_stdout
+from .answer import write_json, write_report
 from .loading import check_drafter, check_files, load_model
 from .options import FILES, LOADING, QUIET, Option, SectionedCommand
 from .report import table
@@ -53,7 +52,7 @@ def calibrate(**values: Any) -> None:
     if values["as_json"]:
         report = _milliseconds(costs.as_dict())
         report["products"] = [_product(finding) for finding in products]
-        write_stdout(json.dumps(report) + "\n")
+        write_json(report)
     else:
         write_report("".join(f"{line}\n" for line in cost_lines(costs)))
         if products:

@@ -13,7 +13,6 @@ from .options import (
     ENDING,
     FILES,
     LOADING,
-    REASONING_BUDGET,
     REPORTING,
     SAMPLING,
     USUAL,
@@ -21,7 +20,6 @@ from .options import (
     SectionedCommand,
     generation_arguments,
     max_tokens,
-    values_of,
 )
 from .request import ANSWER_LENGTH, answer_limit, read_prompt, run_single
 from .terminal import Speaker
@@ -84,7 +82,7 @@ def chat(prompt: str | None, **values: Any) -> int:
         raise click.UsageError("--json answers one prompt: give PROMPT, or - for standard input.")
     if text is not None and not text.strip():
         raise click.UsageError(_empty(prompt, values["target"]))
-    arguments = generation_arguments(values) | values_of(REASONING_BUDGET, values)
+    arguments = generation_arguments(values)
     template = dict(values["chat_template_kwargs"] or {})
     system = values["system"]
     opening = [] if system is None else [{"role": "system", "content": system}]

@@ -16,9 +16,7 @@ from .options import (
     SAMPLING,
     THINKING,
     Option,
-    generation_arguments,
     max_tokens,
-    values_of,
 )
 
 if TYPE_CHECKING:
@@ -34,10 +32,6 @@ class ChatOptions:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
-
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `Model.stream_chat`."""
-        return generation_arguments(self.values) | values_of(REASONING_BUDGET, self.values)
 
     def lines(self, model: Model, answer_length: int) -> list[str]:
         """Each option and its value; those that were not set have what holds then."""

@@ -24,7 +24,7 @@ from .answer import write_answer
 from .chat_options import ChatOptions, option_names
 from .line_editor import LineEditor
 from .loading import chosen_files, load_model
-from .options import WORDS, in_options
+from .options import WORDS, generation_arguments, in_options
 from .report import stats_page, summary
 from .request import answer_limit
 from .terminal import Speaker
@@ -153,13 +153,12 @@ class ChatSession:
             self._pictures = []
 
     def _answer(self, asked: list[Message], begun: tuple[str, list[int]] = ("", [])) -> bool:
-        """Answer, or go on with what was `begun` of the answer, its text and its tokens; False if
-        that is not possible."""
+        """Answer, or go on with a `begun` answer, its text and tokens; False if that cannot be."""
         model = self._model
         try:
             n_prompt = n_cells(model.chat_prompt(asked, chat_template_kwargs=self._template))
             n_prompt += len(begun[1])
-            arguments = self._options.arguments()
+            arguments = generation_arguments(self._values)
             arguments["max_tokens"] = answer_limit(model, arguments)
             ask = partial(
                 model.stream_chat,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import write_stdout
+from .answer import write_json, write_stdout
 from .options import QUIET, Option, SectionedCommand
 from .progress import writing_progress
 from .report import byte_size
@@ -91,7 +90,7 @@ def convert(source: str, target: str | None, as_json: bool, quiet: bool, **value
     if not dry_run:
         say(_next_step(result, target))
     if as_json:
-        write_stdout(json.dumps({**result.as_dict(), "dry_run": dry_run}) + "\n")
+        write_json({**result.as_dict(), "dry_run": dry_run})
     elif not dry_run:
         write_stdout(f"{result.path}\n")
 

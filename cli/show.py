@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import write_report, write_stdout
+from .answer import write_json, write_report
 from .list import gigabytes
 from .options import JSON, SectionedCommand
 from .report import table
@@ -73,7 +72,7 @@ def show(model: str, as_json: bool) -> int:
         name = model if stored(model) else Path(files.key).name
         told |= _model(files, name, _drafter_bytes(address, files))
     if as_json:
-        write_stdout(json.dumps(told) + "\n")
+        write_json(told)
     else:
         write_report(_text(told))
     return INCOMPLETE if "unknown" in told else 0

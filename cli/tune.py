@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import shlex
 import threading
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ import click
 from dflash_local.errors import InputError
 
 from . import interrupt
-from .answer import stdout_columns, write_report, write_stdout
+from .answer import stdout_columns, write_json, write_report
 from .options import LOADING, QUIET, TARGET_HELP, Option, SectionedCommand
 from .ps import URL, check_url, fetched
 from .request import INTERRUPTED
@@ -208,7 +207,7 @@ def trained(run: Callable[..., Card], values: Mapping[str, Any], say: Speaker) -
             say("interrupted; the same command goes on from here")
             return None
     if values["as_json"]:
-        write_stdout(json.dumps(card.as_dict()) + "\n")
+        write_json(card.as_dict())
     else:
         figures = table(cells(card.rows), stdout_columns())
         write_report(f"{figures}\n\n{card.reason}\n{card.after}\n")

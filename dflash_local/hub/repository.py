@@ -51,8 +51,7 @@ class Repository:
 
 
 def listed(repo: str, revision: str | None = None) -> Repository:
-    """The current content of `repo`, from the hub. Raises InputError: none there, no access, no
-    network."""
+    """The content of `repo` on the hub. Raises InputError: no repository, access or network."""
     from huggingface_hub import errors
 
     with one_line(repo, revision):

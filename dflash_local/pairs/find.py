@@ -1,5 +1,4 @@
-"""From names to files on this disk: a target and its drafter, fetched and converted if they are
-missing."""
+"""From names to files on this disk: a target and its drafter, fetched and converted if missing."""
 
 from __future__ import annotations
 
@@ -195,8 +194,7 @@ def find_target(address: Address, *, newest: bool = False) -> Files:
 
 
 def held_target(given: StrPath) -> Path:
-    """The first file of a target that is on this disk. Raises InputError if it is not: nothing is
-    fetched."""
+    """The first file of a target on this disk. Raises InputError where it would be fetched."""
     place = _place_of(read_address(given))
     if not isinstance(place, HubAddress):
         return find_target(place).path()

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.bench.measure.answer import LEAST_TOKENS
 from dflash_local.bench.measure.concurrent import TURNS, ConcurrencyRow
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Say, Variant
 from dflash_local.bench.measure.single import SpeedRow
-from dflash_local.bench.measure.speed import Spread
+from dflash_local.bench.measure.speed import LEAST_TOKENS, Spread
 from dflash_local.bench.prompts.case import Case
 from dflash_local.fit.overrides import experts_of
 from dflash_local.gguf.drafter_spec import AssistantSpec, DrafterSpec, HeadsSpec

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
-from dflash_local.bench.measure.answer import TimedAnswer
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Say, Variant
-from dflash_local.bench.measure.speed import Speed, Spread
+from dflash_local.bench.measure.speed import Speed, Spread, TimedAnswer
 from dflash_local.bench.prompts.case import Case
 from dflash_local.engine.request import Request
 from dflash_local.sampling.params import SamplingParams
@@ -45,8 +44,7 @@ class ConcurrentSpeed:
 
 @dataclass(frozen=True)
 class ConcurrencyRow:
-    """A category with so many requests at once: one variant against plain. `ratio` is that of
-    totals."""
+    """So many requests of a category at once: one variant against plain. `ratio`: of totals."""
 
     category: str
     temperature: float
@@ -131,8 +129,7 @@ def _answer_all(
     seed: int,
     max_tokens: int,
 ) -> tuple[float, list[TimedAnswer]]:
-    """All prompts, `n` at a time, each computed as a whole: tokens/s of all together, and the
-    answers."""
+    """All prompts, `n` at a time, none from a cache: tokens/s of all together, and the answers."""
     engine.offers_copies = variant.copies
     engine.slots.forget_all()
     waiting = deque(enumerate(prompts))

@@ -16,8 +16,7 @@ from dflash_local.hub.trouble import one_line
 
 @dataclass(frozen=True)
 class Dataset:
-    """The place of test questions on the hub, and the texts before and after each. Of several in a
-    row the first is asked."""
+    """Test questions on the hub, the first of each row, and the texts before and after each."""
 
     repo: str
     file: str

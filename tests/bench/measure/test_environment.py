@@ -1,7 +1,7 @@
 """The environment of a measurement."""
 
 from dflash_local import Model
-from dflash_local.bench.measure.environment import Environment
+from dflash_local.bench.report.report import Environment
 
 
 def test_the_environment_names_files_and_devices(model: Model) -> None:

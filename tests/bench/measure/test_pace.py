@@ -1,6 +1,6 @@
 """Lines on how far a run is."""
 
-from dflash_local.bench.measure.pace import Pace
+from dflash_local.bench.measure.single import Pace
 
 
 class Clock:

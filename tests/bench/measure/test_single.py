@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dflash_local import Model
-from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.settings import CACHE_STATES, PLAIN, RunSettings, Variant
-from dflash_local.bench.measure.single import SpeedRow, by_category
+from dflash_local.bench.measure.single import Pace, SpeedRow, by_category
 from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in

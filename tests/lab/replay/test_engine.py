@@ -8,8 +8,8 @@ import pytest
 
 import mini_pair
 from dflash_local import InputError, Model
-from dflash_local.bench.measure.answer import ask
 from dflash_local.bench.measure.settings import PLAIN, Variant
+from dflash_local.bench.measure.speed import ask
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.fit.options import LoadOptions
