@@ -40,13 +40,11 @@ def test_json_is_one_object_with_all_that_was_asked_for(tmp_path: Path) -> None:
     prompts.write_text('{"prompt": "def add(a, b):", "category": "mine"}\n', encoding="utf-8")
     found = told(*FEW, "--prompts", str(prompts), "--temps", "0,0.5", "--widths", "4,32")
     assert {row["category"] for row in found["rows"]} == {"mine"}
-    assert [(way["shape"], way["width"]) for way in found["settings"]["ways"]] == [
-        ("chain", "auto"),
-        ("tree", "auto"),
-        ("chain", 4),
-        ("tree", 4),
-        ("tree", 32),  # beyond a block
-    ]
+    ways = [f"{way['shape']} {way['width']}" for way in found["settings"]["ways"]]
+    assert ways == ["chain auto", "tree auto", "chain 4", "tree 4", "tree 32"]  # beyond a block
+    machine = found["machine"]
+    assert machine["devices"] and (machine["n_threads"], machine["block_size"]) == (1, 16)
+    assert machine["target"].startswith("tiny-coder") and machine["kv_type"] == "f16"
     assert {row["temperature"] for row in found["rows"]} == {0.0, 0.5}
     assert sum(row["n_differing"] for row in found["rows"] if row["shape"] == "chain") == 0
     assert found["n_beyond_rounding"] == 0

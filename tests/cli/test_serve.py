@@ -20,45 +20,40 @@ def refused(*arguments: str, **environment: str) -> str:
     return command_line.refused("serve", *arguments, environment=unset | environment)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--port", "70000"], "65535"),
-        (["--port", "http"], "http"),
-        (["--parallel", "0"], "--parallel"),
-        (["--parallel", "1000"], "64"),
-        (["--queue", "-1"], "--queue"),
-        (["--queue-timeout", "0"], "--queue-timeout"),
-        (["--host", ""], "--host"),
-        (["--host", "127.0.0.1:8080"], "port"),
-        (["--host", "http://localhost"], "scheme"),
-        (["--host", "no-such-host.invalid"], "no-such-host.invalid"),
-        (["--host", "192.0.2.1", "--api-key", "k"], "192.0.2.1"),
-        (["--allowed-host", "http://llm.example"], "--allowed-host"),
-        (["--allowed-host", "*"], "--allowed-host"),
-        (["--cors-origin", "chat.example"], "--cors-origin"),
-        (["--cors-origin", "https://chat.example/"], "without a path"),
-        (["--cors-origin", "null"], "--cors-origin"),
-        (["--api-key", ""], "--api-key"),
-        (["--api-key", "two words"], "--api-key"),
-        (["--api-key", "schlüssel"], "ASCII"),
-        (["--api-key-file", "no-such-file"], "no-such-file"),
-        (["--alias", ""], "--alias"),
-        (["--cache-mb", "-1"], "--cache-mb"),
-        (["--cache-dir", TARGET], "--cache-dir"),
-        (["--draft", DRAFTER], "--target"),
-        (["--target", "no-such.gguf"], "no-such.gguf"),
-        (["--embedding-model", TARGET], "writes text: give an embedding model"),
-        (["--embedding-model", "no-such.gguf"], "no-such.gguf"),
-        (["--model", f"a={TARGET}", "--embedding-model", TARGET], "name it with --model, too"),
-        (["--model", f"a={TARGET}", "--pooling", "last"], "--pooling is for a server of one"),
-        (["--pooling", "max"], "--pooling"),
-        (["--no-such-option"], "--no-such-option"),
-        (["prompt"], "prompt"),
-    ],
-)
-def test_bad_options(arguments: list[str], named: str) -> None:
-    assert named in refused(*arguments)
+REFUSED = {
+    **{"65535": "--port 70000", "http": "--port http", "--parallel": "--parallel 0"},
+    **{"64": "--parallel 1000", "--queue": "--queue -1", "--queue-timeout": "--queue-timeout 0"},
+    **{"port": "--host 127.0.0.1:8080", "scheme": "--host http://localhost"},
+    "no-such-host.invalid": "--host no-such-host.invalid",
+    "192.0.2.1": "--host 192.0.2.1 --api-key k",
+    "is not a host": "--allowed-host http://llm.example",
+    "--allowed-host": "--allowed-host *",
+    "chat.example is not an origin": "--cors-origin chat.example",
+    "without a path": "--cors-origin https://chat.example/",
+    "--cors-origin": "--cors-origin null",
+    "ASCII": "--api-key schlüssel",
+    "no-such-file": "--api-key-file no-such-file",
+    "--cache-mb": "--cache-mb -1",
+    "--cache-dir": f"--cache-dir {TARGET}",
+    "--target": f"--draft {DRAFTER}",
+    "no-such.gguf": "--target no-such.gguf",
+    "writes text: give an embedding model": f"--embedding-model {TARGET}",
+    "gone.gguf": "--embedding-model gone.gguf",
+    "name it with --model, too": f"--model a={TARGET} --embedding-model {TARGET}",
+    "--pooling is for a server of one": f"--model a={TARGET} --pooling last",
+    **{"--pooling": "--pooling max", "--no-such-option": "--no-such-option", "prompt": "prompt"},
+}
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_bad_options(named: str) -> None:
+    assert named in refused(*REFUSED[named].split())
+
+
+@pytest.mark.parametrize("name", ["--host", "--api-key", "--alias"])
+def test_empty_values(name: str) -> None:
+    assert name in refused(name, "")
+    assert name != "--api-key" or "one word" in refused(name, "two words")
 
 
 def test_an_embedding_model_that_cannot_be_read(tmp_path: Path) -> None:

@@ -109,13 +109,6 @@ def test_a_suspended_answer_goes_on(engine: Engine) -> None:
     assert answer.tokens == tokens(engine, GIVEN)
 
 
-def test_fewer_tokens_may_be_asked_for(engine: Engine) -> None:
-    replay = replaying(engine)
-    answer = replay.begin(request(tokens(engine, PROMPT), 0, 5))
-    replay.run([answer])
-    assert answer.tokens == tokens(engine, GIVEN)[:5]
-
-
 def test_a_prompt_without_an_answer_is_refused(engine: Engine) -> None:
     with pytest.raises(InputError, match="no answer to this prompt"):
         replaying(engine).begin(request(tokens(engine, "else"), 0))

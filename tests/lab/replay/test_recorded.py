@@ -1,6 +1,5 @@
 """The recorded drafts: their contents, and passages drawn so that rounds have a length."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +44,3 @@ def test_passages_are_drawn_so_that_chains_have_the_length(length: float) -> Non
 def test_a_length_that_no_passage_has_is_refused(length: float) -> None:
     with pytest.raises(InputError, match=r"expected 1\.\d\d to \d+\.\d\d"):
         RecordedDrafts.shipped().weights(length)
-
-
-def test_rates_of_fewer_drafts_are_no_higher() -> None:
-    known = RecordedDrafts.shipped()
-    for n_drafts in (1, 7, 15):
-        found = known.rates(4.0, n_drafts)
-        assert len(found) == n_drafts
-        assert all(a >= b for a, b in pairwise(found))
