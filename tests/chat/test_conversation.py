@@ -37,6 +37,12 @@ def test_messages_of_another_shape_are_refused(messages: Any, part: str) -> None
     assert part in refusal(messages)
 
 
+def arguments_of(call: dict[str, Any]) -> Any:
+    """What a template is given of a call's arguments."""
+    message = conversation([*HELLO, {"role": "assistant", "tool_calls": [call]}], "")[1]
+    return message["tool_calls"][0]["function"]["arguments"]
+
+
 def test_messages_are_brought_into_the_shape_of_templates() -> None:
     call, answer = conversation(CALLED, REASONS)[1:3]
     assert call["content"] == "" and call["reasoning_content"] == "Hm."
@@ -46,9 +52,7 @@ def test_messages_are_brought_into_the_shape_of_templates() -> None:
     assert conversation([{"role": "user", "content": parts, "name": None}], "") == [
         {"role": "user", "content": "a\nb"}
     ]
-    nothing = {**CALL, "function": {"name": "now", "arguments": ""}}
-    message = conversation([*HELLO, {"role": "assistant", "tool_calls": [nothing]}], "")[1]
-    assert message["tool_calls"][0]["function"]["arguments"] == {}
+    assert arguments_of({**CALL, "function": {"name": "now", "arguments": ""}}) == {}
     assert "tool_calls" not in conversation([{**HELLO[0], "tool_calls": []}], "")[0]
 
 
@@ -59,16 +63,13 @@ def test_messages_are_brought_into_the_shape_of_templates() -> None:
 def test_a_call_that_was_cut_off_keeps_its_complete_fields(
     arguments: str, fields: dict[str, str]
 ) -> None:
-    call = {**CALL, "function": {"name": "get_weather", "arguments": arguments}}
-    message = conversation([*HELLO, {"role": "assistant", "tool_calls": [call]}], "")[1]
-    assert message["tool_calls"][0]["function"]["arguments"] == fields
+    function = {"name": "get_weather", "arguments": arguments}
+    assert arguments_of({**CALL, "function": function}) == fields
 
 
 def test_arguments_keep_what_only_pythons_json_reads() -> None:
     call = {**CALL, "function": {"name": "log", "arguments": '{"text": "\\ud83d", "n": Infinity}'}}
-    message = conversation([*HELLO, {"role": "assistant", "tool_calls": [call]}], "")[1]
-    found = message["tool_calls"][0]["function"]["arguments"]
-    assert found == {"text": "\ud83d", "n": float("inf")}
+    assert arguments_of(call) == {"text": "\ud83d", "n": float("inf")}
     assert complete_fields("[1]") == complete_fields('"text"') == {}
 
 
@@ -82,12 +83,9 @@ def test_developer_is_system_where_the_template_knows_no_developer() -> None:
 def test_reasoning_has_the_name_that_the_template_asks_for(given: str) -> None:
     messages = [*HELLO, {"role": "assistant", "content": "Hi", given: "Hm."}]
     assert conversation(messages, REASONS)[1]["reasoning_content"] == "Hm."
-    assert conversation(messages, "{# thinking #}")[1] == {
-        "role": "assistant",
-        "content": "Hi",
-        "thinking": "Hm.",
-    }
-    assert conversation(messages, "")[1] == {"role": "assistant", "content": "Hi"}
+    plain = {"role": "assistant", "content": "Hi"}
+    assert conversation(messages, "{# thinking #}")[1] == {**plain, "thinking": "Hm."}
+    assert conversation(messages, "")[1] == plain
 
 
 @pytest.mark.parametrize(
