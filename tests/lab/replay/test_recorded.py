@@ -11,14 +11,6 @@ from dflash_local.errors import InputError
 from lab.replay.recorded import RecordedDrafts
 
 
-def test_the_record_holds_blocks_with_falling_candidates() -> None:
-    known = RecordedDrafts.shipped()
-    assert known.logprobs.shape == (*known.ranks.shape, 8)
-    assert (np.diff(known.logprobs, axis=-1) <= 1e-6).all()
-    assert (known.logprobs <= 0).all() and (known.ranks <= 8).all()
-    assert np.exp(known.logprobs).sum(axis=-1).max() < 1.03
-
-
 def test_its_confidence_is_what_it_is_worth() -> None:
     known = RecordedDrafts.shipped()
     said = np.exp(known.logprobs[:, :, 0, 0])

@@ -60,15 +60,7 @@ def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_pa
 
 
 SHAPES = (
-    DENSE,
-    DFLASH2,
-    DSPARK,
-    EXPERTS,
-    LLAMA,
-    GPT_OSS,
-    HYBRID,
-    HYBRID_EXPERTS,
-    HYBRID_NEXT,
+    *(DENSE, DFLASH2, DSPARK, EXPERTS, LLAMA, GPT_OSS, HYBRID, HYBRID_EXPERTS, HYBRID_NEXT),
     SHORT_CONV,
 )
 CASES = [(shape, "Q4_K_M") for shape in SHAPES]
