@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dflash_local.bench.paper import PaperValue, paper_value
+from dflash_local.bench.paper import paper_value
 from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
 from dflash_local.bench.prompts.prompt import CATEGORIES, USUAL, BenchPrompt, read_prompts
 from dflash_local.fit.options import SHAPES
@@ -36,7 +36,6 @@ from .values import name_list, number, whole, whole_list
 
 if TYPE_CHECKING:
     from dflash_local.bench.report.report import Report
-    from dflash_local.draft.shape import DraftShape
     from dflash_local.engine.engine import Engine
     from dflash_local.fit.options import LoadOptions
     from dflash_local.fit.plan import Plan
@@ -186,8 +185,14 @@ def common(
 ) -> dict[str, Any]:
     """The fields of `BenchOptions` that its values give, but for the prompts."""
     from dflash_local.bench.measure.settings import RunSettings, variants_from
+    from dflash_local.fit.options import LoadOptions
+    from dflash_local.llama import runtime
+    from dflash_local.pair import usual_shape
 
-    shapes = values["draft_shapes"] or (_usual_shape(values),)
+    shapes = values["draft_shapes"]
+    if not shapes:
+        options = LoadOptions(**values_of(MACHINE, values))
+        shapes = (usual_shape(list(runtime.devices()), options),)
     return {
         "target": target,
         "draft": draft,
@@ -206,14 +211,6 @@ def common(
         "concurrency": values["concurrency"] or (),
         "loading": values_of(MACHINE, values),
     }
-
-
-def _usual_shape(values: Mapping[str, Any]) -> DraftShape:
-    from dflash_local.fit.options import LoadOptions
-    from dflash_local.llama import runtime
-    from dflash_local.pair import usual_shape
-
-    return usual_shape(list(runtime.devices()), LoadOptions(**values_of(MACHINE, values)))
 
 
 def chosen_pair(values: Mapping[str, Any], say: Speaker) -> tuple[Path, Path | None]:
@@ -240,14 +237,6 @@ def prompts_of(values: Mapping[str, Any]) -> list[BenchPrompt] | None:
     return load_prompts(values["dataset"], values["limit"])
 
 
-def _paper(
-    dataset: str, target: str, temperatures: Sequence[float]
-) -> dict[tuple[str, float], PaperValue]:
-    """The paper's figures for this dataset and target, by dataset and temperature."""
-    values = {(dataset, t): paper_value(dataset, target, t) for t in temperatures}
-    return {key: value for key, value in values.items() if value is not None}
-
-
 def open_files(
     target: Path, draft: Path | None, options: LoadOptions, *, say: Speaker
 ) -> tuple[Engine, Plan]:
@@ -264,9 +253,10 @@ def finished(
     """Print it, `shown` makes the text; the exit code. Raises what has ended the run."""
     from dflash_local.bench.report.verdict import verdict
 
-    if values["dataset"] is not None:
-        name = report.environment.target
-        report.paper = _paper(values["dataset"], name, report.settings.temperatures)
+    for temperature in report.settings.temperatures if values["dataset"] else ():
+        value = paper_value(values["dataset"], report.environment.target, temperature)
+        if value is not None:
+            report.paper[values["dataset"], temperature] = value
     if values["as_json"]:
         write_json({"verdict": verdict(report), **report.as_dict()})
     else:

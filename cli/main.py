@@ -165,8 +165,9 @@ def run(
         # The reader has gone. Python flushes once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except OSError as error:
-        return _fail(_told(error), BAD_INPUT)
+    except OSError as error:  # without its number
+        named = error.filename is not None and error.strerror is not None
+        return _fail(f"{error.filename}: {error.strerror}" if named else str(error), BAD_INPUT)
     except FileError as error:  # it has the words of the file
         return _fail(str(error), BAD_INPUT)
     except (InputError, NotFiniteError) as error:
@@ -205,12 +206,6 @@ def _target_hint(error: click.ClickException) -> str:
     except InputError:
         return ""
     return f": a model is named by --target {extra[1]}"
-
-
-def _told(error: OSError) -> str:
-    """The error without its number."""
-    named = error.filename is not None and error.strerror is not None
-    return f"{error.filename}: {error.strerror}" if named else str(error)
 
 
 def _origin(error: click.ClickException) -> str:

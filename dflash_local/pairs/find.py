@@ -159,7 +159,8 @@ def find_pair(
         devices = runtime.devices() if devices is None else devices
         check_memory(model.remote(), drafter_bytes(drafter), options, devices, model.sizes())
     check_room(model, drafter)
-    _check_access(model, drafter)
+    if drafter and drafter.repository and model.missing() and (missing := drafter.missing()):
+        drafter.repository.check_access(missing[0])  # before its larger target is fetched
     for part in (model, drafter):
         if isinstance(part, Files):
             _tell(part, say)
@@ -407,14 +408,6 @@ def _is_terminal(stream: object) -> bool:
         return bool(stream.isatty())  # type: ignore[attr-defined]
     except (AttributeError, ValueError):  # ValueError: it is closed
         return False
-
-
-def _check_access(model: Files, drafter: Drafter | None) -> None:
-    """Raise InputError if the drafter cannot be had, before its larger target is fetched."""
-    if drafter is None or drafter.repository is None or not model.missing():
-        return
-    if missing := drafter.missing():
-        drafter.repository.check_access(missing[0])
 
 
 def _tell(part: Files, say: Say) -> None:

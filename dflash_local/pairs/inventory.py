@@ -134,13 +134,13 @@ def others(devices: Sequence[Device]) -> list[dict[str, Any]]:
 def stock_of(entry: Entry) -> Stock:
     """The files of one pair that are here."""
     place = _gguf(entry)
+    here: dict[str, int] = {}
     if isinstance(place, HubAddress):
-        here: dict[str, int] = {}
         for held in reversed(cached(place.repo, place.revision)):
             models = gguf_names.targets(held.sizes)
             here |= {key: held.n_bytes(names) for key, names in models.items()}
-    else:
-        here = _local(place)
+    elif isinstance(place, Path) and place.is_file():
+        here = {gguf_names.quantisation(place.stem) or place.stem: place.stat().st_size}
     return Stock(entry, here, _drafter_here(entry, place))
 
 
@@ -237,9 +237,3 @@ def _key(target: Address | None) -> str:
 
 def _gguf(entry: Entry) -> Address | None:
     return entry.packaged or (read_address(entry.gguf) if entry.gguf else None)
-
-
-def _local(place: Address | None) -> dict[str, int]:
-    if not isinstance(place, Path) or not place.is_file():
-        return {}
-    return {gguf_names.quantisation(place.stem) or place.stem: place.stat().st_size}

@@ -157,7 +157,7 @@ def beside_ours(
         for variant, found in ((PLAIN, many.plain), (many.variant, many.drafted)):
             if many.concurrency > 1 and found:
                 key = many.category, many.temperature, many.concurrency
-                ours.setdefault(key, {})[variant] = found.total.median
+                ours.setdefault(key, {})[variant] = found.total_tokens_per_second.median
     return [
         replace(each, ours=_comparable(each, ours.get(key, {})))
         for each in rows

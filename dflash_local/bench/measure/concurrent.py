@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Say, Variant
@@ -27,19 +27,11 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class ConcurrentSpeed:
-    """Requests that ran `n` at a time. `total` are tokens/s of all, prompts and waiting included;
-    `speed` is that of the single ones."""
+    """Requests that ran `n` at a time. The total is that of all, prompts and waiting included."""
 
-    total: Spread
-    speed: Speed
+    total_tokens_per_second: Spread
+    per_request: Speed
     acceptance: Acceptance
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "total_tokens_per_second": self.total,
-            "per_request": self.speed,
-            "acceptance": self.acceptance,
-        }
 
 
 @dataclass(frozen=True)
@@ -169,10 +161,10 @@ def _progress(rows: Sequence[ConcurrencyRow]) -> str:
     first = rows[0]
     parts = [
         f"{first.category}, temperature {first.temperature:g}, {first.concurrency} at once: "
-        f"plain {first.plain.total.median:.4g}"
+        f"plain {first.plain.total_tokens_per_second.median:.4g}"
     ]
     for row in rows:
         if row.drafted and row.ratio:
-            total = row.drafted.total.median
+            total = row.drafted.total_tokens_per_second.median
             parts.append(f"| {row.variant} {total:.4g} ({row.ratio.median:.2f})")
     return " ".join(parts) + " tokens/s in total"

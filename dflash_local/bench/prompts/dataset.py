@@ -53,7 +53,11 @@ def load_prompts(name: str, limit: int | None = None) -> list[BenchPrompt]:
     """
     dataset = DATASETS[name]
     if dataset.file.endswith(".parquet"):
-        _check_parquet(name)
+        try:
+            import pyarrow.parquet  # noqa: F401  (whether it is installed, and works)
+        except ImportError:
+            install = "pip install 'dflash-local[datasets]'"
+            raise InputError(f"--dataset {name} needs pyarrow: {install}") from None
     import huggingface_hub as hub
 
     with one_line(f"datasets/{dataset.repo}", None):
@@ -79,12 +83,3 @@ def _rows(path: Path, column: str) -> list[str | list[str]]:
     with parquet.ParquetFile(path) as file:
         found: list[str | list[str]] = file.read(columns=[column])[column].to_pylist()
     return found
-
-
-def _check_parquet(name: str) -> None:
-    try:
-        import pyarrow.parquet  # noqa: F401  (whether it is installed, and works)
-    except ImportError:
-        raise InputError(
-            f"--dataset {name} needs pyarrow: pip install 'dflash-local[datasets]'"
-        ) from None
