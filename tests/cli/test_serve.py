@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 import command_line
@@ -209,66 +210,68 @@ def settled(
         yield running
 
 
-def test_requests_that_do_not_say_are_sampled_as_the_command_says(settled: ServerProcess) -> None:
+@pytest.fixture
+def visitor(settled: ServerProcess) -> Iterator[httpx.Client]:
+    with settled.client() as client:
+        yield client
+
+
+def test_requests_that_do_not_say_are_sampled_as_the_command_says(visitor: httpx.Client) -> None:
     def texts(**more: object) -> list[str]:
         body = {"prompt": "def f(", "cache_prompt": False, **more}
-        choices = client.post("/v1/completions", json=body).json()["choices"]
+        choices = visitor.post("/v1/completions", json=body).json()["choices"]
         return [choice["text"] for choice in choices]
 
-    with settled.client() as client:
-        params = client.get("/props").json()["default_generation_settings"]["params"]
-        assert (params["temperature"], params["seed"], params["n_predict"]) == (1, 42, 6)
-        assert texts() == texts(seed=42) != texts(seed=43)
-        assert texts(temperature=0) == texts(temperature=0, seed=1)
-        one, other = texts(n=2)
-        assert one != other
+    params = visitor.get("/props").json()["default_generation_settings"]["params"]
+    assert (params["temperature"], params["seed"], params["n_predict"]) == (1, 42, 6)
+    assert texts() == texts(seed=42) != texts(seed=43)
+    assert texts(temperature=0) == texts(temperature=0, seed=1)
+    one, other = texts(n=2)
+    assert one != other
 
 
-def test_no_answer_is_longer_than_the_command_allows(settled: ServerProcess) -> None:
-    with settled.client() as client:
-        for asked, got in ((4, 4), (100, 6), (-1, 6)):
-            body = {"prompt": "def f(", "n_predict": asked, "ignore_eos": True}
-            answer = client.post("/completion", json=body).json()
-            assert answer["tokens_predicted"] == answer["generation_settings"]["n_predict"] == got
-            biases = answer["generation_settings"]["logit_bias"]
-            assert biases and all(each["bias"] is None for each in biases)
+def test_no_answer_is_longer_than_the_command_allows(visitor: httpx.Client) -> None:
+    for asked, got in ((4, 4), (100, 6), (-1, 6)):
+        body = {"prompt": "def f(", "n_predict": asked, "ignore_eos": True}
+        answer = visitor.post("/completion", json=body).json()
+        assert answer["tokens_predicted"] == answer["generation_settings"]["n_predict"] == got
+        biases = answer["generation_settings"]["logit_bias"]
+        assert biases and all(each["bias"] is None for each in biases)
 
 
-def test_a_template_in_place_of_the_models_own(settled: ServerProcess) -> None:
+def test_a_template_in_place_of_the_models_own(visitor: httpx.Client) -> None:
     messages = {"messages": [{"role": "user", "content": "Hi"}]}
-    with settled.client() as client:
-        assert client.post("/apply-template", json=messages).json()["prompt"] == "# Hi\n"
+    assert visitor.post("/apply-template", json=messages).json()["prompt"] == "# Hi\n"
 
 
-def test_a_model_has_the_names_and_tags_that_the_command_gives(settled: ServerProcess) -> None:
-    with settled.client() as client:
-        (entry,) = client.get("/v1/models").json()["data"]
-        assert entry["id"] == "code"
-        assert (entry["aliases"], entry["tags"]) == (["code", "coder", "tiny"], ["chat", "small"])
-        assert client.get("/v1/models/tiny").json() == entry
-        for name in ("tiny", "stranger"):
-            body = {"model": name, "prompt": "def f(", "max_tokens": 1}
-            assert client.post("/v1/completions", json=body).json()["model"] == "code"
+def test_a_model_has_the_names_and_tags_that_the_command_gives(
+    settled: ServerProcess, visitor: httpx.Client
+) -> None:
+    (entry,) = visitor.get("/v1/models").json()["data"]
+    assert entry["id"] == "code"
+    assert (entry["aliases"], entry["tags"]) == (["code", "coder", "tiny"], ["chat", "small"])
+    assert visitor.get("/v1/models/tiny").json() == entry
+    for name in ("tiny", "stranger"):
+        body = {"model": name, "prompt": "def f(", "max_tokens": 1}
+        assert visitor.post("/v1/completions", json=body).json()["model"] == "code"
     settled.wait_for("a request names the model stranger")
     assert not any("the model tiny" in line for line in settled.log)
 
 
-def test_chats_tell_their_prompt_where_the_command_says_so(settled: ServerProcess) -> None:
+def test_chats_tell_their_prompt_where_the_command_says_so(visitor: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    with settled.client() as client:
-        told = client.post("/v1/chat/completions", json=body).json()
-        assert told["__verbose"] == {"prompt": "# Hi\n"}
-        told = client.post("/v1/chat/completions", json={**body, "verbose": False}).json()
-        assert "__verbose" not in told
+    told = visitor.post("/v1/chat/completions", json=body).json()
+    assert told["__verbose"] == {"prompt": "# Hi\n"}
+    told = visitor.post("/v1/chat/completions", json={**body, "verbose": False}).json()
+    assert "__verbose" not in told
 
 
-def test_what_is_not_to_be_shown(settled: ServerProcess) -> None:
-    with settled.client() as client:
-        assert client.get("/").status_code == 404
-        for path in ("/slots", "/metrics"):
-            answer = client.get(path)
-            assert answer.status_code == 501
-            assert f"--no-{path[1:]}" in answer.json()["error"]["message"]
+def test_what_is_not_to_be_shown(visitor: httpx.Client) -> None:
+    assert visitor.get("/").status_code == 404
+    for path in ("/slots", "/metrics"):
+        answer = visitor.get(path)
+        assert answer.status_code == 501
+        assert f"--no-{path[1:]}" in answer.json()["error"]["message"]
 
 
 def test_a_template_that_is_none(tmp_path: Path) -> None:
