@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from bench_report import VARIANTS, made_report, server_row
 from dflash_local import Model
 from dflash_local.bench.measure.settings import PLAIN, RunSettings
 from dflash_local.bench.prompts.case import Case
-from dflash_local.fit.overrides import experts_of
 from dflash_local.pair import open_pair
 from lab.bench.comparison import beside_ours, measure_server, server_like
 from lab.bench.llama_server import LlamaServer
@@ -34,14 +34,6 @@ def test_it_gets_the_models_files_and_settings(model: Model, pair: tuple[Path, P
     given = drafted[drafted.index("--spec-synth-rates") + 1].split(",")
     assert 1 + sum(map(float, given)) == pytest.approx(4.0) and len(given) == 15
     assert "--spec-synth-rates" not in plain
-
-
-def test_it_keeps_the_same_experts_in_ram(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = replace(model.target.options, override_tensor={"attn": "CUDA0"}, n_cpu_moe=2)
-    monkeypatch.setattr(model.target, "options", options)
-    pair = open_pair(model.target.path, "none")
-    plain = server_like(model, Path(sys.executable), pair, synthetic_length=None)(0, 1).command
-    assert plain[plain.index("-ot") + 1] == f"attn=CUDA0,{experts_of(2)}=CPU"
 
 
 @pytest.mark.parametrize(
@@ -77,12 +69,8 @@ def test_each_number_of_drafts_and_slots_has_a_process(tmp_path: Path) -> None:
 
     settings = RunSettings(temperatures=(0.0,), max_tokens=16)
     rows = measure_server(server_for, [0, 15], CASES, [1, 2], settings, told.append)
-    assert [(row.concurrency, row.n_drafts, row.category) for row in rows] == [
-        (n, n_drafts, category)
-        for n in (1, 2)
-        for n_drafts in (0, 15)
-        for category in ("chat", "code")
-    ]
+    found = [(row.concurrency, row.n_drafts, row.category) for row in rows]
+    assert found == [*product((1, 2), (0, 15), ("chat", "code"))]
     assert len(told) == len(rows) and len(runs(tmp_path)) == 4
     # 16 tokens in 10 passes.
     assert [row.accepted_length for row in rows[:4]] == [None, None, 1.5, 1.5]

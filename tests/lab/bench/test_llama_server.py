@@ -78,21 +78,6 @@ def test_plain_decoding_has_no_drafter_and_names_no_device(tmp_path: Path) -> No
     assert not [argument for argument in arguments if argument.startswith("--spec")]
 
 
-def test_many_requests_are_under_way_at_once(tmp_path: Path, behave: Any) -> None:
-    behave("four at once")
-    with server(tmp_path, n_slots=4) as running:
-        answers, seconds = running.complete_all([[n] for n in range(4)], max_tokens=2)
-    assert [answer.n_tokens for answer in answers] == [2] * 4
-    assert sorted(asked["prompt"] for asked in requests(tmp_path)) == [[n] for n in range(4)]
-    assert seconds > 0
-
-
-def test_a_server_that_loads_is_waited_for(tmp_path: Path, behave: Any) -> None:
-    behave("slow")
-    with server(tmp_path) as running:
-        assert running.complete([1], max_tokens=1).n_tokens == 1
-
-
 def test_a_port_that_was_taken_meanwhile_is_replaced(tmp_path: Path, behave: Any) -> None:
     behave("taken")
     with server(tmp_path) as running:

@@ -32,7 +32,6 @@ from mini_shapes import (
     LLAMA,
     SHORT_CONV,
 )
-from peak_memory import PEAK
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -151,25 +150,3 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
         child.send_signal(signal.SIGINT)
         child.communicate(timeout=60)
     assert list(tmp_path.iterdir()) == []
-
-
-WRITE = f"""{PEAK}
-from dataclasses import replace
-from lab.shapes.shape import find_shape
-from lab.shapes.writer import write_pair
-shape = replace(find_shape("qwen3-4b"), n_vocab=60_000)
-files = write_pair(shape, "Q4_K_M", Path(sys.argv[1]), n_layer=3)
-print(peak(), sum(file.stat().st_size for file in files))
-"""
-
-
-@pytest.mark.slow
-def test_writing_takes_little_memory(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WRITE, str(tmp_path)],
-        capture_output=True,
-        check=True,
-        env=ENVIRONMENT,
-    )
-    peak, n_bytes = map(int, done.stdout.split())
-    assert 20e6 < peak < 200e6 < n_bytes / 3
