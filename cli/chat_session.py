@@ -21,7 +21,7 @@ from dflash_local.target_model.pixels import data_uri, image_file
 from dflash_local.text_file import read_text
 
 from .answer import write_answer
-from .chat_options import ChatOptions, option_names
+from .chat_options import option_lines, option_names, set_option
 from .line_editor import LineEditor
 from .loading import chosen_files, load_model
 from .options import WORDS, generation_arguments, in_options
@@ -86,7 +86,6 @@ class ChatSession:
         self._usual_thinking = model.thinking
         self._template = template
         self._values = dict(values)
-        self._options = ChatOptions(self._values)
         self._written: tuple[str, list[int]] = ("", [])  # of the last answer, with what it went on
         self._typed = ""  # what the line editor begins with
         self._pictures: list[Message] = []  # those that the next message shows
@@ -249,9 +248,10 @@ class ChatSession:
 
     def do_set(self, text: str) -> None:
         if not text:
-            self._show(self._options.lines(self._model, answer_limit(self._model, {})))
+            limit = answer_limit(self._model, {})
+            self._show(option_lines(self._values, self._model, limit))
             return
-        self._say(self._options.set(text))
+        self._say(set_option(self._values, text))
         self._set_thinking()
 
     def _set_thinking(self) -> None:
@@ -294,7 +294,6 @@ class ChatSession:
                 self._model = self._loaded(self._values)
             else:
                 self._values = values
-                self._options = ChatOptions(values)
             self._usual_thinking = self._model.thinking
             self._set_thinking()
         model = self._model

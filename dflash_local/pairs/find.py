@@ -247,19 +247,17 @@ def fetched_projector(target: Path, say: Say) -> Path:
 def drafter_name(target: Address, draft: StrPath | None = None) -> str | None:
     """The name of a pair's drafter, whichever way the pair was written: a repository or a
     path. None where a target has none of its own. The hub is not asked."""
+    address = target if draft is None else read_address(draft)
+    if isinstance(address, NamedPair):
+        return drafter_name(target, address.entry.drafter)
     if draft is not None:
-        address = read_address(draft)
-        if isinstance(address, NamedPair):
-            return drafter_name(target, address.entry.drafter)
         return address.repo if isinstance(address, HubAddress) else str(address.resolve())
-    if isinstance(target, NamedPair):
-        return drafter_name(target, target.entry.drafter)
-    if isinstance(target, HubAddress):
-        entry = registry.of_target(target.repo)
-        return target.repo if entry is None else drafter_name(target, entry.drafter)
-    if target.is_dir():
+    if isinstance(address, HubAddress):
+        entry = registry.of_target(address.repo)
+        return address.repo if entry is None else drafter_name(target, entry.drafter)
+    if address.is_dir():
         with suppress(FileError):
-            found = _in_folder(target, gguf_names.drafters, _DRAFTER_QUANTS)
+            found = _in_folder(address, gguf_names.drafters, _DRAFTER_QUANTS)
             return str(Path(found.names[0]).resolve())
     return None
 
