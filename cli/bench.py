@@ -18,18 +18,10 @@ from dflash_local.fit.options import SHAPES
 from dflash_local.printable import silent
 
 from . import interrupt
+from . import options as shared
 from .answer import stdout_columns, write_json, write_report
 from .loading import check_files, chosen_files
-from .options import (
-    DRAFT_SHAPE,
-    FILES,
-    LOADING,
-    QUIET,
-    READABLE,
-    Option,
-    SectionedCommand,
-    values_of,
-)
+from .options import READABLE, Option, SectionedCommand
 from .request import INTERRUPTED
 from .terminal import Speaker
 from .values import name_list, number, whole, whole_list
@@ -116,13 +108,13 @@ MEASURING = (
 
 OUTPUT = (
     Option("--json as_json", is_flag=True, help="Print one JSON object instead of the table."),
-    QUIET,
+    shared.QUIET,
 )
 
-MACHINE = tuple(option for option in LOADING if option is not DRAFT_SHAPE)
+MACHINE = tuple(option for option in shared.LOADING if option is not shared.DRAFT_SHAPE)
 
 SECTIONS = {
-    "Model": FILES,
+    "Model": shared.FILES,
     "Prompts": PROMPTS,
     "Measuring": MEASURING,
     "Output": OUTPUT,
@@ -191,7 +183,7 @@ def common(
 
     shapes = values["draft_shapes"]
     if not shapes:
-        options = LoadOptions(**values_of(MACHINE, values))
+        options = LoadOptions(**shared.values_of(MACHINE, values))
         shapes = (usual_shape(list(runtime.devices()), options),)
     return {
         "target": target,
@@ -209,7 +201,7 @@ def common(
         "depths": values["depths"],
         "thinking": values["thinking"],
         "concurrency": values["concurrency"] or (),
-        "loading": values_of(MACHINE, values),
+        "loading": shared.values_of(MACHINE, values),
     }
 
 
@@ -219,7 +211,7 @@ def chosen_pair(values: Mapping[str, Any], say: Speaker) -> tuple[Path, Path | N
     from dflash_local.fit.options import LoadOptions
     from dflash_local.loading import open_engine
 
-    options = LoadOptions(**values_of(MACHINE, values))
+    options = LoadOptions(**shared.values_of(MACHINE, values))
     with interrupt.ending():
         trial = partial(open_engine, say=silent)
         found = chosen_files(values, say, options)

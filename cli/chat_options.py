@@ -10,19 +10,19 @@ import click
 
 from dflash_local.errors import InputError
 
-from .options import (
-    ENDING,
-    REASONING_BUDGET,
-    SAMPLING,
-    THINKING,
-    Option,
-    max_tokens,
-)
+from . import options as shared
+from .options import Option
 
 if TYPE_CHECKING:
     from dflash_local import Model
 
-_OPTIONS = (max_tokens(), *SAMPLING, *ENDING, THINKING, *REASONING_BUDGET)
+_OPTIONS = (
+    shared.max_tokens(),
+    *shared.SAMPLING,
+    *shared.ENDING,
+    shared.THINKING,
+    *shared.REASONING_BUDGET,
+)
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 _USUAL = "default"
 
