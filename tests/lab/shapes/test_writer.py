@@ -20,18 +20,7 @@ from lab.shapes.file import target_file
 from lab.shapes.shape import PairShape
 from lab.shapes.tensors import QUANTS
 from lab.shapes.writer import write_pair
-from mini_shapes import (
-    DENSE,
-    DFLASH2,
-    DSPARK,
-    EXPERTS,
-    GPT_OSS,
-    HYBRID,
-    HYBRID_EXPERTS,
-    HYBRID_NEXT,
-    LLAMA,
-    SHORT_CONV,
-)
+from mini_shapes import DENSE, EVERY, EXPERTS, HYBRID, HYBRID_EXPERTS, SHORT_CONV
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -58,11 +47,7 @@ def test_a_hybrid_pair_drafts_what_plain_decoding_gives(shape: PairShape, tmp_pa
         assert at is None
 
 
-SHAPES = (
-    *(DENSE, DFLASH2, DSPARK, EXPERTS, LLAMA, GPT_OSS, HYBRID, HYBRID_EXPERTS, HYBRID_NEXT),
-    SHORT_CONV,
-)
-CASES = [(shape, "Q4_K_M") for shape in SHAPES]
+CASES = [(shape, "Q4_K_M") for shape in EVERY]
 CASES += [(shape, quant) for shape in (DENSE, EXPERTS) for quant in QUANTS if quant != "Q4_K_M"]
 
 
