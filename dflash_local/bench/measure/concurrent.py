@@ -1,23 +1,18 @@
 """Several requests at once through the engine's sequences: speed of all together, and of each."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Say, Variant
 from dflash_local.bench.measure.speed import Speed, Spread, TimedAnswer
 from dflash_local.bench.prompts.case import Case
+from dflash_local.engine import sequence
+from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.sampling.params import SamplingParams
-
-if TYPE_CHECKING:
-    from dflash_local.engine import sequence
-    from dflash_local.engine.engine import Engine
 
 TURNS = 2
 """Requests per place: when one ends, another takes its place, as at a server."""

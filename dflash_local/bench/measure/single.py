@@ -1,21 +1,17 @@
 """One request at a time: every prompt decoded plainly and with drafts in turn, so that a drift of
 the machine hits both alike."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.rounding import Lead, lead_after
 from dflash_local.bench.measure.settings import PLAIN, CacheState, RunSettings, Say, Variant
 from dflash_local.bench.measure.speed import Speed, Spread, TimedAnswer, ask, first_difference
 from dflash_local.bench.prompts.case import Case
-
-if TYPE_CHECKING:
-    from dflash_local.model import Model
+from dflash_local.model import Model
 
 _WARM_UP_TOKENS = 16
 _PROMPT_SPEED = 10

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dflash_local.bench.measure.settings import Variant
+from dflash_local.model import Model
 from dflash_local.stats import Stats
-
-if TYPE_CHECKING:
-    from dflash_local.model import Model
 
 STAGES = ("draft", "verify", "sample", "host")
 LEAST_TOKENS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_local.bench.measure.concurrent import ConcurrencyRow
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant
@@ -12,11 +12,9 @@ from dflash_local.bench.measure.single import Difference, SpeedRow
 from dflash_local.bench.paper import PaperValue
 from dflash_local.errors import DflashError
 from dflash_local.llama import runtime
+from dflash_local.model import Model
 from dflash_local.sampling.params import SamplingParams
 from dflash_local.version import version
-
-if TYPE_CHECKING:
-    from dflash_local.model import Model
 
 FORMAT = 3
 """Of the JSON object; raised when a field changes its meaning or goes."""
