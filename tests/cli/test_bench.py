@@ -94,28 +94,6 @@ def test_a_target_alone_is_decoded_plainly() -> None:
     assert [row["drafted"] for row in found["rows"]] == [None]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        (("--draft", DRAFTER), "without its target"),
-        (("--target", "no.gguf"), "no such file"),
-        (("qwen3-8b",), "a model is named by --target qwen3-8b"),
-        (("--widths", "1"), "not a list of whole numbers"),
-        (("--draft-shape", "chain,bush"), "not a list of some of chain, tree, auto"),
-        (("--depths", "1x"), "not a list of whole numbers"),
-        (("--temps", "0,warm"), "not a number"),
-        (("--lora", "no.gguf:0.5"), "no.gguf: no such file"),
-        (("--lora", DRAFTER), "no LoRA adapter"),
-        (("--lora", "a.gguf:nan"), "scale of the adapter a.gguf is nan"),
-        (("--control-vector", DRAFTER), "expected direction.LAYER"),
-        (("--category", "prose"), "not one of the built-in prompts"),
-        (("--category", "fim", "--dataset", "gsm8k"), "exclude each other"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault: str) -> None:
-    assert fault in refused("bench", "-q", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
-
-
 def test_prompts_that_are_none_are_refused_with_their_line(tmp_path: Path) -> None:
     prompts = tmp_path / "bad.jsonl"
     prompts.write_text('{"prompt": "a"}\nnot json\n', encoding="utf-8")

@@ -86,20 +86,6 @@ def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.Monk
         assert json.loads(file.read_text()) == again.as_dict()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--target", TARGET], "--draft"),
-        (["--draft", DRAFTER], "--target"),
-        (["--target", "no-such.gguf", "--draft", DRAFTER], "no-such.gguf"),
-        (["--threads", "0"], "--threads"),
-        (["--draft-width", "8"], "--draft-width"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], named: str) -> None:
-    assert named in refused("calibrate", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
-
-
 def test_a_time_that_is_none_is_one_line_and_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFLASH_LOCAL_CALIBRATION_S", "soon")
     assert refused("calibrate", "-q", *ON_CPU) == (

@@ -7,7 +7,6 @@ import click
 import pytest
 
 import tiny_coder
-from command_line import refused
 from dflash_local.cli.models_file import NamedModel, check_names, named_model, read_models
 from dflash_local.cli.serve import SETTINGS_PER_MODEL
 from dflash_local.errors import InputError
@@ -121,24 +120,3 @@ def test_two_models_of_one_name() -> None:
     with pytest.raises(InputError, match="two models are named 'a'"):
         check_names(models)
     check_names(models[:2])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--model", "a"], "NAME=TARGET"),
-        (["--model", f"a={TARGET}", "--model", f"a={TARGET}"], "two models are named 'a'"),
-        (["--model", f"a={TARGET}", "--target", str(TARGET)], "--target"),
-        (["--model", f"a={TARGET}", "--alias", "b"], "--alias"),
-        (["--model", f"a={TARGET}", "--chat-template", "chatml"], "--chat-template"),
-        (["--model", f"a={TARGET}", "--draft", str(DRAFTER)], "--draft"),
-        (["--models", "gone.toml"], "gone.toml"),
-        (["--models", "{folder}/unknown.toml"], ", kv_type, "),
-        (["--models", str(TARGET)], "UTF-8"),
-        (["--keep-alive", "soon"], "soon"),
-    ],
-)
-def test_what_the_command_refuses(folder: Path, arguments: list[str], named: str) -> None:
-    (folder / "unknown.toml").write_text("[a]\nn_ctx = 5\n")
-    given = [each.replace("{folder}", str(folder)) for each in arguments]
-    assert named in refused("serve", "--port", "0", *given, environment={"DFLASH_LOCAL_TARGET": ""})

@@ -42,6 +42,13 @@ REFUSED = {
     "gone.gguf": "--embedding-model gone.gguf",
     "name it with --model, too": f"--model a={TARGET} --embedding-model {TARGET}",
     "--pooling is for a server of one": f"--model a={TARGET} --pooling last",
+    "--target is for a server of one": f"--model a={TARGET} --target {TARGET}",
+    "--alias is for a server of one": f"--model a={TARGET} --alias b",
+    "--chat-template is for a server": f"--model a={TARGET} --chat-template chatml",
+    "without its target": f"--model a={TARGET} --draft {DRAFTER}",
+    "two models are named 'a'": f"--model a={TARGET} --model a={TARGET}",
+    **{"NAME=TARGET": "--model a", "UTF-8": f"--models {TARGET}", "soon": "--keep-alive soon"},
+    "gone.toml": "--models gone.toml",
     **{"--pooling": "--pooling max", "--no-such-option": "--no-such-option", "prompt": "prompt"},
 }
 

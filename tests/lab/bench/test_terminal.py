@@ -1,10 +1,7 @@
 """The tables of a benchmark on a terminal."""
 
-import pytest
-
 from bench_report import made_report
 from dflash_local.bench.measure.settings import PLAIN
-from dflash_local.cli.terminal import fitted
 from lab.bench.terminal import terminal
 
 
@@ -27,21 +24,6 @@ def test_every_section_is_there_in_plain_characters() -> None:
     assert text.count("chat (4)") == 16
     assert "chain 4" in text and "tree 4" in text
     assert "5.15x, 6.54 tokens per round" in text
-
-
-@pytest.mark.parametrize("columns", [40, 60, 80, 100])
-def test_every_table_keeps_within_the_terminal(columns: int) -> None:
-    report = made_report()
-    report.curve = {n: 0.0123 * n for n in range(1, 40)}
-    shown = fitted(terminal(report, columns), columns)
-    assert max(map(len, shown.splitlines())) <= columns
-    words = " ".join(shown.split())
-    for name in ("plain", "drafted", "ratio", "tokens per round", "first token, ms", "host"):
-        assert set(name.split()) <= set(words.replace(";", " ").split()), name
-    # all that a wide terminal shows but for the middle halves
-    for value in ("11 %", "10 / 10", "3.22", "150", "480", "at once"):
-        assert value in words
-    assert report.rows[0].drafted and "135-180" not in words.partition("at once")[0]
 
 
 def test_what_was_not_measured_has_no_section() -> None:
