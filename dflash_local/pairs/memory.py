@@ -46,8 +46,7 @@ def which_fit(
     devices: Sequence[Device],
     others: Mapping[str, int],
 ) -> dict[str, Plan]:
-    """The plans of those of `others`, quantisations of the same model, that fit, the largest
-    first."""
+    """The plans of those of `others`, quantisations of the same model, that fit; largest first."""
     found = {}
     for name, size in sorted(others.items(), key=lambda item: -item[1]):
         try:
