@@ -110,20 +110,14 @@ def _mixed(name: str, outtype: str, base: Type, n_layer: int) -> Type:
     layer = int(match[1]) if match else n_layer
     part = name.removesuffix(".weight").rpartition(".")[2]
     more = outtype in ("q4_k_m", "q5_k_m") and _gets_more_bits(layer, n_layer)
-    if part == "attn_v":
+    if part in ("attn_v", "ffn_down"):
         if more:
             return Type.Q6_K
-        if outtype == "q4_k_s" and layer < 4:
+        if outtype == "q4_k_s" and layer < (4 if part == "attn_v" else n_layer // 8):
             return Type.Q5_K
         if outtype == "q3_k_m":
-            return Type.Q5_K if layer < 2 else Type.Q4_K
-    elif part == "ffn_down":
-        if more:
-            return Type.Q6_K
-        if outtype == "q4_k_s" and layer < n_layer // 8:
-            return Type.Q5_K
-        if outtype == "q3_k_m":
-            return Type.Q5_K if layer < n_layer // 16 else Type.Q4_K
+            first = layer < (2 if part == "attn_v" else n_layer // 16)
+            return Type.Q5_K if first else Type.Q4_K
     elif part == "attn_output" and outtype == "q3_k_m":
         return Type.Q4_K
     return base

@@ -206,6 +206,23 @@ def _settings(options: TuneOptions) -> dict[str, Any]:
 
 
 class Run:
+    _rate = RATE
+    _warm_up = WARM_UP
+    _n_new = 1
+    """Answers that come before each step but the first."""
+    _save_s = _SAVE_S
+    _ends_early = True
+    """Whether it ends once held-out answers gain nothing more."""
+    _from_nothing = False
+    """Whether the drafter began with random weights: it has a recipe of its own."""
+    _waiting_bytes = 0
+    """Of files with answers that wait for the trainer, at most."""
+    _measured_every = 50
+    _n_compared = _COMPARED
+    _general: Texts | None = None
+    _n_asked = _n_tokens = 0
+    _spent_s = _waited_s = _answers_s = 0.0
+
     def __init__(
         self,
         options: TuneOptions,
@@ -234,29 +251,10 @@ class Run:
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_batch = LoadOptions.n_batch
         self._n_anchors = N_ANCHORS if on_gpu else CPU_ANCHORS
-        self._rate = RATE
         self._n_owed = _AHEAD
         """Answers that come before the next step."""
-        self._n_new = 1
-        """Those that come before each further one."""
-        self._save_s = _SAVE_S
-        self._ends_early = True
-        """Whether it ends once held-out answers gain nothing more."""
-        self._warm_up = WARM_UP
-        self._from_nothing = False
-        """Whether the drafter began with random weights: it has a recipe of its own."""
-        self._waiting_bytes = 0
-        """Of files with answers that wait for the trainer, at most."""
-        self._measured_every = 50
-        self._n_compared = _COMPARED
         self._before: Path | None = options.draft
         """The rival of the new drafter; None: plain decoding."""
-        self._general: Texts | None = None
-        self._n_asked = 0
-        self._n_tokens = 0
-        self._spent_s = 0.0
-        self._waited_s = 0.0
-        self._answers_s = 0.0
 
     def run(self) -> Card:
         place = self._part / _STATE
@@ -276,7 +274,7 @@ class Run:
         kind = "low-rank additions to all matrices" if trainer.low_rank else "all weights"
         best = trainer.best.step
         del trainer
-        self._free()
+        torch.cuda.empty_cache()
         path = self._save(weights)
         # Loaded again, as users load it: with trees where they are drafted by default.
         if not self._plan.by_turns:
@@ -532,7 +530,7 @@ class Run:
             yield from self._answerer.answers(asked)
         while True:
             trainer.move("cpu")
-            self._free()
+            torch.cuda.empty_cache()
             self._load()
             turn = Ring(_RING_BYTES)
             for answer in self._answerer.answers(asked):
@@ -608,11 +606,6 @@ class Run:
             self._n_asked, self._spent_s = state["n_asked"], state["seconds"]
             self._n_tokens = state["n_tokens"]
         self._say(f"going on after step {trainer.step_number}")
-
-    def _free(self) -> None:
-        """Give the device the memory that PyTorch keeps for later."""
-        if self._device == "cuda":
-            torch.cuda.empty_cache()
 
     # After the training
 

@@ -8,7 +8,7 @@ import pytest
 
 import hf_drafters
 from dflash_local.convert.config.drafter_config import DraftConfig, read_config
-from dflash_local.convert.files.safetensors_header import TensorEntry
+from dflash_local.convert.files.checkpoint import TensorEntry
 from dflash_local.convert.tensors.names import left_out, plan_tensors
 from dflash_local.convert.tensors.plan import TensorPlan
 from dflash_local.errors import FileError

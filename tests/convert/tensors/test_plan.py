@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 import hf_drafters
 from dflash_local.convert.config.drafter_config import read_config
-from dflash_local.convert.files.checkpoint import Checkpoint
-from dflash_local.convert.files.safetensors_header import TensorEntry
+from dflash_local.convert.files.checkpoint import Checkpoint, TensorEntry
 from dflash_local.convert.quantization import tensor_type
 from dflash_local.convert.tensors.names import absolute_ids, plan_tensors
 from dflash_local.convert.tensors.plan import TensorPlan, planned_rows
