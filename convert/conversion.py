@@ -151,13 +151,13 @@ def convert(
     if not dry_run:
 
         def check(part: Path) -> None:
-            nonlocal found, n_bytes
+            nonlocal found
             found = check_written(part, planned, plan.target)
-            n_bytes = part.stat().st_size
 
         write_gguf(
             plan.path, keys, plan.tensors, plan.rows, force=force, progress=progress, check=check
         )
+        n_bytes = plan.path.stat().st_size
     found.notes.extend(plan.config.notes)
     for note in found.notes:
         say(note)
