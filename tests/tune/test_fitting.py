@@ -24,18 +24,17 @@ from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.errors import BackendError, InputError, PairError
 from dflash_local.pairs import tuned
 from dflash_local.pairs.find import find_pair
-from dflash_local.tune import comparison, fitting, texts
+from dflash_local.tune import comparison, fitting, state, texts
 from dflash_local.tune.card import Card
 from dflash_local.tune.fitting import (
     Interrupted,
     Progress,
     TuneOptions,
     errors_told,
-    output_for,
     tune,
 )
 from dflash_local.tune.objective import position_weights
-from dflash_local.tune.state import state_told, write_state
+from dflash_local.tune.state import alone, claim, output_for, state_told, write_state
 from ready_command import COMMAND
 from synthetic import write_drafter, write_target
 from tune_runs import drafts_change_no_answer, snapshot
@@ -250,7 +249,7 @@ def test_a_damaged_state_is_told_at_once_and_stays(
 ) -> None:
     """As a full disk or another version leaves it."""
     part = options.output.with_name("out.partial")
-    fitting._claim(part, options)
+    claim(part, fitting._settings(options))
     if content is None:
         write_state({"step": 1}, part / "state.pt")
     else:
@@ -277,11 +276,11 @@ def test_a_disk_without_room_for_the_settings_leaves_no_folder(options: TuneOpti
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
     try:
         with pytest.raises(InputError, match=r"out\.partial: cannot be written"):
-            fitting._claim(part, options)
+            claim(part, fitting._settings(options))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not part.exists()
-    assert not fitting._claim(part, options)  # once there is room
+    assert not claim(part, fitting._settings(options))  # once there is room
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="locks no files")
@@ -306,10 +305,10 @@ def test_where_files_cannot_be_locked_none_stays_open(
     options: TuneOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows renames no folder in which a file is open."""
-    monkeypatch.setattr(fitting, "lock", lambda file: None)
+    monkeypatch.setattr(state, "lock", lambda file: None)
     part = options.output.with_name("out.partial")
-    fitting._claim(part, options)
-    with fitting._alone(part):
+    claim(part, fitting._settings(options))
+    with alone(part):
         names = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
         assert not any(part in name.parents for name in names)
 
