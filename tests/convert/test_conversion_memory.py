@@ -29,7 +29,7 @@ def write_zeros(folder: Path, n_ff: int) -> Path:
     """A drafter of one layer for the tiny target, its weights a hole in a file."""
     folder.mkdir()
     changes = {"intermediate_size": n_ff, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    config = hf_configs.VARIANTS["plain"](512, 8192) | changes
+    config = hf_configs.config("plain", n_embd=512, n_vocab=8192) | changes
     (folder / "config.json").write_text(json.dumps(config))
     header, offset = {}, 0
     for name, shape in hf_drafters.shapes("plain", n_embd=512, n_vocab=8192).items():
