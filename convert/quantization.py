@@ -44,14 +44,12 @@ def file_type(outtype: str) -> int:
     return int(LlamaFileType[f"{kind}_{outtype.upper()}"])
 
 
-def tensor_type(
-    plan: TensorPlan, outtype: str, *, n_layer: int, keep_critical: bool = True
-) -> Type:
+def tensor_type(plan: TensorPlan, outtype: str, *, n_layer: int) -> Type:
     """The type that `plan`'s tensor is stored as in a file of `outtype`, one of OUTTYPES.
 
-    `n_layer`: layers of the drafter, on which the mixtures depend. `keep_critical`: tensors that
-    every draft passes through (fc, selector, Markov heads, output head) get at least Q8_0. Raises
-    InputError for an unknown outtype.
+    `n_layer`: layers of the drafter, on which the mixtures depend. Tensors that every draft passes
+    through (fc, selector, Markov heads, output head) get at least Q8_0. Raises InputError for an
+    unknown outtype.
     """
     base = _outtype(outtype)
     if plan.name == D2T:
@@ -60,9 +58,9 @@ def tensor_type(
         return Type.F32
     if base in _PLAIN or base == Type.Q8_0:
         chosen = base
-    elif keep_critical and _CRITICAL.fullmatch(plan.name):
+    elif _CRITICAL.fullmatch(plan.name):
         chosen = Type.Q8_0
-    elif plan.name in ("output.weight", "token_embd.weight"):
+    elif plan.name == "token_embd.weight":
         chosen = Type.Q6_K
     else:
         chosen = _mixed(plan.name, outtype, base, n_layer)

@@ -61,7 +61,7 @@ def test_shipped_drafter_has_the_types_that_it_would_get(pair: tuple[Path, Path]
 def test_files_are_mixed_as_llama_cpp_mixes_them(
     outtype: str, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Type by type and byte by byte, where nothing is kept at 8 bits."""
+    """Type by type and byte by byte, but for what is kept at 8 bits."""
     path = tmp_path / "theirs.gguf"
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = file_type(outtype)
@@ -75,7 +75,9 @@ def test_files_are_mixed_as_llama_cpp_mixes_them(
     source = {tensor.name: tensor for tensor in gguf.GGUFReader(pair[1]).tensors}
     for theirs in gguf.GGUFReader(path).tensors:
         plan = plan_of(theirs)
-        kind = tensor_type(plan, outtype, n_layer=3, keep_critical=False)
+        kind = tensor_type(plan, outtype, n_layer=3)
+        if plan.name == "fc.weight":
+            continue
         assert kind == theirs.tensor_type, plan.name
         values = quants.dequantize(source[plan.name].data, source[plan.name].tensor_type)
         rows = values.reshape(-1, plan.shape[0])
