@@ -16,7 +16,7 @@ from dflash_local.draft.drafter import Drafter
 from dflash_local.target_model.target import Target
 
 _KIND = "costs"
-_FORMAT = 9
+_FORMAT = 10
 
 
 def read(target: Target, drafter: Drafter | None) -> dict[str, Any]:

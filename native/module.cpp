@@ -28,6 +28,7 @@
 #include "draft_tree.h"
 #include "draw.h"
 #include "errors.h"
+#include "expert_products.h"
 #include "experts_at_home.h"
 #include "few_rows_cuda.h"
 #include "few_rows_trial.h"
@@ -785,6 +786,10 @@ NB_MODULE(_native, m) {
         },
         nb::arg("model"));
     m.def("keep_experts_at_home", &keep_experts_at_home);
+    m.def("speed_up_experts", &speed_up_experts,
+          "Run products with experts of MXFP4 in RAM by kernels of our own. Empty, or why not. See "
+          "native/expert_products.h.");
+    m.def("n_expert_products", &n_expert_products, "Products with experts done so.");
     m.attr("most_rows_at_home") = most_rows_at_home;
     m.def("n_experts_kept", &n_experts_kept,
           "Products by experts that stayed on the CPU though a GPU would have taken them.");

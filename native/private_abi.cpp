@@ -79,6 +79,56 @@ struct memory_functions {
     }
 };
 
+// A `ggml_backend_buffer_type`.
+struct buffer_type {
+    void (*functions[6])();
+    ggml_backend_dev_t device;
+    void * context;
+};
+
+// Functions of the CPU's backend.
+struct cpu_functions {
+    std::vector<ggml_backend_buffer_type_t> & (*asked)();
+    void (*wait)(struct ggml_threadpool *);
+    void (*start_count)(struct ggml_threadpool *, int);
+    int (*count)(struct ggml_threadpool *, int);
+    // A copy of what is asked, with a null at its end: where llama.cpp may put weights.
+    ggml_backend_buffer_type_t * listed = nullptr;
+
+    bool are_known() const {
+        return listed != nullptr && asked != nullptr && wait != nullptr && start_count != nullptr &&
+               count != nullptr;
+    }
+
+    static const cpu_functions & get() {
+        static const cpu_functions found = find();
+        return found;
+    }
+
+  private:
+    static cpu_functions find() {
+        cpu_functions f{};
+        ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+        void * inside = cpu == nullptr
+                            ? nullptr
+                            : ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu),
+                                                                "ggml_backend_dev_get_extra_bufts");
+        if (inside == nullptr) {
+            return f;
+        }
+        const auto find = [&](auto & function, const char * name) {
+            function =
+                reinterpret_cast<std::decay_t<decltype(function)>>(symbol_beside(inside, name));
+        };
+        find(f.asked, "_Z39ggml_backend_cpu_get_extra_buffer_typesv");
+        find(f.wait, "ggml_barrier");
+        find(f.start_count, "ggml_threadpool_chunk_set");
+        find(f.count, "ggml_threadpool_chunk_add");
+        f.listed = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(inside)(cpu);
+        return f;
+    }
+};
+
 using id_set = std::unordered_set<int32_t>;
 
 id_set set_of(const std::vector<int32_t> & ids) {
@@ -106,6 +156,38 @@ int n_uses(const graph & g, const ggml_tensor * node) {
     const bool known = (g.visited.used[at / 32] >> at % 32 & 1) != 0 && g.visited.keys[at] == node;
     return known ? g.use_counts[at] : 0;
 }
+
+bool add_to_cpu(cpu_operations * ours) {
+    const cpu_functions & f = cpu_functions::get();
+    if (!f.are_known()) {
+        return false;
+    }
+    std::vector<ggml_backend_buffer_type_t> & asked = f.asked();
+    // Weights go to what was listed before, never to ours.
+    if (!std::equal(asked.begin(), asked.end(), f.listed) || f.listed[asked.size()] != nullptr) {
+        return false;
+    }
+    static buffer_type ours_as_type{};  // ggml keeps its address
+    ours_as_type.context = ours;
+    asked.push_back(reinterpret_cast<ggml_backend_buffer_type_t>(&ours_as_type));
+    return true;
+}
+
+void remove_from_cpu(const cpu_operations * ours) {
+    std::vector<ggml_backend_buffer_type_t> & asked = cpu_functions::get().asked();
+    const auto is_ours = [&](ggml_backend_buffer_type_t t) {
+        return reinterpret_cast<const buffer_type *>(t)->context == ours;
+    };
+    asked.erase(std::remove_if(asked.begin(), asked.end(), is_ours), asked.end());
+}
+
+void wait_for_all(const cpu_share & share) { cpu_functions::get().wait(share.pool); }
+
+void start_count(const cpu_share & share, int n) {
+    cpu_functions::get().start_count(share.pool, n);
+}
+
+int count_one(const cpu_share & share) { return cpu_functions::get().count(share.pool, 1); }
 
 std::string doubt_graphs() {
     const ggml_context_ptr context = new_nodes(8);

@@ -10,10 +10,10 @@
 #include "llama.h"
 
 // All that is used of llama.cpp and ggml beyond their headers, in the one version of
-// llama-cpp-python that is allowed at import: layouts of ggml's structs (ggml-impl.h,
-// ggml-backend-impl.h and ggml-cuda/common.cuh), functions of llama.cpp's classes by their mangled
-// names, and the order in which a hash set of the C++ library gives its numbers. `doubt_*` look
-// whether it is all as expected.
+// llama-cpp-python that is allowed at import: layouts of ggml's structs and classes (ggml-impl.h,
+// ggml-backend-impl.h, ggml-cpu/traits.h and ggml-cuda/common.cuh), functions of llama.cpp's
+// classes by their mangled names, and the order in which a hash set of the C++ library gives its
+// numbers. `doubt_*` look whether it is all as expected.
 namespace dflash::private_abi {
 
 struct hash_set {
@@ -69,6 +69,42 @@ struct device {
     void (*of_buffer_types)();
     offload_function offload_op;  // null for some devices
 };
+
+// What each thread of the CPU's backend gets with an operation, a `ggml_compute_params`.
+struct cpu_share {
+    int thread, n_threads;
+    size_t memory_size;
+    void * memory;  // of all threads
+    struct ggml_threadpool * pool;
+    bool by_reference;
+};
+
+// A `ggml::cpu::tensor_traits`: does an operation in place of the CPU's backend.
+class cpu_operation {
+  public:
+    virtual ~cpu_operation() = default;
+    virtual bool memory_size(int n_threads, const ggml_tensor * op, size_t & size) = 0;
+    virtual bool compute(cpu_share * share, ggml_tensor * op) = 0;
+};
+
+// A `ggml::cpu::extra_buffer_type`.
+class cpu_operations {
+  public:
+    virtual ~cpu_operations() = default;
+    virtual bool supports(ggml_backend_dev_t device, const ggml_tensor * op) = 0;
+    // Null for all that the backend shall do itself.
+    virtual cpu_operation * find(const ggml_tensor * op) = 0;
+};
+
+// Asks `ours` from now on before the CPU's backend computes. False if this build does not export
+// what that takes, or is not as expected. No other thread may compute meanwhile.
+bool add_to_cpu(cpu_operations * ours);
+void remove_from_cpu(const cpu_operations * ours);
+
+// For operations, once they were added: waits for the other threads, and a counter of all threads.
+void wait_for_all(const cpu_share & share);
+void start_count(const cpu_share & share, int n);
+int count_one(const cpu_share & share);
 
 inline graph & of(ggml_cgraph * g) { return *reinterpret_cast<graph *>(g); }
 inline backend & of(ggml_backend_t b) { return *reinterpret_cast<backend *>(b); }

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.cuda.few_rows import FewRows
+from dflash_local.cuda.few_rows import FewRows, is_wanted
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
 from dflash_local.fit.options import (
     MAX_IDS,
@@ -196,11 +196,12 @@ class Target(Readout):
     def _open_context(self) -> None:
         options = self.options
         n_threads = options.n_threads or default_threads()
+        has_experts_in_ram = native.has_experts_in_ram(native.address(self._model))
+        if has_experts_in_ram and is_wanted():
+            native.speed_up_experts()
         # Where they stay, a GPU does not take them for rounds.
-        in_ram = options.n_gpu_layers != 0 and native.has_experts_in_ram(
-            native.address(self._model)
-        )
-        is_wide = in_ram and native.keep_experts_at_home() and not options.exact
+        stay = has_experts_in_ram and options.n_gpu_layers != 0 and native.keep_experts_at_home()
+        is_wide = stay and not options.exact
         n_verified = MAX_ROWS_AT_HOME if is_wide else MAX_OUTPUT_ROWS
         params = options.context_params(n_threads, n_verified)
         n_spare = self._n_spare_ids()

@@ -163,23 +163,34 @@ def test_a_row_of_a_mixture_has_the_same_bits_beside_any_others(
         assert few_rows.counts["experts"] > 0
 
 
-def test_experts_in_ram_are_computed_there_for_a_round(folder: Path) -> None:
-    """Of a prompt's many rows llama.cpp copies them to the GPU, which reads each once."""
-    path, _ = write_pair(EXPERTS, "Q8_0", folder)
-    at_home = TargetOptions(n_ctx=512, n_gpu_layers=-1, n_cpu_moe=EXPERTS.n_layer)
+@pytest.mark.parametrize(
+    ("shape", "quant"), [(EXPERTS, "Q8_0"), (GPT_OSS, "MXFP4")], ids=("Q8_0", "MXFP4")
+)
+def test_experts_in_ram_are_computed_there_for_a_round(
+    folder: Path, shape: PairShape, quant: str
+) -> None:
+    """Those of MXFP4 by our kernels, with the same bits beside any rows. Of a prompt's many rows
+    llama.cpp copies them to the GPU, which reads each once."""
+    path, _ = write_pair(shape, quant, folder)
+    at_home = TargetOptions(n_ctx=512, n_gpu_layers=-1, n_cpu_moe=shape.n_layer)
     on_gpu = replace(at_home, n_cpu_moe=0)
     with Target(path, on_gpu, few_rows=opened(path)) as loaded:
         expected = logits(loaded, 64)
     with Target(path, at_home, few_rows=opened(path)) as loaded:
         before = native.n_experts_kept()
-        logits(loaded, 16)  # so few stay by themselves
+        done = native.n_expert_products()
+        few = logits(loaded, 16)  # so few stay by themselves
         assert native.n_experts_kept() == before
-        error = np.median(np.abs(logits(loaded, 64) - expected))
+        assert (native.n_expert_products() > done) == (quant == "MXFP4")
+        widest = logits(loaded, 64)
+        if quant == "MXFP4":
+            np.testing.assert_array_equal(few, widest[:16])
+        error = np.median(np.abs(widest - expected))
         assert error < _SAME * expected.std()
         kept = native.n_experts_kept()
         assert kept > before
         loaded.clear(0)
-        many = np.random.default_rng(0).integers(0, EXPERTS.n_vocab, 200).tolist()
+        many = np.random.default_rng(0).integers(0, shape.n_vocab, 200).tolist()
         decode(loaded, 0, many, "last")
         assert native.n_experts_kept() == kept
 
