@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from dflash_local.convert import convert
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs.conversion import convert_for
-from hub_stand_in import Hub, running
+from hub_stand_in import Hub
 from ready_command import COMMAND
 
 Pair = tuple[Path, Path]
@@ -29,12 +29,6 @@ Pair = tuple[Path, Path]
 @pytest.fixture
 def drafter(tmp_path: Path) -> Path:
     return shipped_drafter.write(tmp_path / "drafter")
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with running() as hub:
-        yield hub
 
 
 @pytest.fixture

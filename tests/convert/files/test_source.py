@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from dflash_local.convert.files.source import fetch_drafter
 from dflash_local.errors import InputError
 from dflash_local.pairs.conversion import target_hint
 from hub_client import Client
-from hub_stand_in import Hub, Request, running
+from hub_stand_in import Hub, Request
 
 DRAFTER = "lab/Tiny-DFlash"
 CARD = """---
@@ -35,12 +34,6 @@ WEIGHTS = save({"fc.weight": torch.arange(300_000, dtype=torch.float32).reshape(
 TARGET = "lab/Tiny"
 # The client writes 10 MB at a time: of what a broken transfer brought, it keeps whole pieces.
 LARGE = save({"fc.weight": torch.arange(10_000_000, dtype=torch.float32)})
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with running() as hub:
-        yield hub
 
 
 @pytest.fixture
