@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -224,7 +225,7 @@ class Embedder:
                 parts = {"{query}": query, "{document}": document}
                 prompt = "".join(
                     quoted(parts[part], self.vocabulary) if part in parts else part
-                    for part in _around(self._template, *parts)
+                    for part in re.split(r"(\{query\}|\{document\})", self._template)
                 )
                 pair = tokenized(prompt, self.vocabulary, self.n_ctx)
         except PromptTooLongError as error:
@@ -416,17 +417,6 @@ def _context_params(
     params.n_threads = params.n_threads_batch = n_threads
     params.no_perf = True
     return params
-
-
-def _around(template: str, query: str, document: str) -> Iterator[str]:
-    """The parts of a template: the texts between the two names, and these."""
-    for index, part in enumerate(template.split(query)):
-        if index:
-            yield query
-        for place, piece in enumerate(part.split(document)):
-            if place:
-                yield document
-            yield piece
 
 
 def _free(model: Any) -> None:
