@@ -74,12 +74,8 @@ class Use:
         return f"{self.name} {size_text(self.needed)} of {size_text(self.free)} free"
 
     def __str__(self) -> str:
-        parts = (
-            ("weights", self.weights),
-            ("KV cache", self.kv),
-            ("drafter", self.drafter),
-            ("compute", self.compute),
-        )
+        sizes = self.weights, self.kv, self.drafter, self.compute
+        parts = zip(("weights", "KV cache", "drafter", "compute"), sizes, strict=True)
         listed = " + ".join(f"{name} {size_text(n)}" for name, n in parts if n)
         usable, free = size_text(self.usable), size_text(self.free)
         return f"{self.name} needs {size_text(self.needed)} ({listed}), has {usable} of {free} free"
