@@ -3,7 +3,7 @@
 import ctypes
 import io
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint
-from dflash_local.fit.options import MAX_OUTPUT_ROWS, MAX_ROWS_AT_HOME, LoadOptions
+from dflash_local.fit.options import MAX_ROWS_AT_HOME, LoadOptions
 from dflash_local.fit.pairing import check_heads
 from dflash_local.fit.placement import named_devices
 from dflash_local.fit.plan import Plan, make_plan
@@ -99,20 +99,12 @@ DRAFTER = model(
 )
 
 
-@dataclass(frozen=True)
-class Spec:
-    """The part of a DrafterSpec that a plan reads."""
-
-    n_layer: int = 5
-    n_embd: int = 4096
-    n_head: int = 32
-    n_head_kv: int = 8
-    head_dim: int = 128
-    selector: None = None
-    markov_rank: int = 0
-    block_size: int = 16
-    sliding_window: int = 0
-    target_layers: tuple[int, ...] = field(default=(2, 10, 18, 26, 34))
+SPEC = replace(
+    read_drafter(GgufFile.open(pair()[1])),
+    block_size=16,
+    target_layers=(2, 10, 18, 26, 34),
+    **{"n_layer": 5, "n_embd": 4096, "n_head": 32, "n_head_kv": 8, "head_dim": 128},
+)
 
 
 def host(free: float = 32.0, total: float = 64.0) -> Device:
@@ -126,7 +118,7 @@ def gpu(free: float, index: int = 0, **more: Any) -> Device:
 
 
 def plan(*devices: Device, drafter: bool = True, **wanted: Any) -> Plan:
-    pair_files = (DRAFTER, Spec()) if drafter else (None, None)
+    pair_files = (DRAFTER, SPEC) if drafter else (None, None)
     n_branches = wanted.pop("n_branches", 1)
     options = LoadOptions(**wanted)
     return make_plan(TARGET, *pair_files, options, devices or (host(),), n_branches)
@@ -235,10 +227,10 @@ def test_heads_take_a_cache_and_on_a_gpu_a_copy_of_the_embeddings(tmp_path: Path
 def test_the_logits_of_a_markov_head_are_counted():
     options, devices = LoadOptions(n_ctx=1024), [gpu(24), host()]
     plain, markov = (
-        make_plan(TARGET, DRAFTER, Spec(markov_rank=rank), options, devices).gpus[0].needed
+        make_plan(TARGET, DRAFTER, replace(SPEC, markov_rank=rank), options, devices).gpus[0].needed
         for rank in (0, 256)
     )
-    assert markov - plain == 4 * Spec().block_size * 3 * TARGET.n_vocab
+    assert markov - plain == 4 * SPEC.block_size * 3 * TARGET.n_vocab
 
 
 def test_caches_are_counted_to_the_byte():
@@ -524,28 +516,22 @@ def test_a_mixture_may_have_other_experts_in_each_layer():
 def test_just_so_many_layers_experts_are_in_ram_as_are_needed(size):
     found = mixture_plan(gpu(size), host(80, 96))
     assert (found.n_gpu_layers, found.n_ctx) == (37, 32768) and fits(found)
-    assert 0 < found.n_cpu_moe <= 36
+    assert 0 < found.n_cpu_moe <= 36 and found.most_rows == MAX_ROWS_AT_HOME
     assert found.experts_bytes == found.n_cpu_moe * EXPERTS_OF_A_LAYER
     told = f"experts of {found.experts_bytes / GIB:.1f} GiB in RAM"
     assert told in found.lines()[0] and "stay in RAM" in found.notes[0]
+    fewer = {"n_ctx": 32768, "n_gpu_layers": 37, "n_cpu_moe": found.n_cpu_moe - 1}
     with pytest.raises(InputError, match="CUDA0 needs"):
-        mixture_plan(
-            *(gpu(size), host(80, 96)), n_ctx=32768, n_gpu_layers=37, n_cpu_moe=found.n_cpu_moe - 1
-        )
+        mixture_plan(gpu(size), host(80, 96), **fewer)
 
 
-def test_a_mixture_that_fits_keeps_its_experts_on_the_gpu():
+def test_experts_of_a_mixture_that_fits_and_of_one_that_does_not():
     found = mixture_plan(gpu(80), host(80, 96))
     assert (found.n_cpu_moe, found.experts_bytes, found.notes) == (0, 0, ())
-    # Passes may be wider where experts are in RAM, but not for exact answers.
+    # Passes are wider only where experts are in RAM, and never for exact answers.
     assert found == mixture_plan(gpu(80), host(80, 96), exact=True)
-    assert found.most_rows == MAX_OUTPUT_ROWS
-    assert mixture_plan(gpu(24), host(80, 96)).most_rows == MAX_ROWS_AT_HOME
-
-
-def test_a_gpu_too_small_for_all_but_the_experts_gets_fewer_layers():
-    found = mixture_plan(gpu(4), host(80, 96))
-    assert 0 < found.n_gpu_layers < 37 and found.n_cpu_moe == 36 and fits(found)
+    small = mixture_plan(gpu(4), host(80, 96))
+    assert 0 < small.n_gpu_layers < 37 and small.n_cpu_moe == 36 and fits(small)
 
 
 def test_what_experts_take_leaves_the_gpu_for_the_host():
@@ -561,16 +547,15 @@ def test_what_experts_take_leaves_the_gpu_for_the_host():
 
 
 def test_overrides_count_where_they_lie_and_come_before_the_experts():
-    by_name = mixture_plan(
-        *(gpu(80), host(80, 96)),
-        n_ctx=4096,
-        override_tensor={r"blk\.(0|1)\.ffn_up_exps": "CPU", r"nothing": "CPU"},
+    by_name, back = (
+        mixture_plan(gpu(80), host(80, 96), n_ctx=4096, **how)
+        for how in (
+            {"override_tensor": {r"blk\.(0|1)\.ffn_up_exps": "CPU", "nothing": "CPU"}},
+            {"override_tensor": {"blk": "CUDA0"}, "cpu_moe": True},
+        )
     )
     assert by_name.host.weights == 2 * EXPERTS_OF_A_LAYER // 3
     assert "no tensor of the target has a name like nothing" in by_name.notes[0]
-    back = mixture_plan(
-        *(gpu(80), host(80, 96)), n_ctx=4096, cpu_moe=True, override_tensor={"blk": "CUDA0"}
-    )
     assert back.host.weights == 0 and back.experts_bytes == 0
 
 
