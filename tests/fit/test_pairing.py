@@ -67,35 +67,30 @@ def test_a_target_that_writes_no_text(target: GgufFile) -> None:
         check_target(of_architecture(target, "bert"))
 
 
+def number(name: str, n: int) -> Keys:
+    return {f"qwen3.{name}": (n, UINT32, None)}
+
+
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
         ({"qwen3.block_count": None}, "'qwen3.block_count' is missing"),
-        ({"qwen3.block_count": (0, UINT32, None)}, "qwen3.block_count is 0, expected 1 to 512"),
+        (number("block_count", 0), "qwen3.block_count is 0, expected 1 to 512"),
         (
-            {"qwen3.attention.sliding_window": (2**32 - 1, UINT32, None)},
+            number("attention.sliding_window", 2**32 - 1),
             "sliding_window is 4294967295, expected 0 to 16777216",
         ),
-        (
-            {"qwen3.rope.dimension_count": (0, UINT32, None)},
-            "rope.dimension_count is 0, expected 1 to 131072",
-        ),
-        (
-            {"qwen3.attention.key_length": (1 << 22, UINT32, None)},
-            "key_length is 4194304, expected 1 to 131072",
-        ),
+        (number("attention.key_length", 1 << 22), "key_length is 4194304, expected 1 to 131072"),
         *(
-            (
-                {f"qwen3.attention.{name}": (0, UINT32, None)},
-                f"qwen3.attention.{name} is 0, expected 1 to 131072",
+            (number(name, 0), f"qwen3.{name} is 0, expected 1 to 131072")
+            for name in (
+                "rope.dimension_count",
+                *(f"attention.{kind}_length" for kind in ("key", "value")),
+                *("attention.key_length_mla", "attention.value_length_swa"),
             )
-            for name in ("key_length", "value_length", "key_length_mla", "value_length_swa")
         ),
-        (
-            {"qwen3.attention.head_count_kv": (0, UINT32, None)},
-            "qwen3.attention.head_count_kv is 0, expected 1 or more",
-        ),
-        ({"qwen3.embedding_length": (256, UINT32, None)}, "has the shape [512, 8192], expected"),
+        (number("attention.head_count_kv", 0), "head_count_kv is 0, expected 1 or more"),
+        (number("embedding_length", 256), "has the shape [512, 8192], expected"),
         ({"general.type": ("adapter", STRING, None)}, "general.type is 'adapter'"),
         ({"tokenizer.ggml.tokens": None}, "'tokenizer.ggml.tokens' is missing"),
         (

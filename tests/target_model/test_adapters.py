@@ -97,42 +97,31 @@ def test_a_control_vector_is_added_after_its_layer(path: Path, tmp_path: Path) -
         np.testing.assert_allclose(each[:, 1], base[:, 1] + 0.5 * vector, atol=1e-6)
 
 
+def key(name: str, *value: Any) -> dict[str, Any]:
+    return {"keys": {name: (*value, None)[:3]}}
+
+
+def part(*shape: int, dtype: Any = np.float32, kind: Any = F32) -> dict[str, Any]:
+    """An adapter whose first part A has this shape."""
+    return {"tensors": {f"{ADAPTED[0]}.lora_a": (np.ones(shape, dtype), kind)}}
+
+
+ELSEWHERE = {f"blk.9.x.lora_{x}": (np.ones((4, 4), np.float32), F32) for x in "ab"}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "a model": ({"keys": {"general.type": ("model", STRING, None)}}, "no LoRA adapter"),
-    "another kind": ({"keys": {"adapter.type": ("ia3", STRING, None)}}, "no LoRA adapter"),
-    "a number": ({"keys": {"general.type": (1, UINT32, None)}}, "no LoRA adapter"),
-    "for others": (
-        {"keys": {"general.architecture": ("llama", STRING, None)}},
-        "for llama models, and the target is qwen3",
-    ),
-    "whole alpha": ({"keys": {"adapter.lora.alpha": (8, UINT32, None)}}, "is no float32"),
-    "activated": (
-        {"keys": {"adapter.alora.invocation_tokens": ([1], ARRAY, UINT32)}},
-        "activated LoRA",
-    ),
+    "a model": (key("general.type", "model", STRING), "no LoRA adapter"),
+    "another kind": (key("adapter.type", "ia3", STRING), "no LoRA adapter"),
+    "a number": (key("general.type", 1, UINT32), "no LoRA adapter"),
+    "for others": (key("general.architecture", "llama", STRING), "for llama .* target is qwen3"),
+    "whole alpha": (key("adapter.lora.alpha", 8, UINT32), "is no float32"),
+    "activated": (key("adapter.alora.invocation_tokens", [1], ARRAY, UINT32), "activated LoRA"),
     "nothing": ({"names": ()}, "adapts no tensor"),
     "half": ({"tensors": {f"{ADAPTED[0]}.lora_b": None}}, "only one of"),
     "strange": ({"tensors": {"blk.0.x": (np.ones(4, np.float32), F32)}}, "no part of a LoRA"),
-    "unknown": (
-        {"tensors": {f"blk.9.x.lora_{x}": (np.ones((4, 4), np.float32), F32) for x in "ab"}},
-        "no tensor 'blk.9.x'",
-    ),
-    "narrow": (
-        {"tensors": {f"{ADAPTED[0]}.lora_a": (np.ones((4, 32), np.float32), F32)}},
-        r"parts of \[32, 4\] and \[4, 64\], and the target's is \[64, 64\]",
-    ),
-    "other ranks": (
-        {"tensors": {f"{ADAPTED[0]}.lora_a": (np.ones((2, 64), np.float32), F32)}},
-        "has parts of",
-    ),
-    "deep": (
-        {"tensors": {f"{ADAPTED[0]}.lora_a": (np.ones((3, 4, 64), np.float32), F32)}},
-        "has parts of",
-    ),
-    "whole numbers": (
-        {"tensors": {f"{ADAPTED[0]}.lora_a": (np.ones((4, 64), np.int32), I32)}},
-        "is I32",
-    ),
+    "unknown": ({"tensors": ELSEWHERE}, "no tensor 'blk.9.x'"),
+    "narrow": (part(4, 32), r"parts of \[32, 4\] and \[4, 64\], and the target's is \[64, 64\]"),
+    "other ranks": (part(2, 64), "has parts of"),
+    "deep": (part(3, 4, 64), "has parts of"),
+    "whole numbers": (part(4, 64, dtype=np.int32, kind=I32), "is I32"),
 }
 
 
