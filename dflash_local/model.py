@@ -321,11 +321,10 @@ class Model:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
         begin_answer: bool = True,
-        pictures: Pictures | None = None,
+        pictures: Pictures,
     ) -> str:
         """The text of `chat_prompt`, with the marks of `chat.quoting`, and those of `pictures`,
         which are taken out of the messages."""
-        pictures = pictures or Pictures(self.projector)
         messages = pictures.taken_from(messages)
         template = self.prepare_chat()
         variables = dict(chat_template_kwargs or {})

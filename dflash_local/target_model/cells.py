@@ -185,10 +185,7 @@ class Cells:
         return rows
 
     def keep(self, part: Part, path: Sequence[int]) -> bool:
-        """Keep only those rows of a part that are in `path`, which numbers them within the part.
-
-        False: the sequence cannot forget the others, and nothing was done.
-        """
+        """As `Target.keep`."""
         lines = self._lines.pop(part.seq, None)
         if lines is None:
             rejects = len(path) < part.n_rows
@@ -289,8 +286,7 @@ class Cells:
         return True
 
     def copy(self, source: int, target: int, length: int) -> bool:
-        """Let sequence `target`, which is empty, share the first `length` positions of `source`, or
-        have a copy of them. False: llama.cpp cannot copy them, and `target` is empty."""
+        """As `Target.copy`, without a checkpoint."""
         ids = self.ids[source][0], self.ids[target][0]
         if self._has_streams:
             # llama.cpp's own copy comes with the next pass, when either may be another text.
@@ -310,11 +306,7 @@ class Cells:
         return True
 
     def sees(self, seq: int, length: int) -> bool:
-        """Whether a sequence of `length` tokens still has all cells that the next token looks at.
-
-        Layers with a sliding window reuse the cells behind it and are saved without them. So a
-        sequence that was rolled back may lack some.
-        """
+        """As `Target.sees`. Layers with a window are also saved without the cells behind it."""
         if not self._n_swa or not length:
             return True
         return 0 <= self._first(self.ids[seq][0]) <= max(0, length + 1 - self._n_swa)
