@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from dflash_local.chat.quoting import quoted, tokenized
 from dflash_local.errors import BackendError, ClosedError, FileError, InputError, PromptTooLongError
 from dflash_local.fit.architectures import EMBEDDING_ARCHITECTURES
-from dflash_local.fit.embedding import check_embedder, pooling_of
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import NONE, POOLINGS, LoadOptions, Pooling
+from dflash_local.fit.pairing import check_embedder, pooling_of
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime

@@ -124,7 +124,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
 
 def _try_projector(path: bytes, model: Any, use_gpu: bool) -> None:
     from dflash_local.llama import runtime
-    from dflash_local.llama.mtmd import libmtmd
+    from dflash_local.llama.runtime import libmtmd
 
     mtmd = libmtmd()
     params = mtmd.mtmd_context_params_default()
