@@ -13,7 +13,7 @@ from dflash_local.gguf.drafter_spec import DrafterSpec, Family
 
 from ..key import Key, Value, header
 from .attention import read_causal, read_heads, read_windows
-from .families import SPECULATORS, Z_LAB, ConfigFields, Layout, identify
+from .families import SPECULATORS, Z_LAB, ConfigFields, identify
 from .fields import Fields, refuse, stating
 from .rope import Rope, read_gemma4_rope, read_rope
 from .target_link import (
@@ -43,10 +43,9 @@ _NESTED = frozenset({
 
 
 @dataclass(frozen=True)
-class DraftConfig:
-    family: Family  # by its architecture; `spec` has that of the GGUF file
-    layout: Layout
-    architecture: str  # the name in config.json
+class DraftConfig(ConfigFields):
+    """Its family is that of its architecture; `spec` has that of the GGUF file."""
+
     keys: tuple[Key, ...]
     spec: DrafterSpec
     """The configuration that `keys` describe. The rank of a Markov head is 0 if only its tensors
@@ -139,9 +138,7 @@ def read_config(raw: object, *, target: TargetFacts) -> DraftConfig:
     mask = Key.of("tokenizer.ggml.mask_token_id", mask_token_id)
     spec = spec_from_keys(header(Path("config.json"), (*keys, mask)), family, n_vocab)
     return DraftConfig(
-        family=config.family,
-        layout=config.layout,
-        architecture=config.architecture,
+        **vars(config),
         keys=keys,
         spec=replace(
             spec,

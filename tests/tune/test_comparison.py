@@ -6,7 +6,15 @@ import dflash_local
 import mini_pair
 from dflash_local.draft.shape import ShapeName
 from dflash_local.loading import open_drafter
-from dflash_local.tune.comparison import BUILT_IN, OWN, TEMPERATURES, Row, beats_plain, compare
+from dflash_local.tune.comparison import (
+    BUILT_IN,
+    OWN,
+    TEMPERATURES,
+    Row,
+    beats_plain,
+    compare,
+    wins,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +45,34 @@ def test_drafters_are_compared_in_all_shapes_that_the_target_checks(
     assert all(row.ratio == 1 for row in rows)
 
 
+def rows_of(own: tuple[float, float], built_in: tuple[float, float]) -> list[Row]:
+    """A comparison in which both figures changed by these ratios: of chains, and of trees."""
+    return [
+        Row(kind, shape, temperature, 8, 3.0, 3.0 * ratio, 100.0, 100.0 * ratio)
+        for kind, ratios in ((OWN, own), (BUILT_IN, built_in))
+        for shape, ratio in (("chain", ratios[0]), ("tree", ratios[1]))
+        for temperature in TEMPERATURES
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "own_trees", "rest", "expected"),
+    [
+        (1.2, 1.2, 1.0, True),
+        (1.2, 1.2, 0.97, True),
+        (1.2, 1.2, 0.95, False),
+        (1.01, 1.2, 1.0, False),
+        (1.2, 0.97, 1.0, False),
+    ],
+)
+def test_only_a_gain_without_a_loss_elsewhere_wins(
+    own: float, own_trees: float, rest: float, expected: bool
+) -> None:
+    won, reason = wins(rows_of((own, own_trees), (rest, 1.0)))
+    assert won == expected
+    assert f"{min(own, own_trees):.2f} times" in reason
+
+
 @pytest.mark.parametrize(
     ("chains", "trees", "rest", "expected"),
     [
@@ -49,14 +85,7 @@ def test_drafters_are_compared_in_all_shapes_that_the_target_checks(
 def test_only_drafts_that_are_faster_beat_plain_decoding(
     chains: float, trees: float, rest: float, expected: bool
 ) -> None:
-    gains: dict[ShapeName, float] = {"chain": chains, "tree": trees}
-    rows = [
-        Row(kind, shape, temperature, 8, 1.0, 3.0, 100.0, 100.0 * (gain if kind == OWN else rest))
-        for kind in (OWN, BUILT_IN)
-        for shape, gain in gains.items()
-        for temperature in TEMPERATURES
-    ]
-    won, told = beats_plain(rows)
+    won, told = beats_plain(rows_of((chains, trees), (rest, rest)))
     assert won == expected
     assert f"{max(chains, trees):.2f} times the tokens/s" in told
     assert ("plain decoding stays" in told) != expected

@@ -374,35 +374,6 @@ def test_a_drafter_is_tuned_beside_the_one_it_comes_from(options: TuneOptions) -
     assert second == place / f"{options.draft.stem}-tuned-2"
 
 
-@pytest.mark.parametrize(
-    ("own", "own_trees", "rest", "expected"),
-    [
-        (1.2, 1.2, 1.0, True),
-        (1.2, 1.2, 0.97, True),
-        (1.2, 1.2, 0.95, False),
-        (1.01, 1.2, 1.0, False),
-        (1.2, 0.97, 1.0, False),
-    ],
-)
-def test_only_a_gain_without_a_loss_elsewhere_wins(
-    own: float, own_trees: float, rest: float, expected: bool
-) -> None:
-    ratios = {
-        (comparison.OWN, "chain"): own,
-        (comparison.OWN, "tree"): own_trees,
-        (comparison.BUILT_IN, "chain"): rest,
-        (comparison.BUILT_IN, "tree"): 1.0,
-    }
-    rows = [
-        comparison.Row(kind, shape, temperature, 8, 3.0, 3.0 * ratio, 100.0, 100.0)
-        for (kind, shape), ratio in ratios.items()
-        for temperature in comparison.TEMPERATURES
-    ]
-    won, reason = comparison.wins(rows)
-    assert won == expected
-    assert f"{min(own, own_trees):.2f} times" in reason
-
-
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(options: TuneOptions) -> None:
     arguments = {
