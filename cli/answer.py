@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dflash_local.printable import shown
 
@@ -115,6 +116,10 @@ def flush_stdout(text: str = "") -> None:
         raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, "standard output") from None
+
+
+def write_json(value: Any) -> None:
+    write_stdout(json.dumps(value) + "\n")
 
 
 def write_report(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,32 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dflash_local.bench.paper import PaperValue, paper_value
+from dflash_local.bench.paper import paper_value
 from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
 from dflash_local.bench.prompts.prompt import CATEGORIES, USUAL, BenchPrompt, read_prompts
 from dflash_local.fit.options import SHAPES
 from dflash_local.printable import silent
 
 from . import interrupt
-from .answer import stdout_columns, write_report, write_stdout
+from . import options as shared
+from .answer import stdout_columns, write_json, write_report
 from .loading import check_files, chosen_files
-from .options import (
-    DRAFT_SHAPE,
-    FILES,
-    LOADING,
-    QUIET,
-    READABLE,
-    Option,
-    SectionedCommand,
-    values_of,
-)
+from .options import READABLE, Option, SectionedCommand
 from .request import INTERRUPTED
 from .terminal import Speaker
 from .values import name_list, number, whole, whole_list
 
 if TYPE_CHECKING:
     from dflash_local.bench.report.report import Report
-    from dflash_local.draft.shape import DraftShape
     from dflash_local.engine.engine import Engine
     from dflash_local.fit.options import LoadOptions
     from dflash_local.fit.plan import Plan
@@ -118,13 +108,13 @@ MEASURING = (
 
 OUTPUT = (
     Option("--json as_json", is_flag=True, help="Print one JSON object instead of the table."),
-    QUIET,
+    shared.QUIET,
 )
 
-MACHINE = tuple(option for option in LOADING if option is not DRAFT_SHAPE)
+MACHINE = tuple(option for option in shared.LOADING if option is not shared.DRAFT_SHAPE)
 
 SECTIONS = {
-    "Model": FILES,
+    "Model": shared.FILES,
     "Prompts": PROMPTS,
     "Measuring": MEASURING,
     "Output": OUTPUT,
@@ -187,8 +177,14 @@ def common(
 ) -> dict[str, Any]:
     """The fields of `BenchOptions` that its values give, but for the prompts."""
     from dflash_local.bench.measure.settings import RunSettings, variants_from
+    from dflash_local.fit.options import LoadOptions
+    from dflash_local.llama import runtime
+    from dflash_local.pair import usual_shape
 
-    shapes = values["draft_shapes"] or (_usual_shape(values),)
+    shapes = values["draft_shapes"]
+    if not shapes:
+        options = LoadOptions(**shared.values_of(MACHINE, values))
+        shapes = (usual_shape(list(runtime.devices()), options),)
     return {
         "target": target,
         "draft": draft,
@@ -205,16 +201,8 @@ def common(
         "depths": values["depths"],
         "thinking": values["thinking"],
         "concurrency": values["concurrency"] or (),
-        "loading": values_of(MACHINE, values),
+        "loading": shared.values_of(MACHINE, values),
     }
-
-
-def _usual_shape(values: Mapping[str, Any]) -> DraftShape:
-    from dflash_local.fit.options import LoadOptions
-    from dflash_local.llama import runtime
-    from dflash_local.pair import usual_shape
-
-    return usual_shape(list(runtime.devices()), LoadOptions(**values_of(MACHINE, values)))
 
 
 def chosen_pair(values: Mapping[str, Any], say: Speaker) -> tuple[Path, Path | None]:
@@ -223,7 +211,7 @@ def chosen_pair(values: Mapping[str, Any], say: Speaker) -> tuple[Path, Path | N
     from dflash_local.fit.options import LoadOptions
     from dflash_local.loading import open_engine
 
-    options = LoadOptions(**values_of(MACHINE, values))
+    options = LoadOptions(**shared.values_of(MACHINE, values))
     with interrupt.ending():
         trial = partial(open_engine, say=silent)
         found = chosen_files(values, say, options)
@@ -239,14 +227,6 @@ def prompts_of(values: Mapping[str, Any]) -> list[BenchPrompt] | None:
     if values["dataset"] is None:
         return None
     return load_prompts(values["dataset"], values["limit"])
-
-
-def _paper(
-    dataset: str, target: str, temperatures: Sequence[float]
-) -> dict[tuple[str, float], PaperValue]:
-    """The paper's figures for this dataset and target, by dataset and temperature."""
-    values = {(dataset, t): paper_value(dataset, target, t) for t in temperatures}
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def open_files(
@@ -265,11 +245,12 @@ def finished(
     """Print it, `shown` makes the text; the exit code. Raises what has ended the run."""
     from dflash_local.bench.report.verdict import verdict
 
-    if values["dataset"] is not None:
-        name = report.environment.target
-        report.paper = _paper(values["dataset"], name, report.settings.temperatures)
+    for temperature in report.settings.temperatures if values["dataset"] else ():
+        value = paper_value(values["dataset"], report.environment.target, temperature)
+        if value is not None:
+            report.paper[values["dataset"], temperature] = value
     if values["as_json"]:
-        write_stdout(json.dumps({"verdict": verdict(report), **report.as_dict()}) + "\n")
+        write_json({"verdict": verdict(report), **report.as_dict()})
     else:
         write_report(shown(report, stdout_columns()))
     if report.failure is not None:

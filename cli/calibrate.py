@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import write_report, write_stdout
+from .answer import write_json, write_report
 from .loading import check_drafter, check_files, load_model
 from .options import FILES, LOADING, QUIET, Option, SectionedCommand
 from .report import table
@@ -52,8 +51,10 @@ def calibrate(**values: Any) -> None:
         products = few_rows.findings if few_rows else []
     if values["as_json"]:
         report = _milliseconds(costs.as_dict())
-        report["products"] = [_product(finding) for finding in products]
-        write_stdout(json.dumps(report) + "\n")
+        report["products"] = [
+            {**asdict(each), "shape": str(each.shape), "is_ours": each.is_ours} for each in products
+        ]
+        write_json(report)
     else:
         write_report("".join(f"{line}\n" for line in cost_lines(costs)))
         if products:
@@ -98,10 +99,6 @@ def _taken(finding: Finding) -> str:
     if left == EVERY_PASS:
         return "llama.cpp's"
     return f"ours beyond {left[-1]}" if left[0] == 1 else f"ours below {left[0]}"
-
-
-def _product(finding: Finding) -> dict[str, Any]:
-    return {**asdict(finding), "shape": str(finding.shape), "is_ours": finding.is_ours}
 
 
 def _listed(times: Mapping[str, float]) -> str:

@@ -7,22 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import options as shared
 from .loading import check_options, check_prompt, load_model
-from .options import (
-    CHAT,
-    ENDING,
-    FILES,
-    LOADING,
-    REASONING_BUDGET,
-    REPORTING,
-    SAMPLING,
-    USUAL,
-    WORDS,
-    SectionedCommand,
-    generation_arguments,
-    max_tokens,
-    values_of,
-)
+from .options import SectionedCommand
 from .request import ANSWER_LENGTH, answer_limit, read_prompt, run_single
 from .terminal import Speaker
 from .user_files import history_file, tilde
@@ -34,12 +21,12 @@ if TYPE_CHECKING:
     from .answer import Ask
 
 SECTIONS = {
-    "Model": FILES,
-    "Chat": CHAT,
-    "Answer": (max_tokens(show_default=USUAL.format(ANSWER_LENGTH)), *ENDING),
-    "Sampling": SAMPLING,
-    "Output": REPORTING,
-    "Machine": LOADING,
+    "Model": shared.FILES,
+    "Chat": shared.CHAT,
+    "Answer": (shared.max_tokens(show_default=shared.USUAL.format(ANSWER_LENGTH)), *shared.ENDING),
+    "Sampling": shared.SAMPLING,
+    "Output": shared.REPORTING,
+    "Machine": shared.LOADING,
 }
 
 
@@ -50,7 +37,7 @@ USUAL_OPTIONS = (
 """Those that people set; -h shows no others."""
 
 EPILOG = f"""\
-{WORDS}
+{shared.WORDS}
 
 \b
 Messages typed in a conversation are kept in
@@ -84,7 +71,7 @@ def chat(prompt: str | None, **values: Any) -> int:
         raise click.UsageError("--json answers one prompt: give PROMPT, or - for standard input.")
     if text is not None and not text.strip():
         raise click.UsageError(_empty(prompt, values["target"]))
-    arguments = generation_arguments(values) | values_of(REASONING_BUDGET, values)
+    arguments = shared.generation_arguments(values)
     template = dict(values["chat_template_kwargs"] or {})
     system = values["system"]
     opening = [] if system is None else [{"role": "system", "content": system}]

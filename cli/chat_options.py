@@ -10,68 +10,55 @@ import click
 
 from dflash_local.errors import InputError
 
-from .options import (
-    ENDING,
-    REASONING_BUDGET,
-    SAMPLING,
-    THINKING,
-    Option,
-    generation_arguments,
-    max_tokens,
-    values_of,
-)
+from . import options as shared
+from .options import Option
 
 if TYPE_CHECKING:
     from dflash_local import Model
 
-_OPTIONS = (max_tokens(), *SAMPLING, *ENDING, THINKING, *REASONING_BUDGET)
+_OPTIONS = (
+    shared.max_tokens(),
+    *shared.SAMPLING,
+    *shared.ENDING,
+    shared.THINKING,
+    *shared.REASONING_BUDGET,
+)
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 _USUAL = "default"
 
 
-class ChatOptions:
-    """`values` of the command's options, of which these change."""
+def option_lines(values: Mapping[str, Any], model: Model, answer_length: int) -> list[str]:
+    """Each option and its value; those that were not set have what holds then."""
+    usual = {
+        **model.chat_sampling(None),
+        "max_tokens": answer_length,
+        "draft_width": model.draft_width,
+    }
+    width = max(len(each.long_name) for each in _OPTIONS) + 2
+    lines = []
+    for option in _OPTIONS:
+        value = values.get(str(option.name))
+        if value in (None, ()):
+            known = option.name in usual
+            value = f"{usual[str(option.name)]} ({_USUAL})" if known else _USUAL
+        lines.append(f"{option.long_name:{width}s}{value}")
+    return lines
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
 
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `Model.stream_chat`."""
-        return generation_arguments(self.values) | values_of(REASONING_BUDGET, self.values)
-
-    def lines(self, model: Model, answer_length: int) -> list[str]:
-        """Each option and its value; those that were not set have what holds then."""
-        usual = {
-            **model.chat_sampling(None),
-            "max_tokens": answer_length,
-            "draft_width": model.draft_width,
-        }
-        rows = [(each.long_name, self._value(each, usual)) for each in _OPTIONS]
-        width = max(len(name) for name, _ in rows) + 2
-        return [f"{name:{width}s}{value}" for name, value in rows]
-
-    def set(self, text: str) -> str:
-        """Take `NAME VALUE`; what was set, in words. Raises InputError."""
-        name, _, value = text.replace("=", " ", 1).partition(" ")
-        option, value = _named(name), value.strip()
-        assert option.name is not None
-        if not value:
-            raise InputError(f"/set {option.long_name} needs a value: {option.help}")
-        if value == _USUAL:
-            self.values[option.name] = () if option.multiple else None
-            return f"{option.long_name} is as usual again"
-        found = _read(option, value)
-        self.values[option.name] = (found,) if option.multiple else found
-        return f"{option.long_name} is {value}"
-
-    def _value(self, option: Option, usual: Mapping[str, Any]) -> str:
-        assert option.name is not None
-        given = self.values.get(option.name)
-        if given not in (None, ()):
-            return str(given)
-        if option.name in usual:
-            return f"{usual[option.name]} ({_USUAL})"
-        return _USUAL
+def set_option(values: dict[str, Any], text: str) -> str:
+    """Take `NAME VALUE` into the values of the command; what was set, in words. Raises
+    InputError."""
+    name, _, value = text.replace("=", " ", 1).partition(" ")
+    option, value = _named(name), value.strip()
+    assert option.name is not None
+    if not value:
+        raise InputError(f"/set {option.long_name} needs a value: {option.help}")
+    if value == _USUAL:
+        values[option.name] = () if option.multiple else None
+        return f"{option.long_name} is as usual again"
+    found = _read(option, value)
+    values[option.name] = (found,) if option.multiple else found
+    return f"{option.long_name} is {value}"
 
 
 def option_names() -> dict[str, Option]:

@@ -21,10 +21,10 @@ from dflash_local.target_model.pixels import data_uri, image_file
 from dflash_local.text_file import read_text
 
 from .answer import write_answer
-from .chat_options import ChatOptions, option_names
+from .chat_options import option_lines, option_names, set_option
 from .line_editor import LineEditor
 from .loading import chosen_files, load_model
-from .options import WORDS, in_options
+from .options import WORDS, generation_arguments, in_options
 from .report import stats_page, summary
 from .request import answer_limit
 from .terminal import Speaker
@@ -86,7 +86,6 @@ class ChatSession:
         self._usual_thinking = model.thinking
         self._template = template
         self._values = dict(values)
-        self._options = ChatOptions(self._values)
         self._written: tuple[str, list[int]] = ("", [])  # of the last answer, with what it went on
         self._typed = ""  # what the line editor begins with
         self._pictures: list[Message] = []  # those that the next message shows
@@ -153,13 +152,12 @@ class ChatSession:
             self._pictures = []
 
     def _answer(self, asked: list[Message], begun: tuple[str, list[int]] = ("", [])) -> bool:
-        """Answer, or go on with what was `begun` of the answer, its text and its tokens; False if
-        that is not possible."""
+        """Answer, or go on with a `begun` answer, its text and tokens; False if that cannot be."""
         model = self._model
         try:
             n_prompt = n_cells(model.chat_prompt(asked, chat_template_kwargs=self._template))
             n_prompt += len(begun[1])
-            arguments = self._options.arguments()
+            arguments = generation_arguments(self._values)
             arguments["max_tokens"] = answer_limit(model, arguments)
             ask = partial(
                 model.stream_chat,
@@ -250,9 +248,10 @@ class ChatSession:
 
     def do_set(self, text: str) -> None:
         if not text:
-            self._show(self._options.lines(self._model, answer_limit(self._model, {})))
+            limit = answer_limit(self._model, {})
+            self._show(option_lines(self._values, self._model, limit))
             return
-        self._say(self._options.set(text))
+        self._say(set_option(self._values, text))
         self._set_thinking()
 
     def _set_thinking(self) -> None:
@@ -295,7 +294,6 @@ class ChatSession:
                 self._model = self._loaded(self._values)
             else:
                 self._values = values
-                self._options = ChatOptions(values)
             self._usual_thinking = self._model.thinking
             self._set_thinking()
         model = self._model

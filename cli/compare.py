@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
-from dflash_local.bench.measure.answer import first_difference
+from dflash_local.bench.measure.speed import first_difference
 
 from .answer import Ask, answer
 from .report import drafts_text
@@ -63,8 +63,7 @@ def _again(model: Model, ask: Ask, first: Result, **options: Any) -> Result:
 
 
 def _comparison(result: Result, other: Result) -> dict[str, Any]:
-    """The speed of `result` beside that of `other`, in tokens/s, and whether their tokens are
-    equal."""
+    """The speed of `result` beside that of `other`, in tokens/s; whether their tokens are equal."""
     speed = other.stats.tokens_per_second
     return {
         "tokens_per_second": speed,

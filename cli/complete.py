@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import options as shared
 from .chat import USUAL_OPTIONS
 from .loading import check_options, load_model
-from .options import (
-    ENDING,
-    FILES,
-    LOADING,
-    REPORTING,
-    SAMPLING,
-    WORDS,
-    Option,
-    SectionedCommand,
-    generation_arguments,
-    max_tokens,
-)
+from .options import Option, SectionedCommand
 from .request import read_prompt, run_single
 from .settings import FROM_ELSEWHERE
 from .terminal import Speaker
@@ -39,16 +29,16 @@ FILE = Option(
 
 SECTIONS = {
     "Prompt": (FILE,),
-    "Model": FILES,
-    "Answer": (max_tokens(default=256), *ENDING),
-    "Sampling": SAMPLING,
-    "Output": REPORTING,
-    "Machine": LOADING,
+    "Model": shared.FILES,
+    "Answer": (shared.max_tokens(default=256), *shared.ENDING),
+    "Sampling": shared.SAMPLING,
+    "Output": shared.REPORTING,
+    "Machine": shared.LOADING,
 }
 
 
 @click.command(
-    cls=SectionedCommand, sections=SECTIONS, usual=(*USUAL_OPTIONS, "file"), epilog=WORDS
+    cls=SectionedCommand, sections=SECTIONS, usual=(*USUAL_OPTIONS, "file"), epilog=shared.WORDS
 )
 @click.argument("prompt", type=utf8_text, required=False)
 @click.pass_context
@@ -66,7 +56,7 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> int:
         raise click.UsageError("no prompt: give PROMPT, -f FILE, or - for standard input.")
     if not text:
         raise click.UsageError("the prompt is empty: there is nothing to continue.")
-    arguments = generation_arguments(values)
+    arguments = shared.generation_arguments(values)
 
     def request(model: Model) -> tuple[list[int], Ask]:
         tokens = model.target.vocabulary.tokenize(text, n_ctx=model.n_ctx)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import write_stdout
+from .answer import write_json, write_stdout
 from .options import QUIET, Option, SectionedCommand
 from .progress import writing_progress
 from .report import byte_size
@@ -88,10 +87,11 @@ def convert(source: str, target: str | None, as_json: bool, quiet: bool, **value
     for line in result.checks:
         say(f"checked: {line}")
     say(_summary(result, dry_run))
-    if not dry_run:
-        say(_next_step(result, target))
+    if not dry_run:  # advice on the use of the file, with the target as it was given
+        given, draft = shlex.quote(target or result.target), shlex.quote(str(result.path))
+        say(f"next: dflash-local chat --target {given} --draft {draft}")
     if as_json:
-        write_stdout(json.dumps({**result.as_dict(), "dry_run": dry_run}) + "\n")
+        write_json({**result.as_dict(), "dry_run": dry_run})
     elif not dry_run:
         write_stdout(f"{result.path}\n")
 
@@ -115,9 +115,3 @@ def _summary(result: ConvertResult, dry_run: bool) -> str:
         f"{did}: {byte_size(result.n_bytes)} in {result.n_tensors} tensors, {result.outtype}; "
         f"block of {result.block_size}, taps after layers {taps}"
     )
-
-
-def _next_step(result: ConvertResult, target: str | None) -> str:
-    """Advice on the use of the file: the command, with the target in it as it was given."""
-    given, draft = shlex.quote(target or result.target), shlex.quote(str(result.path))
-    return f"next: dflash-local chat --target {given} --draft {draft}"

@@ -3,7 +3,7 @@
 import click
 
 from dflash_local.errors import InputError
-from dflash_local.pairs.deploy import WAYS, Deployment, deployed
+from dflash_local.pairs.deploy import WAYS, Deployment
 
 from .answer import write_stdout
 from .options import Option, SectionedCommand
@@ -55,7 +55,7 @@ def deploy(name: str, to: str, output: str | None, n_ctx: int | None, n_drafts: 
     found = registry.named(name)
     if found is None:
         raise InputError(f"no pair is called {name}; {registry.hint(name)}")
-    text = deployed(Deployment(found[0], n_ctx, n_drafts), to)
+    text = WAYS[to](Deployment(found[0], n_ctx, n_drafts))
     if output is None:
         write_stdout(text)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 
 from dflash_local.errors import FileError
 
-from .answer import write_report, write_stdout
+from .answer import write_json, write_report
 from .loading import check_files, chosen_files, load_model
 from .options import FILES, JSON, LOADING, QUIET, SectionedCommand, in_options
 from .report import byte_size, table
@@ -56,7 +55,7 @@ def doctor(pair: str | None, **values: Any) -> int:
 
     found = examine(partial(chosen_files, values, say), load)
     if values["as_json"]:
-        write_stdout(json.dumps(found.as_dict()) + "\n")
+        write_json(found.as_dict())
     else:
         write_report("\n".join(_lines(found)) + "\n")
     return 0 if found.is_well else SICK

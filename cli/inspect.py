@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import write_report, write_stdout
+from .answer import write_json, write_report
 from .options import JSON, READABLE, Option, SectionedCommand
 from .report import byte_size, table
 from .settings import FROM_ELSEWHERE
+from .values import refused
 
 if TYPE_CHECKING:
     from dflash_local.fit.inspection import (
@@ -37,15 +37,12 @@ _WIDE = 72
 
 def held_model(value: Any) -> str:
     """Reads the path of a file, or the name of a target whose files are on this disk."""
-    from dflash_local.errors import InputError
     from dflash_local.pairs.find import held_target
 
-    if not Path(value).exists() and not str(value).endswith(".gguf"):
-        try:
-            return str(held_target(str(value)))
-        except InputError as error:
-            raise click.BadParameter(f"{error}.") from None
-    return str(READABLE.convert(value, None, None))
+    if Path(value).exists() or str(value).endswith(".gguf"):
+        return str(READABLE.convert(value, None, None))
+    with refused():
+        return str(held_target(str(value)))
 
 
 SECTIONS = {
@@ -104,7 +101,7 @@ def inspect(ctx: click.Context, /, file: str, target: str | None, as_json: bool)
 def _print(report: Report, fit: Mapping[str, Any] | None, as_json: bool) -> None:
     if as_json:
         told = report.as_dict() if fit is None else {**report.as_dict(), "fit": fit}
-        write_stdout(json.dumps(told) + "\n")
+        write_json(told)
         return
     lines = _report_lines(report)
     if fit is not None:
@@ -117,14 +114,13 @@ def _report_lines(report: Report) -> list[str]:
     from dflash_local.fit.inspection import AssistantReport, DrafterReport, TargetReport
 
     facts = report.file
-    if isinstance(report, TargetReport):
-        what, rows = "a target", list(_target_rows(report))
-    elif isinstance(report, DrafterReport):
-        what, rows = "a drafter", list(_drafter_rows(report))
-    elif isinstance(report, AssistantReport):
-        what, rows = "a drafter", list(_assistant_rows(report))
-    else:
-        what, rows = "a projector", list(_projector_rows(report))
+    kinds: dict[type, tuple[str, Callable[[Any], Iterator[tuple[str, str]]]]] = {
+        TargetReport: ("a target", _target_rows),
+        DrafterReport: ("a drafter", _drafter_rows),
+        AssistantReport: ("a drafter", _assistant_rows),
+    }
+    what, rows_of = kinds.get(type(report), ("a projector", _projector_rows))
+    rows = [*rows_of(report)]
     if facts.tokenizer or not what.endswith("projector"):
         rows.append(("tokenizer", facts.tokenizer or "none in this file"))
     rows.append(("quantization", facts.quantization or "not stated"))

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping
-from typing import TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
@@ -35,11 +34,12 @@ class LineEditor:
         output: Output | None = None,
         history: History | None = None,
     ) -> None:
+        # Only answers go to stdout.
+        terminal = sys.stderr if sys.stderr.isatty() or not sys.stdout.isatty() else sys.stdout
         self._session: PromptSession[str] = PromptSession(
             history=history if history is not None else open_history(),
             input=input,
-            # Only answers go to stdout.
-            output=output or create_output(stdout=_terminal()),
+            output=output or create_output(stdout=terminal),
             completer=WordCompleter(list(commands), meta_dict=dict(commands), sentence=True),
             complete_while_typing=False,
             multiline=True,
@@ -79,10 +79,6 @@ def open_history() -> History:
     except OSError:
         return InMemoryHistory()
     return FileHistory(str(path))
-
-
-def _terminal() -> TextIO:
-    return sys.stderr if sys.stderr.isatty() or not sys.stdout.isatty() else sys.stdout
 
 
 def _keys() -> KeyBindings:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from .answer import stdout_columns, write_report, write_stdout
+from .answer import stdout_columns, write_json, write_report, write_stdout
 from .options import JSON, Option, SectionedCommand
 from .report import table
 
 if TYPE_CHECKING:
     from dflash_local.pairs.inventory import Stock
-    from dflash_local.pairs.listing import Row
 
 SECTIONS = {
     "Output": (
@@ -41,20 +39,20 @@ def list_models(here_only: bool, show_all: bool, as_json: bool) -> None:
     of weights, for Q4_K_M; `show NAME` asks for the real ones, and plans the memory.
     """
     from dflash_local.llama import runtime
-    from dflash_local.pairs import listing
+    from dflash_local.pairs import inventory
 
     devices = runtime.devices()
-    every = listing.rows(devices)
-    best = listing.best(every)
-    found = [row for row in every if row.stock.here or not here_only]
-    others = listing.others(devices)
+    every = inventory.listed(devices)
+    best = inventory.best(every)
+    found = [stock for stock in every if stock.here or not here_only]
+    others = inventory.others(devices)
     if as_json:
         told = {
-            "models": [row.as_dict() for row in found],
+            "models": [stock.as_dict() for stock in found],
             "best": best[0] if best else None,
             "others": others,
         }
-        write_stdout(json.dumps(told) + "\n")
+        write_json(told)
         return
     if best and not here_only:
         write_report(f"best for this machine: {best[0]}, {best[1]}\n\n")
@@ -62,30 +60,24 @@ def list_models(here_only: bool, show_all: bool, as_json: bool) -> None:
         click.echo("none of them is on this disk: `dflash-local pull NAME` fetches one", err=True)
     n_found = len(found)
     if not show_all:
-        found = [row for row in found if not row.is_further]
+        found = [stock for stock in found if not stock.is_further]
     _write_table(found)
     if others:
         rows = [(each["name"], gigabytes(each["n_bytes"]), each["store"]) for each in others]
         write_stdout(f"\n{table(rows, ('on this disk', 'size', 'of'))}\n")
-    if any(row.place == "cpu" for row in found):
+    if any(stock.fits == "cpu" for stock in found):
         write_report("\non the CPU drafting will hardly pay; copies of the text may\n")
     if len(found) < n_found:
         left = n_found - len(found)
         write_report(f"{left} further drafters of these models: --all lists them\n")
 
 
-def _write_table(found: Sequence[Row]) -> None:
+def _write_table(found: Sequence[Stock]) -> None:
     if not found:
         return
     rows = [
-        (
-            row.stock.entry.name,
-            row.stock.entry.target,
-            _size(row.stock),
-            _here(row.stock),
-            _PLACES[row.place],
-        )
-        for row in found
+        (each.entry.name, each.entry.target, _size(each), _here(each), _PLACES[each.fits])
+        for each in found
     ]
     heads = ("name", "model", "size", "here", "fits")
     text = table(rows, heads) + "\n"
@@ -98,10 +90,9 @@ def _write_table(found: Sequence[Row]) -> None:
     write_stdout(text)
 
 
-def _stacked(row: Row) -> str:
+def _stacked(stock: Stock) -> str:
     """For a terminal without room for a table."""
-    stock, place = row.stock, row.place
-    fits = {"no": "does not fit", None: "may fit or not"}.get(place, _PLACES[place])
+    fits = {"no": "does not fit", None: "may fit or not"}.get(stock.fits, _PLACES[stock.fits])
     here = _here(stock)
     parts = [_size(stock), f"here: {here}" if here else "not here", fits]
     return f"{stock.entry.name}\n  {', '.join(parts)}\n"

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from .chat import chat
 from .loading import load_model
-from .options import REASONING_BUDGET, generation_arguments, values_of
+from .options import generation_arguments
 from .settings import default_map
 from .terminal import Speaker
 
@@ -77,7 +77,7 @@ class DflashModel(llm.Model):  # type: ignore[misc]
             values = chat.make_context("chat", [], default_map=settings).params
             if target is not None:
                 values |= {"target": target, "draft": draft}
-            self._arguments = generation_arguments(values) | values_of(REASONING_BUDGET, values)
+            self._arguments = generation_arguments(values)
             self._model = load_model(values, Speaker(True))
             self._files = target, draft
         return self._model

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_files(values: Mapping[str, Any]) -> None:
-    """Refuse a drafter without its target, and names that mean nothing. Raises click.UsageError,
-    InputError."""
+    """Raises click.UsageError for a drafter without its target, InputError for unknown names."""
     from dflash_local.pairs.address import read_address
 
     target, draft = values["target"], values["draft"]

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 from click.core import ParameterSource
@@ -27,7 +27,7 @@ from .deploy import deploy
 from .doctor import doctor
 from .inspect import inspect
 from .list import list_models
-from .options import in_options
+from .options import in_options, telling
 from .ps import ps
 from .pull import pull
 from .request import INTERRUPTED
@@ -76,19 +76,15 @@ _COMPLETION = {
 }
 
 
-def print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _versions(_: click.Context) -> Iterator[str]:
     """The version, the llama.cpp build in use, and the backends that it found."""
-    if not value or ctx.resilient_parsing:
-        return
     from dflash_local.version import version
 
-    click.echo(f"{NAME} {version()}")
+    yield f"{NAME} {version()}"
     from dflash_local.llama import runtime
 
-    click.echo(runtime.llama_build())
-    for line in runtime.backends():
-        click.echo(line)
-    ctx.exit()
+    yield runtime.llama_build()
+    yield from runtime.backends()
 
 
 class _Group(click.Group):
@@ -130,11 +126,8 @@ class _Group(click.Group):
 )
 @click.option(
     "--version",
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=print_version,
     help="Show the version, the llama.cpp build and its backends.",
+    **telling(_versions),
 )
 @click.pass_context
 def group(ctx: click.Context) -> None:
@@ -172,8 +165,9 @@ def run(
         # The reader has gone. Python flushes once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except OSError as error:
-        return _fail(_told(error), BAD_INPUT)
+    except OSError as error:  # without its number
+        named = error.filename is not None and error.strerror is not None
+        return _fail(f"{error.filename}: {error.strerror}" if named else str(error), BAD_INPUT)
     except FileError as error:  # it has the words of the file
         return _fail(str(error), BAD_INPUT)
     except (InputError, NotFiniteError) as error:
@@ -212,12 +206,6 @@ def _target_hint(error: click.ClickException) -> str:
     except InputError:
         return ""
     return f": a model is named by --target {extra[1]}"
-
-
-def _told(error: OSError) -> str:
-    """The error without its number."""
-    named = error.filename is not None and error.strerror is not None
-    return f"{error.filename}: {error.strerror}" if named else str(error)
 
 
 def _origin(error: click.ClickException) -> str:

@@ -19,6 +19,7 @@ from dflash_local.text_file import read_toml
 
 from .options import FILES, READABLE, Option
 from .settings import read_value
+from .values import refused
 
 _MOST_NAME = 256
 
@@ -112,10 +113,8 @@ def _target(folder: Path, given: str) -> Path | str:
 
     place = _place(folder, given)
     if isinstance(place, Path) and place.is_dir():
-        try:
+        with refused():
             find_target(place)
-        except InputError as error:
-            raise click.BadParameter(f"{error}.") from None
     return place
 
 
@@ -135,8 +134,6 @@ def _place(folder: Path, given: str) -> Path | str:
     if path.exists() or given.endswith(".gguf"):
         READABLE.convert(str(path), None, None)
         return path
-    try:
+    with refused():
         read_address(given)
-    except InputError as error:
-        raise click.BadParameter(f"{error}.") from None
     return given

@@ -5,7 +5,7 @@ a command can pass the values of a section on.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -24,9 +24,9 @@ from .values import (
     WholeText,
     file_keys,
     json_object,
-    names,
     number,
     overrides,
+    parts,
     places,
     scaled,
     shares,
@@ -73,20 +73,27 @@ own. The width is how many tokens a round checks."""
 _ALL = "--help-all"
 
 
-def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        ctx.meta[_ALL] = True
-        click.echo(ctx.get_help(), color=ctx.color)
-        ctx.exit()
+def telling(lines: Callable[[click.Context], Iterable[str]]) -> dict[str, Any]:
+    """Attributes of an option that shows these lines in place of the command's work."""
+
+    def tell(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            for line in lines(ctx):
+                click.echo(line)
+            ctx.exit()
+
+    return {"is_flag": True, "is_eager": True, "expose_value": False, "callback": tell}
 
 
-def _list_devices(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from dflash_local.llama import runtime
+def _whole_help(ctx: click.Context) -> list[str]:
+    ctx.meta[_ALL] = True
+    return [ctx.get_help()]
 
-        for line in runtime.backends():
-            click.echo(line)
-        ctx.exit()
+
+def _devices(_: click.Context) -> list[str]:
+    from dflash_local.llama import runtime
+
+    return runtime.backends()
 
 
 class SectionedCommand(click.Command):
@@ -107,36 +114,19 @@ class SectionedCommand(click.Command):
             self.params.extend(options)
         if usual:
             text = "Show all options, with their environment variables."
-            show: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
-            self.all_option = click.Option([_ALL], callback=_show_all, help=text, **show)
+            self.all_option = click.Option([_ALL], help=text, **telling(_whole_help))
             self.params.append(self.all_option)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        help_option = self.get_help_option(ctx)
-        helps = [
-            *([help_option] if help_option else []),
-            *([self.all_option] if self.usual else []),
-        ]
+        helps = [self.get_help_option(ctx), self.all_option if self.usual else None]
         is_short = bool(self.usual) and _ALL not in ctx.meta
-        for heading, options in {**self.sections, "Help": helps}.items():
-            shown = [each for each in options if not is_short or self._is_usual(each, helps)]
-            records = [self._record(each, ctx, is_short) for each in shown]
-            if not any(records):
-                continue
-            with formatter.section(heading):
-                formatter.write_dl([record for record in records if record is not None])
-
-    def _is_usual(self, option: click.Option, helps: Sequence[click.Option]) -> bool:
-        return option in helps or option.name in self.usual
-
-    def _record(
-        self, option: click.Option, ctx: click.Context, is_short: bool
-    ) -> tuple[str, str] | None:
-        shows, option.show_envvar = option.show_envvar, option.show_envvar and not is_short
-        try:
-            return option.get_help_record(ctx)
-        finally:
-            option.show_envvar = shows
+        for heading, options in {**self.sections, "Help": [*filter(None, helps)]}.items():
+            shown = [o for o in options if not is_short or o in helps or o.name in self.usual]
+            for option in shown:
+                option.show_envvar = bool(option.envvar) and not is_short
+            if records := [*filter(None, (each.get_help_record(ctx) for each in shown))]:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 _FLAGS = {
@@ -159,9 +149,9 @@ def in_options(text: str) -> str:
 
 
 def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of one section, without the options whose default is the library's."""
+    """The values of a section's options; those without one keep the library's default."""
     names = [option.name for option in section if option.name and option.expose_value]
-    return {name: values[name] for name in names if values[name] is not None}
+    return {name: values[name] for name in names if values.get(name) is not None}
 
 
 QUIET = Option("-q --quiet", is_flag=True, help="Print only errors on stderr.")
@@ -341,19 +331,12 @@ LOADING = (
     ),
     Option(
         "-dev --device",
-        type=names,
+        type=parts,
         metavar="NAME,...",
         show_default="all GPUs",
         help="The GPUs to use, as --list-devices names them; none for the CPU alone.",
     ),
-    Option(
-        "--list-devices",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_list_devices,
-        help="List the devices of this machine.",
-    ),
+    Option("--list-devices", help="List the devices of this machine.", **telling(_devices)),
     Option(
         "-sm --split-mode",
         type=click.Choice(SPLIT_MODES),
@@ -556,13 +539,9 @@ def max_tokens(*, help: str = "End after this many tokens.", **default: Any) -> 
 
 def generation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments for `Model.stream` and `Model.stream_chat`. Reads the grammar's file."""
-    arguments = values_of(SAMPLING, values)
+    arguments = values_of((*SAMPLING, max_tokens(), DRAFT_WIDTH, *REASONING_BUDGET), values)
     arguments["logit_bias"] = dict(values["logit_bias"])
     arguments["stop"] = list(values["stop"])
-    if values["max_tokens"] is not None:
-        arguments["max_tokens"] = values["max_tokens"]
     if values["grammar_file"]:
         arguments["grammar"] = read_text(values["grammar_file"])
-    if values["draft_width"] is not None:
-        arguments["draft_width"] = values["draft_width"]
     return arguments

@@ -58,8 +58,7 @@ def writing_progress(say: Speaker) -> Iterator[Callable[[int, int], None]]:
 def loading_progress(
     console: Console | None, name: str
 ) -> Iterator[Callable[[float], None] | None]:
-    """A bar on a terminal while a model is loaded. Yields the `progress` of `dflash_local.load`;
-    None without a terminal."""
+    """A bar on a terminal while a model is loaded; yields the `progress` of `dflash_local.load`."""
     if console is None:
         yield None
         return

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .answer import write_stdout
+from .answer import write_json, write_stdout
 from .list import gigabytes
 from .options import JSON, Option, SectionedCommand
 from .report import table
@@ -33,7 +33,7 @@ def ps(url: str, api_key: str | None, as_json: bool) -> None:
     """
     models = _running(url, api_key)
     if as_json:
-        write_stdout(json.dumps({"models": models}) + "\n")
+        write_json({"models": models})
         return
     rows = [
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
@@ -13,7 +12,7 @@ import click
 
 from dflash_local.text_file import decoded, read_text
 
-from .answer import Ask, answer, write_answer, write_stdout
+from .answer import Ask, answer, write_answer, write_json
 from .report import json_object, summary
 from .terminal import Speaker
 
@@ -55,8 +54,7 @@ def answer_limit(model: Model, arguments: Mapping[str, Any]) -> int:
 
 
 def _piped() -> str:
-    """The text on standard input if that is a pipe or a file: a socket or a device may never
-    end."""
+    """The text on standard input if that is a pipe or a file: others may never end."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # closed, or not a file
@@ -75,8 +73,7 @@ def run_single(
     *,
     is_chat: bool = False,
 ) -> int:
-    """Ask, with a prompt of `n_prompt` tokens, report, and return the exit code: 130 if Ctrl-C cut
-    the answer short."""
+    """Ask, with a prompt of `n_prompt` tokens, and report; the exit code, 130 after Ctrl-C."""
     as_json = values["as_json"]
     result = answer(ask) if as_json else write_answer(model, ask, n_prompt, say, is_chat=is_chat)
     say(summary(result, values["max_tokens"]))
@@ -93,5 +90,5 @@ def run_single(
         # Exactness says nothing if no draft was checked.
         drafted = result.stats.drafted > 0 and not cancelled
         report["exactness"] = model.exactness().as_dict() if drafted else None
-        write_stdout(json.dumps(report) + "\n")
+        write_json(report)
     return INTERRUPTED if cancelled else 0

@@ -18,23 +18,10 @@ from dflash_local.server.models.keep_alive import DEFAULT_S
 from dflash_local.text_file import read_text
 
 from . import interrupt
+from . import options as shared
 from .loading import check_files, chosen_files, tell_missing_drafter
 from .models_file import NamedModel, check_names, named_model, read_models
-from .options import (
-    CACHE,
-    DRAFT_WIDTH,
-    FILES,
-    LOADING,
-    POOLING,
-    READABLE,
-    REASONING_BUDGET,
-    SAMPLING,
-    THINKING,
-    Option,
-    SectionedCommand,
-    max_tokens,
-    values_of,
-)
+from .options import READABLE, Option, SectionedCommand
 from .settings import FROM_ELSEWHERE
 from .terminal import Speaker
 from .values import WholeText, api_key, host_name, idle_time, number, url_prefix, web_origin, whole
@@ -90,7 +77,7 @@ EMBEDDING = (
         help="An embedding model or a reranker to serve beside the model of --target: a GGUF file, "
         "a folder, or a hub repository; may be repeated.",
     ),
-    POOLING,
+    shared.POOLING,
 )
 
 LISTENING = (
@@ -229,9 +216,9 @@ SERVING = (
         metavar="TAG[,TAG...]",
         help="What /v1/models tells of the model beside, for programs that choose by it.",
     ),
-    DRAFT_WIDTH,
-    THINKING,
-    *REASONING_BUDGET,
+    shared.DRAFT_WIDTH,
+    shared.THINKING,
+    *shared.REASONING_BUDGET,
     *SHIFTING,
     REMOTE,
     Option(
@@ -247,8 +234,8 @@ SERVING = (
 )
 
 USUAL_SAMPLING = (
-    *(each for each in SAMPLING if each.name != "logit_bias"),
-    max_tokens(
+    *(each for each in shared.SAMPLING if each.name != "logit_bias"),
+    shared.max_tokens(
         show_default="what fits the context",
         help="The most tokens of an answer, whatever a request asks for.",
     ),
@@ -262,17 +249,17 @@ RECORD = Option(
 )
 
 SETTINGS_PER_MODEL = (
-    *(each for each in LOADING if each.name in _LOADING_PER_MODEL),
+    *(each for each in shared.LOADING if each.name in _LOADING_PER_MODEL),
     PARALLEL,
-    DRAFT_WIDTH,
-    POOLING,
+    shared.DRAFT_WIDTH,
+    shared.POOLING,
     *USUAL_SAMPLING,
     *(each for each in SEVERAL if each.name == "keep_alive_s"),
 )
 """The options that each model of --models may set for itself."""
 
 SECTIONS = {
-    "Model": FILES,
+    "Model": shared.FILES,
     "Several models": SEVERAL,
     "Embeddings and reranking": EMBEDDING,
     "Address": LISTENING,
@@ -280,9 +267,9 @@ SECTIONS = {
     "Requests": (*SERVING, STRICT),
     "Shown": SHOWN,
     "Sampling, where a request does not say": USUAL_SAMPLING,
-    "Cache": CACHE,
+    "Cache": shared.CACHE,
     "Recording": (RECORD,),
-    "Machine": LOADING,
+    "Machine": shared.LOADING,
 }
 
 
@@ -468,7 +455,7 @@ def _source(
 ) -> ModelSource:
     """The way to load it. What is missing of its files is fetched, if it fits `devices`."""
     from dflash_local.controller import calibration
-    from dflash_local.fit.embedding import pooling_of
+    from dflash_local.fit.pairing import pooling_of
     from dflash_local.gguf.file import GgufFile
     from dflash_local.pairs.find import find_pair
     from dflash_local.server.models.source import ModelSource
@@ -488,7 +475,7 @@ def _source(
     if pooling is None:
         with suppress(FileError):  # requests will be told
             pooling = pooling_of(GgufFile.open(files.target))
-    sampling = values_of(USUAL_SAMPLING, values)
+    sampling = shared.values_of(USUAL_SAMPLING, values)
     longest = sampling.pop("max_tokens", None)
     return ModelSource(
         model.name,
@@ -503,7 +490,7 @@ def _source(
         longest,
         _chat_template(values),
         recorder,
-        usual=values_of((*REASONING_BUDGET, *SHIFTING, REMOTE), values),
+        usual=shared.values_of((*shared.REASONING_BUDGET, *SHIFTING, REMOTE), values),
         pooling=pooling,
         is_found=files.is_found,
     )
@@ -530,7 +517,7 @@ def _chat_template(values: Mapping[str, Any]) -> str | None:
 
 def _load_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     n_seq = values["n_seq"] or (1 if values["exact"] else 4)
-    return {**values_of((*LOADING, *CACHE), values), "n_seq": n_seq}
+    return {**shared.values_of((*shared.LOADING, *shared.CACHE), values), "n_seq": n_seq}
 
 
 def _load_options(values: Mapping[str, Any]) -> LoadOptions:
@@ -542,7 +529,7 @@ def _load_options(values: Mapping[str, Any]) -> LoadOptions:
 def _settings(values: Mapping[str, Any], say: Speaker) -> ServerSettings:
     from dflash_local.server.http.settings import ServerSettings
 
-    given = values_of((*LISTENING, *ACCESS, *SHOWN, STRICT), values)
+    given = shared.values_of((*LISTENING, *ACCESS, *SHOWN, STRICT), values)
     keys = list(given.pop("api_keys"))
     path = given.pop("api_key_file", None)
     if path is not None:

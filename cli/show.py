@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .answer import write_report, write_stdout
+from .answer import write_json, write_report
 from .list import gigabytes
 from .options import JSON, SectionedCommand
 from .report import table
 
 if TYPE_CHECKING:
     from dflash_local.pairs.address import Address
-    from dflash_local.pairs.entry import Entry
     from dflash_local.pairs.find import Files
 
 _CONTEXT = 8192
@@ -52,13 +50,17 @@ def show(model: str, as_json: bool) -> int:
     from dflash_local.pairs import registry
     from dflash_local.pairs.address import HubAddress, NamedPair, read_address
     from dflash_local.pairs.find import find_target
+    from dflash_local.pairs.inventory import stock_of
     from dflash_local.pairs.stores import stored
 
     address = read_address(model)
     entry = address.entry if isinstance(address, NamedPair) else None
     if isinstance(address, HubAddress):
         entry = registry.of_target(address.repo)
-    told: dict[str, Any] = _facts(entry) if entry else {"name": model}
+    told: dict[str, Any] = {"name": model}
+    if entry:
+        told = {name: getattr(entry, name) for name in _ROWS}
+        told["drafter_here"] = stock_of(entry).drafter_here
     try:
         files = find_target(address, newest=True)
     except InputError as error:
@@ -73,17 +75,10 @@ def show(model: str, as_json: bool) -> int:
         name = model if stored(model) else Path(files.key).name
         told |= _model(files, name, _drafter_bytes(address, files))
     if as_json:
-        write_stdout(json.dumps(told) + "\n")
+        write_json(told)
     else:
         write_report(_text(told))
     return INCOMPLETE if "unknown" in told else 0
-
-
-def _facts(entry: Entry) -> dict[str, Any]:
-    from dflash_local.pairs.inventory import stock_of
-
-    known = {name: getattr(entry, name) for name in _ROWS}
-    return {**known, "drafter_here": stock_of(entry).drafter_here}
 
 
 def _drafter_bytes(address: Address, files: Files) -> int:

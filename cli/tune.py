@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import shlex
 import threading
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ import click
 from dflash_local.errors import InputError
 
 from . import interrupt
-from .answer import stdout_columns, write_report, write_stdout
+from .answer import stdout_columns, write_json, write_report
 from .options import LOADING, QUIET, TARGET_HELP, Option, SectionedCommand
 from .ps import URL, check_url, fetched
 from .request import INTERRUPTED
@@ -24,7 +23,6 @@ from .terminal import Speaker
 from .values import WholeText, number, whole
 
 if TYPE_CHECKING:
-    from dflash_local.pairs.find import PairFiles
     from dflash_local.tune.card import Card
     from dflash_local.tune.fitting import Progress
 
@@ -161,10 +159,14 @@ def _tune(values: dict[str, Any], say: Speaker) -> int:
     from dflash_local.pairs import tuned
     from dflash_local.pairs.address import read_address
     from dflash_local.pairs.find import drafter_name, find_pair
-    from dflash_local.tune.fitting import TuneOptions, output_for, tune
+    from dflash_local.tune.fitting import TuneOptions, tune
+    from dflash_local.tune.state import output_for
 
     files = find_pair(values["target"], values["draft"], say=say, bars=not values["quiet"])
-    draft, checkpoint = _drafter_of(files), _checkpoint_of(values["draft"])
+    draft, checkpoint = files.draft, _checkpoint_of(values["draft"])
+    if draft is None or not draft.is_file():
+        name = files.target.name
+        raise InputError(f"{name}: has no drafter to begin with; give one with --draft")
     address = read_address(values["target"])
     given = Path(values["draft"] or values["target"]).exists()
     options = TuneOptions(
@@ -208,7 +210,7 @@ def trained(run: Callable[..., Card], values: Mapping[str, Any], say: Speaker) -
             say("interrupted; the same command goes on from here")
             return None
     if values["as_json"]:
-        write_stdout(json.dumps(card.as_dict()) + "\n")
+        write_json(card.as_dict())
     else:
         figures = table(cells(card.rows), stdout_columns())
         write_report(f"{figures}\n\n{card.reason}\n{card.after}\n")
@@ -238,14 +240,6 @@ def check_torch(command: str) -> None:
                 f"{command} needs {package}, which is installed here but cannot be loaded: {told}; "
                 f"install it again: {_INSTALL} --force-reinstall {package}"
             ) from None
-
-
-def _drafter_of(files: PairFiles) -> Path:
-    if files.draft is None or not files.draft.is_file():
-        raise InputError(
-            f"{files.target.name}: has no drafter to begin with; give one with --draft"
-        )
-    return files.draft
 
 
 def _checkpoint_of(draft: str | None) -> Path | None:

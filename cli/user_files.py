@@ -1,5 +1,4 @@
-"""The places of the user's own files of this program: settings, and what was typed in
-conversations."""
+"""The places of the user's own files: settings, and what was typed in conversations."""
 
 import os
 from pathlib import Path

@@ -8,13 +8,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
 import click
 
-from dflash_local.errors import InputError
 from dflash_local.fit.options import scaled_files
 from dflash_local.server.models.keep_alive import keep_alive_s
 
@@ -23,6 +23,20 @@ MAX_INT = 2**31 - 1
 
 MAX_BIAS = 1e6
 """Far beyond any logit; to ban a token for certain takes -inf."""
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Let a ValueError, such as an InputError, refuse the value of an option."""
+    try:
+        yield
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+
+
+def parts(value: Any) -> list[str]:
+    """Reads `CUDA0,CUDA1`."""
+    return [part.strip() for part in str(value).split(",")]
 
 
 def whole(
@@ -66,7 +80,7 @@ def whole_list(low: int, high: int) -> Callable[[Any], tuple[int, ...]]:
     """Reads `1,4,8`: whole numbers, each kept once; `8k` is 8192."""
 
     def read(value: Any) -> tuple[int, ...]:
-        words = [part.strip().lower() for part in str(value).split(",")]
+        words = parts(str(value).lower())
         try:
             given = [int(w.removesuffix("k")) * (1024 if w.endswith("k") else 1) for w in words]
         except ValueError:
@@ -84,7 +98,7 @@ def name_list(names: Sequence[str]) -> Callable[[Any], tuple[str, ...]]:
     """Reads `a,b`: some of these names, each kept once."""
 
     def read(value: Any) -> tuple[str, ...]:
-        given = [part.strip() for part in str(value).split(",")]
+        given = parts(value)
         if not set(given) <= set(names):
             raise click.BadParameter(f"{value!s} is not a list of some of {', '.join(names)}.")
         return tuple(dict.fromkeys(given))
@@ -107,26 +121,23 @@ def token_bias(value: Any) -> tuple[int, float]:
 def shares(value: Any) -> list[float]:
     """Reads `3,1`: the share of the model that each device takes."""
     try:
-        parts = [float(part) for part in str(value).split(",")]
+        given = [*map(float, parts(value))]
     except ValueError:
-        parts = []
-    if not all(0 <= part < math.inf for part in parts) or sum(parts) <= 0:
+        given = []
+    if not all(0 <= part < math.inf for part in given) or sum(given) <= 0:
         raise click.BadParameter(f"{value!s} is not a list of shares, such as 3,1.")
-    return parts
+    return given
 
 
 def overrides(value: Any) -> dict[str, str]:
     """Reads `REGEX=DEVICE,REGEX=DEVICE`; a pattern may have commas and signs of equality."""
     from dflash_local.fit.overrides import check_overrides
 
-    parts = re.fullmatch(r"(?:.+?=[^=,]+(?:,|$))+", str(value))
-    if not parts:
+    if not re.fullmatch(r"(?:.+?=[^=,]+(?:,|$))+", str(value)):
         raise click.BadParameter(f"{value!s} is not REGEX=DEVICE, such as ffn_.*_exps=CPU.")
     given = dict(re.findall(r"(.+?)=([^=,]+)(?:,|$)", str(value)))
-    try:
+    with refused():
         check_overrides(given)
-    except InputError as error:
-        raise click.BadParameter(f"{error}.") from None
     return given
 
 
@@ -151,30 +162,20 @@ def file_keys(value: Any) -> dict[str, int | float | bool | str]:
     return found
 
 
-def names(value: Any) -> list[str]:
-    """Reads `CUDA0,CUDA1`."""
-    return [part.strip() for part in str(value).split(",")]
-
-
 def places(value: Any) -> list[str]:
     """Reads `HOST:PORT,HOST:PORT`: where workers are."""
     from dflash_local.llama.workers import place
 
-    given = [part.strip() for part in str(value).split(",")]
-    try:
-        for each in given:
+    with refused():
+        for each in parts(value):
             place(each)
-    except InputError as error:
-        raise click.BadParameter(f"{error}.") from None
-    return given
+    return parts(value)
 
 
 def scaled(value: Any) -> list[tuple[str, float]]:
     """Reads `FILE,FILE:SCALE`: adapters and how strongly they act."""
-    try:
-        return list(scaled_files("the adapter", [part.strip() for part in str(value).split(",")]))
-    except InputError as error:
-        raise click.BadParameter(f"{error}.") from None
+    with refused():
+        return list(scaled_files("the adapter", parts(value)))
 
 
 def json_object(value: Any) -> dict[str, Any]:
@@ -189,10 +190,8 @@ def json_object(value: Any) -> dict[str, Any]:
 
 def idle_time(value: Any) -> float:
     """Reads how long an idle model stays loaded, in seconds: `5m`, `300`, `-1` for ever."""
-    try:
+    with refused():
         return keep_alive_s(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
 
 
 def api_key(value: Any) -> str:

@@ -179,9 +179,8 @@ def test_where_a_pass_cannot_be_replayed_after_all(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """It is seen in the first pass, whose graph here has nothing that replay knows."""
-    for module in ("replay", "way_back"):
-        name = f"dflash_local.target_model.{module}.REPLAY_ARCHITECTURES"
-        monkeypatch.setattr(name, frozenset({architecture}))
+    name = "dflash_local.target_model.replay.REPLAY_ARCHITECTURES"
+    monkeypatch.setattr(name, frozenset({architecture}))
     target, draft = files(architecture, "copies")
     with load(target, **OPTIONS) as plain:
         right = [plain.generate(prompt, max_tokens=N).tokens for prompt in PROMPTS]

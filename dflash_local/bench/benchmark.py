@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.bench.measure.concurrent import ConcurrencyRow, measure_concurrent
-from dflash_local.bench.measure.environment import Environment
-from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.settings import RunSettings, Say
-from dflash_local.bench.measure.single import by_category
+from dflash_local.bench.measure.single import Pace, by_category
 from dflash_local.bench.prompts.case import (
     DEPTHS,
     Case,
@@ -19,7 +17,7 @@ from dflash_local.bench.prompts.case import (
     tokenized,
 )
 from dflash_local.bench.prompts.prompt import USUAL, BenchPrompt, built_in
-from dflash_local.bench.report.report import Report
+from dflash_local.bench.report.report import Environment, Report
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import DflashError, InputError
@@ -103,8 +101,7 @@ class Benchmark:
     # What a run of another kind does in its own way
 
     def suited(self, settings: RunSettings, options: BenchOptions) -> RunSettings:
-        """The settings, as the files allow them: without a drafter or heads there is only plain
-        decoding."""
+        """The settings, as the files allow them: without drafts there is only plain decoding."""
         return settings if self.pair.draft else replace(settings, variants=())
 
     def engine(self, loading: Mapping[str, Any]) -> tuple[Engine, Plan]:
@@ -158,8 +155,7 @@ class Benchmark:
         return [case for case in cases if case.category not in report.long_categories]
 
     def _concurrent(self, cases: Sequence[Case]) -> tuple[list[ConcurrencyRow], list[str]]:
-        """On a model of its own: one that is loaded for several sequences need not be the fastest
-        for a single one."""
+        """On a model of its own: one for several sequences may be slower for a single one."""
         options = self.options
         loading = {**options.loading, "n_seq": max(options.concurrency)}
         with Model(*self.engine(loading)) as model:

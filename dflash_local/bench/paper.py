@@ -51,8 +51,7 @@ _OTHERS = re.compile(
 
 
 def paper_value(dataset: str, target: str, temperature: float = 0.0) -> PaperValue | None:
-    """The paper's result for a target with its drafter, by its name or file name; None without
-    any."""
+    """The paper's result for a target with its drafter, by its name or file name, if any."""
     name = re.sub(r"[\s_-]+", "-", Path(target).name.lower())
     if _OTHERS.search(name):
         return None

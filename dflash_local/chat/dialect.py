@@ -46,8 +46,7 @@ class Dialect:
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking[0])
 
     def has_thought(self, prompt: str) -> bool:
-        """Whether a rendered prompt ends behind a reasoning part: templates write an empty one
-        where the model is not to think."""
+        """Whether a rendered prompt ends behind reasoning, perhaps empty as a sign not to think."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking[1])
 
     def parser(self, tools: Sequence[Tool], *, thinking_open: bool = False) -> Parser:

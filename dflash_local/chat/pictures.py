@@ -91,8 +91,7 @@ class Pictures:
         return "".join(map("".join, zip(pieces, [*marks, ""], strict=True)))
 
     def tokenized(self, text: str, vocabulary: Vocabulary, n_ctx: int) -> list[int]:
-        """Token ids of a rendered conversation: a `Prompt` if there are pictures in it. Raises as
-        `quoting.tokenized`."""
+        """Token ids of a rendered conversation: of pictures a `Prompt`. As `quoting.tokenized`."""
         return self.put_into(text, lambda part: tokenized(part, vocabulary, n_ctx))
 
     def put_into(self, text: str, tokens_of: Callable[[str], list[int]]) -> list[int]:

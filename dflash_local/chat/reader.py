@@ -90,8 +90,7 @@ def call_of(event: ToolCallStart) -> dict[str, Any]:
 
 
 def called_by(choice: str, tools: Sequence[Tool]) -> list[Tool]:
-    """The tools that an answer may call by a `tool_choice`. Raises InputError for a choice that is
-    none of them."""
+    """The tools that an answer may call by a `tool_choice`. Raises InputError for a bad choice."""
     names = [tool.name for tool in tools]
     if choice not in ("auto", "none") and (choice not in ("required", *names) or not names):
         raise InputError(

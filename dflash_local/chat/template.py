@@ -146,8 +146,7 @@ def _offered(tools: object) -> list[dict[str, Any]]:
 
 
 def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The messages with a system message in front put into the user's message after it; None where
-    there are no such two."""
+    """The messages with a system message put into the user's after it, if there are these two."""
     if len(messages) < 2 or [message["role"] for message in messages[:2]] != ["system", "user"]:
         return None
     system, user = messages[0]["content"], messages[1]

@@ -41,8 +41,7 @@ class PairNames:
 
 @dataclass(frozen=True)
 class Alarm:
-    """`name` is for programs, `text` names the fault and the remedy. Without `is_fault` it is
-    something to know."""
+    """`name` is for programs, `text` has the remedy. Without `is_fault` it is a fact to know."""
 
     name: str
     text: str

@@ -51,8 +51,7 @@ class Repository:
 
 
 def listed(repo: str, revision: str | None = None) -> Repository:
-    """The current content of `repo`, from the hub. Raises InputError: none there, no access, no
-    network."""
+    """The content of `repo` on the hub. Raises InputError: no repository, access or network."""
     from huggingface_hub import errors
 
     with one_line(repo, revision):
@@ -92,13 +91,12 @@ def cached(repo: str, revision: str | None = None) -> list[Repository]:
         commit = ref.read_text().strip() if ref.is_file() else revision
         snapshots = [path for path in snapshots if path.name == commit]
     snapshots.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    return [_snapshot(repo, path) for path in snapshots]
-
-
-def _snapshot(repo: str, folder: Path) -> Repository:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
-    return Repository(repo, folder.name, sizes, folder)
+    found = []
+    for folder in snapshots:
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+        found.append(Repository(repo, folder.name, sizes, folder))
+    return found
 
 
 def cache_folder(repo: str) -> Path | None:

@@ -83,14 +83,11 @@ def _existing(text: str) -> Path | None:
     try:
         path = Path(os.path.expanduser(text))
         if path.is_dir():
-            return path if _looks_like_path(text) or _holds_models(path) else None
+            holds_models = any(path.glob("*.gguf")) or (path / "config.json").is_file()
+            return path if _looks_like_path(text) or holds_models else None
         return path if path.exists() else None
     except (OSError, ValueError):
         return None
-
-
-def _holds_models(folder: Path) -> bool:
-    return any(folder.glob("*.gguf")) or (folder / "config.json").is_file()
 
 
 def _looks_like_path(text: str) -> bool:

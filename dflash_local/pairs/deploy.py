@@ -60,19 +60,12 @@ class Deployment:
         return self.entry.sampling_for(self.entry.thinking)
 
 
-def deployed(wanted: Deployment, to: str) -> str:
-    """The text of a command or a manifest for one of `WAYS`. Raises InputError for a pair that the
-    engine cannot serve with its drafter, with the reason."""
-    return WAYS[to](wanted)
-
-
 def vllm_arguments(wanted: Deployment) -> list[str]:
     """Those of `vllm serve`."""
     entry = wanted.entry
     _check(entry, VLLM)
     method = "dspark" if _is_dspark(entry) else "dflash"
-    draft: dict[str, object] = {"method": method, "model": _drafter(entry)}
-    draft["num_speculative_tokens"] = wanted.drafts
+    draft = {"method": method, "model": _drafter(entry), "num_speculative_tokens": wanted.drafts}
     backend = []
     if entry.architecture == "gemma4":  # its heads are too wide for FlashAttention
         draft["attention_backend"] = "FLASH_ATTN"
@@ -139,21 +132,20 @@ def llama_server_arguments(wanted: Deployment) -> list[str]:
 
 
 def _vllm(wanted: Deployment) -> str:
-    arguments = vllm_arguments(wanted)
-    return _fetched(wanted.entry, f"# {VLLM}\n" + _command("vllm serve", arguments))
+    command = _command("vllm serve", vllm_arguments(wanted))
+    return f"{_fetch(wanted.entry)}# {VLLM}\n{command}"
 
 
 def _sglang(wanted: Deployment) -> str:
     command = _command("python3 -m sglang.launch_server", sglang_arguments(wanted))
-    return _fetched(wanted.entry, f"# {SGLANG}\n{command}")
+    return f"{_fetch(wanted.entry)}# {SGLANG}\n{command}"
 
 
 def _llama_server(wanted: Deployment) -> str:
     entry = wanted.entry
-    arguments = llama_server_arguments(wanted)
-    file = _drafter_file(entry)
-    convert = "" if _is_file(entry) else f"dflash-local convert {entry.drafter} -o {file}\n"
-    return f"# {LLAMA_SERVER}\n{convert}" + _command("llama-server", arguments)
+    command = _command("llama-server", llama_server_arguments(wanted))
+    convert = f"dflash-local convert {entry.drafter} -o {_drafter_file(entry)}\n"
+    return f"# {LLAMA_SERVER}\n{'' if _is_file(entry) else convert}{command}"
 
 
 def _compose(wanted: Deployment) -> str:
@@ -163,7 +155,7 @@ services:
   {_label(wanted.entry)}:
     image: {IMAGE}
     command:
-{_items(_manifest_arguments(wanted), 6)}
+{_items(wanted, 6)}
     ports: ["{wanted.port}:{wanted.port}"]
     ipc: host
     environment: ["HF_TOKEN"]
@@ -192,7 +184,7 @@ spec:
         - name: vllm
           image: {IMAGE}
           args:
-{_items(_manifest_arguments(wanted), 12)}
+{_items(wanted, 12)}
           ports: [{{containerPort: {wanted.port}}}]
           env:
             - name: HF_TOKEN
@@ -218,6 +210,8 @@ WAYS: Mapping[str, Callable[[Deployment], str]] = {
     "docker-compose": _compose,
     "k8s": _kubernetes,
 }
+"""The makers of a command or a manifest. They raise InputError for a pair that the engine cannot
+serve with its drafter, with the reason."""
 
 
 def _check(entry: Entry, engine: str) -> None:
@@ -269,18 +263,18 @@ def _drafter(entry: Entry) -> str:
     return f"{_weights(entry)}/dflash" if _holds_both(entry) else entry.drafter
 
 
-def _fetched(entry: Entry, command: str) -> str:
-    if not _holds_both(entry):
-        return command
-    return f"hf download {entry.weights} --local-dir {_weights(entry)}\n{command}"
+def _fetch(entry: Entry) -> str:
+    get = f"hf download {entry.weights} --local-dir {_weights(entry)}\n"
+    return get if _holds_both(entry) else ""
 
 
-def _manifest_arguments(wanted: Deployment) -> list[str]:
+def _items(wanted: Deployment, indent: int) -> str:
+    """vLLM's arguments as a YAML list: each a string in double quotes, as in JSON."""
     if _holds_both(wanted.entry):
-        raise _refused(
-            wanted.entry, VLLM, "both are in one repository, which must be fetched first"
-        )
-    return ["--model", *vllm_arguments(wanted), "--host", "0.0.0.0"]
+        why = "both are in one repository, which must be fetched first"
+        raise _refused(wanted.entry, VLLM, why)
+    arguments = ["--model", *vllm_arguments(wanted), "--host", "0.0.0.0"]
+    return "\n".join(f"{' ' * indent}- {json.dumps(each)}" for each in arguments)
 
 
 def _thinking(entry: Entry) -> Mapping[str, object]:
@@ -306,11 +300,6 @@ def _command(program: str, arguments: list[str]) -> str:
         else:
             lines[-1] += f" {shlex.quote(argument)}"
     return " \\\n    ".join(lines) + "\n"
-
-
-def _items(arguments: list[str], indent: int) -> str:
-    """A YAML list: each a string in double quotes, as in JSON."""
-    return "\n".join(f"{' ' * indent}- {json.dumps(each)}" for each in arguments)
 
 
 def _label(entry: Entry) -> str:

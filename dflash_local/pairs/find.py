@@ -1,5 +1,4 @@
-"""From names to files on this disk: a target and its drafter, fetched and converted if they are
-missing."""
+"""From names to files on this disk: a target and its drafter, fetched and converted if missing."""
 
 from __future__ import annotations
 
@@ -160,7 +159,8 @@ def find_pair(
         devices = runtime.devices() if devices is None else devices
         check_memory(model.remote(), drafter_bytes(drafter), options, devices, model.sizes())
     check_room(model, drafter)
-    _check_access(model, drafter)
+    if drafter and drafter.repository and model.missing() and (missing := drafter.missing()):
+        drafter.repository.check_access(missing[0])  # before its larger target is fetched
     for part in (model, drafter):
         if isinstance(part, Files):
             _tell(part, say)
@@ -195,8 +195,7 @@ def find_target(address: Address, *, newest: bool = False) -> Files:
 
 
 def held_target(given: StrPath) -> Path:
-    """The first file of a target that is on this disk. Raises InputError if it is not: nothing is
-    fetched."""
+    """The first file of a target on this disk. Raises InputError where it would be fetched."""
     place = _place_of(read_address(given))
     if not isinstance(place, HubAddress):
         return find_target(place).path()
@@ -248,19 +247,17 @@ def fetched_projector(target: Path, say: Say) -> Path:
 def drafter_name(target: Address, draft: StrPath | None = None) -> str | None:
     """The name of a pair's drafter, whichever way the pair was written: a repository or a
     path. None where a target has none of its own. The hub is not asked."""
+    address = target if draft is None else read_address(draft)
+    if isinstance(address, NamedPair):
+        return drafter_name(target, address.entry.drafter)
     if draft is not None:
-        address = read_address(draft)
-        if isinstance(address, NamedPair):
-            return drafter_name(target, address.entry.drafter)
         return address.repo if isinstance(address, HubAddress) else str(address.resolve())
-    if isinstance(target, NamedPair):
-        return drafter_name(target, target.entry.drafter)
-    if isinstance(target, HubAddress):
-        entry = registry.of_target(target.repo)
-        return target.repo if entry is None else drafter_name(target, entry.drafter)
-    if target.is_dir():
+    if isinstance(address, HubAddress):
+        entry = registry.of_target(address.repo)
+        return address.repo if entry is None else drafter_name(target, entry.drafter)
+    if address.is_dir():
         with suppress(FileError):
-            found = _in_folder(target, gguf_names.drafters, _DRAFTER_QUANTS)
+            found = _in_folder(address, gguf_names.drafters, _DRAFTER_QUANTS)
             return str(Path(found.names[0]).resolve())
     return None
 
@@ -409,14 +406,6 @@ def _is_terminal(stream: object) -> bool:
         return bool(stream.isatty())  # type: ignore[attr-defined]
     except (AttributeError, ValueError):  # ValueError: it is closed
         return False
-
-
-def _check_access(model: Files, drafter: Drafter | None) -> None:
-    """Raise InputError if the drafter cannot be had, before its larger target is fetched."""
-    if drafter is None or drafter.repository is None or not model.missing():
-        return
-    if missing := drafter.missing():
-        drafter.repository.check_access(missing[0])
 
 
 def _tell(part: Files, say: Say) -> None:

@@ -1,12 +1,13 @@
-"""The registry's pairs on this disk, the size of the rest, and the room that removing frees."""
+"""The models that have a name: what of them is here, what fits, where to begin, and what removing
+them frees."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local.errors import InputError
 from dflash_local.hub.repository import Repository, cached, remove_files, repository_of
@@ -14,7 +15,7 @@ from dflash_local.pairs import gguf_names, registry
 from dflash_local.pairs.address import Address, HubAddress, NamedPair, read_address
 from dflash_local.pairs.drafter import forget_drafter, kept_drafter, weights
 from dflash_local.pairs.entry import Entry
-from dflash_local.pairs.stores import store_of
+from dflash_local.pairs.stores import store_of, stored_models
 
 if TYPE_CHECKING:
     from dflash_local.llama.runtime import Device
@@ -39,11 +40,14 @@ class Stock:
     here: dict[str, int]
     """Quantisations of the target on this disk, and their bytes."""
     drafter_here: bool
+    fits: Place | None = None
+    """Where it would fit, roughly; None if its size is not known."""
+    is_further: bool = False
+    """Whether another drafter of the same model stands for it, and it is not here."""
 
     @property
     def n_bytes(self) -> int | None:
-        """Of the target on this disk, or of the quantisation that would be fetched, if that is
-        known or told by the model's name."""
+        """Of the target here, or of the quantisation to fetch, if it is known or can be told."""
         if self.here:
             return max(self.here.values())
         return self.entry.size or self.estimate
@@ -58,12 +62,12 @@ class Stock:
     def is_estimate(self) -> bool:
         return not self.here and self.entry.size is None
 
-    def place(self, devices: Sequence[Device]) -> Place | None:
-        """The place where it would fit on this machine, roughly: `show` plans it. None if its size
-        is not known."""
-        if self.n_bytes is None:
-            return None
-        return place(self.n_bytes, devices, is_mixture=self.entry.is_mixture)
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; sizes in bytes."""
+        entry = ("name", "aliases", "target", "gguf", "drafter")
+        own = ("here", "drafter_here", "n_bytes", "is_estimate", "fits", "is_further")
+        known = {name: getattr(self.entry, name) for name in entry}
+        return {**known, "aliases": [*self.entry.aliases]} | {n: getattr(self, n) for n in own}
 
 
 def place(n_bytes: int, devices: Sequence[Device], *, is_mixture: bool = False) -> Place:
@@ -78,21 +82,65 @@ def place(n_bytes: int, devices: Sequence[Device], *, is_mixture: bool = False) 
     return "cpu" if needed <= host + gpus else "no"
 
 
-def stock() -> list[Stock]:
-    """All pairs of the registry. The hub is not asked."""
-    return [stock_of(entry) for entry in registry.entries()]
+def listed(devices: Sequence[Device]) -> list[Stock]:
+    """All pairs by family, as qwen3 and gemma-4, then by size. The hub is not asked."""
+    found = [stock_of(entry) for entry in registry.entries()]
+    shortest: dict[str, str] = {}
+    for entry in registry.entries():
+        shortest[entry.target] = min(shortest.get(entry.target, entry.name), entry.name, key=len)
+    for i, each in enumerate(found):
+        entry, size, is_here = each.entry, each.n_bytes, each.here and each.drafter_here
+        fits = None if size is None else place(size, devices, is_mixture=entry.is_mixture)
+        is_further = shortest[entry.target] != entry.name and not is_here
+        found[i] = replace(each, fits=fits, is_further=is_further)
+    return sorted(found, key=_family)
+
+
+def _family(stock: Stock) -> tuple[str, float, str]:
+    name = stock.entry.name
+    family = re.match(r"[a-z]+-?[\d.]*", name)
+    return (family[0] if family else name, float(stock.n_bytes or 1e15), name)
+
+
+def best(stocks: Sequence[Stock]) -> tuple[str, str] | None:
+    """The name of the model to begin with, and why."""
+    # One that comes with a package is for a first try.
+    known = [each for each in stocks if each.entry.gguf and each.entry.package is None]
+    sizes = {
+        fits: [(s.n_bytes, s.entry.name) for s in known if s.n_bytes and s.fits == fits]
+        for fits in ("gpu", "cpu")
+    }
+    if sizes["gpu"]:
+        return max(sizes["gpu"], key=lambda each: each[0])[1], "the largest that fits the GPU"
+    if not sizes["cpu"]:
+        return None
+    why = "the smallest: without a GPU each token reads all weights"
+    return min(sizes["cpu"], key=lambda each: each[0])[1], why
+
+
+def others(devices: Sequence[Device]) -> list[dict[str, Any]]:
+    """The models of ollama and LM Studio on this disk, for JSON."""
+    return [
+        {
+            "name": each.name,
+            "store": each.store,
+            "n_bytes": each.n_bytes,
+            "fits": place(each.n_bytes, devices),
+        }
+        for each in stored_models()
+    ]
 
 
 def stock_of(entry: Entry) -> Stock:
     """The files of one pair that are here."""
     place = _gguf(entry)
+    here: dict[str, int] = {}
     if isinstance(place, HubAddress):
-        here: dict[str, int] = {}
         for held in reversed(cached(place.repo, place.revision)):
             models = gguf_names.targets(held.sizes)
             here |= {key: held.n_bytes(names) for key, names in models.items()}
-    else:
-        here = _local(place)
+    elif isinstance(place, Path) and place.is_file():
+        here = {gguf_names.quantisation(place.stem) or place.stem: place.stat().st_size}
     return Stock(entry, here, _drafter_here(entry, place))
 
 
@@ -189,9 +237,3 @@ def _key(target: Address | None) -> str:
 
 def _gguf(entry: Entry) -> Address | None:
     return entry.packaged or (read_address(entry.gguf) if entry.gguf else None)
-
-
-def _local(place: Address | None) -> dict[str, int]:
-    if not isinstance(place, Path) or not place.is_file():
-        return {}
-    return {gguf_names.quantisation(place.stem) or place.stem: place.stat().st_size}

@@ -58,8 +58,7 @@ def named(text: str) -> tuple[Entry, str | None] | None:
 
 
 def hint(text: str, others: Iterable[str] = ()) -> str:
-    """A hint in place of an unknown name: names of the registry and of `others` that look
-    like it, if there are any."""
+    """A hint in place of an unknown name: names of the registry and of `others` like it."""
     known = {name: entry.name for entry in entries() for name in entry.names}
     known |= {name.casefold(): name for name in others}
     found = difflib.get_close_matches(text.casefold(), known, 6, 0.5)

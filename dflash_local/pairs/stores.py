@@ -1,5 +1,4 @@
-"""Models that other programs have on this disk: ollama's and LM Studio's. Their files are plain
-GGUF, and are used where they lie."""
+"""Models of ollama and LM Studio on this disk: plain GGUF files, which are used where they lie."""
 
 import json
 import os

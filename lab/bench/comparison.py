@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.bench.measure.answer import LEAST_TOKENS
 from dflash_local.bench.measure.concurrent import TURNS, ConcurrencyRow
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Say, Variant
 from dflash_local.bench.measure.single import SpeedRow
-from dflash_local.bench.measure.speed import Spread
+from dflash_local.bench.measure.speed import LEAST_TOKENS, Spread
 from dflash_local.bench.prompts.case import Case
 from dflash_local.fit.overrides import experts_of
 from dflash_local.gguf.drafter_spec import AssistantSpec, DrafterSpec, HeadsSpec
@@ -158,7 +157,7 @@ def beside_ours(
         for variant, found in ((PLAIN, many.plain), (many.variant, many.drafted)):
             if many.concurrency > 1 and found:
                 key = many.category, many.temperature, many.concurrency
-                ours.setdefault(key, {})[variant] = found.total.median
+                ours.setdefault(key, {})[variant] = found.total_tokens_per_second.median
     return [
         replace(each, ours=_comparable(each, ours.get(key, {})))
         for each in rows

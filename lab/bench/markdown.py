@@ -40,9 +40,11 @@ def _rows(report: LabReport) -> Iterator[cell.Row]:
         yield line
     for many in report.concurrency:
         if many.concurrency > 1 and many.variant in (report.main_variants or [PLAIN]):
-            line = _line(report, many, many.concurrency, f"{many.plain.total.median:.4g}")
+            line = _line(
+                report, many, many.concurrency, f"{many.plain.total_tokens_per_second.median:.4g}"
+            )
             if many.drafted:
-                line["drafted tokens/s"] = f"{many.drafted.total.median:.4g}"
+                line["drafted tokens/s"] = f"{many.drafted.total_tokens_per_second.median:.4g}"
                 line["speed-up"] = cell.ratio(many.ratio)
                 line["tokens per round"] = cell.length(many.drafted.acceptance)
             yield line

@@ -1,16 +1,15 @@
 """Grammars of calls in the forms of many models let the calls of their templates through."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
-from llguidance.llamacpp import lltokenizer_from_vocab
 
-from dflash_local import Model
 from dflash_local.chat.families import dialect_of
 from dflash_local.chat.form import ID
 from dflash_local.chat.tool import Tool
+from forced_grammar import Forced
 from model_templates import (
     REFUSED,
     ROME,
@@ -30,27 +29,14 @@ SPREAD = "CohereForAI-c4ai-command-r-plus-tool_use"
 WITH_FORM = sorted(TEMPLATES.keys() - WITHOUT_TOOLS - REFUSED - {"openai-gpt-oss-120b", SPREAD})
 
 
-@pytest.fixture(scope="module")
-def tokenizer(model: Model) -> Any:
-    return lltokenizer_from_vocab(model.target.vocabulary.pointer)
-
-
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", WITH_FORM)
-def test_the_template_s_calls_are_let_through(model: Model, tokenizer: Any, name: str) -> None:
-    dialect = dialect_of(TEMPLATES[name])
-    assert dialect.form is not None
-    dialect, form = replace(dialect, thinking=None), dialect.form
-    settings = {"is_token": model.is_token, "thinking_open": False}
-    grammar = dialect.call_grammar(TOOLS, parallel=True, **settings)
-    assert grammar is not None
-
-    def lets_through(text: str) -> bool:
-        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar))
-        assert not matcher.is_error(), matcher.get_error()
-        tokens = model.target.vocabulary.tokenize(text, add_special=False)
-        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
-
+def test_the_template_s_calls_are_let_through(forced: Forced, name: str) -> None:
+    dialect = replace(dialect_of(TEMPLATES[name]), thinking=None)
+    settings = {"is_token": forced.model.is_token, "thinking_open": False}
+    form, grammar = dialect.form, dialect.call_grammar(TOOLS, parallel=True, **settings)
+    assert form is not None
+    lets_through = partial(forced.lets_through, grammar)
     assert not lets_through("Hello")
     for calls in ([ROME], [SEVERAL], [ROME, SEVERAL]):
         if (len(calls) > 1 and form.is_bare) or (name in WRITE_NO_CALLS and calls != [ROME]):
@@ -79,7 +65,7 @@ def test_the_template_s_calls_are_let_through(model: Model, tokenizer: Any, name
     ids=str,
 )
 def test_schemas_of_any_value_and_malformed_ones_make_a_grammar(
-    tokenizer: Any, name: str, parameters: dict[str, Any]
+    forced: Forced, name: str, parameters: dict[str, Any]
 ) -> None:
     """In the forms whose arguments are not in JSON."""
     grammar = dialect_of(TEMPLATES[name]).call_grammar(
@@ -88,6 +74,4 @@ def test_schemas_of_any_value_and_malformed_ones_make_a_grammar(
         is_token=lambda _: False,
         thinking_open=False,
     )
-    assert grammar is not None
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar))
-    assert not matcher.is_error(), matcher.get_error()
+    assert not forced.lets_through(grammar, "Hello")

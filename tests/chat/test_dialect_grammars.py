@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
-from llguidance.llamacpp import lltokenizer_from_vocab
 
 import chat_models
 from dflash_local import Model, load
@@ -25,7 +23,7 @@ from dflash_local.chat.harmony import Harmony
 from dflash_local.chat.lark import either, json_rule
 from dflash_local.chat.reader import called_by
 from dflash_local.chat.tool import Tool
-from dflash_local.sampling.params import SamplingParams
+from forced_grammar import Forced
 
 # llguidance's own reading of the vocabulary.
 pytestmark = pytest.mark.filterwarnings("ignore:llama_token_get_attr")
@@ -71,32 +69,9 @@ def harmony(name: str, arguments: str) -> str:
     return f"{to}{arguments}"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(model: Model) -> Any:
-    return lltokenizer_from_vocab(model.target.vocabulary.pointer)
-
-
-class Forced:
-    """A dialect's grammar over the shipped tokenizer, in which no mark is a token."""
-
-    def __init__(self, model: Model, tokenizer: Any) -> None:
-        self.model, self._tokenizer = model, tokenizer
-
-    def accepts(self, dialect: Dialect, text: str, **options: Any) -> bool:
-        usual = {"parallel": False, "is_token": self.model.is_token, "thinking_open": False}
-        return self.lets_through(dialect.call_grammar(TOOLS, **{**usual, **options}), text)
-
-    def lets_through(self, grammar: str | None, text: str) -> bool:
-        assert grammar is not None
-        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar))
-        assert not matcher.is_error(), matcher.get_error()
-        tokens = self.model.target.vocabulary.tokenize(text, add_special=False)
-        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
-
-
-@pytest.fixture(scope="module")
-def forced(model: Model, tokenizer: Any) -> Forced:
-    return Forced(model, tokenizer)
+def accepts(forced: Forced, dialect: Dialect, text: str, **options: Any) -> bool:
+    usual = {"parallel": False, "is_token": forced.model.is_token, "thinking_open": False}
+    return forced.lets_through(dialect.call_grammar(TOOLS, **{**usual, **options}), text)
 
 
 VALID = [
@@ -123,7 +98,7 @@ VALID = [
 
 @pytest.mark.parametrize(("dialect", "text"), VALID)
 def test_a_call_is_let_through_and_read(forced: Forced, dialect: Dialect, text: str) -> None:
-    assert forced.accepts(dialect, text)
+    assert accepts(forced, dialect, text)
     parser = dialect.parser(TOOLS)
     kinds = [type(event) for event in joined(parser.feed(text, is_last=True))]
     assert kinds[-2:] == [ToolCallStart, ToolCallArguments]
@@ -153,7 +128,7 @@ def test_a_call_is_let_through_and_read(forced: Forced, dialect: Dialect, text: 
     ],
 )
 def test_everything_else_is_refused(forced: Forced, dialect: Dialect, text: str) -> None:
-    assert not forced.accepts(dialect, text)
+    assert not accepts(forced, dialect, text)
 
 
 def test_a_named_tool_is_the_only_one(forced: Forced) -> None:
@@ -170,14 +145,14 @@ def test_a_named_tool_is_the_only_one(forced: Forced) -> None:
 
 def test_parallel_calls_are_let_through_where_asked_for(forced: Forced) -> None:
     for dialect, one in ((HERMES, hermes("now", "{}")), (CODER, coder("now"))):
-        assert forced.accepts(dialect, f"{one}\n{one}", parallel=True)
-        assert forced.accepts(dialect, one, parallel=True)
+        assert accepts(forced, dialect, f"{one}\n{one}", parallel=True)
+        assert accepts(forced, dialect, one, parallel=True)
 
 
 def test_reasoning_that_the_prompt_has_opened_is_closed_first(forced: Forced) -> None:
     answer = "Hm.\n</think>\n\n" + hermes("now", "{}")
-    assert forced.accepts(HERMES, answer, thinking_open=True)
-    assert not forced.accepts(HERMES, hermes("now", "{}"), thinking_open=True)
+    assert accepts(forced, HERMES, answer, thinking_open=True)
+    assert not accepts(forced, HERMES, hermes("now", "{}"), thinking_open=True)
 
 
 def test_marks_that_are_tokens_are_named_as_such() -> None:
@@ -218,14 +193,6 @@ FINAL = "<|channel|>final<|message|>"
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
 
-def n_accepted(model: Model, grammar: str, text: str) -> tuple[int, int]:
-    """The number of a text's tokens that the grammar lets through, and of all of them."""
-    tokens = model.target.vocabulary.tokenize(text, add_special=False)
-    constraint = model.engine.grammars.constraint(SamplingParams(lark=grammar))
-    assert constraint is not None
-    return constraint.n_valid(tokens), len(tokens)
-
-
 @pytest.mark.parametrize(
     ("dialect", "thinking_open", "before"),
     [
@@ -239,14 +206,12 @@ def n_accepted(model: Model, grammar: str, text: str) -> tuple[int, int]:
     ],
 )
 def test_the_schema_binds_the_content(
-    model: Model, dialect: Dialect, thinking_open: bool, before: str
+    forced: Forced, dialect: Dialect, thinking_open: bool, before: str
 ) -> None:
-    grammar = dialect.answer_grammar(ANSWER, is_token=model.is_token, thinking_open=thinking_open)
-    assert grammar is not None
-    found, n = n_accepted(model, grammar, before + GOOD)
-    assert found == n
-    found, n = n_accepted(model, grammar, before + BAD)
-    assert found < n
+    settings = {"is_token": forced.model.is_token, "thinking_open": thinking_open}
+    grammar = dialect.answer_grammar(ANSWER, **settings)
+    assert forced.lets_through(grammar, before + GOOD)
+    assert not forced.lets_through(grammar, before + BAD)
     parser = dialect.parser((), thinking_open=thinking_open)
     events = parser.feed(before + GOOD, is_last=True)
     assert "".join(e.text for e in events if isinstance(e, Content)) == GOOD
@@ -263,16 +228,12 @@ def test_where_the_content_is_all_the_schema_alone_does(model: Model, dialect: D
 @pytest.mark.parametrize(
     ("dialect", "text"), [each for each in VALID if not each[0].calls_are_json]
 )
-def test_a_call_or_an_answer_by_the_schema(model: Model, dialect: Dialect, text: str) -> None:
-    settings = {"is_token": model.is_token, "thinking_open": False}
+def test_a_call_or_an_answer_by_the_schema(forced: Forced, dialect: Dialect, text: str) -> None:
+    settings = {"is_token": forced.model.is_token, "thinking_open": False}
     call = dialect.call_grammar(TOOLS, parallel=True, **settings)
     answer = dialect.answer_grammar(ANSWER, **settings)
     assert call is not None
     grammar = either(call, answer or json_rule("start", ANSWER, lenient=False))
     before = "<|channel|>final<|message|>" if isinstance(dialect, Harmony) else ""
-    for whole in (text, before + GOOD):
-        found, n = n_accepted(model, grammar, whole)
-        assert found == n
-    for other in (before + BAD, before + "Hello"):
-        found, n = n_accepted(model, grammar, other)
-        assert found < n
+    assert all(forced.lets_through(grammar, whole) for whole in (text, before + GOOD))
+    assert not any(forced.lets_through(grammar, before + other) for other in (BAD, "Hello"))

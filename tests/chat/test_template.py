@@ -50,16 +50,14 @@ def test_messages_become_a_prompt_for_the_assistant() -> None:
 def test_the_caller_s_variables_reach_the_template() -> None:
     assert template().render(HELLO, enable_thinking=False).endswith("assistant\n<think></think>\n")
     assert template("{{ tools[0].name }}").render(HELLO, tools=[{"name": "f"}]) == "f"
-    assert template("{{ tools is none }}").render(HELLO) == "True"
+    for tools in (None, []):
+        assert template("{{ tools is none }}").render(HELLO, tools=tools) == "True"
+    assert template("{{ bos_token }}|{{ eos_token }}").render(HELLO) == "<s>|</s>"
 
 
 @pytest.mark.parametrize("tools", [[1], 1, "x", True, {"a": 1}])
 def test_tools_of_another_shape_are_refused(tools: Any) -> None:
     assert "tools are not a list of objects" in refusal(CHATML, HELLO, tools=tools)
-
-
-def test_special_tokens_are_those_of_the_file() -> None:
-    assert template("{{ bos_token }}|{{ eos_token }}").render(HELLO) == "<s>|</s>"
 
 
 def test_the_shipped_model_s_template_renders() -> None:
@@ -123,7 +121,6 @@ def test_tools_of_ours_are_shown_in_openai_s_shape() -> None:
     assert json.loads(template("{{ tools | tojson }}").render(HELLO, tools=tools)) == [
         chat_models.WEATHER
     ]
-    assert template("{{ tools is none }}").render(HELLO, tools=[]) == "True"
 
 
 def test_what_a_dialect_reads_goes_back_into_its_history() -> None:
@@ -195,6 +192,7 @@ def test_llama_server_s_variables_are_there() -> None:
     assert thinking == "True"
     assert abs(datetime.strptime(date, "%d %b %Y") - datetime.now()).days <= 1
     assert template("{{ date_string }}").render(HELLO, date_string="1 May") == "1 May"
+    assert template("{{ datetime }}").render(HELLO) == datetime.now().strftime("%b %d %Y")
 
 
 KIMI = """{%- set seen = namespace(ids=[]) -%}
@@ -229,13 +227,6 @@ def test_variables_that_are_null_and_arguments_as_texts() -> None:
     assert template("{% for tool in tools %}{% endfor %}Hi").render(HELLO) == "Hi"
     source = "{{ 'call ' + messages[1].tool_calls[0].function.arguments }}"
     assert template(source).render(CALLED) == 'call {"city": "Paris"}'
-    assert (
-        template("{{ tools | map(attribute='name') | tojson }}").render(
-            HELLO, tools=[{"name": "f"}]
-        )
-        == '["f"]'
-    )
-    assert template("{{ datetime }}").render(HELLO) == datetime.now().strftime("%b %d %Y")
 
 
 @pytest.mark.parametrize(
@@ -249,6 +240,7 @@ def test_variables_that_are_null_and_arguments_as_texts() -> None:
         ("{{ 'a: ' + messages[0].nothing + '.' }}", "a: ."),
         ("{{ messages[0].nothing + 'a' }}", "a"),
         ("{{ 'Use '|safe + tools[0].function | tojson }}", 'Use {"name": "now"}'),
+        ("{{ tools | map(attribute='type') | tojson }}", '["function"]'),
         ("a\n  {% if true %}\nb\n  {% endif %}\nc{#- x -#}\n d", "a\nb\ncd"),
     ],
 )

@@ -86,37 +86,9 @@ def test_a_model_begins_with_what_was_kept(known: Path, monkeypatch: pytest.Monk
         assert json.loads(file.read_text()) == again.as_dict()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--target", TARGET], "--draft"),
-        (["--draft", DRAFTER], "--target"),
-        (["--target", "no-such.gguf", "--draft", DRAFTER], "no-such.gguf"),
-        (["--threads", "0"], "--threads"),
-        (["--draft-width", "8"], "--draft-width"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], named: str) -> None:
-    assert named in refused("calibrate", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
-
-
 def test_a_time_that_is_none_is_one_line_and_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFLASH_LOCAL_CALIBRATION_S", "soon")
     assert refused("calibrate", "-q", *ON_CPU) == (
         "dflash-local: error: DFLASH_LOCAL_CALIBRATION_S is 'soon'; expected seconds above 0, "
         "such as 3\n"
     )
-
-
-def test_costs_in_words() -> None:
-    steps = {
-        100: {1: 0.004, 2: 0.0044, 8: 0.0085, 9: 0.008, 16: 0.0084},
-        1100: {1: 0.005, 16: 0.0104},
-    }
-    drafts = {100: {1: 0.001, 4: 0.0016}}
-    assert cost_lines(Costs(steps, drafts, switch_s=0.0005, inject_s=1e-6)) == [
-        "target step after 100 tokens, ms by rows: 1: 4, 2: 4.4, 8: 8.5, 9: 8, 16: 8.4",
-        "target step after 1100 tokens, ms by rows: 1: 5, 2: 5.47, 8: 9.97, 9: 9.53, 16: 10.4",
-        "draft stage, ms by sequences: 1: 1, 4: 1.6",
-        "another row count than the last: 0.5 ms; injecting a row: 0.001 ms",
-    ]

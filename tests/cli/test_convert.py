@@ -24,12 +24,15 @@ from synthetic import write_target
 N_VOCAB = 320
 
 
+Made = tuple[Path, str, Path]
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A tiny drafter in its published layout, and its target in GGUF."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Arguments: a tiny drafter in its published layout, and its target in GGUF."""
     folder = tmp_path_factory.mktemp("made")
     drafter = write(folder / "Tiny-DFlash", "plain", n_vocab=N_VOCAB)
-    return drafter, write_target(folder / "target.gguf", n_layer=8, n_vocab=N_VOCAB)
+    return drafter, "--target", write_target(folder / "target.gguf", n_layer=8, n_vocab=N_VOCAB)
 
 
 @pytest.fixture
@@ -43,32 +46,29 @@ def folder(tmp_path: Path) -> Path:
 # What lands where.
 
 
-def test_the_path_alone_goes_to_stdout(made: tuple[Path, Path], folder: Path) -> None:
-    drafter, target = made
-    done = converted(drafter, "--target", target, "-o", "my drafter.gguf", folder=folder)
+def test_the_path_alone_goes_to_stdout(made: Made, folder: Path) -> None:
+    done = converted(*made, "-o", "my drafter.gguf", folder=folder)
     assert done.stdout == "my drafter.gguf\n"
     assert [path.name for path in folder.iterdir()] == ["my drafter.gguf"]
     lines = done.stderr.splitlines()
     assert any(re.fullmatch(r"writing .*: 100 %", line) for line in lines)
     assert any(line.startswith("checked: ") for line in lines)
-    assert lines[-1] == f"next: dflash-local chat --target {target} --draft 'my drafter.gguf'"
+    assert lines[-1] == f"next: dflash-local chat --target {made[2]} --draft 'my drafter.gguf'"
     assert "taps after layers 1, 3, 5" in lines[-2]
 
 
-def test_what_was_converted_fits_its_target(made: tuple[Path, Path], folder: Path) -> None:
-    drafter, target = made
-    done = converted(drafter, "--target", target, "-q", folder=folder)
+def test_what_was_converted_fits_its_target(made: Made, folder: Path) -> None:
+    done = converted(*made, "-q", folder=folder)
     assert (done.stdout, done.stderr) == ("tiny-dflash-q8_0.gguf\n", "")
     path = done.stdout.strip()
-    done = run_here("inspect", str(folder / path), "--target", str(target), "--json")
+    done = run_here("inspect", str(folder / path), "--target", str(made[2]), "--json")
     told = json.loads(done.stdout)
     assert told["fit"]["fits"] is True
     assert told["file"]["provenance"]["dflash_local.source"] == "Tiny-DFlash"
 
 
-def test_json_is_one_object(made: tuple[Path, Path], folder: Path) -> None:
-    drafter, target = made
-    done = converted(drafter, "--target", target, "--outtype", "bf16", "--json", folder=folder)
+def test_json_is_one_object(made: Made, folder: Path) -> None:
+    done = converted(*made, "--outtype", "bf16", "--json", folder=folder)
     told: dict[str, Any] = json.loads(done.stdout)
     assert told["path"] == "tiny-dflash-bf16.gguf"
     assert told["n_bytes"] == (folder / told["path"]).stat().st_size
@@ -78,13 +78,12 @@ def test_json_is_one_object(made: tuple[Path, Path], folder: Path) -> None:
     assert told["checks"] and told["dry_run"] is False
 
 
-def test_a_dry_run_writes_nothing(made: tuple[Path, Path], folder: Path) -> None:
-    drafter, target = made
-    done = converted(drafter, "--target", target, "--dry-run", folder=folder)
+def test_a_dry_run_writes_nothing(made: Made, folder: Path) -> None:
+    done = converted(*made, "--dry-run", folder=folder)
     assert done.stdout == "" and not list(folder.iterdir())
     assert "would write tiny-dflash-q8_0.gguf" in done.stderr
     assert "next:" not in done.stderr
-    done = converted(drafter, "--target", target, "--dry-run", "--json", folder=folder)
+    done = converted(*made, "--dry-run", "--json", folder=folder)
     told = json.loads(done.stdout)
     assert told["dry_run"] is True and told["n_tensors"] > 0 and not list(folder.iterdir())
 
@@ -99,11 +98,10 @@ def test_what_is_left_out_is_said(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_a_terminal_gets_a_bar(made: tuple[Path, Path], folder: Path) -> None:
+def test_a_terminal_gets_a_bar(made: Made, folder: Path) -> None:
     from narrow_terminal import lines_on
 
-    drafter, target = made
-    arguments = ("convert", str(drafter), "--target", str(target), "-o", str(folder / "d.gguf"))
+    arguments = ("convert", *map(str, made), "-o", str(folder / "d.gguf"))
     shown = lines_on(80, *arguments, variables=settings())
     assert str(folder / "d.gguf") in shown
     assert any("100%" in line and "[####" in line for line in shown)
@@ -135,22 +133,19 @@ def test_a_hub_id_needs_nothing_else(folder: Path, tmp_path: Path) -> None:
 # Bad input.
 
 
-def test_an_existing_file_is_kept(made: tuple[Path, Path], folder: Path) -> None:
-    drafter, target = made
+def test_an_existing_file_is_kept(made: Made, folder: Path) -> None:
     (folder / "d.gguf").write_bytes(b"what was there")
-    line = refused(drafter, "--target", target, "-o", "d.gguf", folder=folder)
+    line = refused(*made, "-o", "d.gguf", folder=folder)
     assert "d.gguf" in line and "force" in line
     assert (folder / "d.gguf").read_bytes() == b"what was there"
-    converted(drafter, "--target", target, "-o", "d.gguf", "--force", folder=folder)
+    converted(*made, "-o", "d.gguf", "--force", folder=folder)
     assert GgufFile.open(folder / "d.gguf").architecture == "dflash"
 
 
-def test_bad_options(made: tuple[Path, Path], folder: Path) -> None:
-    drafter, target = made
-    arguments = (drafter, "--target", target)
-    assert "q9" in refused(*arguments, "--outtype", "q9", folder=folder)
-    assert "v1" in refused(*arguments, "--revision", "v1", folder=folder)
-    assert "--nothing" in refused(*arguments, "--nothing", folder=folder)
+def test_bad_options(made: Made, folder: Path) -> None:
+    assert "q9" in refused(*made, "--outtype", "q9", folder=folder)
+    assert "v1" in refused(*made, "--revision", "v1", folder=folder)
+    assert "--nothing" in refused(*made, "--nothing", folder=folder)
     assert "SOURCE" in refused(folder=folder)
 
 

@@ -7,7 +7,6 @@ import click
 import pytest
 
 import tiny_coder
-from command_line import refused
 from dflash_local.cli.models_file import NamedModel, check_names, named_model, read_models
 from dflash_local.cli.serve import SETTINGS_PER_MODEL
 from dflash_local.errors import InputError
@@ -32,81 +31,59 @@ def written(folder: Path, text: str) -> list[NamedModel]:
 def test_a_file_of_models(folder: Path) -> None:
     small, large = written(
         folder,
-        """
+        f"""
         [small]
         target = "target.gguf"
+        keep_alive = '10m'
         ["qwen3:8b.q4"]
-        target = "a,b.gguf"
-        draft = "draft.gguf"
+        target = "{TARGET}"
+        draft = "a,b.gguf"
         ctx = 4096
         gpu_layers = 0
-        kv_type = "q8_0"
+        kv-type = "q8_0"
         parallel = 2
         draft_width = "auto"
-        draft_shape = "tree"
-        draft_window = 512
+        temp = 0.5
+        min_p = 0
         keep_alive = -1
         """,
     )
-    assert small == NamedModel("small", folder / "target.gguf")
-    assert (large.name, large.target) == ("qwen3:8b.q4", folder / "a,b.gguf")
-    assert large.draft == folder / "draft.gguf"
-    assert large.settings == {
-        "n_ctx": 4096,
-        "n_gpu_layers": 0,
-        "kv_type": "q8_0",
-        "n_seq": 2,
-        "draft_width": "auto",
-        "draft_shape": "tree",
-        "draft_window": 512,
-        "keep_alive_s": math.inf,
-    }
+    assert small == NamedModel("small", folder / "target.gguf", settings={"keep_alive_s": 600})
+    assert (large.name, large.target) == ("qwen3:8b.q4", TARGET)
+    assert large.draft == folder / "a,b.gguf"
+    loading = {"n_ctx": 4096, "n_gpu_layers": 0, "kv_type": "q8_0", "n_seq": 2}
+    sampling = {"draft_width": "auto", "temperature": 0.5, "min_p": 0}
+    assert large.settings == {**loading, **sampling, "keep_alive_s": math.inf}
 
 
-def test_decimal_numbers_and_hyphens(folder: Path) -> None:
-    [model] = written(
-        folder,
-        "[a]\ntarget = 'target.gguf'\ntemp = 0.5\ntop-p = 0.9\nmin_p = 0\nkv-type = 'q8_0'\n",
-    )
-    assert model.settings == {"temperature": 0.5, "top_p": 0.9, "min_p": 0, "kv_type": "q8_0"}
-
-
-def test_paths_may_be_absolute(folder: Path) -> None:
-    [model] = written(folder, f"[a]\ntarget = '{TARGET}'\nkeep_alive = '10m'\n")
-    assert model.target == TARGET
-    assert model.settings == {"keep_alive_s": 600}
+TARGET_LINE = "[a]\ntarget = 'target.gguf'\n"
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", "names no model"),
-        ("[a\n", "line 1"),
-        ("[a]\ntarget = 'target.gguf'\nctx = \n", "line 3"),
-        ("[a]\ntarget = 'target.gguf'\n[a]\n", "twice"),
+        *(("", "names no model"), ("[a\n", "line 1"), (f"{TARGET_LINE}ctx = \n", "line 3")),
+        *((f"{TARGET_LINE}[a]\n", "twice"), ("a = " + "[" * 5000, "not TOML")),
         ("target = 'target.gguf'", "is not in a table"),
         ("[a]\nctx = 512\n", r"\[a\] has no target"),
         ("[a]\ntarget = 'gone.gguf'\n", r"\[a\] target: .*gone\.gguf"),
         ("[a]\ntarget = '.'\n", r"\[a\] target: "),
-        ("[a]\ntarget = 'target.gguf'\ndraft = 'gone.gguf'\n", r"\[a\] draft: .*gone\.gguf"),
-        ("[a]\ntarget = 'target.gguf'\ncontext = 1\n", "no such setting; .*target, draft, ctx"),
-        ("[a]\ntarget = 'target.gguf'\nthreads = 1\n", "no such setting"),
-        ("[a]\ntarget = 'target.gguf'\nctx = 'many'\n", r"\[a\] ctx: many"),
-        ("[a]\ntarget = 'target.gguf'\nctx = -1\n", r"\[a\] ctx: -1"),
-        ("[a]\ntarget = 'target.gguf'\nctx = 2.5\n", r"\[a\] ctx: 2\.5"),
-        ("[a]\ntarget = 'target.gguf'\nctx = true\n", r"\[a\] ctx: true"),
-        ("[a]\ntarget = 'target.gguf'\nthinking = true\n", "no such setting"),
-        ("[a]\ntarget = 'target.gguf'\ntemp = true\n", r"\[a\] temp: true"),
-        ("[a]\ntarget = 'target.gguf'\ntemp = [0.5]\n", r"\[a\] temp: \[0\.5\]"),
         ("[a]\ntarget = 1979-05-27\n", r"\[a\] target: 1979-05-27"),
-        ("[a]\ntarget = 'target.gguf'\nparallel = 65\n", r"\[a\] parallel: 65"),
-        ("[a]\ntarget = 'target.gguf'\ndraft_shape = 'bush'\n", "chain"),
-        ("[a]\ntarget = 'target.gguf'\ndraft_width = -1\n", "draft_width"),
-        ("[a]\ntarget = 'target.gguf'\nkeep_alive = 'soon'\n", "soon"),
+        (f"{TARGET_LINE}draft = 'gone.gguf'\n", r"\[a\] draft: .*gone\.gguf"),
+        (f"{TARGET_LINE}context = 1\n", "no such setting; .*target, draft, ctx"),
+        (f"{TARGET_LINE}threads = 1\n", "no such setting"),
+        *(
+            (f"{TARGET_LINE}ctx = {value}\n", rf"\[a\] ctx: {told}")
+            for value, told in (("'many'", "many"), (-1, -1), (2.5, r"2\.5"), ("true", "true"))
+        ),
+        (f"{TARGET_LINE}temp = true\n", r"\[a\] temp: true"),
+        (f"{TARGET_LINE}temp = [0.5]\n", r"\[a\] temp: \[0\.5\]"),
+        (f"{TARGET_LINE}parallel = 65\n", r"\[a\] parallel: 65"),
+        (f"{TARGET_LINE}draft_shape = 'bush'\n", "chain"),
+        (f"{TARGET_LINE}keep_alive = 'soon'\n", "soon"),
         ("[qwen2.5-coder]\ntarget = 'target.gguf'\n", r'\["qwen2\.5-coder"\]'),
         ("[' a']\ntarget = 'target.gguf'\n", "cannot be a model's name"),
         ("['']\ntarget = 'target.gguf'\n", "cannot be a model's name"),
-        ("a = " + "[" * 5000, "not TOML"),
     ],
 )
 def test_files_that_are_refused(folder: Path, text: str, named: str) -> None:
@@ -143,24 +120,3 @@ def test_two_models_of_one_name() -> None:
     with pytest.raises(InputError, match="two models are named 'a'"):
         check_names(models)
     check_names(models[:2])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--model", "a"], "NAME=TARGET"),
-        (["--model", f"a={TARGET}", "--model", f"a={TARGET}"], "two models are named 'a'"),
-        (["--model", f"a={TARGET}", "--target", str(TARGET)], "--target"),
-        (["--model", f"a={TARGET}", "--alias", "b"], "--alias"),
-        (["--model", f"a={TARGET}", "--chat-template", "chatml"], "--chat-template"),
-        (["--model", f"a={TARGET}", "--draft", str(DRAFTER)], "--draft"),
-        (["--models", "gone.toml"], "gone.toml"),
-        (["--models", "{folder}/unknown.toml"], ", kv_type, "),
-        (["--models", str(TARGET)], "UTF-8"),
-        (["--keep-alive", "soon"], "soon"),
-    ],
-)
-def test_what_the_command_refuses(folder: Path, arguments: list[str], named: str) -> None:
-    (folder / "unknown.toml").write_text("[a]\nn_ctx = 5\n")
-    given = [each.replace("{folder}", str(folder)) for each in arguments]
-    assert named in refused("serve", "--port", "0", *given, environment={"DFLASH_LOCAL_TARGET": ""})

@@ -196,15 +196,8 @@ def test_run_fetches_converts_and_answers_then_needs_no_network(empty: User) -> 
     assert here["drafter_here"] and here["fits"] in ("cpu", "gpu")
     shown = json.loads(empty.done("show", NAME, "--json").stdout)
     assert shown["drafter"] == CHECKPOINT and shown["thinking"] is False
-    assert shown["quantisations"] == [
-        {
-            "name": "Q8_0",
-            "n_bytes": TARGET.stat().st_size,
-            "here": True,
-            "fits": True,
-            "experts_in_ram": 0,
-        }
-    ]
+    held = {"name": "Q8_0", "n_bytes": TARGET.stat().st_size, "here": True, "fits": True}
+    assert shown["quantisations"] == [{**held, "experts_in_ram": 0}]
     assert shown["drafter_bytes"] > 1e6
     assert shown["memory"] > TARGET.stat().st_size + shown["drafter_bytes"]
     assert (shown["answer_length"], shown["training_length"]) == (6, 512)
@@ -359,12 +352,8 @@ def test_a_server_serves_a_name(empty: User) -> None:
     try:
         server.start()
         with server.client() as client:
-            asked = {
-                "model": "mine",
-                "messages": [{"role": "user", "content": "Write add."}],
-                "max_tokens": 16,
-                "draft_width": 8,
-            }
+            asked = {"model": "mine", "max_tokens": 16, "draft_width": 8}
+            asked |= {"messages": [{"role": "user", "content": "Write add."}]}
             first = client.post("/v1/chat/completions", json=asked).json()
             again = client.post("/v1/chat/completions", json=asked).json()
             text = first["choices"][0]["message"]["content"]

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 import command_line
@@ -20,45 +21,47 @@ def refused(*arguments: str, **environment: str) -> str:
     return command_line.refused("serve", *arguments, environment=unset | environment)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--port", "70000"], "65535"),
-        (["--port", "http"], "http"),
-        (["--parallel", "0"], "--parallel"),
-        (["--parallel", "1000"], "64"),
-        (["--queue", "-1"], "--queue"),
-        (["--queue-timeout", "0"], "--queue-timeout"),
-        (["--host", ""], "--host"),
-        (["--host", "127.0.0.1:8080"], "port"),
-        (["--host", "http://localhost"], "scheme"),
-        (["--host", "no-such-host.invalid"], "no-such-host.invalid"),
-        (["--host", "192.0.2.1", "--api-key", "k"], "192.0.2.1"),
-        (["--allowed-host", "http://llm.example"], "--allowed-host"),
-        (["--allowed-host", "*"], "--allowed-host"),
-        (["--cors-origin", "chat.example"], "--cors-origin"),
-        (["--cors-origin", "https://chat.example/"], "without a path"),
-        (["--cors-origin", "null"], "--cors-origin"),
-        (["--api-key", ""], "--api-key"),
-        (["--api-key", "two words"], "--api-key"),
-        (["--api-key", "schlüssel"], "ASCII"),
-        (["--api-key-file", "no-such-file"], "no-such-file"),
-        (["--alias", ""], "--alias"),
-        (["--cache-mb", "-1"], "--cache-mb"),
-        (["--cache-dir", TARGET], "--cache-dir"),
-        (["--draft", DRAFTER], "--target"),
-        (["--target", "no-such.gguf"], "no-such.gguf"),
-        (["--embedding-model", TARGET], "writes text: give an embedding model"),
-        (["--embedding-model", "no-such.gguf"], "no-such.gguf"),
-        (["--model", f"a={TARGET}", "--embedding-model", TARGET], "name it with --model, too"),
-        (["--model", f"a={TARGET}", "--pooling", "last"], "--pooling is for a server of one"),
-        (["--pooling", "max"], "--pooling"),
-        (["--no-such-option"], "--no-such-option"),
-        (["prompt"], "prompt"),
-    ],
-)
-def test_bad_options(arguments: list[str], named: str) -> None:
-    assert named in refused(*arguments)
+REFUSED = {
+    **{"65535": "--port 70000", "http": "--port http", "--parallel": "--parallel 0"},
+    **{"64": "--parallel 1000", "--queue": "--queue -1", "--queue-timeout": "--queue-timeout 0"},
+    **{"port": "--host 127.0.0.1:8080", "scheme": "--host http://localhost"},
+    "no-such-host.invalid": "--host no-such-host.invalid",
+    "192.0.2.1": "--host 192.0.2.1 --api-key k",
+    "is not a host": "--allowed-host http://llm.example",
+    "--allowed-host": "--allowed-host *",
+    "chat.example is not an origin": "--cors-origin chat.example",
+    "without a path": "--cors-origin https://chat.example/",
+    "--cors-origin": "--cors-origin null",
+    "ASCII": "--api-key schlüssel",
+    "no-such-file": "--api-key-file no-such-file",
+    "--cache-mb": "--cache-mb -1",
+    "--cache-dir": f"--cache-dir {TARGET}",
+    "--target": f"--draft {DRAFTER}",
+    "no-such.gguf": "--target no-such.gguf",
+    "writes text: give an embedding model": f"--embedding-model {TARGET}",
+    "gone.gguf": "--embedding-model gone.gguf",
+    "name it with --model, too": f"--model a={TARGET} --embedding-model {TARGET}",
+    "--pooling is for a server of one": f"--model a={TARGET} --pooling last",
+    "--target is for a server of one": f"--model a={TARGET} --target {TARGET}",
+    "--alias is for a server of one": f"--model a={TARGET} --alias b",
+    "--chat-template is for a server": f"--model a={TARGET} --chat-template chatml",
+    "without its target": f"--model a={TARGET} --draft {DRAFTER}",
+    "two models are named 'a'": f"--model a={TARGET} --model a={TARGET}",
+    **{"NAME=TARGET": "--model a", "UTF-8": f"--models {TARGET}", "soon": "--keep-alive soon"},
+    "gone.toml": "--models gone.toml",
+    **{"--pooling": "--pooling max", "--no-such-option": "--no-such-option", "prompt": "prompt"},
+}
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_bad_options(named: str) -> None:
+    assert named in refused(*REFUSED[named].split())
+
+
+@pytest.mark.parametrize("name", ["--host", "--api-key", "--alias"])
+def test_empty_values(name: str) -> None:
+    assert name in refused(name, "")
+    assert name != "--api-key" or "one word" in refused(name, "two words")
 
 
 def test_an_embedding_model_that_cannot_be_read(tmp_path: Path) -> None:
@@ -214,66 +217,68 @@ def settled(
         yield running
 
 
-def test_requests_that_do_not_say_are_sampled_as_the_command_says(settled: ServerProcess) -> None:
+@pytest.fixture
+def visitor(settled: ServerProcess) -> Iterator[httpx.Client]:
+    with settled.client() as client:
+        yield client
+
+
+def test_requests_that_do_not_say_are_sampled_as_the_command_says(visitor: httpx.Client) -> None:
     def texts(**more: object) -> list[str]:
         body = {"prompt": "def f(", "cache_prompt": False, **more}
-        choices = client.post("/v1/completions", json=body).json()["choices"]
+        choices = visitor.post("/v1/completions", json=body).json()["choices"]
         return [choice["text"] for choice in choices]
 
-    with settled.client() as client:
-        params = client.get("/props").json()["default_generation_settings"]["params"]
-        assert (params["temperature"], params["seed"], params["n_predict"]) == (1, 42, 6)
-        assert texts() == texts(seed=42) != texts(seed=43)
-        assert texts(temperature=0) == texts(temperature=0, seed=1)
-        one, other = texts(n=2)
-        assert one != other
+    params = visitor.get("/props").json()["default_generation_settings"]["params"]
+    assert (params["temperature"], params["seed"], params["n_predict"]) == (1, 42, 6)
+    assert texts() == texts(seed=42) != texts(seed=43)
+    assert texts(temperature=0) == texts(temperature=0, seed=1)
+    one, other = texts(n=2)
+    assert one != other
 
 
-def test_no_answer_is_longer_than_the_command_allows(settled: ServerProcess) -> None:
-    with settled.client() as client:
-        for asked, got in ((4, 4), (100, 6), (-1, 6)):
-            body = {"prompt": "def f(", "n_predict": asked, "ignore_eos": True}
-            answer = client.post("/completion", json=body).json()
-            assert answer["tokens_predicted"] == answer["generation_settings"]["n_predict"] == got
-            biases = answer["generation_settings"]["logit_bias"]
-            assert biases and all(each["bias"] is None for each in biases)
+def test_no_answer_is_longer_than_the_command_allows(visitor: httpx.Client) -> None:
+    for asked, got in ((4, 4), (100, 6), (-1, 6)):
+        body = {"prompt": "def f(", "n_predict": asked, "ignore_eos": True}
+        answer = visitor.post("/completion", json=body).json()
+        assert answer["tokens_predicted"] == answer["generation_settings"]["n_predict"] == got
+        biases = answer["generation_settings"]["logit_bias"]
+        assert biases and all(each["bias"] is None for each in biases)
 
 
-def test_a_template_in_place_of_the_models_own(settled: ServerProcess) -> None:
+def test_a_template_in_place_of_the_models_own(visitor: httpx.Client) -> None:
     messages = {"messages": [{"role": "user", "content": "Hi"}]}
-    with settled.client() as client:
-        assert client.post("/apply-template", json=messages).json()["prompt"] == "# Hi\n"
+    assert visitor.post("/apply-template", json=messages).json()["prompt"] == "# Hi\n"
 
 
-def test_a_model_has_the_names_and_tags_that_the_command_gives(settled: ServerProcess) -> None:
-    with settled.client() as client:
-        (entry,) = client.get("/v1/models").json()["data"]
-        assert entry["id"] == "code"
-        assert (entry["aliases"], entry["tags"]) == (["code", "coder", "tiny"], ["chat", "small"])
-        assert client.get("/v1/models/tiny").json() == entry
-        for name in ("tiny", "stranger"):
-            body = {"model": name, "prompt": "def f(", "max_tokens": 1}
-            assert client.post("/v1/completions", json=body).json()["model"] == "code"
+def test_a_model_has_the_names_and_tags_that_the_command_gives(
+    settled: ServerProcess, visitor: httpx.Client
+) -> None:
+    (entry,) = visitor.get("/v1/models").json()["data"]
+    assert entry["id"] == "code"
+    assert (entry["aliases"], entry["tags"]) == (["code", "coder", "tiny"], ["chat", "small"])
+    assert visitor.get("/v1/models/tiny").json() == entry
+    for name in ("tiny", "stranger"):
+        body = {"model": name, "prompt": "def f(", "max_tokens": 1}
+        assert visitor.post("/v1/completions", json=body).json()["model"] == "code"
     settled.wait_for("a request names the model stranger")
     assert not any("the model tiny" in line for line in settled.log)
 
 
-def test_chats_tell_their_prompt_where_the_command_says_so(settled: ServerProcess) -> None:
+def test_chats_tell_their_prompt_where_the_command_says_so(visitor: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    with settled.client() as client:
-        told = client.post("/v1/chat/completions", json=body).json()
-        assert told["__verbose"] == {"prompt": "# Hi\n"}
-        told = client.post("/v1/chat/completions", json={**body, "verbose": False}).json()
-        assert "__verbose" not in told
+    told = visitor.post("/v1/chat/completions", json=body).json()
+    assert told["__verbose"] == {"prompt": "# Hi\n"}
+    told = visitor.post("/v1/chat/completions", json={**body, "verbose": False}).json()
+    assert "__verbose" not in told
 
 
-def test_what_is_not_to_be_shown(settled: ServerProcess) -> None:
-    with settled.client() as client:
-        assert client.get("/").status_code == 404
-        for path in ("/slots", "/metrics"):
-            answer = client.get(path)
-            assert answer.status_code == 501
-            assert f"--no-{path[1:]}" in answer.json()["error"]["message"]
+def test_what_is_not_to_be_shown(visitor: httpx.Client) -> None:
+    assert visitor.get("/").status_code == 404
+    for path in ("/slots", "/metrics"):
+        answer = visitor.get(path)
+        assert answer.status_code == 501
+        assert f"--no-{path[1:]}" in answer.json()["error"]["message"]
 
 
 def test_a_template_that_is_none(tmp_path: Path) -> None:

@@ -42,16 +42,24 @@ def plain(console: Console) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", written(console))
 
 
+def answered(
+    text: str, size: int, width: int = 80, *, drafts: bool = False, is_thought: bool = False
+) -> Console:
+    """The terminal after an answer that came in pieces of so many characters."""
+    console = terminal(width)
+    view = AnswerView(console)
+    for n in range(0, len(text), size):
+        if not is_thought:
+            view.add([Piece(text[n : n + size], drafts and n % 2 == 0)])
+        view.write(text[n : n + size], is_thought=is_thought)
+    view.finish()
+    return console
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("width", [20, 200])
 def test_an_answer_is_shown_whole_however_it_comes(size: int, width: int) -> None:
-    console = terminal(width)
-    view = AnswerView(console)
-    for n in range(0, len(ANSWER), size):
-        view.add([Piece(ANSWER[n : n + size], n % 2 == 0)])
-        view.write(ANSWER[n : n + size])
-    view.finish()
-    shown = plain(console)
+    shown = plain(answered(ANSWER, size, width, drafts=True))
     assert shown.split() == ANSWER.split()  # at 20 columns there are line breaks for blanks
     assert width == 20 or shown == ANSWER
     begin, end = ANSWER.index("```"), ANSWER.rindex("```")
@@ -62,24 +70,15 @@ def test_an_answer_is_shown_whole_however_it_comes(size: int, width: int) -> Non
 @pytest.mark.parametrize("is_thought", [False, True])
 def test_words_do_not_break_at_the_edge(size: int, is_thought: bool) -> None:
     text = "Gai c'est naïveté: une femtoseconde, une fraction de seconde; voilà tout. " * 6
-    console = terminal(24)
-    view = AnswerView(console)
-    for n in range(0, len(text), size):
-        view.write(text[n : n + size], is_thought=is_thought)
-    view.finish()
-    lines = plain(console).split("\n")
+    lines = plain(answered(text, size, 24, is_thought=is_thought)).split("\n")
     assert max(map(len, lines)) <= 24 and " ".join(lines).split() == text.split()
     assert not [line for line in lines[1:] if line.startswith(" ")]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_markdown_and_code_have_their_weights(size: int) -> None:
-    console = terminal()
-    view = AnswerView(console)
-    for n in range(0, len(ANSWER), size):
-        view.write(ANSWER[n : n + size])
-    view.finish()
-    styled = [(codes, text.strip()) for codes, text in STYLE.findall(written(console))]
+    shown = written(answered(ANSWER, size))
+    styled = [(codes, text.strip()) for codes, text in STYLE.findall(shown)]
     assert any(text.endswith("Adding") and codes == "1" for codes, text in styled)
     assert any("both" in text and codes == "1" for codes, text in styled)
     assert ("1", "def") in styled and ("1", "return") in styled
@@ -98,11 +97,8 @@ def test_drafted_text_and_no_other_is_tinted() -> None:
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
 def test_words_in_bold_are_bold_from_the_first_on(size: int) -> None:
-    console, text = terminal(), "It **is one of these**, a `lambda x: x` is no `def`."
-    view = AnswerView(console)
-    for n in range(0, len(text), size):
-        view.write(text[n : n + size])
-    view.finish()
+    text = "It **is one of these**, a `lambda x: x` is no `def`."
+    console = answered(text, size)
     bold = "".join(part for codes, part in STYLE.findall(written(console)) if codes == "1")
     assert bold == "**is one of these**" and plain(console) == text
 
@@ -119,12 +115,8 @@ def test_a_thought_is_dim_and_keeps_its_tints() -> None:
 
 
 def test_an_answer_cannot_control_the_terminal() -> None:
-    console = terminal()
-    view = AnswerView(console)
-    view.write("a\x1b]0;own\x07\x9bb [bold]c[/bold] :smile:")
-    view.finish()
-    assert not set(plain(console)) & {"\x1b", "\x07", "\x9b"}
-    assert "[bold]c[/bold] :smile:" in plain(console)
+    shown = plain(answered("a\x1b]0;own\x07\x9bb [bold]c[/bold] :smile:", 1000))
+    assert not set(shown) & {"\x1b", "\x07", "\x9b"} and "[bold]c[/bold] :smile:" in shown
 
 
 def test_facts_keep_within_the_terminal() -> None:
@@ -189,16 +181,6 @@ def test_loading_has_a_bar_and_lines_stay_above_it() -> None:
     assert "loading target.gguf" in written(console) and "a line\n" in written(console)
     with progress.loading_progress(None, "target.gguf") as nothing:
         assert nothing is None
-
-
-def test_the_name_of_a_file_changes_no_terminal() -> None:
-    """Nor is it taken for a style."""
-    console = terminal()
-    with progress.loading_progress(console, "\x1b]0;owned\x07[/red].gguf") as update:
-        assert update is not None
-        update(1.0)
-    assert "\x1b]0;" not in written(console) and "\x07" not in written(console)
-    assert "[/red].gguf" in written(console)
 
 
 def test_an_answer_that_was_hardly_drafted_says_why() -> None:

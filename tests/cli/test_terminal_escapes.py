@@ -41,12 +41,13 @@ def test_no_text_of_a_file_controls_the_terminal(key: str, tmp_path: Path) -> No
 
 def test_the_bar_of_a_load_shows_a_file_s_name_as_text() -> None:
     written = io.StringIO()
-    with loading_progress(Console(file=written, force_terminal=True), HOSTILE) as update:
+    name = f"{HOSTILE}[/red].gguf"  # nor is it taken for a style
+    with loading_progress(Console(file=written, force_terminal=True), name) as update:
         assert update is not None
         update(0.5)
         update(1.0)
     # rich's own commands move and colour; none sets a title, and none turns the text around.
-    assert "evil" in written.getvalue()
+    assert "evil" in written.getvalue() and "[/red].gguf" in written.getvalue()
     assert not [c for c in ("\x1b]", "\x1b[2J", "\x9b", "\u202e") if c in written.getvalue()]
 
 

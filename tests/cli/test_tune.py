@@ -1,7 +1,8 @@
-"""`dflash-local tune` as its users run it: its refusals, in one line."""
+"""`dflash-local tune` and `train` as their users run them: refusals, in one line."""
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 from importlib.abc import MetaPathFinder
@@ -14,40 +15,65 @@ import tiny_coder
 from command_line import run_here
 from dflash_local.cli.tune import check_torch, is_busy
 from dflash_local.errors import InputError
+from ready_command import COMMAND
 from server_process import ServerProcess, until
 
 TARGET, DRAFT = map(str, tiny_coder.pair())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ((), "name a model"),
-        (("one", "--target", TARGET), "leave out one"),
-        (("--target", TARGET, "--data", "{texts}"), "no drafter to begin with"),
-        (("--target", TARGET, "--draft", DRAFT, "--data", "{texts}"), "expected at least 3"),
-        (("--target", TARGET, "--draft", DRAFT, "--data", "/nowhere"), "does not exist"),
-        (
-            ("--target", TARGET, "--data", "{texts}", "--yield-to", "127.0.0.1:8080"),
-            "expected an address such as http://",
-        ),
-        (("--target", TARGET, "--undo"), "nothing to undo"),
-    ],
-)
-def test_what_cannot_be_tuned_is_told_in_one_line(
-    arguments: tuple[str, ...], expected: str, tmp_path: Path
-) -> None:
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    given = [each.format(texts=texts) for each in arguments]
-    out = tmp_path / "out"
+REFUSED = {
+    "tune": "name a model",
+    f"tune one --target {TARGET}": "leave out one",
+    f"tune --target {TARGET} --data {{folder}}": "no drafter to begin with",
+    f"tune --target {TARGET} --draft {DRAFT} --data {{folder}}": "expected at least 3",
+    f"tune --target {TARGET} --draft {DRAFT} --data /nowhere": "does not exist",
+    f"tune --target {TARGET} --yield-to 127.0.0.1:8080": "expected an address such as http://",
+    f"tune --target {TARGET} --undo": "nothing to undo",
+    "train": "Missing argument",
+    "train nowhere.gguf": "nowhere.gguf",
+    f"train {DRAFT}": "drafter",
+    f"train {TARGET} --block 1": "--block",
+    f"train {TARGET} --ctx 100000": "--ctx: 100000 is not",
+    f"train {TARGET} --data {{folder}}": "expected at least 3",
+    f"train {TARGET} --from {{folder}}": "no checkpoint to begin with",
+    f"train {TARGET} --from {{folder}} --layers 2": "leave out --layers",
+    f"train {TARGET} -o {{folder}}": "exists already",
+    f"train {TARGET} -o .": "exists already",
+    f"train {TARGET} --teacher-text {__file__}": "line 1:",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_cannot_be_trained_is_told_in_one_line(command: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    given = command.format(folder=folder).split()
+    if "-o" not in given:
+        given += ["-o", str(tmp_path / "out")]
     environment = {"DFLASH_LOCAL_TUNED": str(tmp_path / "data"), "DFLASH_LOCAL_TARGET": ""}
-    found = run_here("tune", *given, "-o", str(out), environment=environment)
-    assert found.returncode == 2
-    assert found.stdout == ""
-    assert expected in found.stderr.splitlines()[-1]
+    found = run_here(*given, environment=environment)
+    assert (found.returncode, found.stdout) == (2, ""), found.stderr
+    assert REFUSED[command] in found.stderr.splitlines()[-1]
+    assert "Traceback" not in found.stderr and found.stderr.count("error:") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell that limits files")
+def test_a_disk_without_room_is_told_in_one_line_and_left_as_it_was(tmp_path: Path) -> None:
+    limited = "trap '' XFSZ; ulimit -f 1000; exec \"$@\""
+    arguments = ["train", TARGET, "-o", str(tmp_path / "out"), "--gpu-layers", "0"]
+    found = subprocess.run(
+        ["bash", "-c", limited, "bash", str(COMMAND), *arguments],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 2, found.stderr
+    assert "File too large" in found.stderr.splitlines()[-1]
     assert "Traceback" not in found.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from dflash_local import Model
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs import registry
 from dflash_local.pairs.defaults import CHAT_SAMPLING, Defaults, defaults_of, draft_window_of
-from dflash_local.server.answering.prepared_chat import prepare_chat
+from dflash_local.server.answering.chat import prepare_chat
 from dflash_local.server.answering.sampling_fields import SamplingFields
 
 TARGET, DRAFTER = map(GgufFile.open, tiny_coder.pair())
@@ -28,6 +28,11 @@ def without_the_tests_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 def from_hub(file: GgufFile, repo: str) -> GgufFile:
     folder = f"models--{repo.replace('/', '--')}"
     return replace(file, path=Path("/cache/hub", folder, "snapshots", "0" * 40, file.path.name))
+
+
+def converted_from(source: str) -> GgufFile:
+    """The drafter, as the converter would have written it from this repository."""
+    return replace(DRAFTER, metadata={**DRAFTER.metadata, "dflash_local.source": source})
 
 
 def test_files_of_no_known_pair_have_none() -> None:
@@ -46,20 +51,21 @@ def test_chats_are_sampled_where_the_model_says_nothing(
 
 
 def test_a_converted_drafter_tells_its_pair() -> None:
-    source = {"dflash_local.source": "z-lab/Qwen3-8B-DFlash-b16"}
-    converted = replace(DRAFTER, metadata={**DRAFTER.metadata, **source})
+    converted = converted_from("z-lab/Qwen3-8B-DFlash-b16")
     found = defaults_of(TARGET, converted)
     assert found.thinking is False and found.sampling["temperature"] == 0.7
-    assert any("thinking is off" in line for line in found.lines())
+    assert found.answer_length == 32768
+    off, usual = found.lines()
+    assert "thinking is off" in off and "answers of at most 32768 tokens" in usual
+    assert draft_window_of(converted) == 3072
+    assert draft_window_of(DRAFTER) == draft_window_of(None) == 0
 
 
 def test_sampling_follows_what_chats_are_asked_for() -> None:
     thinks, plainly = (0.6, 0.95), (0.7, 0.8)
 
     def found(source: str | None, thinking: bool | None) -> tuple[float, float]:
-        draft = DRAFTER
-        if source is not None:
-            draft = replace(DRAFTER, metadata={**DRAFTER.metadata, "dflash_local.source": source})
+        draft = converted_from(source) if source else DRAFTER
         target = from_hub(TARGET, "Qwen/Qwen3-8B-GGUF")
         sampling = defaults_of(target, draft, thinking).sampling
         return sampling["temperature"], sampling["top_p"]
@@ -70,16 +76,6 @@ def test_sampling_follows_what_chats_are_asked_for() -> None:
     assert [found(either, each) for each in (None, True, False)] == [thinks, thinks, plainly]
     # its template thinks if it is not asked
     assert [found(None, each) for each in (None, False)] == [thinks, plainly]
-
-
-def test_a_pair_may_say_how_long_its_answers_and_texts_are() -> None:
-    source = {"dflash_local.source": "z-lab/Qwen3-8B-DFlash-b16"}
-    converted = replace(DRAFTER, metadata={**DRAFTER.metadata, **source})
-    found = defaults_of(TARGET, converted)
-    assert found.answer_length == 32768
-    assert any("answers of at most 32768 tokens" in line for line in found.lines())
-    assert draft_window_of(converted) == 3072
-    assert draft_window_of(DRAFTER) == draft_window_of(None) == 0
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import yaml
 from command_line import run_here
 from dflash_local.errors import InputError
 from dflash_local.pairs import registry
-from dflash_local.pairs.deploy import WAYS, Deployment, deployed
+from dflash_local.pairs.deploy import WAYS, Deployment
 from dflash_local.pairs.entry import Entry
 
 FLAGS = Path(__file__).parents[1] / "support" / "engine_flags"
@@ -41,7 +41,7 @@ def test_every_pair_has_a_command_or_a_reason(to: str) -> None:
     refusals = []
     for each in ENTRIES:
         try:
-            assert deployed(Deployment(each, n_ctx=8192), to).startswith(("#", "hf download "))
+            assert WAYS[to](Deployment(each, n_ctx=8192)).startswith(("#", "hf download "))
         except InputError as error:
             refusals.append(str(error))
             assert each.name in str(error)
@@ -53,7 +53,7 @@ def test_each_flag_is_one_of_the_engines(to: str) -> None:
     known = set((FLAGS / f"{to}.txt").read_text("utf-8").splitlines()[1:])
     for each in ENTRIES:
         try:
-            command = words(deployed(Deployment(each, n_ctx=8192, n_drafts=5), to))
+            command = words(WAYS[to](Deployment(each, n_ctx=8192, n_drafts=5)))
         except InputError:
             continue
         used = {word for word in command[1:] if word.startswith("-") and word != "-m"}
@@ -61,7 +61,7 @@ def test_each_flag_is_one_of_the_engines(to: str) -> None:
 
 
 def test_what_vllm_is_told_of_a_drafter() -> None:
-    command = words(deployed(Deployment(entry("gemma-4-26b-a4b")), "vllm"))
+    command = words(WAYS["vllm"](Deployment(entry("gemma-4-26b-a4b"))))
     assert command[:3] == ["vllm", "serve", "google/gemma-4-26B-A4B-it"]
     assert json.loads(command[command.index("--speculative-config") + 1]) == {
         "method": "dflash",
@@ -73,7 +73,7 @@ def test_what_vllm_is_told_of_a_drafter() -> None:
 
 
 def test_thinking_window_and_sampling_are_those_of_the_registry() -> None:
-    command = words(deployed(Deployment(entry("qwen3-8b"), n_ctx=4096), "sglang"))
+    command = words(WAYS["sglang"](Deployment(entry("qwen3-8b"), n_ctx=4096)))
     value = dict(itertools.pairwise(command))
     assert value["--speculative-draft-window-size"] == "3072"
     assert value["--context-length"] == "4096"
@@ -83,7 +83,7 @@ def test_thinking_window_and_sampling_are_those_of_the_registry() -> None:
 
 @pytest.mark.parametrize("to", ["docker-compose", "k8s"])
 def test_manifests_are_yaml_with_the_command_of_vllm(to: str) -> None:
-    documents = list(yaml.safe_load_all(deployed(Deployment(entry("qwen3.6-27b")), to)))
+    documents = list(yaml.safe_load_all(WAYS[to](Deployment(entry("qwen3.6-27b")))))
     if to == "k8s":
         assert [each["kind"] for each in documents] == ["Deployment", "Service"]
         arguments = documents[0]["spec"]["template"]["spec"]["containers"][0]["args"]

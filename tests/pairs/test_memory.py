@@ -9,7 +9,7 @@ from dflash_local.errors import FileError, InputError
 from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
-from dflash_local.pairs.listing import rows
+from dflash_local.pairs.inventory import listed
 from dflash_local.pairs.memory import check_memory, planned_bytes, which_fit
 from embedding_models import write_bert
 from lab.shapes.writer import write_pair
@@ -58,9 +58,9 @@ def test_what_is_no_target_is_refused() -> None:
 
 def test_the_list_says_which_mixtures_fit_with_experts_in_ram() -> None:
     devices = [*machine(64 * GIB), Device("CUDA0", "", "gpu", 16 * GIB, 16 * GIB)]
-    found = {row.stock.entry.name: row.place for row in rows(devices)}
+    found = {row.entry.name: row.fits for row in listed(devices)}
     assert found["qwen3-coder-30b-a3b"] == "experts" and found["qwen3-8b"] == "gpu"
-    assert {row.place for row in rows(machine(64 * GIB))} <= {"cpu", "no", None}
+    assert {row.fits for row in listed(machine(64 * GIB))} <= {"cpu", "no", None}
 
 
 def test_a_plan_tells_the_experts_in_ram(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@ was chosen."""
 
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.concurrent import ConcurrencyRow, ConcurrentSpeed
-from dflash_local.bench.measure.environment import Environment
 from dflash_local.bench.measure.settings import CACHE_STATES, CacheState, RunSettings, Variant
 from dflash_local.bench.measure.single import SpeedRow
 from dflash_local.bench.measure.speed import STAGES, Speed, Spread
 from dflash_local.bench.paper import PaperValue
+from dflash_local.bench.report.report import Environment
 from dflash_local.stats import Stats
 from lab.bench.comparison import ServerRow
 from lab.bench.memory import MemoryUse

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -73,8 +72,7 @@ def main(folder: str) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
     server.mode = mode  # type: ignore[attr-defined]
     server.notes = Path(folder, "requests.jsonl")  # type: ignore[attr-defined]
-    server.healthy_after = 3 if mode == "slow" else 0  # type: ignore[attr-defined]
-    server.together = threading.Barrier(4)  # type: ignore[attr-defined]
+    server.healthy_after = 1  # type: ignore[attr-defined]
     server.serve_forever(0.05)
 
 
@@ -102,8 +100,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self.reply(200, {"hello": "world"})
         if mode == "no json":
             return self.reply(200, None)
-        if mode == "four at once":
-            self.server.together.wait(20)  # no answer before all four have asked
         n = asked["n_predict"]
         timings = {"prompt_ms": 250.0, "predicted_n": n, "predicted_ms": 500.0}
         if "-md" in sys.argv:

@@ -62,3 +62,7 @@ GPT_OSS = replace(
     experts=Experts(8, 2, 320),
     pre_tokenizer="gpt-4o",
 )
+EVERY = (
+    *(DENSE, DFLASH2, DSPARK, EXPERTS, LLAMA, GPT_OSS, HYBRID, HYBRID_EXPERTS, HYBRID_NEXT),
+    SHORT_CONV,
+)

@@ -1,24 +1,18 @@
 """Several requests at once through the engine's sequences: speed of all together, and of each."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
-from dflash_local.bench.measure.answer import TimedAnswer
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Say, Variant
-from dflash_local.bench.measure.speed import Speed, Spread
+from dflash_local.bench.measure.speed import Speed, Spread, TimedAnswer
 from dflash_local.bench.prompts.case import Case
+from dflash_local.engine import sequence
+from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
 from dflash_local.sampling.params import SamplingParams
-
-if TYPE_CHECKING:
-    from dflash_local.engine import sequence
-    from dflash_local.engine.engine import Engine
 
 TURNS = 2
 """Requests per place: when one ends, another takes its place, as at a server."""
@@ -28,25 +22,16 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class ConcurrentSpeed:
-    """Requests that ran `n` at a time. `total` are tokens/s of all, prompts and waiting included;
-    `speed` is that of the single ones."""
+    """Requests that ran `n` at a time. The total is that of all, prompts and waiting included."""
 
-    total: Spread
-    speed: Speed
+    total_tokens_per_second: Spread
+    per_request: Speed
     acceptance: Acceptance
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "total_tokens_per_second": self.total,
-            "per_request": self.speed,
-            "acceptance": self.acceptance,
-        }
 
 
 @dataclass(frozen=True)
 class ConcurrencyRow:
-    """A category with so many requests at once: one variant against plain. `ratio` is that of
-    totals."""
+    """So many requests of a category at once: one variant against plain. `ratio`: of totals."""
 
     category: str
     temperature: float
@@ -131,8 +116,7 @@ def _answer_all(
     seed: int,
     max_tokens: int,
 ) -> tuple[float, list[TimedAnswer]]:
-    """All prompts, `n` at a time, each computed as a whole: tokens/s of all together, and the
-    answers."""
+    """All prompts, `n` at a time, none from a cache: tokens/s of all together, and the answers."""
     engine.offers_copies = variant.copies
     engine.slots.forget_all()
     waiting = deque(enumerate(prompts))
@@ -172,10 +156,10 @@ def _progress(rows: Sequence[ConcurrencyRow]) -> str:
     first = rows[0]
     parts = [
         f"{first.category}, temperature {first.temperature:g}, {first.concurrency} at once: "
-        f"plain {first.plain.total.median:.4g}"
+        f"plain {first.plain.total_tokens_per_second.median:.4g}"
     ]
     for row in rows:
         if row.drafted and row.ratio:
-            total = row.drafted.total.median
+            total = row.drafted.total_tokens_per_second.median
             parts.append(f"| {row.variant} {total:.4g} ({row.ratio.median:.2f})")
     return " ".join(parts) + " tokens/s in total"

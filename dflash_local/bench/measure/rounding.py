@@ -1,5 +1,4 @@
-"""Whether rounding explains that two greedy answers differ: the lead of a token against the
-noise."""
+"""Whether rounding explains that greedy answers differ: the lead of a token against the noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

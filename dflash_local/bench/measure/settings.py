@@ -1,13 +1,10 @@
 """Settings: the variants of decoding that are compared, and the limits of each answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from dflash_local.draft.shape import DraftShape
+from dflash_local.draft.shape import DraftShape
 
 Width = int | Literal["auto"]
 """Target rows per verify pass. "auto" leaves it to the model, 0 is plain decoding."""

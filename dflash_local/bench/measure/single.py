@@ -1,27 +1,24 @@
 """One request at a time: every prompt decoded plainly and with drafts in turn, so that a drift of
 the machine hits both alike."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
-from dflash_local.bench.measure.answer import TimedAnswer, ask, first_difference
-from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.rounding import Lead, lead_after
-from dflash_local.bench.measure.settings import PLAIN, CacheState, RunSettings, Variant
-from dflash_local.bench.measure.speed import Speed, Spread
+from dflash_local.bench.measure.settings import PLAIN, CacheState, RunSettings, Say, Variant
+from dflash_local.bench.measure.speed import Speed, Spread, TimedAnswer, ask, first_difference
 from dflash_local.bench.prompts.case import Case
-
-if TYPE_CHECKING:
-    from dflash_local.model import Model
+from dflash_local.model import Model
 
 _WARM_UP_TOKENS = 16
 _PROMPT_SPEED = 10
 _FEW_ROUNDS = 16
 _FORCED_PROMPTS, _FORCED_TOKENS = 2, 64
+_EVERY_S = 10.0
+"""Between two lines. More often they would hide the results, less often a run seems to hang."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +87,39 @@ class SpeedRow:
     def as_dict(self) -> dict[str, Any]:
         over = [{"variant": other, "ratio": ratio} for other, ratio in self.over.items()]
         return {**vars(self), "over": over, "n_differing": len(self.differences)}
+
+
+class Pace:
+    """Counts answers, and tells now and then how many are left."""
+
+    def __init__(self, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
+        self.say = say
+        self._clock = clock
+        self._n = self._n_done = 0
+        self._work = self._done = 0.0
+        self._began = self._said = clock()
+
+    def start(self, n: int, work: float) -> None:
+        """`n` answers are to come, which take so much `work` together, in any unit."""
+        self._n, self._work = n, work
+        self._began = self._said = self._clock()
+
+    def count(self, work: float) -> None:
+        self._n_done += 1
+        self._done += work
+        now = self._clock()
+        if now - self._said >= _EVERY_S and self._n_done < self._n:
+            self._said = now
+            self.say(f"{self._n_done} of {self._n} answers, {self.left}")
+
+    @property
+    def left(self) -> str:
+        """The time that is left, as in "about 2 min left"."""
+        spent = self._clock() - self._began
+        seconds = spent * (self._work - self._done) / self._done if self._done else 0.0
+        if seconds < 100:
+            return f"about {max(1, round(seconds))} s left"
+        return f"about {round(seconds / 60)} min left"
 
 
 def by_category(

@@ -104,7 +104,9 @@ def long_cases(model: Model, lengths: Mapping[str, int], *, limit: int) -> list[
     """Long texts to continue: `limit` prompts for each of `lengths`, tokens by category. The text
     is this package's own source code, which is wherever the package is."""
     cases: list[Case] = []
-    tokens = model.tokenize(_own_source()) if lengths else []
+    files = sorted(_PACKAGE.rglob("*.py")) if lengths else []
+    text = "\n\n".join(file.read_text(encoding="utf-8") for file in files)[:_MOST_CHARACTERS]
+    tokens = model.tokenize(text) if lengths else []
     for name, n in lengths.items():
         while len(tokens) < n:  # a tokenizer of few, long tokens
             tokens += tokens
@@ -119,8 +121,3 @@ def long_cases(model: Model, lengths: Mapping[str, int], *, limit: int) -> list[
 def depth_name(depth: int) -> str:
     """`1k` for 1024."""
     return f"{depth // 1024}k" if depth % 1024 == 0 else str(depth)
-
-
-def _own_source() -> str:
-    files = sorted(_PACKAGE.rglob("*.py"))
-    return "\n\n".join(file.read_text(encoding="utf-8") for file in files)[:_MOST_CHARACTERS]

@@ -16,8 +16,7 @@ from dflash_local.hub.trouble import one_line
 
 @dataclass(frozen=True)
 class Dataset:
-    """The place of test questions on the hub, and the texts before and after each. Of several in a
-    row the first is asked."""
+    """Test questions on the hub, the first of each row, and the texts before and after each."""
 
     repo: str
     file: str
@@ -54,7 +53,11 @@ def load_prompts(name: str, limit: int | None = None) -> list[BenchPrompt]:
     """
     dataset = DATASETS[name]
     if dataset.file.endswith(".parquet"):
-        _check_parquet(name)
+        try:
+            import pyarrow.parquet  # noqa: F401  (whether it is installed, and works)
+        except ImportError:
+            install = "pip install 'dflash-local[datasets]'"
+            raise InputError(f"--dataset {name} needs pyarrow: {install}") from None
     import huggingface_hub as hub
 
     with one_line(f"datasets/{dataset.repo}", None):
@@ -80,12 +83,3 @@ def _rows(path: Path, column: str) -> list[str | list[str]]:
     with parquet.ParquetFile(path) as file:
         found: list[str | list[str]] = file.read(columns=[column])[column].to_pylist()
     return found
-
-
-def _check_parquet(name: str) -> None:
-    try:
-        import pyarrow.parquet  # noqa: F401  (whether it is installed, and works)
-    except ImportError:
-        raise InputError(
-            f"--dataset {name} needs pyarrow: pip install 'dflash-local[datasets]'"
-        ) from None

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from dflash_local.bench.measure.environment import Environment
 from dflash_local.bench.report import cell
-from dflash_local.bench.report.report import Report
+from dflash_local.bench.report.report import Environment, Report
 
 
 def models(environment: Environment) -> str:

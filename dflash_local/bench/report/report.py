@@ -1,22 +1,60 @@
-"""Everything that one run of the benchmark found, and its form as JSON."""
+"""Everything that one run of the benchmark found, and where; its form as JSON."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from dflash_local.bench.measure.concurrent import ConcurrencyRow
-from dflash_local.bench.measure.environment import Environment
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant
 from dflash_local.bench.measure.single import Difference, SpeedRow
 from dflash_local.bench.paper import PaperValue
 from dflash_local.errors import DflashError
+from dflash_local.llama import runtime
+from dflash_local.model import Model
 from dflash_local.sampling.params import SamplingParams
+from dflash_local.version import version
 
 FORMAT = 3
 """Of the JSON object; raised when a field changes its meaning or goes."""
 
 _PARTS = ("variant", "acceptance", "lead")
 """Of a row: their fields stand in the row itself."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A loaded model, and where it runs."""
+
+    version: str
+    llama_cpp: str
+    devices: tuple[str, ...]
+    n_threads: int
+    target: str
+    drafter: str | None
+    n_ctx: int
+    kv_type: str
+    n_gpu_layers: int
+    block_size: int
+
+    @classmethod
+    def of(cls, model: Model) -> Environment:
+        options = model.target.options
+        drafter = model.drafter
+        used = [d for d in runtime.devices() if options.n_gpu_layers or d.type == "cpu"]
+        return cls(
+            version=version(),
+            llama_cpp=runtime.llama_build(),
+            devices=tuple(dict.fromkeys(device.description for device in used)),
+            n_threads=model.target.n_threads,
+            target=model.target.path.name,
+            drafter=model.plan.drafter_name if model.plan else None,
+            n_ctx=model.n_ctx,
+            kv_type=" and ".join(dict.fromkeys(options.kv_types)),
+            n_gpu_layers=options.n_gpu_layers,
+            block_size=drafter.block_size if drafter else 0,
+        )
 
 
 @dataclass
@@ -48,8 +86,7 @@ class Report:
 
     @property
     def main_rows(self) -> list[SpeedRow]:
-        """The rows of the main variants from empty caches; those of plain decoding without a
-        drafter."""
+        """Rows of the main variants, without any of plain decoding, from empty caches."""
         variants = self.main_variants or [PLAIN]
         return [row for row in self.rows if row.cache == "cold" and row.variant in variants]
 

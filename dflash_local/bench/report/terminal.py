@@ -55,9 +55,9 @@ def _single(report: Report, row: SpeedRow) -> cell.Row:
 
 def _at_once(report: Report, row: ConcurrencyRow) -> cell.Row:
     line = _about(report, row, cell.name(row.category), row.concurrency)
-    line["plain"] = cell.spread(row.plain.total)
+    line["plain"] = cell.spread(row.plain.total_tokens_per_second)
     if row.drafted:
-        line["drafted"] = cell.spread(row.drafted.total)
+        line["drafted"] = cell.spread(row.drafted.total_tokens_per_second)
         line["ratio"] = cell.ratio(row.ratio)
         line["tokens per round"] = cell.length(row.drafted.acceptance)
     return line

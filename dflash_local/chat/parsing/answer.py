@@ -114,8 +114,7 @@ class AnswerParser(Parser):
             self._text = self._text.lstrip()
 
     def _calls(self, at: int, lead: str) -> Waiting[None]:
-        """Reads calls, one behind the other: where in the text the first one begins, and what comes
-        before it there."""
+        """Reads calls in a row; the first one begins `at` in the text, with a `lead`."""
         while True:
             self._at = at
             is_done = yield from self._tried(self._one_call(lead))
@@ -235,8 +234,7 @@ class AnswerParser(Parser):
             self._begin(early)
 
     def _python(self) -> Waiting[None]:
-        """Reads the arguments of a call in Python. They come whole: only a complete call tells what
-        they are."""
+        """Reads the arguments of a call in Python, which are only known when all have come."""
         text, quote, depth = "", "", 1
         while depth:
             char = yield from self._next()

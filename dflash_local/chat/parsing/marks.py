@@ -39,8 +39,7 @@ class CodeBlocks:
             self._line.append(rest)
 
     def is_code(self, blank: str) -> bool:
-        """Whether the text, and blanks behind it, end inside a code block or right behind a
-        backtick."""
+        """Whether the text, with blanks behind it, ends in a code block or behind a backtick."""
         end = CodeBlocks()
         end._fence, end._line = self._fence, [*self._line]
         end.add(blank)

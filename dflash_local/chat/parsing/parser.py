@@ -155,8 +155,7 @@ class Parser:
         return self._text[self._at - 1]
 
     def _piece(self) -> Waiting[str]:
-        """All that has come, at least one character. What is too much of it is given back by
-        `_at`."""
+        """All that has come, at least one character; `_at` gives back what is too much."""
         begin = yield from self._next()
         rest, self._at = self._text[self._at :], len(self._text)
         return begin + rest

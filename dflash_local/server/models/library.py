@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from dflash_local.errors import ClosedError, FileError, InputError
 from dflash_local.hub.download import watched
-from dflash_local.pairs import inventory, listing
+from dflash_local.pairs import inventory
 from dflash_local.pairs.address import Address, read_address
 from dflash_local.pairs.stores import stored
 from dflash_local.server.http.errors import ApiError
@@ -43,12 +43,12 @@ class Library:
         """The models that have a name, their files here, and their fit, for JSON. It reads the
         disk, and does not ask the hub."""
         devices = self._pool.whole_machine()
-        rows = listing.rows(devices)
-        best = listing.best(rows)
+        rows = inventory.listed(devices)
+        best = inventory.best(rows)
         return {
             "models": [row.as_dict() for row in rows],
             "best": {"name": best[0], "why": best[1]} if best else None,
-            "others": listing.others(devices),
+            "others": inventory.others(devices),
             "may_change": self._source_of is not None,
         }
 

@@ -3,8 +3,8 @@
 import pytest
 
 from dflash_local import Model
-from dflash_local.bench.measure.answer import ask, first_difference
 from dflash_local.bench.measure.settings import PLAIN, Variant
+from dflash_local.bench.measure.speed import ask, first_difference
 
 
 def test_an_answer_has_its_tokens_and_times(model: Model) -> None:

@@ -1,30 +1,9 @@
 """Several requests at once, plain and drafted in turn."""
 
-import pytest
-
 from dflash_local import Model
 from dflash_local.bench.measure.concurrent import measure_concurrent
-from dflash_local.bench.measure.settings import RunSettings, Variant
+from dflash_local.bench.measure.settings import RunSettings
 from dflash_local.bench.prompts.case import Case
-
-VARIANTS = (Variant(4), Variant(4, "tree"))
-SETTINGS = RunSettings(temperatures=(0.0,), variants=VARIANTS, max_tokens=9)
-
-
-@pytest.mark.slow
-def test_each_category_has_a_row_for_each_variant(auto_model: Model) -> None:
-    told: list[str] = []
-    cases = [Case(name, 0, auto_model.tokenize(f"def {name}(x):\n")) for name in ("chat", "code")]
-    rows, notes = measure_concurrent(auto_model.engine, cases, [1], SETTINGS, told.append)
-    assert notes == []
-    assert [(row.category, row.concurrency, row.variant) for row in rows] == [
-        (category, 1, variant) for category in ("chat", "code") for variant in VARIANTS
-    ]
-    assert len(told) == 2
-    for row in rows:
-        assert row.drafted is not None and row.ratio is not None
-        assert row.plain.speed.n_tokens == row.drafted.speed.n_tokens
-        assert row.plain.speed.n_answers == 4
 
 
 def test_a_prompt_that_comes_again_is_computed_again(auto_model: Model) -> None:

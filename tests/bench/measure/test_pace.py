@@ -1,6 +1,6 @@
 """Lines on how far a run is."""
 
-from dflash_local.bench.measure.pace import Pace
+from dflash_local.bench.measure.single import Pace
 
 
 class Clock:
@@ -26,13 +26,3 @@ def test_the_time_left_is_told_now_and_then() -> None:
     clock.now += 1000
     assert Pace(told.append, clock).left == "about 1 s left"  # nothing is known yet
     assert "40 of 40" not in told[-1]
-
-
-def test_long_answers_count_for_more() -> None:
-    clock = Clock()
-    pace = Pace(lambda _line: None, clock)
-    pace.start(2, work=10.0)
-    assert pace.left == "about 1 s left"
-    clock.now += 9
-    pace.count(9.0)
-    assert pace.left == "about 1 s left"

@@ -1,13 +1,13 @@
 """One request at a time: real answers of the tiny pair, plain and drafted in turn."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from dflash_local import Model
-from dflash_local.bench.measure.pace import Pace
 from dflash_local.bench.measure.settings import CACHE_STATES, PLAIN, RunSettings, Variant
-from dflash_local.bench.measure.single import SpeedRow, by_category
+from dflash_local.bench.measure.single import Pace, SpeedRow, by_category
 from dflash_local.bench.measure.speed import STAGES
 from dflash_local.bench.prompts.case import Case, tokenized
 from dflash_local.bench.prompts.prompt import built_in
@@ -74,24 +74,11 @@ def test_every_combination_has_a_row_and_every_category_a_line(
 ) -> None:
     told: list[str] = []
     measured = by_category(auto_model, cases[1:], SETTINGS, Pace(told.append))
-    found = [
-        (row.temperature, row.category, row.variant, row.cache)
-        for category in measured
-        for row in category
-    ]
-    assert found == [
-        (temperature, category, variant, cache)
-        for temperature in SETTINGS.temperatures
-        for category in N_PROMPTS
-        for variant in VARIANTS
-        for cache in CACHE_STATES
-    ]
-    assert [line.split(":")[0] for line in told if " left" not in line] == [
-        "chat, temperature 0",
-        "code, temperature 0",
-        "chat, temperature 0.8",
-        "code, temperature 0.8",
-    ]
+    rows = [row for category in measured for row in category]
+    found = [(row.temperature, row.category, row.variant, row.cache) for row in rows]
+    assert found == [*product(SETTINGS.temperatures, N_PROMPTS, VARIANTS, CACHE_STATES)]
+    lines = [line.split(":")[0] for line in told if " left" not in line]
+    assert lines == [f"{name}, temperature {t}" for t in ("0", "0.8") for name in N_PROMPTS]
 
 
 def test_answers_too_short_to_be_timed_are_told(auto_model: Model, cases: list[Case]) -> None:
@@ -109,34 +96,24 @@ def test_rows_hold_plain_and_drafted_answers_of_the_same_prompts(rows: list[Spee
         assert set(row.plain.stage_s) == set(STAGES)
         # The pass finds the likeliest token itself.
         assert row.plain.stage_s["verify"] > row.plain.stage_s["sample"] >= 0
+        assert row.differences == []
+        assert row.temperature or row.plain.n_tokens == row.drafted.n_tokens
 
 
 def test_each_variant_is_compared_with_the_others(rows: list[SpeedRow]) -> None:
     for row in rows:
         assert set(row.over) == set(VARIANTS) - {row.variant}
         for other in (each for each in rows if each.variant in row.over):
-            if (other.category, other.temperature, other.cache) == (
-                row.category,
-                row.temperature,
-                row.cache,
-            ):
-                assert row.over[other.variant].median * other.over[row.variant].median == (
-                    pytest.approx(1)
-                )
+            if (other.temperature, other.cache) == (row.temperature, row.cache):
+                gain = row.over[other.variant].median * other.over[row.variant].median
+                assert gain == pytest.approx(1)
 
 
-def test_fixed_widths_are_kept(rows: list[SpeedRow]) -> None:
-    for row in rows:
-        if row.variant.width == 4:
-            assert row.acceptance.mean_length is not None
-            assert 1 <= row.acceptance.mean_length <= 4
-            assert max(row.acceptance.lengths) <= 4
-            assert max(row.acceptance.stats.widths) <= 4
-
-
-def test_both_shapes_are_measured_on_one_model(rows: list[SpeedRow]) -> None:
+def test_both_shapes_are_measured_on_one_model_with_their_width(rows: list[SpeedRow]) -> None:
     for row in (row for row in rows if row.variant.width == 4):
         found = row.acceptance
+        assert found.mean_length and 1 <= found.mean_length <= 4 and row.forced is None
+        assert max(found.lengths) <= 4 and max(found.stats.widths) <= 4
         assert found.nodes and found.depth and found.branches and found.side_share is not None
         assert 1 <= found.depth <= found.nodes <= 3
         if row.variant.shape == "chain":
@@ -152,13 +129,6 @@ def test_what_drafts_are_worth_is_shown_even_where_none_are_made(rows: list[Spee
         assert row.shown.mean_length is not None and row.shown.mean_length >= 1
         if row.forced:
             assert row.forced.plain_rounds < row.forced.stats.rounds
-    assert all(row.forced is None for row in rows if row.variant.width == 4)
-
-
-def test_greedy_answers_equal_plain_ones(rows: list[SpeedRow]) -> None:
-    assert [difference for row in rows for difference in row.differences] == []
-    greedy = [row for row in rows if row.temperature == 0]
-    assert all(row.plain.n_tokens == row.drafted.n_tokens for row in greedy if row.drafted)
 
 
 def test_without_a_drafter_there_are_plain_rows(auto_model: Model, cases: list[Case]) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dflash_local.bench.measure.answer import TimedAnswer
-from dflash_local.bench.measure.speed import STAGES, Speed, Spread
+from dflash_local.bench.measure.speed import STAGES, Speed, Spread, TimedAnswer
 from dflash_local.stats import Stats
 
 

@@ -70,18 +70,9 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         {"category": "many", "prompt": f"z = {i}\n", "answer": "abc\n" * 9} for i in range(999)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    with subprocess.Popen(
-        [
-            *(sys.executable, "-m", "lab.bench", "--replay", file),
-            *arguments,
-            "--markdown",
-            markdown,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as process:
+    command = [sys.executable, "-m", "lab.bench", "--replay", file, *arguments]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--markdown", markdown], cwd=ROOT, **streams) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("few, temperature 0"):
@@ -178,25 +169,26 @@ def test_memory_is_told_of_a_target_alone() -> None:
     assert found["memory_bytes"]["drafter"] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        (("--plot", "picture.gif"), ".png or .svg"),
-        (("--plot", "no/such/folder.png"), "no folder"),
-        (("--markdown", "no/such/folder.md"), "no folder"),
-        (("--shape", "qwen3-8b", "--target", TARGET), "exclude each other"),
-        (("--shape", "qwen3-8b", "--draft", "copies"), "exclude each other"),
-        (("--shape", "no-such-shape"), "no shape 'no-such-shape'"),
-        (("--replay", "no.jsonl"), "does not exist"),
-        (("--replay", "--dataset", "gsm8k"), "exclude each other"),
-        (("--replay", "--depths", "1k"), "exclude each other"),
-        (("--replay", "--against-llama-server", "/bin/true"), "exclude each other"),
-        (("--shape-layers", "2"), "belongs to --shape"),
-        (("--against-llama-server", TARGET), "not executable"),
-        (("--synthetic-length", "6.5", "--target", TARGET), "needs a drafter"),
-        (("--synthetic-length", "17"), "not a number"),
-        (("--synthetic-length", "1.2"), "a synthetic accepted length of 1.2; expected 1.57 to"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault: str) -> None:
-    assert fault in refused("-q", *arguments, environment={"DFLASH_LOCAL_TARGET": ""})
+FAULTS = {
+    "--plot picture.gif": ".png or .svg",
+    "--plot no/such/folder.png": "no folder",
+    "--markdown no/such/folder.md": "no folder",
+    f"--shape qwen3-8b --target {TARGET}": "exclude each other",
+    "--shape qwen3-8b --draft copies": "exclude each other",
+    "--shape no-such-shape": "no shape 'no-such-shape'",
+    "--replay no.jsonl": "does not exist",
+    "--replay --dataset gsm8k": "exclude each other",
+    "--replay --depths 1k": "exclude each other",
+    "--replay --against-llama-server /bin/true": "exclude each other",
+    "--shape-layers 2": "belongs to --shape",
+    f"--against-llama-server {TARGET}": "not executable",
+    f"--synthetic-length 6.5 --target {TARGET}": "needs a drafter",
+    "--synthetic-length 17": "not a number",
+    "--synthetic-length 1.2": "a synthetic accepted length of 1.2; expected 1.57 to",
+}
+
+
+@pytest.mark.parametrize("options", FAULTS)
+def test_bad_input_is_one_line_and_exit_code_2(options: str) -> None:
+    unset = {"DFLASH_LOCAL_TARGET": ""}
+    assert FAULTS[options] in refused("-q", *options.split(), environment=unset)

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,7 @@ from bench_report import VARIANTS, made_report, server_row
 from dflash_local import Model
 from dflash_local.bench.measure.settings import PLAIN, RunSettings
 from dflash_local.bench.prompts.case import Case
-from dflash_local.fit.overrides import experts_of
-from dflash_local.pair import open_pair
+from dflash_local.pair import Pair, open_pair
 from lab.bench.comparison import beside_ours, measure_server, server_like
 from lab.bench.llama_server import LlamaServer
 from lab.shapes.writer import write_pair
@@ -22,26 +22,23 @@ from shipped_layouts import in_layout
 CASES = [Case("chat", 0, [1, 2]), Case("chat", 1, [3]), Case("code", 0, [4, 5])]
 
 
-def test_it_gets_the_models_files_and_settings(model: Model, pair: tuple[Path, Path]) -> None:
-    target, draft = pair
+def commands(
+    model: Model, pair: Pair, n_drafts: int, length: float | None
+) -> tuple[list[str], dict[str, str]]:
+    """The command for plain decoding in four slots, and the options of that for drafts."""
     binary = Path(sys.executable)  # any program will do: it is not started
-    server_for = server_like(model, binary, open_pair(target, draft), synthetic_length=4.0)
-    plain, drafted = server_for(0, 4).command, server_for(15, 4).command
-    assert str(target) in plain and str(draft) not in plain
-    assert str(draft) in drafted
-    assert drafted[drafted.index("-c") + 1] == str(model.n_ctx // 4 * 4)
-    assert drafted[drafted.index("-t") + 1] == "1"
-    given = drafted[drafted.index("--spec-synth-rates") + 1].split(",")
+    server_for = server_like(model, binary, pair, synthetic_length=length)
+    return server_for(0, 4).command, dict(pairwise(server_for(n_drafts, 4).command))
+
+
+def test_it_gets_the_models_files_and_settings(model: Model, pair: tuple[Path, Path]) -> None:
+    target, draft = map(str, pair)
+    plain, drafted = commands(model, open_pair(*pair), 15, 4.0)
+    assert target in plain and draft not in plain and "--spec-synth-rates" not in plain
+    assert (drafted["-md"], drafted["-t"]) == (draft, "1")
+    assert drafted["-c"] == str(model.n_ctx // 4 * 4)
+    given = drafted["--spec-synth-rates"].split(",")
     assert 1 + sum(map(float, given)) == pytest.approx(4.0) and len(given) == 15
-    assert "--spec-synth-rates" not in plain
-
-
-def test_it_keeps_the_same_experts_in_ram(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = replace(model.target.options, override_tensor={"attn": "CUDA0"}, n_cpu_moe=2)
-    monkeypatch.setattr(model.target, "options", options)
-    pair = open_pair(model.target.path, "none")
-    plain = server_like(model, Path(sys.executable), pair, synthetic_length=None)(0, 1).command
-    assert plain[plain.index("-ot") + 1] == f"attn=CUDA0,{experts_of(2)}=CPU"
 
 
 @pytest.mark.parametrize(
@@ -50,20 +47,16 @@ def test_it_keeps_the_same_experts_in_ram(model: Model, monkeypatch: pytest.Monk
 def test_it_is_told_which_kind_of_drafter_it_gets(
     model: Model, tmp_path: Path, layout: str, expected: str
 ) -> None:
-    draft = in_layout(layout, tmp_path / "d.gguf")
-    pair = open_pair(model.target.path, draft)
-    server_for = server_like(model, Path(sys.executable), pair, synthetic_length=None)
-    drafted = server_for(15, 1).command
-    assert drafted[drafted.index("--spec-type") + 1] == expected
+    pair = open_pair(model.target.path, in_layout(layout, tmp_path / "d.gguf"))
+    assert commands(model, pair, 15, None)[1]["--spec-type"] == expected
 
 
 def test_heads_are_in_the_file_that_it_has_already(model: Model, tmp_path: Path) -> None:
     pair = open_pair(write_pair(HYBRID_HEADS, "Q8_0", tmp_path, n_layer=4)[0])
-    server_for = server_like(model, Path(sys.executable), pair, synthetic_length=2.8)
-    plain, drafted = server_for(0, 1).command, server_for(4, 1).command
+    plain, drafted = commands(model, pair, 4, 2.8)
     assert "-md" not in drafted and "--spec-type" not in plain
-    assert drafted[drafted.index("--spec-type") + 1] == "draft-mtp"
-    rates = list(map(float, drafted[drafted.index("--spec-synth-rates") + 1].split(",")))
+    assert drafted["--spec-type"] == "draft-mtp"
+    rates = list(map(float, drafted["--spec-synth-rates"].split(",")))
     assert len(rates) == 4 and 2.3 < 1 + sum(rates) < 2.8  # six drafts would bring 2.8
 
 
@@ -77,12 +70,8 @@ def test_each_number_of_drafts_and_slots_has_a_process(tmp_path: Path) -> None:
 
     settings = RunSettings(temperatures=(0.0,), max_tokens=16)
     rows = measure_server(server_for, [0, 15], CASES, [1, 2], settings, told.append)
-    assert [(row.concurrency, row.n_drafts, row.category) for row in rows] == [
-        (n, n_drafts, category)
-        for n in (1, 2)
-        for n_drafts in (0, 15)
-        for category in ("chat", "code")
-    ]
+    found = [(row.concurrency, row.n_drafts, row.category) for row in rows]
+    assert found == [*product((1, 2), (0, 15), ("chat", "code"))]
     assert len(told) == len(rows) and len(runs(tmp_path)) == 4
     # 16 tokens in 10 passes.
     assert [row.accepted_length for row in rows[:4]] == [None, None, 1.5, 1.5]
@@ -104,10 +93,6 @@ def test_our_speeds_stand_beside_those_of_the_same_prompts() -> None:
     assert at_once.ours == dict.fromkeys(VARIANTS[:2], 400.0)
     assert elsewhere.ours == {}
     report.server = [drafted]
-    assert report.as_dict()["llama_server"][0]["ours"][0] == {
-        "width": "auto",
-        "shape": "chain",
-        "copies": True,
-        "tokens_per_second": 150.0,
-        "over_theirs": 3.0,
-    }
+    variant = {"width": "auto", "shape": "chain", "copies": True}
+    found = report.as_dict()["llama_server"][0]["ours"][0]
+    assert found == {**variant, "tokens_per_second": 150.0, "over_theirs": 3.0}

@@ -35,57 +35,35 @@ def option(arguments: list[str], name: str) -> str:
     return arguments[arguments.index(name) + 1]
 
 
-def test_an_answer_has_the_servers_own_times(tmp_path: Path) -> None:
-    with server(tmp_path) as running:
-        answer = running.complete([5, 6, 7], max_tokens=11)
+def test_requests_say_what_was_asked_and_answers_have_the_servers_own_times(tmp_path: Path) -> None:
+    options = {"temperature": 0.7, "seed": 9, "ignore_eos": True}
+    with server(tmp_path, n_gpu_layers=0) as running:
+        answer = running.complete((5, 6), max_tokens=11, **options)
+        running.complete([1], max_tokens=1)
     assert (answer.n_tokens, answer.n_accepted, answer.rounds) == (11, 5, 5)
     assert (answer.tokens_per_second, answer.ttft_s) == (20.0, 0.25)
-
-
-def test_requests_say_what_was_asked(tmp_path: Path) -> None:
-    with server(tmp_path) as running:
-        running.complete((1, 2), max_tokens=3, temperature=0.7, seed=9, ignore_eos=True)
-        running.complete([1], max_tokens=1)
     asked, greedy = requests(tmp_path)
-    assert asked == {
-        "prompt": [1, 2],
-        "n_predict": 3,
-        "temperature": 0.7,
-        "seed": 9,
-        "ignore_eos": True,
-        "cache_prompt": False,
-    }
+    assert asked == {"prompt": [5, 6], "n_predict": 11, "cache_prompt": False, **options}
     assert (greedy["temperature"], greedy["ignore_eos"]) == (0.0, False)
     assert "seed" not in greedy
+    (arguments,) = runs(tmp_path)
+    assert (option(arguments, "-ngl"), option(arguments, "--device")) == ("0", "none")
 
 
 def test_arguments_are_those_of_the_run(tmp_path: Path) -> None:
     chances = RecordedDrafts.shipped().rates(6.5, 7)
-    running = server(
-        tmp_path,
-        n_ctx=4096,
-        n_slots=4,
-        n_gpu_layers=-1,
-        n_threads=3,
-        n_draft_max=7,
-        drafts_by="draft-dflash",
-        synthetic_rates=chances,
-        kv_type="q8_0",
-        overrides={"^blk\\.0\\.": "CPU", "exps": "CPU"},
-    )
-    with running:
+    options: dict[str, Any] = {"n_ctx": 4096, "n_slots": 4, "n_threads": 3, "kv_type": "q8_0"}
+    options |= {"n_draft_max": 7, "drafts_by": "draft-dflash", "synthetic_rates": chances}
+    with server(tmp_path, **options, overrides={"^blk\\.0\\.": "CPU", "exps": "CPU"}):
         pass
     (arguments,) = runs(tmp_path)
-    assert option(arguments, "-m") == "target.gguf"
-    assert option(arguments, "-md") == "draft.gguf"
-    assert option(arguments, "--spec-type") == "draft-dflash"
-    assert option(arguments, "--spec-draft-n-max") == "7"
-    assert (option(arguments, "-c"), option(arguments, "-np")) == ("16384", "4")
-    assert (option(arguments, "-ngl"), option(arguments, "--spec-draft-ngl")) == ("all", "all")
-    assert option(arguments, "-t") == "3"
-    assert option(arguments, "-fa") == "on"
-    assert (option(arguments, "-ctk"), option(arguments, "-ctv")) == ("q8_0", "q8_0")
-    assert option(arguments, "-ot") == "^blk\\.0\\.=CPU,exps=CPU"
+    for name, value in {
+        **{"-m": "target.gguf", "-md": "draft.gguf", "-c": "16384", "-np": "4", "-t": "3"},
+        **{"--spec-type": "draft-dflash", "--spec-draft-n-max": "7", "-fa": "on"},
+        **{"-ngl": "all", "--spec-draft-ngl": "all", "-ctk": "q8_0", "-ctv": "q8_0"},
+        **{"-ot": "^blk\\.0\\.=CPU,exps=CPU"},
+    }.items():
+        assert option(arguments, name) == value
     said = option(arguments, "--spec-synth-rates")
     assert [float(rate) for rate in said.split(",")] == chances
 
@@ -98,28 +76,6 @@ def test_plain_decoding_has_no_drafter_and_names_no_device(tmp_path: Path) -> No
     assert option(arguments, "-fa") == "off"
     assert not {"-md", "--device"} & set(arguments)
     assert not [argument for argument in arguments if argument.startswith("--spec")]
-
-
-def test_no_layers_on_gpus_means_no_gpu(tmp_path: Path) -> None:
-    with server(tmp_path, n_gpu_layers=0):
-        pass
-    (arguments,) = runs(tmp_path)
-    assert (option(arguments, "-ngl"), option(arguments, "--device")) == ("0", "none")
-
-
-def test_many_requests_are_under_way_at_once(tmp_path: Path, behave: Any) -> None:
-    behave("four at once")
-    with server(tmp_path, n_slots=4) as running:
-        answers, seconds = running.complete_all([[n] for n in range(4)], max_tokens=2)
-    assert [answer.n_tokens for answer in answers] == [2] * 4
-    assert sorted(asked["prompt"] for asked in requests(tmp_path)) == [[n] for n in range(4)]
-    assert seconds > 0
-
-
-def test_a_server_that_loads_is_waited_for(tmp_path: Path, behave: Any) -> None:
-    behave("slow")
-    with server(tmp_path) as running:
-        assert running.complete([1], max_tokens=1).n_tokens == 1
 
 
 def test_a_port_that_was_taken_meanwhile_is_replaced(tmp_path: Path, behave: Any) -> None:

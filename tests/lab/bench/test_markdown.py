@@ -2,6 +2,7 @@
 
 from bench_report import made_report
 from lab.bench.markdown import markdown
+from lab.bench.terminal import terminal
 
 
 def test_it_is_a_table_of_tasks_with_the_command_beside_it() -> None:
@@ -25,12 +26,8 @@ def test_it_says_that_speeds_at_once_are_of_something_else() -> None:
     assert said not in markdown(report)
 
 
-def test_llama_server_has_a_table_of_its_own() -> None:
-    tables = markdown(made_report()).split("\n\n")
-    assert any("15 drafts" in table and table.startswith("|") for table in tables)
-
-
 def test_synthetic_acceptance_is_said_to_be_invalid() -> None:
     report = made_report()
     report.synthetic_length = 6.5
-    assert "text: invalid" in markdown(report)
+    assert "text: invalid" in markdown(report) and "text: invalid" in terminal(report)
+    assert report.as_dict()["text_is_valid"] is False

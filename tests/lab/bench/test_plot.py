@@ -2,17 +2,16 @@
 
 import xml.etree.ElementTree as xml
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from bench_report import made_report, row, server_row
+from bench_report import made_report, row
 from dflash_local import InputError
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.settings import PLAIN, RunSettings, Variant
-from dflash_local.stats import Stats
-from lab.bench.plot import accepted_lengths, check_plot, plot, speed_by_width
+from dflash_local.bench.measure.single import SpeedRow
+from lab.bench.plot import check_plot, plot
 from lab.bench.report import LabReport
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
@@ -47,50 +46,6 @@ def test_chains_and_trees_are_drawn_by_width(tmp_path: Path) -> None:
     assert "temperature 0, tree auto" in text
 
 
-def test_the_widest_drafts_and_a_marker_at_the_top_have_room(report: LabReport) -> None:
-    figure = pytest.importorskip("matplotlib.figure").Figure()
-    report.settings = RunSettings(variants=(Variant(4), Variant()))
-    report.rows = [row("chat", variant=variant) for variant in report.settings.variants]
-    report.server = [server_row(15)]
-    axes = figure.subplots()
-    speed_by_width(axes, report)
-    assert axes.get_xlim()[1] > 16
-    assert "16" in [tick.get_text() for tick in axes.get_xticklabels()]
-    assert axes.get_ylim()[1] > 1.05 * 150
-
-
-def test_rounds_of_many_tokens_keep_their_numbers_apart(report: LabReport) -> None:
-    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(4, 3))
-    stats = Stats(outcomes={(62, 1): 30, (62, 3): 20, (62, 63): 2})
-    report.rows = [replace(each, acceptance=Acceptance(stats)) for each in report.rows]
-    axes = figure.subplots()
-    accepted_lengths(axes, report)
-    figure.draw_without_rendering()
-    numbers = [tick.get_window_extent() for tick in axes.get_xticklabels()]
-    assert len(numbers) > 4
-    assert all(left.x1 < right.x0 for left, right in pairwise(numbers))
-
-
-def test_a_target_alone_has_no_empty_panel(report: LabReport, tmp_path: Path) -> None:
-    report.settings = RunSettings(variants=())
-    report.rows = [
-        replace(each, variant=PLAIN, drafted=None, ratio=None, acceptance=Acceptance())
-        for each in report.rows
-    ]
-    plot(report, tmp_path / "plain.svg")
-    text = (tmp_path / "plain.svg").read_text(encoding="utf-8")
-    assert "Speed of plain decoding" in text and "no drafts were checked" not in text
-    assert "How many tokens a round emits" not in text
-
-
-def test_widths_that_were_all_chosen_take_no_panels(report: LabReport, tmp_path: Path) -> None:
-    report.settings = RunSettings(variants=(Variant(), Variant("auto", "tree")))
-    report.rows = [row("chat", variant=variant) for variant in report.settings.variants]
-    plot(report, tmp_path / "auto.svg")
-    text = (tmp_path / "auto.svg").read_text(encoding="utf-8")
-    assert "by rows checked" not in text and "temperature 0, tree auto" in text
-
-
 @pytest.mark.slow
 def test_png_is_a_picture_and_higher_for_many_categories(report: LabReport, tmp_path: Path) -> None:
     heights = []
@@ -105,10 +60,21 @@ def test_png_is_a_picture_and_higher_for_many_categories(report: LabReport, tmp_
     assert heights[1] > 1.5 * heights[0]
 
 
-def test_what_was_not_measured_leaves_its_place_empty(report: LabReport, tmp_path: Path) -> None:
-    report.rows, report.curve = [], {}
-    plot(report, tmp_path / "empty.svg")
-    assert "no drafts were checked" in (tmp_path / "empty.svg").read_text(encoding="utf-8")
+def test_what_was_not_measured_has_no_panel(report: LabReport, tmp_path: Path) -> None:
+    def drawn(rows: list[SpeedRow], *variants: Variant) -> str:
+        report.settings, report.rows = RunSettings(variants=variants), rows
+        plot(report, tmp_path / "some.svg")
+        return (tmp_path / "some.svg").read_text(encoding="utf-8")
+
+    chosen = (Variant(), Variant("auto", "tree"))
+    text = drawn([row("chat", variant=variant) for variant in chosen], *chosen)
+    assert "by rows checked" not in text and "temperature 0, tree auto" in text
+    undrafted = {"drafted": None, "ratio": None, "acceptance": Acceptance()}
+    text = drawn([replace(row("chat"), variant=PLAIN, **undrafted)])
+    assert "Speed of plain decoding" in text and "no drafts were checked" not in text
+    assert "How many tokens a round emits" not in text
+    report.curve = {}
+    assert "no drafts were checked" in drawn([], Variant())
 
 
 @pytest.mark.parametrize("name", ["bench.pdf", "bench", "missing/bench.png"])

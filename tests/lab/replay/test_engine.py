@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mini_pair
 from dflash_local import InputError, Model
-from dflash_local.bench.measure.answer import ask
 from dflash_local.bench.measure.settings import PLAIN, Variant
+from dflash_local.bench.measure.speed import ask
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.fit.options import LoadOptions
@@ -109,13 +110,6 @@ def test_a_suspended_answer_goes_on(engine: Engine) -> None:
     assert answer.tokens == tokens(engine, GIVEN)
 
 
-def test_fewer_tokens_may_be_asked_for(engine: Engine) -> None:
-    replay = replaying(engine)
-    answer = replay.begin(request(tokens(engine, PROMPT), 0, 5))
-    replay.run([answer])
-    assert answer.tokens == tokens(engine, GIVEN)[:5]
-
-
 def test_a_prompt_without_an_answer_is_refused(engine: Engine) -> None:
     with pytest.raises(InputError, match="no answer to this prompt"):
         replaying(engine).begin(request(tokens(engine, "else"), 0))
@@ -126,18 +120,24 @@ def test_nothing_is_learnt_for_real_answers(engine: Engine) -> None:
     assert engine.learns and not replaying(engine).learns
 
 
+def opened_model(
+    pair: tuple[Path, Path | None], answers: Answers, drafts: ReplayedDrafts | None, **more: Any
+) -> Model:
+    options = LoadOptions(n_gpu_layers=0, n_threads=1, **more)
+    opened, plan = load_engine(open_pair(*pair), options, say=lambda _line: None)
+    return Model(ReplayEngine(opened, answers, drafts), plan)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_random_weights_accept_what_was_recorded(tmp_path: Path, shape: DraftShape) -> None:
     """Whole chains of the recorded passages have 5 tokens a round, trees more; and the text that
     comes out is the given one."""
     pair = write_pair(replace(DENSE, n_vocab=9000), "Q8_0", tmp_path, n_layer=3)
-    options = LoadOptions(n_ctx=2048, n_gpu_layers=0, n_threads=1, draft_shape=shape)
-    opened, plan = load_engine(open_pair(*pair), options, say=lambda _line: None)
     answers: dict[tuple[int, ...], list[int]] = {}
     drafts = ReplayedDrafts(5.0, seed=1)
     given = "".join(f"a line of text, number {i}\n" for i in range(36))
-    with Model(ReplayEngine(opened, answers, drafts), plan) as model:
+    with opened_model(pair, answers, drafts, n_ctx=2048, draft_shape=shape) as model:
         # Pieces of words, not bytes.
         assert len(model.tokenize(given)) < len(given) / 2
         prompt = model.tokenize(PROMPT)
@@ -156,11 +156,9 @@ def test_random_weights_accept_what_was_recorded(tmp_path: Path, shape: DraftSha
 @pytest.mark.slow
 def test_a_recurrent_target_replays(tmp_path: Path) -> None:
     pair = write_pair(HYBRID, "Q8_0", tmp_path, n_layer=5)
-    options = LoadOptions(n_ctx=512, n_gpu_layers=0, n_threads=1, draft_width=8)
-    opened, plan = load_engine(open_pair(*pair), options, say=lambda _line: None)
     answers: dict[tuple[int, ...], list[int]] = {}
     drafts = ReplayedDrafts(5.0, seed=1)
-    with Model(ReplayEngine(opened, answers, drafts), plan) as model:
+    with opened_model(pair, answers, drafts, n_ctx=512, draft_width=8) as model:
         answers[tuple(model.tokenize(PROMPT))] = model.tokenize(GIVEN)
         for width in (0, 8):
             result = model.generate(PROMPT, draft_width=width)
@@ -175,11 +173,8 @@ def test_copies_are_measured_and_can_be_left_out(temperature: float) -> None:
     answers: dict[tuple[int, ...], list[int]] = {}
     given = "total += item.price * item.count\n" * 5
     for draft in (mini_pair.pair()[1], None):
-        options = LoadOptions(n_ctx=512, n_gpu_layers=0, n_threads=1, draft_shape="auto")
-        opened, plan = load_engine(
-            open_pair(mini_pair.pair()[0], draft), options, say=lambda _line: None
-        )
-        with Model(ReplayEngine(opened, answers), plan) as model:
+        files = mini_pair.pair()[0], draft
+        with opened_model(files, answers, None, n_ctx=512, draft_shape="auto") as model:
             prompt = model.tokenize(PROMPT)
             answers[tuple(prompt)] = model.tokenize(given)
             for variant in (Variant(8), Variant(), Variant(8, copies=False), PLAIN):

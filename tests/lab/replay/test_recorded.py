@@ -1,6 +1,5 @@
 """The recorded drafts: their contents, and passages drawn so that rounds have a length."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +9,6 @@ from hypothesis import strategies as st
 
 from dflash_local.errors import InputError
 from lab.replay.recorded import RecordedDrafts
-
-
-def test_the_record_holds_blocks_with_falling_candidates() -> None:
-    known = RecordedDrafts.shipped()
-    assert known.logprobs.shape == (*known.ranks.shape, 8)
-    assert (np.diff(known.logprobs, axis=-1) <= 1e-6).all()
-    assert (known.logprobs <= 0).all() and (known.ranks <= 8).all()
-    assert np.exp(known.logprobs).sum(axis=-1).max() < 1.03
 
 
 def test_its_confidence_is_what_it_is_worth() -> None:
@@ -45,11 +36,3 @@ def test_passages_are_drawn_so_that_chains_have_the_length(length: float) -> Non
 def test_a_length_that_no_passage_has_is_refused(length: float) -> None:
     with pytest.raises(InputError, match=r"expected 1\.\d\d to \d+\.\d\d"):
         RecordedDrafts.shipped().weights(length)
-
-
-def test_rates_of_fewer_drafts_are_no_higher() -> None:
-    known = RecordedDrafts.shipped()
-    for n_drafts in (1, 7, 15):
-        found = known.rates(4.0, n_drafts)
-        assert len(found) == n_drafts
-        assert all(a >= b for a, b in pairwise(found))

@@ -2,7 +2,6 @@
 
 import pytest
 
-from dflash_local.errors import InputError
 from lab.shapes.shape import find_shape
 from lab.shapes.tensors import find_quant, target_tensors
 
@@ -40,14 +39,3 @@ def test_a_recurrent_state_is_as_large_as_the_real_one(name: str, mebibytes: flo
         elif tensor.name.endswith("ssm_a"):
             n_values += tensor.shape[0] * shape.delta_net.head_dim**2
     assert 4 * n_values / 2**20 == pytest.approx(mebibytes, abs=0.05)
-
-
-def test_an_unknown_quantisation_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"no quantisation 'Q3_X' for shapes; expected one of Q4_K_M, "
-    ):
-        find_quant("Q3_X")
-
-
-def test_quantisations_are_found_in_lower_case_too() -> None:
-    assert find_quant("q8_0") is find_quant("Q8_0")
