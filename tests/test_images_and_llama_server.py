@@ -6,6 +6,7 @@ installed llama-cpp-python: kernels for other processors round otherwise.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,29 +24,11 @@ def test_answers_about_pictures_are_llama_servers(kind: str, tmp_path: Path) -> 
     target = write_vision_target(tmp_path / f"{kind}.gguf", kind)
     projector = write_projector(tmp_path / "mmproj.gguf", target)
     draft = "none" if kind == "qwen35" else tiny_coder.pair()[1]
-    theirs = LlamaServer(
-        Path(os.environ["LLAMA_SERVER"]),
-        target,
-        None,
-        n_ctx=2048,
-        n_gpu_layers=0,
-        n_threads=1,
-        kv_type="q8_0",
-        projector=projector,
-    )
-    with (
-        theirs,
-        load(
-            *(target, draft),
-            mmproj=projector,
-            n_ctx=2048,
-            n_gpu_layers=0,
-            n_threads=1,
-            kv_type="q8_0",
-            draft_shape="chain",
-            quiet=True,
-        ) as ours,
-    ):
+    options: dict[str, Any] = {"n_ctx": 2048, "n_gpu_layers": 0, "n_threads": 1, "kv_type": "q8_0"}
+    program = Path(os.environ["LLAMA_SERVER"])
+    theirs = LlamaServer(program, target, None, projector=projector, **options)
+    options |= {"mmproj": projector, "draft_shape": "chain", "quiet": True}
+    with theirs, load(target, draft, **options) as ours:
         width = ours.engine.max_width if ours.drafter else 0
         for seed, size in enumerate(((64, 48), (256, 256), (96, 320))):
             messages = [asked("def add(a, b):", picture(*size, seed=seed))]

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from dflash_local import ContextFullError, FileError, GrammarError, InputError, 
 from shapes import of_both_shapes
 
 N = 32
+OPTIONS: dict[str, Any] = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1}
 NON_ASCII = "root ::= [äöüßéñ€日本語한국🙂😀]{14}"
 
 
@@ -153,15 +153,7 @@ def test_a_seed_that_was_drawn_can_be_given_again(either_model: Model, prompt: s
 
 
 def test_without_a_drafter(model: Model, prompt: str) -> None:
-    with load(
-        tiny_coder.pair()[0],
-        n_ctx=512,
-        kv_type="q8_0",
-        n_gpu_layers=0,
-        n_threads=1,
-        draft_width=0,
-        quiet=True,
-    ) as plain:
+    with load(tiny_coder.pair()[0], draft_width=0, quiet=True, **OPTIONS) as plain:
         assert plain.draft_width == 0 and plain.drafter is None
         result = plain.generate(prompt, max_tokens=N)
         assert result.tokens == cold(model, prompt, max_tokens=N).tokens
@@ -173,15 +165,7 @@ def test_without_a_drafter(model: Model, prompt: str) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("draft", [None, "copies"])
 def test_without_a_drafter_it_copies(model: Model, prompt: str, draft: str | None) -> None:
-    with load(
-        tiny_coder.pair()[0],
-        draft,
-        n_ctx=512,
-        kv_type="q8_0",
-        n_gpu_layers=0,
-        n_threads=1,
-        quiet=True,
-    ) as copying:
+    with load(tiny_coder.pair()[0], draft, quiet=True, **OPTIONS) as copying:
         assert copying.draft_width == "auto" and copying.drafter is None
         expected = cold(model, prompt * 3, max_tokens=N, draft_width=0)
         assert copying.generate(prompt * 3, max_tokens=N).tokens == expected.tokens
@@ -313,16 +297,10 @@ def test_a_bad_grammar(model: Model, prompt: str) -> None:
 # Loading
 
 
-@pytest.fixture
-def no_file(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "no.gguf"
-    path.write_bytes(b"GGUX" + bytes(100))
-    yield path
-
-
-def test_pairs_that_do_not_load(no_file: Path, tmp_path: Path) -> None:
+def test_pairs_that_do_not_load(tmp_path: Path) -> None:
     target, drafter = tiny_coder.pair()
-    missing = tmp_path / "missing.gguf"
+    missing, no_file = tmp_path / "missing.gguf", tmp_path / "no.gguf"
+    no_file.write_bytes(b"GGUX" + bytes(100))
     cases: list[tuple[list[Path], str]] = [
         ([missing], "missing.gguf"),
         ([target, missing], "missing.gguf"),

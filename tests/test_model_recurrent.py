@@ -110,20 +110,6 @@ def test_grammars_and_logprobs(models: tuple[Model, Model]) -> None:
         assert found.logprobs == right.logprobs
 
 
-@pytest.mark.one_in(4)
-def test_an_answer_that_is_cancelled_leaves_a_slot_in_step(models: tuple[Model, Model]) -> None:
-    drafting, plain = models
-    prompt = PROMPTS[1]
-    drafting.forget()
-    stream = drafting.stream(prompt, max_tokens=200, draft_width=8)
-    said = [next(stream) for _ in range(3)]
-    stream.close()
-    following = prompt + "".join(chunk.text for chunk in said).replace("\ufffd", "") + " so"
-    plain.forget()
-    right = plain.generate(following, max_tokens=N).tokens
-    assert drafting.generate(following, max_tokens=N, draft_width=8).tokens == right
-
-
 @pytest.fixture
 def no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under Windows: llama.cpp does not allow replay."""

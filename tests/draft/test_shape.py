@@ -9,26 +9,17 @@ from hypothesis import strategies as st
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
 from dflash_local.draft.shape import Chain, Tree, allowed
 from dflash_local.errors import InputError
+from odd_drafts import texts, trees
 
 N_VOCAB = 4
+drafts = trees(-1, N_VOCAB)
 
 
 def as_they_are(candidates: Candidates) -> Candidates:
     return candidates
 
 
-@st.composite
-def drafts(draw: st.DrawFn) -> Draft:
-    tokens = draw(st.lists(st.integers(-1, N_VOCAB), max_size=14))
-    return Draft(tokens, [draw(st.integers(ANCHOR, node - 1)) for node in range(len(tokens))])
-
-
-def texts(draft: Draft) -> list[tuple[int, ...]]:
-    """Of each node, the tokens from the anchor to it."""
-    return [tuple(draft.tokens[step] for step in draft.path(node)) for node in range(len(draft))]
-
-
-@given(drafts(), st.integers(0, 14), st.integers(0, 6), st.integers(1, 6))
+@given(drafts, st.integers(0, 14), st.integers(0, 6), st.integers(1, 6))
 def test_a_tree_is_cut_to_its_bounds(draft: Draft, nodes: int, depth: int, leaves: int) -> None:
     tree = Tree(nodes, leaves + 1).cut(draft, N_VOCAB, nodes, depth + 1, as_they_are)
     found = texts(tree)
@@ -40,7 +31,7 @@ def test_a_tree_is_cut_to_its_bounds(draft: Draft, nodes: int, depth: int, leave
     assert set(found) <= set(texts(draft))
 
 
-@given(drafts())
+@given(drafts)
 def test_what_is_within_its_bounds_is_left_as_it_is(draft: Draft) -> None:
     shape = Tree(14, 15)
     once = shape.cut(draft, N_VOCAB, 14, None, as_they_are)
@@ -48,7 +39,7 @@ def test_what_is_within_its_bounds_is_left_as_it_is(draft: Draft) -> None:
     assert (again.tokens, again.parents) == (once.tokens, once.parents)
 
 
-@given(drafts(), st.integers(0, N_VOCAB))
+@given(drafts, st.integers(0, N_VOCAB))
 def test_what_is_refused_goes_with_all_that_follows_it(draft: Draft, refused: int) -> None:
     def n_valid(tokens: Sequence[int]) -> int:
         """Refuses one token, and anything after two equal ones."""

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.draft.draft import ANCHOR, Candidates, Draft
+from dflash_local.draft.draft import ANCHOR, Candidates
 from dflash_local.draft.tree import grow
+from odd_drafts import texts
 
 N_VOCAB = 100
 
@@ -33,22 +34,6 @@ def distributions(draw: st.DrawFn) -> Levels:
     return [sorted((w / sum(row) for w in row[:k]), reverse=True) for row in levels]
 
 
-def path_of(draft: Draft, node: int) -> tuple[int, ...]:
-    path: tuple[int, ...] = ()
-    while node != ANCHOR:
-        path = (draft.tokens[node], *path)
-        node = draft.parents[node]
-    return path
-
-
-def chance(draft: Draft, node: int) -> float:
-    total = 0.0
-    while node != ANCHOR:
-        total += draft.logprobs[node]
-        node = draft.parents[node]
-    return math.exp(total)
-
-
 def every_path(levels: Levels) -> list[float]:
     """The probability of every path there is, the likeliest first."""
     return sorted(
@@ -61,10 +46,6 @@ def every_path(levels: Levels) -> list[float]:
     )
 
 
-def n_leaves(draft: Draft) -> int:
-    return len(set(range(len(draft))) - set(draft.parents))
-
-
 @given(distributions(), st.integers(0, 40))
 def test_no_tree_of_as_many_nodes_is_expected_to_be_accepted_further(
     levels: Levels, n: int
@@ -73,10 +54,8 @@ def test_no_tree_of_as_many_nodes_is_expected_to_be_accepted_further(
     # Any tree is a set of paths, so none has more than the n likeliest.
     best = every_path(levels)[:n]
     assert len(draft) == len(best)
-    found = [chance(draft, node) for node in range(len(draft))]
-    assert found == pytest.approx(best, rel=1e-4)
-    paths = [path_of(draft, node) for node in range(len(draft))]
-    assert len(set(paths)) == len(paths)
+    assert draft.chances == pytest.approx(best, rel=1e-4)
+    assert len(set(texts(draft))) == len(draft)
 
 
 @given(distributions(), st.integers(0, 40), st.integers(0, 40))
@@ -91,8 +70,8 @@ def test_a_smaller_tree_begins_a_larger_one(levels: Levels, n: int, m: int) -> N
 def test_bounds_hold(levels: Levels, n: int, leaves: int, depth: int) -> None:
     draft = grow(candidates(levels), n, N_VOCAB, max_leaves=leaves, max_depth=depth)
     assert len(draft) <= n
-    assert n_leaves(draft) <= leaves
-    assert max((len(path_of(draft, node)) for node in range(len(draft))), default=0) <= depth
+    assert len(draft.leaves) <= leaves
+    assert max(draft.depths, default=0) <= depth
 
 
 @given(distributions(), st.integers(0, 10))

@@ -9,25 +9,10 @@ from hypothesis import strategies as st
 
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
 from dflash_local.engine.accept import Verdict, accept
+from odd_drafts import texts, trees
 
 FEW = st.integers(0, 3)  # few token ids, so that drafts are often right and siblings often equal
-
-
-@st.composite
-def drafts(draw: st.DrawFn) -> Draft:
-    tokens = draw(st.lists(FEW, max_size=12))
-    parents = [draw(st.integers(ANCHOR, node - 1)) for node in range(len(tokens))]
-    return Draft(tokens, parents)
-
-
-def prefix_of(draft: Draft, row: int) -> tuple[int, ...]:
-    """The drafted tokens from the anchor to this row."""
-    tokens: list[int] = []
-    node = row - 1
-    while node != ANCHOR:
-        tokens.append(draft.tokens[node])
-        node = draft.parents[node]
-    return tuple(reversed(tokens))
+drafts = trees(0, 3)
 
 
 def target_of(seed: int) -> Callable[[tuple[int, ...]], int]:
@@ -37,16 +22,16 @@ def target_of(seed: int) -> Callable[[tuple[int, ...]], int]:
 
 def run(draft: Draft, seed: int, stop_token: int | None) -> tuple[Verdict, list[int]]:
     target = target_of(seed)
-    rows: list[int] = []
+    rows, by_row = list[int](), [(), *texts(draft)]
 
     def sample(row: int) -> int:
         rows.append(row)
-        return target(prefix_of(draft, row))
+        return target(by_row[row])
 
     return accept(draft, sample, lambda token: token == stop_token), rows
 
 
-@given(drafts(), st.integers(), st.none() | FEW)
+@given(drafts, st.integers(), st.none() | FEW)
 def test_emits_what_plain_decoding_emits(draft: Draft, seed: int, stop_token: int | None) -> None:
     verdict, _ = run(draft, seed, stop_token)
     target = target_of(seed)
@@ -57,7 +42,7 @@ def test_emits_what_plain_decoding_emits(draft: Draft, seed: int, stop_token: in
     assert verdict.tokens == plain
 
 
-@given(drafts(), st.integers(), st.none() | FEW)
+@given(drafts, st.integers(), st.none() | FEW)
 def test_path_is_the_anchor_and_the_accepted_nodes(
     draft: Draft, seed: int, stop_token: int | None
 ) -> None:
@@ -70,7 +55,7 @@ def test_path_is_the_anchor_and_the_accepted_nodes(
         assert draft.tokens[row - 1] == verdict.tokens[i]
 
 
-@given(drafts(), st.integers())
+@given(drafts, st.integers())
 def test_accepts_as_far_as_the_draft_goes(draft: Draft, seed: int) -> None:
     verdict, _ = run(draft, seed, None)
     edges = zip(draft.parents, draft.tokens, strict=True)
@@ -96,7 +81,7 @@ def test_the_first_of_equal_siblings_counts() -> None:
     assert accept(draft, scripted(5, 6), never).path == [0, 1]
 
 
-@given(drafts(), st.integers(-2, 14))
+@given(drafts, st.integers(-2, 14))
 def test_clip_keeps_the_first_nodes(draft: Draft, n: int) -> None:
     clipped = draft.clip(n)
     assert len(clipped) == min(max(n, 0), len(draft))
@@ -104,12 +89,10 @@ def test_clip_keeps_the_first_nodes(draft: Draft, n: int) -> None:
     assert clipped.parents == draft.parents[: len(clipped)]
 
 
-@given(drafts(), st.integers(0, 4))
+@given(drafts, st.integers(0, 4))
 def test_valid_prefix_keeps_whole_valid_branches(draft: Draft, n_vocab: int) -> None:
     valid = draft.valid_prefix(n_vocab)
-    kept = [prefix_of(valid, row) for row in range(1, len(valid) + 1)]
-    every = [prefix_of(draft, row) for row in range(1, len(draft) + 1)]
-    assert kept == [tokens for tokens in every if max(tokens) < n_vocab]
+    assert texts(valid) == [tokens for tokens in texts(draft) if max(tokens) < n_vocab]
     assert len(valid.logprobs) == len(valid)
 
 

@@ -210,18 +210,6 @@ def test_a_short_request_does_not_evict_a_long_chat(engine: Engine, text: list[i
     assert answer(engine, text[:700], 0, 2).stats.cached_tokens == 699
 
 
-def test_an_evicted_chat_comes_back_from_memory(engine: Engine, text: list[int]) -> None:
-    """The cache has room for two of three chats, the store for all."""
-    empty(engine)
-    store_of(engine)
-    chats = [text[100 * i : 100 * i + 720] for i in (0, 1, 2)]
-    expected = [answer(engine, chat, 8, N).tokens for chat in chats]
-    for chat, tokens in zip(chats, expected, strict=True):
-        found = answer(engine, chat, 8, N)
-        assert found.stats.cached_tokens == len(chat) - 1
-        assert found.tokens == tokens
-
-
 def test_saved_bytes_that_do_not_fit_are_refused(engine: Engine, text: list[int]) -> None:
     """llama.cpp neither crashes on them nor keeps a part."""
     empty(engine)

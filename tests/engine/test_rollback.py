@@ -17,7 +17,6 @@ from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.target_model.target import Target
-from gap_rule import largest_difference, step_logits
 from pair_engine import answer, consistent, fused_drafter, open_target, prefill
 from plain_answer import plain_tokens
 from shapes import NOISE, exact_target
@@ -195,35 +194,3 @@ def test_any_history_of_trees_and_chains_ends_as_a_fresh_prefill(forking: Bench)
 
     check()
     assert forking.n_tree_rounds > 0
-
-
-@pytest.mark.slow
-def test_within_rounding_where_nothing_is_exact() -> None:
-    """An f16 cache past 256 cells: the history's logits are as far from those of a prefill as
-    logits of single steps are from those of batches, and no farther."""
-    with open_target(tiny_coder.pair()[0], n_ctx=1024, kv_type="f16") as used:
-        source = "\n".join(tiny_coder.prompts()["code"] * 2)
-        prompt = used.vocabulary.tokenize(source)[:400]
-        text = prompt + plain_tokens(used, prompt, N)
-        single = step_logits(used, text, len(prompt))
-        prefill(used, text)
-        noise = largest_difference([single[-1]], [used.logits(len(text) - 1)])
-        wide = largest_difference([step_logits(used, text, len(text) - 1)[-1]], [single[-1]])
-        noise = max(noise, wide)
-        used.clear(0)
-        drafter = fused_drafter(used)
-
-        def half_right(request: DraftRequest, draft: Draft) -> Draft:
-            anchor_at = drafter.length(request.seq)
-            right = text[anchor_at + 1 : anchor_at + 1 + len(draft)]
-            good = anchor_at % 7
-            return Draft.chain(right[:good] + [(t + 1) % used.n_vocab for t in right[good:]])
-
-        engine = Engine(used, WrappedDrafter(drafter, half_right))
-        sequence = answer(engine, prompt, 16, N - 1)
-        cached = engine.slots[0].cached
-        consistent(engine, drafter, len(prompt) + N - 2)
-        used.decode([sequence.tokens[-1]], [len(cached)], [0], [True])
-        ours = used.logits(0).copy()
-        prefill(used, cached + sequence.tokens[-1:])
-        assert largest_difference([ours], [used.logits(len(cached))]) <= 2 * noise
