@@ -24,7 +24,7 @@ VARIABLES = {
     "DFLASH_LOCAL_CACHE": "the folder for what is measured once",
     "DFLASH_LOCAL_TUNED": "the folder for tuned drafters",
     "DFLASH_LOCAL_CALIBRATION_S": "seconds for measuring what drafting costs",
-    "DFLASH_LOCAL_FEW_ROWS": "0 leaves products of few rows to llama.cpp's kernels on NVIDIA GPUs",
+    "DFLASH_LOCAL_FEW_ROWS": "0 leaves all products to llama.cpp's kernels, for comparisons",
     CONFIG: "the settings file, in place of the usual one",
     "DFLASH_LOCAL_REGISTRY": "a file of your own pairs, by name",
     "DFLASH_LOCAL_LOG": "1 shows llama.cpp's messages, debug all of them",

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <vector>
 
@@ -89,6 +90,9 @@ class product : public private_abi::cpu_operation {
 
     bool compute(cpu_share * share, ggml_tensor * op) override {
         const plan p(*op);
+        if (share->memory_size < p.size()) {
+            return false;  // planned before ours were there
+        }
         const operand x = p.inputs(share->memory);
         if (share->thread == 0) {
             sort_slots(p, *op->src[2], share->memory);
@@ -216,44 +220,39 @@ bool are_right() {
 }
 
 std::mutex deciding;
-std::atomic<products *> installed{nullptr};  // not freed while the CPU's backend may ask it
+std::atomic<const expert_tile::kernels *> in_use{nullptr};
 
 }  // namespace
 
-std::string speed_up_experts() {
+void speed_up_experts() {
     const std::lock_guard<std::mutex> lock(deciding);
-    if (installed != nullptr) {
-        return "";
-    }
     const expert_tile::kernels * kernels = expert_tile::for_this_processor();
-    if (kernels == nullptr) {
-        return "this processor has neither AVX2 nor AVX-512";
+    if (in_use != nullptr || kernels == nullptr) {
+        return;
     }
+    // Never freed: the CPU's backend may ask until the process ends.
     auto * ours = new products(*kernels);
     if (!private_abi::add_to_cpu(ours)) {
-        delete ours;
-        return "llama.cpp's backend for the CPU is not as expected";
+        return;
     }
-    if (!are_right()) {
+    bool is_right = false;
+    try {
+        is_right = are_right();
+    } catch (const std::exception &) {  // no room, for one
+    }
+    if (is_right) {
+        in_use = kernels;
+    } else {
         private_abi::remove_from_cpu(ours);
-        delete ours;
-        return "products with experts are wrong on this processor";
     }
-    installed = ours;
-    return "";
 }
 
-bool speeds_up(ggml_type type) { return type == GGML_TYPE_MXFP4 && installed != nullptr; }
+std::string expert_kernels() { return in_use == nullptr ? "" : in_use.load()->name; }
+
+int rows_a_thread(ggml_type type) {
+    return type != GGML_TYPE_MXFP4 || in_use == nullptr ? 0 : in_use.load()->rows_a_thread;
+}
 
 long n_expert_products() { return n_done; }
-
-void leave_experts_to_ggml() {
-    const std::lock_guard<std::mutex> lock(deciding);
-    if (installed != nullptr) {
-        private_abi::remove_from_cpu(installed);
-        delete installed;
-        installed = nullptr;
-    }
-}
 
 }  // namespace dflash

@@ -6,19 +6,21 @@
 
 namespace dflash {
 
-// From now on products with experts of MXFP4 in RAM run by `expert_tile` in this process, with
-// whatever threads the CPU's backend has: gpt-oss has such experts, and where they do not fit a GPU
-// they decide the speed. Empty, or why they do not; then all is as before. No other thread may
-// compute meanwhile, so call it before a process's first model of this kind is used.
-std::string speed_up_experts();
+// From now on products with experts of MXFP4 in RAM beside a GPU run by `expert_tile` in this
+// process, with whatever threads the CPU's backend has: gpt-oss has such experts, and where they do
+// not fit the GPU they decide the speed. Without a GPU, llama.cpp packs them for kernels of its
+// own. Where they can't run, or are wrong, all stays as it was. No other thread may compute
+// meanwhile: call it before this process's first model.
+void speed_up_experts();
 
-// Whether they run, and for experts of this type.
-bool speeds_up(ggml_type type);
+// The kernels in use: "AVX-512" or "AVX2", and empty if there are none.
+std::string expert_kernels();
+
+// Whether experts of this type are theirs, and the rows of a pass for each thread that they do in
+// less time than it takes to copy the experts to a GPU; 0 if they are not.
+int rows_a_thread(ggml_type type);
 
 // Products done so.
 long n_expert_products();
-
-// Ends it, for comparisons.
-void leave_experts_to_ggml();
 
 }  // namespace dflash

@@ -22,7 +22,7 @@ struct operand {
     size_t n_blocks;  // of a row
 
     static size_t bytes(size_t n_blocks_of_all) { return n_blocks_of_all * (block_size + 8); }
-    // Lays out so many blocks in memory that is aligned to 64 bytes.
+    // Lays out so many blocks in memory that is aligned for floats.
     static operand at(void * memory, size_t n_blocks_of_all, size_t n_blocks);
 };
 
@@ -34,6 +34,7 @@ struct kernels {
     void (*multiply)(const unsigned char * tile, const operand & x, const int32_t * rows, int n,
                      float * const * outs);
     const char * name;
+    int rows_a_thread;  // see `expert_products.h`
 };
 
 // For this processor; null if it has neither AVX-512 VNNI nor AVX2.

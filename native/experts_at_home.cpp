@@ -18,13 +18,13 @@ namespace {
 using private_abi::device;
 
 std::atomic<long> n_kept{0};
-std::atomic<int64_t> most_rows_of_ours{most_rows_at_home};
+std::atomic<int64_t> most_threads{0};  // of the models so far
 
 // The most rows that stay at home with a product by experts, or with what adds their biases to it.
 int64_t most_rows(const ggml_tensor * op) {
     const ggml_tensor * product = op->op == GGML_OP_ADD_ID ? op->src[0] : op;
-    const bool is_ours = product->op == GGML_OP_MUL_MAT_ID && speeds_up(product->src[0]->type);
-    return is_ours ? most_rows_of_ours.load() : most_rows_at_home;
+    const int64_t n = product->op == GGML_OP_MUL_MAT_ID ? rows_a_thread(product->src[0]->type) : 0;
+    return std::max(most_rows_at_home, n * most_threads);
 }
 
 // What devices answered before. Written under the mutex, before the first of our answers.
@@ -70,7 +70,6 @@ bool has_experts_in_ram(const llama_model * model) {
 }
 
 bool keep_experts_at_home(int n_threads) {
-    most_rows_of_ours = std::max(most_rows_at_home, n_threads * rows_a_thread);
     originals & o = known_originals();
     const std::lock_guard<std::mutex> lock(o.mutex);
     std::vector<ggml_backend_dev_t> asked;
@@ -85,6 +84,7 @@ bool keep_experts_at_home(int n_threads) {
         }
         asked.push_back(d);
     }
+    most_threads = std::max<int64_t>(most_threads, n_threads);
     for (ggml_backend_dev_t d : asked) {
         o.known[d] = private_abi::of(d).offload_op;
         private_abi::of(d).offload_op = offloads;

@@ -786,9 +786,11 @@ NB_MODULE(_native, m) {
         },
         nb::arg("model"));
     m.def("keep_experts_at_home", &keep_experts_at_home, nb::arg("n_threads"));
-    m.def("speed_up_experts", &speed_up_experts,
-          "Run products with experts of MXFP4 in RAM by kernels of our own. Empty, or why not. See "
-          "native/expert_products.h.");
+    m.def("speed_up_experts", &speed_up_experts);
+    m.def(
+        "expert_kernels", &expert_kernels,
+        "What multiplies by experts of MXFP4 in RAM beside a GPU; empty: llama.cpp's kernels. See "
+        "native/expert_products.h.");
     m.def("n_expert_products", &n_expert_products, "Products with experts done so.");
     m.attr("most_rows_at_home") = most_rows_at_home;
     m.def("n_experts_kept", &n_experts_kept,

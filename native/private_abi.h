@@ -13,7 +13,7 @@
 // llama-cpp-python that is allowed at import: layouts of ggml's structs and classes (ggml-impl.h,
 // ggml-backend-impl.h, ggml-cpu/traits.h and ggml-cuda/common.cuh), functions of llama.cpp's
 // classes by their mangled names, and the order in which a hash set of the C++ library gives its
-// numbers. `doubt_*` look whether it is all as expected.
+// numbers. `doubt_*` and `add_to_cpu` look whether it is all as expected.
 namespace dflash::private_abi {
 
 struct hash_set {

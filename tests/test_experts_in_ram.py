@@ -1,6 +1,9 @@
 """Mixtures of experts, wherever these lie: drafted answers are the plain ones."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -215,3 +218,22 @@ def test_patterns_may_name_a_worker_and_the_head_stays_here(
     named = f"RPC {worker.name}"
     overrides = {"ffn_(up|gate)_exps": "CPU", "ffn_down_exps|output": named}
     assert_drafted_as_plain(pair, worker, override_tensor=overrides)
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_the_environment_leaves_experts_to_llama_cpp(value: str) -> None:
+    """Where there are kernels of our own for this processor; their results are tested in C++."""
+    code = (
+        "from dflash_local.llama import native, runtime\n"
+        "runtime.init()\n"
+        "print(native.expert_kernels() or 'none', native.n_expert_products())"
+    )
+    environment = os.environ | {native.FEW_ROWS: value}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    runtime.init()
+    ours = native.expert_kernels() or "none"
+    expected = "none" if value == "0" else ours
+    assert run.stdout.split() == [expected, str(int(expected != "none"))]

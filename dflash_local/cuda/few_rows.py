@@ -3,7 +3,6 @@ not."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,8 +18,6 @@ from dflash_local.llama import native, runtime
 if TYPE_CHECKING:
     from dflash_local.gguf.file import GgufFile
 
-ENVIRONMENT = "DFLASH_LOCAL_FEW_ROWS"
-"""0: llama.cpp multiplies everything, for comparisons."""
 GAIN = "passes of 4 to 32 rows took 0.5 to 0.7 of the time on an H100"
 
 _COMPILING = "compiling kernels for this GPU, once: some seconds"
@@ -107,16 +104,11 @@ class FewRows:
         return f"{_ASIDE} {reason}" if reason else _OWN
 
 
-def is_wanted() -> bool:
-    """Whether the environment lets our kernels run."""
-    return os.environ.get(ENVIRONMENT) != "0"
-
-
 def advice() -> str | None:
     """Advice for a GPU that could have our kernels and has none; None if there is nothing to do."""
     runtime.init()
     gpus, _ = native.few_rows_gpus()
-    if not gpus or not is_wanted() or _compiler(gpus) is not None:
+    if not gpus or not native.has_own_kernels() or _compiler(gpus) is not None:
         return None
     return _no_compiler(gpus)
 
@@ -135,7 +127,7 @@ def open_few_rows(
     anew. None, and one line, where there can be none; no line where no NVIDIA GPU is used."""
     runtime.init()
     gpus, _ = native.few_rows_gpus()
-    if not gpus or not is_wanted():
+    if not gpus or not native.has_own_kernels():
         return None
     compiler = _compiler(gpus)
     if compiler is None:

@@ -273,6 +273,16 @@ def override_buffers(params: Any, overrides: Sequence[tuple[str, int]]) -> None:
 
 _init_lock = threading.Lock()
 _initialised = False
+_when_ready: list[Callable[[], None]] = []
+
+
+def when_ready(run: Callable[[], None]) -> None:
+    """Run this once llama.cpp has its backends, at the end of `init`, before any model is there."""
+    with _init_lock:
+        if not _initialised:
+            _when_ready.append(run)
+            return
+    run()
 
 
 def init() -> None:
@@ -295,6 +305,8 @@ def init() -> None:
                 f"{_advice(INSTALL)}"
             )
         api.llama_backend_init()
+        for run in _when_ready:
+            run()
         _initialised = True
 
 

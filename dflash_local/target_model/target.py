@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_local.cuda.few_rows import FewRows, is_wanted
+from dflash_local.cuda.few_rows import FewRows
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
 from dflash_local.fit.architectures import CELLS, OWN_STATE_ARCHITECTURES
 from dflash_local.fit.options import (
@@ -101,6 +101,8 @@ class Target(Readout):
         self._adapters: list[Any] = []
         self._model: Any = None
         self._context: Any = None
+        self._expert_kernels = ""
+        """What multiplies by experts in RAM in place of llama.cpp's kernels."""
         self.vocabulary: Vocabulary
         self._shared_threads = threads
         self.threads: Any = None
@@ -203,12 +205,12 @@ class Target(Readout):
     def _open_context(self) -> None:
         options = self.options
         n_threads = options.n_threads or default_threads()
-        has_experts_in_ram = native.has_experts_in_ram(native.address(self._model))
-        if has_experts_in_ram and is_wanted():
-            native.speed_up_experts()
         # Where they stay, a GPU does not take them for rounds.
-        stay = has_experts_in_ram and options.n_gpu_layers != 0
-        is_wide = stay and native.keep_experts_at_home(n_threads) and not options.exact
+        in_ram = options.n_gpu_layers != 0 and native.has_experts_in_ram(
+            native.address(self._model)
+        )
+        self._expert_kernels = native.expert_kernels() if in_ram else ""
+        is_wide = in_ram and native.keep_experts_at_home(n_threads) and not options.exact
         n_verified = MAX_ROWS_AT_HOME if is_wide else MAX_OUTPUT_ROWS
         params = options.context_params(n_threads, n_verified)
         n_spare = self._n_spare_ids()
@@ -579,7 +581,9 @@ class Target(Readout):
 
     def machine(self) -> dict[str, Any]:
         """All that decides how this target is computed here besides its file and options."""
-        own = {"kernels": self.few_rows.key} if self.few_rows else {}
+        own: dict[str, Any] = {"kernels": self.few_rows.key} if self.few_rows else {}
+        if self._expert_kernels:
+            own["experts"] = self._expert_kernels
         return runtime.machine() | own | ({"rpc": list(self.options.rpc)} if self._workers else {})
 
     def attach(self, drafter: Closable) -> None:

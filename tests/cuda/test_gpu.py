@@ -111,9 +111,9 @@ def test_graphs_are_recorded_once_and_played(target: Target) -> None:
     assert (after["direct"], after["recorded"]) == (before["direct"], before["recorded"])
 
 
-def check_bits(target: Target) -> NDArray[np.float32]:
-    """A row has the same bits beside any others. Returns the logits of 64."""
-    widest = logits(target, 64)
+def check_bits(target: Target, most: int = 64) -> NDArray[np.float32]:
+    """A row has the same bits beside any others. Returns the logits of `most`."""
+    widest = logits(target, most)
     for n in (1, 2, 8, 16, 33):
         np.testing.assert_array_equal(logits(target, n), widest[:n])
     return widest
@@ -162,7 +162,7 @@ def test_a_row_of_another_target_has_the_same_bits_beside_any_others(
         path, _ = write_pair(kind, "MXFP4" if kind is GPT_OSS else "Q4_K_M", folder)
     few_rows = opened(path)
     with Target(path, TargetOptions(n_ctx=512, n_gpu_layers=-1), few_rows=few_rows) as loaded:
-        check_bits(loaded)
+        check_bits(loaded, 33 if isinstance(kind, str) else 64)
         assert isinstance(kind, str) or few_rows.counts["experts"] > 0
 
 
@@ -189,8 +189,9 @@ def test_experts_in_ram_are_computed_there_for_a_round(
         widest = logits(loaded, 64)
         if quant == "MXFP4":
             np.testing.assert_array_equal(few, widest[:16])
+        # On the CPU, inputs have 8 bits, and 11 on the GPU.
         error = np.median(np.abs(widest - expected))
-        assert error < _SAME * expected.std()
+        assert error < (_SAME if quant == "Q8_0" else 2 * _SAME) * expected.std()
         kept = native.n_experts_kept()
         assert kept > before
         loaded.clear(0)
@@ -226,6 +227,7 @@ KINDS_TRIED: list[kernels.Kind] = [
         kernels.Shape(kind, k, rows)
         for kind in (1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 18, 20, 21, 23, 30, 39)
         for k, rows in ((4096, 1024), (512, 48), (768, 1000), (288, 200))
+        if native.few_rows_operand(kind, k)
     ),
     *(
         kernels.Experts(kind, k, rows, 32, 4)
@@ -253,8 +255,6 @@ def tried(device: str, code: list[bytes], kind: kernels.Kind) -> dict[str, Any]:
 def test_kernels_are_right_and_the_same_beside_any_rows(kind: kernels.Kind) -> None:
     runtime.init()
     is_product = isinstance(kind, kernels.Shape)
-    if is_product and not kind.operand:
-        pytest.skip("there is no kernel for it")
     needed: kernels.Compiled = (kind.operand, kind.operand) if is_product else kind
     for device, architecture, _ in native.few_rows_gpus()[0]:
         compiler = compiler_for(native.few_rows_driver(), [architecture])

@@ -79,7 +79,15 @@ struct experts {
 
 void results_are_right_and_the_same_beside_any_rows() {
     const experts all;
-    check::equal(dflash::speed_up_experts(), std::string(), "they run here");
+    const std::vector<float> by_ggml = all.products(5, 1);
+    check::that(all.error(by_ggml, 1) < 0.01, "ggml reads the same weights");
+    dflash::speed_up_experts();
+    if (dflash::expert_tile::for_this_processor() == nullptr) {
+        check::equal(dflash::expert_kernels(), std::string(), "they are for some processors");
+        return;
+    }
+    check::equal(dflash::rows_a_thread(GGML_TYPE_Q8_0), 0, "another type is ggml's");
+    check::that(dflash::rows_a_thread(GGML_TYPE_MXFP4) > 0, "they run here");
     for (const int64_t n_inputs : {int64_t{1}, n_used}) {
         std::vector<float> widest;
         for (const int64_t n_rows : {most_rows, int64_t{33}, int64_t{8}, int64_t{2}, int64_t{1}}) {
@@ -95,19 +103,16 @@ void results_are_right_and_the_same_beside_any_rows() {
                         "a row has other bits beside " + std::to_string(n_rows - 1) + " more");
         }
     }
-    dflash::leave_experts_to_ggml();
-    const long before = dflash::n_expert_products();
-    const std::vector<float> by_ggml = all.products(5, 1);
-    check::equal(dflash::n_expert_products(), before, "ggml did it");
-    check::that(all.error(by_ggml, 1) < 0.01, "ggml reads the same weights");
 }
 
 void kernels_of_all_processors_agree() {
     const experts all;
     const dflash::expert_tile::kernels * best = dflash::expert_tile::for_this_processor();
     const dflash::expert_tile::kernels * plain = dflash::expert_tile::named("AVX2");
-    check::that(best != nullptr && plain != nullptr, "this processor has AVX2");
     check::that(dflash::expert_tile::named("AltiVec") == nullptr, "unknown kernels are not there");
+    if (best == nullptr) {
+        return;
+    }
     constexpr int n = 11, n_blocks = k / 32;
     std::vector<std::vector<float>> found;
     for (const auto * kernels : {best, plain}) {
