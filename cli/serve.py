@@ -455,7 +455,7 @@ def _source(
 ) -> ModelSource:
     """The way to load it. What is missing of its files is fetched, if it fits `devices`."""
     from dflash_local.controller import calibration
-    from dflash_local.fit.embedding import pooling_of
+    from dflash_local.fit.pairing import pooling_of
     from dflash_local.gguf.file import GgufFile
     from dflash_local.pairs.find import find_pair
     from dflash_local.server.models.source import ModelSource

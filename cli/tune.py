@@ -159,7 +159,8 @@ def _tune(values: dict[str, Any], say: Speaker) -> int:
     from dflash_local.pairs import tuned
     from dflash_local.pairs.address import read_address
     from dflash_local.pairs.find import drafter_name, find_pair
-    from dflash_local.tune.fitting import TuneOptions, output_for, tune
+    from dflash_local.tune.fitting import TuneOptions, tune
+    from dflash_local.tune.state import output_for
 
     files = find_pair(values["target"], values["draft"], say=say, bars=not values["quiet"])
     draft, checkpoint = files.draft, _checkpoint_of(values["draft"])

@@ -15,6 +15,7 @@ from dflash_local.fit.pairing import check_target
 from dflash_local.gguf.drafter_spec import Family
 from dflash_local.gguf.drafter_tensors import D2T
 from dflash_local.gguf.file import GgufFile
+from dflash_local.version import version
 
 from .checks import CheckResult, check_fit, check_written, planned_file
 from .config.drafter_config import ARCHITECTURE, DraftConfig, read_config
@@ -24,7 +25,6 @@ from .files.checkpoint import Checkpoint
 from .files.reading import read_json
 from .files.source import CONFIG, Source, fetch_drafter
 from .key import Key
-from .provenance import model_name, provenance_keys
 from .quantization import file_type, tensor_type
 from .tensors.masked_embedding import masked_tensors
 from .tensors.names import absolute_ids, left_out, plan_tensors
@@ -39,6 +39,12 @@ Find = Callable[[Source, dict[str, Any]], GgufFile]
 """Finds the target of a drafter with this config."""
 
 _CONFIG_LIMIT = 1 << 24  # bytes
+# llama.cpp ignores keys that it does not know
+SOURCE = "dflash_local.source"
+REVISION = "dflash_local.source.revision"
+SHA256 = "dflash_local.source.sha256"
+TARGET = "dflash_local.target"
+VERSION = "dflash_local.version"
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,8 @@ def convert(
     )
     plan = _planned(drafter, target, outtype, output, say)
     check_place(plan.path, force)
-    _check_not_the_target(plan)
+    if plan.path.exists() and any(plan.path.samefile(shard) for shard in plan.target.shards):
+        raise InputError(f"{plan.path}: is the target; choose another name for the drafter")
     for name, why in plan.left_out.items():
         say(f"left out: {name} ({why})")
     sha256 = "" if dry_run else plan.weights.sha256()
@@ -144,13 +151,13 @@ def convert(
     if not dry_run:
 
         def check(part: Path) -> None:
-            nonlocal found, n_bytes
+            nonlocal found
             found = check_written(part, planned, plan.target)
-            n_bytes = part.stat().st_size
 
         write_gguf(
             plan.path, keys, plan.tensors, plan.rows, force=force, progress=progress, check=check
         )
+        n_bytes = plan.path.stat().st_size
     found.notes.extend(plan.config.notes)
     for note in found.notes:
         say(note)
@@ -201,7 +208,7 @@ def _planned(
     plans += [tensor for tensor, _ in masked.values()]
     tokenizer = tokenizer_keys(found, n_vocab=spec.n_vocab, mask_token_id=spec.mask_token_id)
     check_own_tokenizer(drafter.folder, found)
-    name = f"{model_name(drafter).lower()}-{outtype}.gguf"
+    name = f"{_model_name(drafter).lower()}-{outtype}.gguf"
     return _Conversion(
         path=Path(name) if output is None else Path(output),
         drafter=drafter,
@@ -215,23 +222,47 @@ def _planned(
     )
 
 
-def _check_not_the_target(plan: _Conversion) -> None:
-    if plan.path.exists() and any(plan.path.samefile(shard) for shard in plan.target.shards):
-        raise InputError(f"{plan.path}: is the target; choose another name for the drafter")
-
-
 def _keys(plan: _Conversion, number: int, sha256: str) -> list[Key]:
     general = Keys.General
     return [
         Key.of(general.ARCHITECTURE, ARCHITECTURE),
         Key.of(general.TYPE, "model"),
-        Key.of(general.NAME, model_name(plan.drafter)),
-        *provenance_keys(plan.drafter, plan.target, sha256),
+        Key.of(general.NAME, _model_name(plan.drafter)),
+        *_provenance(plan.drafter, plan.target, sha256),
         *plan.config.keys_for([tensor.name for tensor, _ in plan.tensors]),
         *plan.tokenizer,
         Key.of(general.QUANTIZATION_VERSION, GGML_QUANT_VERSION),
         Key.of(general.FILE_TYPE, number),
     ]
+
+
+def _model_name(source: Source) -> str:
+    """The name without its owner."""
+    return source.name.rpartition("/")[2]
+
+
+def _provenance(drafter: Source, target: GgufFile, sha256: str) -> list[Key]:
+    """The drafter's origin, its target, the `sha256` of its weights, our own version.
+
+    Of a local folder only the name is kept, of the target the name inside its file.
+    """
+    general, license_name = Keys.General, drafter.card.get("license")
+    found: dict[str, str | int | None] = {
+        SOURCE: drafter.name,
+        REVISION: drafter.revision,
+        SHA256: sha256,
+        VERSION: version(),
+        general.LICENSE: license_name if isinstance(license_name, str) else None,
+    }
+    if drafter.revision is not None:
+        found[general.SOURCE_REPO_URL] = f"https://huggingface.co/{drafter.name}"
+    if isinstance(name := target.get(general.NAME), str) and name:
+        found |= {
+            TARGET: name,
+            general.BASE_MODEL_COUNT: 1,
+            general.BASE_MODEL_NAME.format(id=0): name,
+        }
+    return [Key.of(name, value) for name, value in found.items() if value is not None]
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

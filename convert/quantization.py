@@ -44,14 +44,12 @@ def file_type(outtype: str) -> int:
     return int(LlamaFileType[f"{kind}_{outtype.upper()}"])
 
 
-def tensor_type(
-    plan: TensorPlan, outtype: str, *, n_layer: int, keep_critical: bool = True
-) -> Type:
+def tensor_type(plan: TensorPlan, outtype: str, *, n_layer: int) -> Type:
     """The type that `plan`'s tensor is stored as in a file of `outtype`, one of OUTTYPES.
 
-    `n_layer`: layers of the drafter, on which the mixtures depend. `keep_critical`: tensors that
-    every draft passes through (fc, selector, Markov heads, output head) get at least Q8_0. Raises
-    InputError for an unknown outtype.
+    `n_layer`: layers of the drafter, on which the mixtures depend. Tensors that every draft passes
+    through (fc, selector, Markov heads, output head) get at least Q8_0. Raises InputError for an
+    unknown outtype.
     """
     base = _outtype(outtype)
     if plan.name == D2T:
@@ -60,9 +58,9 @@ def tensor_type(
         return Type.F32
     if base in _PLAIN or base == Type.Q8_0:
         chosen = base
-    elif keep_critical and _CRITICAL.fullmatch(plan.name):
+    elif _CRITICAL.fullmatch(plan.name):
         chosen = Type.Q8_0
-    elif plan.name in ("output.weight", "token_embd.weight"):
+    elif plan.name == "token_embd.weight":
         chosen = Type.Q6_K
     else:
         chosen = _mixed(plan.name, outtype, base, n_layer)
@@ -110,20 +108,14 @@ def _mixed(name: str, outtype: str, base: Type, n_layer: int) -> Type:
     layer = int(match[1]) if match else n_layer
     part = name.removesuffix(".weight").rpartition(".")[2]
     more = outtype in ("q4_k_m", "q5_k_m") and _gets_more_bits(layer, n_layer)
-    if part == "attn_v":
+    if part in ("attn_v", "ffn_down"):
         if more:
             return Type.Q6_K
-        if outtype == "q4_k_s" and layer < 4:
+        if outtype == "q4_k_s" and layer < (4 if part == "attn_v" else n_layer // 8):
             return Type.Q5_K
         if outtype == "q3_k_m":
-            return Type.Q5_K if layer < 2 else Type.Q4_K
-    elif part == "ffn_down":
-        if more:
-            return Type.Q6_K
-        if outtype == "q4_k_s" and layer < n_layer // 8:
-            return Type.Q5_K
-        if outtype == "q3_k_m":
-            return Type.Q5_K if layer < n_layer // 16 else Type.Q4_K
+            first = layer < (2 if part == "attn_v" else n_layer // 16)
+            return Type.Q5_K if first else Type.Q4_K
     elif part == "attn_output" and outtype == "q3_k_m":
         return Type.Q4_K
     return base

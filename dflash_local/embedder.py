@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +17,9 @@ from numpy.typing import NDArray
 from dflash_local.chat.quoting import quoted, tokenized
 from dflash_local.errors import BackendError, ClosedError, FileError, InputError, PromptTooLongError
 from dflash_local.fit.architectures import EMBEDDING_ARCHITECTURES
-from dflash_local.fit.embedding import check_embedder, pooling_of
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import NONE, POOLINGS, LoadOptions, Pooling
+from dflash_local.fit.pairing import check_embedder, pooling_of
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime
@@ -224,7 +225,7 @@ class Embedder:
                 parts = {"{query}": query, "{document}": document}
                 prompt = "".join(
                     quoted(parts[part], self.vocabulary) if part in parts else part
-                    for part in _around(self._template, *parts)
+                    for part in re.split(r"(\{query\}|\{document\})", self._template)
                 )
                 pair = tokenized(prompt, self.vocabulary, self.n_ctx)
         except PromptTooLongError as error:
@@ -416,17 +417,6 @@ def _context_params(
     params.n_threads = params.n_threads_batch = n_threads
     params.no_perf = True
     return params
-
-
-def _around(template: str, query: str, document: str) -> Iterator[str]:
-    """The parts of a template: the texts between the two names, and these."""
-    for index, part in enumerate(template.split(query)):
-        if index:
-            yield query
-        for place, piece in enumerate(part.split(document)):
-            if place:
-                yield document
-            yield piece
 
 
 def _free(model: Any) -> None:

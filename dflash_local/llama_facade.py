@@ -13,8 +13,10 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
+from gguf import GGMLQuantizationType
+
 from dflash_local.errors import InputError
-from dflash_local.fit.options import ROPE_NUMBERS
+from dflash_local.fit.options import KV_TYPES, ROPE_NUMBERS
 from dflash_local.loading import load
 from dflash_local.model import Model
 from dflash_local.options import Options
@@ -25,19 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _SPLIT_MODES = ("none", "layer", "row", "tensor")
-_KV_TYPES = {
-    0: "f32",
-    1: "f16",
-    2: "q4_0",
-    3: "q4_1",
-    6: "q5_0",
-    7: "q5_1",
-    8: "q8_0",
-    20: "iq4_nl",
-    30: "bf16",
-}
-_WHOLE = ("f32", "f16", "bf16")
-"""Of these, those that are not quantised."""
+_KV_TYPES = {GGMLQuantizationType[name.upper()].value: name for name in KV_TYPES}
 _WITHOUT_EFFECT = {
     "last_n_tokens_size", "logits_all", "n_threads_batch", "n_ubatch", "no_perf", "numa",
     "offload_kqv", "op_offload", "swa_full", "use_mlock", "use_mmap",
@@ -72,34 +62,28 @@ _DEFAULTS: Settings = {
     "repeat_penalty": 1.0,
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
-    "stop": None,
-    "seed": None,
-    "grammar": None,
-    "logit_bias": None,
 }
 
 
 _BY_TOKEN = "model.stream gives tokens one by one, with logprobs"
+_BY_FILE = "model.target has what is known of the file"
 _LACKING = {
-    **dict.fromkeys(
-        ("create_embedding", "embed"), "dflash_local.load_embedder loads models for that"
-    ),
-    **dict.fromkeys(
-        ("eval", "generate", "sample", "logits_to_logprobs", "longest_token_prefix"), _BY_TOKEN
-    ),
-    **dict.fromkeys(("n_tokens", "scores", "input_ids", "eval_tokens", "eval_logits"), _BY_TOKEN),
-    **dict.fromkeys(
-        ("save_state", "load_state", "set_cache"),
-        "dflash_local.load keeps prompts with cache_mb and cache_dir",
-    ),
-    "create_chat_completion_openai_v1": "create_chat_completion gives the same as a dict",
-    **dict.fromkeys(
-        ("token_bos", "token_eos", "token_nl", "tokenizer", "n_embd", "pooling_type"),
-        "model.target has what is known of the file",
-    ),
-    "metadata": "`dflash-local inspect` shows what a file says",
-    "chat_format": "chats take the template of the model's file",
-    "chat_handler": "images are read with the projector beside the model's file",
+    name: instead
+    for names, instead in (
+        ("create_embedding embed", "dflash_local.load_embedder loads models for that"),
+        ("eval generate sample logits_to_logprobs longest_token_prefix", _BY_TOKEN),
+        ("n_tokens scores input_ids eval_tokens eval_logits", _BY_TOKEN),
+        (
+            "save_state load_state set_cache",
+            "dflash_local.load keeps prompts with cache_mb and cache_dir",
+        ),
+        ("create_chat_completion_openai_v1", "create_chat_completion gives the same as a dict"),
+        ("token_bos token_eos token_nl tokenizer n_embd pooling_type", _BY_FILE),
+        ("metadata", "`dflash-local inspect` shows what a file says"),
+        ("chat_format", "chats take the template of the model's file"),
+        ("chat_handler", "images are read with the projector beside the model's file"),
+    )
+    for name in names.split()
 }
 """What llama-cpp-python's `Llama` has and this lacks, and its replacement."""
 
@@ -151,7 +135,7 @@ class Llama:
             )
         kv_type = "f16" if type_k is None else _KV_TYPES[type_k]
         value_type = kv_type if type_v is None else _KV_TYPES[type_v]
-        is_whole = kv_type in _WHOLE and value_type in _WHOLE
+        is_quantised = "q" in kv_type + value_type
         self.model_path = os.fspath(model_path)
         self.model: Model = load(
             model_path,
@@ -160,7 +144,7 @@ class Llama:
             n_gpu_layers=n_gpu_layers,
             n_threads=n_threads,
             n_batch=n_batch,
-            flash_attn=not is_whole if flash_attn is None else flash_attn,
+            flash_attn=is_quantised if flash_attn is None else flash_attn,
             kv_type=kv_type,
             cache_type_v=value_type,
             override_kv=kv_overrides or {},
@@ -240,12 +224,8 @@ class Llama:
         if stream:
             return _chat_chunks(chunks, {**head, "object": "chat.completion.chunk"})
         result = last_result(chunks)
-        choice = {
-            "index": 0,
-            "message": result.message,
-            "logprobs": None,
-            "finish_reason": _chat_finish(result),
-        }
+        choice = {"index": 0, "message": result.message, "logprobs": None}
+        choice["finish_reason"] = _chat_finish(result)
         return {**head, "choices": [choice], "usage": _usage(result)}
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
@@ -301,19 +281,17 @@ class Llama:
     def _options(self, max_tokens: int | None, settings: Settings) -> Options:
         given: dict[str, Any] = {**_DEFAULTS, **settings}
         _refuse({name: given.pop(name) for name in given.keys() - Settings.__annotations__.keys()})
-        if given["seed"] is None:
-            given["seed"] = self._seed
-        if given["seed"] in (_RANDOM, -1):
-            given["seed"] = None
+        seed = self._seed if given.get("seed") is None else given["seed"]
         return cast(
             Options,
             {
                 **given,
                 "max_tokens": max_tokens if max_tokens is not None and max_tokens > 0 else None,
-                "stop": given["stop"] or (),
+                "seed": None if seed in (_RANDOM, -1) else seed,
+                "stop": given.get("stop") or (),
                 "top_k": max(0, given["top_k"]),
-                "grammar": _gbnf(given["grammar"]),
-                "logit_bias": dict(given["logit_bias"] or {}),
+                "grammar": _gbnf(given.get("grammar")),
+                "logit_bias": dict(given.get("logit_bias") or {}),
             },
         )
 

@@ -97,7 +97,7 @@ def load(
     printed to stderr unless `quiet` is set. `kv_type` is the type of the target's KV cache,
     `cache_type_k` and `cache_type_v` those of its keys and its values alone,
     `n_batch` the rows of one prompt batch. `split_mode` ("layer", "none"; "row" and "tensor" are
-    "layer" where llama.cpp cannot do them), `main_gpu` and `tensor_split` spread a model over GPUs
+    "layer"), `main_gpu` and `tensor_split` spread a model over GPUs
     as in llama.cpp; `device` names the GPUs to use. `load_mode` is llama.cpp's: "none" reads the
     file into memory, "mlock" keeps it there. `rope_scaling` ("none", "linear", "yarn"),
     `rope_scale`, `rope_freq_base`, `rope_freq_scale` and the `yarn_` numbers stretch the target's
@@ -307,14 +307,17 @@ def _with_drafter(
         if target.few_rows:
             say(target.few_rows.line)
         progress(1.0)
-        if not _may_copy(setup, target) or not _must_pay(setup, target):
+        # Drafts must pay for the snapshots that they take, unless a width is wanted.
+        is_wanted = isinstance(setup.options.draft_width, int)
+        if not _may_copy(setup, target) or is_wanted or target.way_back.kind != "snapshots":
             return setup, drafter, None
         controller = _controller(target, drafter, say, setup.options.recalibrate)
     except BackendError as fault:
         if not setup.named.by_default:
             raise
         return _alone(setup.without_drafts(f"{NO_HEADS} {fault}"), target, say)
-    if _may_pay(setup, target, controller):
+    width = min(target.max_width, drafter.block_size if drafter else target.max_width)
+    if best_gain(controller.costs, width - 1, setup.plan.n_seq) > 1:
         return setup, drafter, controller
     return _alone(setup.without_drafts(), target, say)
 
@@ -520,18 +523,6 @@ def _controller(target: Target, drafter: Drafter | None, say: Say, again: bool) 
     )
 
 
-def _must_pay(setup: Setup, target: Target) -> bool:
-    """Whether drafting has to pay: for the snapshots that it takes, unless a width is wanted."""
-    return target.way_back.kind == "snapshots" and not isinstance(setup.options.draft_width, int)
-
-
-def _may_pay(setup: Setup, target: Target, controller: Controller) -> bool:
-    """Whether drafting could pay for the snapshots that it takes, if every draft were accepted."""
-    spec = setup.pair.spec
-    width = min(target.max_width, spec.block_size if spec else target.max_width)
-    return best_gain(controller.costs, width - 1, setup.plan.n_seq) > 1
-
-
 def best_gain(costs: Costs, n_draft: int, n_seqs: int) -> float:
     """The speed-up over plain decoding if every draft were accepted: at the best measured depth,
     with the best number of drafts up to `n_draft`, for one sequence or for `n_seqs`."""
@@ -565,14 +556,8 @@ def state_key(target: Target, drafter: Drafter | None, *, exact: bool = False) -
     option can be forgotten here. `n_ctx` matters: llama.cpp chooses RoPE factors by it.
     """
     options = asdict(target.options)
-    for name in (
-        "n_seq",
-        "n_branches",
-        "tapped_layers",
-        "way_back",
-        "exact",  # the engine's
-        "lora",  # in the files' key, and each prefix knows its scales
-    ):
+    # `exact` is the engine's; adapters are in the files' key, and each prefix knows their scales.
+    for name in ("n_seq", "n_branches", "tapped_layers", "way_back", "exact", "lora"):
         del options[name]
     options["n_threads"] = target.n_threads  # None is as many as this machine has cores
     key: dict[str, Any] = {
@@ -591,7 +576,7 @@ def _few_rows(setup: Setup, say: Say) -> FewRows | None:
     and control vectors, whose graphs they were not measured in."""
     options = setup.options
     adapted = options.lora or options.control_vectors
-    if setup.plan.n_gpu_layers == 0 or options.split_mode == "row" or options.rpc or adapted:
+    if setup.plan.n_gpu_layers == 0 or options.rpc or adapted:
         return None
     files = [file for file in (setup.pair.target, setup.pair.draft) if file]
     return open_few_rows(

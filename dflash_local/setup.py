@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -54,28 +54,20 @@ _FEWER_SNAPSHOTS = (
 )
 
 
-def split_by_layers_because(
-    options: LoadOptions,
-    devices: Sequence[Device],
-    can_split_rows: Callable[[str], bool] = runtime.can_split_rows,
-) -> str | None:
-    """The reason for whole layers on the GPUs, although another way was asked for; None if none
-    was, or if that works.
+def split_by_layers_because(options: LoadOptions, devices: Sequence[Device]) -> str | None:
+    """The reason for whole layers on the GPUs, although another way was asked for; else None.
 
     With tensors split, `llama_context::set_sampler` refuses what runs on the device, our way into
-    the graph, and logits would come from no one device. By rows, `make_gpu_buft_list` refuses
-    devices whose backend has no split buffers, as CUDA's has none any more.
+    the graph. By rows, `make_gpu_buft_list` refuses devices whose backend has no split buffers, as
+    CUDA's has none any more.
     """
-    gpus = usable_gpus(devices) if options.n_gpu_layers != 0 else []
-    if options.split_mode == "tensor":
-        why = "llama.cpp lets nobody into its graph with tensors split, and so gives no drafts"
-    elif options.split_mode == "row" and any(gpu.is_remote for gpu in gpus):
-        why = "workers on other machines take whole layers"
-    elif options.split_mode == "row" and not all(can_split_rows(gpu.name) for gpu in gpus):
-        why = "this llama.cpp cannot split rows on these GPUs"
-    else:
+    why = {
+        "tensor": "llama.cpp lets nobody into its graph with tensors split, and so gives no drafts",
+        "row": "this llama.cpp cannot split rows on these GPUs",
+    }.get(options.split_mode)
+    if why is None or options.n_gpu_layers == 0 or not usable_gpus(devices):
         return None
-    return f"split_mode is 'layer', not {options.split_mode!r}: {why}" if gpus else None
+    return f"split_mode is 'layer', not {options.split_mode!r}: {why}"
 
 
 def machine_devices(options: LoadOptions) -> list[Device]:
@@ -211,7 +203,7 @@ class Setup:
     def check_width(self) -> None:
         """Refuse what no load of these files can verify in one pass. Raises InputError."""
         width, spec = self.options.draft_width, self.named.spec
-        most, limit = MAX_OUTPUT_ROWS, "a verify pass"
+        most, limit = MAX_OUTPUT_ROWS if spec else self.plan.most_rows, "a verify pass"
         if spec and not self._takes_trees:
             most, limit = min(spec.n_draft + 1, most), "this drafter's block"
         if isinstance(width, int) and width > most:

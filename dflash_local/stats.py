@@ -134,17 +134,13 @@ class Stats:
     @property
     def gained_by(self) -> str:
         """The source of the accepted drafts, in words; "" if none was accepted."""
-        own = self.accepted - self.copied_accepted
+        own, drafter = self.accepted - self.copied_accepted, self.drafter or "the drafter"
         if not self.copied_accepted:
-            return f"by {self._drafter}" if own else ""
+            return f"by {drafter}" if own else ""
         if not own:
             return "by copies of the text alone"
         tokens = "1 token" if own == 1 else f"{own} tokens"
-        return f"by {self._drafter} ({tokens}) and by copies of the text ({self.copied_accepted})"
-
-    @property
-    def _drafter(self) -> str:
-        return self.drafter or "the drafter"
+        return f"by {drafter} ({tokens}) and by copies of the text ({self.copied_accepted})"
 
     @property
     def tokens_per_second(self) -> float:

@@ -216,7 +216,7 @@ bool are_right() {
 }
 
 std::mutex deciding;
-products * installed = nullptr;  // never freed: the CPU's backend asks until the process ends
+std::atomic<products *> installed{nullptr};  // not freed while the CPU's backend may ask it
 
 }  // namespace
 
@@ -242,6 +242,8 @@ std::string speed_up_experts() {
     installed = ours;
     return "";
 }
+
+bool speeds_up(ggml_type type) { return type == GGML_TYPE_MXFP4 && installed != nullptr; }
 
 long n_expert_products() { return n_done; }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "expert_products.h"
 #include "ggml-backend.h"
 #include "private_abi.h"
 
@@ -17,6 +18,14 @@ namespace {
 using private_abi::device;
 
 std::atomic<long> n_kept{0};
+std::atomic<int64_t> most_rows_of_ours{most_rows_at_home};
+
+// The most rows that stay at home with a product by experts, or with what adds their biases to it.
+int64_t most_rows(const ggml_tensor * op) {
+    const ggml_tensor * product = op->op == GGML_OP_ADD_ID ? op->src[0] : op;
+    const bool is_ours = product->op == GGML_OP_MUL_MAT_ID && speeds_up(product->src[0]->type);
+    return is_ours ? most_rows_of_ours.load() : most_rows_at_home;
+}
 
 // What devices answered before. Written under the mutex, before the first of our answers.
 struct originals {
@@ -40,7 +49,7 @@ bool offloads(ggml_backend_dev_t asked, const ggml_tensor * op) {
     const bool would = original(asked, op);
     // With the biases of experts, where they have any.
     const bool is_of_experts = op->op == GGML_OP_MUL_MAT_ID || op->op == GGML_OP_ADD_ID;
-    if (would && is_of_experts && op->ne[2] <= most_rows_at_home) {
+    if (would && is_of_experts && op->ne[2] <= most_rows(op)) {
         n_kept++;
         return false;
     }
@@ -60,7 +69,8 @@ bool has_experts_in_ram(const llama_model * model) {
     });
 }
 
-bool keep_experts_at_home() {
+bool keep_experts_at_home(int n_threads) {
+    most_rows_of_ours = std::max(most_rows_at_home, n_threads * rows_a_thread);
     originals & o = known_originals();
     const std::lock_guard<std::mutex> lock(o.mutex);
     std::vector<ggml_backend_dev_t> asked;

@@ -785,7 +785,7 @@ NB_MODULE(_native, m) {
             return has_experts_in_ram(reinterpret_cast<const llama_model *>(model));
         },
         nb::arg("model"));
-    m.def("keep_experts_at_home", &keep_experts_at_home);
+    m.def("keep_experts_at_home", &keep_experts_at_home, nb::arg("n_threads"));
     m.def("speed_up_experts", &speed_up_experts,
           "Run products with experts of MXFP4 in RAM by kernels of our own. Empty, or why not. See "
           "native/expert_products.h.");

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import mini_pair
 import tiny_coder
 from dflash_local import Model
 from server_process import client, server
@@ -87,6 +88,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DFLASH_LOCAL_CACHE", str(folder))
+        patch.setattr(mini_pair, "FOLDER", tmp_path_factory.mktemp("mini-pair"))
         # A pair of ours where none is named: one that answers in milliseconds.
         patch.setenv("DFLASH_LOCAL_REGISTRY", str(tiny_coder.FOLDER / "registry.toml"))
         patch.setenv("DFLASH_LOCAL_TARGET", "tiny-coder-q8_0")

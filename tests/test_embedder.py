@@ -17,8 +17,8 @@ from dflash_local import (
     load_embedder,
 )
 from dflash_local.embedder import normalized, plan_embedder
-from dflash_local.fit.embedding import pooling_of
 from dflash_local.fit.options import POOLINGS, LoadOptions, Pooling
+from dflash_local.fit.pairing import pooling_of
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
 from embedding_models import N_CTX, N_EMBD, write_bert, write_decoder, write_rerank_template

@@ -14,6 +14,7 @@ from adversarial import ScriptedDrafter, right_for
 from dflash_local import Model, Result
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.engine.engine import Engine
+from dflash_local.errors import InputError
 from dflash_local.fit.options import MAX_OUTPUT_ROWS, MAX_ROWS_AT_HOME, LoadOptions
 from dflash_local.fit.plan import make_plan
 from dflash_local.gguf.drafter_keys import read_drafter
@@ -189,6 +190,14 @@ def test_passes_are_wider_than_elsewhere(pair: list[Path], worker: WorkerProcess
             0.0,
             lambda at: noise_of_row(target, prompt, plain.tokens, at, (8, 64, 120)),
         )
+
+
+def test_a_draft_width_may_be_as_wide(pair: list[Path], worker: WorkerProcess) -> None:
+    options = {**EXACT, "rpc": [worker.name], "draft_width": 100}
+    with dflash_local.load(pair[0], n_cpu_moe=HALF, **options) as model:  # type: ignore[arg-type]
+        assert model.generate("a b", max_tokens=8).tokens
+    with pytest.raises(InputError, match="draft_width is 100; a verify pass allows at most 64"):
+        dflash_local.load(pair[0], **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

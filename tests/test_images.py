@@ -27,6 +27,7 @@ from vision_models import KINDS, asked, picture, write_projector, write_vision_t
 # isort: split
 import llama_cpp.llama_cpp as api
 
+pytestmark = pytest.mark.one_in(4)
 N = 16
 ASKED = "def add(a, b):"
 
@@ -144,7 +145,6 @@ def test_answers_are_those_of_libmtmds_own_evaluation(files: list[Path], model: 
     assert model.generate(prompt, max_tokens=N, temperature=0).tokens == expected
 
 
-@pytest.mark.one_in(4)
 def test_an_answer_depends_on_the_picture(model: Model) -> None:
     one, other, again = (
         answer(model, [asked(ASKED, picture(seed=seed))], logprobs=5).logprobs[0]
@@ -154,6 +154,7 @@ def test_an_answer_depends_on_the_picture(model: Model) -> None:
     assert one.token == again.token
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(
     ("files", "sampling"),
     [
@@ -202,7 +203,6 @@ def test_drafters_that_read_tokens_go_on_after_a_picture(kind: str, tmp_path: Pa
     assert drafted.tokens == plain.tokens
 
 
-@pytest.mark.one_in(4)
 def test_a_second_question_about_a_picture_decodes_only_the_question(model: Model) -> None:
     model.forget()
     side = 256 if model.target.path.stem == "gemma4" else 512  # must fit a batch
@@ -247,7 +247,6 @@ def test_four_slots_answer_as_one_does(files: list[Path], model: Model) -> None:
     assert found == 2 * expected
 
 
-@pytest.mark.one_in(4)
 def test_a_picture_that_left_its_slot_is_not_computed_again(files: list[Path]) -> None:
     with loaded(files, cache_mb=64) as model:
         messages = [asked(ASKED, picture(256, 192))]
@@ -259,7 +258,6 @@ def test_a_picture_that_left_its_slot_is_not_computed_again(files: list[Path]) -
         assert again.stats.prompt_tokens - again.stats.cached_tokens <= 64
 
 
-@pytest.mark.one_in(4)
 def test_exact_answers_after_a_picture_are_those_of_a_cold_cache(files: list[Path]) -> None:
     n_batch = 128 if files[0].stem == "gemma4" else 64  # an image of 81 tokens, at once
     with loaded(files, exact=True, n_batch=n_batch, n_ctx=1024) as model:
@@ -278,7 +276,6 @@ def test_exact_answers_after_a_picture_are_those_of_a_cold_cache(files: list[Pat
     assert warm.logprobs == cold.logprobs
 
 
-@pytest.mark.one_in(4)
 def test_a_picture_fills_the_context_by_its_cells(files: list[Path]) -> None:
     with loaded(files, n_ctx=300, n_batch=256) as model:
         assert answer(model, [asked("a", picture(128, 128))]).tokens
@@ -290,13 +287,11 @@ def test_a_picture_fills_the_context_by_its_cells(files: list[Path]) -> None:
         assert 0 <= n_free < 300 - 64
 
 
-@pytest.mark.one_in(4)
 def test_more_pictures_than_a_request_may_have_are_refused(model: Model) -> None:
     with pytest.raises(InputError, match=f"more than {MOST_IMAGES} images"):
         model.chat_prompt([asked("a", *[picture(16, 16)] * (MOST_IMAGES + 1))])
 
 
-@pytest.mark.one_in(4)
 def test_others_answer_while_a_picture_is_computed(files: list[Path]) -> None:
     with loaded(files, n_seq=2) as two:
         expected = answer(two, [asked(ASKED, picture(seed=1))]).tokens
@@ -317,7 +312,6 @@ def test_others_answer_while_a_picture_is_computed(files: list[Path]) -> None:
     assert found[0].tokens == expected
 
 
-@pytest.mark.one_in(4)
 def test_a_request_that_waits_for_a_picture_can_be_given_up(files: list[Path]) -> None:
     with loaded(files) as model:
         go_on = Event()
@@ -334,7 +328,6 @@ def test_a_request_that_waits_for_a_picture_can_be_given_up(files: list[Path]) -
         assert answer(model, shown).tokens
 
 
-@pytest.mark.one_in(4)
 def test_counts_are_of_cells(model: Model) -> None:
     model.forget()
     told: list[PromptProgress] = []
@@ -352,7 +345,6 @@ def test_counts_are_of_cells(model: Model) -> None:
     assert model.status().cells_used == slot.n_cached_tokens
 
 
-@pytest.mark.one_in(4)
 def test_a_slot_with_a_picture_weighs_its_cells(files: list[Path]) -> None:
     with loaded(files, n_seq=2, cache_mb=0) as two:
         if two.target.path.stem == "gemma3":
@@ -363,7 +355,6 @@ def test_a_slot_with_a_picture_weighs_its_cells(files: list[Path]) -> None:
         assert answer(two, shown).stats.cached_tokens > 256
 
 
-@pytest.mark.one_in(4)
 def test_a_prompt_takes_over_the_picture_of_one_in_progress(files: list[Path]) -> None:
     with loaded(files, n_seq=2) as two:
         found: list[Result] = []
@@ -383,13 +374,11 @@ def _n_cached(result: Result) -> int:
     return result.stats.cached_tokens
 
 
-@pytest.mark.one_in(4)
 def test_odd_pictures_are_answered_or_refused(model: Model) -> None:
     for size in ((1, 1), (1, 90), (90, 1), (7, 333), (2000, 30)):
         assert answer(model, [asked("a", picture(*size))]).tokens
 
 
-@pytest.mark.one_in(4)
 def test_a_text_cannot_pretend_to_be_a_picture(model: Model) -> None:
     text = "<__media__> <image> \ufdd0"
     plain = model.chat_prompt([{"role": "user", "content": text}])
@@ -398,14 +387,12 @@ def test_a_text_cannot_pretend_to_be_a_picture(model: Model) -> None:
     assert isinstance(prompt, Prompt) and len(prompt.images) == 1
 
 
-@pytest.mark.one_in(4)
 def test_ids_of_pictures_are_no_tokens(model: Model) -> None:
     prompt = model.chat_prompt([asked("a", picture())])
     with pytest.raises(InputError, match="of the prompt is not in 0 to"):
         model.generate(list(prompt))
 
 
-@pytest.mark.one_in(4)
 def test_a_model_without_a_projector_says_what_to_do(files: list[Path]) -> None:
     with (
         load(files[0], "none", mmproj="none", n_ctx=256, n_gpu_layers=0, quiet=True) as blind,
@@ -414,7 +401,6 @@ def test_a_model_without_a_projector_says_what_to_do(files: list[Path]) -> None:
         blind.chat([asked("a", picture())])
 
 
-@pytest.mark.one_in(4)
 def test_a_projector_is_found_beside_the_only_target(files: list[Path]) -> None:
     lines: list[str] = []
     with load(files[0], "none", n_ctx=256, n_gpu_layers=0, say=lines.append) as model:
@@ -422,7 +408,6 @@ def test_a_projector_is_found_beside_the_only_target(files: list[Path]) -> None:
     assert f"images: {files[2].name}" in lines
 
 
-@pytest.mark.one_in(4)
 def test_other_files_are_no_projectors(files: list[Path]) -> None:
     with pytest.raises(FileError, match="no projector, but a model of kind"):
         load(files[0], "none", mmproj=files[0], n_gpu_layers=0, quiet=True)

@@ -228,8 +228,21 @@ def test_text_to_tokens_and_back(model: Model) -> None:
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_token": 5}, "'max_token' is not an option of a request; did you mean 'max_tokens'?"),
-    ({"max_tokens": 0}, "max_tokens is 0; expected a whole number, 1 or more"),
+    *(
+        ({"max_tokens": n}, f"max_tokens is {n!r}; expected a whole number, 1 or more")
+        for n in (0, 2.5, -(10**30), float("nan"), "5", True)
+    ),
+    ({"min_tokens": 25, "max_tokens": 24}, "min_tokens is 25, but max_tokens 24"),
+    *(
+        ({"draft_width": n}, f"draft_width is {n!r}; expected a whole number, 0 or more")
+        for n in (-1, 2.5, "8")
+    ),
     ({"draft_width": 17}, "draft_width is 17; this drafter's block allows at most 16"),
+    ({"draft_width": 10**30}, "draft_width is 1000"),
+    ({"id_slot": -1}, "id_slot is -1; expected a whole number, 0 or more"),
+    ({"context_shift": True, "n_keep": -2}, "n_keep is -2; expected a whole number, -1 or more"),
+    ({"context_shift": True, "n_discard": -1}, "n_discard is -1; expected a whole number, 0 or"),
+    ({"prompt_logprobs": 8193}, "prompt_logprobs is 8193; expected 0 to 8192"),
     ({"stop": 3}, "stop is 3"),
     ({"stop": [""]}, "stop is ''"),
     ({"stop": ["a", None]}, "stop is None"),

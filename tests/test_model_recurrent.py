@@ -93,30 +93,6 @@ def test_texts_are_those_of_plain_decoding(models: tuple[Model, Model], width: A
                 assert found.stats.drafted > 0
 
 
-@pytest.mark.one_in(4)
-def test_two_streams_at_once(models: tuple[Model, Model]) -> None:
-    drafting, plain = models
-    right = []
-    for prompt in PROMPTS[:2]:
-        plain.forget()
-        right.append(plain.generate(prompt, max_tokens=N).text)
-    drafting.forget()
-    streams = [
-        drafting.stream(prompt, max_tokens=N, draft_width=width)
-        for prompt, width in zip(PROMPTS[:2], (8, 3), strict=True)
-    ]
-    texts = ["", ""]
-    open_streams = dict(enumerate(streams))
-    while open_streams:
-        for i, stream in list(open_streams.items()):
-            chunk = next(stream, None)
-            if chunk is None:
-                del open_streams[i]
-            else:
-                texts[i] += chunk.text
-    assert texts == right
-
-
 GRAMMAR = 'root ::= "[" ([0-9] ", ")* "]"'
 
 
@@ -217,9 +193,8 @@ def test_where_a_pass_cannot_be_replayed_after_all(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """It is seen in the first pass, whose graph here has nothing that replay knows."""
-    for module in ("replay", "way_back"):
-        name = f"dflash_local.target_model.{module}.REPLAY_ARCHITECTURES"
-        monkeypatch.setattr(name, frozenset({architecture}))
+    name = "dflash_local.target_model.replay.REPLAY_ARCHITECTURES"
+    monkeypatch.setattr(name, frozenset({architecture}))
     target, draft = files(architecture, "copies")
     with load(target, **OPTIONS) as plain:
         right = [plain.generate(prompt, max_tokens=N).tokens for prompt in PROMPTS]

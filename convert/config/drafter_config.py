@@ -13,9 +13,8 @@ from dflash_local.gguf.drafter_spec import DrafterSpec, Family
 
 from ..key import Key, Value, header
 from .attention import read_causal, read_heads, read_windows
-from .families import Z_LAB, ConfigFields, Layout, identify
-from .fields import Fields, stating
-from .heads import read_markov, selector_keys
+from .families import SPECULATORS, Z_LAB, ConfigFields, Layout, identify
+from .fields import Fields, refuse, stating
 from .rope import Rope, read_gemma4_rope, read_rope
 from .target_link import (
     TargetFacts,
@@ -28,6 +27,7 @@ from .target_link import (
 ARCHITECTURE = "dflash"
 _BLOCK = 16  # of a config that states none, as in llama.cpp
 _MAX_BLOCK = 1 << 15
+_SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")  # llama.cpp's names; its default is silu
 # fields of dflash_config that are read, that do not matter, or that are only for training
 _NESTED = frozenset({
@@ -112,7 +112,7 @@ def read_config(raw: object, *, target: TargetFacts) -> DraftConfig:
     check_hidden_size(config, target, n_embd)
     n_vocab, n_vocab_draft = read_vocabulary(config, target)
     layers, mask_token_id = read_taps(config, target), read_mask_token(config)
-    rank, from_anchor = read_markov(config)
+    rank, from_anchor = _read_markov(config)
     block_size = stating("block_size", config.nested, top).integer("block_size", 2, _MAX_BLOCK)
     values |= {
         **heads,
@@ -122,7 +122,7 @@ def read_config(raw: object, *, target: TargetFacts) -> DraftConfig:
         **_rope_values(rope, gemma4),
         "attention.layer_norm_rms_epsilon": _norm_epsilon(top),
         "block_size": block_size or _BLOCK,
-        **selector_keys(config),
+        **_selector_keys(config),
         **_scales(config, target, n_embd),
         "hidden_activation": _activation(config),
         "target_layers": layers,
@@ -230,6 +230,48 @@ def _activation(config: ConfigFields) -> str | None:
         if value not in _ACTIVATIONS:
             config.top.refuse(name, " or ".join(map(repr, _ACTIVATIONS)))
     return None if value == "silu" else value
+
+
+def _selector_keys(config: ConfigFields) -> dict[str, int]:
+    """The keys of DFlash 2's convolutions and path selector; none for other families.
+
+    Raises FileError naming the field.
+    """
+    fields = config.top if config.layout == SPECULATORS else config.nested
+    if config.family != "dflash2":
+        for name in _SELECTOR:
+            if fields.raw(name) is not None:
+                fields.refuse(name, f"none for the architecture {config.architecture}")
+        return {}
+    return {name: fields.need_integer(name) for name in _SELECTOR}
+
+
+def _read_markov(config: ConfigFields) -> tuple[int | None, bool | None]:
+    """The rank of DSpark's Markov head (None: as its tensors have it; 0: there is no head), and
+    whether the row of the anchor drafts a token, too. Both are None for other families.
+
+    Raises FileError naming the field.
+    """
+    top, nested = config.top, config.nested
+    rank = stating("markov_rank", nested, top).integer("markov_rank", 0)
+    rank = top.integer("dspark_markov_rank", 0) if rank is None else rank
+    stated = stating("sample_from_anchor", top, nested).boolean("sample_from_anchor")
+    if config.family != "dspark":
+        if rank:
+            refuse("markov_rank", rank, f"none for the architecture {config.architecture}")
+        if stated:
+            refuse("sample_from_anchor", stated, "false or none for a DFlash drafter")
+        return None, None
+    owner = stating("markov_head_type", nested, top)
+    if owner.string("markov_head_type") not in (None, "vanilla"):
+        owner.refuse("markov_head_type", "'vanilla'")
+    bonus = top.boolean("dspark_bonus_anchor")
+    if stated is None and bonus is not None:
+        stated = not bonus
+    if stated is None:
+        counts_inputs = top.raw("aux_hidden_state_layer_ids") is not None
+        stated = not counts_inputs and config.layout != SPECULATORS
+    return rank, stated
 
 
 def _either_number(config: ConfigFields, name: str, *, positive: bool = True) -> float | None:

@@ -172,10 +172,8 @@ def _type(fields: Fields) -> tuple[str, RopeType]:
     """The field that names the type, and the type."""
     name = "rope_type" if fields.raw("rope_type") is not None else "type"
     found = (fields.string(name) or "default").lower()
-    for known in _TYPES:
-        if found == known:
-            return name, known
-    fields.refuse(name, "'default', 'linear', 'yarn' or 'llama3'")
+    kind = next((known for known in _TYPES if found == known), None)
+    return name, kind or fields.refuse(name, "'default', 'linear', 'yarn' or 'llama3'")
 
 
 def _rotated(fields: Fields, top: Fields, head_dim: int) -> tuple[int, bool]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import re
 from collections import ChainMap
@@ -12,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
-from .reading import fail, read_json, regular_size, shown, unreadable
-from .safetensors_header import TensorEntry, read_entries
+from .reading import fail, read_json, regular_size, shown, told, unreadable
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -22,6 +24,25 @@ INDEX_NAME = "model.safetensors.index.json"
 _INDEX_LIMIT = 25_000_000  # bytes
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """The place of a tensor. `shape` is in the checkpoint's order, the extent of a row last."""
+
+    name: str
+    dtype: str
+    """As the file names it: "F32", "F16", "BF16", "I64", ..."""
+    shape: tuple[int, ...]
+    path: Path
+    offset: int
+    """First byte, counted from the start of the file."""
+    n_bytes: int
+
+    @property
+    def n_elements(self) -> int:
+        """The product of `shape`; 1 for a scalar."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -39,7 +60,7 @@ class Checkpoint:
         safetensors, a shard missing, a malformed header."""
         folder = Path(folder)
         paths = tuple(folder / name for name in _files_of(folder))
-        return cls(folder, dict(ChainMap(*map(read_entries, paths))), paths)
+        return cls(folder, dict(ChainMap(*map(_read_entries, paths))), paths)
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
         """Rows `start` to `stop` along the first dimension, [stop - start, ...] in float32.
@@ -133,6 +154,33 @@ def _only(folder: Path, files: list[str], present: list[str]) -> str:
             " read: save the model with safe_serialization=True",
         )
     fail(folder, "holds no safetensors file, expected model.safetensors or its shards")
+
+
+def _read_entries(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of the safetensors file at `path`. Raises FileError for a malformed one.
+
+    Each tensor has as many bytes as its dtype and shape say, and together they fill the file. The
+    safetensors package checks that, but tells no places, and gives no BF16 without PyTorch.
+    """
+    regular_size(path)
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            if prefix == b"version ":
+                fail(path, "a Git LFS pointer, not the weights; fetch them with `git lfs pull`")
+            with safe_open(path, framework="np"):
+                start = 8 + int.from_bytes(prefix, "little")
+                header = json.loads(file.read(start - 8))
+    except SafetensorError as error:
+        fail(path, f"no safetensors file, or a damaged one: {told(error)}; fetch it again")
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None
+    header.pop("__metadata__", None)
+    return {
+        name: TensorEntry(name, raw["dtype"], tuple(raw["shape"]), path, start + begin, end - begin)
+        for name, raw in header.items()
+        for begin, end in [raw["data_offsets"]]
+    }
 
 
 def _read(

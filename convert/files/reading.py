@@ -11,10 +11,9 @@ from dflash_local.errors import FileError
 
 def read_json(path: Path, limit: int) -> dict[str, Any]:
     """The JSON object in a file of at most `limit` bytes. Raises FileError."""
+    data = read_limited(path, limit)
     try:
-        found = json.loads(read_limited(path, limit))
-    except FileError:
-        raise
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
         fail(path, f"not JSON: {error}")
     if not isinstance(found, dict):

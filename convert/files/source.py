@@ -89,7 +89,7 @@ def _from_hub(repo: str, revision: str | None, accept: Callable[[Path], object] 
 
     with one_line(repo, revision):
         try:
-            commit, listed = _list_files(repo, revision)
+            there = ask(repo, revision)
         except errors.HfHubHTTPError as error:
             if error.response.status_code < 500 and error.response.status_code != 429:
                 raise
@@ -97,6 +97,8 @@ def _from_hub(repo: str, revision: str | None, accept: Callable[[Path], object] 
         except transfer_errors() as error:
             folder = _held(repo, revision, error)
         else:
+            commit = there.commit
+            listed = [name for name in there.sizes if re.fullmatch(r"[\w.-]+", name)]  # at its top
             if CONFIG not in listed:
                 raise InputError(f"{repo}: holds no {CONFIG}, expected a drafter's repository")
             # by the branch's name, so that the client finds the commit when it is offline
@@ -110,12 +112,6 @@ def _from_hub(repo: str, revision: str | None, accept: Callable[[Path], object] 
                 fetch(repo, name, commit)
             folder = Path(config).parent
     return Source(folder, repo, folder.name, _read_card(folder))
-
-
-def _list_files(repo: str, revision: str | None) -> tuple[str, list[str]]:
-    """The commit that `revision` is now, and the names of the files at its top."""
-    there = ask(repo, revision)
-    return there.commit, [name for name in there.sizes if re.fullmatch(r"[\w.-]+", name)]
 
 
 def _drafter_files(repo: str, listed: list[str], commit: str) -> Iterator[str]:

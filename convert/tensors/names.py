@@ -10,7 +10,7 @@ from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_tensors import BIASED, D2T, expected_shapes, ids_faults
 
 from ..config.drafter_config import DraftConfig
-from ..files.safetensors_header import TensorEntry
+from ..files.checkpoint import TensorEntry
 from .plan import TensorPlan
 
 _LISTED = 8  # names that a message repeats
@@ -47,7 +47,10 @@ def plan_tensors(config: DraftConfig, tensors: Mapping[str, TensorEntry]) -> lis
     found = _by_plain_name(tensors)
     skipped = left_out(config, tensors)
     shapes = _shapes(config, found)
-    plans, missing = _computed(config), []
+    factors = config.rope.frequency_factors()
+    plans, missing = [], []
+    if factors:
+        plans.append(TensorPlan("rope_freqs.weight", "", (len(factors),), values=factors))
     used: set[str] = set()
     for expected in _expected(config):
         names = [source for source in expected.sources if source in found]
@@ -122,13 +125,6 @@ def _shared_with_target(config: DraftConfig, found: Mapping[str, TensorEntry]) -
             "llama.cpp's drafters can only have together with an output head"
         )
     return {embeddings: why}
-
-
-def _computed(config: DraftConfig) -> list[TensorPlan]:
-    factors = config.rope.frequency_factors()
-    if not factors:
-        return []
-    return [TensorPlan("rope_freqs.weight", "", (len(factors),), values=factors)]
 
 
 def _shapes(config: DraftConfig, found: Mapping[str, TensorEntry]) -> dict[str, tuple[int, ...]]:

@@ -4,13 +4,11 @@ The chance that a drafter's first choice is accepted, given that those before it
 
     q = sigmoid(a + b x),    x = -log(-logprob + 0.001)
 
-The complementary log-log of the drafter's probability runs over all of the line, and tells 0.97
-from 0.999. `a` and `b` follow the outcomes by a Kalman filter on the logistic likelihood (the
-extended filter of Fahrmeir 1992 with two states in a random walk). In a tree, the other candidates
-share the rest, 1 - q, in the drafter's proportions. What follows those is less likely than it says
-of it, as it has not seen them when it guesses, by a share that is learnt. A node's chance is the
-product along its path. The filter is compiled (`native/draft_chances.cpp`), as each round asks it
-three times.
+The complementary log-log of the drafter's probability tells 0.97 from 0.999. `a` and `b` follow the
+outcomes by a Kalman filter on the logistic likelihood (the extended filter of Fahrmeir 1992 with
+two states in a random walk; `native/draft_chances.cpp`). In a tree, the other candidates share the
+rest, 1 - q, in the drafter's proportions. What follows those is less likely than it says, by a
+share that is learnt. A node's chance is the product along its path.
 """
 
 from __future__ import annotations
@@ -34,9 +32,8 @@ _WALK = 0.0015
 """The variance that a round adds to that of `a`. Without it, a text that drifts is not followed."""
 _TOLD = 4.0
 """Nodes for which the drafter's word counts on what follows other candidates than its first ones.
-What came of SmolLM2's was 0.45 of what its Markov head told, and 0.6 to 0.9 of tiny-coder's was:
-taken at its word, a tree of 16 rows was thought to bring 2.6 tokens where it brought 2.06, and a
-tree by what is learnt brings 2.13. With many more, this is learnt late."""
+Of what SmolLM2's Markov head told 0.45 came: a tree of 16 rows was thought to bring 2.6 tokens and
+brought 2.06; one by what is learnt brings 2.13. With many more, this is learnt late."""
 _COLD_CHANCE = 0.8
 """Of each draft, before any is seen. With 0.5 good drafters are never tried."""
 _COLD_SHARES = (0.5, 0.25, 0.125)
@@ -164,9 +161,8 @@ class Acceptance:
 def blended(
     mean: Sequence[float], curve: Sequence[float], shape: ShapeName, part: float
 ) -> list[float]:
-    """A mean of chances, by `part` nearer to a new draft's. What a chain has not that is shorter is
-    as likely after it as it mostly is: to count it as hopeless would keep drafts short. A tree had
-    no more to give."""
+    """A mean of chances, by `part` nearer to a new draft's. After a shorter chain, the rest is as
+    likely as it mostly is: to count it as hopeless would keep drafts short."""
     n = len(curve)
     scale = curve[-1] / max(mean[n - 1], LEAST) if shape == "chain" and n < len(mean) else 0.0
     whole = chain(curve, (scale * chance for chance in mean[n:]))

@@ -19,11 +19,10 @@ _Way = tuple[ShapeName, int, int]
 get as many rows, else of all together."""
 
 _HORIZON = 20
-"""Rounds over which other rows, another shape or length, or drafting at all must earn the change of
-graph. With none, or with very many, they change too often or never, at a third of the speed."""
+"""Rounds over which a change of graph must be earned. With none, or with very many, graphs change
+too often or never, at a third of the speed."""
 _BLEND = 0.15
-"""The weight of the last draft in means that stand for the next ones. With less, the usual row
-count is found too late."""
+"""The weight of the last draft in means. With less, the usual row count is found too late."""
 _REPLAN = 8
 """Rounds between plans while drafting is on, and between those whose chains are also judged as
 trees: both take host time, up to a tenth of a tiny model's step."""
@@ -35,10 +34,9 @@ _FIRST, _INCOME = 3.0, 0.004
 `h200-8b-bf16` and `h200-8b-hot` lose 2 to 9 % in some texts; with less, a text that has turned is
 found too late."""
 _CREDIT = 12.0
-"""Plain rounds that drafting may lose, in all since it began to, before it is off for half as many
-rounds as `CONFIRMED` has; each time in a row for twice as many. For costs and chances that the
-forecast does not see: without it, `h200-8b-hot` loses 3 % in a drawn text, and `tiny-gpu` and
-`h200-8b-q4` 2 % with an over-confident drafter."""
+"""Plain rounds that drafting may lose in all before it is off for half of `CONFIRMED` rounds; each
+time in a row for twice as many. Without it, `h200-8b-hot` loses 3 % in a drawn text, and `tiny-gpu`
+and `h200-8b-q4` 2 % with an over-confident drafter."""
 _COPY_MARGIN = 1.5
 """The tokens that rows of copies must bring for each plain row that they cost. With 1, a text that
 repeats nothing pays for guesses that only just break even, two or three in a hundred."""
@@ -48,8 +46,8 @@ class Policy:
     """One request's part in the decisions."""
 
     def __init__(self, known: Acceptance, shapes: Sequence[Shape], now: int, reason: str) -> None:
-        """`shapes`: those that its drafts may have; `now`: the controller's round; `reason`: a line
-        for a user on whether drafting is on, and why."""
+        """`shapes` of its drafts; `now`: the controller's round; `reason`: a line for a user on
+        whether drafting is on, and why."""
         self.known = known
         self.shapes: dict[ShapeName, Shape] = {shape.name: shape for shape in shapes}
         self.shape = shapes[0]

@@ -22,22 +22,19 @@ TO_MAKE = 2
 the second, to replay it. With 1, the second counts as a slow machine."""
 CONFIRMED = 128
 """Passes after which a measurement is believed that rules drafting out. Without it, a plain step
-that was measured in three lucky moments of a busy machine, at a third of its time, keeps drafting
-off for the whole of a long first answer, at 0.4 of the speed."""
+that was measured in three lucky moments keeps drafting off for the whole of a long first answer."""
 KNOWN = 16
-"""Times or drafts by which something is known. A calibrated time counts as so many, and a new one
-weighs as one of so many in the end: one hiccup moves nothing, a throttling clock does. Until so
-many drafts of a drafter are verified, it is thought to be good, plans are made in each round, and
-some drafts are verified whatever their confidence. Without this, `laptop-gpu` and
-`cpu-busy-at-first` lose 4 to 14 % in some texts."""
+"""Times or drafts by which something is known. A calibrated time counts as so many, a new one as
+one of so many: one hiccup moves nothing, a throttling clock does. Until so many drafts are
+verified, a drafter is thought to be good. Without this, `laptop-gpu` and `cpu-busy-at-first` lose 4
+to 14 % in some texts."""
 SLOW = 0.02
 """The part of what one pass or draft tells that is taken to hold for all row counts, or for the
 next requests. Without it, a machine that slows down loses up to a fifth of its speed."""
 _CLIP = 0.25
 """Surprise, in natural logarithms, beyond which a longer time says no more: without, a hiccup turns
-drafting off. Nothing makes a machine faster for a moment, so of a shorter time all beyond this is
-believed at once. Times that are mostly as far above the shortest were measured beside other work:
-on two cores with ten busy programs by 0.3 to 13."""
+drafting off. Of a shorter time all beyond this is believed at once. Times that are mostly as far
+above the shortest were measured beside other work: with ten busy programs by 0.3 to 13."""
 LEAST = 1e-9  # seconds of anything, and chances: keeps their logarithms finite
 _MUCH = math.exp(_CLIP)
 _NEW = 0.5  # what a count that was not measured weighs: never what a measured one does at first
@@ -47,16 +44,14 @@ _NEW = 0.5  # what a count that was not measured weighs: never what a measured o
 class Costs:
     """Seconds of a target step, a draft stage and the work between, by rows and depth.
 
-    From `steps[depth][rows]`, `drafts[depth][sequences]` and `trees[depth]`, in seconds. `trees` is
-    the extra of a pass over a tree: llama.cpp looks at all cells for each of its ids; None: trees
-    cost what chains do. `switch_s` is the extra of going to another row count: llama.cpp builds its
-    graph anew, and a GPU records it with the pass after that. `host_s` is the rest of any round,
-    `draft_host_s` the additional rest of a drafting round. `inject_s` is the draft stage's extra
-    for each row of context injected beyond a round's own few. `token_share` is the part of the
-    longest draft's time that each token fewer saves; 0 for a block that is drafted at once.
-    `spread` is the distance of the median time of one kind of pass from the shortest, as a part of
-    that: a sign of other work. `budget_s` are the seconds that measuring all this was allowed to
-    take. Raises ValueError for a table without a number, and for numbers that are no durations.
+    From `steps[depth][rows]`, `drafts[depth][sequences]` and `trees[depth]`: the extra of a pass
+    over a tree; None: trees cost what chains do. `switch_s`: the extra of going to another row
+    count, which makes new graphs. `host_s`: the rest of any round; `draft_host_s`: the additional
+    rest of a drafting one. `inject_s`: the draft stage's extra for each row of context injected
+    beyond a round's own few. `token_share`: the part of the longest draft's time that each token
+    fewer saves; 0 for a block that is drafted at once. `spread`: the distance of the median time of
+    one kind of pass from the shortest, as a part of that. `budget_s`: the time that measuring was
+    allowed. Raises ValueError for a table without a number, and for numbers that are no durations.
     """
 
     steps: InitVar[Table]
@@ -104,17 +99,14 @@ class Costs:
         return whole_s * (1 - fewer * self.token_share)
 
     def last_rows(self, shape: ShapeName) -> int | None:
-        """The rows of the last pass, if one more over drafts of that shape would have its graph:
-        llama.cpp keeps it over passes of as many rows, all of them chains or all with trees, until
-        the cache has grown by so much."""
+        """The rows of the last pass, if one more over drafts of that shape would have its graph."""
         rows, last_shape = self._kind
         return rows if shape == last_shape else None
 
     def observe_pass(
         self, n_rows: int, depth: int, seconds: float, shape: ShapeName, n_steps: int, rebuilt: bool
     ) -> None:
-        """A pass, or the mean of `n_steps` alike. `rebuilt`: llama.cpp is known to have built its
-        graph again, as it does for other rows or another shape."""
+        """A pass, or the mean of `n_steps` alike. `rebuilt`: llama.cpp built its graph again."""
         if rebuilt or (n_rows, shape) != self._kind:
             self._kind, self._made, self._extra_s = (n_rows, shape), 0, 0.0
         self._n_passes += n_steps
@@ -149,9 +141,8 @@ class Costs:
     def observe_draft(
         self, n_seqs: int, depth: int, seconds: float, fewer: int = 0, n_injected: int = 0
     ) -> None:
-        """A draft stage that had no more to inject than the rows of a round; or that had as many as
-        `n_injected`: neither part takes longer than both. Without this, costs measured on a busy
-        machine stay too dear for good where they end drafting."""
+        """A draft stage with no more to inject than the rows of a round; or with `n_injected`:
+        neither part takes longer than both, so costs measured on a busy machine come down."""
         known_s = self.draft_s(n_seqs, depth, fewer)
         if not n_injected or seconds < known_s / _MUCH:
             self._drafts.observe(n_seqs, seconds / known_s)
@@ -235,9 +226,8 @@ class _Surface:
         """A time was `ratio` of the known one.
 
         If it is far shorter than measured, the machine was busy then, and all counts that were not
-        seen since were measured too long, too. Otherwise a fall is shared between the count and the
-        machine as rises are: else each swing of the machine's speed would leave one part higher and
-        another lower, till wide passes seem to cost what narrow ones do.
+        seen since were measured too long, too. Otherwise it is shared between count and machine, a
+        fall as a rise: else swings would make wide passes seem to cost what narrow ones do.
         """
         if not 0 < ratio < math.inf:
             return
@@ -260,8 +250,7 @@ class _Surface:
         self._drift *= math.exp(at_once * common + SLOW * surprise)
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        """To the picosecond, so that a file that is read is written again as it was: the slope
-        between two depths gives a time back but for its last bit."""
+        """To the picosecond, so that a file that is read is written again as it was."""
         return {
             str(depth): {str(n): round(self.at(n, depth), 12) for n in self.counts}
             for depth in self.depths

@@ -12,7 +12,6 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from ctypes.util import find_library
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -28,18 +27,6 @@ _OPTIONS = (
 )
 _PATTERN = "nvrtc64_*.dll" if sys.platform == "win32" else "libnvrtc.so.*"
 _VERSION = re.compile(r"(?:so\.|nvrtc64_)(\d+)")
-_SPILL = re.compile(r"(\d+) bytes spill stores")
-_REGISTERS = re.compile(r"Used (\d+) registers")
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """`cubin` is the driver's input. `registers` and `spilled` bytes are those of the kernels in
-    the order of the log, where the compiler told them."""
-
-    cubin: bytes = field(repr=False)
-    registers: tuple[int, ...]
-    spilled: tuple[int, ...]
 
 
 class Compiler:
@@ -66,8 +53,9 @@ class Compiler:
         self._check(self._library.nvrtcGetSupportedArchs(found))
         return tuple(found)
 
-    def compile(self, source: str, architecture: int) -> Compiled:
-        """Machine code for one architecture. Raises BackendError with the compiler's words."""
+    def compile(self, source: str, architecture: int) -> tuple[bytes, str]:
+        """Machine code for one architecture, as a driver takes it, and the log. Raises BackendError
+        with the compiler's words."""
         program = ctypes.c_void_p()
         library = self._library
         self._check(
@@ -82,11 +70,7 @@ class Compiler:
             log = self._bytes(program, "ProgramLog").rstrip(b"\0").decode("utf-8", "replace")
             if status:
                 raise BackendError(f"{self} cannot compile for sm_{architecture}: {_fault(log)}")
-            return Compiled(
-                self._bytes(program, "CUBIN"),
-                tuple(map(int, _REGISTERS.findall(log))),
-                tuple(map(int, _SPILL.findall(log))),
-            )
+            return self._bytes(program, "CUBIN"), log
         finally:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -146,8 +130,7 @@ def _places() -> Iterator[Path]:
     for toolkit in toolkits:
         for part in ("lib64", "bin", "targets/*/lib"):
             yield from _newest(toolkit.glob(f"{part}/{_PATTERN}"))
-    known = find_library("nvrtc")
-    if known:
+    if known := find_library("nvrtc"):
         yield Path(known)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.cuda import kernels, trial
@@ -130,9 +131,8 @@ def open_few_rows(
 ) -> FewRows | None:
     """Kernels for the matrices of these files on the GPUs of this process, and for the attention of
     the first, the target, over a cache of `kv_types`, where they are right and faster than
-    llama.cpp's; if answers are to be `exact`, also where they are not faster; `again` measures that
-    anew. None, and one line, where there can be
-    none; without a line where no NVIDIA GPU is used."""
+    llama.cpp's; if answers are to be `exact`, also where they are not faster. `again` measures that
+    anew. None, and one line, where there can be none; no line where no NVIDIA GPU is used."""
     runtime.init()
     gpus, _ = native.few_rows_gpus()
     if not gpus or not is_wanted():
@@ -143,22 +143,11 @@ def open_few_rows(
         return None
     shapes = [named for file in files for named in kernels.shapes_of(file).items()]
     opened = FewRows(compiler)
-    told = False
-
-    def begin() -> None:
-        nonlocal told
-        if not told:
-            say(_COMPILING)
-        told = True
-
+    begin = cache(lambda: say(_COMPILING))
+    heads, experts = kernels.heads_of(files[0], *kv_types), kernels.experts_of(files[0])
+    needed: list[kernels.Compiled] = [*kernels.pairs_of(shapes), *sorted(heads), *sorted(experts)]
+    wanted: set[kernels.Kind] = {shape for _, shape in shapes} | heads | experts
     try:
-        heads = kernels.heads_of(files[0], *kv_types)
-        experts = kernels.experts_of(files[0])
-        needed: list[kernels.Compiled] = [
-            *kernels.pairs_of(shapes),
-            *sorted(heads),
-            *sorted(experts),
-        ]
         for device, architecture, description in gpus:
             code = kernels.cubins(needed, architecture, compiler, begin)
             opened.native.add(device, code)
@@ -169,8 +158,6 @@ def open_few_rows(
                 "source": kernels.source_hash(),
                 "build": runtime.llama_build(),
             }
-            wanted: set[kernels.Kind] = {shape for _, shape in shapes}
-            wanted |= heads | experts
             opened.take(trial.findings(wanted, device, code, of, say, again=again), exact=exact)
     except BackendError as error:
         say(f"{_ASIDE} {error}")

@@ -225,9 +225,9 @@ def cubins(
         before()
         with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
             made = pool.map(lambda source: compiler.compile(source, architecture), missing)
-            for source, code in zip(missing, made, strict=True):
-                kept[source] = code.cubin
-                content = base64.b64encode(code.cubin).decode()
+            for source, (code, _) in zip(missing, made, strict=True):
+                kept[source] = code
+                content = base64.b64encode(code).decode()
                 disk_cache.write("kernels", keys[source], content)
     return [code for code in kept.values() if code is not None]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from dflash_local import disk_cache
@@ -101,6 +101,10 @@ class Finding:
             return ours <= _ATTENTION * ggml
         return ours <= ggml + len(DECISIVE) * _SAVED_US
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, without the shape."""
+        return {name: getattr(self, name) for name in ("ours_us", "ggml_us", "fault", "passes")}
+
     @classmethod
     def from_dict(cls, shape: Kind, kept: Any) -> Finding:
         """Raises ValueError if `kept` is no finding."""
@@ -142,8 +146,7 @@ def findings(
     for finding in _tried(missing, device, cubins):
         known[finding.shape] = finding
         if not finding.passes:
-            kept = {name: value for name, value in asdict(finding).items() if name != "shape"}
-            disk_cache.write("kernel-trials", _key(finding.shape, of), kept)
+            disk_cache.write("kernel-trials", _key(finding.shape, of), finding.as_dict())
     return list(known.values())
 
 
@@ -178,11 +181,11 @@ def main(request: dict[str, Any]) -> None:
     for kind, *numbers in request["shapes"]:
         shape = _KINDS[kind](*numbers)
         child.say(stage=str(shape))
-        child.say(found=_found(request["device"], cubins, shape))
+        child.say(found=_found(request["device"], cubins, shape).as_dict())
     child.say(done=True)
 
 
-def _found(device: str, cubins: Sequence[bytes], shape: Kind) -> dict[str, Any]:
+def _found(device: str, cubins: Sequence[bytes], shape: Kind) -> Finding:
     longer = 1.0
     try:
         if isinstance(shape, Experts):
@@ -194,18 +197,17 @@ def _found(device: str, cubins: Sequence[bytes], shape: Kind) -> dict[str, Any]:
             longer = shape.rows / rows
             trial = native.try_few_rows(device, cubins, shape.type, shape.k, rows)
     except DflashError as error:
-        no_room = "no room" in str(error)
-        return {"ours_us": {}, "ggml_us": {}, "fault": str(error), "passes": no_room}
+        return Finding(shape, fault=str(error), passes="no room" in str(error))
     fault = ""
     if not trial["error"] <= _MOST_ERROR:
         fault = f"its results are off by {trial['error']:.2g} of their size"
     elif not trial["same_bits"]:
         fault = "its results depend on the columns beside them"
-    times = {
-        name: {str(n): us * longer for n, us in zip(trial["columns"], trial[name], strict=True)}
+    ours, ggml = (
+        {n: us * longer for n, us in zip(trial["columns"], trial[name], strict=True)}
         for name in ("ours_us", "ggml_us")
-    }
-    return times | {"fault": fault, "passes": False}
+    )
+    return Finding(shape, ours, ggml, fault)
 
 
 def tried_rows(shape: Shape) -> int:

@@ -115,8 +115,19 @@ class Drafter(ABC):
         return length
 
 
+def _inner(name: str) -> Any:
+    return property(lambda self: getattr(self.inner, name))
+
+
 class WrappedDrafter(Drafter):
     """Another drafter, whose drafts pass through `change`. All else is passed on to it."""
+
+    block_size, n_builds, length, n_visible = map(
+        _inner, ("block_size", "n_builds", "length", "n_visible")
+    )
+    inject, truncate, copy, save, restore, close = map(
+        _inner, ("inject", "truncate", "copy", "save", "restore", "close")
+    )
 
     def __init__(
         self,
@@ -125,27 +136,10 @@ class WrappedDrafter(Drafter):
     ) -> None:
         self.inner = inner
         self.change = change
-        self.name = inner.name
-        self.top_k = inner.top_k
-        self.gives_candidates = inner.gives_candidates
-        self.by_steps = inner.by_steps
-        self.draft_window = inner.draft_window
+        self.name, self.file_key = inner.name, inner.file_key
+        self.top_k, self.gives_candidates = inner.top_k, inner.gives_candidates
+        self.by_steps, self.draft_window = inner.by_steps, inner.draft_window
         self.saves_rows = inner.saves_rows
-        self.file_key = inner.file_key
-
-    @property
-    def n_builds(self) -> int:  # type: ignore[override]
-        return self.inner.n_builds
-
-    @property
-    def block_size(self) -> int:
-        return self.inner.block_size
-
-    def length(self, seq: int) -> int:
-        return self.inner.length(seq)
-
-    def inject(self, seq: int, features: Features) -> None:
-        self.inner.inject(seq, features)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self.begin(requests)
@@ -157,21 +151,3 @@ class WrappedDrafter(Drafter):
 
     def read(self) -> list[Draft]:
         return [self.change(*pair) for pair in zip(self._begun, self.inner.read(), strict=True)]
-
-    def truncate(self, seq: int, length: int) -> None:
-        self.inner.truncate(seq, length)
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        self.inner.copy(source, target, length)
-
-    def save(self, seq: int) -> NDArray[np.uint8]:
-        return self.inner.save(seq)
-
-    def restore(self, seq: int, saved: NDArray[np.uint8]) -> None:
-        self.inner.restore(seq, saved)
-
-    def n_visible(self, seq: int, length: int) -> int:
-        return self.inner.n_visible(seq, length)
-
-    def close(self) -> None:
-        self.inner.close()

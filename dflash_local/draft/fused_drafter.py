@@ -82,16 +82,6 @@ class FusedDrafter(GraphDrafter[native.FusedDrafter]):
         return self.spec.n_features
 
     @property
-    def n_rounds(self) -> int:
-        """Rounds in which a Markov head guesses the token before each position; 0: as many as suit
-        the device. Tests set it, before the first draft."""
-        return self._open.n_rounds
-
-    @n_rounds.setter
-    def n_rounds(self, n: int) -> None:
-        self._open.n_rounds = n
-
-    @property
     def n_cache_bytes(self) -> int:
         """Size of the cache now. It grows with the context in use, up to the window."""
         return self._open.n_cache_bytes
@@ -117,18 +107,14 @@ class FusedDrafter(GraphDrafter[native.FusedDrafter]):
         if not self._begun:
             return []
         ids, logprobs, steps = self._open.read()
-        return [
-            Draft.chain(
-                ids[i, : request.n_draft, 0].tolist(),
-                logprobs[i, : request.n_draft, 0].tolist(),
-                Candidates(
-                    ids[i, : request.n_draft],
-                    logprobs[i, : request.n_draft],
-                    steps=None if steps is None else steps[i, : request.n_draft],
-                ),
-            )
-            for i, request in enumerate(self._begun)
-        ]
+        drafts = []
+        for i, request in enumerate(self._begun):
+            part = i, slice(request.n_draft)
+            after = None if steps is None else steps[part]
+            known = Candidates(ids[part], logprobs[part], steps=after)
+            firsts = known.ids[:, 0].tolist(), known.logprobs[:, 0].tolist()
+            drafts.append(Draft.chain(*firsts, known))
+        return drafts
 
     def n_visible(self, seq: int, length: int) -> int:
         return self._open.n_visible(seq, length)

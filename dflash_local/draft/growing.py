@@ -35,14 +35,10 @@ class GrowingDraft:
         self.tokens.append(token)
         self.logprobs.append(logprob)
 
-    @property
-    def is_poor(self) -> bool:
-        """Whether it has become too unlikely."""
-        return sum(self.logprobs) < math.log(self.least_chance) and not self.request.whole
-
     def is_done(self, vocabulary: Vocabulary) -> bool:
+        is_poor = sum(self.logprobs) < math.log(self.least_chance) and not self.request.whole
         is_long = len(self.tokens) >= self.request.n_draft
-        return self.is_poor or is_long or vocabulary.ends_text(self.tokens[-1])
+        return is_poor or is_long or vocabulary.ends_text(self.tokens[-1])
 
     def draft(self) -> Draft:
         return Draft.chain(self.tokens, self.logprobs)

@@ -98,24 +98,16 @@ class HeadsDrafter(Drafter):
             target.threads.attach(address)
             self._n_batch = api.llama_n_batch(self._context)
             with target.own_kernels():
+                layers, threads = [api.llama_model_n_layer(model)], target.threads
                 self._pass = native.TargetPass(
-                    address,
-                    options.n_seq,
-                    [api.llama_model_n_layer(model)],
-                    self._n_batch,
-                    in_graph=True,
-                    threads=target.threads,
+                    address, options.n_seq, layers, self._n_batch, in_graph=True, threads=threads
                 )
         except BaseException:
             self.close()
             raise
+        at, n_threads = ctypes.c_void_p(target.address), target.n_threads
         self._pass_threads = PassThreads(
-            ctypes.c_void_p(target.address),
-            self._context,
-            target.threads,
-            options,
-            target.n_threads,
-            options.n_ctx,
+            at, self._context, target.threads, options, n_threads, options.n_ctx
         )
         self._memory = api.llama_get_memory(self._context)
         self._texts = [_Text(self._no_state) for _ in range(options.n_seq)]
@@ -220,16 +212,10 @@ class HeadsDrafter(Drafter):
     def _decode(self, parts: Sequence[Rows], *, output: bool = False) -> None:
         """One pass. With `output`, of the last row of each part there are logits, and the states of
         the head in `_states`, [parts, n_embd]."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        seqs: list[int] = []
-        last: list[bool] = []
-        for part in parts:
-            n = len(part.tokens)
-            tokens += part.tokens
-            positions += range(part.begin, part.begin + n)
-            seqs += [part.seq] * n
-            last += [False] * (n - 1) + [output]
+        tokens = [token for part in parts for token in part.tokens]
+        positions = [part.begin + i for part in parts for i in range(len(part.tokens))]
+        seqs = [part.seq for part in parts for _ in part.tokens]
+        last = [output and i == 0 for part in parts for i in reversed(range(len(part.tokens)))]
         states = np.concatenate([part.states for part in parts])
         runtime.clear_log()
         self._pass_threads.before_pass(len(tokens), max(positions) + 1)

@@ -4,7 +4,6 @@ A drafter proposes a chain, with several candidates for each position if it can.
 into the nodes that one round verifies: the chain itself, or the best tree of the candidates.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
@@ -26,53 +25,23 @@ def checked_shape(name: Any) -> DraftShape:
     return cast(DraftShape, name)
 
 
-class Shape(ABC):
-    """The rules by which a sequence's drafts are cut, placed in the target's batch, and counted."""
+class Chain:
+    """The rules by which a sequence's drafts are cut, placed in the target's batch, and counted,
+    where each node follows the one before."""
 
-    name: ShapeName
+    name: ShapeName = "chain"
     n_leaves = 1
     """The most branches that end in a leaf."""
 
-    def __init__(self, n_nodes: int) -> None:
-        """`n_nodes`: the most drafted nodes of one sequence in a round."""
-        self.n_nodes = n_nodes
-
-    @abstractmethod
-    def limit(self, n_nodes: int, remaining: int | None) -> int:
-        """At most `n_nodes` nodes, fewer if only `remaining` tokens may still be emitted."""
-
-    @abstractmethod
-    def cut(
-        self, proposal: Draft, n_vocab: int, limit: int, remaining: int | None, rate: Rate
-    ) -> Draft:
-        """The part of a proposal that may be verified: at most `limit` nodes, and no token outside
-        the vocabulary. It keeps the proposal's candidates. A tree grows by the chances that `rate`
-        gives them. Raises InputError for a proposal of the wrong shape."""
-
-    @abstractmethod
-    def place(
-        self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft, n_rows: int = 1
-    ) -> Part:
-        """Add the anchor, at position `begin`, and the draft to a batch. A chain gets at least
-        `n_rows` rows: those after its draft are never accepted."""
-
-    @abstractmethod
-    def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
-        """Count a round that kept the rows of `path`, the anchor's row first."""
-
-
-class Chain(Shape):
-    """Each node follows the one before."""
-
-    name = "chain"
-
     def __init__(self, n_nodes: int, *, few_counts: bool = False) -> None:
-        """`few_counts`: as many rows as before are cheaper than fewer, as a GPU makes a graph for
-        each count. Then the last drafts of an answer may be too long for it."""
-        super().__init__(n_nodes)
+        """`n_nodes`: the most drafted nodes of one sequence in a round. `few_counts`: as many rows
+        as before are cheaper than fewer, as a GPU makes a graph for each count. Then the last
+        drafts of an answer may be too long for it."""
+        self.n_nodes = n_nodes
         self._few_counts = few_counts
 
     def limit(self, n_nodes: int, remaining: int | None) -> int:
+        """At most `n_nodes` nodes, fewer if only `remaining` tokens may still be emitted."""
         if remaining is None or (self._few_counts and remaining > 1):
             return n_nodes
         return max(min(n_nodes, remaining - 1), 0)
@@ -80,6 +49,9 @@ class Chain(Shape):
     def cut(
         self, proposal: Draft, n_vocab: int, limit: int, remaining: int | None, rate: Rate
     ) -> Draft:
+        """The part of a proposal that may be verified: at most `limit` nodes, and no token outside
+        the vocabulary. It keeps the proposal's candidates. A tree grows by the chances that `rate`
+        gives them. Raises InputError for a proposal of the wrong shape."""
         if not proposal.is_chain:
             raise InputError("this engine verifies chains; the drafter proposed a tree")
         return proposal.valid_prefix(n_vocab).clip(limit)
@@ -87,21 +59,24 @@ class Chain(Shape):
     def place(
         self, batch: Batch, seq: int, begin: int, anchor: int, draft: Draft, n_rows: int = 1
     ) -> Part:
+        """Add the anchor, at position `begin`, and the draft to a batch. A chain gets at least
+        `n_rows` rows: those after its draft are never accepted."""
         n_more = n_rows - 1 - len(draft)
         return batch.add(seq, begin, [anchor, *draft.tokens, *[anchor] * n_more])
 
     def count(self, stats: Stats, draft: Draft, path: Sequence[int]) -> None:
+        """Count a round that kept the rows of `path`, the anchor's row first."""
         stats.record_round(drafted=len(draft), emitted=len(path))
 
 
-class Tree(Shape):
-    """Nodes branch out, and the target follows one branch."""
+class Tree:
+    """The same where nodes branch out, and the target follows one branch."""
 
-    name = "tree"
+    name: ShapeName = "tree"
 
     def __init__(self, n_nodes: int, n_branches: int) -> None:
         """`n_branches`: branches of a sequence in the target, which limit the leaves."""
-        super().__init__(n_nodes)
+        self.n_nodes = n_nodes
         self.n_leaves = n_branches - 1
 
     def limit(self, n_nodes: int, remaining: int | None) -> int:
@@ -114,14 +89,8 @@ class Tree(Shape):
         depth = limit if remaining is None else min(limit, remaining - 1)
         known = proposal.candidates
         if proposal.is_chain and known is not None and known.ids.shape[1] > 1:
-            return grow(
-                known,
-                limit,
-                n_vocab,
-                chances=rate(known),
-                max_leaves=self.n_leaves,
-                max_depth=depth,
-            )
+            most = {"max_leaves": self.n_leaves, "max_depth": depth}
+            return grow(known, limit, n_vocab, chances=rate(known), **most)
         return _within(proposal.valid_prefix(n_vocab), limit, depth, self.n_leaves)
 
     def place(
@@ -138,6 +107,9 @@ class Tree(Shape):
         if not draft.is_copy:
             on_side = draft.leaves_first([row - 1 for row in path[1:]])
             stats.record_tree(leaves=len(draft.leaves), on_side=on_side)
+
+
+Shape = Chain | Tree
 
 
 def _within(draft: Draft, n_nodes: int, n_depth: int, most_leaves: int) -> Draft:

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.llama import native
 
-_ALL = 1 << 30
-
 
 class Chances(NamedTuple):
     """Chances of a drafter's candidates, as learnt.
@@ -37,7 +35,7 @@ def grow(
     *,
     chances: Chances | None = None,
     max_leaves: int = 64,
-    max_depth: int | None = None,
+    max_depth: int = 1 << 30,
 ) -> Draft:
     """The best tree of at most `n_nodes`, likeliest node first. Of equals the shallower one comes
     first, then the one whose parent came first, then the drafter's first.
@@ -47,14 +45,6 @@ def grow(
     would come after it. There are fewer nodes if the candidates give no more. The log-probabilities
     of the draft are those of each token at its position, corrected by `chances` if there are any.
     """
-    tokens, parents, logprobs = native.grow_tree(
-        candidates.ids,
-        candidates.logprobs,
-        n_vocab,
-        n_nodes,
-        max_leaves,
-        _ALL if max_depth is None else max_depth,
-        candidates.steps,
-        *(chances or ()),
-    )
-    return Draft(tokens, parents, logprobs, candidates)
+    known, most = (candidates.ids, candidates.logprobs), (n_vocab, n_nodes, max_leaves, max_depth)
+    grown = native.grow_tree(*known, *most, candidates.steps, *(chances or ()))
+    return Draft(*grown, candidates)

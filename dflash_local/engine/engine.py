@@ -285,8 +285,7 @@ class Engine:
     def resume(self, sequence: Sequence) -> None:
         """Give a suspended sequence a free slot. The part of its text that the caches have lost is
         decoded again like a prompt. Raises InputError if no slot is free."""
-        request = sequence.request
-        sequence.slot = self._take(request, sequence.text, sequence.policy)
+        sequence.slot = self._take(sequence.request, sequence.text, sequence.policy)
         sequence.has_slot, sequence.behind = True, False
         sequence.turn = self._n_steps
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from operator import is_
 
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.costs import TO_MAKE
@@ -47,7 +46,7 @@ class Meter:
         small model would wait for. It is told before where a plan is made by it, an answer has
         ended, or other sequences come.
         """
-        if not same(sequences, self._sequences):
+        if sequences != self._sequences:
             self.tell()
         lap = Lap(self, self._slots, sequences)
         yield lap
@@ -93,11 +92,6 @@ class Meter:
             if self.controller:
                 return min(seconds, self.controller.draft_s(n_drafting))
         return seconds
-
-
-def same(some: list[Sequence], others: list[Sequence]) -> bool:
-    """Whether they are the same sequences, not ones like them."""
-    return len(some) == len(others) and all(map(is_, some, others))
 
 
 class Lap:

@@ -7,7 +7,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dflash_local.engine import scheduler
 from dflash_local.engine.prefix_cache import PrefixCache
 from dflash_local.engine.round import Round
-from dflash_local.engine.scheduler import Prompt
 from dflash_local.engine.sequence import Sequence
 from dflash_local.engine.slots import Slots
 from dflash_local.fit.options import MAX_OUTPUT_ROWS
@@ -129,7 +128,8 @@ class Prefill:
         if self._slots.least > 1:  # a chunk is as wide as if it were alone, and in its own pass
             reading, streaming = [min(reading, key=lambda s: s.turn)], False
         n_rows = scheduler.chunk_rows(self._target.n_batch, streaming, self._rows_per_s, round_s)
-        rows = scheduler.share_rows([Prompt(s.n_left, s.turn) for s in reading], n_rows)
+        left, turns = [s.n_left for s in reading], [s.turn for s in reading]
+        rows = scheduler.share_rows(left, turns, n_rows)
         return [(s, self._chunk(s, n)) for s, n in zip(reading, rows, strict=True) if n]
 
     def _chunk(self, sequence: Sequence, n_rows: int) -> int:

@@ -1,4 +1,4 @@
-"""Policy of the queue: requests that begin, or waited too long, and the prompt rows of a step.
+"""Policy of the queue: the requests that begin, and the prompt rows of a step.
 
 Pure policy over small records: no model, and no clock except the times it is given.
 
@@ -37,13 +37,8 @@ class Waiting:
     until: float | None = None
     alone: bool = False
 
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt with `left` rows to decode. Its last rows were decoded in step `turn`."""
-
-    left: int
-    turn: int
+    def is_overdue(self, now: float) -> bool:
+        return self.until is not None and now >= self.until
 
 
 def cells_for(n_prompt: int, n_emitted: int, max_tokens: int | None, n_ctx: int) -> int:
@@ -71,11 +66,6 @@ def n_to_begin(waiting: Sequence[Waiting], n_running: int, n_slots: int, free_ce
             break
         n += 1
     return n
-
-
-def overdue(waiting: Sequence[Waiting], now: float) -> list[int]:
-    """Places in the queue of the requests that have waited too long."""
-    return [i for i, w in enumerate(waiting) if w.until is not None and now >= w.until]
 
 
 def retry_after(durations: Sequence[float], n_slots: int) -> int:
@@ -115,14 +105,15 @@ def ahead(texts: Sequence[list[int]], n_cached: Sequence[int], least: int) -> li
     return found
 
 
-def share_rows(prompts: Sequence[Prompt], n_rows: int) -> list[int]:
-    """The rows that each prompt may decode in this step, together at most `n_rows`.
+def share_rows(left: Sequence[int], turns: Sequence[int], n_rows: int) -> list[int]:
+    """The rows that each prompt may decode in this step, together at most `n_rows`. It has so many
+    `left`, and its last ones were decoded in step `turns`.
 
     The prompts that have waited longest come first, and the next one gets the rows that are left.
     So a short prompt waits for at most one chunk of each other one, and a long one always goes on.
     """
-    rows = [0] * len(prompts)
-    for i in sorted(range(len(prompts)), key=lambda i: prompts[i].turn):
-        rows[i] = min(prompts[i].left, n_rows)
+    rows = [0] * len(left)
+    for i in sorted(range(len(left)), key=turns.__getitem__):
+        rows[i] = min(left[i], n_rows)
         n_rows -= rows[i]
     return rows

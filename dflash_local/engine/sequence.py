@@ -27,7 +27,7 @@ _LEAST_SHIFTED = 16
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """An answer in progress. The last of `tokens` is the anchor: emitted, but in no cache yet."""
 

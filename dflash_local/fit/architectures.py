@@ -104,9 +104,7 @@ def way_back(architecture: str) -> WayBackKind | None:
         return "cells"
     if architecture in REPLAY_ARCHITECTURES:
         return "replay"
-    if architecture in SNAPSHOT_ARCHITECTURES:
-        return "snapshots"
-    return None
+    return "snapshots" if architecture in SNAPSHOT_ARCHITECTURES else None
 
 
 def rolls_back(architecture: str) -> bool:

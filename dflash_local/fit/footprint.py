@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -14,7 +14,6 @@ from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.options import (
     CHECKPOINTS,
     MAX_OUTPUT_ROWS,
-    MAX_ROWS_AT_HOME,
     SPARE_IDS,
     STORED_ROWS,
     LoadOptions,
@@ -106,6 +105,26 @@ def cells(n_ctx: int) -> int:
     return -(-n_ctx // _CELLS) * _CELLS
 
 
+class Blocks(NamedTuple):
+    """Bytes of layers that repeat."""
+
+    weights: int = 0
+    packed: int = 0
+    """Weights that a CPU holds a second time, in its own layout."""
+    experts: int = 0
+    """The part of `weights` that are experts."""
+    packed_experts: int = 0
+    cell: int = 0
+    """Keys and values of a cell."""
+    state: int = 0
+    """The recurrent state of a sequence."""
+    consumed: int = 0
+    """Of a row, by recurrent layers: replay keeps it."""
+
+    def plus(self, other: Blocks, times: int = 1) -> Blocks:
+        return Blocks(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
 class Footprint:
     """The memory of a target and, if there is one, a drafter, by layer, from the checked files.
 
@@ -134,27 +153,24 @@ class Footprint:
         self.trained = target.require(f"{self._arch}.context_length", int)
         self._n_embd = target.require(f"{self._arch}.embedding_length", int)
         self._n_vocab = target.n_vocab or 0
-        # As if some experts came to lie in RAM, which is decided by what else there is.
-        may_be_wide = self._key("expert_count") and options.n_gpu_layers != 0 and not options.exact
-        widest = MAX_ROWS_AT_HOME if may_be_wide else MAX_OUTPUT_ROWS
-        self._n_outputs = min(self._n_batch, widest * self._n_seq)
         width = MAX_OUTPUT_ROWS if n_branches > 1 else spec.block_size if spec else 1
         self._n_verified = min(self._n_batch, max(self._n_seq * width, _MEASURED_ROWS))
+        self.is_mixture = bool(self._key("expert_count"))
         self._masks = 2 if self._key("attention.sliding_window") else 1
-        self._read_weights(options.override_tensor)
         self._key_type, self._value_type = (
             GGMLQuantizationType[name.upper()] for name in options.kv_types
         )
-        rows = [self._cache_row(i) for i in range(self.n_blocks)]
-        self._row, self._state = (
-            _sums([row for row, _ in rows]),
-            _sums([state for _, state in rows]),
-        )
+        layers = [
+            Blocks(cell=cell, state=state, consumed=self._row_of_net(i))
+            for i in range(self.n_blocks)
+            for cell, state in [self._cache_row(i)]
+        ]
+        self._read_weights(options.override_tensor, layers)
+        self._sums = list(accumulate(layers, Blocks.plus, initial=Blocks()))
+        self.all = self.blocks(range(self.n_blocks))
         # A pass makes the snapshots of a layer before it stores them.
-        self._new_states = max(state for _, state in rows) * self._n_states
-        if not way_back.by("snapshots"):
-            self._new_states = 0
-        self._consumed = _sums([self._row_of_net(i) for i in range(self.n_blocks)])
+        has_snapshots = way_back.by("snapshots") > 0
+        self._new_states = max(each.state for each in layers) * self._n_states * has_snapshots
         self._read_shape()
         self.taps = len(spec.target_layers) if spec else 0
         self._own: Footprint | None = None
@@ -166,8 +182,8 @@ class Footprint:
             self._own = Footprint(drafter, None, None, own)
         self._read_drafter(drafter, spec)
 
-    def _read_weights(self, overrides: Mapping[str, str]) -> None:
-        blocks, packed, experts, packed_experts = ([0] * self.n_blocks for _ in range(4))
+    def _read_weights(self, overrides: Mapping[str, str], layers: list[Blocks]) -> None:
+        """The weights of all files, of those in `layers` added to them."""
         self.largest_block_tensor = self.input_weights = self.head_weights = 0
         self.elsewhere: Counter[str] = Counter()
         """Bytes of the tensors for which the user names a device, by device."""
@@ -181,21 +197,15 @@ class Footprint:
                 self.packed_elsewhere[device] += n_packed
                 self.largest_block_tensor = max(self.largest_block_tensor, n)
             elif match and int(match[1]) < self.n_blocks:
-                i = int(match[1])
-                blocks[i] += n
-                packed[i] += n_packed
-                if _EXPERTS.search(tensor.name):
-                    experts[i] += n
-                    packed_experts[i] += n_packed
+                experts = (n, n_packed) if _EXPERTS.search(tensor.name) else ()
+                layers[int(match[1])] = layers[int(match[1])].plus(Blocks(n, n_packed, *experts))
                 self.largest_block_tensor = max(self.largest_block_tensor, n)
             elif tensor.name.startswith(_INPUT_TENSORS):
                 self.input_weights += n
             else:
                 self.head_weights += n
-        self._weights, self._packed = _sums(blocks), _sums(packed)
-        self._experts_of, self._packed_experts = _sums(experts), _sums(packed_experts)
-        self.weights = sum(blocks) + self.input_weights + self.head_weights
-        self.weights += self.elsewhere.total()
+        self.weights = sum(each.weights for each in layers) + self.elsewhere.total()
+        self.weights += self.input_weights + self.head_weights
         self.head_device = device_of("output.weight", overrides)
         """The device that the user names for the output head."""
         # llama.cpp copies the embeddings when a tied head goes to a GPU.
@@ -304,38 +314,26 @@ class Footprint:
         if not self._experts or not self._n_ff:
             self._n_ff = self._target.largest("feed_forward_length")
 
-    def block_weights(self, layers: range) -> int:
-        return self._weights[layers.stop] - self._weights[layers.start]
-
-    def packed_weights(self, layers: range) -> int:
-        """Weights of blocks on the CPU that are held a second time, in the CPU's own layout."""
-        return self._packed[layers.stop] - self._packed[layers.start]
-
-    def expert_weights(self, layers: range) -> int:
-        """The part of `block_weights` that are experts."""
-        return self._experts_of[layers.stop] - self._experts_of[layers.start]
-
-    def packed_expert_weights(self, layers: range) -> int:
-        """The part of `packed_weights` that are experts."""
-        return self._packed_experts[layers.stop] - self._packed_experts[layers.start]
+    def blocks(self, layers: range) -> Blocks:
+        """The sums over some layers."""
+        return self._sums[layers.stop].plus(self._sums[layers.start], -1)
 
     def kv(self, n_ctx: int, layers: range) -> int:
         """The target's cache and its states. Layers with a sliding window keep the whole context,
         too."""
-        row = self._row[layers.stop] - self._row[layers.start]
-        state = self._state[layers.stop] - self._state[layers.start]
-        return row * cells(n_ctx) + self._n_states * state
+        of = self.blocks(layers)
+        return of.cell * cells(n_ctx) + self._n_states * of.state
 
     @property
     def spare_states(self) -> int:
         """Bytes of the further ids that keep the cells of several slots on a CPU in order."""
         keeps_order = self._n_seq > 1 and self._way_back.kind == "replay"
-        return SPARE_IDS * self._state[-1] if keeps_order else 0
+        return SPARE_IDS * self.all.state if keeps_order else 0
 
     @property
     def states(self) -> int:
         """Bytes of that for the recurrent states of all sequences, with their snapshots."""
-        return self._n_states * self._state[-1]
+        return self._n_states * self.all.state
 
     def drafter_kv(self, n_ctx: int) -> int:
         """The drafter's cache for all sequences, when the context is full: f16, or as the target's
@@ -398,14 +396,14 @@ class Footprint:
         all that its rows put into them."""
         if self._way_back.kind != "replay":
             return 0
-        state = self._state[layers.stop] - self._state[layers.start]
-        row = self._consumed[layers.stop] - self._consumed[layers.start]
-        return self._n_seq * (state + (1 + self._way_back.rows) * row)
+        of = self.blocks(layers)
+        return self._n_seq * (of.state + (1 + self._way_back.rows) * of.consumed)
 
-    def compute_head(self, n_ctx: int) -> int:
-        """The buffer of the output layer: logits and its inputs."""
+    def compute_head(self, n_ctx: int, most_rows: int = MAX_OUTPUT_ROWS) -> int:
+        """The buffer of the output layer: its inputs, and logits of `most_rows` of a sequence."""
         rows = self._rows(n_ctx)
-        return 4 * (min(rows, self._n_outputs) * self._n_vocab + 2 * rows * self._n_embd)
+        n_outputs = min(rows, most_rows * self._n_seq)
+        return 4 * (n_outputs * self._n_vocab + 2 * rows * self._n_embd)
 
     def host_buffers(self, n_ctx: int, copies: int = 1) -> int:
         """Bytes that the host always holds: inputs, taps, the output of the widest verify pass,
@@ -416,7 +414,7 @@ class Footprint:
         inputs = 4 * rows * self._n_embd + 2 * self._masks * rows * cells(n_ctx) * copies
         taps = 4 * self._n_batch * self.taps * self._n_embd
         ids = _ID_BYTES * self._n_branches * cells(n_ctx)
-        checkpoints = CHECKPOINTS * self._n_seq * self._state[-1]
+        checkpoints = CHECKPOINTS * self._n_seq * self.all.state
         outputs = _OUTPUT_BYTES * self._n_verified * self._n_vocab
         drafter = self._drafter_on_host + self.kept_graphs(n_ctx)
         if self._own:
@@ -430,11 +428,6 @@ class Footprint:
 def _stored(n: int, kind: GGMLQuantizationType) -> int:
     block, size = GGML_QUANT_SIZES[kind]
     return -(-n // block) * size
-
-
-def _sums(values: list[int]) -> list[int]:
-    """Sums of the first 0, 1, 2 ... values. The sum over a range of layers is then a difference."""
-    return list(accumulate(values, initial=0))
 
 
 def _at(value: Any, layer: int) -> int:

@@ -1,4 +1,4 @@
-"""Decides whether a target and a drafter fit each other, from their headers."""
+"""Decides from headers whether a model can be used, and whether a target and a drafter fit."""
 
 import reprlib
 from collections.abc import Container, Iterator, Sequence
@@ -16,6 +16,7 @@ from dflash_local.fit.architectures import (
     TAPPED_ARCHITECTURES,
     rolls_back,
 )
+from dflash_local.fit.options import POOLINGS, Pooling
 from dflash_local.gguf.drafter_keys import MAX_LAYERS, OLD_ARCHITECTURES, read_drafter, refuse_old
 from dflash_local.gguf.drafter_spec import (
     AssistantSpec,
@@ -120,6 +121,32 @@ def _check_size(file: GgufFile, key: str, *, listed: bool) -> None:
         several = ", or one for each layer" if listed else ""
         shown = reprlib.repr(value)
         file.fail(f"key '{key}' is {shown}, expected a whole number of 32 bits{several}")
+
+
+def pooling_of(file: GgufFile) -> Pooling | None:
+    """The pooling that a model's file asks for; None for one that writes text."""
+    given = file.get(f"{file.architecture}.pooling_type")
+    if type(given) is int and 0 < given < len(POOLINGS):
+        return POOLINGS[given]
+    if file.architecture not in EMBEDDING_ARCHITECTURES:
+        return None
+    return "rank" if _has_classifier(file) else "none"
+
+
+def check_embedder(file: GgufFile, pooling: Pooling) -> None:
+    """Raise FileError unless `file` is a model that can be used with `pooling`, InputError for one
+    of another name."""
+    if pooling not in POOLINGS:
+        raise InputError(f"pooling is {pooling!r}; give one of {', '.join(POOLINGS)}")
+    check_model(file, takes=EMBEDDING_ARCHITECTURES)
+    if file.architecture in RECURRENT_ARCHITECTURES:
+        file.fail("a model with recurrent layers, of which no embeddings are made here")
+    if pooling == "rank" and not _has_classifier(file):
+        file.fail("no reranker: it has no tensor cls.weight or cls.output.weight")
+
+
+def _has_classifier(file: GgufFile) -> bool:
+    return not {"cls.weight", "cls.output.weight"}.isdisjoint(file.tensors)
 
 
 def check_pair(target: GgufFile, drafter: GgufFile) -> FileSpec:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import Footprint, Use, gpu_use, host_use, size_text
-from dflash_local.fit.options import LoadOptions
+from dflash_local.fit.options import MAX_OUTPUT_ROWS, MAX_ROWS_AT_HOME, LoadOptions
 
 if TYPE_CHECKING:
     from dflash_local.llama.runtime import Device
@@ -68,6 +68,7 @@ class Devices:
         self._head_on_last = any(remote) and not self._head_on_host
         # Whole layers here cost no waits for the network; experts do, once for each layer.
         self._may_move_experts = not any(remote) and not all(self._shares_host)
+        self._may_be_wide = model.is_mixture and not options.exact
         self._is_mapped = options.load_mode in ("auto", "mmap")
         self._copies = _PIPELINE_COPIES if len(self.gpus) > 1 and not any(remote) else 1
 
@@ -96,138 +97,135 @@ class Devices:
         if self.model.elsewhere.keys() - {self._host.name}:  # llama.cpp has that GPU with layers
             layers = [count for count in layers if count]
         moved, n_blocks = n_cpu_moe or 0, self.model.n_blocks
-        tries = [(context, layers[0], moved) for context in contexts if context >= small[0]]
-        is_mixture = self.model.expert_weights(range(n_blocks)) > 0
-        if is_mixture and n_cpu_moe is None and self.gpus and self._may_move_experts and layers[0]:
-            tries += [(c, layers[0], n) for c in contexts for n in range(1, n_blocks + 1)]
+        tries = [Choice(c, layers[0], moved) for c in contexts if c >= small[0]]
+        may_move = self._may_move_experts and n_cpu_moe is None and self.gpus and layers[0]
+        if may_move and self.model.all.experts:
+            tries += [Choice(c, layers[0], n) for c in contexts for n in range(1, n_blocks + 1)]
             moved = n_blocks
-        tries += [(context, count, moved) for context in small for count in layers]
-        for context, count, moved in tries:
-            if not self._too_small(*self.place(context, count, moved), count, moved):
-                return Choice(context, count, moved)
-        raise InputError(self._refusal(*tries[-1]))
+        tries += [Choice(c, count, moved) for c in small for count in layers]
+        for choice in tries:
+            if not self._too_small(choice):
+                return choice
+        raise InputError(self._refusal(tries[-1]))
 
-    def place(self, n_ctx: int, count: int, n_cpu_moe: int = 0) -> tuple[Use, tuple[Use, ...]]:
-        """Host and GPUs with `count` layers on the GPUs, and the experts of the first `n_cpu_moe`
-        of all layers in RAM, whether these fit or not."""
-        host = self._host_use(n_ctx, count, n_cpu_moe)
+    def place(self, choice: Choice) -> tuple[Use, tuple[Use, ...]]:
+        """Host and GPUs with these layers and experts, whether they fit or not."""
+        host, count = self._host_use(choice), choice.n_gpu_layers
         if not self.gpus or not count:
             return host, self.gpus
+        left = max(0, host.usable - host.needed)
         room = tuple(
-            replace(gpu, usable=min(gpu.usable, max(0, host.usable - host.needed)))
-            if shared
-            else gpu
+            replace(gpu, usable=min(gpu.usable, left)) if shared else gpu
             for gpu, shared in zip(self.gpus, self._shares_host, strict=True)
         )
         if self._shares or len(room) == 1:
             counts = _by_shares(self._shares or [1.0], count)
         else:
-            counts = self._fill(room, n_ctx, count, n_cpu_moe)
-        first = self.model.n_blocks + 1 - count
-        starts = accumulate(counts, initial=first)
+            counts = self._fill(room, choice)
+        starts = accumulate(counts, initial=self._first(choice))
         return host, tuple(
-            self._gpu_use(gpu, n_ctx, range(start, start + n), first, n_cpu_moe)
+            self._gpu_use(gpu, range(start, start + n), choice)
             for gpu, start, n in zip(room, starts, counts, strict=False)
         )
 
-    def experts(self, count: int, n_cpu_moe: int) -> range:
+    def most_rows(self, choice: Choice) -> int:
+        """The most rows of a sequence with logits: more where experts are in RAM beside GPUs."""
+        named = self.model.elsewhere[self._host.name]
+        in_ram = self._host_blocks(choice) or choice.n_cpu_moe or named
+        is_wide = choice.n_gpu_layers and in_ram and self._may_be_wide
+        return MAX_ROWS_AT_HOME if is_wide else MAX_OUTPUT_ROWS
+
+    def experts(self, choice: Choice) -> range:
         """The layers on GPUs whose experts are in RAM."""
-        first = self._host_blocks(count).stop
-        return range(first, max(first, min(n_cpu_moe, self.model.n_blocks)))
+        first = self._host_blocks(choice).stop
+        return range(first, max(first, min(choice.n_cpu_moe, self.model.n_blocks)))
 
-    def mapped(self, count: int, n_cpu_moe: int = 0) -> int:
+    def mapped(self, choice: Choice) -> int:
         """Weights that the host uses in the mapped file. The system can free that memory."""
-        return self._unpacked(count, n_cpu_moe) if self._is_mapped else 0
+        return self._unpacked(choice) if self._is_mapped else 0
 
-    def _unpacked(self, count: int, n_cpu_moe: int) -> int:
+    def _unpacked(self, choice: Choice) -> int:
         """Weights on the host that the CPU does not pack."""
-        model, blocks = self.model, self._host_blocks(count)
-        experts = self.experts(count, n_cpu_moe)
-        weights = model.block_weights(blocks) - model.packed_weights(blocks)
-        weights += model.expert_weights(experts) - model.packed_expert_weights(experts)
+        model, head = self.model, self._has_head(choice)
+        blocks = model.blocks(self._host_blocks(choice))
+        experts = model.blocks(self.experts(choice))
+        weights = blocks.weights - blocks.packed + experts.experts - experts.packed_experts
         weights += model.elsewhere[self._host.name] - model.packed_elsewhere[self._host.name]
-        return weights + model.input_weights + (model.head_weights if self._has_head(count) else 0)
+        return weights + model.input_weights + (model.head_weights if head else 0)
 
-    def _has_head(self, count: int) -> bool:
+    def _has_head(self, choice: Choice) -> bool:
         """Whether the host computes the logits. It never leaves them to another machine."""
-        return not count or self._head_on_host
+        return not choice.n_gpu_layers or self._head_on_host
 
-    def _host_blocks(self, count: int) -> range:
-        return range(min(self.model.n_blocks, self.model.n_blocks + 1 - count))
+    def _first(self, choice: Choice) -> int:
+        """The first layer on a GPU. Number `n_blocks` is the output layer, beside the drafter."""
+        return self.model.n_blocks + 1 - choice.n_gpu_layers
 
-    def _host_use(self, n_ctx: int, count: int, n_cpu_moe: int) -> Use:
-        model, blocks = self.model, self._host_blocks(count)
-        experts = self.experts(count, n_cpu_moe)
+    def _host_blocks(self, choice: Choice) -> range:
+        return range(min(self.model.n_blocks, self._first(choice)))
+
+    def _host_use(self, choice: Choice) -> Use:
+        model, n_ctx = self.model, choice.n_ctx
+        blocks, experts = self._host_blocks(choice), self.experts(choice)
         named = model.packed_elsewhere[self._host.name]
         compute = model.compute_blocks(n_ctx) if blocks or experts or named else 0
-        has_head = self._has_head(count)
+        has_head = self._has_head(choice)
         if has_head:
-            compute = max(compute, model.compute_head(n_ctx))
+            compute = max(compute, model.compute_head(n_ctx, self.most_rows(choice)))
+        weights = model.blocks(blocks).packed + model.blocks(experts).packed_experts + named
         return replace(
             self._host,
-            weights=model.packed_weights(blocks)
-            + model.packed_expert_weights(experts)
-            + named
-            + (0 if self._is_mapped else self._unpacked(count, n_cpu_moe)),
-            kv=model.kv(n_ctx, blocks) + (0 if count else model.spare_states),
+            weights=weights + (0 if self._is_mapped else self._unpacked(choice)),
+            kv=model.kv(n_ctx, blocks) + (0 if choice.n_gpu_layers else model.spare_states),
             drafter=model.drafter(n_ctx) if has_head else 0,
             compute=compute + model.replayed(blocks) + model.host_buffers(n_ctx, self._copies),
         )
 
-    def _gpu_use(self, gpu: Use, n_ctx: int, layers: range, first: int, n_cpu_moe: int) -> Use:
-        """`gpu` with these layers, of those from `first` on. Number `n_blocks` is the output layer,
-        beside the drafter."""
+    def _gpu_use(self, gpu: Use, layers: range, choice: Choice) -> Use:
+        """`gpu` with these of the chosen layers."""
         if not layers:
             return gpu
-        model = self.model
+        model, n_ctx = self.model, choice.n_ctx
         blocks = range(layers.start, min(layers.stop, model.n_blocks))
         head = layers.stop > model.n_blocks and not self._head_on_host
         compute = model.compute_blocks(n_ctx, self._copies)
         if head:
-            compute = max(compute, model.compute_head(n_ctx))
-        if (
-            first or n_cpu_moe or model.elsewhere
-        ):  # long batches are computed on the GPU, with weights copied there one by one
+            compute = max(compute, model.compute_head(n_ctx, self.most_rows(choice)))
+        # Long batches are computed on the GPU, with weights copied there one by one.
+        if self._first(choice) or choice.n_cpu_moe or model.elsewhere:
             compute += model.largest_block_tensor
+        in_ram = range(blocks.start, min(blocks.stop, max(blocks.start, choice.n_cpu_moe)))
+        weights = gpu.weights + model.blocks(blocks).weights - model.blocks(in_ram).experts
         return replace(
             gpu,
             layers=len(layers),
-            weights=gpu.weights
-            + model.block_weights(blocks)
-            - model.expert_weights(
-                range(blocks.start, min(blocks.stop, max(blocks.start, n_cpu_moe)))
-            )
-            + (model.head_weights + model.head_copy if head else 0),
+            weights=weights + (model.head_weights + model.head_copy if head else 0),
             kv=model.kv(n_ctx, blocks),
             drafter=model.drafter(n_ctx) + model.looked_up if head else 0,
             compute=compute + model.replayed(blocks),
         )
 
-    def _fill(self, room: tuple[Use, ...], n_ctx: int, count: int, n_cpu_moe: int) -> list[int]:
+    def _fill(self, room: tuple[Use, ...], choice: Choice) -> list[int]:
         """Layers for each of several GPUs, so that all are filled to about the same share."""
-        best = self._packed(room, n_ctx, count, n_cpu_moe, 1.0)
+        best = self._packed(room, choice, 1.0)
         if best is None:
-            return _by_shares([gpu.usable + 1.0 for gpu in room], count)
+            return _by_shares([gpu.usable + 1.0 for gpu in room], choice.n_gpu_layers)
         low, high = 0.0, 1.0
         for _ in range(8):
             middle = (low + high) / 2
-            even = self._packed(room, n_ctx, count, n_cpu_moe, middle)
+            even = self._packed(room, choice, middle)
             low, high = (middle, high) if even is None else (low, middle)
             best = even or best
         return best
 
-    def _packed(
-        self, room: tuple[Use, ...], n_ctx: int, count: int, n_cpu_moe: int, share: float
-    ) -> list[int] | None:
+    def _packed(self, room: tuple[Use, ...], choice: Choice, share: float) -> list[int] | None:
         """Layers for the GPUs in order, each filled up to `share`; None if layers remain."""
-        end = self.model.n_blocks + 1
-        first = start = end - count
-        counts = []
+        start, end, counts = self._first(choice), self.model.n_blocks + 1, []
         for gpu in room:
             n = 0
             most = end - 1 if self._head_on_last and gpu is not room[-1] else end
             while start + n < most:
-                use = self._gpu_use(gpu, n_ctx, range(start, start + n + 1), first, n_cpu_moe)
+                use = self._gpu_use(gpu, range(start, start + n + 1), choice)
                 if use.needed > gpu.usable * share:
                     break
                 n += 1
@@ -235,10 +233,11 @@ class Devices:
             start += n
         return counts if start == end else None
 
-    def _too_small(self, host: Use, gpus: tuple[Use, ...], count: int, n_cpu_moe: int) -> list[str]:
+    def _too_small(self, choice: Choice) -> list[str]:
         """The parts that do not fit, in words."""
+        host, gpus = self.place(choice)
         faults = [str(use) for use in gpus if use.needed > use.usable]
-        n_mapped = self.mapped(count, n_cpu_moe)
+        n_mapped = self.mapped(choice)
         mapped, total = size_text(n_mapped), size_text(host.total)
         if host.needed > host.usable:
             faults.append(str(host))
@@ -246,14 +245,13 @@ class Devices:
             faults.append(f"{host} and maps weights of {mapped}, more than the machine's {total}")
         return faults
 
-    def _refusal(self, n_ctx: int, count: int, n_cpu_moe: int) -> str:
-        host, gpus = self.place(n_ctx, count, n_cpu_moe)
-        faults = "; ".join(self._too_small(host, gpus, count, n_cpu_moe))
+    def _refusal(self, choice: Choice) -> str:
+        count, faults = choice.n_gpu_layers, "; ".join(self._too_small(choice))
         where = f" and n_gpu_layers {count}" if self.gpus else ""
         lower = "n_ctx or n_gpu_layers" if count else "n_ctx"
         return (
-            f"the models do not fit with n_ctx {n_ctx}{where}: {faults}; lower {lower}, take a "
-            "smaller kv_type or quantisation, or free memory"
+            f"the models do not fit with n_ctx {choice.n_ctx}{where}: {faults}; lower {lower}, "
+            "take a smaller kv_type or quantisation, or free memory"
         )
 
 

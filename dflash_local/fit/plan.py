@@ -18,7 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.fit.footprint import Footprint, Use, cells, size_text
-from dflash_local.fit.options import LoadOptions, check_whole
+from dflash_local.fit.options import MAX_OUTPUT_ROWS, LoadOptions, check_whole
 from dflash_local.fit.placement import Choice, Devices, tensor_split_of, usable_gpus
 from dflash_local.gguf.drafter_spec import AnySpec, HeadsSpec
 
@@ -69,6 +69,8 @@ class Plan:
     """The experts of so many layers, the first ones, are in RAM, wherever the layers are."""
     experts_bytes: int = 0
     """The experts in RAM of layers that are on GPUs."""
+    most_rows: int = MAX_OUTPUT_ROWS
+    """The most rows of a sequence in a verify pass."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -146,9 +148,9 @@ def make_plan(
             if found == choice:
                 places, kept = richer, way
     model, most, (context, count, n_cpu_moe) = places.model, places.most, choice
-    host, gpus = places.place(*choice)
+    host, gpus = places.place(choice)
     n_gpu_layers = options.n_gpu_layers
-    experts = places.experts(count, n_cpu_moe)
+    experts = places.experts(choice)
 
     notes = [
         f"override_tensor: no tensor of the target has a name like {pattern}"
@@ -195,9 +197,10 @@ def make_plan(
         way_back=kept,
         drafter_kv_bytes=model.drafter_kv(context),
         draft_window=options.draft_window or 0,
-        mapped_bytes=places.mapped(count, n_cpu_moe),
+        mapped_bytes=places.mapped(choice),
         n_cpu_moe=n_cpu_moe,
-        experts_bytes=model.expert_weights(experts),
+        experts_bytes=model.blocks(experts).experts,
+        most_rows=places.most_rows(choice),
     )
     if plan.reads_disk:
         notes.append("the weights exceed the free memory of the host: decoding may read the disk")

@@ -213,7 +213,7 @@ class _HeaderReader:
         name = self._name(f"the name of tensor {index}", MAX_NAME_BYTES)
         if "\0" in name:
             self._fail(f"the name of tensor {index} holds a zero byte: {name!r}")
-        n_dims = self._uint32(f"the dimensions of tensor {name!r}")
+        n_dims = int.from_bytes(self._take(4, f"the dimensions of tensor {name!r}"), "little")
         if not 1 <= n_dims <= MAX_DIMS:
             self._fail(f"tensor {name!r} has {n_dims} dimensions, expected 1 to {MAX_DIMS}")
         what = f"the shape of tensor {name!r}"
@@ -281,9 +281,6 @@ class _HeaderReader:
 
     def _int32(self, what: str) -> int:
         return int.from_bytes(self._take(4, what), "little", signed=True)
-
-    def _uint32(self, what: str) -> int:
-        return int.from_bytes(self._take(4, what), "little")
 
     def _length(self, what: str) -> int:
         return int.from_bytes(self._take(8, what), "little")

@@ -2,7 +2,12 @@
 
 from typing import Any
 
-_TOKENS = "tokenizer.ggml.tokens"
+_TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
+_LISTS = {
+    "tokenizer.ggml.token_type": ("int32",),
+    "tokenizer.ggml.scores": ("float32", "int32"),
+    _MERGES: ("string",),
+}
 _NO_VOCABULARY = ("no_vocab", "none")
 _MERGE_MODELS = ("gpt2", "hybriddna", "whitespace", "gemma4")
 # models without a begin-of-text token unless the file names one
@@ -22,15 +27,19 @@ def vocabulary_fault(metadata: dict[str, Any], value_types: dict[str, str]) -> s
     tokens: list[str] = metadata[_TOKENS]
     if not tokens:
         return f"key '{_TOKENS}' is empty"
-    return (
-        _duplicate(tokens)
-        or _wrong_list("tokenizer.ggml.token_type", ("int32",), len(tokens), metadata, value_types)
-        or _wrong_list(
-            "tokenizer.ggml.scores", ("float32", "int32"), len(tokens), metadata, value_types
-        )
-        or _wrong_merges(model, metadata, value_types)
-        or _missing_bos(model, metadata, len(tokens))
-    )
+    if fault := _duplicate(tokens):
+        return fault
+    for key, kinds in _LISTS.items():
+        if key not in metadata:
+            continue
+        if value_types[key] not in [f"array of {kind}" for kind in kinds]:
+            return f"key '{key}' is {value_types[key]}, expected array of {' or '.join(kinds)}"
+        if key != _MERGES and len(metadata[key]) < len(tokens):
+            return f"key '{key}' has {len(metadata[key])} values for {len(tokens)} tokens"
+    needs_merges = model in _MERGE_MODELS and metadata.get("tokenizer.ggml.pre") != "kimi-k2"
+    if needs_merges and _MERGES not in metadata:
+        return f"key '{_MERGES}' is missing, which a tokenizer of model '{model}' needs"
+    return _missing_bos(model, metadata, len(tokens))
 
 
 def _duplicate(tokens: list[str]) -> str | None:
@@ -43,32 +52,6 @@ def _duplicate(tokens: list[str]) -> str | None:
         if name in ids:
             return f"token {token!r} has two ids, {ids[name]} and {index}, in key '{_TOKENS}'"
         ids[name] = index
-    return None
-
-
-def _wrong_list(
-    key: str,
-    kinds: tuple[str, ...],
-    n_tokens: int,
-    metadata: dict[str, Any],
-    value_types: dict[str, str],
-) -> str | None:
-    if key not in metadata:
-        return None
-    if value_types[key] not in [f"array of {kind}" for kind in kinds]:
-        return f"key '{key}' is {value_types[key]}, expected array of {' or '.join(kinds)}"
-    if len(metadata[key]) < n_tokens:
-        return f"key '{key}' has {len(metadata[key])} values for {n_tokens} tokens"
-    return None
-
-
-def _wrong_merges(model: str, metadata: dict[str, Any], value_types: dict[str, str]) -> str | None:
-    key = "tokenizer.ggml.merges"
-    if key in metadata and value_types[key] != "array of string":
-        return f"key '{key}' is {value_types[key]}, expected array of string"
-    needed = model in _MERGE_MODELS and metadata.get("tokenizer.ggml.pre") != "kimi-k2"
-    if needed and key not in metadata:
-        return f"key '{key}' is missing, which a tokenizer of model '{model}' needs"
     return None
 
 

@@ -162,19 +162,16 @@ class _Exchange:
     def run(self) -> None:
         """Answer until the client closes the connection. Raises OSError then."""
         with self._ready:
-            self._answer_all()
-
-    def _answer_all(self) -> None:
-        while True:
-            self._wait()
-            command, size = _HEAD.unpack(_read(self._client, _HEAD.size))
-            if command == _HELLO:
-                _read(self._client, size)
-                self._answer(bytes([*VERSION, 0]) + _CAPS)
-            elif size > _WHOLE:
-                self._pass_on(command, size)
-            else:
-                self._handle(command, _read(self._client, size))
+            while True:
+                self._wait()
+                command, size = _HEAD.unpack(_read(self._client, _HEAD.size))
+                if command == _HELLO:
+                    _read(self._client, size)
+                    self._answer(bytes([*VERSION, 0]) + _CAPS)
+                elif size > _WHOLE:
+                    self._pass_on(command, size)
+                else:
+                    self._handle(command, _read(self._client, size))
 
     def _wait(self) -> None:
         """Until there is a request. Data that a worker sends unasked end its connection: the model
@@ -302,13 +299,10 @@ def _devices_of(worker: socket.socket) -> list[tuple[int, int]]:
     n = _asked(worker, _COUNT, b"", 4)
     devices = [struct.pack("<I", index) for index in range(n)] if n <= 16 else []
     found = [(_asked(worker, _ALIGNMENT, d, 8), _asked(worker, _MAX_SIZE, d, 8)) for d in devices]
-    if not found or not all(_may_be(*device) for device in found):
+    aligned = all(0 < n <= 1 << 12 and n & (n - 1) == 0 for n, _ in found)
+    if not found or not aligned or min(most for _, most in found) < 1 << 24:
         raise ConnectionError
     return found
-
-
-def _may_be(alignment: int, most: int) -> bool:
-    return 0 < alignment <= 1 << 12 and alignment & (alignment - 1) == 0 and most >= 1 << 24
 
 
 def _asked(worker: socket.socket, command: int, request: bytes, size: int) -> int:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
+from dflash_local.errors import BackendError
 from dflash_local.llama.host import host_memory
 from dflash_local.printable import printable
 
@@ -138,6 +140,20 @@ def check_same_library(native_address: int) -> None:
         )
 
 
+def libmtmd() -> ModuleType:
+    """llama-cpp-python's module of the part of llama.cpp that reads images. Raises BackendError
+    where it was built without."""
+    try:
+        from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, RuntimeError):
+        raise BackendError(
+            "this llama-cpp-python was built without libmtmd, which reads images: set it up again "
+            "with `python3 bootstrap.py --gpu cuda`, or vulkan, metal, none; see docs/install.md"
+        ) from None
+    take_log_of(mtmd_cpp.mtmd_helper_log_set)
+    return mtmd_cpp
+
+
 def named_template(name: Literal["chatml", "llama3"]) -> str:
     """A common chat template as Jinja text: llama.cpp has the others as code."""
     from llama_cpp import llama_chat_format as known
@@ -155,9 +171,7 @@ def llama_version() -> str:
 def llama_build() -> str:
     """The build in one line: versions of llama-cpp-python, llama.cpp and ggml."""
     ggml = _text(function("ggml_version", ctypes.c_char_p)())
-    commit = _text(function("ggml_commit", ctypes.c_char_p)())
-    if commit in ("", "unknown"):
-        commit = ""
+    commit = _text(function("ggml_commit", ctypes.c_char_p)()).replace("unknown", "")
     return f"llama-cpp-python {PINNED}, llama.cpp {llama_version()}, ggml {ggml} {commit}".rstrip()
 
 
@@ -255,15 +269,6 @@ def override_buffers(params: Any, overrides: Sequence[tuple[str, int]]) -> None:
     listed = [_Override(pattern.encode(), buffer_type(device)) for pattern, device in overrides]
     params.kept_overrides = (_Override * (len(listed) + 1))(*listed)
     params.tensor_buft_overrides = ctypes.addressof(params.kept_overrides)
-
-
-def can_split_rows(name: str) -> bool:
-    """Whether a device of `devices()` can hold a part of each matrix: llama.cpp refuses to load by
-    rows where its backend has no buffers for that."""
-    pointer = ctypes.c_void_p
-    backend = function("ggml_backend_dev_backend_reg", pointer, pointer)(device_pointer(name))
-    find = function("ggml_backend_reg_get_proc_address", pointer, pointer, ctypes.c_char_p)
-    return bool(find(backend, b"ggml_backend_split_buffer_type"))
 
 
 _init_lock = threading.Lock()

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dflash_local.errors import FileError, InputError
-from dflash_local.fit.embedding import pooling_of
 from dflash_local.fit.footprint import size_text
 from dflash_local.fit.options import LoadOptions
-from dflash_local.fit.pairing import check_target
+from dflash_local.fit.pairing import check_target, pooling_of
 from dflash_local.fit.plan import Plan, make_plan
 from dflash_local.gguf.file import GgufFile
 

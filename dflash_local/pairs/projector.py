@@ -10,8 +10,7 @@ from dflash_local.fit.inspection import PROJECTOR
 from dflash_local.fit.options import AUTO, NONE
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.gguf.file import GgufFile
-from dflash_local.llama.mtmd import libmtmd
-from dflash_local.llama.runtime import Device
+from dflash_local.llama.runtime import Device, libmtmd
 from dflash_local.pairs import gguf_names
 from dflash_local.pairs.find import fetched_projector
 

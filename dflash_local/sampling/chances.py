@@ -28,10 +28,7 @@ def chances_of(
     if sampling.top_p < 1:
         cut |= probs.cumsum(axis=1) - probs >= sampling.top_p
     cut &= places > 0
-    return _softmax(np.where(cut, -np.inf, logprobs / sampling.temperature))
-
-
-def _softmax(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    rows = np.where(cut, -np.inf, logprobs / sampling.temperature)
     exps = np.exp(rows - rows[:, :1])
     found: NDArray[np.float64] = exps / exps.sum(axis=1, keepdims=True)
     return found

@@ -72,8 +72,7 @@ class _Reader:
         schema = self._with_known_keywords(schema)
         always = {
             **dict.fromkeys([*_own_names(schema), *beside]),
-            **self._names_in(schema, "allOf"),
-            **self._names_of_target(schema),
+            **self._names_in(schema, "allOf", "$ref"),
         }
         sometimes = self._names_in(schema, *_ALTERNATIVES, "then", "else")
         every = {**always, **sometimes}
@@ -124,29 +123,22 @@ class _Reader:
         self._count(1)
         if not isinstance(schema, Mapping):
             return {}
-        return {
-            **dict.fromkeys(_own_names(schema)),
-            **self._names_in(schema, "allOf", *_ALTERNATIVES, "then", "else", inside=inside),
-            **self._names_of_target(schema, inside),
-        }
+        keys = "allOf", *_ALTERNATIVES, "then", "else", "$ref"
+        return dict.fromkeys(_own_names(schema)) | self._names_in(schema, *keys, inside=inside)
 
     def _names_in(
         self, schema: Mapping[str, Any], *keys: str, inside: frozenset[str] = frozenset()
     ) -> dict[str, None]:
         names: dict[str, None] = {}
         for key in keys:
-            parts = schema.get(key)
+            parts, within = schema.get(key), inside
+            if key == "$ref":
+                if not isinstance(parts, str) or parts in inside:
+                    continue
+                within, parts = inside | {parts}, [referenced(parts, self._root)]
             for part in parts if isinstance(parts, list) else [parts]:
-                names |= self._names(part, inside)
+                names |= self._names(part, within)
         return names
-
-    def _names_of_target(
-        self, schema: Mapping[str, Any], inside: frozenset[str] = frozenset()
-    ) -> dict[str, None]:
-        reference = schema.get("$ref")
-        if not isinstance(reference, str) or reference in inside:
-            return {}
-        return self._names(referenced(reference, self._root), inside | {reference})
 
     def _with_known_keywords(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         known = dict(schema)

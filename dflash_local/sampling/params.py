@@ -95,13 +95,6 @@ class SamplingParams:
         bent = self.top_n_sigma > 0 or self.xtc_probability > 0 or self.dynatemp_range > 0
         return not (self.greedy or cut or bent)
 
-    @property
-    def only_lowers(self) -> bool:
-        """Whether no penalty makes a token likelier."""
-        return (
-            self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0
-        )
-
     def validate(self, n_vocab: int) -> None:
         """Raises InputError, which names the first value that is out of its range."""
         _number("temperature", self.temperature, 0, 100, "0 takes the likeliest token")

@@ -187,7 +187,8 @@ class Sampler:
 
     def _count_candidates(self, *, is_biased: bool) -> int | None:
         params = self.params
-        if params.penalises and not params.only_lowers:
+        least = min(params.repeat_penalty - 1, params.presence_penalty, params.frequency_penalty)
+        if params.penalises and least < 0:
             return None  # a logit that rises may come from anywhere
         if params.greedy:
             n = 1

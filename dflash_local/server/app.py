@@ -1,14 +1,15 @@
 """The application: the routes of all APIs over its models, behind the checks that protect them."""
 
 import time
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dflash_local.server import metrics, model_list, page
-from dflash_local.server.answering.request_check import RequestCheck
+from dflash_local.server import embeddings, metrics, model_list, page
+from dflash_local.server.answering.api_answer import RequestCheck
 from dflash_local.server.anthropic import messages
 from dflash_local.server.http import drain
 from dflash_local.server.http.access_log import AccessLog
@@ -29,37 +30,20 @@ from dflash_local.server.http.security import (
     is_loopback,
 )
 from dflash_local.server.http.settings import ServerSettings
-from dflash_local.server.llama import completion, props, slots, tokenize
-from dflash_local.server.llama import embeddings as llama_embeddings
+from dflash_local.server.llama import completion, props, tokenize
 from dflash_local.server.metrics import Metrics
 from dflash_local.server.models.library import Library
 from dflash_local.server.models.pool import ModelPool
 from dflash_local.server.ollama import chat as ollama_chat
-from dflash_local.server.ollama import embed as ollama_embed
-from dflash_local.server.ollama import errors as ollama_errors
 from dflash_local.server.ollama import model_list as ollama_model_list
-from dflash_local.server.openai import chat, completions, embeddings, responses
+from dflash_local.server.openai import chat, completions, responses
 from dflash_local.version import version
 
-ROUTERS = (
-    page.router,
-    drain.router,
-    model_list.router,
-    props.router,
-    slots.router,
-    metrics.router,
-    chat.router,
-    completions.router,
-    responses.router,
-    messages.router,
-    ollama_chat.router,
-    ollama_model_list.router,
-    completion.router,
-    tokenize.router,
-    embeddings.router,
-    llama_embeddings.router,
-    ollama_embed.router,
+MODULES = (
+    *(page, drain, model_list, props, metrics, chat, completions, responses, messages, ollama_chat),
+    *(ollama_model_list, completion, tokenize, embeddings),
 )
+"""Those that have routes."""
 
 
 def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
@@ -91,10 +75,9 @@ def create_app(pool: ModelPool, settings: ServerSettings) -> FastAPI:
 
     app.add_api_route("/openapi.json", description, include_in_schema=False)
     app.state.settings = settings
-    for router in ROUTERS:
-        if router is page.router and not settings.page:
-            continue
-        app.include_router(router, responses=error_responses(ErrorBody))
+    for module in MODULES:
+        if module is not page or settings.page:
+            app.include_router(module.router, responses=error_responses(ErrorBody))
     add_error_handlers(app)
     _add_checks(app, settings)
     return app
@@ -104,8 +87,7 @@ def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
     """Put the checks around the routes. The last one is outermost: requests meet it first. All of
     them are for HTTP; the server has neither websockets nor a lifespan."""
     app.add_middleware(HeadAsGet)
-    # Ollama reads no content type, and its clients send none, or what curl sends by default.
-    app.add_middleware(BodyCheck, settings=settings, untyped=ollama_errors.PATH)
+    app.add_middleware(BodyCheck, settings=settings)
     app.add_middleware(KeyCheck, settings=settings, open_paths=HEALTH_PATHS | page.PATHS)
     app.add_middleware(DrainCheck, drain=app.state.drain)
     app.add_middleware(ErrorHandling)
@@ -125,13 +107,13 @@ def _add_checks(app: FastAPI, settings: ServerSettings) -> None:
     app.add_middleware(AccessLog, on_end=app.state.metrics.count_request)
 
 
+@dataclass(frozen=True)
 class HeadAsGet:
     """Middleware that answers HEAD as GET; uvicorn leaves the body out."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)

@@ -14,6 +14,7 @@ import ssl
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +24,7 @@ from fastapi import FastAPI
 from dflash_local.errors import InputError
 from dflash_local.server.app import create_app
 from dflash_local.server.http.access_log import log_to_stderr
-from dflash_local.server.http.connection import BoundedConnection, connection_class
+from dflash_local.server.http.connection import BoundedConnection
 from dflash_local.server.http.drain import Drain
 from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.pool import ModelPool
@@ -160,7 +161,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, settings: ServerSettings, say: Callable[[str], None]) -> None:
         config = uvicorn.Config(
             app,
-            http=connection_class(settings),
+            http=partial(BoundedConnection, settings),  # type: ignore[arg-type]
             ws="none",
             loop="asyncio",
             lifespan="off",

@@ -24,6 +24,11 @@ router = APIRouter()
 
 _FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 _WHOLE_S = (0.05, 0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 240, 480, 960)
+_TIMES = (
+    ("vllm:request_queue_time_seconds", "From a request to its turn.", _FIRST_TOKEN_S),
+    ("vllm:time_to_first_token_seconds", "From a request to its first token.", _FIRST_TOKEN_S),
+    ("vllm:e2e_request_latency_seconds", "From a request to its last token.", _WHOLE_S),
+)
 
 
 @router.get("/metrics", response_class=Response)
@@ -56,17 +61,13 @@ class Metrics:
             ("model_name", "finished_reason"),
             registry=self.registry,
         )
-        self._waited = self._histogram(
-            "vllm:request_queue_time_seconds", "From a request to its turn.", _FIRST_TOKEN_S
-        )
-        self._first_token = self._histogram(
-            "vllm:time_to_first_token_seconds", "From a request to its first token.", _FIRST_TOKEN_S
-        )
-        self._whole = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From a request to its last token.", _WHOLE_S
-        )
+        # By the models' names in answers: vLLM's dashboards sort by that label.
+        self._times = [
+            Histogram(name, help, ("model_name",), buckets=buckets, registry=self.registry)
+            for name, help, buckets in _TIMES
+        ]
         for name in pool.names:  # so that there are zeros from the start
-            for histogram in (self._waited, self._first_token, self._whole):
+            for histogram in self._times:
                 histogram.labels(name)
 
     def count_request(self, status: int, results: Sequence[ModelResult]) -> None:
@@ -75,13 +76,11 @@ class Metrics:
         for name, result in results:
             stats = result.stats
             self._finished.labels(name, result.finish_reason).inc()
-            self._waited.labels(name).observe(stats.queue_s)
-            self._first_token.labels(name).observe(stats.ttft_s)
-            self._whole.labels(name).observe(stats.queue_s + stats.prompt_s + stats.decode_s)
-
-    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        """By the models' names in answers: vLLM's dashboards sort by that label."""
-        return Histogram(name, help, ("model_name",), buckets=buckets, registry=self.registry)
+            whole = stats.queue_s + stats.prompt_s + stats.decode_s
+            for times, seconds in zip(
+                self._times, (stats.queue_s, stats.ttft_s, whole), strict=True
+            ):
+                times.labels(name).observe(seconds)
 
 
 class _StatusCollector(Collector):
@@ -95,37 +94,28 @@ class _StatusCollector(Collector):
         counted = [(each, each.counted) for each in models]
         known = [(each.name, status) for each, status in counted if status is not None]
         loaded = [(each.name, status) for each, status in counted if status and each.model]
-        yield from _metrics(CounterMetricFamily, _COUNTERS, known, several=len(models) > 1)
-        yield from _metrics(GaugeMetricFamily, _GAUGES, loaded, several=len(models) > 1)
+        for kind, families, statuses in (
+            (CounterMetricFamily, _COUNTERS, known),
+            (GaugeMetricFamily, _GAUGES, loaded),
+        ):
+            for name, help, read in families:
+                named = len(models) > 1 or name.startswith("vllm:")
+                labels = ["model_name"] * named + ["position"] * name.endswith("_per_pos")
+                family = kind(name, help, labels=labels)
+                for model, status in statuses:
+                    own = [model] * named
+                    value = getattr(status, read) if isinstance(read, str) else read(status)
+                    if isinstance(value, Sequence):
+                        for position, part in enumerate(value):
+                            family.add_metric([*own, str(position)], part)
+                    else:
+                        family.add_metric(own, value)
+                yield family
 
 
-_Read = str | Callable[[ModelStatus], float]
-"""A number of a model's status by its name, or one for each place in the draft; or from several."""
-_Families = tuple[tuple[str, str, _Read], ...]
-"""The names of metrics, their meanings, and their readers."""
-
-
-def _metrics(
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
-    families: _Families,
-    statuses: Sequence[tuple[str, ModelStatus]],
-    *,
-    several: bool,
-) -> Iterator[Metric]:
-    """The values of all models, with their names as labels where there are `several`."""
-    for name, help, read in families:
-        named = several or name.startswith("vllm:")
-        labels = ["model_name"] * named + ["position"] * name.endswith("_per_pos")
-        family = kind(name, help, labels=labels)
-        for model, status in statuses:
-            own = [model] * named
-            value = getattr(status, read) if isinstance(read, str) else read(status)
-            if isinstance(value, Sequence):
-                for position, part in enumerate(value):
-                    family.add_metric([*own, str(position)], part)
-            else:
-                family.add_metric(own, value)
-        yield family
+_Families = tuple[tuple[str, str, str | Callable[[ModelStatus], float]], ...]
+"""Names of metrics, their meanings, and their values: a number of a model's status by its name, or
+one for each place in the draft; or made from several."""
 
 
 def _rate(amount: float, of: float) -> float:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
 from dflash_local.server.answering.api_answer import library_of, pool_of
-from dflash_local.server.anthropic.errors import VERSION_HEADER
+from dflash_local.server.http.errors import ANTHROPIC_HEADER
 from dflash_local.server.models.served_model import ServedModel
 
 router = APIRouter()
@@ -21,7 +21,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     """The models that are served. As with llama-server's router `status` tells
     which are loaded."""
     entries = [_entry(request, served) for served in pool_of(request).models.values()]
-    if VERSION_HEADER in request.headers:
+    if ANTHROPIC_HEADER in request.headers:
         ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
         return {"data": list(map(_anthropic, entries)), "has_more": False, **ends}
     return {"object": "list", "data": entries}
@@ -31,7 +31,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 async def get_model(request: Request, name: str) -> dict[str, Any]:
     """The model of exactly that name, also where a server of one model would take any."""
     entry = _entry(request, pool_of(request).named(name))
-    return _anthropic(entry) if VERSION_HEADER in request.headers else entry
+    return _anthropic(entry) if ANTHROPIC_HEADER in request.headers else entry
 
 
 @router.get("/library")

@@ -89,7 +89,13 @@ def measure_exactness(target: Target, *, before: Callable[[], None]) -> Exactnes
     Takes two seconds or 2,048 rows, and 16 rows where those take longer. `before` empties all
     caches of the target: called only if there is something to measure.
     """
-    key = _key(target)
+    key = {
+        "format": _FORMAT,
+        "machine": target.machine(),
+        "threads": target.n_threads,
+        "file": target.file_key,
+        "options": asdict(target.options),
+    }
     with suppress(ValueError, AttributeError, TypeError, KeyError):  # not measured, or damaged
         raw = disk_cache.read("exactness", key)
         return Exactness(
@@ -178,13 +184,3 @@ def _rows(
     """Logits of these rows from `start` on, decoded `width` at a time; float32 [rows, n_vocab]."""
     target.restore(0, start)
     return np.stack(rows_of(target, start.length, tokens, width))
-
-
-def _key(target: Target) -> dict[str, Any]:
-    return {
-        "format": _FORMAT,
-        "machine": target.machine(),
-        "threads": target.n_threads,
-        "file": target.file_key,
-        "options": asdict(target.options),
-    }

@@ -26,8 +26,8 @@ from dflash_local.llama.runtime import api
 _SPLIT_MODES = {
     "none": api.LLAMA_SPLIT_MODE_NONE,
     "layer": api.LLAMA_SPLIT_MODE_LAYER,
-    "row": api.LLAMA_SPLIT_MODE_ROW,
-    "tensor": api.LLAMA_SPLIT_MODE_LAYER,  # see `split_by_layers_because`
+    "row": api.LLAMA_SPLIT_MODE_LAYER,  # see `split_by_layers_because`
+    "tensor": api.LLAMA_SPLIT_MODE_LAYER,
 }
 _ALL_LAYERS = 999
 _NO_DEVICES = (ctypes.c_void_p * 1)(None)

@@ -153,7 +153,15 @@ def image_file(given: object) -> bytes:
     """The file of a picture: its bytes, a path or a data URI. Raises InputError: only a caller in
     Python can name a file, and nothing is fetched from an address."""
     if isinstance(given, str):
-        return _from_data_uri(given)
+        head, comma, body = given.partition(",")
+        if not head.lower().startswith("data:") or not comma:
+            raise InputError(
+                f"the image {given[:40]!r} is not a data URI, and nothing is fetched from "
+                "elsewhere; give its content as data:image/png;base64,..."
+            )
+        if not head.lower().endswith(";base64"):
+            raise InputError("the data URI of an image is not in base64; give data:...;base64,...")
+        return from_base64(body)
     if isinstance(given, (bytes, bytearray)):
         return bytes(given)
     if not isinstance(given, os.PathLike):
@@ -170,19 +178,6 @@ def image_file(given: object) -> bytes:
 def data_uri(data: bytes) -> str:
     """The file of a picture as an address."""
     return f"data:;base64,{base64.b64encode(data).decode()}"
-
-
-def _from_data_uri(uri: str) -> bytes:
-    """The bytes in a data URI. Raises InputError for any other address."""
-    head, comma, body = uri.partition(",")
-    if not head.lower().startswith("data:") or not comma:
-        raise InputError(
-            f"the image {uri[:40]!r} is not a data URI, and nothing is fetched from elsewhere; "
-            "give its content as data:image/png;base64,..."
-        )
-    if not head.lower().endswith(";base64"):
-        raise InputError("the data URI of an image is not in base64; give data:...;base64,...")
-    return from_base64(body)
 
 
 def from_base64(text: str) -> bytes:

@@ -16,7 +16,6 @@ import numpy as np
 from dflash_local.errors import BackendError, ClosedError, FileError, InputError
 from dflash_local.gguf.file import file_key
 from dflash_local.llama import runtime
-from dflash_local.llama.mtmd import libmtmd
 from dflash_local.llama.runtime import api
 from dflash_local.target_model.images import MOST_MORE, Embeddings, Image, ImageText
 from dflash_local.target_model.pixels import Opener
@@ -34,7 +33,7 @@ class Projector:
         BackendError without libmtmd."""
         self.path = Path(path)
         self._target = target
-        self._mtmd = libmtmd()
+        self._mtmd = runtime.libmtmd()
         self._lock = threading.Lock()
         self._opener = Opener()
         self._eyes = ThreadPoolExecutor(1, "dflash-local-eyes")

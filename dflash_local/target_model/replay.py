@@ -6,12 +6,13 @@ rows that are kept are computed once more into the state before it (`native/stat
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from dflash_local.fit.architectures import REPLAY_ARCHITECTURES
+from dflash_local.fit.architectures import CELLS, REPLAY_ARCHITECTURES, WayBack
 from dflash_local.fit.placement import usable_gpus
 from dflash_local.llama import native
-from dflash_local.llama.runtime import Device
-from dflash_local.target_model.rollback import Rollback
+from dflash_local.llama.runtime import Device, api
+from dflash_local.target_model.rollback import Rollback, StateRollback
 
 _TRIED = "CUDA"
 """The GPUs on which it was tried. The others keep snapshots."""
@@ -73,3 +74,20 @@ class ReplayRollback(Rollback):
 
     def wait(self) -> None:
         self._passes.wait()
+
+
+def possible(wanted: WayBack, architecture: str, context: Any) -> WayBack:
+    """The wanted way back of a recurrent state, as far as llama.cpp and this build have it."""
+    if n_snapshots := api.llama_n_rs_seq(context):  # 0 for architectures without any
+        return WayBack("snapshots", n_snapshots)
+    replays = wanted.by("replay") and architecture in REPLAY_ARCHITECTURES
+    return wanted if replays and native.can_replay(native.address(context)) else CELLS
+
+
+def rollback(
+    way_back: WayBack, is_recurrent: bool, n_seq: int, passes: native.TargetPass
+) -> Rollback:
+    """The limits to which the sequences of a context with these passes can be cut."""
+    if way_back.kind == "replay":
+        return ReplayRollback(n_seq, passes)
+    return StateRollback(n_seq, way_back.rows) if is_recurrent else Rollback()

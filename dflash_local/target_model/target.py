@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dflash_local.cuda.few_rows import FewRows, is_wanted
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
+from dflash_local.fit.architectures import CELLS, OWN_STATE_ARCHITECTURES
 from dflash_local.fit.options import (
     MAX_IDS,
     MAX_OUTPUT_ROWS,
@@ -40,8 +41,8 @@ from dflash_local.target_model.images import Embeddings
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.pass_threads import PassThreads
 from dflash_local.target_model.readout import Readout
+from dflash_local.target_model.replay import possible, rollback
 from dflash_local.target_model.vocabulary import Vocabulary
-from dflash_local.target_model.way_back import has_states, keeps_checkpoints, possible, rollback
 from dflash_local.trial.model import ensure_loadable
 
 _NO_SLOT = 1  # llama_decode: no room in the KV cache, nothing was changed
@@ -159,9 +160,15 @@ class Target(Readout):
         self.n_layer: int = api.llama_model_n_layer(self._model)
         self.n_swa: int = api.llama_model_n_swa(self._model)
         """The sliding window of layers that have one, in tokens; 0 without such layers."""
-        self.is_recurrent = has_states(self._model)
+        name = ctypes.create_string_buffer(64)
+        api.llama_model_meta_val_str(self._model, b"general.architecture", name, len(name))
+        self._architecture = name.value.decode("utf-8", "replace")
+        is_hybrid = api.llama_model_is_hybrid(self._model)
+        self.is_recurrent = bool(is_hybrid or api.llama_model_is_recurrent(self._model))
         """Whether a sequence has a state that stands for all its tokens at once."""
-        self.keeps_checkpoints = keeps_checkpoints(self._model)
+        self.keeps_checkpoints = (
+            self.is_recurrent and self._architecture not in OWN_STATE_ARCHITECTURES
+        )
         """Whether it has a recurrent state, of a kind whose checkpoints were tried."""
         self._open_adapters()
         self._open_context()
@@ -200,8 +207,8 @@ class Target(Readout):
         if has_experts_in_ram and is_wanted():
             native.speed_up_experts()
         # Where they stay, a GPU does not take them for rounds.
-        stay = has_experts_in_ram and options.n_gpu_layers != 0 and native.keep_experts_at_home()
-        is_wide = stay and not options.exact
+        stay = has_experts_in_ram and options.n_gpu_layers != 0
+        is_wide = stay and native.keep_experts_at_home(n_threads) and not options.exact
         n_verified = MAX_ROWS_AT_HOME if is_wide else MAX_OUTPUT_ROWS
         params = options.context_params(n_threads, n_verified)
         n_spare = self._n_spare_ids()
@@ -230,8 +237,10 @@ class Target(Readout):
         self._pass_threads = PassThreads(
             self._model, self._context, self.threads, options, n_threads, self.n_ctx
         )
-        self.way_back = possible(options.way_back, self._model, self._context)
+        self.way_back = CELLS
         """Its way back, of those the options ask for."""
+        if self.is_recurrent:
+            self.way_back = possible(options.way_back, self._architecture, self._context)
         self.max_width = 1 + self.way_back.rows if self.is_recurrent else n_verified
         """The most rows of one sequence in a pass of which all but the first can be taken back."""
         # Otherwise llama.cpp may split a pass, and its graph does not see all rows.

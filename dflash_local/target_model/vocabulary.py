@@ -48,11 +48,11 @@ class InfillTokens:
 class _Names:
     """The texts that llama.cpp reads as one token each, wherever they stand.
 
-    `names`: each with whether its token swallows the blanks behind it.
+    `all`: each with whether its token swallows the blanks behind it.
     """
 
     def __init__(self, names: Mapping[str, bool]) -> None:
-        self.all = self._names = names
+        self.all = names
         self._longest = max(map(len, names), default=0)
         self._lengths: dict[str, set[int]] = {}
         for name in names:
@@ -88,7 +88,7 @@ class _Names:
                 if self._swallowing and any(map(str.isspace, name)):
                     continue
                 cut = match.start() + len(name)
-                while self._names[name] and text[cut : cut + 1] in _BLANKS:
+                while self.all[name] and text[cut : cut + 1] in _BLANKS:
                     cut += 1
                 if begin < cut < len(text) and self._stands_alone(text, match.start(), cut):
                     return cut
@@ -96,7 +96,7 @@ class _Names:
 
     @cached_property
     def _swallowing(self) -> bool:
-        return any(self._names.values())
+        return any(self.all.values())
 
     def _stands_alone(self, text: str, begin: int, end: int) -> bool:
         """Whether no name reaches both into this part of `text` and out of it."""
@@ -118,14 +118,10 @@ class _Names:
                 yield begin, begin + length
             at = begin + max(length, 1)
 
-    def swallows(self, name: str) -> bool:
-        """Whether the token of that name swallows the blanks behind it."""
-        return self._names[name]
-
     def _at(self, text: str, at: int) -> Iterator[str]:
         for start in {text[at : at + 1], text[at : at + 2]}:
             for n in self._lengths.get(start, ()):
-                if (name := text[at : at + n]) in self._names:
+                if (name := text[at : at + n]) in self.all:
                     yield name
 
 
@@ -255,7 +251,7 @@ class Vocabulary:
         end, name = 0, ""
         for begin, stop in [*self.control_names(text), (len(text), len(text))]:
             between = cleaned(text[end:begin])
-            if name and self._control.swallows(name):
+            if name and self._control.all[name]:
                 between = between.lstrip("".join(_BLANKS))
             name, end = text[begin:stop], stop
             tokens += self.tokenize(between, special=False, add_special=False, n_ctx=n_ctx)
@@ -317,8 +313,7 @@ class Vocabulary:
         return [token for token in start if not self.ends_text(token)]
 
     def _names(self, special: bool) -> _Names:
-        names = self._known_names.get(special)
-        if names is None:
+        if special not in self._known_names:
             always = api.LLAMA_TOKEN_ATTR_USER_DEFINED
             only_special = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
             found: dict[str, bool] = {}
@@ -329,9 +324,8 @@ class Vocabulary:
                         name = api.llama_vocab_get_text(pointer, token).decode("utf-8", "replace")
                         found[name] = bool(attr & api.LLAMA_TOKEN_ATTR_RSTRIP)
             found.pop("", None)
-            names = _Names(found)
-            self._known_names[special] = names
-        return names
+            self._known_names[special] = _Names(found)
+        return self._known_names[special]
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes that `token` adds to a text. Control tokens add nothing or, with `special`,
@@ -395,13 +389,13 @@ class Vocabulary:
 
     @property
     def bos(self) -> str:
-        with self.reading() as pointer:
-            return self._optional(api.llama_vocab_bos(pointer))
+        """The name of the token that begins a text; empty if there is none."""
+        return self._name_of(api.llama_vocab_bos)
 
     @property
     def eos(self) -> str:
-        with self.reading() as pointer:
-            return self._optional(api.llama_vocab_eos(pointer))
+        """The name of the token that ends a text; empty if there is none."""
+        return self._name_of(api.llama_vocab_eos)
 
     @property
     def infill(self) -> InfillTokens | None:
@@ -409,21 +403,15 @@ class Vocabulary:
 
         llama.cpp takes them from the file's metadata, or knows them by their names.
         """
+        names = ("pre", "suf", "mid", "rep", "sep")
         with self.reading() as pointer:
-            prefix = api.llama_vocab_fim_pre(pointer)
-            suffix = api.llama_vocab_fim_suf(pointer)
-            middle = api.llama_vocab_fim_mid(pointer)
-            repository = api.llama_vocab_fim_rep(pointer)
-            file = api.llama_vocab_fim_sep(pointer)
-        if _NO_TOKEN in (prefix, suffix, middle):
+            found = [getattr(api, f"llama_vocab_fim_{name}")(pointer) for name in names]
+        if _NO_TOKEN in found[:3]:
             return None
-        return InfillTokens(
-            prefix,
-            suffix,
-            middle,
-            None if repository == _NO_TOKEN else repository,
-            None if file == _NO_TOKEN else file,
-        )
+        more = (None if token == _NO_TOKEN else token for token in found[3:])
+        return InfillTokens(*found[:3], *more)
 
-    def _optional(self, token: int) -> str:
-        return "" if token == _NO_TOKEN else self.name(token)
+    def _name_of(self, get: Callable[[Any], int]) -> str:
+        with self.reading() as pointer:
+            token = get(pointer)
+            return "" if token == _NO_TOKEN else self.name(token)

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dflash_local.errors import DflashError
+
 _QUIET_S = 2.0
 _MOST_IDLE = 2
 # The child gets our own search path, so that it finds this package just as we did.
@@ -211,6 +213,16 @@ def say(**fields: Any) -> None:
     """For the child: write a line for the parent."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
+
+
+def answer(work: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> None:
+    """For the child: do the work, which names its stages, and write how it ended."""
+    die_quietly()
+    try:
+        work(request)
+        say(done=True)
+    except (DflashError, ImportError) as fault:
+        say(fault=str(fault))
 
 
 def die_quietly() -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_local.errors import DflashError, FileError
+from dflash_local.errors import FileError
 from dflash_local.gguf.drafter_spec import DrafterSpec, RopeSpec, ScaleSpec, SelectorSpec
 from dflash_local.trial import child
 from dflash_local.trial.model_child import loaded
@@ -56,12 +56,7 @@ def try_drafter(
 
 def main(request: dict[str, Any]) -> None:
     """For the child: run all stages for `request`, which `try_drafter` makes."""
-    child.die_quietly()
-    try:
-        _stages(request)
-        child.say(done=True)
-    except (DflashError, ImportError) as fault:
-        child.say(fault=str(fault))
+    child.answer(_stages, request)
 
 
 def _stages(request: dict[str, Any]) -> None:

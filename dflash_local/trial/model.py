@@ -10,10 +10,10 @@ import importlib.util
 import platform
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from dflash_local import disk_cache
 from dflash_local.errors import BackendError, FileError
@@ -29,24 +29,11 @@ REINSTALL = (
 
 AS_USUAL: Mapping[str, Any] = MappingProxyType({})
 
-_FORMAT = 4
+_FORMAT = 5
 _LIMIT_S = 300.0
 _SLOWEST_BYTES_PER_S = 50e6
 _AFTER_LOAD = ("context", "taps", "decode")
 _PREFIXES = re.compile(r"^(\w+: )?(error loading model( vocabulary)?: )+")
-
-
-@dataclass(frozen=True)
-class LoadVerdict:
-    """The result of a trial. `stage` is the stage that failed; empty if none did."""
-
-    stage: str = ""
-    fault: str = ""
-    """The report at that stage, or the last output before the process died."""
-    death: str = ""
-    """How the process died; empty if it ended by itself."""
-    lasting: bool = True
-    """False if another try may succeed, after a lack of memory or time."""
 
 
 def ensure_loadable(
@@ -81,22 +68,23 @@ def ensure_loadable(
             **({} if pooling is None else {"pooling": pooling}),
         }
         wanted |= how
-        verdict = _verdict(target, draft, wanted, limit_s, say)
+        found = _outcome(target, draft, wanted, limit_s, say)
         n_snapshots = way_back.by("snapshots")
-        if not (n_snapshots and verdict.lasting and verdict.stage in _AFTER_LOAD):
+        if found.done or found.short or not n_snapshots or found.stage not in _AFTER_LOAD:
             break
         way_back = WayBack("snapshots", n_snapshots // 2) if n_snapshots > 1 else CELLS
-    _raise(verdict, target, draft, how.get("mmproj"))
+    if not found.done:
+        _raise(found, target, draft, how.get("mmproj"))
     return way_back
 
 
-def _verdict(
+def _outcome(
     target: Path,
     draft: Path | None,
     wanted: dict[str, Any],
     limit_s: float,
     say: Callable[[str], None],
-) -> LoadVerdict:
+) -> child.ChildOutcome:
     """That of before, or else of a trial."""
     key = {
         "format": _FORMAT,
@@ -105,36 +93,38 @@ def _verdict(
         "cpu": _cpu(),
         **wanted,
     }
-    verdict = _kept(key)
-    if verdict is None:
-        request = {"target": str(target), "draft": str(draft) if draft else None, **wanted}
-        files = shard_files(target) + ((draft,) if draft else ())
-        verdict = _tried(target, request, limit_s, files, say)
-        if verdict.lasting:
-            disk_cache.write("probe", key, {"verdict": asdict(verdict)})
-    return verdict
+    if kept := _kept(key):
+        return kept
+    files = shard_files(target) + ((draft,) if draft else ())
+    found = child.run(
+        "dflash_local.trial.model_child",
+        {"target": str(target), "draft": str(draft) if draft else None, **wanted},
+        limit_s=limit_s + sum(path.stat().st_size for path in files) / _SLOWEST_BYTES_PER_S,
+        on_wait=lambda: say(f"trying {target.name} in a child process, once ..."),
+        without_gpu=wanted["n_gpu_layers"] == 0,
+    )
+    found = replace(found, fault=_PREFIXES.sub("", found.fault), said=[])
+    if not found.short:
+        disk_cache.write("probe", key, {"outcome": asdict(found)})
+    return found
 
 
 def _raise(
-    verdict: LoadVerdict, target: Path, draft: Path | None, mmproj: list[Any] | None
-) -> None:
-    if not verdict.stage:
-        return
-    why = ", ".join(part for part in (verdict.death, verdict.fault) if part)
-    if not verdict.lasting:
-        raise BackendError(
-            f"{target}: the trial load in a child process failed ({verdict.stage}): {why}"
-        )
-    if verdict.stage == "import":
+    found: child.ChildOutcome, target: Path, draft: Path | None, mmproj: list[Any] | None
+) -> NoReturn:
+    stage, why = found.stage, ", ".join(part for part in (found.death, found.fault) if part)
+    if found.short:
+        raise BackendError(f"{target}: the trial load in a child process failed ({stage}): {why}")
+    if stage == "import":
         raise BackendError(f"llama-cpp-python cannot be used here: {why}; {REINSTALL}")
-    if verdict.stage == "product":
+    if stage == "product":
         raise BackendError(
             "this build of llama-cpp-python fails on this CPU at a quantised matrix product "
             f"({why}): a native build by GCC before 13 does so on CPUs with AMX; "
             f"reinstall it: {REINSTALL}"
         )
-    path = draft if verdict.stage in ("draft", "assistant") and draft else target
-    if verdict.stage == "projector" and mmproj:
+    path = draft if stage in ("draft", "assistant") and draft else target
+    if stage == "projector" and mmproj:
         path = Path(mmproj[0])
     doing = {
         "draft": "read the header",
@@ -147,36 +137,11 @@ def _raise(
         "heads": "draft with its heads",
         "assistant": f"draft with it for {target.name}",
         "embed": "make a vector of a few tokens",
-    }.get(verdict.stage, verdict.stage)
+    }.get(stage, stage)
     raise FileError(
         f"{path}: llama.cpp cannot {doing}: {why}; the file is malformed or of a kind that this "
         "llama.cpp does not run: download or convert it again"
     )
-
-
-def _tried(
-    target: Path,
-    request: dict[str, Any],
-    limit_s: float,
-    files: tuple[Path, ...],
-    say: Callable[[str], None],
-) -> LoadVerdict:
-    limit_s += sum(path.stat().st_size for path in files) / _SLOWEST_BYTES_PER_S
-
-    def on_wait() -> None:
-        say(f"trying {target.name} in a child process, once ...")
-
-    outcome = child.run(
-        "dflash_local.trial.model_child",
-        request,
-        limit_s=limit_s,
-        on_wait=on_wait,
-        without_gpu=request["n_gpu_layers"] == 0,
-    )
-    if outcome.done:
-        return LoadVerdict()
-    fault = _PREFIXES.sub("", outcome.fault)
-    return LoadVerdict(outcome.stage, fault, outcome.death, lasting=not outcome.short)
 
 
 def libraries() -> tuple[Path, ...]:
@@ -206,10 +171,10 @@ def _cpu() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
-def _kept(key: dict[str, Any]) -> LoadVerdict | None:
+def _kept(key: dict[str, Any]) -> child.ChildOutcome | None:
     try:
-        verdict = LoadVerdict(**disk_cache.read("probe", key)["verdict"])
+        found = child.ChildOutcome(**disk_cache.read("probe", key)["outcome"])
     except (TypeError, LookupError):  # not tried yet, or damaged
         return None
-    texts = (verdict.stage, verdict.fault, verdict.death)
-    return verdict if all(isinstance(text, str) for text in texts) else None
+    texts = (found.stage, found.fault, found.death)
+    return found if all(isinstance(text, str) for text in texts) else None

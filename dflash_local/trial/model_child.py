@@ -4,9 +4,9 @@ import ctypes
 import os
 from typing import Any
 
-from dflash_local.errors import BackendError, DflashError, FileError
+from dflash_local.errors import BackendError, FileError
 from dflash_local.fit.architectures import WayBack
-from dflash_local.trial.child import die_quietly, n_threads, say
+from dflash_local.trial.child import answer, n_threads, say
 
 _N_CTX = 128
 
@@ -14,12 +14,7 @@ _N_CTX = 128
 def main(request: dict[str, Any]) -> None:
     """Run all stages for `request`: target, draft (or null), layers, n_gpu_layers, way_back (kind
     and rows), for a model of vectors `pooling`, and what else `Setup.how_loaded` says."""
-    die_quietly()
-    try:
-        _stages(request)
-        say(done=True)
-    except (DflashError, ImportError) as fault:
-        say(fault=str(fault))
+    answer(_stages, request)
 
 
 def _stages(request: dict[str, Any]) -> None:
@@ -129,7 +124,7 @@ def _try_model(path: bytes, request: dict[str, Any]) -> None:
 
 def _try_projector(path: bytes, model: Any, use_gpu: bool) -> None:
     from dflash_local.llama import runtime
-    from dflash_local.llama.mtmd import libmtmd
+    from dflash_local.llama.runtime import libmtmd
 
     mtmd = libmtmd()
     params = mtmd.mtmd_context_params_default()

@@ -81,29 +81,20 @@ def moved(value: Tensor, device: torch.device) -> Tensor:
     return value.to(device)
 
 
-class Ring:
+class Ring(deque[Answer]):
     """The latest answers, within `max_bytes`. A new one drops the oldest ones."""
 
     def __init__(self, max_bytes: int) -> None:
+        super().__init__()
         self.max_bytes = max_bytes
         self.n_bytes = 0
-        self._answers: deque[Answer] = deque()
-
-    def __len__(self) -> int:
-        return len(self._answers)
-
-    def __getitem__(self, index: int) -> Answer:
-        return self._answers[index]
-
-    def __iter__(self) -> Iterator[Answer]:
-        return iter(self._answers)
 
     def add(self, answer: Answer) -> None:
         """The newest stays even if it alone is larger than the ring."""
-        self._answers.append(answer)
+        self.append(answer)
         self.n_bytes += answer.n_bytes
-        while self.n_bytes > self.max_bytes and len(self._answers) > 1:
-            self.n_bytes -= self._answers.popleft().n_bytes
+        while self.n_bytes > self.max_bytes and len(self) > 1:
+            self.n_bytes -= self.popleft().n_bytes
 
     def batch(self, n_new: int, most: int, rng: random.Random) -> list[Answer]:
         """At most `most` answers: the last `n_new`, as far as they are there, and some older

@@ -187,8 +187,10 @@ def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[
         "markov_head.markov_w2.weight": torch.zeros(n_vocab, rank),
         "fc.weight": matrix(n_embd, n_taps * n_embd),
         "hidden_norm.weight": torch.ones(n_embd),
-        "norm.weight": _last_norm(target, n_embd),
+        "norm.weight": torch.ones(n_embd),
     }
+    if "output_norm.weight" in target.tensors:
+        found["norm.weight"] = torch.from_numpy(target.rows("output_norm.weight", 0, 1)[0])
     for i in range(n_layer):
         layer = f"layers.{i}."
         found |= {
@@ -205,9 +207,3 @@ def random_weights(config: dict[str, Any], target: GgufFile, seed: int) -> dict[
             f"{layer}post_attention_layernorm.weight": torch.ones(n_embd),
         }
     return {name: value.to(torch.bfloat16) for name, value in found.items()}
-
-
-def _last_norm(target: GgufFile, n_embd: int) -> Tensor:
-    if "output_norm.weight" not in target.tensors:
-        return torch.ones(n_embd)
-    return torch.from_numpy(target.rows("output_norm.weight", 0, 1)[0])

@@ -18,10 +18,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from dflash_local import disk_cache
 from dflash_local.bench.prompts.case import tokenized
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
-from dflash_local.convert.files.lock import lock
 from dflash_local.draft.drafter import Drafter
 from dflash_local.errors import DflashError, InputError
 from dflash_local.fit.footprint import size_text
@@ -39,7 +37,16 @@ from dflash_local.tune.card import Card
 from dflash_local.tune.comparison import BUILT_IN, OWN, beats_plain, compare, wins
 from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
 from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf
-from dflash_local.tune.state import first_line, read_state, state_told, write_state
+from dflash_local.tune.state import (
+    SETTINGS,
+    STATE,
+    alone,
+    claim,
+    first_line,
+    read_state,
+    state_told,
+    write_state,
+)
 from dflash_local.tune.texts import Form, Texts, drawn, general, read_texts
 from dflash_local.tune.training import CPU_ANCHORS, N_ANCHORS, RATE, WARM_UP, Trainer, is_trained
 from dflash_local.tune.weights import dequantize, read_torch_drafter
@@ -58,7 +65,6 @@ _SAVE_S = 600.0
 _PAUSE_S = 0.5
 _TURN = 128
 """Answers of a turn, where target and trainer take turns: loading both again takes some seconds."""
-_STATE, _SETTINGS = "state.pt", "settings.json"
 
 
 @dataclass(frozen=True)
@@ -136,58 +142,17 @@ def tune(
     _texts(options, ("continue",))  # what is wrong is told at once
     general(("continue",))
     part = options.output.with_name(f"{options.output.name}.partial")
-    resumed = _claim(part, options)
-    with _alone(part):
+    resumed = claim(part, _settings(options))
+    with alone(part):
         try:
             with errors_told(options), ExitStack() as stack:
                 return (kind or Run)(options, part, say, progress, stopped, busy, stack).run()
         except Interrupted:
             raise
         except BaseException:
-            if not resumed and not (part / _STATE).exists():
+            if not resumed and not (part / STATE).exists():
                 shutil.rmtree(part, ignore_errors=True)
             raise
-
-
-def _claim(part: Path, options: TuneOptions) -> bool:
-    """Make the folder of a run, or find that of the same one, which was interrupted."""
-    settings = _settings(options)
-    if part.exists():
-        try:
-            known = json.loads((part / _SETTINGS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            known = None
-        if known != settings:
-            raise InputError(
-                f"{part}: holds an interrupted run with other settings; repeat its command, remove "
-                "the folder, or choose another with -o"
-            )
-        return True
-    try:
-        part.mkdir(parents=True)
-        try:
-            (part / _SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
-        except OSError:
-            shutil.rmtree(part, ignore_errors=True)  # else it would be a run with other settings
-            raise
-    except OSError as error:
-        raise InputError(f"{part}: cannot be written: {error.strerror}") from None
-    return False
-
-
-@contextmanager
-def _alone(part: Path) -> Iterator[None]:
-    """Keep other runs out of a folder, where the system has such locks. Raises InputError."""
-    with (part / _SETTINGS).open("r+b") as file:
-        taken = lock(file)
-        if taken is False:
-            raise InputError(
-                f"{part}: another run is writing there; wait for its end, or choose another folder "
-                "with -o"
-            )
-        if taken is None:
-            file.close()  # Windows renames no folder in which a file is open
-        yield
 
 
 def _texts(options: TuneOptions, forms: Sequence[Form]) -> Texts:
@@ -206,6 +171,23 @@ def _settings(options: TuneOptions) -> dict[str, Any]:
 
 
 class Run:
+    _rate = RATE
+    _warm_up = WARM_UP
+    _n_new = 1
+    """Answers that come before each step but the first."""
+    _save_s = _SAVE_S
+    _ends_early = True
+    """Whether it ends once held-out answers gain nothing more."""
+    _from_nothing = False
+    """Whether the drafter began with random weights: it has a recipe of its own."""
+    _waiting_bytes = 0
+    """Of files with answers that wait for the trainer, at most."""
+    _measured_every = 50
+    _n_compared = _COMPARED
+    _general: Texts | None = None
+    _n_asked = _n_tokens = 0
+    _spent_s = _waited_s = _answers_s = 0.0
+
     def __init__(
         self,
         options: TuneOptions,
@@ -234,32 +216,13 @@ class Run:
         self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_batch = LoadOptions.n_batch
         self._n_anchors = N_ANCHORS if on_gpu else CPU_ANCHORS
-        self._rate = RATE
         self._n_owed = _AHEAD
         """Answers that come before the next step."""
-        self._n_new = 1
-        """Those that come before each further one."""
-        self._save_s = _SAVE_S
-        self._ends_early = True
-        """Whether it ends once held-out answers gain nothing more."""
-        self._warm_up = WARM_UP
-        self._from_nothing = False
-        """Whether the drafter began with random weights: it has a recipe of its own."""
-        self._waiting_bytes = 0
-        """Of files with answers that wait for the trainer, at most."""
-        self._measured_every = 50
-        self._n_compared = _COMPARED
         self._before: Path | None = options.draft
         """The rival of the new drafter; None: plain decoding."""
-        self._general: Texts | None = None
-        self._n_asked = 0
-        self._n_tokens = 0
-        self._spent_s = 0.0
-        self._waited_s = 0.0
-        self._answers_s = 0.0
 
     def run(self) -> Card:
-        place = self._part / _STATE
+        place = self._part / STATE
         state = read_state(place) if place.exists() else {}  # first, as it may be damaged
         self._load(self._say)
         texts, cases = self._prompts()
@@ -276,7 +239,7 @@ class Run:
         kind = "low-rank additions to all matrices" if trainer.low_rank else "all weights"
         best = trainer.best.step
         del trainer
-        self._free()
+        torch.cuda.empty_cache()
         path = self._save(weights)
         # Loaded again, as users load it: with trees where they are drafted by default.
         if not self._plan.by_turns:
@@ -532,7 +495,7 @@ class Run:
             yield from self._answerer.answers(asked)
         while True:
             trainer.move("cpu")
-            self._free()
+            torch.cuda.empty_cache()
             self._load()
             turn = Ring(_RING_BYTES)
             for answer in self._answerer.answers(asked):
@@ -600,19 +563,14 @@ class Run:
             "n_tokens": self._n_tokens,
             "seconds": self._spent_s,
         }
-        write_state(state, self._part / _STATE)
+        write_state(state, self._part / STATE)
 
     def _resume(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        with state_told(self._part / _STATE):
+        with state_told(self._part / STATE):
             trainer.restore(state)
             self._n_asked, self._spent_s = state["n_asked"], state["seconds"]
             self._n_tokens = state["n_tokens"]
         self._say(f"going on after step {trainer.step_number}")
-
-    def _free(self) -> None:
-        """Give the device the memory that PyTorch keeps for later."""
-        if self._device == "cuda":
-            torch.cuda.empty_cache()
 
     # After the training
 
@@ -667,7 +625,7 @@ class Run:
                 f"{options.output}: cannot be written: {error.strerror}; once nothing is there, "
                 "the same command goes on"
             ) from None
-        for name in (_STATE, _SETTINGS):  # not before, or nothing could go on
+        for name in (STATE, SETTINGS):  # not before, or nothing could go on
             (options.output / name).unlink(missing_ok=True)
         if card.is_default:
             source = options.source or str(options.draft.resolve())
@@ -702,20 +660,3 @@ def _is_of_torch(error: BaseException) -> bool:
     """Whether PyTorch raised it. Its C++ has no frames, so the last one may be that of our call."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith(("torch.", "dflash_local.tune."))
-
-
-def output_for(draft: Path, given: bool) -> Path:
-    """The folder of a tuned drafter: beside the old one if that is a file of the user's own, else
-    where this program keeps its data. One that does not exist yet."""
-    stem = (draft.name if draft.is_dir() else draft.stem).partition("-tuned")[0]
-    caches = disk_cache.folder().resolve()
-    is_own = given and caches not in draft.resolve().parents
-    beside = draft.parent
-    if not draft.is_dir() and beside.name == draft.stem and draft.stem != stem:
-        beside = beside.parent  # tuned before, into a folder of its own
-    folder = beside if is_own else tuned.folder() / "drafters"
-    for n in range(1, 1000):
-        found = folder / (f"{stem}-tuned" if n == 1 else f"{stem}-tuned-{n}")
-        if not found.exists():
-            return found
-    raise InputError(f"{folder}: holds 999 tuned drafters of {stem}; choose a folder with -o")

@@ -137,6 +137,16 @@ def train(options: TrainOptions, **more: Any) -> Card:
 class NewRun(Run):
     _options: TrainOptions
     _answerer: Writer  # type: ignore[assignment]
+    _from_nothing = True
+    _ends_early = False
+    """The last part, with a small rate, gains most."""
+    _room = 0
+    """GPU memory that is left beside target, trainer and writers. It is counted, not measured: the
+    writers may still be loading."""
+    _stride = 1
+    """One prompt of so many is asked for; the others are another process's."""
+    _beside: Beside | None = None
+    _keep_on = "cpu"
 
     def __init__(self, options: TrainOptions, *rest: Any) -> None:
         self._begun = time.monotonic()
@@ -160,21 +170,12 @@ class NewRun(Run):
         super().__init__(options, *rest)
         on_gpu = self._device == "cuda"
         self._before = None
-        self._from_nothing = True
-        self._n_seq = options.n_seq or (8 if on_gpu else 4)
         self._n_batch = max(2048 if on_gpu else 512, options.n_ctx)
         n_block = GgufFile.open(options.draft).require("dflash.block_size", int)
         self._n_anchors = max(1, _POSITIONS // n_block)
         self._rate = _RATE_ON if options.begin else _RATE
         if on_gpu:
             self._warm_up, self._n_owed = _WARM_UP, _AHEAD
-        self._ends_early = False  # the last part, with a small rate, gains most
-        self._beside: Beside | None = None
-        self._room = 0
-        """GPU memory that is left beside target, trainer and writers. It is counted, not measured:
-        the writers may still be loading."""
-        self._stride = 1
-        """One prompt of so many is asked for; the others are another process's."""
         self._greedy: set[tuple[int, ...]] = set()
         self._save_s = _SAVE_S
         self._measured_every = 300 if on_gpu else 150
@@ -183,7 +184,6 @@ class NewRun(Run):
         self._known: set[str] = set()
         self._openings: list[tuple[list[int], str, str]] = []
         self._limit_s = 60 * options.minutes
-        self._keep_on = "cpu"
 
     # The target's texts
 
@@ -405,7 +405,7 @@ class NewRun(Run):
     def _keep(self, trainer: Trainer) -> None:
         """The state, and the best weights as a checkpoint that another machine can go on from."""
         super()._keep(trainer)
-        weights, folder = trainer.best_weights(), self._options.draft.parent
+        weights, folder = trainer.weights(best=True), self._options.draft.parent
         names = set(filter(is_trained, weights))
         save_checkpoint(self._part, folder, weights, names, self._options.target)
 

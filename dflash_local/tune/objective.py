@@ -40,11 +40,6 @@ class Blocks:
     label_probs: Tensor
     valid: Tensor
 
-    def sharper(self) -> Blocks:
-        """The same with the labels' chances squared: what is likely counts for more."""
-        probs = self.label_probs.square()
-        return replace(self, label_probs=probs / probs.sum(dim=-1, keepdim=True))
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -136,8 +131,9 @@ def outcome(
     device = drafter.head.device
     n_draft = drafter.block_size - drafter.first_draft
     blocks = blocks_at(answers, starts, n_draft, device, n_anchors)
-    if sharper:
-        blocks = blocks.sharper()
+    if sharper:  # what is likely counts for more
+        probs = blocks.label_probs.square()
+        blocks = replace(blocks, label_probs=probs / probs.sum(dim=-1, keepdim=True))
     n_read = max(int(at.max()) for at in starts)
     features = pad_sequence([each.features[:n_read] for each in answers], batch_first=True)
     features = functional.pad(features, (0, 0, 0, max(0, n_rows - features.shape[1])))

@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dflash_local.convert.checks import check_written, planned_file
-from dflash_local.convert.conversion import tensor_plans
+from dflash_local.convert.conversion import SHA256, SOURCE, tensor_plans
 from dflash_local.convert.files.checkpoint import SINGLE_NAME, Checkpoint
 from dflash_local.convert.key import Key
-from dflash_local.convert.provenance import SHA256, SOURCE
 from dflash_local.convert.tensors.plan import TensorPlan, interleaved
 from dflash_local.convert.writer import write_gguf
 from dflash_local.gguf.drafter_tensors import D2T

@@ -162,7 +162,8 @@ def general(forms: Sequence[Form], *, seed: int = 0) -> Texts:
     """General prompts, against forgetting, and to learn from where a user has no texts: questions
     and tasks, pieces of the files of Python's standard library, and the functions that these
     document. None of them is among those of `bench`."""
-    library = dict(_library())
+    files = ((path.name, _text(path)) for path in sorted(_LIBRARY.glob("*.py")))
+    library = {name: text for name, text in files if text is not None}
     if len(library) < _LEAST_FILES:
         raise InputError(
             f"{_LIBRARY}: this Python has no library files there, of which tune makes general "
@@ -170,7 +171,7 @@ def general(forms: Sequence[Form], *, seed: int = 0) -> Texts:
         )
     plain: list[Form] = [form for form in forms if form != "chat"]
     questions, tasks = (_questions(), _tasks(library)) if "chat" in forms else ([], {})
-    files = _split(list(library), "general texts", seed)
+    parts = _split(list(library), "general texts", seed)
     asked = _split(questions, "general texts", seed) if questions else ([], [], [])
     tune, watch, test = (
         _mixed(
@@ -181,10 +182,10 @@ def general(forms: Sequence[Form], *, seed: int = 0) -> Texts:
             ],
             seed,
         )
-        for names, part in zip(files, asked, strict=True)
+        for names, part in zip(parts, asked, strict=True)
     )
-    mine = [library[name] for name in files[0]]
-    to_write = [task for name in files[0] for task in tasks.get(name, [])]
+    mine = [library[name] for name in parts[0]]
+    to_write = [task for name in parts[0] for task in tasks.get(name, [])]
 
     def draw(rng: random.Random) -> BenchPrompt:
         form = rng.choice(forms)
@@ -199,13 +200,6 @@ def _questions() -> list[BenchPrompt]:
     kinds = json.loads(_QUESTIONS.read_text(encoding="utf-8"))
     texts = [form.format(topic) for kind in kinds for form in kind["ask"] for topic in kind["of"]]
     return [BenchPrompt.question("general", text) for text in texts]
-
-
-def _library() -> Iterator[tuple[str, str]]:
-    for path in sorted(_LIBRARY.glob("*.py")):
-        text = _text(path)
-        if text is not None:
-            yield path.name, text
 
 
 def _tasks(files: Mapping[str, str]) -> dict[str, list[BenchPrompt]]:

@@ -8,7 +8,7 @@ rate that falls to zero.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -218,20 +218,15 @@ class Trainer:
     def measure(self, answers: Sequence[Answer]) -> Measured:
         """`length_on` held-out answers with the mean weights, noted; they are kept if it is the
         best so far."""
-        with self._mean_in_use():
+        self._swap()
+        try:
             found = Measured(self.step_number, self.length_on(answers))
             if not self.history or found.length > self.best.length:
                 self._best = self._copy()
-        self.history.append(found)
-        return found
-
-    @contextmanager
-    def _mean_in_use(self) -> Iterator[None]:
-        self._swap()
-        try:
-            yield
         finally:
             self._swap()
+        self.history.append(found)
+        return found
 
     def _swap(self) -> None:
         for name, each in self._trained.items():
@@ -247,34 +242,25 @@ class Trainer:
         since = (self.history[-1].step - self.best.step) / max(1, self.step_number)
         return since * progress > _PATIENCE
 
-    def best_weights(self) -> dict[str, Tensor]:
-        """The weights that measured best, by name, of a drafter without low-rank additions."""
-        return self._with_taps_scaled(
-            self._whole() | {name: value.float() for name, value in self._best.items()}
-        )
-
     def use_best(self) -> None:
         """Go back to the weights that measured best."""
         with torch.no_grad():
             for name, value in self._best.items():
                 self._trained[name].copy_(value)
 
-    def weights(self) -> dict[str, Tensor]:
-        """The drafter's weights, low-rank additions included; float32 on the host, by name."""
-        return self._with_taps_scaled(self._whole())
-
-    def _whole(self) -> dict[str, Tensor]:
-        found = {name: value.detach() for name, value in self.drafter.weights.items()}
-        for name, (down, up) in self.drafter.adapters.items():
+    def weights(self, *, best: bool = False) -> dict[str, Tensor]:
+        """The drafter's weights by name, float32 on the host, low-rank additions and the factors of
+        the features included. `best`: those that measured best, if there are no additions."""
+        drafter = self.drafter
+        found = {name: value.detach() for name, value in drafter.weights.items()}
+        for name, (down, up) in drafter.adapters.items():
             weight = f"{name}.weight"
             found[weight] = found[weight].float() + (up @ down).detach()
-        return {name: value.float().cpu() for name, value in found.items()}
-
-    def _with_taps_scaled(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Put the factors of the features into `fc`."""
-        if (scale := self.drafter.tap_scale) is None:
-            return weights
-        return weights | {"fc.weight": weights["fc.weight"] * scale.float().cpu()}
+        found |= self._best if best else {}
+        found = {name: value.float().cpu() for name, value in found.items()}
+        if drafter.tap_scale is not None:
+            found["fc.weight"] = found["fc.weight"] * drafter.tap_scale.float().cpu()
+        return found
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs to go on as if nothing had happened."""

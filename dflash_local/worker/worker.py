@@ -188,10 +188,10 @@ class Worker:
 
     def _refuse_overdue(self) -> None:
         """Remove jobs that have waited too long. Those for which a slot was free have begun."""
-        late = scheduler.overdue([job.ticket for job in self._waiting], time.monotonic())
-        for job in [self._waiting[i] for i in late]:
+        now = time.monotonic()
+        for job in [job for job in self._waiting if job.ticket.is_overdue(now)]:
             self._waiting.remove(job)
-            seconds = time.monotonic() - job.waits_since
+            seconds = now - job.waits_since
             self._end(job, QueueTimeoutError(f"no slot was free for {seconds:.3g} s"))
 
     def _enter(self) -> None:

@@ -23,7 +23,7 @@ Answers = Mapping[tuple[int, ...], Sequence[int]]
 """The tokens that shall come out, by those of the prompt."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ReplaySequence(sequence.Sequence):
     """`answer` comes out, whatever is drawn. `walk` leads it through recorded drafts, if any."""
 

@@ -1,12 +1,11 @@
 """Talking to the model: it streams, stops, goes on and tries again, with the keyboard alone."""
 
 import httpx
+import pytest
 from playwright.sync_api import Browser, expect
 
 from server_process import ServerProcess, n_busy, until
 from visit import CHAT, KEY, PROMPT, Visit, visiting
-
-LONG = {"ignore_eos": True, "max_tokens": None}
 
 
 def test_a_newcomer_s_first_click(visit: Visit) -> None:
@@ -20,8 +19,7 @@ def test_a_newcomer_s_first_click(visit: Visit) -> None:
 
 
 def test_an_answer_comes_piece_by_piece(visit: Visit) -> None:
-    visit.change(**LONG)
-    visit.ask()
+    visit.begin()
     body = visit.page.locator(".answer .body")
     lengths = set()
     while len(lengths) < 4:
@@ -51,12 +49,13 @@ def test_the_text_is_the_model_s(visit: Visit, client: httpx.Client) -> None:
     assert "python" in shown
 
 
-def test_escape_stops_and_frees_the_slot(visit: Visit, client: httpx.Client) -> None:
-    visit.change(**LONG)
-    visit.ask()
-    expect(visit.page.locator(".answer .body")).not_to_be_empty()
+@pytest.mark.parametrize("key", ["Escape", "Enter"])
+def test_a_key_stops_and_frees_the_slot(visit: Visit, client: httpx.Client, key: str) -> None:
+    visit.begin()
     assert n_busy(client)
-    visit.page.keyboard.press("Escape")
+    if key == "Enter":
+        visit.page.locator("#stop").focus()
+    visit.page.keyboard.press(key)
     visit.wait()
     expect(visit.page.locator(".answer footer")).to_contain_text("stopped")
     text = visit.page.locator(".answer .body").inner_text()
@@ -66,19 +65,9 @@ def test_escape_stops_and_frees_the_slot(visit: Visit, client: httpx.Client) -> 
     expect(visit.page.locator("#send")).to_be_visible()
 
 
-def test_stop_keeps_the_focus_in_the_page(visit: Visit) -> None:
-    visit.change(**LONG)
-    visit.ask()
-    visit.page.locator("#stop").focus()
-    visit.page.keyboard.press("Enter")
-    visit.wait()
-    expect(visit.page.locator("#prompt")).to_be_focused()
-
-
 def test_regenerate_asks_the_same_again(visit: Visit) -> None:
     first = visit.answer()
-    visit.page.get_by_role("button", name="Regenerate").click()
-    visit.wait()
+    visit.again()
     expect(visit.page.locator(".answer")).to_have_count(1)
     assert visit.page.locator(".answer .body").inner_text() == first
     assert visit.chats[0] == visit.chats[1]
@@ -173,8 +162,7 @@ def test_a_server_that_is_gone(visit: Visit) -> None:
     expect(visit.page.locator(".question")).to_have_text(PROMPT)
     visit.page.unroute(CHAT)
     expect(visit.page.locator("#banner")).to_be_hidden()  # the server answers again
-    visit.page.get_by_role("button", name="Regenerate").click()
-    visit.wait()
+    visit.again()
     assert "def add(" in visit.page.locator(".answer").inner_text()
 
 
@@ -198,8 +186,7 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, locked: Serv
         expect(visit.page.locator("#unlock")).to_be_hidden()
         expect(visit.page.get_by_label("Most tokens")).to_have_attribute("placeholder", "256")
         expect(visit.page.locator("#model")).to_have_text("tiny-coder-q8_0")
-        visit.page.get_by_role("button", name="Regenerate").click()
-        visit.wait()
+        visit.again()
         assert "def add(" in visit.page.locator(".answer").inner_text()
         visit.page.reload()
         expect(visit.page.locator("#model")).to_have_text("tiny-coder-q8_0")

@@ -82,16 +82,14 @@ def test_copies_have_one_colour_in_text_bars_and_legend(visit: Visit) -> None:
 
 
 def test_they_move_while_it_streams(visit: Visit) -> None:
-    visit.change(ignore_eos=True, max_tokens=None)
     visit.choose("always")
-    visit.ask()
+    visit.begin()
     visit.until("document.querySelectorAll('#rounds .own').length > 5")
     expect(visit.page.locator("#length")).not_to_have_text(NOTHING)
     expect(visit.page.locator("#speed")).not_to_have_text(NOTHING)
     expect(visit.page.locator(".answer .draft").first).to_be_visible()
     assert visit.page.locator(".answer").get_attribute("aria-busy") == "true"
-    visit.page.keyboard.press("Escape")
-    visit.wait()
+    visit.stop()
 
 
 def test_without_drafts_nothing_is_tinted_and_the_text_is_the_same(visit: Visit) -> None:
@@ -100,8 +98,7 @@ def test_without_drafts_nothing_is_tinted_and_the_text_is_the_same(visit: Visit)
     assert drafted(visit) == ""
     expect(visit.page.locator("#share")).to_have_text("0%")
     visit.choose("always")
-    visit.page.get_by_role("button", name="Regenerate").click()
-    visit.wait()
+    visit.again()
     assert drafted(visit) != ""
     assert visit.page.locator(".answer .body").inner_text() == plain
     assert [body["draft_width"] for body in visit.chats] == [0, 8]

@@ -34,8 +34,7 @@ def test_a_chat_is_there_again_and_goes_on(visit: Visit) -> None:
     assert roles == ["user", "assistant", "user"]
     assert all(set(message) == {"role", "content"} for message in visit.chats[-1]["messages"])
     assert visit.evaluate(KEPT) == 1
-    visit.page.get_by_role("button", name="Regenerate").click()
-    visit.wait()
+    visit.again()
     assert visit.chats[-1] == visit.chats[-2]
 
 
@@ -59,9 +58,7 @@ def test_who_deletes_a_chat_is_asked(visit: Visit) -> None:
 
 
 def test_an_answer_to_a_deleted_chat_does_not_bring_it_back(visit: Visit) -> None:
-    visit.change(ignore_eos=True, max_tokens=None)
-    visit.ask()
-    expect(visit.page.locator(".answer .body")).not_to_be_empty()
+    visit.begin()
     visit.page.get_by_role("button", name="Chats").click()
     visit.page.once("dialog", lambda dialog: dialog.accept())
     visit.page.get_by_role("button", name=f"Delete the chat: {PROMPT}").click()
@@ -134,8 +131,7 @@ def test_chats_are_searched_renamed_and_taken_from_a_file(visit: Visit, tmp_path
 
 
 def test_a_reload_returns_to_the_chat_and_its_part_written_answer(visit: Visit) -> None:
-    visit.change(ignore_eos=True, max_tokens=None)
-    visit.ask()
+    visit.begin()
     visit.until("document.querySelector('.answer .body')?.textContent.length > 100")
     begun = visit.page.locator(".answer .body").inner_text()[:60]
     visit.page.reload()
@@ -152,8 +148,7 @@ def test_what_was_before_is_stepped_through(visit: Visit) -> None:
     visit.answer("First")
     first = page.locator(".answer .body").inner_text()
     visit.change(grammar='root ::= "Something else."', max_tokens=20)
-    page.get_by_role("button", name="Regenerate").click()
-    visit.wait()
+    visit.again()
     expect(page.locator(".answer .variants")).to_contain_text("2 of 2")
     expect(page.locator(".answer .body")).to_have_text("Something else.")
     page.get_by_role("button", name="The version before").click()

@@ -95,9 +95,7 @@ def test_why_a_model_cannot_be_fetched_is_said(visit: Visit, hub: Hub) -> None:
 def test_a_model_in_use_is_not_removed(visit: Visit, tmp_path: Path) -> None:
     visit.page.get_by_role("button", name="Fetch aaa-tiny").click()
     expect(visit.page.get_by_label("Model", exact=True)).to_have_value("aaa-tiny")
-    visit.change(ignore_eos=True, max_tokens=None)
-    visit.ask()
-    expect(visit.page.locator(".answer .body")).not_to_be_empty()
+    visit.begin()
     visit.page.get_by_role("button", name="Models").click()
     visit.page.once("dialog", lambda dialog: dialog.accept())
     visit.page.get_by_role("button", name="Remove aaa-tiny").click()

@@ -89,8 +89,7 @@ def test_why_a_model_cannot_be_loaded_is_said(visit: Visit) -> None:
     visit.wait()
     expect(visit.page.get_by_role("alert")).to_contain_text("broken cannot be loaded: broken.gguf")
     visit.page.get_by_label("Model", exact=True).select_option("tiny-coder")
-    visit.page.get_by_role("button", name="Regenerate").click()
-    visit.wait()
+    visit.again()
     expect(visit.page.get_by_role("alert")).to_have_count(0)
     expect(visit.page.locator(".answer .body")).not_to_be_empty()
 

@@ -39,49 +39,47 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-def test_a_picture_goes_with_a_question_and_stays_with_it(
-    browser: Browser, seeing: ServerProcess
-) -> None:
-    with visiting(browser, seeing.url) as visit:
-        page = visit.page
-        visit.change(max_tokens=8)
-        expect(page.locator("#attach")).to_be_visible()
-        page.locator("#files").set_input_files([SHOWN, BROKEN])
-        expect(page.locator("#attached img")).to_have_count(1)
-        expect(page.locator("#reason")).to_contain_text("b.png is no picture")
-        page.evaluate(PASTE, base64.b64encode(picture(40, 40, seed=2)).decode())
-        expect(page.locator("#attached img")).to_have_count(2)
-        page.get_by_label("Remove picture 2").click()
-        expect(page.locator("#attached img")).to_have_count(1)
-        visit.ask()
-        visit.wait()
-        (body,) = visit.chats
-        image, text = body["messages"][-1]["content"]
-        assert image["image_url"]["url"].startswith("data:image/jpeg;base64,")
-        assert text["type"] == "text"
-        expect(page.locator("#attached")).to_be_hidden()
-        expect(page.locator(".question img")).to_have_count(1)
-        page.reload()
-        expect(page.locator(".question img")).to_have_count(1)
-        assert page.locator(".question img").evaluate("(shown) => shown.naturalWidth") == 96
-        visit.ask()
-        visit.wait()
-        assert len(visit.chats[-1]["messages"][0]["content"]) == 2
-
-
-def test_pictures_that_come_at_once_all_stay(browser: Browser, seeing: ServerProcess) -> None:
-    with visiting(browser, seeing.url) as visit:
-        page = visit.page
-        expect(page.locator("#attach")).to_be_visible()
-        pasted = base64.b64encode(picture(40, 40)).decode()
-        page.evaluate(f"(data) => {{ ({PASTE})(data); ({PASTE})(data); }}", pasted)
-        expect(page.locator("#attached img")).to_have_count(2)
-
-
-def test_a_text_that_is_dropped_goes_to_its_field(browser: Browser, seeing: ServerProcess) -> None:
+@pytest.fixture
+def open_page(browser: Browser, seeing: ServerProcess) -> Iterator[Visit]:
     with visiting(browser, seeing.url) as visit:
         expect(visit.page.locator("#attach")).to_be_visible()
-        assert visit.page.evaluate(DROP_TEXT)
+        yield visit
+
+
+def test_a_picture_goes_with_a_question_and_stays_with_it(open_page: Visit) -> None:
+    visit, page = open_page, open_page.page
+    visit.change(max_tokens=8)
+    page.locator("#files").set_input_files([SHOWN, BROKEN])
+    expect(page.locator("#attached img")).to_have_count(1)
+    expect(page.locator("#reason")).to_contain_text("b.png is no picture")
+    page.evaluate(PASTE, base64.b64encode(picture(40, 40, seed=2)).decode())
+    expect(page.locator("#attached img")).to_have_count(2)
+    page.get_by_label("Remove picture 2").click()
+    expect(page.locator("#attached img")).to_have_count(1)
+    visit.ask()
+    visit.wait()
+    (body,) = visit.chats
+    image, text = body["messages"][-1]["content"]
+    assert image["image_url"]["url"].startswith("data:image/jpeg;base64,")
+    assert text["type"] == "text"
+    expect(page.locator("#attached")).to_be_hidden()
+    expect(page.locator(".question img")).to_have_count(1)
+    page.reload()
+    expect(page.locator(".question img")).to_have_count(1)
+    assert page.locator(".question img").evaluate("(shown) => shown.naturalWidth") == 96
+    visit.ask()
+    visit.wait()
+    assert len(visit.chats[-1]["messages"][0]["content"]) == 2
+
+
+def test_pictures_that_come_at_once_all_stay(open_page: Visit) -> None:
+    pasted = base64.b64encode(picture(40, 40)).decode()
+    open_page.evaluate(f"(data) => {{ ({PASTE})(data); ({PASTE})(data); }}", pasted)
+    expect(open_page.page.locator("#attached img")).to_have_count(2)
+
+
+def test_a_text_that_is_dropped_goes_to_its_field(open_page: Visit) -> None:
+    assert open_page.evaluate(DROP_TEXT)
 
 
 def test_a_model_without_eyes_is_offered_none(visit: Visit) -> None:

@@ -104,20 +104,16 @@ def test_code_can_be_read_on_every_tint(
 @pytest.mark.parametrize("motion", ["reduce", "no-preference"])
 def test_motion(browser: Browser, server: ServerProcess, motion: str) -> None:
     with visiting(browser, server.url, reduced_motion=motion) as visit:
-        visit.change(ignore_eos=True, max_tokens=None)
-        visit.ask()
-        expect(visit.page.locator(".answer .body")).not_to_be_empty()
+        visit.begin()
         name = visit.evaluate(
             "getComputedStyle(document.querySelector('.answer .body'), '::after').animationName"
         )
         assert (name == "none") == (motion == "reduce")
-        visit.page.keyboard.press("Escape")
-        visit.wait()
+        visit.stop()
 
 
 def test_who_reads_back_is_left_there(visit: Visit) -> None:
-    visit.change(ignore_eos=True, max_tokens=None)
-    visit.ask()
+    visit.begin()
     chat = visit.page.locator("#chat")
     visit.until("chat.scrollHeight > chat.clientHeight + 400")
     tops = [chat.evaluate("(chat) => chat.scrollTop") for _ in range(2)]
@@ -126,5 +122,4 @@ def test_who_reads_back_is_left_there(visit: Visit) -> None:
     height = chat.evaluate("(chat) => chat.scrollHeight")
     visit.until(f"chat.scrollHeight > {height}")
     assert chat.evaluate("(chat) => chat.scrollTop") == 10
-    visit.page.keyboard.press("Escape")
-    visit.wait()
+    visit.stop()

@@ -22,7 +22,7 @@ from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from hybrid import write_hybrid
-from pair_engine import answer, consistent, fused_drafter, open_engine, open_target
+from pair_engine import fused_drafter, open_target
 
 DRAFT = Draft.chain([0] * 15, [-0.1] * 15)
 
@@ -255,66 +255,36 @@ def test_seconds_are_those_of_the_variable(
     assert budget_s() == seconds
 
 
-@pytest.mark.slow
-def test_several_sequences(own_cache: Path, passes: list[int]) -> None:
-    with open_target(n_ctx=512, n_seq=3) as target:
-        costs = records.costs(target, fused_drafter(target), before=nothing)
-    assert {"1", "3", "6"} <= costs.as_dict()["step_s"]["12"].keys()
-    assert len(passes) <= BUDGET_STEPS + 1
-    assert costs.draft_s(3, 0) > 0
-
-
-@pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize(("n_ctx", "n_seq"), [(16, 32), (256, 4)])
-def test_a_context_that_many_sequences_share(n_ctx: int, n_seq: int) -> None:
-    """Passes of all sequences are no wider than it has room."""
-    with open_target(n_ctx=n_ctx, n_seq=n_seq, n_branches=16 if n_seq == 4 else 1) as target:
-        costs = records.costs(target, fused_drafter(target), before=nothing)
-        assert costs.step_s(n_seq, 0) > 0
-
-
-@pytest.mark.usefixtures("own_cache", "short")
-@pytest.mark.parametrize("n_ctx", [24, 40, 100])
-def test_a_small_context(n_ctx: int) -> None:
-    with open_target(n_ctx=n_ctx) as target:
-        costs = records.costs(target, fused_drafter(target), before=nothing)
-        assert costs.step_s(1, 0) > 0
-        target.decode([5], [0], [0], [True])
-        assert np.isfinite(target.logits(0)).all()
-
-
-@pytest.mark.usefixtures("own_cache", "short")
-@pytest.mark.parametrize("n_batch", [1, 3])
-def test_batches_of_a_few_rows(n_batch: int, passes: list[int]) -> None:
-    with open_target(n_ctx=256, n_batch=n_batch) as target:
-        costs = records.costs(target, fused_drafter(target), before=nothing)
-        assert costs.draft_s(1, 0) > 0
-        assert max(passes) <= n_batch
-
-
 @pytest.mark.one_in(4)
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("n_rows", [9, 12, 16, 32])
-def test_batches_as_small_as_a_tree(n_rows: int, passes: list[int]) -> None:
-    with open_target(n_ctx=256, n_batch=n_rows, n_branches=n_rows) as target:
-        costs = records.costs(target, fused_drafter(target), before=nothing)
-        assert costs.step_s(n_rows, 0, "tree") > 0
-        assert max(passes) <= n_rows
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"n_ctx": n_ctx} for n_ctx in (24, 40, 100)),
+        *({"n_batch": n_batch} for n_batch in (1, 3)),
+        *({"n_batch": n_rows, "n_branches": n_rows} for n_rows in (9, 12, 16, 32)),
+        {"n_ctx": 512, "n_seq": 3},
+        {"n_ctx": 16, "n_seq": 32},
+        {"n_seq": 4, "n_branches": 16},
+    ],
+    ids=str,
+)
+def test_any_context_is_measured_and_left_empty(
+    options: dict[str, int], passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small it is, and however many share it."""
+    if "n_batch" in options or "n_ctx" in options:
+        monkeypatch.setenv(ENVIRONMENT, "0.5")
+    n_seq, n_branches = options.get("n_seq", 1), options.get("n_branches", 1)
+    with open_target(**{"n_ctx": 256} | options) as target:
+        drafter = fused_drafter(target)
+        costs = records.costs(target, drafter, before=nothing)
+        assert costs.step_s(n_seq, 0) > 0 and costs.draft_s(n_seq, 0) > 0
+        assert costs.step_s(n_branches, 0, "tree") > 0
+        assert max(passes) <= options.get("n_batch", 512) and len(passes) <= BUDGET_STEPS + 1
+        assert drafter.length(0) == 0
         target.decode([5], [0], [0], [True])
         assert np.isfinite(target.logits(0)).all()
-
-
-@pytest.mark.slow
-def test_both_caches_are_empty_after_it(own_cache: Path) -> None:
-    with open_engine(n_ctx=256) as engine:
-        prompt = [5, 6, 7, 8, 9]
-        expected = answer(engine, prompt, 8).tokens
-        engine.slots.forget_all()
-        drafter = engine.drafter
-        assert drafter is not None
-        records.costs(engine.target, drafter, before=engine.slots.forget_all)
-        consistent(engine, drafter, 0)
-        assert answer(engine, prompt, 8).tokens == expected
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import pytest
 
-from dflash_local.controller.acceptance import Acceptance
 from dflash_local.controller.controller import Controller, Policy
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
@@ -294,29 +293,6 @@ def ask(
     return n_drafts, rows
 
 
-def test_it_fills_up_to_the_next_cheaper_width() -> None:
-    steps = {1: 4.0, 2: 4.2, 8: 8.5, 9: 7.0, 10: 8.6, 16: 9.5}
-    costs = Costs({DEPTH: {n: ms / 1e3 for n, ms in steps.items()}}, {DEPTH: {1: 1e-3}})
-    chosen = Controller(costs, BLOCK)
-    policies = [chosen.open(DEPTH)]
-    rows = [ask(chosen, policies, [15], -0.3)[1] for _ in range(40)]
-    assert rows[-1] in ([9], [16])
-
-
-def test_rows_go_to_the_sequence_whose_drafts_survive() -> None:
-    chosen = Controller(Costs({DEPTH: {1: 0.004, 4: 0.006, 32: 0.02}}, {DEPTH: {1: 1e-3}}), BLOCK)
-    policies = [chosen.open(DEPTH), chosen.open(DEPTH)]
-    sure, unsure = chain([-0.01] * 15), chain([-0.7] * 15)
-    for _ in range(30):
-        assert chosen.n_drafts(policies, [15, 15]) == [15, 15]
-        rows = chosen.rows(chosen.judge(policies, [sure, unsure]))
-        chosen.observe(policies[0], sure.clip(rows[0] - 1), [0] * rows[0])
-        chosen.observe(policies[1], unsure.clip(rows[1] - 1), [0, 1][: rows[1]])
-        verify_s = chosen.costs.step_s(sum(rows), DEPTH)
-        chosen.observe_round(sum(rows), "chain", 2, DEPTH, 1e-3, verify_s, 1e-4)
-    assert rows[0] > 2 * rows[1]
-
-
 def test_limits_are_kept() -> None:
     chosen = controller(MACHINES["rtx-4090"], 3)
     policies = [chosen.open(DEPTH) for _ in range(3)]
@@ -405,15 +381,6 @@ def test_a_request_whose_looks_get_dearer_than_they_earn_gives_up() -> None:
     machine = MACHINES["cpu-tiny"]
     played = play(machine, text("prose"), controller(machine), [400])
     assert played.policies[0].off
-
-
-def test_a_drafter_is_known_to_the_next_process() -> None:
-    machine, known = MACHINES["cpu-8b"], Acceptance(BLOCK)
-    first = Controller(machine.costs(1), BLOCK, known)
-    assert first.may_draft
-    play(machine, text("prose"), first, [2000])
-    second = Controller(machine.costs(1), BLOCK, known)
-    assert not second.may_draft or known.n_verified < 16
 
 
 def test_others_may_draft_before_any_plan() -> None:

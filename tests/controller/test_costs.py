@@ -63,21 +63,6 @@ def test_live_rounds_correct_a_width_but_not_by_one_hiccup() -> None:
     assert found.step_s(16, 100) == pytest.approx(0.0100, rel=0.02)
 
 
-def test_a_calibration_that_was_far_off_is_soon_put_right() -> None:
-    found = Costs({100: {1: 0.04, 2: 0.0044}}, DRAFTS)
-    for _ in range(40):
-        found.observe_step(1, 100, 0.004)
-    assert found.step_s(1, 100) == pytest.approx(0.004, rel=0.2)
-
-
-def test_times_that_rise_and_fall_leave_the_others_as_they_are() -> None:
-    """As plain steps on a machine with much other work."""
-    found = Costs({100: {1: 0.04, 2: 0.044, 16: 0.1}}, DRAFTS)
-    for i in range(400):
-        found.observe_step(1, 100, 0.15 if i % 10 else 0.02)
-    assert found.step_s(16, 100) > 0.04
-
-
 @pytest.mark.parametrize("swing", [1.5, 4.0])
 @pytest.mark.parametrize("share_drafted", [0.0, 0.01])
 def test_a_machine_whose_speed_swings_makes_no_row_count_cheap(
@@ -114,13 +99,6 @@ def test_a_width_never_measured_gets_a_point_of_its_own() -> None:
     assert found.step_s(12, 100) == pytest.approx(0.0130, rel=0.03)
     assert found.step_s(11, 100) > before
     assert "12" in found.as_dict()["step_s"]["100"]
-
-
-def test_the_whole_machine_may_slow_down() -> None:
-    found = costs()
-    for _ in range(300):
-        found.observe_step(16, 100, 0.0084 * 1.4)
-    assert found.step_s(8, 100) > 0.0085 * 1.03
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
@@ -270,15 +248,6 @@ def test_trees_cost_more_the_more_is_cached() -> None:
         chain_s = known.step_s(16, depth)
         assert known.step_s(16, depth, "tree") == pytest.approx(chain_s + extra)
     assert Costs.from_dict(known.as_dict()).as_dict() == known.as_dict()
-
-
-def test_drafts_and_injections_that_were_measured_on_a_busy_machine_are_put_right() -> None:
-    """By looks, which have many rows to inject: neither part takes longer than both."""
-    found = Costs(STEPS, {100: {1: 0.05}}, inject_s=0.001)
-    for _ in range(3):
-        found.observe_draft(1, 100, 0.002, n_injected=200)
-    assert found.inject_s == pytest.approx(1e-5)
-    assert found.draft_s(1, 100) < 0.003
 
 
 def test_a_tree_measured_far_too_dear_does_not_make_its_rows_cheap() -> None:

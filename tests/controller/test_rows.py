@@ -82,17 +82,6 @@ def test_it_fills_up_to_the_next_cheaper_width(
     assert width == (1 + cheap if cheap > before - 1 else before)
 
 
-def test_a_curve_that_falls_as_in_bf16() -> None:
-    """One H200, 8B in BF16: 32 rows cost less than 16, so no tree of 16 is ever checked."""
-    ms = {1: 4.97, 8: 7.92, 16: 8.64, 32: 7.41, 64: 8.43}
-    passes = [ms[min(ms, key=lambda n: (n < rows, n))] for rows in range(1, MOST + 2)]
-    for survival in (0.5, 0.8, 0.95):
-        choice = Rows()
-        choice.price(1, passes, 0.3, 0.0)
-        (width,) = choice.choose([[survival**j for j in range(1, MOST + 1)]], None)
-        assert width == 1 or not 9 <= width <= 31
-
-
 def test_the_usual_count_is_that_of_usual_drafts() -> None:
     """Of one draft much better or worse than these, another count is verified only if that pays
     the way there and back."""

@@ -54,28 +54,16 @@ def values(path: Path) -> dict[str, np.ndarray]:
     return {name: quants.dequantize(*tensor) for name, tensor in tensors_of(path).items()}
 
 
-@pytest.fixture(scope="module")
-def shipped_contents(pair: Pair) -> dict[str, tuple[int, bytes]]:
-    return contents(pair[1])
-
-
-@pytest.fixture(scope="module")
-def shipped_values(pair: Pair) -> dict[str, np.ndarray]:
-    return values(pair[1])
-
-
 def provenance(file: GgufFile) -> dict[str, Any]:
     names = ("dflash_local.", "general.source.", "general.base_model.", "general.license")
     return {key: value for key, value in file.metadata.items() if key.startswith(names)}
 
 
 @pytest.mark.slow
-def test_the_shipped_drafter_comes_out_as_it_was(
-    pair: Pair, drafter: Path, shipped_contents: dict[str, tuple[int, bytes]], tmp_path: Path
-) -> None:
+def test_the_shipped_drafter_comes_out_as_it_was(pair: Pair, drafter: Path, tmp_path: Path) -> None:
     target, shipped = pair
     found = convert(drafter, target=target, output=tmp_path / "d.gguf")
-    assert contents(found.path) == shipped_contents
+    assert contents(found.path) == contents(pair[1])
     before, after = GgufFile.open(shipped), GgufFile.open(found.path)
     ours = ("dflash_local.", "general.base_model.", "general.name", "general.size_label")
     keys = (before.metadata.keys() | after.metadata.keys()) - {
@@ -104,16 +92,11 @@ def test_the_shipped_drafter_comes_out_as_it_was(
     ["f16", "q4_k_m", *(pytest.param(t, marks=pytest.mark.slow) for t in ("bf16", "f32", "q4_0"))],
 )
 def test_every_kind_of_file_drafts(
-    outtype: str,
-    pair: Pair,
-    drafter: Path,
-    shipped_values: dict[str, np.ndarray],
-    plain_tokens: list[int],
-    tmp_path: Path,
+    outtype: str, pair: Pair, drafter: Path, plain_tokens: list[int], tmp_path: Path
 ) -> None:
     found = convert(drafter, target=pair[0], outtype=outtype, output=tmp_path / "d.gguf")
     assert "llama.cpp takes its keys, vocabulary and tensors" in found.checks
-    before, after = shipped_values, values(found.path)
+    before, after = values(pair[1]), values(found.path)
     assert before.keys() == after.keys()
     for name in before:
         error = np.abs(after[name].ravel() - before[name].ravel()).max()
@@ -155,11 +138,7 @@ def test_a_reduced_vocabulary_is_mapped_to_tokens(pair: Pair, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_target_that_is_not_drafted_for_here_is_no_obstacle(
-    pair: Pair,
-    drafter: Path,
-    shipped_contents: dict[str, tuple[int, bytes]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pair: Pair, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every architecture that takes the tiny target's tensors is tapped by now: as before that.
     tapped = architectures.TAPPED_ARCHITECTURES - {"qwen3vl"}
@@ -172,7 +151,7 @@ def test_a_target_that_is_not_drafted_for_here_is_no_obstacle(
     changes["qwen3vl.rope.dimension_sections"] = ([24, 20, 20, 0], ARRAY, INT32)
     target = changed(pair[0], tmp_path / "target.gguf", keys=changes)
     found = convert(drafter, target=target, output=tmp_path / "d.gguf")
-    assert contents(found.path) == shipped_contents
+    assert contents(found.path) == contents(pair[1])
     assert GgufFile.open(found.path).get("dflash.rope.dimension_sections") == [32, 0, 0, 0]
     assert "llama.cpp takes its keys, vocabulary and tensors" in found.checks
     assert found.notes == ["dflash-local cannot draft for this target: 'qwen3vl' offers no taps"]

@@ -4,15 +4,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import convert_command
 import hf_drafters
 import shipped_drafter
 from convert_command import online, settings
@@ -20,42 +20,10 @@ from dflash_local.convert import convert
 from dflash_local.errors import FileError, InputError
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs.conversion import convert_for
-from hub_stand_in import Hub, running
+from hub_stand_in import Hub
+from ready_command import COMMAND
 
 Pair = tuple[Path, Path]
-
-# The hub's client reads its settings when it is imported: a process for each conversion.
-CHILD = """
-import json, sys
-from dflash_local.errors import InputError
-from dflash_local.pairs.conversion import convert_for
-arguments, options = json.loads(sys.argv[1])
-def run(**more):
-    try:
-        print(json.dumps(convert_for(*arguments, say=len, **options, **more).as_dict()))
-    except InputError as error:
-        print(error)
-"""
-
-
-def child(
-    code: str, *arguments: object, environment: dict[str, str] | None = None, **options: object
-) -> subprocess.Popen[str]:
-    request = json.dumps([arguments, options], default=str)
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD + code, request],
-        env=settings(environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def answer(process: subprocess.Popen[str]) -> str:
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert output.count("\n") == 1
-    return output.strip()
 
 
 @pytest.fixture
@@ -64,21 +32,17 @@ def drafter(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    with running() as hub:
-        yield hub
-
-
-@pytest.fixture
 def fetched(hub: Hub, tmp_path: Path, pair: Pair) -> Callable[..., str]:
-    """The answer of a conversion of a hub's drafter."""
+    """The JSON of a conversion of a hub's drafter, or its error."""
     home = tmp_path / "home"
     home.mkdir()
 
-    def run(name: str, **options: Any) -> str:
+    def run(name: str, target: str | Path | None = pair[0], output: str = "d.gguf") -> str:
+        arguments = [name, "-q", "--json", "-o", output, *(["--target", target] if target else [])]
         environment = online(hub, home) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        options = {"target": pair[0], "output": tmp_path / "d.gguf"} | options
-        return answer(child("run()", name, environment=environment, **options))
+        done = convert_command.run(*arguments, folder=tmp_path, environment=environment)
+        assert (done.returncode == 2) == (not done.stdout), done.stderr
+        return done.stdout or done.stderr.strip()
 
     return run
 
@@ -138,11 +102,11 @@ def test_of_the_target_that_a_drafter_names_only_a_header_is_fetched(
     monkeypatch.setenv("DFLASH_LOCAL_REGISTRY", str(registry))
     card = b"---\nbase_model: lab/Tiny\n---\n"
     hub.add("lab/Other-DFlash", files_of(drafter) | {"README.md": card})
-    fetched("lab/Other-DFlash", target=None, output=tmp_path / "2.gguf")
+    fetched("lab/Other-DFlash", target=None, output="2.gguf")
     other = GgufFile.open(tmp_path / "2.gguf")
     assert other.get("tokenizer.ggml.tokens") == target.get("tokenizer.ggml.tokens")
     hub.add("lab/Third-DFlash", files_of(drafter) | {"README.md": card.replace(b"Tiny", b"Gone")})
-    message = fetched("lab/Third-DFlash", target=None, output=tmp_path / "3.gguf")
+    message = fetched("lab/Third-DFlash", target=None, output="3.gguf")
     assert "the target of lab/Third-DFlash cannot be read: lab/Gone: no such" in message
     assert message.endswith("or a repository of the hub that has some")
 
@@ -254,17 +218,15 @@ def test_an_interrupt_while_it_checks_leaves_nothing(
 ) -> None:
     output = tmp_path / "output"
     output.mkdir()
-    code = "run(progress=lambda done, total: print(done == total, flush=True))"
-    process = child(code, drafter, target=pair[0], output=output / "d.gguf")
-    assert process.stdout is not None
-    try:
-        while process.stdout.readline() != "True\n":
-            assert process.poll() is None
+    arguments = ["convert", drafter, "--target", pair[0], "-o", output / "d.gguf"]
+    with subprocess.Popen(
+        [COMMAND, *arguments], env=settings(), stderr=subprocess.PIPE, encoding="utf-8"
+    ) as process:
+        assert process.stderr is not None
+        assert any(": 100 %" in line for line in iter(process.stderr.readline, ""))
         time.sleep(0.1)
         assert len(os.listdir(output)) == 1
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert "KeyboardInterrupt" in errors
+        process.stderr.read()
+        assert process.wait(60) == 130
     assert os.listdir(output) == []

@@ -1,6 +1,7 @@
 """The memory that a conversion takes does not depend on the size of the drafter."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import hf_configs
+import hf_drafters
 from peak_memory import PEAK
 
 CHILD = f"""{PEAK}
@@ -27,30 +29,15 @@ def write_zeros(folder: Path, n_ff: int) -> Path:
     """A drafter of one layer for the tiny target, its weights a hole in a file."""
     folder.mkdir()
     changes = {"intermediate_size": n_ff, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    config = hf_configs.VARIANTS["plain"](512, 8192) | changes
+    config = hf_configs.config("plain", n_embd=512, n_vocab=8192) | changes
     (folder / "config.json").write_text(json.dumps(config))
-    width, inner = hf_configs.N_HEAD * hf_configs.HEAD_DIM, hf_configs.N_HEAD_KV * 16
-    shapes = {
-        "fc.weight": (512, 1536),
-        "hidden_norm.weight": (512,),
-        "norm.weight": (512,),
-        "layers.0.input_layernorm.weight": (512,),
-        "layers.0.post_attention_layernorm.weight": (512,),
-        "layers.0.self_attn.q_proj.weight": (width, 512),
-        "layers.0.self_attn.k_proj.weight": (inner, 512),
-        "layers.0.self_attn.v_proj.weight": (inner, 512),
-        "layers.0.self_attn.o_proj.weight": (512, width),
-        "layers.0.self_attn.q_norm.weight": (16,),
-        "layers.0.self_attn.k_norm.weight": (16,),
-        "layers.0.mlp.gate_proj.weight": (n_ff, 512),
-        "layers.0.mlp.up_proj.weight": (n_ff, 512),
-        "layers.0.mlp.down_proj.weight": (512, n_ff),
-    }
     header, offset = {}, 0
-    for name, shape in shapes.items():
-        end = offset + 2 * shape[0] * (shape[1] if shape[1:] else 1)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
+    for name, shape in hf_drafters.shapes("plain", n_embd=512, n_vocab=8192).items():
+        if not name.startswith("layers.1."):
+            sizes = [n_ff if size == hf_configs.N_FF else size for size in shape]
+            end = offset + 2 * math.prod(sizes)
+            header[name] = {"dtype": "BF16", "shape": sizes, "data_offsets": [offset, end]}
+            offset = end
     text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)

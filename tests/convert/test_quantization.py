@@ -61,7 +61,7 @@ def test_shipped_drafter_has_the_types_that_it_would_get(pair: tuple[Path, Path]
 def test_files_are_mixed_as_llama_cpp_mixes_them(
     outtype: str, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Type by type and byte by byte, where nothing is kept at 8 bits."""
+    """Type by type and byte by byte, but for what is kept at 8 bits."""
     path = tmp_path / "theirs.gguf"
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = file_type(outtype)
@@ -75,7 +75,9 @@ def test_files_are_mixed_as_llama_cpp_mixes_them(
     source = {tensor.name: tensor for tensor in gguf.GGUFReader(pair[1]).tensors}
     for theirs in gguf.GGUFReader(path).tensors:
         plan = plan_of(theirs)
-        kind = tensor_type(plan, outtype, n_layer=3, keep_critical=False)
+        kind = tensor_type(plan, outtype, n_layer=3)
+        if plan.name == "fc.weight":
+            continue
         assert kind == theirs.tensor_type, plan.name
         values = quants.dequantize(source[plan.name].data, source[plan.name].tensor_type)
         rows = values.reshape(-1, plan.shape[0])
@@ -98,6 +100,7 @@ def test_norms_vectors_and_small_tensors_stay_f32(outtype: str) -> None:
     for name, shape in (
         ("blk.0.attn_norm.weight", (4096,)),
         ("blk.0.attn_sinks.weight", (64,)),
+        ("blk.0.attn_q.bias", (1 << 14,)),
         ("conf_proj.weight", (4352, 1)),
         ("blk.0.attn_conv_base", (4096, 5, 2)),
     ):
@@ -118,21 +121,6 @@ def test_rows_are_whole_blocks_of_the_type_chosen(outtype: str, length: int) -> 
 def test_ids_are_stored_exactly() -> None:
     ids = np.array([[0, 1, 262143, 151935]], np.float32)
     assert np.frombuffer(encode(ids, Type.I64), "<i8").tolist() == [0, 1, 262143, 151935]
-
-
-@pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q8_0, Type.BF16, Type.F32])
-def test_values_that_are_no_numbers_are_refused(kind: Type) -> None:
-    rows = normal(2, 256)
-    rows[1, 3] = np.nan
-    with pytest.raises(InputError, match="one value is NaN or infinite"):
-        encode(rows, kind)
-
-
-def test_values_beyond_f16_are_refused() -> None:
-    rows = normal(1, 32)
-    rows[0, 0] = 70000
-    with pytest.raises(InputError, match=r"70000, does not fit F16.*choose bf16"):
-        encode(rows, Type.F16)
 
 
 def test_unknown_outtype_is_refused() -> None:

@@ -29,39 +29,6 @@ def learn(offers: native.CopyOffers, kind: int, is_right: bool) -> None:
     offers.learn(native.CopyIndex(), [1 if is_right else 2])
 
 
-def test_what_comes_true_becomes_likelier_and_what_does_not_less() -> None:
-    prior = CopyPrior()
-    one, other = native.CopyOffers(prior), native.CopyOffers(prior)
-    (before,) = one.chances.each([12])
-    for _ in range(20):
-        learn(one, 12, True)
-    (after,) = one.chances.each([12])
-    (elsewhere,) = other.chances.each([12])
-    assert before < elsewhere < after < 1.0  # its own counts more than that of another request
-    for _ in range(60):
-        learn(other, 12, False)
-    assert other.chances.each([12])[0] < 0.2
-
-
-def test_short_matches_that_mean_nothing_are_found_out_together() -> None:
-    """In a text that repeats nothing they come by chance, of all kinds, a few of each."""
-    short = [kind for kind in range(36) if kind % 9 < 5]
-    long = [kind for kind in range(36) if kind % 9 >= 5]
-    offers = native.CopyOffers(CopyPrior())
-    chances = offers.chances
-    before = chances.each(short), chances.each(long)
-    for kind in [kind for kind in short if kind % 2 == 0]:
-        learn(offers, kind, False)
-    unseen = [i for i, kind in enumerate(short) if kind % 2]
-    after = chances.each(short)
-    assert all(after[i] < before[0][i] / 4 for i in unseen)
-    assert chances.each(long) == before[1]
-    for _ in range(20):
-        learn(offers, short[0], True)
-    again = chances.each(short)
-    assert all(again[i] > before[0][i] / 2 for i in unseen)  # the text has turned
-
-
 def test_a_drafter_that_agrees_is_believed_and_one_that_differs_too() -> None:
     chances = CopyChances(CopyPrior())
     for kind in range(0, N_KINDS // 3):
@@ -109,33 +76,11 @@ def test_what_is_damaged_is_refused(raw: object) -> None:
         CopyPrior.from_dict(raw)
 
 
-def test_an_offer_teaches_without_being_verified() -> None:
-    prior = CopyPrior()
-    copier = Copier(prior)
-    (copy, *_) = copies_of(copier, PROMPT, [], 4)
-    assert copy.tokens == [4, 5, 6, 7]
-    copies_of(copier, PROMPT, [4, 0, 6], 4)
-    right, wrong = (prior.right[kind] / prior.tried[kind] for kind in copy.kinds[:2])
-    cold = CopyPrior()
-    cold_right, cold_wrong = (cold.right[kind] / cold.tried[kind] for kind in copy.kinds[:2])
-    assert right > cold_right and wrong < cold_wrong
-
-
 def test_nothing_is_offered_where_nothing_repeats() -> None:
     copier = Copier(CopyPrior())
     assert copies_of(copier, list(range(50)), [], 8) == []
     assert copies_of(copier, list(range(50)), [90, 91], 8) == []
     assert copies_of(copier, list(range(50)), [90, 91, 3, 4], 0) == []
-
-
-def test_a_text_without_offers_is_one_that_repeats_nothing() -> None:
-    offers = native.CopyOffers(CopyPrior())
-    short, long = 3, 8
-    before = offers.chances.each([short, long])
-    offers.learn(native.CopyIndex(), [1] * 40)
-    after = offers.chances.each([short, long])
-    assert after[0] < before[0] / 4
-    assert after[1] == before[1]
 
 
 class ByTheFormulas:

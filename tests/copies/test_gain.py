@@ -2,7 +2,7 @@
 rounds that take as long as there. No model runs."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import accumulate
 from operator import mul
 from random import Random
@@ -24,34 +24,25 @@ MOST, BLOCK = 63, 15
 WRONG = 200_000
 
 
-@dataclass(frozen=True)
-class Machine:
+Machine = Callable[[], Costs]
+
+
+def machine(steps: dict[int, float], switch: float, draft: float) -> Machine:
     """Milliseconds of a pass by rows, of a change of their number, and of a draft."""
-
-    steps: dict[int, float]
-    switch: float
-    draft: float
-
-    def costs(self) -> Costs:
-        return Costs(
-            {4: {n: ms * MS for n, ms in self.steps.items()}},
-            {4: {1: self.draft * MS}},
-            switch_s=self.switch * MS,
-            host_s=0.02 * MS,
-            draft_host_s=0.1 * MS,
-            inject_s=0.01 * MS,
-        )
+    seconds = {4: {n: ms * MS for n, ms in steps.items()}}
+    more = {"host_s": 0.02 * MS, "draft_host_s": 0.1 * MS, "inject_s": 0.01 * MS}
+    return lambda: Costs(seconds, {4: {1: draft * MS}}, switch_s=switch * MS, **more)
 
 
 MACHINES = {
     # Qwen3-8B on an H200
-    "gpu": Machine(
+    "gpu": machine(
         {1: 3.83, 2: 4.35, 4: 5.73, 8: 8.5, 9: 7.9, 16: 8.3, 32: 10.2, 64: 15.0}, 1.0, 2.0
     ),
     # A mixture of experts: more rows read more experts.
-    "experts": Machine({1: 2.0, 2: 2.9, 4: 4.2, 8: 6.2, 16: 8.5, 32: 11.0, 64: 15.0}, 0.8, 1.6),
+    "experts": machine({1: 2.0, 2: 2.9, 4: 4.2, 8: 6.2, 16: 8.5, 32: 11.0, 64: 15.0}, 0.8, 1.6),
     # The tiny pair on two CPU cores
-    "cpu": Machine({1: 1.36, 2: 3.0, 4: 3.6, 8: 4.6, 16: 7.2, 32: 12.5, 64: 24.0}, 0.05, 1.5),
+    "cpu": machine({1: 1.36, 2: 3.0, 4: 3.6, 8: 4.6, 16: 7.2, 32: 12.5, 64: 24.0}, 0.05, 1.5),
 }
 
 
@@ -103,7 +94,7 @@ def found(
 
 
 def seconds_of(
-    machine: Machine,
+    costs: Machine,
     prompt: list[int],
     answer: list[int],
     prior: CopyPrior | None,
@@ -112,8 +103,8 @@ def seconds_of(
 ) -> float:
     """The seconds of an answer's rounds; without a prior there are no copies, and without a
     `controller`, one of a drafter of this `surety`, no drafts."""
-    there, now, random = machine.costs(), 0.0, Random(len(prompt))
-    controller = controller or Controller(machine.costs(), 1, n_copied=MOST)
+    there, now, random = costs(), 0.0, Random(len(prompt))
+    controller = controller or Controller(costs(), 1, n_copied=MOST)
     policy = controller.open(shapes=[Chain(BLOCK)])
     copier = Copier(prior) if prior else None
     tokens, last = answer[:1], 1
@@ -151,14 +142,14 @@ def seconds_of(
 
 def gains(name: str, every: int | None, seed: int) -> list[float]:
     """Of several requests, one after the other: the speed-up over plain decoding."""
-    random, prior, machine = Random(seed), CopyPrior(), MACHINES[name]
+    random, prior, costs = Random(seed), CopyPrior(), MACHINES[name]
     found = []
     for _ in range(3):
         prompt = source(random, 1500)
         other = [random.randrange(100_000) for _ in range(1000)]
         answer = other if every is None else edited(random, prompt, every)[:1000]
-        plain = seconds_of(machine, prompt, answer, None)
-        found.append(plain / seconds_of(machine, prompt, answer, prior))
+        plain = seconds_of(costs, prompt, answer, None)
+        found.append(plain / seconds_of(costs, prompt, answer, prior))
     return found
 
 
@@ -181,13 +172,13 @@ def test_nothing_is_lost_where_nothing_repeats(name: str) -> None:
 @pytest.mark.parametrize("name", MACHINES)
 def test_little_is_lost_where_repetitions_mislead(name: str) -> None:
     """Words come again, but never the same ones after them; the request before copied all."""
-    random, prior, machine = Random(1), CopyPrior(), MACHINES[name]
+    random, prior, costs = Random(1), CopyPrior(), MACHINES[name]
     whole = source(random, 1500)
-    seconds_of(machine, whole, whole[:1000], prior)
+    seconds_of(costs, whole, whole[:1000], prior)
     text = source(random, 2500)
     prompt, answer = text[:1500], text[1500:]
-    plain = seconds_of(machine, prompt, answer, None)
-    assert plain / seconds_of(machine, prompt, answer, prior) > 0.97
+    plain = seconds_of(costs, prompt, answer, None)
+    assert plain / seconds_of(costs, prompt, answer, prior) > 0.97
 
 
 @pytest.mark.one_in(12)
@@ -204,23 +195,23 @@ def test_little_is_lost_where_repetitions_mislead(name: str) -> None:
 def test_drafts_and_copies_gain_over_drafts_alone(
     name: str, every: int | None, least: float, surety: float
 ) -> None:
-    random, prior, machine = Random(3), CopyPrior(), MACHINES[name]
-    with_copies, without = (Controller(machine.costs(), 1 + BLOCK, n_copied=MOST) for _ in range(2))
+    random, prior, costs = Random(3), CopyPrior(), MACHINES[name]
+    with_copies, without = (Controller(costs(), 1 + BLOCK, n_copied=MOST) for _ in range(2))
     seconds = [0.0, 0.0]
     for _ in range(3):
         prompt = source(random, 1500)
         answer = [random.randrange(100_000) for _ in range(600)]
         if every is not None:
             answer = edited(random, prompt, every)[:600]
-        seconds[0] += seconds_of(machine, prompt, answer, None, without, surety)
-        seconds[1] += seconds_of(machine, prompt, answer, prior, with_copies, surety)
+        seconds[0] += seconds_of(costs, prompt, answer, None, without, surety)
+        seconds[1] += seconds_of(costs, prompt, answer, prior, with_copies, surety)
     assert seconds[0] / seconds[1] > least
 
 
 @pytest.mark.parametrize("name", ["gpu", "experts"])
 def test_the_drafter_is_left_out_only_for_copies_that_are_verified(name: str) -> None:
     """Else the round would be a plain one, with neither."""
-    controller = Controller(MACHINES[name].costs(), 1 + BLOCK, n_copied=MOST)
+    controller = Controller(MACHINES[name](), 1 + BLOCK, n_copied=MOST)
     policy = controller.open(shapes=[Chain(BLOCK)])
     (n,) = controller.n_drafts([policy], [MOST])
     assert n

@@ -67,19 +67,12 @@ def test_products_with_experts_are_ours(folder: Path) -> None:
     assert few_rows.counts["experts"] > 0
 
 
-def test_attention_of_few_rows_is_ours() -> None:
-    few_rows = FewRows(on_cpu=True)
+def test_a_layer_takes_four_launches_and_its_attention_is_ours() -> None:
+    few_rows, n_layer = FewRows(on_cpu=True), 8
     logits(tiny_coder.pair()[0], few_rows)
-    with Target(tiny_coder.pair()[0], TargetOptions(n_ctx=64)) as target:
-        assert few_rows.counts["attentions"] == len(ROWS) * target.n_layer
-
-
-def test_a_layer_takes_four_launches(folder: Path) -> None:
-    few_rows = FewRows(on_cpu=True)
-    logits(tiny_coder.pair()[0], few_rows)
-    with Target(tiny_coder.pair()[0], TargetOptions(n_ctx=64)) as target:
-        # q with k and v; their output; gate with up; down. And the head.
-        assert few_rows.counts["launches"] == len(ROWS) * (4 * target.n_layer + 1)
+    assert few_rows.counts["attentions"] == len(ROWS) * n_layer
+    # q with k and v; their output; gate with up; down. And the head.
+    assert few_rows.counts["launches"] == len(ROWS) * (4 * n_layer + 1)
 
 
 def test_a_step_of_heads_takes_six_launches(folder: Path) -> None:
@@ -105,13 +98,9 @@ def test_drafts_are_those_of_ggml() -> None:
             spec = read_drafter(GgufFile.open(drafter_path), n_vocab=target.n_vocab)
             drafter = FusedDrafter(drafter_path, target, spec, n_seq=1, n_ctx=256)
             target.decode([5, 6, 7], [0, 1, 2], [0] * 3, [True] * 3)
-            return drafted_after(target, drafter)
+            features = StoredFeatures(target, range(target.native.first_stored, 3))
+            return drafter.draft([DraftRequest(0, 9, features, n_draft=7)])[0].tokens
 
     few_rows = FewRows(on_cpu=True)
     assert drafted(few_rows) == drafted(None)
     assert few_rows.counts["launches"] > 0
-
-
-def drafted_after(target: Target, drafter: FusedDrafter) -> list[int]:
-    features = StoredFeatures(target, range(target.native.first_stored, 3))
-    return drafter.draft([DraftRequest(0, 9, features, n_draft=7)])[0].tokens

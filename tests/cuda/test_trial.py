@@ -1,13 +1,14 @@
 """A trial of kernels, and its kept result; the CPU stands in for the GPU."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dflash_local import disk_cache
 from dflash_local.cuda.few_rows import FewRows
-from dflash_local.cuda.kernels import Experts, Heads, Shape
+from dflash_local.cuda.kernels import Experts, Heads, Kind, Shape
 from dflash_local.cuda.trial import EVERY_PASS, Finding, findings, tried_rows
 
 SHAPE, OTHER = Shape(8, 256, 48), Shape(8, 288, 48)  # Q8_0
@@ -96,42 +97,41 @@ def test_what_could_not_be_tried_is_tried_at_the_next_load(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("ours", "ggml", "is_ours"), [(9, 10, True), (12, 10, True), (13, 10, False)]
+    ("shape", "ours", "ggml", "is_ours", "left"),
+    [
+        (SHAPE, times(9), times(10), True, range(0)),
+        (SHAPE, times(12), times(10), True, range(0)),
+        (SHAPE, times(13), times(10), False, EVERY_PASS),
+        # All usual columns weigh alike: ours lose 14 at one, and gain 6 at sixteen.
+        (SHAPE, times(10) | {1: 24.0, 16: 4.0}, times(10), True, range(0)),
+        (SHAPE, times(10) | {1: 24.0, 16: 6.0}, times(10), False, EVERY_PASS),
+        # No narrower pass is left than the widest.
+        (SHAPE, times(2) | {32: 7.0, 64: 7.0}, times(4), True, range(32, 65)),
+        (SHAPE, times(2) | {64: 7.0}, times(4), True, range(64, 65)),
+        (SHAPE, times(2) | {32: 7.0}, times(4), True, range(0)),
+        (SHAPE, times(2) | {16: 7.0}, times(4), True, range(0)),
+        # Attention may take a little longer, as it saves a launch.
+        (HEADS, times(11), times(10), True, range(0)),
+        (HEADS, times(12), times(10), False, EVERY_PASS),
+        (HEADS, times(2) | {64: 7.0}, times(4), True, range(0)),
+        # Ours have wider passes with experts, unless they are never the faster ones.
+        (EXPERTS, times(2), times(4), True, range(1, 1)),
+        (EXPERTS, times(2) | {8: 5.0}, times(4), False, range(1, 1)),
+        (EXPERTS, times(2) | dict.fromkeys((1, 2, 4, 8), 5.0), times(4), False, range(1, 3)),
+        (EXPERTS, times(4), times(2), False, EVERY_PASS),
+    ],
 )
-def test_the_faster_one_is_taken(ours: float, ggml: float, is_ours: bool) -> None:
-    assert Finding(SHAPE, times(ours), times(ggml)).is_ours is is_ours
-    assert not Finding(SHAPE, times(ours), times(ggml), fault="wrong").is_ours
-
-
-def test_attention_may_take_a_little_longer_as_it_saves_a_launch() -> None:
-    assert Finding(HEADS, times(11), times(10)).is_ours
-    assert not Finding(HEADS, times(12), times(10)).is_ours
-
-
-def test_experts_of_plain_steps_are_llama_cpps_where_it_is_faster() -> None:
-    """Ours have wider passes all the same, unless they are never the faster ones."""
-    ours = times(2) | dict.fromkeys((1, 2, 4, 8), 5.0)
-    found = Finding(EXPERTS, ours, times(4))
-    assert found.left == range(1, 3) and not found.is_ours
-    assert not Finding(EXPERTS, times(2) | {8: 5.0}, times(4)).left
-    assert not Finding(EXPERTS, times(2), times(4)).left
-    assert Finding(EXPERTS, times(4), times(2)).left == EVERY_PASS
-    assert Finding(SHAPE, times(9), times(2)).left == EVERY_PASS
+def test_the_faster_one_is_taken(
+    shape: Kind, ours: dict[int, float], ggml: dict[int, float], is_ours: bool, left: range
+) -> None:
+    found = Finding(shape, ours, ggml)
+    assert (found.is_ours, list(found.left)) == (is_ours, list(left))
+    wrong = replace(found, fault="wrong")
+    assert (wrong.is_ours, wrong.left) == (False, EVERY_PASS)
     few_rows = FewRows()
     few_rows.take([found])
-    assert few_rows.key[1:] == [f"{EXPERTS} in passes of 1 to 2 rows"]
-
-
-def test_the_widest_passes_are_llama_cpps_where_it_is_faster() -> None:
-    """Of the usual ones all are ours or none, and no narrower one is left than the widest."""
-    assert Finding(SHAPE, times(2) | {32: 7.0, 64: 7.0}, times(4)).left == range(32, 65)
-    assert Finding(SHAPE, times(2) | {64: 7.0}, times(4)).left == range(64, 65)
-    assert not Finding(SHAPE, times(2) | {32: 7.0}, times(4)).left
-    assert not Finding(SHAPE, times(2) | {16: 7.0}, times(4)).left
-    assert not Finding(HEADS, times(2) | {64: 7.0}, times(4)).left
-    few_rows = FewRows()
-    few_rows.take([Finding(SHAPE, times(2) | {64: 7.0}, times(4))])
-    assert few_rows.key[1:] == [f"{SHAPE} in passes of 64 to 64 rows"]
+    passes = f" in passes of {left[0]} to {left[-1]} rows" if left and left != EVERY_PASS else ""
+    assert few_rows.key[1:] == ([f"{shape}{passes}"] if left else [])
 
 
 def test_a_fault_on_one_gpu_holds_on_all() -> None:
@@ -156,13 +156,6 @@ def test_exact_answers_take_what_is_right_even_where_it_is_slower() -> None:
     assert len(exact.key) == 1
     exact.take([Finding(OTHER, fault="it is wrong")], exact=True)
     assert str(OTHER) in exact.key
-
-
-def test_a_column_weighs_as_much_as_another() -> None:
-    """Ours lose 14 at one column, and gain 6 at sixteen: taken for all of them or for none."""
-    ours = times(10) | {1: 24.0, 16: 4.0}
-    assert Finding(SHAPE, ours, times(10)).is_ours
-    assert not Finding(SHAPE, ours | {16: 6.0}, times(10)).is_ours
 
 
 def test_a_type_with_a_fault_is_left_to_llama_cpp_in_every_shape() -> None:

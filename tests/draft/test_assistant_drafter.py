@@ -1,7 +1,6 @@
 """Heads in a file of their own, which attend to the target's cells: answers are those of plain
 decoding, and drafts those that llama.cpp makes with the same files."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,83 +14,45 @@ from dflash_local.fit.pairing import check_pair, check_target
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pair import open_pair
 from dflash_local.target_model.taps import StoredFeatures
-from dflash_local.target_model.target import Target
 from gguf_files import ARRAY, BOOL, INT32, UINT32, Tensor, Value, changed, edited
 from heads import (
+    Files,
     N,
     assistant_drafter,
-    check_a_text_goes_on,
+    assistant_of,
     check_at_once,
-    check_drafts,
-    check_four_at_once,
-    check_one_answer,
-    check_put_off,
-    check_shared_and_saved,
     drafts,
     read,
-    share_accepted,
     target_of_assistant,
 )
-from hybrid import write_assistant, write_hybrid
 from pair_engine import answer
 from plain_answer import PlainAnswer
 
 WAYS = {"greedy": {}, "seeded": {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}}
-RIGHT = {"always right": 0.0, "sometimes right": 0.1, "never right": 1.0}
 KEY = "gemma4-assistant."
-
-Files = dict[str, tuple[Path, Path]]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    folder, source = tmp_path_factory.mktemp("assistants"), tiny_coder.pair()[0]
-    found = {}
-    for name, added in RIGHT.items():
-        target = write_hybrid(folder / f"{added}.gguf", "gemma4", source, head=added)
-        found[name] = target, write_assistant(folder / f"{added}-a.gguf", target, added=added)
-    return found
+    return Files(tmp_path_factory.mktemp("assistants"))
 
 
 @pytest.fixture(scope="module")
-def target(files: Files) -> Iterator[Target]:
-    with target_of_assistant(*files["sometimes right"], n_seq=4) as opened:
-        yield opened
-
-
-@pytest.fixture
-def drafter(target: Target, files: Files) -> Iterator[AssistantDrafter]:
-    opened = assistant_drafter(target, files["sometimes right"][1])
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def engine(target: Target, drafter: AssistantDrafter) -> Iterator[Engine]:
-    opened = Engine(target, drafter, 4)
-    opened.slots.forget_all()
-    yield opened
-    opened.slots.forget_all()
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("width", [3, 7, "auto"])
-def test_one_answer(engine: Engine, way: str, width: int | str) -> None:
-    check_one_answer(engine, width, **WAYS[way])  # type: ignore[arg-type]
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("way", WAYS)
-def test_four_at_once(engine: Engine, way: str) -> None:
-    check_four_at_once(engine, **WAYS[way])
+def right(files: Files) -> tuple[Path, Path]:
+    """A target, and an assistant that is always right."""
+    path = files["an assistant, always right"]
+    assistant = assistant_of(path)
+    assert assistant
+    return path, assistant
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_exact_answers_at_once(files: Files, way: str) -> None:
     """Each sequence has a stream of cells of its own. The one in the middle ends first."""
-    path, assistant = files["sometimes right"]
+    path = files["an assistant, sometimes right"]
+    assistant = assistant_of(path)
+    assert assistant
     with target_of_assistant(path, assistant, n_seq=3, exact=True) as target:
         texts = zip(tiny_coder.prompts()["code"], (N, 8, N), strict=False)
         known = [PlainAnswer(target, text, n, **WAYS[way]) for text, n in texts]
@@ -99,33 +60,9 @@ def test_exact_answers_at_once(files: Files, way: str) -> None:
         check_at_once(engine, known, (7, 7, 7), **WAYS[way])
 
 
-def test_assistants_that_are_right_are_accepted(files: Files) -> None:
-    accepted = {}
-    for name, (path, assistant) in files.items():
-        with target_of_assistant(path, assistant) as target:
-            accepted[name] = share_accepted(Engine(target, assistant_drafter(target, assistant)))
-    assert accepted["always right"] > 0.9  # behind the end of an answer nothing is accepted
-    assert 0.9 > accepted["sometimes right"] > 0.1 > accepted["never right"]
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_drafts_are_llama_cpp_s(files: Files, name: str) -> None:
-    path, assistant = files[name]
-    with target_of_assistant(path, assistant) as target:
-        check_drafts(Engine(target, assistant_drafter(target, assistant)), assistant)
-
-
-def test_shared_and_saved_texts(engine: Engine) -> None:
-    check_shared_and_saved(engine)
-
-
-def test_a_text_goes_on_from_an_earlier_one(target: Target, drafter: AssistantDrafter) -> None:
-    check_a_text_goes_on(target, drafter)
-
-
-def test_without_a_free_cell_nothing_is_drafted(files: Files) -> None:
+def test_without_a_free_cell_nothing_is_drafted(right: tuple[Path, Path]) -> None:
     """Texts of other slots fill the cache. Then a draft is empty, and the next one is not."""
-    path, assistant = files["always right"]
+    path, assistant = right
     with target_of_assistant(path, assistant, n_seq=2, n_ctx=256) as target:
         drafter = assistant_drafter(target, assistant)
         features = read(Engine(target, drafter, 2), list(range(1000, 1050)))
@@ -140,8 +77,8 @@ def test_without_a_free_cell_nothing_is_drafted(files: Files) -> None:
         assert drafts(drafter, 300, none) == expected
 
 
-def test_a_full_cache_is_emptied_for_an_answer(files: Files) -> None:
-    path, assistant = files["always right"]
+def test_a_full_cache_is_emptied_for_an_answer(right: tuple[Path, Path]) -> None:
+    path, assistant = right
     with target_of_assistant(path, assistant, n_seq=2, n_ctx=256) as target:
         known = [PlainAnswer(target, list(range(t, t + 110)), N) for t in (1000, 3000, 5000)]
         engine = Engine(target, assistant_drafter(target, assistant), 2)
@@ -155,9 +92,9 @@ def test_a_full_cache_is_emptied_for_an_answer(files: Files) -> None:
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
 
 
-def test_loaded(files: Files) -> None:
+def test_loaded(right: tuple[Path, Path]) -> None:
     said: list[str] = []
-    path, assistant = files["always right"]
+    path, assistant = right
     with load(path, assistant, say=said.append, **OPTIONS) as model:
         assert isinstance(model.drafter, AssistantDrafter)
         assert any(line.startswith(f"drafter: {assistant.name}") for line in said)
@@ -170,17 +107,12 @@ def test_loaded(files: Files) -> None:
         assert drafted.stats.as_dict()["drafter"] == "the assistant"
 
 
-def test_they_are_put_off_where_they_do_not_pay(files: Files) -> None:
-    with load(*files["never right"], quiet=True, **OPTIONS) as model:
-        check_put_off(model)
-
-
-def test_its_place(files: Files) -> None:
-    path, assistant = (GgufFile.open(file) for file in files["always right"])
+def test_its_place(right: tuple[Path, Path]) -> None:
+    path, assistant = (GgufFile.open(file) for file in right)
     with pytest.raises(FileError, match="a Gemma 4 assistant given as the target; give it as"):
         check_target(assistant)
     with pytest.raises(PairError, match=r"architecture is 'gemma4' .* and 'qwen3' in the target"):
-        open_pair(tiny_coder.pair()[0], files["always right"][1])
+        open_pair(tiny_coder.pair()[0], right[1])
     assert check_pair(path, assistant).target_layers == (6,)
 
 
@@ -194,27 +126,29 @@ def test_its_place(files: Files) -> None:
         ({"nextn_predict_layers": (1, UINT32, None)}, "nextn_predict_layers is 1"),
     ],
 )
-def test_one_that_does_not_fit(files: Files, keys: dict[str, Value], fault: str) -> None:
-    path, assistant = (GgufFile.open(file) for file in files["always right"])
+def test_one_that_does_not_fit(
+    right: tuple[Path, Path], keys: dict[str, Value], fault: str
+) -> None:
+    path, assistant = (GgufFile.open(file) for file in right)
     other = edited(assistant, keys={KEY + name: value for name, value in keys.items()})
     with pytest.raises((PairError, FileError), match=fault) as caught:
         check_pair(path, other)
     assert str(caught.value).count("\n") == 0
 
 
-def test_a_target_whose_last_layers_have_other_windows(files: Files) -> None:
-    path, assistant = (GgufFile.open(file) for file in files["always right"])
+def test_a_target_whose_last_layers_have_other_windows(right: tuple[Path, Path]) -> None:
+    path, assistant = (GgufFile.open(file) for file in right)
     windows = [True] * 6, ARRAY, BOOL
     other = edited(path, keys={"gemma4.attention.sliding_window_pattern": windows})
     with pytest.raises(PairError, match="windows"):
         check_pair(other, assistant)
 
 
-def test_one_that_llama_cpp_does_not_load(files: Files, tmp_path: Path) -> None:
+def test_one_that_llama_cpp_does_not_load(right: tuple[Path, Path], tmp_path: Path) -> None:
     def spoil(tensors: dict[str, Tensor]) -> None:
         del tensors["blk.1.attn_output.weight"]
 
-    path, assistant = files["always right"]
+    path, assistant = right
     spoilt = changed(assistant, tmp_path / "spoilt.gguf", tensors=spoil)
     with pytest.raises(FileError, match=r"spoilt.gguf: llama.cpp cannot draft with it for") as told:
         load(path, spoilt, quiet=True, **OPTIONS)

@@ -68,32 +68,6 @@ def test_the_file_decides_the_family(
     drafter.close()
 
 
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES.keys())
-def test_a_drafter_of_each_family_loads_and_changes_no_answer(
-    options: Mapping[str, Any], tmp_path: Path
-) -> None:
-    """Verification is exact to the bit: in Q8_0, with q8_0 KV."""
-    target = write_target(tmp_path / "target.gguf", n_layer=3, head_dim=32, quant="Q8_0")
-    path = write_drafter(tmp_path / "drafter.gguf", target, head_dim=32, quant="F16", **options)
-    prompt, wanted = list(range(40, 90)), {"max_tokens": 40, "temperature": 0.0}
-    with load(
-        target, path, n_ctx=256, kv_type="q8_0", n_gpu_layers=0, n_threads=1, quiet=True
-    ) as model:
-        assert isinstance(model.drafter, FusedDrafter)
-        widest = model.engine.max_width
-        assert widest == model.drafter.spec.n_draft + 1
-        plain = model.generate(prompt, draft_width=0, **wanted).tokens
-        for width in (2, widest):
-            result = model.generate(prompt, draft_width=width, **wanted)
-            assert result.tokens == plain
-            assert result.stats.drafted > 0
-        assert model.generate(prompt, draft_width="auto", **wanted).tokens == plain
-        full: dict[str, Any] = {"max_tokens": None, "temperature": 0.0, "draft_width": widest}
-        tail = model.generate(list(range(40, 90)) * 5, **full)
-        assert tail.finish_reason in ("length", "stop")
-
-
 def test_llama_cpp_does_not_load_biases(target: Target, tmp_path: Path) -> None:
     """As our messages say: should a later version, they are to be changed."""
     path = write_drafter(tmp_path / "drafter.gguf", target.path, **FAMILIES["biases"])

@@ -134,18 +134,6 @@ def test_the_shipped_pair_answers_as_without_and_accepts_as_in_llama_cpp() -> No
     assert accepted[1] == pytest.approx(accepted[0], rel=0.02)
 
 
-def test_what_a_scale_a_cap_and_biases_change_is_seen(make_twin: TwinMaker) -> None:
-    twin = make_twin(extra=CAPPED)
-    twin.draft({0: 20})
-    twin.assert_not(0, torch.log_softmax(twin.reference.logits(0, anchor=11)[1:], dim=-1))
-    plain = make_twin()
-    plain.draft({0: 20})
-    for name in ("q", "k", "v", "output"):
-        twin = make_twin(biases=(name,))
-        twin.draft({0: 20})
-        twin.assert_not(0, plain.reference.draft(0, anchor=11))
-
-
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("quant", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
 def test_equals_the_reference_in_every_type(quant: str, make_twin: TwinMaker) -> None:
@@ -174,14 +162,6 @@ def test_sequences_of_unequal_lengths_draft_at_once(n_seq: int, make_twin: TwinM
         twin.inject(seq, n_rows)
     for n_new in ((3, 1, 8, 0), (0, 5, 0, 2), (0, 0, 0, 0), (30, 1, 16, 40)):
         twin.draft(dict(zip(range(n_seq), n_new, strict=False)))
-
-
-def test_any_of_the_sequences_may_draft_in_any_order(make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=4)
-    for seq, n_rows in enumerate((200, 3, 40, 25)):
-        twin.inject(seq, n_rows)
-    for rows in ({3: 2}, {2: 1, 0: 4}, {1: 0, 3: 5}, {3: 1, 2: 1, 1: 1, 0: 1}):
-        twin.draft(rows)
 
 
 @pytest.mark.parametrize("n_draft", [1, 2, 6])
@@ -225,33 +205,6 @@ def test_small_injections_equal_a_large_one(make_twin: TwinMaker) -> None:
     ]
     for draft in twin.native.draft(requests):
         twin.check(draft, expected, twin.noise(0))
-
-
-def test_truncated_rows_leave_no_trace(make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=2, sliding_window=30, pattern=(False, True))
-    twin.inject(0, 90)
-    twin.inject(1, 90)
-    for length in (90, 89, 41, 0):
-        twin.truncate(0, length)
-        assert twin.native.length(0) == length
-        twin.draft({0: 0, 1: 0})
-        twin.draft({0: 5})
-        twin.truncate(0, length)
-        twin.draft({0: 11})
-
-
-def test_copied_rows_are_of_their_own(make_twin: TwinMaker) -> None:
-    twin = make_twin(n_seq=3)
-    twin.inject(0, 70)
-    twin.inject(2, 20)
-    twin.copy(0, 1, 50)
-    twin.copy(0, 2, 70)
-    twin.draft({0: 0, 1: 0, 2: 0})
-    twin.truncate(0, 10)
-    twin.draft({0: 30, 1: 3, 2: 1})
-    twin.copy(1, 0, 0)
-    twin.copy(2, 2, 60)
-    twin.draft({0: 6, 1: 0, 2: 2})
 
 
 def test_the_cache_grows_with_the_context(make_twin: TwinMaker) -> None:

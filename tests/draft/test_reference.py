@@ -1,5 +1,5 @@
-"""The PyTorch reference sees every option, and drafts well; test_fused_drafter.py compares it with
-llama.cpp's own drafter."""
+"""The PyTorch reference sees every option; test_fused_drafter.py compares it with llama.cpp's own
+drafter."""
 
 from itertools import combinations
 from pathlib import Path
@@ -10,8 +10,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import tiny_coder
-from dflash_local.target_model.target import Target
 from drafter_kinds import ALONE, COMMON
 from gguf_files import Tensor, changed
 from reference import Reference
@@ -68,53 +66,3 @@ def test_a_bias_of_the_values_is_one_of_the_output(target: Path, tmp_path: Path)
         reference.inject(0, random_features(30, reference))
         drafts.append(reference.draft(0, anchor=5))
     assert (drafts[0] - drafts[1]).abs().max() < 1e-4
-
-
-@pytest.mark.slow
-def test_drafts_of_real_hidden_states_are_accepted() -> None:
-    """Six prompts, 64 tokens each, greedy: 3.1 tokens a round.
-
-    With the taps in reverse order it is 1.5, with each row one position late 1.8, with none 1.1.
-    """
-    target_path, drafter_path = tiny_coder.pair()
-    reference = Reference(drafter_path, target_path)
-    prompts = tiny_coder.prompts()
-    emitted = rounds = 0
-    with Target.load(target_path, n_ctx=512, n_threads=1, tapped_layers=(2, 4, 6)) as target:
-        for prompt in prompts["chat"][:3] + prompts["code"][:3]:
-            answer, features = greedy_answer(target, prompt, n_tokens=64)
-            n_prompt = len(features) - len(answer) + 1
-            reference.clear(0)
-            reference.inject(0, features[:n_prompt])
-            at = 0
-            while at < len(answer) - 1:
-                drafted = reference.draft(0, answer[at]).argmax(dim=-1).tolist()
-                n = 1 + length_of_agreement(drafted, answer[at + 1 :])
-                reference.inject(0, features[n_prompt + at : n_prompt + at + n])
-                at, emitted, rounds = at + n, emitted + n, rounds + 1
-    assert emitted / rounds > 2.8
-
-
-def length_of_agreement(one: list[int], other: list[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def greedy_answer(
-    target: Target, prompt: str, n_tokens: int
-) -> tuple[list[int], NDArray[np.float32]]:
-    """The answer, and the context features of all rows before its last token."""
-    tokens = target.vocabulary.tokenize(prompt)
-    target.clear(0)
-    position = 0
-    answer: list[int] = []
-    features: list[NDArray[np.float32]] = []
-    while len(answer) < n_tokens and not (answer and target.vocabulary.ends_text(answer[-1])):
-        n = len(tokens)
-        output = [False] * (n - 1) + [True]
-        target.decode(tokens, range(position, position + n), [0] * n, output)
-        features.append(target.hidden_states().reshape(n, -1))
-        position += n
-        tokens = [int(target.logits(n - 1).argmax())]
-        answer += tokens
-    return answer, np.concatenate(features)

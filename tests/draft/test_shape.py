@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_local.draft.draft import ANCHOR, Candidates, Draft
-from dflash_local.draft.shape import Chain, Tree, allowed, checked_shape
+from dflash_local.draft.shape import Chain, Tree, allowed
 from dflash_local.errors import InputError
 
 N_VOCAB = 4
@@ -75,9 +75,3 @@ def test_a_chain_ends_with_its_answer_where_fewer_rows_cost_nothing() -> None:
     whole = Chain(7, few_counts=True)
     assert [whole.limit(7, left) for left in (None, 9, 8, 3, 2, 1)] == [7, 7, 7, 7, 7, 0]
     assert whole.limit(4, 3) == 4  # the room in the caches
-
-
-def test_a_shape_has_a_name() -> None:
-    assert checked_shape("tree") == "tree"
-    with pytest.raises(InputError, match="expected one of chain, tree, auto"):
-        checked_shape(3)

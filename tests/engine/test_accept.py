@@ -86,19 +86,6 @@ def never(token: int) -> bool:
     return False
 
 
-def test_an_empty_draft_is_a_plain_step() -> None:
-    assert accept(Draft.chain([]), scripted(7), never) == Verdict([7], [0])
-
-
-def test_a_right_chain_gives_one_token_more() -> None:
-    verdict = accept(Draft.chain([5, 6, 7]), scripted(5, 6, 7, 8), never)
-    assert verdict == Verdict([5, 6, 7, 8], [0, 1, 2, 3])
-
-
-def test_a_wrong_chain_still_gives_a_token() -> None:
-    assert accept(Draft.chain([5, 6, 7]), scripted(9), never) == Verdict([9], [0])
-
-
 def test_stop_inside_a_right_chain_leaves_its_row_out() -> None:
     verdict = accept(Draft.chain([5, 6, 7]), scripted(5, 6), lambda token: token == 6)
     assert verdict == Verdict([5, 6], [0, 1])
@@ -124,10 +111,6 @@ def test_valid_prefix_keeps_whole_valid_branches(draft: Draft, n_vocab: int) -> 
     every = [prefix_of(draft, row) for row in range(1, len(draft) + 1)]
     assert kept == [tokens for tokens in every if max(tokens) < n_vocab]
     assert len(valid.logprobs) == len(valid)
-
-
-def test_a_chain_is_cut_at_an_invalid_token() -> None:
-    assert Draft.chain([3, -1, 2], [-0.1, -0.2, -0.3]).valid_prefix(10) == Draft.chain([3], [-0.1])
 
 
 def test_a_draft_that_is_no_tree_is_refused() -> None:

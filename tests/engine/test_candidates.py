@@ -40,25 +40,6 @@ def test_answers_are_those_from_whole_rows(way: str) -> None:
                 assert [i for i, _ in entry.top] == [i for i, _ in known.top]
 
 
-@pytest.mark.slow
-def test_sequences_with_different_settings_are_drawn_from_one_search() -> None:
-    names = ["by default", "hot", "greedy", "by min-p"]
-    with open_target(n_seq=4) as target:
-        engine = Engine(target, fused_drafter(target), n_seq=4)
-
-        def run(width: int) -> list[list[int]]:
-            sequences = [
-                engine.begin(request(PROMPT, width, 32, **SAMPLED[name])) for name in names
-            ]
-            engine.run(sequences)
-            return [sequence.tokens for sequence in sequences]
-
-        expected = run(0)
-        target.native.search_on_cpu = True
-        assert run(0) == expected
-        assert run(6) == expected
-
-
 def test_an_exact_answer_has_its_own_sums() -> None:
     """A neighbour that asks for many candidates has the rows searched in shorter chunks."""
     many = {"temperature": 0.8, "seed": 1, "top_k": 120, "logprobs": 1}

@@ -1,8 +1,6 @@
 """An answer bound by a grammar is drafted like any other: forbidden tokens are not proposed, and
 the text is that of plain decoding."""
 
-import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,13 +12,13 @@ from dflash_local import Model
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
-from dflash_local.errors import GrammarError, InputError
+from dflash_local.errors import GrammarError
 from dflash_local.sampling.thinking import ThinkingBudget
 from dflash_local.target_model.target import Target
 from pair_engine import fused_drafter
 from pair_engine import request as asked
 from plain_answer import PlainAnswer
-from shapes import assert_equal, exact_target
+from shapes import exact_target
 
 N = 32
 THOUGHTS = ThinkingBudget(5, (b"<thoughts>", b"</thoughts>"), (300, 301, 302), is_open=True)
@@ -61,39 +59,6 @@ def model(either_model: Model) -> Model:
 def target(shape: DraftShape) -> Iterator[Target]:
     with exact_target(shape) as opened:
         yield opened
-
-
-@pytest.mark.one_in(48)
-@pytest.mark.parametrize("drawn", DRAWN)
-@pytest.mark.parametrize("bound", BOUND)
-def test_drafted_answers_are_the_plain_ones(
-    model: Model, shape: DraftShape, bound: str, drawn: str
-) -> None:
-    accepted = 0
-    for prompt in tiny_coder.prompts()["code"][:1]:
-        options: dict[str, Any] = {"max_tokens": N, **BOUND[bound], **DRAWN[drawn]}
-        model.forget()
-        plain = model.generate(prompt, draft_width=0, **options)
-        assert plain.stats.drafted == 0
-        for width in (2, 16) if shape == "chain" else (16,):
-            model.forget()
-            drafted = model.generate(prompt, draft_width=width, **options)
-            assert_equal(drafted, plain)
-            accepted += drafted.stats.accepted
-    assert accepted > 0 or bound == "any object"  # which these models leave empty
-
-
-@pytest.mark.one_in(2)
-def test_an_answer_is_of_its_schema_at_every_width(model: Model) -> None:
-    close = {model.tokenize(text)[0]: 4.0 for text in ('"', "]")}
-    for width in (0, 16):
-        result = model.generate(
-            "record = ", json_schema=RECORD, max_tokens=200, draft_width=width, logit_bias=close
-        )
-        assert result.finish_reason == "stop"
-        record = json.loads(result.text)
-        assert list(record) == ["name", "sizes", "unit"]
-        assert len(record["sizes"]) >= 3 and record["unit"] in ("a metre", "a mile")
 
 
 @pytest.mark.one_in(2)
@@ -226,32 +191,6 @@ def test_log_probabilities_are_the_target_s_own(model: Model) -> None:
         assert [found.token for found in answer.logprobs] == answer.tokens
         first = answer.logprobs[0]
         assert first.token not in dict(first.top) or dict(first.top)[first.token] == first.logprob
-
-
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"json_schema": {"type": "nope"}}, GrammarError),
-        ({"lark": "start: nowhere"}, GrammarError),
-        ({"grammar": "root ::= nowhere"}, GrammarError),
-        ({"grammar": 'root ::= "a"', "json_schema": True}, InputError),
-    ],
-    ids=str,
-)
-def test_a_bad_grammar_fails_at_the_call(
-    model: Model, options: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error) as caught:
-        model.stream("x", **options)
-    assert "\n" not in str(caught.value)
-
-    async def begin() -> None:
-        async for _ in model.astream("x", **options):
-            raise AssertionError("a chunk of a request that is refused")
-
-    with pytest.raises(error):
-        asyncio.run(begin())
 
 
 @pytest.mark.one_in(2)

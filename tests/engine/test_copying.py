@@ -5,7 +5,6 @@ are right for a while, then wrong.
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +14,9 @@ from hypothesis import strategies as st
 import tiny_coder
 from adversarial import ScriptedDrafter, right_for
 from dflash_local.copies.chances import N_KINDS, CopyPrior
-from dflash_local.draft.draft import Draft
 from dflash_local.engine.engine import Engine
-from dflash_local.fit.architectures import WayBack
 from dflash_local.target_model.target import Target
 from elsewhere import CHEAP, Elsewhere
-from hybrid import TAPPED, write_hybrid
-from hybrid_engine import hybrid_target
 from pair_engine import answer, consistent, fused_drafter, open_target, request
 from plain_answer import plain_tokens
 from sampling_ways import JSON_LIST, WAYS
@@ -128,15 +123,6 @@ def test_beside_a_drafter_that_is_right_for_so_many(
         assert sum(found.from_copy) == found.stats.copied_accepted <= found.stats.accepted
 
 
-@pytest.mark.parametrize("token", [-1, 1 << 20])
-def test_beside_a_drafter_of_nonsense(target: Target, token: int) -> None:
-    prompt = [400, 401, 402] * 5
-    options = options_of("seeded", [400, 401, 402])
-    expected = plain_tokens(target, prompt, N, **options)
-    drafter = ScriptedDrafter(lambda _at, _anchor, n: Draft.chain([token] * n))
-    assert answer(copying(target, drafter), prompt, 8, N, **options).tokens == expected
-
-
 @given(repeating(), ways, st.sampled_from([4, 16, 32]))
 @settings(deadline=None, max_examples=6)
 def test_trees(forking: Target, text: tuple[list[int], list[int]], way: str, width: int) -> None:
@@ -203,25 +189,6 @@ def test_room_for_copies_makes_no_wider_trees(width: Any) -> None:
         assert found.tokens == plain_tokens(target, prompt, N)
         assert found.stats.tree_rounds > 0 and not found.stats.copied
         assert max(found.stats.widths) == (20 if width == "auto" else width)
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("kind", ["snapshots", "replay"])
-@pytest.mark.parametrize("width", [2, 8, 16, "auto"])
-def test_recurrent_layers(tmp_path: Path, width: Any, kind: Any) -> None:
-    """Chains of copies, as far as rows can be taken back."""
-    path = write_hybrid(tmp_path / "target.gguf", TAPPED[0], tiny_coder.pair()[0])
-    alphabet = [40, 41, 42]
-    options = options_of("seeded", alphabet)
-    prompt = alphabet * 6
-    with hybrid_target(path, drafts=False) as target:
-        expected = plain_tokens(target, prompt, N, **options)
-    with hybrid_target(path, drafts=False, way_back=WayBack(kind, 15)) as target:
-        engine = copying(target)
-        found = answer(engine, prompt, width, N, **options)
-        assert found.tokens == expected
-        assert found.stats.copied_accepted > 0
-        assert max(found.stats.widths) <= 16
 
 
 @pytest.mark.parametrize("way", ["greedy", "seeded"])

@@ -6,7 +6,6 @@ cells, chunks and passes an answer has. What a GPU rounds is in tests/cuda/test_
 
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 import hybrid
-import mini_pair
 import tiny_coder
 from adversarial import ScriptedDrafter
 from dflash_local import load
@@ -161,33 +159,6 @@ def test_a_prompt_is_read_in_the_same_chunks_beside_others(crowded: Engine) -> N
         del crowded.target.run
     wide = [rows for rows in passes if max(rows) > 16]
     assert sorted(wide) == sorted([[64], [64], [22]] * 2)
-
-
-@pytest.mark.slow
-def test_four_clients_of_a_model() -> None:
-    prompts = [text for kind in tiny_coder.prompts().values() for text in kind][:12]
-    found: dict[tuple[int, float, Any], list[list[int]]] = {}
-    options: dict[str, Any] = {"kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    for n_seq in (1, N_SEQ):
-        with (
-            load(*mini_pair.pair(), exact=True, n_seq=n_seq, n_ctx=512 * n_seq, **options) as model,
-            ThreadPoolExecutor(n_seq) as pool,
-        ):
-            for temperature in (0.0, 0.8):
-                for width in (0, 8, "auto"):
-
-                    def ask(i: int, width: Any = width, temperature: float = temperature) -> Any:
-                        return model.generate(
-                            prompts[i],
-                            max_tokens=40,
-                            temperature=temperature,
-                            seed=i,
-                            draft_width=width,
-                        ).tokens
-
-                    found[n_seq, temperature, width] = list(pool.map(ask, range(len(prompts))))
-    for (_, temperature, _), tokens in found.items():
-        assert tokens == found[1, temperature, 0]
 
 
 def test_a_copied_beginning_of_a_sliding_window_is_whole_or_nothing(tmp_path: Path) -> None:

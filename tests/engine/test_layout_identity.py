@@ -12,7 +12,7 @@ import pytest
 import hf_drafters
 import tiny_coder
 from dflash_local.convert.config.drafter_config import read_config
-from dflash_local.convert.files.safetensors_header import TensorEntry
+from dflash_local.convert.files.checkpoint import TensorEntry
 from dflash_local.convert.tensors.names import plan_tensors
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.shape import ShapeName

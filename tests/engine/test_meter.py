@@ -65,31 +65,6 @@ def test_the_controller_is_told_of_each_round(target: Target) -> None:
     engine.slots.forget_all()
 
 
-def test_stages_are_parts_of_a_round(target: Target) -> None:
-    known = PlainAnswer(target, tiny_coder.prompts()["code"][0], N)
-    drafter = ScriptedDrafter(right_for(known.text, lambda: 3, target.n_vocab))
-    engine = Engine(target, drafter)
-    stats = known.asked(engine, 8).stats
-    assert all(part > 0 for part in (stats.draft_s, stats.verify_s, stats.sample_s))
-    assert stats.draft_s + stats.verify_s <= stats.decode_s + 1e-9
-    assert stats.emitted == 1 + stats.rounds + stats.accepted == N
-    engine.slots.forget_all()
-
-
-def test_passes_of_as_many_rows_are_counted_in_a_row(target: Target) -> None:
-    known = PlainAnswer(target, tiny_coder.prompts()["code"][0], N)
-    engine = Engine(target, None, 2)
-    meter = engine.meter
-    sequence = engine.begin(request(known.prompt, 0, N))
-    before = meter.n_in_a_row
-    engine.run([sequence])
-    assert meter.last_rows == 1 and meter.n_in_a_row >= before + N - 1
-    two = [engine.begin(request(known.prompt, 0, 4)) for _ in range(2)]
-    engine.run(two)
-    assert meter.last_rows == 2 and 0 < meter.n_in_a_row <= 4
-    engine.slots.forget_all()
-
-
 class Watching(ScriptedDrafter):
     """Notes how many rounds were told of when it begins a draft, and when it is read."""
 

@@ -148,22 +148,6 @@ def test_sequences_with_settings_of_their_own_go_ahead_together(
         engine.slots.forget_all()
 
 
-def test_a_suspended_answer_goes_on_with_the_next_draws(target: Target) -> None:
-    settings = SETTINGS["seeded with penalties"]
-    expected = by_hand(target, PROMPTS[0], 48, settings)
-    engine = Engine(target, None, n_seq=4)
-    sequence = engine.begin(request(PROMPTS[0], 0, 48, **settings))
-    for n in (5, 20, 40):
-        while len(sequence.tokens) < n:
-            engine.step([sequence])
-        engine.suspend(sequence)
-        engine.slots.forget_all()
-        engine.resume(sequence)
-    engine.run([sequence])
-    engine.slots.forget_all()
-    assert sequence.tokens == expected
-
-
 def test_a_grammar_beside_others_holds_them_to_one_step(target: Target, n_steps: list[int]) -> None:
     """Each of its tokens is asked about. The others' text stays the same."""
     bound, free = WAYS["seeded JSON grammar"], SETTINGS["by default"]

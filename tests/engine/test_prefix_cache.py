@@ -10,10 +10,9 @@ from dflash_local.engine.engine import Engine
 from dflash_local.prefixes.reuse import LEAST_GAIN
 from gap_rule import first_difference
 from long_text import PYTHON_SOURCE
-from shapes import assert_as_well_drafted, assert_equal
+from shapes import assert_as_well_drafted
 
 N = 40
-SEEDED = {"temperature": 0.8, "seed": 3, "repeat_penalty": 1.1}
 
 
 @pytest.fixture(autouse=True)
@@ -38,21 +37,6 @@ def common(a: list[int], b: list[int]) -> int:
     """Tokens that both begin with."""
     at = first_difference(a, b)
     return len(a) if at is None else at
-
-
-@pytest.mark.parametrize("options", [{}, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("width", [0, 5, 16])
-def test_the_second_request_equals_the_first(
-    model: Model, width: int, options: dict[str, Any]
-) -> None:
-    """A prompt that is cached whole: only its last token is computed again."""
-    prompt = source(model, 300)
-    options = {"max_tokens": N, "logprobs": 2, "draft_width": width, **options}
-    first = cold(model, prompt, **options)
-    second = model.generate(prompt, **options)
-    assert second.stats.cached_tokens == len(prompt) - 1
-    assert_equal(second, first)
-    assert_as_well_drafted(second.stats, first.stats)
 
 
 def test_what_was_answered_is_cached_too(either_model: Model) -> None:
@@ -106,21 +90,6 @@ def test_changing_the_last_turn_computes_only_what_changed(either_model: Model) 
     assert warm.tokens == expected.tokens
 
 
-def test_a_conversation_goes_on_where_it_was(model: Model) -> None:
-    messages = [{"role": "user", "content": "Write a function `read_lines`."}]
-    model.forget()
-    cached = 0
-    for question in ("Add type hints.", "Add a docstring.", "Now for bytes."):
-        result = model.chat(messages, max_tokens=N)
-        assert result.stats.cached_tokens >= cached
-        cached = result.stats.prompt_tokens
-        messages += [
-            {"role": "assistant", "content": result.text},
-            {"role": "user", "content": question},
-        ]
-    assert model.chat(messages, max_tokens=N).stats.cached_tokens >= cached
-
-
 def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
     """The plain one leaves the drafter without rows; they are computed again, not done without."""
     model = either_model
@@ -134,21 +103,6 @@ def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
     plain = model.generate(prompt, max_tokens=N, draft_width=0)
     assert plain.tokens == expected.tokens
     assert plain.stats.cached_tokens == len(prompt) - 1
-
-
-def test_plain_requests_in_between_keep_the_drafter_right(either_model: Model) -> None:
-    model = either_model
-    prompt = source(model, 200)
-    first = cold(model, prompt, max_tokens=N)
-    longer = prompt + first.tokens
-    expected = cold(model, longer, max_tokens=N)
-    cold(model, prompt, max_tokens=N)
-    plain = model.generate(longer, max_tokens=N, draft_width=0)
-    assert plain.tokens == expected.tokens
-    drafted = model.generate(longer, max_tokens=N)
-    assert drafted.tokens == expected.tokens
-    assert drafted.stats.cached_tokens >= len(prompt)
-    assert_as_well_drafted(drafted.stats, expected.stats)
 
 
 @pytest.mark.parametrize("width", [0, 16])
@@ -167,14 +121,3 @@ def test_after_a_cancelled_request(either_model: Model, width: int) -> None:
     assert again.stats.cached_tokens == (len(prompt) - 1 if width else 0)
     assert again.tokens == expected.tokens
     assert_as_well_drafted(again.stats, expected.stats)
-
-
-def test_after_one_cancelled_within_its_prompt(model: Model) -> None:
-    prompt = source(model, 1200)  # several batches
-    expected = cold(model, prompt, max_tokens=9)
-    model.forget()
-    cancel = threading.Event()
-    cancel.set()
-    nothing = model.generate(prompt, max_tokens=9, cancel=cancel)
-    assert (nothing.tokens, nothing.finish_reason) == ([], "cancelled")
-    assert model.generate(prompt, max_tokens=9).tokens == expected.tokens

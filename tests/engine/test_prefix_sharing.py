@@ -222,17 +222,6 @@ def test_an_evicted_chat_comes_back_from_memory(engine: Engine, text: list[int])
         assert found.tokens == tokens
 
 
-def test_memory_stays_flat_over_many_evictions(engine: Engine, text: list[int]) -> None:
-    empty(engine)
-    store = store_of(engine, max_bytes=MIB // 8)
-    for i in range(25):
-        answer(engine, text[7 * i : 7 * i + 90], 8, 2)
-        engine.prefix_cache.make_room(engine.target.n_ctx)
-        assert 0 < store.n_bytes <= MIB // 8
-        assert engine.slots.free_cells == engine.target.n_ctx
-    assert 1 < store.n_entries < 25
-
-
 def test_saved_bytes_that_do_not_fit_are_refused(engine: Engine, text: list[int]) -> None:
     """llama.cpp neither crashes on them nor keeps a part."""
     empty(engine)

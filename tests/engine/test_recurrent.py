@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tiny_coder
 from dflash_local.controller.controller import Controller
 from dflash_local.controller.costs import Costs
 from dflash_local.draft.draft import Draft
@@ -21,10 +19,12 @@ from dflash_local.errors import BackendError, InputError
 from dflash_local.fit.architectures import WayBack
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
-from hybrid import REPLAYED, TAPPED, write_hybrid
-from hybrid_engine import BLOCK, Knowing, hybrid_target
+from hybrid import REPLAYED, TAPPED
+from hybrid_engine import BLOCK, Knowing, hybrid_target, path, plain
 from pair_engine import answer, consistent, request
-from plain_answer import Plain, plain_tokens
+from plain_answer import Plain
+
+__all__ = ["path", "plain"]  # fixtures
 
 N = 40
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
@@ -41,20 +41,8 @@ def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def path(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hybrid")
-    return write_hybrid(folder / "target.gguf", kind[0], tiny_coder.pair()[0])
-
-
-@pytest.fixture(scope="module")
 def way_back(kind: tuple[str, Any]) -> WayBack:
     return WayBack(kind[1], BLOCK - 1)
-
-
-@pytest.fixture(scope="module")
-def plain(path: Path) -> Iterator[Plain]:
-    with hybrid_target(path, drafts=False) as target:
-        yield partial(plain_tokens, target)
 
 
 @pytest.fixture(scope="module")
@@ -111,26 +99,6 @@ def test_every_accepted_length_occurs(target: Target, plain: Plain, kind: tuple[
     found = answer(engine, prompt, BLOCK, 200, **WAYS[way])
     check(engine, drafter, found, right)
     assert set(found.stats.accepted_lengths) >= set(range(1, BLOCK + 1))
-
-
-@pytest.mark.one_in(30)
-@pytest.mark.parametrize("width", [2, 3, 8])
-def test_narrow_passes(target: Target, plain: Plain, width: int) -> None:
-    (prompt,) = prompts(target, 1)
-    right = plain(prompt, N)
-    rounds = count()
-    engine, drafter = engine_of(target, [prompt + right], lambda: next(rounds) % width)
-    check(engine, drafter, answer(engine, prompt, width, N), right)
-
-
-@pytest.mark.one_in(4)
-def test_always_wrong_is_plain_decoding(target: Target, plain: Plain) -> None:
-    (prompt,) = prompts(target, 1)
-    right = plain(prompt, N)
-    engine, drafter = engine_of(target, [prompt + right], lambda: 0)
-    found = answer(engine, prompt, BLOCK, N)
-    check(engine, drafter, found, right)
-    assert found.stats.accepted_lengths == {1: N - 1}
 
 
 @pytest.mark.one_in(8)
@@ -217,20 +185,6 @@ def test_sequences_that_come_and_go(targets: Target, plain: Plain) -> None:
     assert [done[i].tokens for i in range(len(asked))] == right
 
 
-@pytest.mark.one_in(12)
-def test_answers_of_a_grammar(target: Target, plain: Plain) -> None:
-    """Forbidden tokens are cut from the drafts, and each token has its log-probability."""
-    (prompt,) = prompts(target, 1)
-    options: dict[str, Any] = {"grammar": 'root ::= "[" [a-z ]+ ("," [a-z ]+)* "]"', "logprobs": 1}
-    right = plain(prompt, N, **options)
-    lengths = cycle([9, 0, 4, 15])
-    engine, drafter = engine_of(target, [prompt + right], lambda: next(lengths))
-    found = answer(engine, prompt, BLOCK, N, **options)
-    assert found.stats.accepted > 0
-    assert found.tokens == right and len(found.logprobs) == len(right)
-    del drafter
-
-
 @pytest.mark.one_in(5)
 def test_a_suspended_answer_goes_on(targets: Target, plain: Plain) -> None:
     asked = prompts(targets)[:2]
@@ -271,34 +225,6 @@ def test_turns_after_an_answer_that_was_stopped(target: Target, plain: Plain, wi
         forked = [*prompt, *right[:3], 9]
         assert answer(engine, forked, 16, 12).tokens == plain(forked, 12)
         del drafter
-
-
-@pytest.mark.one_in(5)
-def test_the_next_turn_reads_only_what_is_new(target: Target, plain: Plain) -> None:
-    (prompt,) = prompts(target, 1)
-    right = plain(prompt, N)
-    following = [*prompt, *right, 5, 6, 7]
-    engine, _ = engine_of(target, [prompt + right, following + plain(following, N)], lambda: 4)
-    answer(engine, prompt, 16, N)
-    found = answer(engine, following, 16, N)
-    assert found.tokens == plain(following, N)
-    assert found.stats.cached_tokens == len(prompt) + N - 1
-
-
-@pytest.mark.one_in(5)
-def test_the_same_prompt_for_several_at_once(targets: Target, plain: Plain) -> None:
-    """They share the state of the one that reads it, or read it themselves."""
-    prompt = prompts(targets)[2]
-    right = plain(prompt, N)
-    engine, _ = engine_of(targets, [prompt + right], lambda: 6)
-    sequences = [engine.begin(request(prompt, 16, N)) for _ in range(N_SEQ)]
-    engine.run(sequences)
-    assert [sequence.tokens for sequence in sequences] == [right] * N_SEQ
-    longer = [*prompt, *right, 3]
-    engine.run(
-        [engine.begin(request(longer, 8, 12)), second := engine.begin(request(prompt, 8, N))]
-    )
-    assert second.tokens == right
 
 
 @pytest.mark.one_in(3)

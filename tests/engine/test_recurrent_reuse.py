@@ -1,7 +1,6 @@
 """Prompts that a target with recurrent layers has read in part: the kept states are right."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tiny_coder
 from dflash_local.engine.engine import Engine
 from dflash_local.fit.architectures import WayBack
 from dflash_local.prefixes import checkpoints
@@ -18,10 +16,11 @@ from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.prefix import SavedSequence
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target_model.target import Target
-from hybrid import write_hybrid
-from hybrid_engine import BLOCK, Knowing, hybrid_target
+from hybrid_engine import BLOCK, Knowing, hybrid_target, path, plain
 from pair_engine import answer, request
-from plain_answer import Plain, plain_tokens
+from plain_answer import Plain
+
+__all__ = ["path", "plain"]  # fixtures
 
 N, N_PROMPT = 24, 150
 KEPT = N_PROMPT - 32
@@ -44,18 +43,6 @@ KEPT = N_PROMPT - 32
 def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
     """An architecture, and how rejected rows are taken back."""
     return tuple(request.param)
-
-
-@pytest.fixture(scope="module")
-def path(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reuse")
-    return write_hybrid(folder / f"{kind[0]}.gguf", kind[0], tiny_coder.pair()[0])
-
-
-@pytest.fixture(scope="module")
-def plain(path: Path) -> Iterator[Plain]:
-    with hybrid_target(path, drafts=False) as target:
-        yield partial(plain_tokens, target)
 
 
 @pytest.fixture(scope="module")

@@ -34,23 +34,14 @@ N = 32
 SEEDED = {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}
 
 
-class Targets:
-    """One for each shape of drafts, opened when it is asked for."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._open: dict[DraftShape, Target] = {}
-
-    def __getitem__(self, shape: DraftShape) -> Target:
-        if shape not in self._open:
-            self._open[shape] = self._stack.enter_context(exact_target(shape))
-        return self._open[shape]
+Targets = Callable[[DraftShape], Target]
 
 
 @pytest.fixture(scope="module")
 def targets() -> Iterator[Targets]:
+    """One for each shape of drafts, opened when it is asked for."""
     with ExitStack() as stack:
-        yield Targets(stack)
+        yield cache(lambda shape: stack.enter_context(exact_target(shape)))
 
 
 class Known(PlainAnswer):
@@ -102,7 +93,7 @@ def known_of(targets: Targets) -> Callable[..., Known]:
     @cache
     def known(kind: str, n: int = N) -> Known:
         shape, params = KINDS[kind]
-        return Known(targets[shape], tiny_coder.prompts()["chat"][0], n, shape, **params)
+        return Known(targets(shape), tiny_coder.prompts()["chat"][0], n, shape, **params)
 
     return known
 
@@ -228,7 +219,7 @@ def test_a_right_end_of_text_ends_the_answer_with_it(
 ) -> None:
     """At every place of a block; drafts behind it do not count."""
     # A digit is a token of its own, so the answer ends after n tokens.
-    known = Known(targets[shape], "x = ", shape=shape, grammar=f"root ::= [0-9]{{{n}}}")
+    known = Known(targets(shape), "x = ", shape=shape, grammar=f"root ::= [0-9]{{{n}}}")
     assert len(known.tokens) == n + 1 and known.finish_reason == "stop"
     assert known.target.vocabulary.ends_text(known.tokens[-1])
 
@@ -397,7 +388,7 @@ def test_what_fails_in_the_target_beside_a_draft_is_not_the_drafter_s_fault(
 def test_an_answer_may_end_in_a_draft_that_is_longer_than_it(targets: Targets, n: int) -> None:
     """As where a GPU has a graph for one row count. What comes after `max_tokens` is not emitted,
     and not in the caches, which a second answer goes on with."""
-    target = targets["chain"]
+    target = targets("chain")
     known = PlainAnswer(target, tiny_coder.prompts()["code"][0], 24)
     engine = Engine(target, ScriptedDrafter(oracle(known.text)))
     engine._chain = Chain(15, few_counts=True)

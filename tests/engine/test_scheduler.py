@@ -7,13 +7,11 @@ import pytest
 from dflash_local.engine.scheduler import (
     LEAST_ROWS,
     LIKELY_ANSWER,
-    Prompt,
     Waiting,
     ahead,
     cells_for,
     chunk_rows,
     n_to_begin,
-    overdue,
     retry_after,
     share_rows,
 )
@@ -60,10 +58,8 @@ def test_what_wants_the_engine_alone_has_it_alone() -> None:
 
 
 def test_waiting_ends_at_its_time() -> None:
-    waiting = [Waiting(until=5.0), Waiting(), Waiting(until=4.0)]
-    assert overdue(waiting, 3.9) == []
-    assert overdue(waiting, 4.0) == [2]
-    assert overdue(waiting, 9.0) == [0, 2]
+    assert [Waiting(until=4.0).is_overdue(now) for now in (3.9, 4.0, 9.0)] == [False, True, True]
+    assert not Waiting().is_overdue(9.0)
 
 
 def test_those_turned_away_come_back_when_a_slot_is_likely_free() -> None:
@@ -89,15 +85,16 @@ def test_a_chunk_beside_streams_is_short(n_batch: int) -> None:
 def test_rows_are_shared_out_whole() -> None:
     lot = random.Random(1)
     for _ in range(500):
-        prompts = [Prompt(lot.randint(1, 900), lot.randint(0, 5)) for _ in range(lot.randint(1, 6))]
+        prompts = [(lot.randint(1, 900), lot.randint(0, 5)) for _ in range(lot.randint(1, 6))]
+        left, turns = zip(*prompts, strict=True)
         n_rows = lot.choice([32, 64, 512])
-        rows = share_rows(prompts, n_rows)
-        assert sum(rows) == min(n_rows, sum(p.left for p in prompts))
-        assert all(0 <= n <= p.left for n, p in zip(rows, prompts, strict=True))
+        rows = share_rows(left, turns, n_rows)
+        assert sum(rows) == min(n_rows, sum(left))
+        assert all(0 <= n <= most for n, most in zip(rows, left, strict=True))
         # Nobody is served before one who has waited longer is served in full.
-        for a, n_a in zip(prompts, rows, strict=True):
-            for b, n_b in zip(prompts, rows, strict=True):
-                assert not (a.turn < b.turn and n_a < a.left and n_b)
+        for left_a, turn_a, n_a in zip(left, turns, rows, strict=True):
+            for turn_b, n_b in zip(turns, rows, strict=True):
+                assert not (turn_a < turn_b and n_a < left_a and n_b)
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one_nor_for_ever() -> None:
@@ -109,7 +106,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_nor_for_ever() -> None:
             new = len(begun)
             left[new], turns[new], begun[new] = 100, step, step
         active = list(left)
-        rows = share_rows([Prompt(left[i], turns[i]) for i in active], 256)
+        rows = share_rows([left[i] for i in active], [turns[i] for i in active], 256)
         for i, n in zip(active, rows, strict=True):
             left[i] -= n
             if n:

@@ -53,15 +53,6 @@ def test_an_answer_ends_with_its_last_token(sampler: Sampler) -> None:
         assert sequence.text == PROMPT + tokens
 
 
-def test_accepted_drafts_are_those_before_the_targets_own(sampler: Sampler) -> None:
-    sequence = begun(sampler)
-    for token in range(6):
-        sequence.emit(token, ends_text=False)
-    sequence.mark_drafted([False, True, True])
-    assert sequence.from_draft == [False, False, True, True, True, False]
-    assert sequence.from_copy == [False, False, False, True, True, False]
-
-
 @pytest.mark.parametrize(
     ("options", "n_kept", "n_left_out"),
     [
@@ -90,30 +81,3 @@ def test_a_shift_leaves_out_what_follows_the_kept(
     # The anchor is in no cache, and all else is decoded again.
     assert sequence.n_left == len(sequence.text) - 1
     assert not sequence.shift(N_CTX)
-
-
-def test_without_a_shift_nothing_is_left_out(sampler: Sampler) -> None:
-    sequence = begun(sampler)
-    for token in range(N_CTX):
-        sequence.emit(token, ends_text=False)
-    assert not sequence.shift(N_CTX) and len(sequence.text) == N_CTX + len(PROMPT)
-
-
-def test_rows_are_left_until_the_anchor(sampler: Sampler) -> None:
-    sequence = begun(sampler)
-    assert sequence.in_prompt and sequence.n_left == len(PROMPT)
-    sequence.slot.cached = PROMPT[:-1]
-    assert sequence.n_left == sequence.n_cells_left == 1
-    sequence.slot.cached = PROMPT
-    sequence.emit(5, ends_text=False)
-    assert not sequence.in_prompt
-    sequence.emit(6, ends_text=False)
-    assert sequence.n_left == 1
-
-
-def test_who_needs_features(sampler: Sampler) -> None:
-    plain, drafting = begun(sampler), begun(sampler, draft_width=8)
-    assert not plain.wants_features and drafting.wants_features
-    assert (plain.most_nodes, drafting.most_nodes) == (0, 7)
-    drafting.behind = True
-    assert not drafting.wants_features

@@ -51,10 +51,14 @@ def test_what_is_used_of_llama_cpp_beyond_its_headers_is_as_expected() -> None:
     assert native.PRIVATE_DOUBTS == []
 
 
-@pytest.mark.parametrize("n", [0, -1, 513])
-def test_a_number_that_ggml_does_not_take_is_refused(n: int) -> None:
+@pytest.mark.parametrize("n", [-1, 8193, 2**31 - 1])
+def test_numbers_that_ggml_does_not_take_are_refused(n: int) -> None:
     with pytest.raises(InputError, match=f"n_threads {n} is not in 1 .. 512"):
         native.ThreadPool(n)
+    with pytest.raises(InputError, match=f"{n} candidates of 8192 tokens"):
+        native.TokenDraw(8192, 0, 0, 0, 0, 1.0, 0.0, False, 0.0, 0.0, 1, n, False)
+    with pytest.raises(ValueError, match="thread pool"):
+        native.TargetPass(0, 1, [], 0, True, n_returned=4)
 
 
 @pytest.mark.parametrize("id_", [-1, 1, 256, 2**31 - 1, -(2**31)])
@@ -73,12 +77,6 @@ def test_a_cut_that_a_recurrent_state_refuses_is_an_error(tmp_path: Path) -> Non
         target.decode([1, 2, 3], range(3), [0] * 3, [False, False, True])
         with pytest.raises(BackendError, match="cannot forget positions 1 and up of id 0"):
             native.edit_cells(native.address(target.context), [(0, 1)], [])
-
-
-@pytest.mark.parametrize("n", [-1, 8193, 2**31 - 1])
-def test_more_candidates_than_tokens_are_refused(n: int) -> None:
-    with pytest.raises(InputError, match=f"{n} candidates of 8192 tokens"):
-        native.TokenDraw(8192, 0, 0, 0, 0, 1.0, 0.0, False, 0.0, 0.0, 1, n, False)
 
 
 def test_a_drafter_outlives_the_pass_whose_rows_it_reads() -> None:
@@ -112,14 +110,6 @@ def test_a_draw_outlives_its_sampler() -> None:
         sampler.sample(row)
 
 
-@pytest.mark.parametrize("k", [0, -1, 8193, 2**31 - 1])
-def test_candidates_beyond_the_vocabulary_take_no_memory(k: int) -> None:
-    with Target.load(tiny_coder.pair()[0], n_ctx=64, n_batch=32) as target:
-        target.decode([1], [0], [0], [True])
-        with pytest.raises(InputError, match=f"^{k} candidates of 8192 tokens"):
-            target.candidates(0, k)
-
-
 def test_more_rows_than_a_batch_are_refused() -> None:
     with Target.load(tiny_coder.pair()[0], n_ctx=256, n_batch=32, tapped_layers=(1,)) as target:
         n = target.n_batch + 1
@@ -151,8 +141,3 @@ def test_threads_end_with_their_target() -> None:
     for _ in range(2):
         drafted(2)
     assert count() == before
-
-
-def test_a_replay_without_threads_is_refused() -> None:
-    with pytest.raises(ValueError, match="thread pool"):
-        native.TargetPass(0, 1, [], 0, True, n_returned=4)

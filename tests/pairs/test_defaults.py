@@ -14,7 +14,7 @@ from dflash_local import Model
 from dflash_local.gguf.file import GgufFile
 from dflash_local.pairs import registry
 from dflash_local.pairs.defaults import CHAT_SAMPLING, Defaults, defaults_of, draft_window_of
-from dflash_local.server.answering.prepared_chat import prepare_chat
+from dflash_local.server.answering.chat import prepare_chat
 from dflash_local.server.answering.sampling_fields import SamplingFields
 
 TARGET, DRAFTER = map(GgufFile.open, tiny_coder.pair())

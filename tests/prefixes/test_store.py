@@ -4,9 +4,6 @@ they were, or not at all."""
 import errno
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -360,47 +357,6 @@ def test_an_entry_that_cannot_be_written_stops_no_other_one(tmp_path: Path) -> N
     store.put(entry(4))
     store.close()
     assert store.n_disk_entries == 3
-
-
-WRITER = """
-import sys
-sys.path[:0] = {path!r}
-from pathlib import Path
-from saved_prefixes import entry, files
-store = files(Path({folder!r}), 1 << 24)
-i = 0
-while True:
-    store.write(entry(i % 50, i % 7, size=300_000))
-    if i == 0:  # one is whole, however slow the machine is
-        print("ready", flush=True)
-    i += 1
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGKILL")
-def test_killed_while_it_writes(tmp_path: Path) -> None:
-    """A prefix found afterwards is whole, whatever the process leaves."""
-    rng = random.Random(1)
-    code = WRITER.format(path=sys.path, folder=str(tmp_path))
-    n_whole = 0
-    for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        try:
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            time.sleep(0.05 + 0.2 * rng.random())
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-        lines: list[str] = []
-        after = PrefixFiles(tmp_path, KEY, 1 << 24, lines.append)
-        assert lines == []
-        for prefix in after.prefixes():
-            hit = after.read(prefix)
-            assert hit is not None
-            assert equal(hit, entry(*prefix.tokens, size=300_000))
-            n_whole += 1
-        assert after.n_bytes <= 1 << 24
-    assert n_whole
 
 
 def test_a_file_of_another_model_is_not_used_under_this_one_s_name(tmp_path: Path) -> None:

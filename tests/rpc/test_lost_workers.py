@@ -2,25 +2,15 @@
 
 import json
 import random
-import signal
-import sys
 import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from rpc_workers import SlowNetwork, WorkerProcess, worker_processes
+from rpc_workers import WorkerProcess, worker_processes
 from server_process import ServerProcess, serving
 
-SOON_GIVEN_UP = """
-import sys
-from dflash_local.cli.main import main
-from dflash_local.llama import relay
-
-relay._SILENT_S = 2.0
-sys.exit(main())
-"""
 BODY = {"prompt": "def fibonacci(n):", "max_tokens": 200, "temperature": 0, "stream": True}
 OPTIONS = ("--kv-type", "q8_0", "--threads", "1", "--draft-width", "8", "--draft-shape", "chain")
 
@@ -73,30 +63,3 @@ def test_a_killed_worker_ends_requests_and_not_the_server(
         worker.begin()
         assert answer(client) == (whole, "")
         assert remote_server.process.poll() is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["cut", "paused"])
-def test_a_lost_way_ends_requests_and_not_the_server(how: str) -> None:
-    """A worker that says nothing is given up, here after two seconds, not two minutes."""
-    command = (sys.executable, "-c", SOON_GIVEN_UP, "serve", "--port", "0")
-    with worker_processes(1) as (worker,):
-        network = SlowNetwork(worker.port)
-        lose = {"cut": network.cut, "paused": lambda: worker.process.send_signal(signal.SIGSTOP)}[
-            how
-        ]
-        with (
-            serving("--rpc", network.name(), "--ctx", "1024", *OPTIONS, command=command) as server,
-            server.client() as client,
-        ):
-            whole, error = answer(client)
-            assert whole and not error
-            loser = threading.Timer(0.3, lose)
-            loser.start()
-            text, error = answer(client)
-            loser.join()
-            assert whole.startswith(text)
-            assert f"the worker {network.name()} is lost: " in error
-            worker.process.send_signal(signal.SIGCONT)
-            assert answer(client) == (whole, "")
-            assert server.process.poll() is None

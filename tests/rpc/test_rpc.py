@@ -7,7 +7,7 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ EXACT = {"n_ctx": 1024, "kv_type": "q8_0", "n_threads": 1, "draft_shape": "chain
 """So that texts are equal to the bit: chains, in Q8_0, on CPUs."""
 
 
-def load(*rpc: str, **options: object) -> Model:
+def load(*rpc: str, files: Sequence[Any] = (), **options: object) -> Model:
+    """The shipped pair, or other files, on workers; here without any."""
     split = {"tensor_split": [1] * len(rpc)} if rpc else {"n_gpu_layers": 0}
-    return dflash_local.load(
-        *tiny_coder.pair(), draft_width=8, rpc=rpc, **(EXACT | split | options)
-    )  # type: ignore[arg-type]
+    settings = EXACT | split | {"draft_width": 8} | options
+    return dflash_local.load(*(files or tiny_coder.pair()), rpc=rpc, **settings)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_what_splits_no_layers_falls_back_in_one_line(two: list[WorkerProcess], 
     said: list[str] = []
     with load(two[0].name, split_mode=mode, say=said.append) as model:
         assert model.generate("def add(a, b):", max_tokens=4).tokens
-    assert len([line for line in said if line.startswith("split_mode is 'layer', not ")]) == 1
+    assert len([line for line in said if f"split_mode is 'layer', not '{mode}': " in line]) == 1
 
 
 @pytest.mark.slow
@@ -127,14 +127,8 @@ def test_copies_are_accepted_over_workers(local: Model, two: list[WorkerProcess]
     text = prompt + local.generate(prompt, max_tokens=40, temperature=0).text
     again = f"{text}\n\n{prompt}"
     expected = local.generate(again, max_tokens=40, temperature=0, draft_width=0)
-    with dflash_local.load(  # no drafter: all that is drafted is copied
-        tiny_coder.pair()[0],
-        "copies",
-        rpc=[worker.name for worker in two],
-        tensor_split=[1, 1],
-        draft_width=8,
-        **EXACT,  # type: ignore[arg-type]
-    ) as model:
+    files = tiny_coder.pair()[0], "copies"  # no drafter: all that is drafted is copied
+    with load(*(worker.name for worker in two), files=files) as model:
         found = model.generate(again, max_tokens=40, temperature=0)
     assert found.tokens == expected.tokens
     assert found.stats.copied >= found.stats.copied_accepted > 8
@@ -179,19 +173,15 @@ def test_recurrent_targets_take_snapshots_or_draft_nothing(
     """A graph of ours on a worker, which replay needs, is never tried."""
     target = write_hybrid(tmp_path / "target.gguf", architecture, tiny_coder.pair()[0], seed=1)
     drafter = write_drafter(tmp_path / "draft.gguf", target, target_layers=TAPS)
-    options = EXACT | {"draft_width": 8 if way_back else "auto", "quiet": False}
     said: list[str] = []
-    with dflash_local.load(target, n_gpu_layers=0, **EXACT) as model:  # type: ignore[arg-type]
-        expected = [model.generate(p, max_tokens=24, temperature=0) for p in ("a b a", "def f(")]
-    with dflash_local.load(
-        target,
-        drafter,
-        rpc=[worker.name for worker in two],
-        tensor_split=[1, 1],
-        say=said.append,
-        **options,  # type: ignore[arg-type]
-    ) as model:
-        found = [model.generate(p, max_tokens=24, temperature=0) for p in ("a b a", "def f(")]
+    width = 8 if way_back else "auto"
+    rpc, options = [worker.name for worker in two], {"draft_width": width, "say": said.append}
+    results = []
+    for names, files, how in (((), [target], {}), (rpc, [target, drafter], options)):
+        with load(*names, files=files, **{"draft_width": 0} | how) as model:
+            texts = ("a b a", "def f(")
+            results.append([model.generate(p, max_tokens=24, temperature=0) for p in texts])
+    expected, found = results
     assert [each.tokens for each in found] == [each.tokens for each in expected]
     n_rejected = sum(each.stats.drafted - each.stats.accepted for each in found)
     assert (n_rejected > 20) == bool(way_back)
@@ -208,7 +198,7 @@ def test_a_worker_with_a_cache_is_sent_large_tensors_once(tmp_path: Path) -> Non
     try:
         for _ in range(2):
             network = SlowNetwork(worker.port)
-            with dflash_local.load(target, rpc=[network.name()], **EXACT) as model:  # type: ignore[arg-type]
+            with load(network.name(), files=[target], draft_width=None) as model:
                 assert model.generate("def add(a, b):", max_tokens=2).tokens
             sent.append(network.counts()[1])
     finally:

@@ -241,19 +241,6 @@ def test_draws_from_all_tokens_are_those_of_llama_cpp(
             assert [sampler.sample(row) for row in few] == expected
 
 
-@given(temperature=TEMPERATURES, rows=ROWS)
-def test_sums_of_chunks_draw_what_the_whole_row_draws(
-    given_rows: GivenRows, temperature: float, rows: dict[str, Any]
-) -> None:
-    given_rows.target.native.search_on_cpu = True
-    logits = rows_of(**rows)
-    given_rows.decode(logits)
-    with ExitStack() as stack:
-        whole, few = samplers(stack, temperature=temperature, **ALL)
-        for i, row in enumerate(logits):
-            assert few.draw(given_rows.target, i) == whole.sample(row)
-
-
 @pytest.mark.parametrize("spread", [0.3, 5.0])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_sums_of_chunks_are_enough_for_most_draws(

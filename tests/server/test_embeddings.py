@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dflash_local import Embedder, load_embedder
 from embedding_models import N_EMBD, write_bert
 from later import Later
 from openai_api import CHAT, user
+from raw_http import posted
 from server_process import EXACT, ServerProcess, serving, until
 
 ollama = Later("ollama")
@@ -31,10 +33,8 @@ EMBEDDINGS = "/v1/embeddings"
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """An embedding model and a reranker."""
     folder = tmp_path_factory.mktemp("embedders")
-    return (
-        write_bert(folder / "bert.gguf"),
-        write_bert(folder / "ranker.gguf", pooling=4, classifier=True),
-    )
+    ranker = write_bert(folder / "ranker.gguf", pooling=4, classifier=True)
+    return write_bert(folder / "bert.gguf"), ranker
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +52,16 @@ def api(running: ServerProcess) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def bert(files: tuple[Path, Path]) -> Iterator[Embedder]:
-    with load_embedder(files[0], n_threads=1, n_gpu_layers=0, quiet=True) as embedder:
-        yield embedder
+def embedders(files: tuple[Path, Path]) -> Iterator[list[Embedder]]:
+    """Both in this process."""
+    with ExitStack() as stack:
+        options: dict[str, Any] = {"n_threads": 1, "n_gpu_layers": 0, "quiet": True}
+        yield [stack.enter_context(load_embedder(file, **options)) for file in files]
 
 
 @pytest.fixture(scope="module")
-def ranker(files: tuple[Path, Path]) -> Iterator[Embedder]:
-    with load_embedder(files[1], n_threads=1, n_gpu_layers=0, quiet=True) as embedder:
-        yield embedder
+def bert(embedders: list[Embedder]) -> Embedder:
+    return embedders[0]
 
 
 def error(answer: httpx.Response, status: int = 400) -> str:
@@ -138,7 +139,8 @@ def test_ollama_s_client(running: ServerProcess, bert: Embedder) -> None:
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/reranking", "/v1/reranking"])
-def test_documents_are_scored(path: str, api: httpx.Client, ranker: Embedder) -> None:
+def test_documents_are_scored(path: str, api: httpx.Client, embedders: list[Embedder]) -> None:
+    ranker = embedders[1]
     scores = ranker.rerank(QUERY, DOCUMENTS)
     order = np.argsort(-scores).tolist()
     found = api.post(path, json={"query": QUERY, "documents": DOCUMENTS}).json()
@@ -221,10 +223,9 @@ def passes(client: httpx.Client) -> float:
 
 def test_who_leaves_ends_the_work(running: ServerProcess, api: httpx.Client) -> None:
     before, n = passes(api), 500
-    body = json.dumps({"input": ["hello " * 400] * n})
-    head = f"POST {EMBEDDINGS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    body = json.dumps({"input": ["hello " * 400] * n}).encode()
     with socket.create_connection(("127.0.0.1", running.port)) as connection:
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        connection.sendall(posted(EMBEDDINGS, body))
         until(lambda: passes(api) > before)
     until(lambda: any(f"{EMBEDDINGS} 499" in line for line in running.log))
     after = passes(api)
@@ -332,10 +333,8 @@ def test_openai_s_client_is_told_what_to_do(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/embedding", {"content": "a"}),
-        ("/embeddings", {"input": "a"}),
-        ("/api/embed", {"input": "a"}),
-        ("/api/embeddings", {"prompt": "a"}),
+        *(("/embedding", {"content": "a"}), ("/api/embeddings", {"prompt": "a"})),
+        *(("/embeddings", {"input": "a"}), ("/api/embed", {"input": "a"})),
         ("/rerank", {"query": "a", "documents": ["b"]}),
     ],
 )

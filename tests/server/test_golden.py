@@ -23,18 +23,13 @@ from openai_api import CHAT, COMPLETIONS, QUESTION, user
 
 GOLDEN = Path(__file__).parent / "golden"
 
-PLACE: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "go",
-        "parameters": {
-            "type": "object",
-            "properties": {"to": {"const": "Rome"}, "days": {"const": 3}},
-            "required": ["to", "days"],
-            "additionalProperties": False,
-        },
-    },
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"to": {"const": "Rome"}, "days": {"const": 3}},
+    "required": ["to", "days"],
+    "additionalProperties": False,
 }
+PLACE = {"type": "function", "function": {"name": "go", "parameters": SCHEMA}}
 COUNT = "a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
 # The likeliest token, but drawn: what is greedy takes several steps at once where time allows.
 STREAM = {"temperature": 0, "stream": True}
@@ -43,67 +38,32 @@ TURN = (
     '<tool_call>\n{"name": "go", "arguments": {"to": "Rome", "days": 3}}\n</tool_call>'
 )
 """The parts of an answer of Qwen3."""
+ASKED, GO = {"messages": user(QUESTION)}, {"messages": user("Go")}
 USAGE = {"stream_options": {"include_usage": True}}
+BOUND = {"grammar": f"root ::= {json.dumps(TURN)}"}
+THOUGHT = {"grammar": r'root ::= "<think>\nOh\n</think>\n\n2"'}
+CALL = {"tool_choice": {"type": "function", "function": {"name": "go"}}}
+WORD = {"type": "json_schema", "json_schema": {"name": "word", "schema": {"const": "two"}}}
+TOOL = {"name": "go", "input_schema": SCHEMA}
+THINKING = {"thinking": {"type": "adaptive"}, "max_tokens": 100}
+FIXED = {"top_k": 1, "seed": 0, "cache_prompt": False}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": (CHAT, {"messages": user(QUESTION), "max_tokens": 4}),
-    "chat_stop": (CHAT, {"messages": user(QUESTION), "stop": "\n", **USAGE}),
-    "chat_logprobs": (
-        CHAT,
-        {"messages": user(QUESTION), "max_tokens": 2, "logprobs": True, "top_logprobs": 1},
-    ),
-    "chat_reasoning": (
-        CHAT,
-        {"messages": user("1?"), "grammar": r'root ::= "<think>\nOh\n</think>\n\n2"', **USAGE},
-    ),
+    "chat": (CHAT, {**ASKED, "max_tokens": 4}),
+    "chat_stop": (CHAT, {**ASKED, "stop": "\n", **USAGE}),
+    "chat_logprobs": (CHAT, {**ASKED, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}),
+    "chat_reasoning": (CHAT, {"messages": user("1?"), **THOUGHT, **USAGE}),
     "chat_tools": (
         CHAT,
-        {
-            "messages": user("Go"),
-            "tools": [PLACE, NOW],
-            "tool_choice": {"type": "function", "function": {"name": "go"}},
-            "parallel_tool_calls": False,
-            **USAGE,
-        },
+        {**GO, "tools": [PLACE, NOW], **CALL, "parallel_tool_calls": False, **USAGE},
     ),
-    "chat_json": (
-        CHAT,
-        {
-            "messages": user("Go"),
-            "reasoning_effort": "none",
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "word", "schema": {"const": "two"}},
-            },
-        },
-    ),
+    "chat_json": (CHAT, {**GO, "reasoning_effort": "none", "response_format": WORD}),
     "completions": (COMPLETIONS, {"prompt": COUNT, "max_tokens": 3, "echo": True}),
     "completions_logprobs": (
         COMPLETIONS,
         {"prompt": COUNT, "max_tokens": 2, "logprobs": 1, **USAGE},
     ),
-    "messages": (
-        "/v1/messages",
-        {
-            "messages": user("Go"),
-            "max_tokens": 100,
-            "thinking": {"type": "adaptive"},
-            "tools": [{"name": "go", "input_schema": PLACE["function"]["parameters"]}],
-            "grammar": f"root ::= {json.dumps(TURN)}",
-        },
-    ),
-    "ollama_chat": (
-        "/api/chat",
-        {
-            "messages": user("Go"),
-            "tools": [PLACE],
-            "options": {
-                "top_k": 1,
-                "seed": 0,
-                "cache_prompt": False,
-                "grammar": f"root ::= {json.dumps(TURN)}",
-            },
-        },
-    ),
+    "messages": ("/v1/messages", {**GO, **THINKING, "tools": [TOOL], **BOUND}),
+    "ollama_chat": ("/api/chat", {**GO, "tools": [PLACE], "options": {**FIXED, **BOUND}}),
 }
 PING = 'event: ping\ndata: {"type":"ping"}\n\n'
 _REPLACED = (

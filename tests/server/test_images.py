@@ -47,6 +47,16 @@ def _posted(client: httpx.Client, *pictures: bytes) -> httpx.Response:
     return client.post("/v1/chat/completions", json=body)
 
 
+def _at(client: httpx.Client, url: str) -> str:
+    """The line with which a picture at that address is refused."""
+    message = asked(QUESTION, b"")
+    message["content"][0]["image_url"]["url"] = url
+    answer = client.post("/v1/chat/completions", json={"messages": [message], "max_tokens": 4})
+    assert answer.status_code == 400, answer.text
+    told: str = answer.json()["error"]["message"]
+    return told
+
+
 def _saved(image: Image.Image, kind: str) -> bytes:
     file = io.BytesIO()
     image.save(file, kind)
@@ -119,11 +129,7 @@ def test_a_second_question_uses_the_picture_again(seeing: httpx.Client) -> None:
 def test_what_cannot_be_shown_is_refused_in_a_line(
     seeing: httpx.Client, url: str, said: str
 ) -> None:
-    message = asked(QUESTION, b"")
-    message["content"][0]["image_url"]["url"] = url
-    answer = seeing.post("/v1/chat/completions", json={"messages": [message], "max_tokens": 4})
-    assert answer.status_code == 400, answer.text
-    told = answer.json()["error"]["message"]
+    told = _at(seeing, url)
     assert said in told and "\n" not in told
 
 
@@ -215,9 +221,4 @@ def test_a_server_that_may_fetch_asks_no_machine_around(tmp_path: Path) -> None:
     urls = "http://127.0.0.1:1/x.png", "https://localhost/x.png", "http://10.0.0.1/x.png"
     with serving(*files, *EXACT) as server, server.client() as client:
         for url in urls:
-            message = asked(QUESTION, b"")
-            message["content"][0]["image_url"]["url"] = url
-            body = {"messages": [message], "max_tokens": 4}
-            answer = client.post("/v1/chat/completions", json=body)
-            assert answer.status_code == 400, answer.text
-            assert "it is on no public machine" in answer.json()["error"]["message"]
+            assert "it is on no public machine" in _at(client, url)

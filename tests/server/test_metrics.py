@@ -61,14 +61,10 @@ def fresh(counted: Counted) -> ServerProcess:
 def test_nothing_is_counted_yet(counted: Counted) -> None:
     before, slots = counted.before, counted.slots_before
     for name in (
-        "llamacpp:prompt_tokens_total",
-        "llamacpp:tokens_predicted_total",
-        "llamacpp:requests_processing",
-        "llamacpp:requests_deferred",
-        "vllm:num_requests_running",
-        "vllm:num_requests_waiting",
-        "vllm:prefix_cache_hits_total",
-        "vllm:spec_decode_num_draft_tokens_total",
+        *("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
+        *("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+        *("vllm:num_requests_running", "vllm:num_requests_waiting"),
+        *("vllm:prefix_cache_hits_total", "vllm:spec_decode_num_draft_tokens_total"),
         "vllm:time_to_first_token_seconds_count",
     ):
         assert before[name, None] == 0, name

@@ -1,4 +1,6 @@
-"""`/v1/models`, and the names that requests may give."""
+"""`/v1/models` and `/props`: what is served, and the names that requests may give."""
+
+import re
 
 import httpx
 import pytest
@@ -28,3 +30,12 @@ def test_the_model_may_have_any_name(client: httpx.Client) -> None:
         answer = client.post("/v1/completions", json=body)
         assert answer.status_code == 200
         assert answer.json()["model"] == "tiny-coder-q8_0"
+
+
+def test_props_tell_what_is_served(client: httpx.Client) -> None:
+    props = client.get("/props").json()
+    assert props["total_slots"] == 4
+    assert props["default_generation_settings"]["n_ctx"] > 0
+    assert props["model_path"] == "tiny-coder-q8_0.gguf"
+    assert "messages" in props["chat_template"]
+    assert re.match(r"dflash-local \d.*llama\.cpp", props["build_info"])

@@ -136,12 +136,7 @@ def test_clients_that_probe(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "__init__.py",
-        "nothing.js",
-        "%2e%2e/app.py",
-        "..%2fapp.py",
-        "page.js/",
-        "page.js%00",
+        *("__init__.py", "nothing.js", "%2e%2e/app.py", "..%2fapp.py", "page.js/", "page.js%00"),
         "vendor/LICENSE",
     ],
 )

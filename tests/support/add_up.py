@@ -1,5 +1,6 @@
 """Sums that hold for the statistics of an answer with drafts of width "auto"."""
 
+from dflash_local import Result
 from dflash_local.engine.sequence import Sequence
 
 N_NODES = 31
@@ -7,7 +8,7 @@ N_NODES = 31
 LOT = ["by lot"]
 
 
-def add_up(sequence: Sequence) -> None:
+def add_up(sequence: Sequence | Result) -> None:
     stats = sequence.stats
     assert stats.emitted == len(sequence.tokens)
     assert stats.rounds == sum(stats.widths.values()) == sum(stats.accepted_lengths.values())

@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +151,10 @@ TWIN_OPTIONS = ("n_seq", "n_ctx", "draft_window", "top_k", "n_threads")
 TwinMaker = Callable[..., Twin]
 
 
-@contextmanager
-def twin_maker(folder: Path) -> Iterator[TwinMaker]:
+@pytest.fixture(scope="module")
+def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
     """Make a twin of a drafter with these options; targets are loaded once per shape."""
+    folder = tmp_path_factory.mktemp("twins")
     targets: dict[str, Target] = {}
     twins: list[Twin] = []
 
@@ -192,9 +192,3 @@ def twin_maker(folder: Path) -> Iterator[TwinMaker]:
         twin.native.close()
     for target in targets.values():
         target.close()
-
-
-@pytest.fixture(scope="module")
-def make_twin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwinMaker]:
-    with twin_maker(tmp_path_factory.mktemp("twins")) as make:
-        yield make

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 from dflash_local.controller.controller import Controller, Policy
 from dflash_local.controller.costs import Costs
-from dflash_local.draft.shape import ShapeName
 
 BLOCK = 16
 MS = 1e-3
@@ -21,23 +21,11 @@ class Elsewhere(Controller):
         super().__init__(own, block_size, n_nodes=n_nodes, n_copied=n_copied)
         self._machine = costs
 
-    def observe_round(
-        self,
-        n_rows: int,
-        shape: ShapeName,
-        n_drafting: int,
-        depth: int,
-        draft_s: float,
-        verify_s: float,
-        host_s: float | None = None,
-        *,
-        n_steps: int = 1,
-        rebuilt: bool = False,
-        n_injected: int = 0,
-        inject_s: float = 0.0,
-        n_others: int = 0,
-    ) -> None:
-        there = self._machine
+    def observe_round(self, *given: Any, **named: Any) -> None:
+        there, (n_rows, shape, n_drafting, depth, *_) = self._machine, given
+        named["rebuilt"] = False
+        if named.get("inject_s"):
+            named["inject_s"] = there.inject_s * named["n_injected"]
         super().observe_round(
             n_rows,
             shape,
@@ -46,10 +34,7 @@ class Elsewhere(Controller):
             there.draft_s(n_drafting, depth),
             there.step_s(n_rows, depth, shape),
             there.host_s + (there.draft_host_s if n_drafting else 0.0),
-            n_steps=n_steps,
-            n_injected=n_injected,
-            inject_s=there.inject_s * n_injected if inject_s else 0.0,
-            n_others=n_others,
+            **named,
         )
 
 

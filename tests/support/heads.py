@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tiny_coder
-from dflash_local import Model
 from dflash_local.draft.assistant_drafter import AssistantDrafter
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.draft.fused_heads import FusedHeads
@@ -21,13 +20,12 @@ from dflash_local.fit.architectures import WayBack, way_back
 from dflash_local.fit.pairing import check_heads, check_pair
 from dflash_local.gguf.drafter_spec import AssistantSpec, HeadLayerSpec
 from dflash_local.gguf.file import GgufFile
-from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
-from elsewhere import MACHINES, Elsewhere, controller
-from long_text import PYTHON_SOURCE
-from pair_engine import Width, answer, consistent, request
+from elsewhere import controller
+from hybrid import write_assistant, write_hybrid
+from pair_engine import Width, consistent, request
 from plain_answer import PlainAnswer
 
 N = 32
@@ -80,6 +78,61 @@ def assistant_drafter(target: Target, path: Path) -> AssistantDrafter:
     return AssistantDrafter(path, target, spec, TargetOptions(n_ctx=256, n_threads=1))
 
 
+TARGETS = {
+    "an assistant, sometimes right": ("gemma4", 0.1),
+    "always right": ("qwen35", 0.0),
+    "sometimes right": ("qwen35", 0.02),
+    "never right": ("qwen35", 1.0),
+    "experts, sometimes right": ("qwen35moe", 0.02),
+    "no recurrent layers": ("glm4moe", 0.02),
+    "cut to outputs": ("qwen3next", 0.02),
+    "latent attention": ("deepseek2", 0.02),
+    "chosen tokens": ("deepseek32", 0.02),
+    "chosen tokens of GLM": ("glm-dsa", 0.02),
+    "latent, recurrent layers": ("bailingmoe3", 0.02),
+    "sliding windows": ("step35", 0.02),
+    "one matrix for attention": ("mimo2", 0.02),
+    "snapshots": ("nemotron_h_moe", 0.02),
+    "an assistant, always right": ("gemma4", 0.0),
+    "an assistant, never right": ("gemma4", 1.0),
+}
+"""Architectures, and by how much their layers add to what their heads guess."""
+
+
+class Files(dict[str, Path]):
+    """Each target's, written when it is asked for, with its assistant beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        (architecture, added), path = TARGETS[name], self._folder / f"{len(self)}.gguf"
+        self[name] = write_hybrid(path, architecture, tiny_coder.pair()[0], head=added)
+        if architecture == "gemma4":
+            write_assistant(path.with_suffix(".assistant.gguf"), path, added=added)
+        return self[name]
+
+
+def assistant_of(path: Path) -> Path | None:
+    """The assistant of one of these targets, if its heads are in a file of their own."""
+    found = path.with_suffix(".assistant.gguf")
+    return found if found.exists() else None
+
+
+@contextmanager
+def target_with_any_heads(path: Path, **options: Any) -> Iterator[Target]:
+    assistant = assistant_of(path)
+    opened = target_of_assistant(path, assistant, **options) if assistant else None
+    with opened or target_with_heads(path, **options) as target:
+        yield target
+
+
+def drafter_of(target: Target) -> HeadsDrafter:
+    """With its heads, or with its assistant."""
+    assistant = assistant_of(target.path)
+    return assistant_drafter(target, assistant) if assistant else heads_drafter(target)
+
+
 def read(engine: Engine, text: list[int], seq: int = 0) -> StoredFeatures:
     """The target's states after a text, which is at most a batch."""
     engine.slots.forget_all()
@@ -91,12 +144,6 @@ def read(engine: Engine, text: list[int], seq: int = 0) -> StoredFeatures:
 def drafts(drafter: Drafter, anchor: int, features: StoredFeatures, seq: int = 0) -> list[int]:
     (draft,) = drafter.draft([DraftRequest(seq, anchor, features, 6, whole=True)])
     return draft.tokens
-
-
-def share_accepted(engine: Engine) -> float:
-    """Of the drafts in some answers."""
-    stats = [answer(engine, [t, t + 1, t + 2], 7, N).stats for t in range(1000, 5000, 500)]
-    return sum(s.accepted for s in stats) / sum(s.drafted for s in stats)
 
 
 def check_one_answer(engine: Engine, width: Width, **sampling: Any) -> int:
@@ -137,79 +184,6 @@ def check_four_at_once(engine: Engine, **sampling: Any) -> list[PlainAnswer]:
     known = [PlainAnswer(engine.target, text, N, **sampling) for text in texts]
     check_at_once(engine, known, (7, 4, 7, 2), **sampling)
     return known
-
-
-def check_drafts(engine: Engine, assistant: Path | None = None) -> None:
-    """They are llama.cpp's, with the whole text at once, in pieces, and after drafts that were
-    rejected. An assistant's window is shorter than the text."""
-    target, drafter = engine.target, engine.drafter
-    assert drafter
-    text = target.vocabulary.tokenize(PYTHON_SOURCE)[:50]
-    features = read(engine, text)
-    states = np.asarray(features)
-    expected = drafts_of_llama_cpp(target, [*text, 300], states, 6, assistant)
-    assert drafts(drafter, 300, features) == expected
-    assert drafts(drafter, 300, StoredFeatures(target, [])) == expected
-    other = drafts_of_llama_cpp(target, [*text, 301], states, 6, assistant)
-    assert drafts(drafter, 301, StoredFeatures(target, [])) == other
-    drafter.truncate(0, 0)
-    for begin, end in ((0, 1), (1, 30), (30, 44)):
-        drafter.inject(0, StoredFeatures(target, features.rows[begin:end], text[begin:end]))
-    rest = StoredFeatures(target, features.rows[44:], text[44:])
-    assert drafts(drafter, 300, rest) == expected
-    assert drafter.length(0) == len(text)
-
-
-def check_shared_and_saved(engine: Engine) -> None:
-    """Copied to another sequence, saved, and restored in a third, a text has the same drafts."""
-    target, drafter = engine.target, engine.drafter
-    assert isinstance(drafter, AssistantDrafter | HeadsDrafter)
-    text = target.vocabulary.tokenize(PYTHON_SOURCE)[:40]
-    expected = drafts(drafter, 300, read(engine, text))
-    none = StoredFeatures(target, [])
-    for seq in (2, 3) if isinstance(drafter, AssistantDrafter) else ():
-        target.copy(0, seq, len(text))  # whose cells it reads
-    drafter.copy(0, 2, len(text))
-    assert drafts(drafter, 300, none, 2) == expected
-    saved = drafter.save(2)
-    drafter.truncate(2, 0)
-    drafter.truncate(0, 7)
-    drafter.restore(3, saved)
-    assert [drafter.length(seq) for seq in range(4)] == [7, 0, 0, len(text)]
-    assert drafts(drafter, 300, none, 3) == expected
-
-
-def check_a_text_goes_on(target: Target, drafter: Drafter) -> None:
-    """In its slot, cut back in it, and after it has left the slot."""
-    engine = Engine(target, drafter, 1, store=PrefixStore(64 << 20))
-    engine.slots.forget_all()
-    first = PlainAnswer(target, PYTHON_SOURCE[:500], N)
-    turn = target.vocabulary.tokenize("\n\ndef add(a, b):")
-    second = PlainAnswer(target, [*first.text, *turn], N)
-    third = PlainAnswer(target, [*first.prompt[:-9], *turn], N)
-    engine.slots.forget_all()
-    for plain in (first, second, third, second, first):
-        found = answer(engine, plain.prompt, 7, N)
-        # The last bits of a recurrent state may differ after a checkpoint.
-        assert target.is_recurrent or found.tokens == plain.tokens
-        assert found.error is None
-        assert found.stats.drafted > 0
-        consistent(engine, drafter, len(engine.slots[0].cached))
-
-
-def check_put_off(model: Model) -> None:
-    """Drafts that are never right, on a made-up machine: what this one takes for a pass depends on
-    what else it does."""
-    plain = model.generate("def add(", max_tokens=3 * N, draft_width=0)
-    model.engine.control(Elsewhere(MACHINES["even"], block_size=model.engine.max_width))
-    drafted = []
-    for _ in range(3):
-        model.forget()
-        found = model.generate("def add(", max_tokens=3 * N)
-        assert found.tokens == plain.tokens
-        drafted.append(found.stats.drafted)
-    assert found.stats.drafting and found.stats.drafting.startswith("drafting is off")
-    assert 0 < drafted[0] < N > 10 * drafted[2]
 
 
 def drafts_of_llama_cpp(

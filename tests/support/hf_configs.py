@@ -3,7 +3,6 @@
 They have the fields of published ones (named beside each), at the sizes of a toy.
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from dflash_local.convert.config.target_link import TargetFacts
@@ -19,7 +18,7 @@ REDUCED = 64  # rows of a reduced head
 N_TARGET_LAYERS = 8
 
 
-def _qwen3(n_embd: int, n_vocab: int, n_layer: int = 2, **fields: Any) -> Config:
+def _qwen3(n_embd: int, n_vocab: int) -> Config:
     return {
         "architectures": ["DFlashDraftModel"],
         "attention_bias": False,
@@ -34,12 +33,12 @@ def _qwen3(n_embd: int, n_vocab: int, n_layer: int = 2, **fields: Any) -> Config
         "hidden_size": n_embd,
         "initializer_range": 0.02,
         "intermediate_size": N_FF,
-        "layer_types": ["full_attention"] * n_layer,
+        "layer_types": ["full_attention"] * 2,
         "max_position_embeddings": 4096,
-        "max_window_layers": n_layer,
+        "max_window_layers": 2,
         "model_type": "qwen3",
         "num_attention_heads": N_HEAD,
-        "num_hidden_layers": n_layer,
+        "num_hidden_layers": 2,
         "num_key_value_heads": N_HEAD_KV,
         "num_target_layers": N_TARGET_LAYERS,
         "rms_norm_eps": 1e-06,
@@ -51,359 +50,198 @@ def _qwen3(n_embd: int, n_vocab: int, n_layer: int = 2, **fields: Any) -> Config
         "use_cache": True,
         "use_sliding_window": False,
         "vocab_size": n_vocab,
-    } | fields
+    }
 
 
 def _nested(config: Config, **fields: Any) -> Config:
     return config | {"dflash_config": config["dflash_config"] | fields}
 
 
-def _plain(n_embd: int, n_vocab: int) -> Config:  # z-lab/Qwen3-8B-DFlash-b16
-    return _qwen3(n_embd, n_vocab)
+def _without(config: Config, *names: str) -> Config:
+    return {name: value for name, value in config.items() if name not in names}
 
 
-def _sliding(n_embd: int, n_vocab: int) -> Config:  # z-lab/Qwen3.6-27B-DFlash
-    config = _qwen3(n_embd, n_vocab, 3, use_sliding_window=True, sliding_window=32)
-    config["layer_types"] = ["sliding_attention"] * 2 + ["full_attention"]
-    config["rope_parameters"] = {"rope_theta": 10000000, "rope_type": "default"}
-    config["is_causal"] = False
-    config["tie_word_embeddings"] = False
-    del config["rope_theta"], config["rope_scaling"], config["block_size"]
-    return _nested(config, block_size=8)
+def _theta(value: float) -> Config:
+    return {"rope_parameters": {"rope_theta": value, "rope_type": "default"}}
 
 
-def _swa_sinks(n_embd: int, n_vocab: int) -> Config:  # XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash
-    config = _qwen3(n_embd, n_vocab, partial_rotary_factor=0.5, v_head_dim=HEAD_DIM)
-    del config["layer_types"], config["use_sliding_window"], config["max_window_layers"]
-    return _nested(
-        config | {"block_size": 8, "sliding_window": 24, "rope_theta": 10000},
-        block_size=8,
-        num_anchors=4096,
-        loss_decay_gamma=7.0,
-        use_swa=True,
-        swa_window_size=24,
-        backbone_rotary_base=5000000,
-        attention_value_scale=0.612,
-        attention_sink_bias=True,
-    )
+FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOW = {"sliding_window": 32, "use_sliding_window": True, "layer_types": [SLIDING] * 2}
+TAPS = {"target_layer_ids": [1, 3, 5]}
+MARKOV = {"markov_rank": MARKOV_RANK, "markov_head_type": "vanilla"}
+CONFIDENCE = {"enable_confidence_head": True, "confidence_head_with_markov": True}
+SELECTOR = {"conv_group_size": 16, "conv_kernel_size": 2, "selector_rank": 12, "selector_top_k": 4}
+YARN = {"factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn"}
+KIMI = {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "type": "yarn"}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"}
 
 
-def _yarn(n_embd: int, n_vocab: int) -> Config:  # z-lab/Kimi-K2.5-DFlash
-    scaling = {
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "factor": 64.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-        "type": "yarn",
-    }
-    return _qwen3(n_embd, n_vocab, rope_scaling=scaling, rope_theta=50000.0)
-
-
-def _gpt_oss(n_embd: int, n_vocab: int) -> Config:  # z-lab/gpt-oss-20b-DFlash
-    scaling = {"factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn"}
-    return _qwen3(
-        n_embd,
-        n_vocab,
-        attention_bias=True,
-        block_size=8,
-        initial_context_length=4096,
-        max_position_embeddings=131072,
-        model_type="gpt_oss",
-        rms_norm_eps=1e-05,
-        rope_scaling=scaling,
-        rope_theta=150000,
-    )
-
-
-def _linear(n_embd: int, n_vocab: int) -> Config:
-    return _qwen3(n_embd, n_vocab, rope_scaling={"factor": 4.0, "rope_type": "linear"})
-
-
-def _llama3(n_embd: int, n_vocab: int) -> Config:
-    scaling = {
-        "factor": 8.0,
-        "high_freq_factor": 4.0,
-        "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    }
-    return _qwen3(n_embd, n_vocab, rope_scaling=scaling, rope_theta=500000.0)
-
-
-def _scales(n_embd: int, n_vocab: int) -> Config:
-    return _nested(
-        _qwen3(n_embd, n_vocab, final_logit_softcapping=30.0),
-        input_embedding_scale=8.0,
-        output_multiplier=0.25,
-        causal=True,
-    )
-
-
-def _own_head(n_embd: int, n_vocab: int) -> Config:
-    return _qwen3(n_embd, n_vocab, tie_word_embeddings=False)
-
-
-def _reduced(n_embd: int, n_vocab: int) -> Config:
-    return _qwen3(n_embd, n_vocab, draft_vocab_size=REDUCED)
-
-
-def _dflash2(n_embd: int, n_vocab: int) -> Config:  # z-lab/Muse-Glimmer-30B-DFlash2
-    config = _qwen3(
-        n_embd,
-        n_vocab,
-        architectures=["DFlash2DraftModel"],
-        is_causal=False,
-        sliding_window=32,
-        use_sliding_window=True,
-        layer_types=["sliding_attention"] * 2,
-        rope_parameters={"rope_theta": 500000.0, "rope_type": "default"},
-        tie_word_embeddings=False,
-    )
-    del config["rope_theta"], config["rope_scaling"], config["block_size"], config["auto_map"]
-    return _nested(
-        config,
-        block_size=8,
-        conv_group_size=16,
-        conv_kernel_size=2,
-        final_logit_softcapping=20.0,
-        output_multiplier=0.19611613513818404,
-        selector_rank=12,
-        selector_top_k=4,
-    )
-
-
-def _dspark(n_embd: int, n_vocab: int) -> Config:  # deepseek-ai/dspark_qwen3_4b_block7
-    config = _qwen3(
-        n_embd,
-        n_vocab,
-        architectures=["Qwen3DSparkModel"],
-        block_size=7,
-        mask_token_id=n_vocab - 1,
-        target_layer_ids=[1, 3, 5],
-        markov_rank=MARKOV_RANK,
-        markov_head_type="vanilla",
-        enable_confidence_head=True,
-        confidence_head_with_markov=True,
-    )
-    del config["dflash_config"], config["auto_map"]
-    return config
-
-
-def _dspark_headless(n_embd: int, n_vocab: int) -> Config:  # deepseek-ai/dflash_qwen3_4b_block7
-    return _dspark(n_embd, n_vocab) | {"markov_rank": 0, "enable_confidence_head": False}
-
-
-def _dspark_interleaved(n_embd: int, n_vocab: int) -> Config:  # LiquidAI's Lfm2DSparkDraftModel
-    return _qwen3(
-        n_embd,
-        n_vocab,
-        architectures=["Lfm2DSparkDraftModel"],
-        block_size=9,
-        rope_is_neox_style=False,
-        markov_rank=MARKOV_RANK,
-        markov_head_type="vanilla",
-        enable_confidence_head=False,
-        rms_norm_eps=1e-05,
-    )
-
-
-def _dspark_sinks(n_embd: int, n_vocab: int) -> Config:  # nvidia's drafters for Nemotron
-    config = _qwen3(
-        n_embd,
-        n_vocab,
-        architectures=["Qwen3DSparkModel"],
-        attention_sink_bias=True,
-        block_size=8,
-        draft_vocab_size=None,
-        dspark_bonus_anchor=True,
-        dspark_fixup_head_type="markov",
-        dspark_markov_rank=MARKOV_RANK,
-        has_embed_tokens=False,
-        has_lm_head=False,
-        layer_types=["sliding_attention"] * 2,
-        markov_head_type="vanilla",
-        markov_rank=MARKOV_RANK,
-        mask_token_id=n_vocab - 1,
-        rope_parameters=None,
-        rope_theta=10000,
-        sample_from_anchor=False,
-        sliding_window=24,
-    )
-    return _nested(
-        config,
-        attention_sink_bias=True,
-        causal=True,
-        sample_from_anchor=False,
-        swa_window_size=24,
-        use_swa=True,
-    )
-
-
-def _speculators(n_embd: int, n_vocab: int) -> Config:  # RedHatAI's *-speculator.dspark
-    layers = _qwen3(n_embd, n_vocab)
-    for name in ("architectures", "auto_map", "block_size", "dflash_config", "rope_theta"):
-        del layers[name]
-    layers.pop("num_target_layers")
-    layers["rope_parameters"] = {"rope_theta": 8000000, "rope_type": "default"}
+def _dflash(base: Config) -> dict[str, Config]:
+    """Layouts of z-lab, and alike."""
+    three = {"num_hidden_layers": 3, "max_window_layers": 3, "tie_word_embeddings": False}
+    sliding = base | WINDOW | three | {"layer_types": [SLIDING, SLIDING, FULL], "is_causal": False}
+    sliding = _without(sliding | _theta(10000000), "rope_theta", "rope_scaling", "block_size")
+    swa = {"partial_rotary_factor": 0.5, "v_head_dim": HEAD_DIM, "block_size": 8}
+    swa = base | swa | {"sliding_window": 24, "rope_theta": 10000}
+    kimi = {"factor": 64.0, "original_max_position_embeddings": 4096} | KIMI
+    llama3 = {"factor": 8.0, "original_max_position_embeddings": 8192} | LLAMA3
+    gpt_oss = {"attention_bias": True, "block_size": 8, "rms_norm_eps": 1e-05}
+    gpt_oss |= {"initial_context_length": 4096, "max_position_embeddings": 131072}
+    two = base | WINDOW | _theta(500000.0) | {"is_causal": False, "tie_word_embeddings": False}
     return {
-        "architectures": ["DSparkDraftModel"],
-        "aux_hidden_state_layer_ids": [2, 4, 6],
-        "block_size": 8,
-        "confidence_head_with_markov": True,
-        "draft_vocab_size": REDUCED,
-        "dtype": "bfloat16",
-        "enable_confidence_head": True,
-        "markov_head_type": "vanilla",
-        "markov_rank": MARKOV_RANK,
-        "mask_token_id": n_vocab - 1,
-        "max_anchors": 1024,
-        "speculators_config": {
-            "algorithm": "dspark",
+        "plain": base,  # z-lab/Qwen3-8B-DFlash-b16
+        "sliding": _nested(sliding, block_size=8),  # z-lab/Qwen3.6-27B-DFlash
+        "mrope": _nested(sliding, block_size=8),  # told apart by its target
+        "swa-sinks": _nested(  # XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash
+            _without(swa, "layer_types", "use_sliding_window", "max_window_layers"),
+            **{"block_size": 8, "num_anchors": 4096, "loss_decay_gamma": 7.0},
+            **{"use_swa": True, "swa_window_size": 24, "backbone_rotary_base": 5000000},
+            **{"attention_value_scale": 0.612, "attention_sink_bias": True},
+        ),
+        # z-lab/Kimi-K2.5-DFlash
+        "yarn": base | {"rope_scaling": kimi, "rope_theta": 50000.0},
+        # z-lab/gpt-oss-20b-DFlash
+        "gpt-oss": base
+        | gpt_oss
+        | {"model_type": "gpt_oss", "rope_scaling": YARN, "rope_theta": 150000},
+        "linear": base | {"rope_scaling": {"factor": 4.0, "rope_type": "linear"}},
+        "llama3": base | {"rope_scaling": llama3, "rope_theta": 500000.0},
+        "scales": _nested(
+            base | {"final_logit_softcapping": 30.0},
+            **{"input_embedding_scale": 8.0, "output_multiplier": 0.25, "causal": True},
+        ),
+        "own-head": base | {"tie_word_embeddings": False},
+        "reduced": base | {"draft_vocab_size": REDUCED},
+        "dflash2": _nested(  # z-lab/Muse-Glimmer-30B-DFlash2
+            _without(two, "rope_theta", "rope_scaling", "block_size", "auto_map")
+            | {"architectures": ["DFlash2DraftModel"]},
+            **SELECTOR | {"block_size": 8, "final_logit_softcapping": 20.0},
+            output_multiplier=0.19611613513818404,
+        ),
+    }
+
+
+def _dspark(base: Config, mask: Config) -> dict[str, Config]:
+    """Layouts of DeepSeek, LiquidAI and NVIDIA."""
+    qwen3 = {"architectures": ["Qwen3DSparkModel"], "block_size": 7}
+    dspark = base | qwen3 | mask | TAPS | MARKOV | CONFIDENCE
+    dspark = _without(dspark, "dflash_config", "auto_map")
+    lfm2 = {"architectures": ["Lfm2DSparkDraftModel"], "block_size": 9, "rms_norm_eps": 1e-05}
+    lfm2 |= {"rope_is_neox_style": False, "enable_confidence_head": False}
+    sinks = qwen3 | {"block_size": 8, "sliding_window": 24, "layer_types": [SLIDING] * 2}
+    sinks |= {"attention_sink_bias": True, "sample_from_anchor": False, "dspark_bonus_anchor": True}
+    sinks |= {"dspark_fixup_head_type": "markov", "dspark_markov_rank": MARKOV_RANK}
+    sinks |= {"draft_vocab_size": None, "has_embed_tokens": False, "has_lm_head": False}
+    sinks |= {"rope_parameters": None, "rope_theta": 10000}
+    return {
+        "dspark": dspark,  # deepseek-ai/dspark_qwen3_4b_block7
+        # deepseek-ai/dflash_qwen3_4b_block7
+        "dspark-headless": dspark | {"markov_rank": 0, "enable_confidence_head": False},
+        "dspark-interleaved": base | MARKOV | lfm2,  # LiquidAI's Lfm2DSparkDraftModel
+        "dspark-sinks": _nested(  # nvidia's drafters for Nemotron
+            base | mask | MARKOV | sinks,
+            **{"attention_sink_bias": True, "causal": True, "sample_from_anchor": False},
+            **{"use_swa": True, "swa_window_size": 24},
+        ),
+    }
+
+
+def _speculators(base: Config, mask: Config) -> dict[str, Config]:
+    """RedHatAI's *-speculator.dspark, .dflash and .dflash2."""
+    layers = _without(base, "architectures", "auto_map", "block_size", "dflash_config")
+    layers = _without(layers, "rope_theta", "num_target_layers") | _theta(8000000)
+
+    def published(name: str, architecture: str, **fields: Any) -> Config:
+        config = {
+            "algorithm": name,
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 7}],
             "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-8B"},
-        },
-        "speculators_model_type": "dspark",
-        "tie_word_embeddings": False,
-        "transformer_layer_config": layers,
-    }
+        }
+        return {
+            "architectures": [architecture],
+            "aux_hidden_state_layer_ids": [2, 4, 6],
+            "block_size": 8,
+            "draft_vocab_size": REDUCED,
+            "dtype": "bfloat16",
+            "speculators_config": config,
+            "speculators_model_type": name,
+            "tie_word_embeddings": False,
+            "transformer_layer_config": layers,
+            **mask,
+            **fields,
+        }
 
-
-def _speculators_dflash(n_embd: int, n_vocab: int) -> Config:  # RedHatAI's *-speculator.dflash
-    config = _speculators(n_embd, n_vocab)
-    for name in ("confidence_head_with_markov", "enable_confidence_head"):
-        del config[name]
-    for name in ("markov_head_type", "markov_rank", "max_anchors"):
-        del config[name]
-    verifier = config["speculators_config"]["verifier"]
-    proposal = {"proposal_type": "greedy", "speculative_tokens": 7}
-    return config | {
-        "architectures": ["DFlashDraftModel"],
-        "sample_from_anchor": False,
-        "sliding_window_non_causal": False,
-        "speculators_config": {
-            "algorithm": "dflash",
-            "proposal_methods": [proposal],
-            "verifier": verifier,
-        },
-        "speculators_model_type": "dflash",
-    }
-
-
-def _speculators_dflash2(n_embd: int, n_vocab: int) -> Config:  # *-speculator.dflash2
-    config = _speculators_dflash(n_embd, n_vocab)
-    config["speculators_config"]["algorithm"] = "dflash2"
-    window = {"sliding_window": 32, "use_sliding_window": True}
-    layers = config["transformer_layer_config"] | window
-    layers["layer_types"] = ["sliding_attention", "full_attention"]
-    return config | {
-        "architectures": ["DFlash2DraftModel"],
-        "conv_group_size": 16,
-        "conv_kernel_size": 2,
-        "draft_vocab_size": n_vocab,
-        "selector_rank": 12,
-        "selector_top_k": 4,
-        "sliding_window_non_causal": True,
-        "speculators_model_type": "dflash2",
-        "transformer_layer_config": layers,
-    }
-
-
-def _gemma4(n_embd: int, n_vocab: int) -> Config:  # deepseek-ai's Gemma4DSparkModel
+    both = layers | WINDOW | {"layer_types": [SLIDING, FULL]}
+    two = SELECTOR | {"draft_vocab_size": base["vocab_size"], "transformer_layer_config": both}
+    inner = {"sample_from_anchor": False, "sliding_window_non_causal": False}
     return {
-        "architectures": ["Gemma4DSparkModel"],
-        "attention_bias": False,
-        "attention_k_eq_v": True,
-        "block_size": 7,
-        "confidence_head_with_markov": True,
-        "enable_confidence_head": True,
-        "enable_moe_block": False,
-        "final_logit_softcapping": None,
-        "global_head_dim": 2 * HEAD_DIM,
-        "head_dim": HEAD_DIM,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": n_embd,
-        "intermediate_size": N_FF,
-        "layer_types": ["full_attention"] * 2,
-        "markov_head_type": "vanilla",
-        "markov_rank": MARKOV_RANK,
-        "mask_token_id": n_vocab - 1,
-        "max_position_embeddings": 4096,
-        "model_type": "gemma4_text",
-        "num_attention_heads": N_HEAD,
-        "num_global_key_value_heads": 1,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": N_HEAD_KV,
-        "num_target_layers": N_TARGET_LAYERS,
-        "rms_norm_eps": 1e-06,
-        "rope_parameters": {
-            "full_attention": {
-                "partial_rotary_factor": 0.25,
-                "rope_theta": 1000000.0,
-                "rope_type": "proportional",
-            },
-            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
-        },
-        "sliding_window": 1024,
-        "target_layer_ids": [1, 3, 5],
-        "tie_word_embeddings": True,
-        "vocab_size": n_vocab,
+        "speculators": published(
+            "dspark", "DSparkDraftModel", **MARKOV, **CONFIDENCE, max_anchors=1024
+        ),
+        "speculators-dflash": published("dflash", "DFlashDraftModel", **inner),
+        "speculators-dflash2": published(
+            "dflash2", "DFlash2DraftModel", **inner | two | {"sliding_window_non_causal": True}
+        ),
     }
 
 
-def _muse_glimmer(n_embd: int, n_vocab: int) -> Config:  # meta-models/Muse-Glimmer-30B-assistant
+def _of_other_layers(base: Config, mask: Config) -> dict[str, Config]:
+    names = "dtype", "head_dim", "intermediate_size", "hidden_size", "max_position_embeddings"
+    names += "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps"
+    plain = {name: base[name] for name in names} | mask | TAPS
+    full = {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"}
+    local = {"rope_theta": 10000.0, "rope_type": "default"}
     return {
-        "architectures": ["MuseGlimmerAssistantModel"],
-        "attention_dropout": 0.0,
-        "block_size": 16,
-        "dtype": "bfloat16",
-        "head_dim": HEAD_DIM,
-        "hidden_act": "silu",
-        "hidden_size": n_embd,
-        "intermediate_size": N_FF,
-        "layer_types": ["sliding_attention"] * 2,
-        "mask_token_id": n_vocab - 1,
-        "max_position_embeddings": 4096,
-        "model_type": "muse_glimmer_assistant",
-        "num_attention_heads": N_HEAD,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": N_HEAD_KV,
-        "rms_norm_eps": 1e-05,
-        "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
-        "sliding_window": 32,
-        "target_layer_ids": [1, 3, 5],
+        # deepseek-ai's Gemma4DSparkModel
+        "gemma4": _without(plain, "dtype")
+        | MARKOV
+        | CONFIDENCE
+        | {
+            "architectures": ["Gemma4DSparkModel"],
+            "attention_bias": False,
+            "attention_k_eq_v": True,
+            "block_size": 7,
+            "enable_moe_block": False,
+            "final_logit_softcapping": None,
+            "global_head_dim": 2 * HEAD_DIM,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "layer_types": [FULL] * 2,
+            "model_type": "gemma4_text",
+            "num_global_key_value_heads": 1,
+            "num_target_layers": N_TARGET_LAYERS,
+            "rope_parameters": {"full_attention": full, "sliding_attention": local},
+            "sliding_window": 1024,
+            "tie_word_embeddings": True,
+            "vocab_size": base["vocab_size"],
+        },
+        # meta-models/Muse-Glimmer-30B-assistant
+        "muse-glimmer": plain
+        | _theta(500000.0)
+        | {
+            "architectures": ["MuseGlimmerAssistantModel"],
+            "attention_dropout": 0.0,
+            "block_size": 16,
+            "hidden_act": "silu",
+            "layer_types": [SLIDING] * 2,
+            "model_type": "muse_glimmer_assistant",
+            "rms_norm_eps": 1e-05,
+            "sliding_window": 32,
+        },
     }
 
 
-VARIANTS: Mapping[str, Callable[[int, int], Config]] = {
-    "plain": _plain,
-    "sliding": _sliding,
-    "mrope": _sliding,  # told apart by its target
-    "swa-sinks": _swa_sinks,
-    "yarn": _yarn,
-    "gpt-oss": _gpt_oss,
-    "linear": _linear,
-    "llama3": _llama3,
-    "scales": _scales,
-    "own-head": _own_head,
-    "reduced": _reduced,
-    "dflash2": _dflash2,
-    "dspark": _dspark,
-    "dspark-headless": _dspark_headless,
-    "dspark-interleaved": _dspark_interleaved,
-    "dspark-sinks": _dspark_sinks,
-    "speculators": _speculators,
-    "speculators-dflash": _speculators_dflash,
-    "speculators-dflash2": _speculators_dflash2,
-    "gemma4": _gemma4,
-    "muse-glimmer": _muse_glimmer,
-}
+def _variants(n_embd: int, n_vocab: int) -> dict[str, Config]:
+    base, mask = _qwen3(n_embd, n_vocab), {"mask_token_id": n_vocab - 1}
+    others = _speculators(base, mask) | _of_other_layers(base, mask)
+    return _dflash(base) | _dspark(base, mask) | others
+
+
+VARIANTS = tuple(_variants(64, 256))
 
 
 def config(name: str, *, n_embd: int = 64, n_vocab: int = 256) -> Config:
     """The config.json of the variant `name`."""
-    return VARIANTS[name](n_embd, n_vocab)
+    return _variants(n_embd, n_vocab)[name]
 
 
 def target_facts(name: str, *, n_embd: int = 64, n_vocab: int = 256) -> TargetFacts:

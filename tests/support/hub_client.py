@@ -13,11 +13,11 @@ from ready_command import ReadyRun
 # The client reads its settings when it is imported, so each fetch is a process of its own.
 SCRIPT = """
 import json, sys
-from dflash_local.convert.files import source
+from dflash_local.convert.files.source import fetch_drafter
 from dflash_local.errors import InputError
-name, arguments, options = json.load(sys.stdin)
+repository, options = json.load(sys.stdin)
 try:
-    found = getattr(source, name)(*arguments, **options)
+    found = fetch_drafter(repository, **options)
     answer = {
         "folder": str(found.folder), "name": found.name, "revision": found.revision,
         "card": found.card,
@@ -42,8 +42,8 @@ class Client:
     def settings(self) -> dict[str, str]:
         return settings(online(self.hub, self.home) | self.environment)
 
-    def start(self, name: str, *arguments: str, **options: Any) -> ReadyRun:
-        asked = json.dumps([name, arguments, options]).encode()
+    def start(self, repository: str, **options: Any) -> ReadyRun:
+        asked = json.dumps([repository, options]).encode()
         settings = self.settings()
         return ReadyRun("-c", SCRIPT, stdin=asked, environment=settings, folder=self.home)
 
@@ -55,14 +55,14 @@ class Client:
         assert isinstance(answer, dict)
         return answer
 
-    def fetch(self, name: str, *arguments: str, **options: Any) -> Source:
-        answer = self.finish(self.start(name, *arguments, **options))
+    def fetch(self, repository: str, **options: Any) -> Source:
+        answer = self.finish(self.start(repository, **options))
         assert "error" not in answer, answer
         return Source(Path(answer["folder"]), answer["name"], answer["revision"], answer["card"])
 
-    def refusal(self, name: str, *arguments: str, **options: Any) -> str:
+    def refusal(self, repository: str, **options: Any) -> str:
         """The one line that says why nothing was fetched."""
-        answer = self.finish(self.start(name, *arguments, **options))
+        answer = self.finish(self.start(repository, **options))
         assert "error" in answer, answer
         message = answer["error"]
         assert isinstance(message, str) and "\n" not in message

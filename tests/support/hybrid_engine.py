@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+import tiny_coder
 from adversarial import ScriptedDrafter
 from dflash_local.draft.draft import Draft
 from dflash_local.draft.drafter import DraftRequest
@@ -15,7 +18,8 @@ from dflash_local.fit.architectures import TAPPED_ARCHITECTURES, WayBack
 from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
-from hybrid import SNAPSHOTS, TAPS
+from hybrid import SNAPSHOTS, TAPS, write_hybrid
+from plain_answer import Plain, plain_tokens
 
 BLOCK = 16
 
@@ -31,6 +35,19 @@ def hybrid_target(path: Path, *, drafts: bool = True, **options: Any) -> Iterato
         defaults |= {"way_back": WayBack("snapshots", BLOCK - 1)}
     with Target(path, TargetOptions(**defaults | options)) as target:
         yield target
+
+
+@pytest.fixture(scope="module")
+def path(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of that architecture."""
+    file = tmp_path_factory.mktemp("hybrid") / f"{kind[0]}.gguf"
+    return write_hybrid(file, kind[0], tiny_coder.pair()[0])
+
+
+@pytest.fixture(scope="module")
+def plain(path: Path) -> Iterator[Plain]:
+    with hybrid_target(path, drafts=False) as target:
+        yield partial(plain_tokens, target)
 
 
 class Knowing(ScriptedDrafter):

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,10 @@ from dflash_local.target_model.target import Target
 # isort: split
 import llama_cpp.llama_cpp as api
 
-# C++ functions, by the name that each compiler gives them
-_SET_LATTICE = (
-    "_Z26llama_set_embeddings_nextnP13llama_contextbb",
-    "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
-)
-_GET_LATTICE = (
-    "_Z26llama_get_embeddings_nextnP13llama_context",
-    "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
-)
+_set_lattice = api._lib["_Z26llama_set_embeddings_nextnP13llama_contextbb"]
+_set_lattice.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
+_get_lattice = api._lib["_Z26llama_get_embeddings_nextnP13llama_context"]
+_get_lattice.argtypes, _get_lattice.restype = [ctypes.c_void_p], ctypes.c_void_p
 
 
 class LlamaDrafter(Drafter):
@@ -68,10 +63,9 @@ class LlamaDrafter(Drafter):
         assert self._context, runtime.reason()
         api.llama_set_causal_attn(self._context, self.spec.causal)
         self._memory = api.llama_get_memory(self._context)
-        self._address = ctypes.cast(self._context, ctypes.c_void_p).value
         if self.spec.selector is not None:  # its rows are wanted instead of logits
-            on = _function(_SET_LATTICE, None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
-            on(self._address, True, False)  # a row for every token, even if it is not an output
+            # A row for every token, even if it is not an output.
+            _set_lattice(self._context, True, False)
         target.attach(self)
 
     @property
@@ -160,8 +154,8 @@ class LlamaDrafter(Drafter):
 
     def _read(self, block: slice, n_draft: int, n_rows: int) -> Draft:
         if self.spec.selector is not None:
-            get = _function(_GET_LATTICE, ctypes.c_void_p, ctypes.c_void_p)
-            lattice = _rows(get(self._address), n_rows, api.llama_model_n_embd(self._model))[block]
+            start = _get_lattice(self._context)
+            lattice = _rows(start, n_rows, api.llama_model_n_embd(self._model))[block]
             return _best_path(lattice[1 : 1 + n_draft], self.spec.selector.top_k)
         start = ctypes.cast(api.llama_get_logits(self._context), ctypes.c_void_p).value
         first = 0 if self.spec.sample_from_anchor else 1
@@ -218,15 +212,6 @@ def _rows(start: int | None, n: int, width: int) -> NDArray[np.float32]:
     assert start, "llama.cpp gave no output for the drafter's last block"
     values = (ctypes.c_float * (n * width)).from_address(start)
     return np.ctypeslib.as_array(values).reshape(n, width)
-
-
-def _function(names: tuple[str, ...], result: Any, *arguments: Any) -> Callable[..., Any]:
-    for name in names[:-1]:
-        try:
-            return runtime.function(name, result, *arguments)
-        except ImportError:
-            continue
-    return runtime.function(names[-1], result, *arguments)
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:

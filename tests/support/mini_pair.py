@@ -7,7 +7,6 @@ comes to an end by itself.
 
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import gguf
@@ -19,30 +18,24 @@ from random_model import RandomModel
 from synthetic import add_layer, shape_keys
 
 N_EMBD, N_HEAD, N_HEAD_KV, HEAD_DIM, N_FF = 64, 2, 1, 32, 128
-_FOLDER = TemporaryDirectory(prefix="mini-pair-")
+FOLDER = Path()
+"""The files' folder: one of pytest's, which it removes again."""
 PEAK = 6.0
 """Standard deviation of logits: a draw takes the likeliest token about half of the time."""
 ADDED = 0.05
 """What the layers add to a token, of what they would by themselves."""
 
 
-def pair(quant: str = "Q8_0") -> tuple[Path, Path]:
-    """Paths of the target and of the drafter, in Q8_0 or in F32, with the tiny pair's tokens."""
-    return _written(quant)
-
-
 def drafter_of(target: Path) -> Path:
     """The drafter of one of these targets, else the tiny pair's."""
-    is_ours = target.parent == Path(_FOLDER.name)
-    return (
-        target.with_name(target.name.replace("target", "drafter"))
-        if is_ours
-        else tiny_coder.pair()[1]
-    )
+    if target.parent == FOLDER:
+        return target.with_name(target.name.replace("target", "drafter"))
+    return tiny_coder.pair()[1]
 
 
 @cache
-def _written(quant: str) -> tuple[Path, Path]:
+def pair(quant: str = "Q8_0") -> tuple[Path, Path]:
+    """Paths of the target and of the drafter, in Q8_0 or in F32, with the tiny pair's tokens."""
     tokens = {k: v for k, v in keys_of(tiny_coder.pair()[0]).items() if k.startswith("tokenizer.")}
     n_vocab = len(tokens["tokenizer.ggml.tokens"][0])
 
@@ -65,10 +58,8 @@ def _written(quant: str) -> tuple[Path, Path]:
     size = np.sqrt(np.square(embedded).mean(1, keepdims=True))
     drafter.packed("markov_w1.weight", embedded / size * target.tensors["output_norm.weight"][0])
     drafter.packed("markov_w2.weight", logits)
-    target_path, drafter_path = (
-        Path(_FOLDER.name, f"{n}-{quant}.gguf") for n in ("target", "drafter")
-    )
-    return target.write(target_path), drafter.write(drafter_path)
+    paths = [FOLDER / f"{name}-{quant}.gguf" for name in ("target", "drafter")]
+    return target.write(paths[0]), drafter.write(paths[1])
 
 
 def _model(architecture: str, quant: str, n_layer: int, tokens: dict[str, Any]) -> RandomModel:

@@ -45,7 +45,9 @@ def streamed(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any
     """The chunks of a stream, which ends as it should."""
     answer = client.post(path, json={"cache_prompt": False, **body, "stream": True})
     assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["x-accel-buffering"] == "no" and "content-length" not in answer.headers
     *blocks, end = answer.text.split("\n\n")
     assert end == ""
     data = [block.removeprefix("data: ") for block in blocks if not block.startswith(":")]

@@ -12,6 +12,15 @@ def raw(path: str = "/v1/models", *headers: str, version: str = "1.1") -> bytes:
     return "\r\n".join(lines).encode("latin-1")
 
 
+def posted(path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
+    """A POST request with a body of JSON, or of that `length` if it says so."""
+    n = len(body) if length is None else length
+    head = ["Content-Type: application/json", f"Content-Length: {n}", *headers]
+    if not any(line.startswith("Host:") for line in headers):
+        head.insert(0, "Host: localhost")
+    return "\r\n".join([f"POST {path} HTTP/1.1", *head, "", ""]).encode() + body
+
+
 def exchange(server: ServerProcess, request: bytes) -> tuple[int, bytes]:
     """Status and body of the answer. The server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:

@@ -114,23 +114,6 @@ class Reference:
         assert found is not None, "the file has a confidence head"
         return float(torch.sigmoid(found))
 
-    @torch.no_grad()
-    def best_chain(self, seq: int, anchor: int, n: int) -> list[int]:
-        """The n tokens that each family drafts: the best of each position after the one before."""
-        hidden = self._hidden(seq, anchor)[self._drafter.first_draft :][:n]
-        logits = self._drafter.logits(hidden)
-        path = [anchor]
-        for row, state in zip(logits, hidden, strict=True):
-            before = torch.tensor(path[-1:])
-            if self._drafter.family == "dspark":
-                path.append(int(self.scaled(row + self._drafter.markov(before)[0]).argmax()))
-            elif self._drafter.family == "dflash2":
-                scores = self._candidate_scores(row[None], state[None], before)
-                path.append(int(scores[0].argmax()))
-            else:
-                path.append(int(row.argmax()))
-        return path[1:]
-
     def draft_steps(self, seq: int, anchor: int, tokens: list[int]) -> Tensor:
         """DFlash 2: log-probabilities [len(tokens), n_vocab] of the positions after these tokens,
         minus infinity for all but the selector's candidates."""

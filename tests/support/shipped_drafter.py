@@ -12,12 +12,12 @@ from dflash_local.gguf.file import GgufFile
 from gguf_files import parts
 from hf_drafters import write_safetensors
 
-_GLOBALS = {
+GLOBALS = {
     "fc.weight": "fc.weight",
     "enc.output_norm.weight": "hidden_norm.weight",
     "output_norm.weight": "norm.weight",
 }
-_LAYERS = {
+LAYERS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -84,7 +84,7 @@ def _tensors() -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 def _hf_name(name: str) -> str:
-    if name in _GLOBALS:
-        return _GLOBALS[name]
+    if name in GLOBALS:
+        return GLOBALS[name]
     _, layer, part, _ = name.split(".")
-    return f"layers.{layer}.{_LAYERS[part]}.weight"
+    return f"layers.{layer}.{LAYERS[part]}.weight"

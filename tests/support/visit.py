@@ -61,6 +61,21 @@ class Visit:
         self.page.locator("#prompt").fill(text)
         self.page.locator("#prompt").press("Enter")
 
+    def begin(self) -> None:
+        """Ask for an answer that does not end; its first words are there."""
+        self.change(ignore_eos=True, max_tokens=None)
+        self.ask()
+        expect(self.page.locator(".answer .body")).not_to_be_empty()
+
+    def stop(self) -> None:
+        self.page.keyboard.press("Escape")
+        self.wait()
+
+    def again(self) -> None:
+        """Have the last question answered once more."""
+        self.page.get_by_role("button", name="Regenerate").click()
+        self.wait()
+
     def wait(self) -> None:
         """Until the answer is complete."""
         answer = self.page.locator(".answer").last

@@ -92,13 +92,3 @@ def test_cells_stay_in_order(data: st.DataObject) -> None:
             assert cache.of(s) == log.cells[s] == sorted(log.cells[s])
             assert len(log.cells[s]) == lengths[s]
         assert log.n_live == len({cell for cells in log.cells for cell in cells})
-
-
-def test_what_is_cut_from_the_end_is_free_again() -> None:
-    log = CellLog(N_CELLS, N_SEQ)
-    log.append([0, 0, 0, 1, 0, 0])
-    assert log.cut(0, 4) == (4, 4)  # the last cell of all
-    assert len(log) == 5
-    assert log.cut(0, 1) == (1, 3)
-    assert log.cells == [[0], [3], []]
-    assert log.n_live == 2

@@ -19,7 +19,6 @@ from lab.shapes.writer import write_pair
 from mini_shapes import DENSE, EXPERTS, GPT_OSS, HYBRID, SHORT_CONV
 from pair_engine import answer, fused_drafter, open_target
 
-KV = [("f16", True), ("f16", False), ("q8_0", True), ("bf16", True)]
 Parts = tuple[tuple[int, int], ...]
 SPLIT = (300, 1)
 """A pass of one row beyond 256 tokens of an f16 cache: ggml may split it among its threads."""
@@ -73,30 +72,34 @@ def same_in_turns(target: Target, parts: Parts = PARTS) -> None:
 
 
 @pytest.mark.slow
-def test_exact_logits_are_the_same_also_where_ggml_splits_a_row() -> None:
-    with open_target(
-        tiny_coder.pair()[0], n_threads=None, exact=True, kv_type="f16", n_ctx=768, tapped_layers=()
-    ) as target:
-        same_in_turns(target)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kv_type", "flash_attn"), KV)
-def test_others_are_but_such_a_row(kv_type: str, flash_attn: bool) -> None:
-    how = {"kv_type": kv_type, "flash_attn": flash_attn, "n_ctx": 768, "tapped_layers": ()}
-    splits = kv_type == "f16" and flash_attn
-    with open_target(tiny_coder.pair()[0], n_threads=None, **how) as target:  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("kv_type", "flash_attn", "exact"),
+    [
+        ("f16", True, True),
+        ("f16", True, False),
+        ("f16", False, False),
+        ("q8_0", True, False),
+        ("bf16", True, False),
+    ],
+)
+def test_logits_are_the_same(kv_type: str, flash_attn: bool, exact: bool) -> None:
+    """Also of a row that ggml splits, where exact ones are asked for."""
+    how = {"kv_type": kv_type, "flash_attn": flash_attn, "exact": exact, "n_ctx": 768}
+    splits = kv_type == "f16" and flash_attn and not exact
+    with open_target(tiny_coder.pair()[0], n_threads=None, tapped_layers=(), **how) as target:  # type: ignore[arg-type]
         same_in_turns(target, tuple(p for p in PARTS if not (splits and p == SPLIT)))
 
 
-def test_a_row_that_ggml_splits_has_fewer_threads_where_exact_ones_are_not_asked_for() -> None:
-    for exact, expected in ((False, 1), (True, 2)):
-        how = {"kv_type": "f16", "n_ctx": 768, "tapped_layers": (), "exact": exact}
-        with open_target(tiny_coder.pair()[0], n_threads=None, **how) as target:  # type: ignore[arg-type]
-            target._pass_threads.cores = Fewer()  # type: ignore[assignment]
-            prefill(target, [7] * 299)
-            rows_of(target, 299, [7], 1)
-            assert target._pass_threads.computing == (expected, 1)
+@pytest.mark.parametrize(("exact", "expected"), [(False, 1), (True, 2)])
+def test_a_row_that_ggml_splits_has_all_threads_for_exact_answers(
+    exact: bool, expected: int
+) -> None:
+    how = {"kv_type": "f16", "n_ctx": 768, "tapped_layers": (), "exact": exact}
+    with open_target(tiny_coder.pair()[0], n_threads=None, **how) as target:  # type: ignore[arg-type]
+        target._pass_threads.cores = Fewer()  # type: ignore[assignment]
+        prefill(target, [7] * 299)
+        rows_of(target, 299, [7], 1)
+        assert target._pass_threads.computing == (expected, 1)
 
 
 @pytest.mark.slow

@@ -1,36 +1,145 @@
 """A recurrent sequence is cut exactly as far as its snapshots or its replay go, whatever happens
 around it, and its state is that of the rows that stay."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import tiny_coder
 from dflash_local.errors import BackendError, InputError
 from dflash_local.fit.architectures import CELLS, WayBack
 from dflash_local.llama import native
-from dflash_local.target_model.replay import ReplayRollback, can_replay
-from dflash_local.target_model.rollback import StateRollback
+from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.replay import can_replay
 from dflash_local.target_model.target import Target
 from hybrid import REPLAYED, ROUTED, SNAPSHOTS, WITHOUT, write_hybrid
 from recurrent import write_mamba
-from state_texts import N_SEQ, Plain, Texts, check_any_history, check_every_number_of_rows, opened
 
 # isort: split
 import llama_cpp.llama_cpp as api
 
 N_ROWS = 7
 """The most rows that are taken back."""
+N_SEQ = 3
+NOISE = 0.1
+Logits = NDArray[np.float32]
 PathOf = Callable[..., Path]
 BY_SNAPSHOTS = [(name, "snapshots") for name in SNAPSHOTS]
 BY_REPLAY = [(name, "replay") for name in REPLAYED]
 by_snapshots = pytest.mark.parametrize("kind", BY_SNAPSHOTS, indirect=True, ids="-".join)
 by_replay = pytest.mark.parametrize("kind", BY_REPLAY, indirect=True, ids="-".join)
 pytestmark = pytest.mark.one_in(4)
+
+
+def opened(path: Path, **options: Any) -> Target:
+    defaults = {"n_ctx": 512, "n_threads": 1, "n_batch": 64, "kv_type": "q8_0"}
+    return Target(path, TargetOptions(**defaults | options))
+
+
+class Plain:
+    """The logits after any text, decoded one token at a time without snapshots."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self._target = opened(path, **options)
+        self._text: list[int] = []
+        self._logits: Logits | None = None
+
+    def after(self, text: Sequence[int]) -> Logits:
+        if self._text != list(text[: len(self._text)]):
+            self._target.clear(0)
+            self._text = []
+        for token in text[len(self._text) :]:
+            self._target.decode([token], [len(self._text)], [0], [True])
+            self._text.append(token)
+            self._logits = self._target.logits(0).copy()
+        assert self._logits is not None
+        return self._logits
+
+    def close(self) -> None:
+        self._target.close()
+
+
+class Texts:
+    """The sequences of a target, and the text that each one should have: a wrong state shows in the
+    next logits."""
+
+    def __init__(self, target: Target, plain: Plain, seed: int = 0) -> None:
+        self.target, self.plain = target, plain
+        self.errors: list[float] = []
+        """The largest error of a logit in each row so far."""
+        self.most_error = 0.0
+        self.rng = np.random.default_rng(seed)
+        self.texts: list[list[int]] = [[] for _ in range(target.options.n_seq)]
+        for seq in range(len(self.texts)):
+            target.clear(seq)
+
+    def decode(self, seqs: Sequence[int], n_rows: int) -> None:
+        """So many random tokens for each of these sequences, and all their logits are right."""
+        tokens, positions, ids = [], [], []
+        for seq in seqs:
+            begin = len(self.texts[seq])
+            new = self.rng.integers(0, self.target.n_vocab, n_rows).tolist()
+            self.texts[seq] += new
+            tokens += new
+            positions += range(begin, begin + n_rows)
+            ids += [seq] * n_rows
+        self.target.decode(tokens, positions, ids, [True] * len(tokens))
+        for i, (seq, position) in enumerate(zip(ids, positions, strict=True)):
+            right = self.plain.after(self.texts[seq][: position + 1])
+            self.errors.append(float(np.abs(self.target.logits(i) - right).max()))
+            assert self.errors[-1] <= self.most_error, (seq, position)
+
+    def cut(self, seq: int, length: int) -> bool:
+        done = self.target.truncate(seq, length)
+        if done:
+            del self.texts[seq][length:]
+        return done
+
+
+def any_history(texts: Texts) -> None:
+    """Passes over some sequences, cuts, copies, checkpoints and new texts in any order."""
+    rng, target = texts.rng, texts.target
+    checkpoints: dict[int, Any] = {}
+    n_cuts = 0
+    for _ in range(50):
+        seq = int(rng.integers(N_SEQ))
+        length = len(texts.texts[seq])
+        match int(rng.integers(8)):
+            case 0 if length > 40:
+                assert texts.cut(seq, 0)
+                checkpoints.pop(seq, None)
+            case 1:
+                other = (seq + 1) % N_SEQ
+                if target.can_copy(seq, length) and length:
+                    target.clear(other)
+                    target.copy(seq, other, length)
+                    texts.texts[other] = list(texts.texts[seq])
+                    checkpoints.pop(other, None)
+            case 2 if length:
+                checkpoints[seq] = target.checkpoint(seq, length)
+            case 3 if seq in checkpoints and checkpoints[seq].length <= length:
+                assert target.restore(seq, checkpoints[seq])
+                del texts.texts[seq][checkpoints[seq].length :]
+            case 4 | 5 if length > target.shortest(seq) > 0:
+                n_cuts += 1
+                to = int(rng.integers(target.shortest(seq), length))
+                assert texts.cut(seq, to)
+                if to % 2:  # a replay begins, as while a device drafts
+                    target.tidy()
+                if seq in checkpoints and checkpoints[seq].length > to:
+                    del checkpoints[seq]
+            case _:
+                n = int(rng.integers(1, N_SEQ + 1))
+                seqs = rng.permutation(N_SEQ)[:n].tolist()
+                texts.decode(seqs, int(rng.integers(1, 12)))
+    assert n_cuts > 2
+    for seq in range(N_SEQ):
+        texts.decode([seq], 2)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +179,13 @@ def texts(pair: tuple[Target, Plain]) -> Texts:
 @pytest.mark.one_in(16)
 @pytest.mark.parametrize("n_rows", [2, 5, 1 + N_ROWS])
 def test_all_rows_of_a_pass_but_its_first_can_be_taken_back(texts: Texts, n_rows: int) -> None:
-    check_every_number_of_rows(texts, n_rows)
+    texts.decode([0], 9)
+    for n_kept in range(1, n_rows + 1):
+        begin = len(texts.texts[0])
+        texts.decode([0], n_rows)
+        assert texts.target.shortest(0) == begin + 1
+        assert texts.cut(0, begin + n_kept)
+        texts.decode([0], 1 + n_kept % 2)
 
 
 def test_steps_ahead_are_not_taken_back(texts: Texts) -> None:
@@ -81,15 +196,6 @@ def test_steps_ahead_are_not_taken_back(texts: Texts) -> None:
         texts.texts[seq] += [first[seq], *(step[seq] for step in steps[:-1])]
         assert texts.target.shortest(seq) == len(texts.texts[seq])
         assert not texts.cut(seq, len(texts.texts[seq]) - 1)
-    texts.decode([0, 1], 2)
-
-
-def test_clearing_is_always_possible(texts: Texts) -> None:
-    texts.decode([0, 1], 8)
-    assert texts.cut(0, 5) and texts.cut(0, 0) and texts.cut(1, 0)
-    assert texts.target.shortest(0) == 0
-    texts.decode([0, 1], 3)
-    assert texts.cut(1, 2)
     texts.decode([0, 1], 2)
 
 
@@ -106,8 +212,16 @@ def test_unequal_rows_are_an_error_not_a_wrong_answer(texts: Texts) -> None:
 @pytest.mark.one_in(18)
 @pytest.mark.parametrize(("architecture", "way"), [*BY_SNAPSHOTS, *BY_REPLAY])
 def test_any_history_leaves_the_right_states(architecture: str, way: Any, path_of: PathOf) -> None:
-    back = WayBack(way, N_ROWS)
-    check_any_history(path_of(architecture, "F32"), routed=architecture in ROUTED, way_back=back)
+    """The cells of attention are then in another order than in plain decoding, so sums round
+    differently, and now and then a router chooses another expert. A wrong state is wrong by 3 and
+    more, in this row and in all after it."""
+    path, how = path_of(architecture, "F32"), {"way_back": WayBack(way, N_ROWS), "kv_type": "f32"}
+    with closing(Plain(path, kv_type="f32")) as plain, opened(path, n_seq=N_SEQ, **how) as target:
+        for seed in range(3):
+            texts = Texts(target, plain, seed)
+            texts.most_error = np.inf if architecture in ROUTED else NOISE
+            any_history(texts)
+            assert np.mean(np.array(texts.errors) > NOISE) < 0.01
 
 
 # By snapshots
@@ -199,33 +313,7 @@ def test_without_snapshots_there_are_checkpoints(architecture: str, path_of: Pat
     plain.close()
 
 
-def test_the_numbers_of_snapshots() -> None:
-    states = StateRollback(2, 3)
-    states.begin_pass()
-    states.end_pass([0] * 8 + [1] * 8, [*range(8), *range(8)])
-    assert (states.shortest(0), states.shortest(1)) == (5, 5)
-    states.begin_pass()  # it fails
-    assert states.shortest(0) == 8
-    states.begin_pass()
-    states.end_pass([1, 1], [8, 9])
-    assert (states.shortest(0), states.shortest(1)) == (8, 9)
-    states.cut(1, 9)
-    assert states.shortest(1) == 9 and not states.can_copy(1, 9) and states.can_copy(0, 8)
-    states.share(0, 1)
-    assert states.can_copy(1, 8)
-    states.cut(0, 0)
-    assert states.shortest(0) == 0
-
-
 # By replay
-
-
-@by_replay
-def test_the_first_pass_of_a_sequence_is_taken_back(texts: Texts) -> None:
-    for seq in range(N_SEQ):
-        texts.decode([seq], 4)
-        assert texts.cut(seq, 1)
-        texts.decode([seq], 2)
 
 
 @by_replay
@@ -236,27 +324,6 @@ def test_a_pass_of_more_rows_stays(texts: Texts) -> None:
         assert texts.target.shortest(0) == length
         assert not texts.cut(0, length - 1)
         texts.decode([0], 2)
-
-
-@by_replay
-def test_a_sequence_is_cut_more_than_once(texts: Texts) -> None:
-    texts.decode([0, 1], 8)
-    for length in (7, 5, 5, 2, 1):
-        assert texts.cut(0, length)
-        assert texts.target.shortest(0) == 1
-    assert texts.cut(1, 3)
-    texts.decode([0, 1], 2)
-
-
-@by_replay
-def test_sequences_keep_unequal_numbers_of_rows(texts: Texts) -> None:
-    """In any order of the sequences in a pass, and with another one beside it."""
-    for order in ([0, 1, 2], [2, 0], [1, 2, 0], [2, 1]):
-        texts.decode(order, 6)
-        for i, seq in enumerate(order):
-            assert texts.cut(seq, len(texts.texts[seq]) - 2 * i)
-        texts.decode(order[:1], 3)
-    texts.decode([0, 1, 2], 2)
 
 
 @by_replay
@@ -305,18 +372,6 @@ def test_checkpoints_and_saved_sequences_of_a_cut_sequence(texts: Texts) -> None
 
 
 @by_replay
-def test_a_replay_begins_while_the_device_drafts(texts: Texts) -> None:
-    texts.decode([0, 1], 8)
-    assert texts.cut(0, 6)
-    texts.target.tidy()
-    assert texts.cut(0, 3) and texts.cut(1, 5)
-    texts.target.tidy()
-    texts.target.tidy()
-    assert texts.cut(0, 2)
-    texts.decode([1, 0], 2)
-
-
-@by_replay
 def test_plain_steps_between_passes_of_drafts(texts: Texts) -> None:
     """ggml gives out places for the tensors of each kind of graph anew; data kept of a pass are not
     written over by a later step of it."""
@@ -351,42 +406,6 @@ def test_others_are_not_replayed(path_of: PathOf) -> None:
     with opened(path_of("nemotron_h"), way_back=WayBack("replay", N_ROWS)) as target:
         assert (target.way_back, target.max_width) == (CELLS, 1)
     assert not can_replay("nemotron_h", [], 0)
-
-
-def test_the_numbers_of_replay() -> None:
-    class Passes:
-        can_keep = True
-
-        def __init__(self) -> None:
-            self.kept: list[tuple[int, int]] = []
-
-        def keep(self, seq: int, n_kept: int) -> None:
-            self.kept.append((seq, n_kept))
-
-        def start_replay(self) -> None: ...
-        def wait(self) -> None: ...
-
-    passes = Passes()
-    states = ReplayRollback(2, passes)
-    states.begin_pass()
-    states.end_pass([0] * 4 + [1] * 4, [*range(4), *range(4)])
-    assert (states.shortest(0), states.shortest(1)) == (1, 1)
-    assert not states.take_back(0, 4) and states.take_back(0, 3)
-    states.cut(0, 3)
-    assert passes.kept == [(0, 3)] and states.shortest(0) == 1
-    states.begin_pass()  # it fails
-    assert (states.shortest(0), states.shortest(1)) == (3, 4)
-    states.begin_pass()
-    states.end_pass([1, 1], [4, 5])
-    assert (states.shortest(0), states.shortest(1)) == (3, 5)
-    states.share(1, 0)
-    assert (states.shortest(0), states.shortest(1)) == (6, 6) and states.can_copy(0, 6)
-    states.cut(1, 0)
-    assert states.shortest(1) == 0
-    passes.can_keep = False
-    states.begin_pass()
-    states.end_pass([1] * 9, [*range(9)])
-    assert states.shortest(1) == 9
 
 
 def test_this_build_allows_it() -> None:

@@ -109,7 +109,7 @@ def test_candidates_are_the_largest_logits(target: Target, k: int) -> None:
         ids, largest = target.candidates(output_row, k)
         assert np.array_equal(ids, np.argsort(-logits, kind="stable")[:k])
         assert np.array_equal(largest, logits[ids])
-    for output_row, n in ((-1, k), (len(rows), k), (0, 334), (0, 0)):
+    for output_row, n in ((-1, k), (len(rows), k), (0, 334), (0, 0), (0, -1), (0, 2**31 - 1)):
         with pytest.raises(InputError, match=r"output row|candidates"):
             target.candidates(output_row, n)
 
@@ -236,50 +236,41 @@ def test_without_a_drafter_nothing_is_stored(path: Path) -> None:
                 read()
 
 
-def test_greedy_steps_ahead_equal_steps_one_by_one(path: Path) -> None:
+@pytest.mark.parametrize("given", [[], [[5, 7], [6, 2], [9, 9], [4, 3]]])
+def test_steps_ahead_equal_steps_one_by_one(path: Path, given: list[list[int]]) -> None:
+    """Greedy ones, or with the tokens that are given; hidden states are those of that text."""
     with opened(path, n_seq=2, tapped_layers=LAYERS) as target:
-        rows = Rows(target)
-        rows.decode([9, 4])
-        steps = target.decode_ahead([3, 8], [9, 4], [0, 1], 6)
-        states = target.stored(
-            range(target.native.first_stored, target.native.first_stored + 2 * len(steps))
-        )
-        for seq, length in ((0, 9), (1, 4)):
-            target.truncate(seq, length)
-        tokens, stepwise, features = [3, 8], [], []
-        for i in range(len(steps)):
-            target.decode(tokens, [9 + i, 4 + i], [0, 1], [True, True])
-            features.append(target.hidden_states().reshape(2, -1))
-            tokens = list(target.native.best)
-            stepwise.append(tokens)
-        assert steps == stepwise
-        assert np.array_equal(states, np.concatenate(features))
-
-
-def test_given_steps_ahead_equal_steps_of_these_tokens(path: Path) -> None:
-    """Tokens are fed as they are given, and the hidden states are those of that text."""
-    given = [[5, 7], [6, 2], [9, 9], [4, 3]]
-    with opened(path, n_seq=2, tapped_layers=LAYERS) as target:
-        rows = Rows(target)
-        rows.decode([9, 4])
+        Rows(target).decode([9, 4])
         in_steps = [token for step in given for token in step]
-        assert target.decode_ahead([3, 8], [9, 4], [0, 1], 4, given=in_steps) == given
+        steps = target.decode_ahead([3, 8], [9, 4], [0, 1], 4, given=in_steps)
+        assert len(steps) == 4 and steps == (given or steps)
         states = target.stored(range(target.native.first_stored, target.native.first_stored + 8))
         for seq, length in ((0, 9), (1, 4)):
             target.truncate(seq, length)
         features = []
-        for i, tokens in enumerate([[3, 8], *given[:-1]]):
-            target.decode(tokens, [9 + i, 4 + i], [0, 1], [True, True])
-            features.append(target.hidden_states().reshape(2, -1))
+        for i, tokens in enumerate([[3, 8], *steps]):
+            assert given or i == 0 or tokens == target.native.best
+            if i < 4:
+                target.decode(tokens, [9 + i, 4 + i], [0, 1], [True, True])
+                features.append(target.hidden_states().reshape(2, -1))
         assert np.array_equal(states, np.concatenate(features))
+
+
+def spoil_one(tensors: dict[str, Tensor]) -> None:
+    """A single NaN in each row of logits."""
+    values, kind = tensors["token_embd.weight"]
+    values = values.copy()
+    values[77] = np.nan
+    tensors["token_embd.weight"] = values, kind
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("n_seq", [1, 2])
+@pytest.mark.parametrize("damage", [spoil, spoil_one])
 def test_logits_that_are_not_finite_are_one_clear_line(
-    path: Path, tmp_path: Path, n_seq: int, temperature: float
+    path: Path, tmp_path: Path, damage: Any, n_seq: int, temperature: float
 ) -> None:
-    bad = changed(path, tmp_path / "bad.gguf", tensors=spoil)
+    bad = changed(path, tmp_path / "bad.gguf", tensors=damage)
     with opened(bad, n_seq=n_seq) as target:
         rows = Rows(target)
         rows.decode([3] * n_seq)
@@ -294,20 +285,6 @@ def test_logits_that_are_not_finite_are_one_clear_line(
                 engine.run([engine.begin(request)])
             assert "\n" not in str(caught.value)
             assert not any(slot.busy or slot.cached for slot in engine.slots)
-
-
-def test_a_row_with_a_single_nan(path: Path, tmp_path: Path) -> None:
-    def spoil_one(tensors: dict[str, Tensor]) -> None:
-        values, kind = tensors["token_embd.weight"]
-        values = values.copy()
-        values[77] = np.nan
-        tensors["token_embd.weight"] = values, kind
-
-    bad = changed(path, tmp_path / "bad.gguf", tensors=spoil_one)
-    with opened(bad, n_seq=1) as target:
-        engine = Engine(target, None)
-        with pytest.raises(NotFiniteError):
-            engine.run([engine.begin(Request([4, 5, 6], SamplingParams(), 8, 0))])
 
 
 def test_weights_of_the_target_that_are_no_numbers_do_not_blame_the_drafter(tmp_path: Path) -> None:

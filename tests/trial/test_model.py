@@ -115,7 +115,7 @@ def test_a_changed_file_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"verdict": {"no": 1}}', "\0\0"])
+@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"outcome": {"no": 1}}', "\0\0"])
 def test_a_damaged_cache_is_ignored(own_cache: Path, damage: str) -> None:
     ensure_loadable(TARGET, None, layers=())
     (kept,) = verdicts(own_cache)

@@ -85,15 +85,13 @@ def test_taps_and_labels_are_those_of_plain_decoding(
     target.clear(0)
 
 
-def test_an_answer_has_a_label_for_each_of_its_tokens(answers: list[Answer]) -> None:
+def test_an_answer_has_its_labels_and_where_the_engine_began_its_rounds(
+    answers: list[Answer],
+) -> None:
     for answer in answers:
         n = len(answer.tokens) - answer.n_prompt
         assert answer.label_ids.shape == answer.label_probs.shape == (n, N_LABELS)
         assert len(answer.features) == len(answer.tokens) - 1
-
-
-def test_an_answer_knows_where_the_engine_began_its_rounds(answers: list[Answer]) -> None:
-    for answer in answers:
         rounds = answer.rounds.tolist()
         assert rounds[0] == answer.n_prompt
         assert rounds == sorted(set(rounds))

@@ -7,13 +7,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import mini_pair
-import tiny_coder
-from dflash_local.errors import InputError
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
-from dflash_local.loading import load
 from dflash_local.tune.beginning import mask_token, tapped, write_beginning
 from synthetic import write_target
+from tune_runs import drafts_change_no_answer
 
 
 @pytest.mark.parametrize(
@@ -28,12 +26,7 @@ def test_answers_with_an_untrained_drafter_are_the_plain_ones(tmp_path: Path) ->
     place = write_beginning(tmp_path / "begin", target, block_size=8, n_layer=1)
     spec = read_drafter(GgufFile.open(place))
     assert (spec.block_size, spec.n_layer, spec.n_embd) == (8, 1, 64)
-    answers = []
-    for draft, width in ((None, 0), (place, 8)):
-        with load(target, draft, n_ctx=256, n_gpu_layers=0, n_threads=1, quiet=True) as model:
-            prompt = tiny_coder.prompts()["code"][0]
-            answers.append(model.generate(prompt, max_tokens=12, draft_width=width).tokens)
-    assert answers[0] == answers[1]
+    drafts_change_no_answer(target, place, 8)
 
 
 def test_a_run_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
@@ -45,8 +38,6 @@ def test_a_run_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
     assert [each.markov_rank for each in specs] == [32, 32]
     weights = "model.safetensors"
     assert (second.parent / weights).read_bytes() == (first.parent / weights).read_bytes()
-    with pytest.raises(InputError, match="no checkpoint to begin with"):
-        write_beginning(tmp_path / "three", target, begin=tmp_path)
 
 
 def test_a_drafter_without_a_markov_head_goes_on_without_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import mini_pair
 from dflash_local.errors import BackendError, InputError
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.beginning import write_beginning
-from dflash_local.tune.beside import Beside
+from dflash_local.tune.beside import Beside, Write
 from dflash_local.tune.new import options_for, written
 
 
@@ -79,19 +80,22 @@ def test_a_file_is_read_when_the_one_before_is_in_use(tmp_path: Path) -> None:
     beside.close()
 
 
-def test_what_the_process_raises_is_raised_here(tmp_path: Path) -> None:
-    beside = Beside(tmp_path / "answers", some, 2)
-    with pytest.raises(InputError, match="in the process"):
-        taken(beside, 100)
-    beside.close()
-
-
-@pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(sys.platform == "win32", reason="limits no files")
-def test_a_disk_that_is_full_is_told_with_advice(tmp_path: Path) -> None:
-    beside = Beside(tmp_path / "answers", on_a_full_disk)
-    with pytest.raises(InputError, match=r"0\.pt: cannot be written: .*; make room there") as found:
-        taken(beside, 1)
+@pytest.mark.parametrize(
+    ("write", "kind", "told"),
+    [
+        (partial(some, 2), InputError, "in the process"),
+        (partial(some, 1), BackendError, "ended with code 3"),
+        (on_a_full_disk, InputError, r"0\.pt: cannot be written: .*; make room there"),
+    ],
+)
+def test_what_ends_the_process_is_told_here(
+    tmp_path: Path, write: Write, kind: type[Exception], told: str
+) -> None:
+    beside = Beside(tmp_path / "answers", write)
+    with pytest.raises(kind, match=told) as found:
+        taken(beside, 100)
     assert "\n" not in str(found.value)
     beside.close()
 
@@ -106,14 +110,6 @@ def test_few_files_wait_for_the_trainer(tmp_path: Path) -> None:
     time.sleep(0.5)  # long enough to write all others
     assert len(list(last.parent.iterdir())) == 2
     assert len(taken(beside, 10)[1]) == 10
-    beside.close()
-
-
-@pytest.mark.slow
-def test_a_process_that_is_gone_is_told(tmp_path: Path) -> None:
-    beside = Beside(tmp_path / "answers", some, 1)
-    with pytest.raises(BackendError, match="ended with code 3"):
-        taken(beside, 100)
     beside.close()
 
 

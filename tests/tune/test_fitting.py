@@ -7,38 +7,37 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
 import mini_pair
-import tiny_coder
 from adapters import write_lora
 from dflash_local import setup
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.errors import BackendError, InputError, PairError
-from dflash_local.loading import load
 from dflash_local.pairs import tuned
 from dflash_local.pairs.find import find_pair
-from dflash_local.tune import comparison, fitting, texts
+from dflash_local.tune import comparison, fitting, state, texts
 from dflash_local.tune.card import Card
 from dflash_local.tune.fitting import (
     Interrupted,
     Progress,
     TuneOptions,
     errors_told,
-    output_for,
     tune,
 )
 from dflash_local.tune.objective import position_weights
-from dflash_local.tune.state import write_state
+from dflash_local.tune.state import alone, claim, output_for, state_told, write_state
 from ready_command import COMMAND
 from synthetic import write_drafter, write_target
+from tune_runs import drafts_change_no_answer, snapshot
 
 torch.set_num_threads(1)  # those of other tests want the cores as well
 
@@ -87,15 +86,10 @@ class Watch:
         return tune(options, say=self.say, progress=self.progress, stopped=self.stopped)
 
 
-def snapshot(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
 @pytest.fixture
-def always_wins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def always_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(comparison, "MOST_LOSS", 0.0)
-    yield
 
 
 @pytest.mark.slow
@@ -127,20 +121,7 @@ def test_a_run_goes_on_after_it_was_stopped_and_its_drafter_can_be_undone(
 
     assert card.won
     assert find_pair(options.target, say=print).draft == card.after
-    prompt = tiny_coder.prompts()["code"][0]
-    answers = []
-    for draft, width in ((None, 0), (card.after, 8)):
-        with load(
-            options.target,
-            draft,
-            n_ctx=512,
-            kv_type="q8_0",
-            n_threads=1,
-            n_gpu_layers=0,
-            quiet=True,
-        ) as model:
-            answers.append(model.generate(prompt, max_tokens=24, draft_width=width).tokens)
-    assert answers[0] == answers[1]
+    drafts_change_no_answer(options.target, card.after, 8)
     assert tuned.undo(options.target) == card.after
     assert find_pair(options.target, say=print).draft is None
     assert card.after.is_file()
@@ -235,28 +216,23 @@ def test_the_tuned_drafter_is_opened_as_the_old_one_was(
         assert after.draft_window == before.draft_window == 96
 
 
+def raised(error: Exception) -> None:
+    raise error
+
+
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("call", "given", "expected"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory.\nMore"), "set --ctx lower than 768"),
-        (SafetensorError("header too large"), "header too large"),
+        (raised, [torch.OutOfMemoryError("CUDA out of memory.\nMore")], "set --ctx lower than 768"),
+        (raised, [SafetensorError("header too large")], "header too large"),
+        (torch.nn.Linear(3, 2), [torch.ones(2, 4)], "PyTorch failed: .*repeat the command"),
+        (position_weights, [torch.ones(2, 4), torch.ones(2, 3)], "PyTorch failed: .*repeat"),
     ],
 )
 def test_what_a_library_raises_is_told_in_one_line(
-    options: TuneOptions, error: Exception, expected: str
+    options: TuneOptions, call: Callable[..., object], given: list[Any], expected: str
 ) -> None:
     with pytest.raises(InputError, match=expected) as found, errors_told(options):
-        raise error
-    assert "\n" not in str(found.value)
-
-
-@pytest.mark.parametrize("call", [torch.nn.Linear(3, 2), position_weights])
-def test_a_failure_of_pytorch_is_told_in_one_line(
-    options: TuneOptions, call: Callable[..., torch.Tensor]
-) -> None:
-    given = [torch.ones(2, 4), torch.ones(2, 3)][: 1 if isinstance(call, torch.nn.Module) else 2]
-    told = r"PyTorch failed: .*repeat the command"
-    with pytest.raises(InputError, match=told) as found, errors_told(options):
         call(*given)
     assert "\n" not in str(found.value)
 
@@ -267,15 +243,29 @@ def test_a_failure_of_others_stays_theirs(options: TuneOptions) -> None:
             raise error
 
 
-def test_a_damaged_state_is_told_at_once_and_stays(options: TuneOptions) -> None:
+@pytest.mark.parametrize("content", [b"", b"no state", b"PK\3\4 cut off", None])
+def test_a_damaged_state_is_told_at_once_and_stays(
+    options: TuneOptions, content: bytes | None
+) -> None:
+    """As a full disk or another version leaves it."""
     part = options.output.with_name("out.partial")
-    fitting._claim(part, options)
-    write_state({"step": 1}, part / "state.pt")
+    claim(part, fitting._settings(options))
+    if content is None:
+        write_state({"step": 1}, part / "state.pt")
+    else:
+        (part / "state.pt").write_bytes(content)
     watch = Watch()
-    with pytest.raises(InputError, match="cannot be read as the state"):
+    with pytest.raises(InputError, match="cannot be read as the state") as found:
         watch.run(options)
+    assert str(part) in str(found.value) and "\n" not in str(found.value)
     assert not watch.lines
     assert (part / "state.pt").exists()
+
+
+def test_a_state_of_another_drafter_is_told_in_one_line(tmp_path: Path) -> None:
+    told = "cannot be read as the state"
+    with pytest.raises(InputError, match=told), state_told(tmp_path / "state.pt"):
+        torch.ones(2).copy_(torch.ones(3))
 
 
 def test_a_disk_without_room_for_the_settings_leaves_no_folder(options: TuneOptions) -> None:
@@ -286,11 +276,11 @@ def test_a_disk_without_room_for_the_settings_leaves_no_folder(options: TuneOpti
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
     try:
         with pytest.raises(InputError, match=r"out\.partial: cannot be written"):
-            fitting._claim(part, options)
+            claim(part, fitting._settings(options))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not part.exists()
-    assert not fitting._claim(part, options)  # once there is room
+    assert not claim(part, fitting._settings(options))  # once there is room
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="locks no files")
@@ -315,10 +305,10 @@ def test_where_files_cannot_be_locked_none_stays_open(
     options: TuneOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows renames no folder in which a file is open."""
-    monkeypatch.setattr(fitting, "lock", lambda file: None)
+    monkeypatch.setattr(state, "lock", lambda file: None)
     part = options.output.with_name("out.partial")
-    fitting._claim(part, options)
-    with fitting._alone(part):
+    claim(part, fitting._settings(options))
+    with alone(part):
         names = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
         assert not any(part in name.parents for name in names)
 
@@ -327,10 +317,11 @@ def test_a_python_without_its_library_files_is_told_at_once(
     options: TuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "json.pyc").write_bytes(b"\0" * 400)
     monkeypatch.setattr(texts, "_LIBRARY", tmp_path / "empty")
     before = snapshot(tmp_path)
     watch = Watch()
-    with pytest.raises(InputError, match="no library files there"):
+    with pytest.raises(InputError, match=r"has no library files there.*use one that has them"):
         watch.run(options)
     assert not watch.lines
     assert snapshot(tmp_path) == before

@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -18,15 +18,21 @@ import torch
 import gguf_files
 import tiny_coder
 from dflash_local.errors import InputError
-from dflash_local.loading import load
 from dflash_local.pairs.find import find_pair
 from dflash_local.tune import fitting, new
 from dflash_local.tune.answers import Answer
 from dflash_local.tune.beside import Beside
 from dflash_local.tune.fitting import Interrupted, Progress, tune
 from dflash_local.tune.new import NewRun, TrainOptions, ahead, options_for, train
+from tune_runs import drafts_change_no_answer, snapshot
 
 torch.set_num_threads(1)  # those of other tests want the cores as well
+
+
+SMALL: dict[str, Any] = {
+    **{"n_ctx": 512, "max_tokens": 24, "block_size": 4, "n_seq": 2, "n_written": 4},
+    **{"n_gpu_layers": 0, "n_threads": 1},
+}
 
 
 @pytest.fixture
@@ -35,19 +41,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
     monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
     monkeypatch.setattr("dflash_local.tune.new._RATE", 3.0)  # for so few steps
     target = Path(shutil.copy(tiny_coder.pair()[0], tmp_path))
-    return options_for(
-        target,
-        tmp_path / "out",
-        steps=40,
-        n_ctx=512,
-        max_tokens=24,
-        block_size=4,
-        n_layer=1,
-        n_seq=2,
-        n_written=4,
-        n_gpu_layers=0,
-        n_threads=1,
-    )
+    return options_for(target, tmp_path / "out", **SMALL, n_layer=1, steps=40)
 
 
 def slowly(_: int) -> Iterator[tuple[int, list[Answer]]]:
@@ -58,8 +52,13 @@ def slowly(_: int) -> Iterator[tuple[int, list[Answer]]]:
         yield i, [Answer(torch.arange(6), 3, torch.zeros(5, 2), ids, ids.float())]
 
 
-def snapshot(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+@contextmanager
+def opened(options: TrainOptions) -> Iterator[NewRun]:
+    """A run before its first step."""
+    part = options.draft.parent.parent
+    part.mkdir()
+    with ExitStack() as stack:
+        yield NewRun(options, part, print, None, None, None, stack)
 
 
 @pytest.mark.slow
@@ -74,12 +73,9 @@ def test_a_drafter_from_nothing_learns_and_goes_on_after_a_stop(options: TrainOp
     other = options_for(
         options.target,
         options.output.with_name("other"),
-        **{name: getattr(options, name) for name in ("n_ctx", "max_tokens", "n_gpu_layers")},
-        n_threads=1,
+        **SMALL | {"block_size": None},
         begin=part,
         steps=1,
-        n_written=4,
-        n_seq=2,
     )
     begun: list[Progress] = []
     with pytest.raises(Interrupted):
@@ -102,12 +98,7 @@ def test_a_drafter_from_nothing_learns_and_goes_on_after_a_stop(options: TrainOp
     assert json.loads((options.output / "tune.json").read_text())["before"] is None
     if card.is_default:
         assert find_pair(options.target, say=print).draft == card.after
-    answers = []
-    for draft, width in ((None, 0), (card.after, 4)):
-        with load(options.target, draft, n_ctx=512, n_gpu_layers=0, n_threads=1, quiet=True) as m:
-            prompt = tiny_coder.prompts()["code"][0]
-            answers.append(m.generate(prompt, max_tokens=24, draft_width=width).tokens)
-    assert answers[0] == answers[1]
+    drafts_change_no_answer(options.target, card.after, 4)
 
 
 def test_what_a_thread_makes_ahead_is_the_same_and_ends_with_its_reader() -> None:
@@ -135,11 +126,7 @@ def test_what_a_thread_makes_ahead_is_the_same_and_ends_with_its_reader() -> Non
 @pytest.mark.slow
 def test_steps_wait_for_answers_that_are_written_beside(options: TrainOptions) -> None:
     """A trainer that is faster than the writer does not go over the same answers for ever."""
-    part = options.draft.parent.parent
-    part.mkdir()
-    with ExitStack() as stack:
-        run = NewRun(options, part, print, None, None, None, stack)
-        run._beside = stack.enter_context(closing(Beside(part / "answers", slowly)))
+    with opened(options) as run, closing(Beside(run._part / "answers", slowly)) as run._beside:
         run._n_new, n_taken, n_first = 2, 0, run._n_owed
         for step in range(4):
             n_taken += len(list(run._new(iter(()))))
@@ -167,19 +154,17 @@ def test_a_stop_while_a_step_waits_for_a_writer_keeps_the_state(options: TrainOp
 
 
 def test_the_latest_answers_take_no_memory_that_a_writer_still_has_to_take(
-    options: TrainOptions, monkeypatch: pytest.MonkeyPatch
+    options: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 24 << 30
     for module in (fitting, new):
         monkeypatch.setattr(module, "free_bytes", lambda device: free)
-    options = replace(options, n_ctx=256, n_written=24)
-    part = options.draft.parent.parent
-    part.mkdir()
     rings = []
     for least in (24, 99):  # with a writer beside the trainer, and without
         monkeypatch.setattr(new, "_HELD_AT_ONCE", least)
-        with ExitStack() as stack:
-            run = NewRun(options, part, print, None, None, None, stack)
+        settings = SMALL | {"n_ctx": 256, "n_written": 24}
+        own = options_for(options.target, tmp_path / str(least), n_layer=1, **settings)
+        with opened(own) as run:
             run._load()
             run._make_plan({})
             rings.append(run._open_ring().max_bytes)
@@ -199,10 +184,7 @@ def test_held_out_chats_may_come_in_parts_or_end_with_a_call(
         lines.append(turns if i % 2 else [*turns, {"role": "assistant", "tool_calls": [call]}])
     data = tmp_path / "requests.jsonl"
     data.write_text("".join(json.dumps({"messages": each}) + "\n" for each in lines))
-    options = replace(options, data=data)
-    options.draft.parent.parent.mkdir()
-    with ExitStack() as stack:
-        run = NewRun(options, options.draft.parent.parent, print, None, None, None, stack)
+    with opened(replace(options, data=data)) as run:
         run._load()
         run._prompts()
     assert "" in run._known
@@ -216,17 +198,9 @@ def test_a_drafter_that_is_trained_further_gets_other_texts(
     begin = None
     for name in ("one", "two"):
         own = options_for(
-            options.target,
-            tmp_path / name,
-            **{each: getattr(options, each) for each in ("block_size", "n_gpu_layers", "n_ctx")},
-            n_layer=None if begin else 1,
-            n_threads=1,
-            n_written=2,
-            begin=begin,
+            options.target, tmp_path / name, **SMALL, n_layer=None if begin else 1, begin=begin
         )
-        own.draft.parent.parent.mkdir()
-        with ExitStack() as stack:
-            run = NewRun(own, own.draft.parent.parent, print, None, None, None, stack)
+        with opened(own) as run:
             run._load()
             texts, _ = run._prompts()
             asked.append([each.prompt for each in islice(run._asked(texts), 40)])

@@ -8,7 +8,7 @@ import torch
 import hf_drafters
 import tiny_coder
 from dflash_local.convert import convert
-from dflash_local.convert.provenance import SOURCE
+from dflash_local.convert.conversion import SOURCE
 from dflash_local.gguf.file import GgufFile
 from dflash_local.tune.saving import TUNED, checkpoint_weights, save_checkpoint, save_gguf
 from dflash_local.tune.training import is_trained

@@ -10,7 +10,6 @@ import pytest
 
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 from dflash_local.errors import InputError
-from dflash_local.tune import texts
 from dflash_local.tune.texts import Form, conversations, drawn, files_of, general, read_texts
 
 FORMS: tuple[Form, ...] = ("continue", "infill", "chat")
@@ -33,6 +32,10 @@ def of_files(prompts: object) -> set[str]:
     return {f"value_{i}_" for i in range(10) if f"value_{i}_" in text}
 
 
+def kinds(prompts: list[BenchPrompt]) -> set[str]:
+    return {("text" if p.text else "infill" if p.infill else "chat") for p in prompts}
+
+
 def test_a_file_is_either_learnt_from_or_held_out(folder: Path) -> None:
     found = read_texts(folder, FORMS)
     parts = [of_files(part) for part in (found.tune, found.watch, found.test)]
@@ -42,9 +45,7 @@ def test_a_file_is_either_learnt_from_or_held_out(folder: Path) -> None:
 
 
 def test_prompts_come_in_all_forms_and_say_less_than_the_file(folder: Path) -> None:
-    found = read_texts(folder, FORMS).tune
-    kinds = {("text" if p.text else "infill" if p.infill else "chat") for p in found}
-    assert kinds == {"text", "infill", "chat"}
+    assert kinds(read_texts(folder, FORMS).tune) == {"text", "infill", "chat"}
     assert all(p.text for p in read_texts(folder, ("continue",)).tune)
 
 
@@ -54,8 +55,7 @@ def test_prompts_to_learn_from_are_drawn_without_an_end(folder: Path) -> None:
     drawn = [found.draw(rng) for _ in range(100)]
     assert len({repr(each) for each in drawn}) == 100
     assert of_files(drawn) == of_files(found.tune)
-    kinds = {("text" if p.text else "infill" if p.infill else "chat") for p in drawn}
-    assert kinds == {"text", "infill", "chat"}
+    assert kinds(drawn) == {"text", "infill", "chat"}
     again = random.Random(1)
     assert [found.draw(again) for _ in range(100)] == drawn
 
@@ -72,11 +72,7 @@ def test_general_prompts_are_drawn_in_all_forms_without_an_end() -> None:
     found, rng = general(FORMS), random.Random(1)
     prompts = [found.draw(rng) for _ in range(300)]
     assert len({repr(each) for each in prompts}) > 250
-    assert {("text" if p.text else "infill" if p.infill else "chat") for p in prompts} == {
-        "text",
-        "infill",
-        "chat",
-    }
+    assert kinds(prompts) == {"text", "infill", "chat"}
     plain = general(("continue",))
     assert all(p.text for p in [*plain.tune, *plain.watch, *plain.test, plain.draw(rng)])
 
@@ -89,15 +85,6 @@ def test_general_prompts_are_learnt_from_or_held_out() -> None:
     assert not held & {repr(each) for each in found.tune}
     rng = random.Random(1)
     assert not held & {repr(found.draw(rng)) for _ in range(500)}
-
-
-def test_a_python_without_its_library_files_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "json.pyc").write_bytes(b"\0" * 400)
-    monkeypatch.setattr(texts, "_LIBRARY", tmp_path)
-    with pytest.raises(InputError, match=r"has no library files there.*use one that has them"):
-        general(("continue", "chat"))
 
 
 def test_short_texts_of_one_line_are_drawn_from(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_the_size_of_the_taps_is_part_of_the_weights(files: tuple[Path, Path]) -
     plain.weights = trainer.weights()
     torch.testing.assert_close(outcome(plain, [answer], [starts]).loss, trained)
     trainer.measure([answer])
-    plain.weights = trainer.best_weights()
+    plain.weights = trainer.weights(best=True)
     trainer.use_best()
     found = trainer.weights()
     for name, value in plain.weights.items():

@@ -64,42 +64,6 @@ def test_an_abandoned_generator_leaves_the_model_usable(
     assert model.generate(prompt, max_tokens=N).tokens == expected
 
 
-@pytest.mark.one_in(2)
-def test_cancelled_from_another_thread(either_model: Model, prompt: str) -> None:
-    model = either_model
-    expected = cold(model, prompt, max_tokens=N).tokens
-    cancel = threading.Event()
-    found: list[Result] = []
-    thread = threading.Thread(
-        target=lambda: found.append(model.generate(prompt, cancel=cancel, **ENDLESS))
-    )
-    thread.start()
-    cancel.set()
-    thread.join(60)
-    assert not thread.is_alive()
-    (result,) = found
-    assert result.finish_reason == "cancelled"
-    assert result.text == model.detokenize(result.tokens)
-    assert model.generate(prompt, max_tokens=N).tokens == expected
-
-
-@pytest.mark.slow
-def test_threads_take_turns(model: Model) -> None:
-    prompts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
-    expected = [cold(model, p, max_tokens=N).text for p in prompts]
-    found: dict[int, list[str]] = {}
-
-    def ask(i: int) -> None:
-        found[i] = [model.generate(prompts[i], max_tokens=N).text for _ in range(2)]
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert found == {i: [text, text] for i, text in enumerate(expected)}
-
-
 def test_two_streams_of_one_thread(model: Model, prompt: str) -> None:
     """The second waits until the first has ended, and neither needs the other to be read."""
     expected = cold(model, prompt, max_tokens=N).text
@@ -108,38 +72,6 @@ def test_two_streams_of_one_thread(model: Model, prompt: str) -> None:
     second = "".join(chunk.text for chunk in model.stream(prompt, max_tokens=N))
     assert second == expected
     assert begun + "".join(chunk.text for chunk in first) == expected
-
-
-@pytest.mark.slow
-def test_asynchronous_callers(model: Model, prompt: str) -> None:
-    expected = cold(model, prompt, max_tokens=N)
-
-    async def collect() -> str:
-        return "".join([chunk.text async for chunk in model.astream(prompt, max_tokens=N)])
-
-    async def leave() -> None:
-        chunks = model.astream(prompt, **ENDLESS)
-        async for _ in chunks:
-            break
-        await chunks.aclose()  # type: ignore[attr-defined]
-
-    async def run_out_of_time() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(model.agenerate(prompt, **ENDLESS), 0.05)
-
-    async def several() -> None:
-        texts = await asyncio.gather(*(collect() for _ in range(3)))
-        assert texts == [expected.text] * 3
-        await leave()
-        assert await collect() == expected.text
-        await run_out_of_time()
-        assert (await model.agenerate(prompt, max_tokens=N)).tokens == expected.tokens
-        chat = [{"role": "user", "content": "Write a function `add`."}]
-        last = [chunk async for chunk in model.astream_chat(chat, max_tokens=4)][-1]
-        assert last.result is not None and last.result.stats.emitted == 4
-
-    asyncio.run(several())
-    assert model.generate(prompt, max_tokens=N).tokens == expected.tokens
 
 
 def test_an_event_loop_that_ends_first(model: Model, prompt: str) -> None:
@@ -182,32 +114,6 @@ def test_use_after_close(prompt: str) -> None:
     for use in uses:
         with pytest.raises(ClosedError, match="load it again"):
             use()
-
-
-def test_close_while_it_generates(prompt: str) -> None:
-    model = short_load(n_ctx=4096)
-    chunks = model.stream(prompt, **ENDLESS)
-    next(chunks)
-    waiting: list[object] = []
-
-    def wait_in_line() -> None:
-        try:
-            waiting.append(model.generate(prompt, max_tokens=4))
-        except ClosedError as error:
-            waiting.append(error)
-
-    thread = threading.Thread(target=wait_in_line)
-    thread.start()
-    closing = threading.Thread(target=model.close)
-    closing.start()
-    last = None
-    for chunk in chunks:  # what was made before, and then the end
-        last = chunk
-    closing.join(60)
-    thread.join(60)
-    assert not closing.is_alive() and not thread.is_alive()
-    assert last is not None and last.finish_reason == "cancelled"
-    assert isinstance(waiting[0], ClosedError)
 
 
 def test_a_model_that_nobody_holds_is_freed(prompt: str) -> None:

@@ -96,11 +96,6 @@ def test_text_is_held_back_only_where_a_stop_string_may_begin(
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
-def test_a_stop_string_may_span_tokens_and_characters() -> None:
-    tokens = [b"one\xe2\x82", b"\xac<", b"/s", b">two"]
-    assert stream(tokens, ["</s>"]) == (["one", "\u20ac", "", ""], True, "")
-
-
 def test_tokens_after_the_stop_string_change_nothing() -> None:
     out = TextStream(lambda token: b"xSTOPy", ["STOP"])
     assert out.push(0)

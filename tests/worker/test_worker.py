@@ -19,19 +19,15 @@ import pytest
 import mini_pair
 import tiny_coder
 from adapters import write_lora
-from adversarial import ScriptedDrafter, forked
 from dflash_local import DflashError, InputError, Model, Result, load
-from dflash_local.draft.draft import Draft
-from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine import plain_steps
-from dflash_local.engine.engine import Engine
 from dflash_local.errors import ClosedError, QueueFullError, QueueTimeoutError
 from dflash_local.prefixes.reuse import LEAST_GAIN
 from dflash_local.worker.job import Generation
 from gap_rule import equal_by_gap_rule, joint_noise
 from plain_answer import PlainAnswer
-from shapes import NOISE, SHAPES, exact_model, exact_target
+from shapes import NOISE, SHAPES, exact_model
 
 N = 16
 N_SEQ = 3
@@ -149,38 +145,6 @@ def close(streams: list[Iterator[Any]]) -> None:
 # Answers
 
 
-@pytest.mark.slow
-@of_both_shapes
-def test_more_requests_than_slots_of_unequal_length_and_width(bench: Bench) -> None:
-    orders = [(0, 0, N), (1, 16, 9), (2, 5, N), (3, "auto", N), (4, 8, 3), (1, 0, N), (0, 16, 1)]
-
-    def ask(which: int, width: Any, n: int) -> Result:
-        prompt = bench.plain[which].prompt
-        return bench.model.generate(prompt, max_tokens=n, draft_width=width)
-
-    results = at_once([lambda order=order: ask(*order) for order in orders])
-    for (which, width, n), result in zip(orders, results, strict=True):
-        bench.check(which, result.tokens)
-        assert result.finish_reason == "stop" or len(result.tokens) == n
-        assert (result.stats.drafted > 0) == (width not in (0, "auto") and n > 1) or width == "auto"
-        assert (result.stats.tree_rounds > 0) == (
-            bench.shape == "tree" and result.stats.drafted > 0
-        )
-        assert result.text == bench.model.detokenize(result.tokens)
-
-
-@pytest.mark.slow
-@of_both_shapes
-def test_a_new_request_does_not_wait_for_those_at_work(bench: Bench) -> None:
-    streams = occupy(bench.model, N_SEQ - 1)
-    result = bench.model.generate(bench.plain[2].prompt, max_tokens=N)
-    bench.check(2, result.tokens)
-    assert bench.model.status().n_busy == N_SEQ - 1
-    for stream in streams:
-        assert next(stream).finish_reason is None
-    close(streams)
-
-
 @pytest.mark.one_in(2)
 @of_both_shapes
 def test_what_prompts_have_in_common_is_decoded_once(bench: Bench) -> None:
@@ -212,55 +176,6 @@ def test_a_sampled_answer_is_that_of_its_seed(bench: Bench) -> None:
     bench.model.generate(prompt, max_tokens=N, **sampled)
     close(streams)
     assert bench.alone(prompt, **sampled).tokens == expected.tokens
-
-
-@pytest.mark.one_in(2)
-@of_both_shapes
-def test_many_asynchronous_readers(bench: Bench) -> None:
-    async def read(which: int) -> list[int]:
-        prompt = bench.plain[which].prompt
-        return [t async for c in bench.model.astream(prompt, max_tokens=N) for t in c.tokens]
-
-    async def all_at_once() -> list[list[int]]:
-        return await asyncio.gather(*map(read, range(5)))
-
-    for i, tokens in enumerate(asyncio.run(all_at_once())):
-        bench.check(i, tokens)
-
-
-@pytest.mark.one_in(4)
-@of_both_shapes
-@pytest.mark.parametrize("right", [True, False])
-def test_drafters_that_are_always_right_or_always_wrong(bench: Bench, right: bool) -> None:
-    plain = bench.plain[:3]
-    with exact_target(bench.shape, n_ctx=512, n_seq=N_SEQ) as target:
-
-        def shaped(tokens: list[int]) -> Draft:
-            if bench.shape == "chain":
-                return Draft.chain(tokens)
-            return forked(tokens, target.n_vocab)
-
-        def script(anchor_at: int, anchor: int, n: int) -> Draft:
-            for p in plain:
-                text = p.prompt + p.tokens
-                if right and text[anchor_at : anchor_at + 1] == [anchor]:
-                    return shaped(text[anchor_at + 1 : anchor_at + 1 + n])
-            return shaped([(anchor + 1) % target.n_vocab] * n)
-
-        drafter: Drafter = ScriptedDrafter(script, n_seq=N_SEQ)
-        with Model(Engine(target, drafter, target.options.n_seq)) as model:
-            model.draft_shape = bench.shape
-            results = at_once(
-                [
-                    lambda p=p: model.generate(p.prompt, max_tokens=N, draft_width=8)
-                    for p in [*plain, *plain]
-                ]
-            )
-            at_rest(model)
-    for i, result in enumerate(results):
-        bench.check(i % 3, result.tokens)
-    accepted = sum(result.stats.accepted for result in results)
-    assert accepted > 0 if right else accepted < sum(r.stats.drafted for r in results) / 8
 
 
 @pytest.mark.slow

@@ -152,29 +152,22 @@ _AS_THEY_ARE = SamplingFields.model_fields.keys() - {
 
 def sampling_options(fields: SamplingFields) -> dict[str, Any]:
     """The settings in `fields`, as keyword arguments of `Model.astream`."""
-    options = fields.model_dump(include=_AS_THEY_ARE, exclude_none=True)
-    penalty = fields.repeat_penalty if fields.repeat_penalty else fields.repetition_penalty
-    if penalty:
-        options["repeat_penalty"] = penalty
-    if fields.seed is not None and fields.seed != -1:
-        options["seed"] = fields.seed % N_SEEDS
-    if fields.logit_bias:
-        options["logit_bias"] = _biases(fields.logit_bias)
-    if fields.stop is not None:
-        options["stop_kept" if fields.include_stop_str_in_output else "stop"] = fields.stop_texts
-    if fields.ignore_eos:
-        options["ignore_eos"] = True
-    if fields.cache_prompt is False:
-        options["cache_prompt"] = False
-    if fields.t_max_predict_ms:
-        options["deadline_s"] = fields.t_max_predict_ms / 1000
-    if fields.grammar:
-        options["grammar"] = fields.grammar
-    if fields.id_slot is not None and fields.id_slot >= 0:
-        options["id_slot"] = fields.id_slot
-    if fields.lora is not None:
-        options["lora"] = bounds.lora_scales(fields.lora)
-    return options
+    seed, slot, ms = fields.seed, fields.id_slot, fields.t_max_predict_ms
+    stops = None if fields.stop is None else fields.stop_texts
+    others = {
+        "repeat_penalty": fields.repeat_penalty or fields.repetition_penalty or None,
+        "seed": None if seed in (None, -1) else seed % N_SEEDS,
+        "logit_bias": _biases(fields.logit_bias) if fields.logit_bias else None,
+        "stop_kept" if fields.include_stop_str_in_output else "stop": stops,
+        "ignore_eos": fields.ignore_eos or None,
+        "cache_prompt": False if fields.cache_prompt is False else None,
+        "deadline_s": ms / 1000 if ms else None,
+        "grammar": fields.grammar or None,
+        "id_slot": None if slot is None or slot < 0 else slot,
+        "lora": None if fields.lora is None else bounds.lora_scales(fields.lora),
+    }
+    as_they_are = fields.model_dump(include=_AS_THEY_ARE, exclude_none=True)
+    return as_they_are | {name: value for name, value in others.items() if value is not None}
 
 
 def usual_sampling(model: Model) -> dict[str, Any]:

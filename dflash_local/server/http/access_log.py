@@ -9,6 +9,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,13 +42,13 @@ def record_reason(text: str) -> None:
         reason[:] = [text]
 
 
+@dataclass(frozen=True)
 class AccessLog:
     """Middleware that logs requests when they end. `on_end` gets the status of each, 0 if the
     client left before an answer, and the results that were generated for it."""
 
-    def __init__(self, app: ASGIApp, on_end: Callable[[int, Sequence[ModelResult]], None]) -> None:
-        self._app = app
-        self._on_end = on_end
+    app: ASGIApp
+    on_end: Callable[[int, Sequence[ModelResult]], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.monotonic()
@@ -66,9 +67,9 @@ class AccessLog:
             complete = message["type"] == "http.response.body" and not message.get("more_body")
 
         try:
-            await self._app(scope, receive, watch)
+            await self.app(scope, receive, watch)
         finally:
-            self._on_end(status, results)
+            self.on_end(status, results)
             log.info(
                 "%s %s %s %s%s %.0f ms%s%s",
                 (scope.get("client") or ("-",))[0],

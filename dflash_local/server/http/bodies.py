@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dflash_local.server.http.errors import ApiError, bad_request, unavailable
+from dflash_local.server.http.errors import OLLAMA_PATH, ApiError, bad_request, unavailable
 from dflash_local.server.http.settings import ServerSettings
 
 _MOST_VALUES = 300_000
@@ -35,13 +35,12 @@ body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
 class BodyCheck:
     """Middleware that reads each request's body to its end, and passes it on or refuses it.
 
-    Below `untyped`, a path, bodies are JSON with any content type, unless a web page sends them:
-    pages can send other types to any server without asking it first.
+    Ollama's clients send no content type, or curl's own: on its paths bodies are JSON with any,
+    unless a web page sends them, as pages can send other types to any server without asking first.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, untyped: str) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
-        self._untyped = f"{untyped}/"
         self._max = settings.max_body
         self._seconds = settings.body_s
         self._n_large = self._n_waiting = 0
@@ -51,34 +50,25 @@ class BodyCheck:
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy may have believed the other one, and see two requests here, or one there.
-            raise bad_request(
-                "the request has both Content-Length and Transfer-Encoding; send one of them",
-                headers={"Connection": "close"},
-            )
+            both = "the request has both Content-Length and Transfer-Encoding; send one of them"
+            raise _last(400, both)
         coding = headers.get("content-encoding", "identity").lower()
         if coding != "identity":
-            raise ApiError(
-                415,
-                f"the body is encoded as {coding[:40]!r}; send it as it is",
-                code="unsupported_media_type",
-                headers={"Connection": "close"},
-            )
+            given = f"the body is encoded as {coding[:40]!r}; send it as it is"
+            raise _last(415, given, "unsupported_media_type")
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max:
             raise self._too_large()
         try:
             body = await asyncio.wait_for(self._read(receive), self._seconds)
         except asyncio.TimeoutError:
-            raise ApiError(
-                408,
-                f"the body did not arrive within {self._seconds:g} seconds",
-                headers={"Connection": "close"},
-            ) from None
+            late = f"the body did not arrive within {self._seconds:g} seconds"
+            raise _last(408, late) from None
         if body is None:  # the client has left
             return
         body = body.removeprefix(codecs.BOM_UTF8)
         if body:
-            if scope["path"].startswith(self._untyped) and "origin" not in headers:
+            if scope["path"].startswith(OLLAMA_PATH) and "origin" not in headers:
                 scope = _typed_as_json(scope)
             _check(Headers(scope=scope).get("content-type", ""), body)
             await asyncio.sleep(0)  # others may go on before FastAPI reads it once more
@@ -136,12 +126,13 @@ class BodyCheck:
                 return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"the body is larger than {self._max} bytes; send less text",
-            code="body_too_large",
-            headers={"Connection": "close"},
-        )
+        told = f"the body is larger than {self._max} bytes; send less text"
+        return _last(413, told, "body_too_large")
+
+
+def _last(status: int, message: str, code: str | None = None) -> ApiError:
+    """After which the connection ends: the rest of the body is not read."""
+    return ApiError(status, message, code=code, headers={"Connection": "close"})
 
 
 def _typed_as_json(scope: Scope) -> Scope:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from asyncio import TimerHandle
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -13,36 +14,24 @@ from dflash_local.server.http.errors import ApiError, bad_request, unavailable
 from dflash_local.server.http.settings import ServerSettings
 
 
-def connection_class(settings: ServerSettings) -> type[H11Protocol]:
-    """The protocol for uvicorn's `http` option."""
-
-    class Connection(BoundedConnection):
-        limits = settings
-
-    return Connection
-
-
 class BoundedConnection(H11Protocol):
     """Is closed when a client does not finish a request's head, or does not read its answer.
 
     A slow reader does not stop the model: the answer waits in memory until the connection is cut.
     """
 
-    limits: ServerSettings
-
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._head_timer: TimerHandle | None = None
-        self._unread_timer: TimerHandle | None = None
-        self._abort_timer: TimerHandle | None = None
-        self._read_s = self.limits.read_s
+    def __init__(self, limits: ServerSettings, **given: Any) -> None:
+        super().__init__(**given)
+        self.limits = limits
+        self._read_s = limits.read_s
+        self._timers: dict[str, TimerHandle] = {}
 
     def hurry(self, read_s: float) -> None:
         """From now on the client gets no more than `read_s` seconds to read an answer's bytes."""
         self._read_s = min(self._read_s, read_s)
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
-            self._unread_timer = self.loop.call_later(self._read_s, self.transport.abort)
+        if "unread" in self._timers:
+            self._stop("unread")
+            self._start("unread", self._read_s, self.transport.abort)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -50,27 +39,23 @@ class BoundedConnection(H11Protocol):
             transport.write(_raw(unavailable("too many connections", code="too_many_connections")))
             self._close()
         else:
-            self._head_timer = self.loop.call_later(self.limits.head_s, self._close)
+            self._start("head", self.limits.head_s, self._close)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         # After a request was refused, the rest of its body may still arrive.
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if answering:
-            self._stop(self._head_timer)
-            self._head_timer = None
-        elif self._head_timer is None and self.timeout_keep_alive_task is None:
-            self._head_timer = self.loop.call_later(self.limits.head_s, self._close)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop("head")
+        elif self.timeout_keep_alive_task is None:
+            self._start("head", self.limits.head_s, self._close)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._unread_timer is None:
-            self._unread_timer = self.loop.call_later(self._read_s, self.transport.abort)
+        self._start("unread", self._read_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop(self._unread_timer)
-        self._unread_timer = None
+        self._stop("unread")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -83,8 +68,8 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._head_timer, self._unread_timer, self._abort_timer):
-            self._stop(timer)
+        for name in tuple(self._timers):
+            self._stop(name)
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this for anything that is not HTTP."""
@@ -102,12 +87,15 @@ class BoundedConnection(H11Protocol):
 
     def _abort_later(self) -> None:
         """`close` alone waits for the client to read the rest, however long that takes."""
-        if self._abort_timer is None:
-            self._abort_timer = self.loop.call_later(self.limits.read_s, self.transport.abort)
+        self._start("abort", self.limits.read_s, self.transport.abort)
 
-    @staticmethod
-    def _stop(timer: TimerHandle | None) -> None:
-        if timer is not None:
+    def _start(self, name: str, seconds: float, work: Callable[[], None]) -> None:
+        """Begin to wait for something, unless that is begun."""
+        if name not in self._timers:
+            self._timers[name] = self.loop.call_later(seconds, work)
+
+    def _stop(self, name: str) -> None:
+        if timer := self._timers.pop(name, None):
             timer.cancel()
 
 

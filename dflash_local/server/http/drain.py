@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -38,23 +39,23 @@ class Drain:
                 self.idle.set()
 
 
+@dataclass(frozen=True)
 class DrainCheck:
     """Middleware that refuses requests while the server drains, except to `HEALTH_PATHS`."""
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
-        self._app = app
-        self._drain = drain
+    app: ASGIApp
+    drain: Drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in (*HEALTH_PATHS, "/load"):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        if self._drain.draining:
+        if self.drain.draining:
             raise unavailable(
                 "the server is shutting down and takes no new requests", code="shutting_down"
             )
-        with self._drain.request():
-            await self._app(scope, receive, send)
+        with self.drain.request():
+            await self.app(scope, receive, send)
 
 
 @router.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)

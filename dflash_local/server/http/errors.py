@@ -7,10 +7,11 @@ import logging
 import re
 import reprlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -40,6 +41,21 @@ REFUSED = "refused"
 _PLAIN = re.compile(r"[\w .,;:()\[\]/<>=-]+")
 _QUOTED = re.compile(r"['\"`]|, not ")
 
+ANTHROPIC_PATH = "/v1/messages/"
+ANTHROPIC_HEADER = "anthropic-version"
+"""Every client of Anthropic's sends it, and no other client does."""
+
+OLLAMA_PATH = "/api/"
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}  # https://platform.claude.com/docs/en/api/errors
+
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 60
 
@@ -60,6 +76,24 @@ class ErrorBody(BaseModel):
     """The body of every answer that is an error."""
 
     error: ErrorDetail
+
+
+class AnthropicErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    """The body of every answer that is an error, and the last event of a stream that breaks."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+
+
+class OllamaErrorBody(BaseModel):
+    """The body of every answer that is an error, and the last line of a stream that breaks."""
+
+    error: str
 
 
 class ApiError(Exception):
@@ -100,7 +134,7 @@ class ApiError(Exception):
 
     def response(self, scope: Scope) -> JSONResponse:
         """The answer to the request of `scope`, in the form of its API."""
-        status, body = form_of(scope)(self)
+        status, body = error_of(self, scope)
         if self.reason and _PLAIN.fullmatch(self.reason):
             record_reason(self.reason)
         return JSONResponse(body, status, headers=self.headers)
@@ -108,33 +142,27 @@ class ApiError(Exception):
 
 bad_request = partial(ApiError, 400)
 
-ErrorForm = Callable[[ApiError], tuple[int, dict[str, Any]]]
-"""Status and body of an error in one API."""
 
-_FORMS: list[tuple[str, str | None, ErrorForm]] = []
-
-
-def error_form(path: str, header: str | None = None) -> Callable[[ErrorForm], ErrorForm]:
-    """A decorator: the function writes the errors of requests to `path` and to everything below it,
-    and those of requests with `header`, unless another form has their path."""
-
-    def register(form: ErrorForm) -> ErrorForm:
-        _FORMS.append((path, header, form))
-        return form
-
-    return register
-
-
-def form_of(scope: Scope) -> ErrorForm:
-    """The form of errors for the request of `scope`."""
-    path, headers = f"{scope['path']}/", Headers(scope=scope)
-    found = [form for prefix, _, form in _FORMS if path.startswith(f"{prefix}/")]
-    found += [form for _, header, form in _FORMS if header is not None and header in headers]
-    return found[0] if found else _openai
-
-
-def _openai(error: ApiError) -> tuple[int, dict[str, Any]]:
+def error_of(error: ApiError, scope: Scope) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error in the form of the API that the request of `scope` went to."""
+    path = f"{scope['path']}/"
+    if path.startswith(OLLAMA_PATH):
+        return error.status, {"error": error.message}
+    if path.startswith(ANTHROPIC_PATH) or ANTHROPIC_HEADER in Headers(scope=scope):
+        return _anthropic(error)
     return error.status, error.body()
+
+
+def _anthropic(error: ApiError) -> tuple[int, dict[str, Any]]:
+    """A server that cannot answer now is overloaded, 529: Anthropic's clients try again then."""
+    status = 529 if error.status == 503 else error.status
+    default = "api_error" if status >= 500 else "invalid_request_error"
+    message = error.message
+    if error.code == "context_length_exceeded":
+        # These words tell clients that it is time to shorten the conversation.
+        message = f"prompt is too long: {message}"
+    kind = _ANTHROPIC_TYPES.get(status, default)
+    return status, {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def error_responses(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
@@ -211,12 +239,12 @@ def add_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
+@dataclass(frozen=True)
 class ErrorHandling:
     """Middleware that answers errors raised inside of it. An answer that has already begun is
     broken off."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -227,7 +255,7 @@ class ErrorHandling:
             await send(message)
 
         try:
-            await self._app(scope, receive, watch)
+            await self.app(scope, receive, watch)
         except Exception as error:
             answer = api_error(error)
             # Errors and the frames that they came through hold each other, and some frames hold

@@ -6,7 +6,7 @@ The model never waits for a client: how long one may leave its answer unread is 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dflash_local.server.http.errors import api_error, form_of
+from dflash_local.server.http.errors import api_error, error_of
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class AnswerStream(Response):
     frees its slot within one round.
     """
 
-    def __init__(self, events: AsyncIterator[Any], form: StreamForm) -> None:
+    def __init__(self, events: AsyncGenerator[Any, None], form: StreamForm) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(headers=headers, media_type=form.media_type)
         del self.headers["content-length"]
@@ -117,14 +117,14 @@ class AnswerStream(Response):
         except Exception as error:
             if not self._started:
                 raise
-            _, body = form_of(scope)(api_error(error))
+            _, body = error_of(api_error(error), scope)
             await self._write(send, self._form.encode_error(body))
         else:
             await self._write(send, self._form.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Send) -> None:
-        coming: asyncio.Future[Any] = asyncio.ensure_future(anext(self._events))
+        coming = asyncio.ensure_future(anext(self._events))
         try:
             while True:
                 await asyncio.wait({coming}, timeout=KEEP_ALIVE_S)
@@ -142,7 +142,8 @@ class AnswerStream(Response):
         finally:
             coming.cancel()
             await asyncio.wait({coming})
-            await _close(self._events)
+            with suppress(Exception):
+                await self._events.aclose()
 
     async def _write(self, send: Send, data: bytes) -> None:
         if not self._started:
@@ -175,10 +176,3 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | Non
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _close(events: AsyncIterator[Any]) -> None:
-    close = getattr(events, "aclose", None)
-    if close is not None:
-        with suppress(Exception):
-            await close()

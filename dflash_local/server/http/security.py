@@ -14,6 +14,7 @@ import re
 import socket
 from collections.abc import Iterable, Set
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse
@@ -37,7 +38,7 @@ def check_exposure(settings: ServerSettings) -> None:
     """Refuse to serve other machines, or all websites, without a key. Raises InputError."""
     if settings.is_local:  # its file says who may use it
         return
-    if not _resolves(settings.host):
+    if not _addresses(settings.host):
         raise InputError(
             f"--host {settings.host} is no address of this machine: take 127.0.0.1 for this "
             "machine alone, or 0.0.0.0 for all"
@@ -55,13 +56,6 @@ def check_exposure(settings: ServerSettings) -> None:
             "--cors-origin '*' lets any website use this server, and no key is set: name the "
             "origins, or add --api-key-file FILE"
         )
-
-
-def _resolves(host: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(host, None))
-    except OSError:
-        return False
 
 
 class SiteCheck:
@@ -116,29 +110,29 @@ class SiteCheck:
         return known or self._loopback.fullmatch(origin) is not None
 
 
+@dataclass(frozen=True)
 class Prefix:
     """Middleware that takes `prefix` from the paths of requests, and knows no other paths."""
 
-    def __init__(self, app: ASGIApp, prefix: str) -> None:
-        self._app = app
-        self._prefix = prefix
+    app: ASGIApp
+    prefix: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path == self._prefix:  # the page's own addresses are relative to a folder
-            await RedirectResponse(f"{self._prefix}/")(scope, receive, send)
-        elif path.startswith(f"{self._prefix}/"):
-            await self._app({**scope, "path": path[len(self._prefix) :]}, receive, send)
+        path, prefix = scope["path"], self.prefix
+        if path == prefix:  # the page's own addresses are relative to a folder
+            await RedirectResponse(f"{prefix}/")(scope, receive, send)
+        elif path.startswith(f"{prefix}/"):
+            await self.app({**scope, "path": path[len(prefix) :]}, receive, send)
         else:
-            raise ApiError(404, f"all paths begin with {self._prefix}", code="not_found")
+            raise ApiError(404, f"all paths begin with {prefix}", code="not_found")
 
 
+@dataclass(frozen=True)
 class SafeHeaders:
     """Middleware that tells browsers to take no answer for a script, an image or the like, and to
     show none in pages of other origins."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def add(message: Message) -> None:
@@ -148,7 +142,7 @@ class SafeHeaders:
                 headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
             await send(message)
 
-        await self._app(scope, receive, add)
+        await self.app(scope, receive, add)
 
 
 class KeyCheck:
@@ -187,11 +181,15 @@ class KeyCheck:
 
 def is_loopback(host: str) -> bool:
     """Whether other machines cannot reach a server that listens on `host`."""
+    found = _addresses(host)
+    return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
+
+
+def _addresses(host: str) -> list[str | int]:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return [entry[4][0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:
-        return False
-    return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)
+        return []
 
 
 def _is_address(name: str) -> bool:

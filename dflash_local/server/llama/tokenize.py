@@ -11,8 +11,7 @@ from dflash_local.model import Model
 from dflash_local.server.answering.api_answer import on_model
 from dflash_local.server.http.errors import bad_request
 from dflash_local.server.llama.schema import DetokenizeRequest, TokenizeRequest
-from dflash_local.server.openai.chat import prepare_request
-from dflash_local.server.openai.chat_schema import ChatRequest
+from dflash_local.server.openai.chat import ChatRequest, prepare_request
 from dflash_local.target_model.vocabulary import Vocabulary
 
 router = APIRouter()

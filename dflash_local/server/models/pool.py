@@ -25,8 +25,13 @@ from dflash_local.model import Model
 from dflash_local.server.http.errors import ApiError, log_crash
 from dflash_local.server.models.eviction import Planner, first_to_evict, fits, without
 from dflash_local.server.models.keep_alive import DEFAULT_S, FOREVER
-from dflash_local.server.models.load import LoadFailure, ModelLoad
-from dflash_local.server.models.served_model import Claim, LoadedModel, ServedModel
+from dflash_local.server.models.served_model import (
+    Claim,
+    LoadedModel,
+    LoadFailure,
+    ModelLoad,
+    ServedModel,
+)
 from dflash_local.server.models.source import ModelSource, Use
 
 log = logging.getLogger("dflash_local.server")

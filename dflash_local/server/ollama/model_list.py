@@ -13,22 +13,21 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from dflash_local.chat.families import dialect_of
 from dflash_local.errors import FileError
 from dflash_local.gguf.file import GgufFile
+from dflash_local.server.answering import bounds
 from dflash_local.server.answering.api_answer import answered, library_of, pool_of
 from dflash_local.server.answering.sampling_fields import usual_sampling
-from dflash_local.server.http.errors import ApiError
+from dflash_local.server.http.errors import ApiError, OllamaErrorBody, error_responses
 from dflash_local.server.http.event_stream import LINES, AnswerStream
-from dflash_local.server.models.load import LoadFailure
-from dflash_local.server.models.served_model import ServedModel
+from dflash_local.server.models.served_model import LoadFailure, ServedModel
 from dflash_local.server.models.source import ModelSource
-from dflash_local.server.ollama.errors import RESPONSES
-from dflash_local.server.ollama.schema import PullRequest, ShowRequest
 
-router = APIRouter(responses=RESPONSES)
+router = APIRouter(responses=error_responses(OllamaErrorBody))
 
 API_VERSION = "0.12.11"
 """The release of Ollama whose API this is. Clients refuse servers that are too old for them."""
@@ -46,6 +45,19 @@ _MIDDLES = frozenset(
     )
 )
 """Names by which llama.cpp's `src/llama-vocab.cpp` knows the token after which a gap is filled."""
+
+
+class ShowRequest(BaseModel):
+    """A model by its name. `name` is the old name of `model`."""
+
+    model: bounds.Label | None = None
+    name: bounds.Label | None = None
+
+
+class PullRequest(ShowRequest):
+    """A model to fetch. The answer is a stream unless `stream` is false."""
+
+    stream: bounds.Flag | None = None
 
 
 @router.get("/api/version")

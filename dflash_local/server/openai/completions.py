@@ -22,9 +22,7 @@ from dflash_local.server.answering.token_logprobs import (
 from dflash_local.server.http.errors import bad_request
 from dflash_local.server.http.event_stream import event_form
 from dflash_local.server.models.served_model import LoadedModel
-from dflash_local.server.openai.choices import ChoicesAnswer
-from dflash_local.server.openai.choices_schema import ChoicesRequest
-from dflash_local.target_model.vocabulary import Vocabulary
+from dflash_local.server.openai.choices import ChoicesAnswer, ChoicesRequest
 
 MAX_ANSWERS = 32
 """To one request; each needs a slot."""
@@ -130,17 +128,16 @@ def _options(body: CompletionsRequest) -> dict[str, Any]:
 
 
 def _prompts(model: Model, body: CompletionsRequest) -> list[list[int]]:
-    return [_token_ids(model, prompt, body.suffix) for prompt in body.prompts]
+    vocabulary, n_ctx, suffix = model.target.vocabulary, model.n_ctx, body.suffix
 
+    def tokens(prompt: str | list[int]) -> list[int]:
+        if not suffix:
+            return vocabulary.tokenize(prompt, n_ctx=n_ctx) if isinstance(prompt, str) else prompt
+        marks = infill_tokens(vocabulary)
+        before = plain_tokens(vocabulary, prompt, n_ctx) if isinstance(prompt, str) else prompt
+        return [*vocabulary.start(), *marks.around(before, plain_tokens(vocabulary, suffix, n_ctx))]
 
-def _token_ids(model: Model, prompt: str | list[int], suffix: str | None) -> list[int]:
-    vocabulary, n_ctx = model.target.vocabulary, model.n_ctx
-    if not suffix:
-        return vocabulary.tokenize(prompt, n_ctx=n_ctx) if isinstance(prompt, str) else prompt
-    marks = infill_tokens(vocabulary)
-    before = plain_tokens(vocabulary, prompt, n_ctx) if isinstance(prompt, str) else prompt
-    after = plain_tokens(vocabulary, suffix, n_ctx)
-    return [*vocabulary.start(), *marks.around(before, after)]
+    return list(map(tokens, body.prompts))
 
 
 def _answer(
@@ -153,7 +150,11 @@ def _answer(
     n = body.n or 1
     tasks = [task for prompt in prompts for task in tasks_for(prompt, options, n)]
     vocabulary = loaded.model.target.vocabulary
-    begun = [_echo(vocabulary, body, prompt) for prompt in body.prompts]
+    begun = [
+        prompt if isinstance(prompt, str) else vocabulary.detokenize(prompt, special=True)
+        for prompt in body.prompts
+        if body.echo
+    ] or [""] * len(prompts)
     write = None if body.n_alternatives is None else completion_logprobs
     choices = [
         _TextChoice(index, begun[index // n], LogprobStream(vocabulary, write), task.prompt)
@@ -161,12 +162,6 @@ def _answer(
     ]
     kind = "text_completion"
     return ChoicesAnswer(loaded, body, tasks, choices, kind=kind, chunk_kind=kind, id_prefix="cmpl")
-
-
-def _echo(vocabulary: Vocabulary, body: CompletionsRequest, prompt: str | list[int]) -> str:
-    if not body.echo:
-        return ""
-    return prompt if isinstance(prompt, str) else vocabulary.detokenize(prompt, special=True)
 
 
 class _TextChoice:

@@ -13,7 +13,7 @@ from dflash_local.convert.config.drafter_config import DraftConfig, read_config
 from dflash_local.convert.config.target_link import TargetFacts
 from dflash_local.errors import InputError
 from dflash_local.gguf.file import GgufFile
-from hf_keys import EXPECTED, FAMILIES
+from hf_keys import EXPECTED, family_of, typed
 
 
 def read(name: str, **changes: Any) -> DraftConfig:
@@ -35,24 +35,69 @@ def keys(config: DraftConfig) -> dict[str, tuple[Any, str]]:
 def test_the_keys_are_those_of_llama_cpp(name: str) -> None:
     config = read(name)
     assert keys(config) == EXPECTED[name]
-    assert config.family == FAMILIES.get(name, "dflash")
+    assert config.family == family_of(name)
     assert config.spec.mask_token_id == 255
     assert config.spec.target_layers == (2, 4, 6)
 
 
-def test_sizes() -> None:
-    spec = read("speculators").spec
-    assert (spec.n_embd, spec.n_layer, spec.n_ff) == (64, 2, 96)
-    assert (spec.n_head, spec.n_head_kv, spec.head_dim) == (4, 2, 16)
-    assert (spec.n_vocab, spec.n_vocab_draft, spec.markov_rank) == (256, 64, 8)
-    assert not read("plain").reduces_vocabulary
+def nested(name: str, **fields: Any) -> dict[str, Any]:
+    return {"dflash_config": dict(hf_configs.config(name)["dflash_config"], **fields)}
 
 
-def test_a_size_that_is_left_out_is_derived_and_not_written() -> None:
-    config = read("plain", head_dim=None, num_key_value_heads=None, block_size=None)
-    assert (config.spec.head_dim, config.spec.n_head_kv, config.spec.block_size) == (16, 4, 16)
-    assert "attention.key_length" not in keys(config)
-    assert "attention.head_count_kv" not in keys(config)
+NO_ANCHOR = nested("dspark-sinks", sample_from_anchor=None) | {"sample_from_anchor": None}
+WINDOW: dict[str, Any] = {"sliding_window": 9, "use_sliding_window": True, "layer_types": None}
+LAYERS = hf_configs.config("speculators-dflash")["transformer_layer_config"]
+
+
+def layers(*kinds: str) -> dict[str, Any]:
+    """The fields of speculators' layers of these kinds."""
+    window: dict[str, Any] = {"sliding_window": 32, "use_sliding_window": True}
+    window |= {"layer_types": [f"{kind}_attention" for kind in kinds]}
+    return {"transformer_layer_config": LAYERS | window}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("plain", {"hidden_act": "gelu_pytorch_tanh"}, {"hidden_activation": "gelu_pytorch_tanh"}),
+        ("plain", {"block_size": None}, {"block_size": 16}),
+        # windows as `transformers` derives them
+        (
+            "plain",
+            WINDOW | {"max_window_layers": 1},
+            {"attention.sliding_window_pattern": (False, True)},
+        ),
+        (
+            "plain",
+            {"sliding_window": 9, "layer_types": ["sliding_attention"] * 2},
+            {"attention.sliding_window": None},
+        ),
+        # in speculators, layers with a window are causal
+        ("speculators-dflash", layers("sliding", "sliding"), {"attention.causal": True}),
+        ("speculators-dflash", layers("full", "full"), {"attention.causal": None}),
+        (
+            "speculators-dflash",
+            layers("sliding", "full") | {"sliding_window_non_causal": True},
+            {"attention.causal": None},
+        ),
+        # which row drafts
+        ("dspark-sinks", NO_ANCHOR, {"sample_from_anchor": False}),
+        ("dspark-sinks", NO_ANCHOR | {"dspark_bonus_anchor": None}, {"sample_from_anchor": True}),
+        ("speculators", {"sample_from_anchor": True}, {"sample_from_anchor": True}),
+    ],
+)
+def test_what_a_config_states_or_leaves_out_decides(
+    name: str, changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = keys(read(name, **changes))
+    for key, value in expected.items():
+        assert found.get(key) == (None if value is None else typed(value))
+
+
+def test_sizes_that_are_left_out_are_derived_and_not_written() -> None:
+    config = read("plain", head_dim=None, num_key_value_heads=None)
+    assert (config.spec.head_dim, config.spec.n_head_kv) == (16, 4)
+    assert not {"attention.key_length", "attention.head_count_kv"} & keys(config).keys()
 
 
 def test_the_vocabulary_may_be_stated_by_the_target_alone() -> None:
@@ -90,49 +135,9 @@ def test_an_amplitude_that_llama_cpp_would_not_use_is_written_where_it_does() ->
     assert "rope.scaling.attn_factor" not in keys(read("yarn", rope_scaling=usual))
 
 
-def test_windows_are_derived_as_transformers_does() -> None:
-    window: dict[str, Any] = {"sliding_window": 9, "use_sliding_window": True, "layer_types": None}
-    config = read("plain", **window, max_window_layers=1)
-    assert config.spec.sliding_layers == (False, True)
-    with pytest.raises(InputError, match="layer_types is missing"):
-        read("plain", **window, max_window_layers=None)
-    unused = read("plain", sliding_window=9, layer_types=["sliding_attention"] * 2)
-    assert unused.spec.sliding_window == 0
-
-
-def test_speculators_layers_with_a_window_are_causal() -> None:
-    def windowed(kinds: list[str], **changes: Any) -> DraftConfig:
-        layers = hf_configs.config("speculators-dflash")["transformer_layer_config"] | {
-            "layer_types": kinds,
-            "sliding_window": 32,
-            "use_sliding_window": True,
-        }
-        return read("speculators-dflash", transformer_layer_config=layers, **changes)
-
-    sliding, full = "sliding_attention", "full_attention"
-    assert keys(windowed([sliding, sliding]))["attention.causal"] == (True, "bool")
-    both = windowed([sliding, full], sliding_window_non_causal=True)
-    assert "attention.causal" not in keys(both)
-    assert "attention.causal" not in keys(windowed([full, full]))
-    with pytest.raises(InputError, match="sliding_window_non_causal is False"):
-        windowed([sliding, full])
-
-
 def test_speculators_drafters_are_known_by_their_type_alone() -> None:
     for name in ("speculators", "speculators-dflash", "speculators-dflash2"):
         assert keys(read(name, architectures=None)) == EXPECTED[name]
-    with pytest.raises(InputError, match="nothing beside the architecture DSparkDraftModel"):
-        read("speculators", speculators_model_type="dflash")
-
-
-def test_which_row_drafts_is_what_the_config_says() -> None:
-    raw = hf_configs.config("dspark-sinks")
-    inner = {**raw["dflash_config"], "sample_from_anchor": None}
-    bonus = {"sample_from_anchor": None, "dflash_config": inner}
-    assert keys(read("dspark-sinks", **bonus))["sample_from_anchor"] == (False, "bool")
-    unsaid = read("dspark-sinks", **bonus, dspark_bonus_anchor=None)
-    assert keys(unsaid)["sample_from_anchor"] == (True, "bool")
-    assert keys(read("speculators", sample_from_anchor=True))["sample_from_anchor"][0] is True
 
 
 def test_a_dspark_layout_without_heads_is_plain_dflash_from_the_anchor() -> None:
@@ -150,17 +155,6 @@ def test_biases_are_told_of() -> None:
     (note,) = config.notes
     assert "biases" in note and "stock llama.cpp does not load" in note
     assert read("plain").notes == ()
-
-
-def test_another_activation_is_written() -> None:
-    assert keys(read("plain", hidden_act="gelu_pytorch_tanh"))["hidden_activation"] == (
-        "gelu_pytorch_tanh",
-        "string",
-    )
-
-
-def nested(name: str, **fields: Any) -> dict[str, Any]:
-    return {"dflash_config": dict(hf_configs.config(name)["dflash_config"], **fields)}
 
 
 def scaling(**fields: Any) -> dict[str, Any]:
@@ -248,6 +242,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dflash2", nested("dflash2", conv_group_size=24), "conv_group_size is 24, expected a divisor"),
     ("dflash2", nested("dflash2", selector_top_k=8), "selector_top_k is 8"),
     ("dflash2", nested("dflash2", selector_vocab_size=99), "selector_vocab_size is 99"),
+    ("plain", WINDOW | {"max_window_layers": None}, "layer_types is missing"),
+    ("speculators-dflash", layers("sliding", "full"), "sliding_window_non_causal is False"),
+    ("speculators", {"speculators_model_type": "dflash"}, "beside the architecture DSparkDraftMod"),
     ("dspark", {"markov_head_type": "gated"}, "markov_head_type is 'gated', expected 'vanilla'"),
     ("gemma4", {"attention_k_eq_v": False}, "attention_k_eq_v"),
     ("gemma4", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
@@ -311,13 +308,6 @@ def test_a_target_of_another_width() -> None:
     target = replace(hf_configs.target_facts("plain"), n_embd=128)
     with pytest.raises(InputError, match="target is 128, expected the drafter's hidden_size, 64"):
         read_config(hf_configs.config("plain"), target=target)
-
-
-def test_a_tap_beyond_the_given_target() -> None:
-    raw = hf_configs.config("plain") | {"num_target_layers": None}
-    target = replace(hf_configs.target_facts("plain"), n_layer=5)
-    with pytest.raises(InputError, match=r"target_layer_ids is \[1, 3, 5\].*has 5"):
-        read_config(raw, target=target)
 
 
 JSON = st.recursive(

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from dflash_local.convert.files.source import fetch_drafter
 from dflash_local.errors import InputError
 from dflash_local.pairs.conversion import target_hint
 from hub_client import Client
-from hub_stand_in import Hub, Request, running
+from hub_stand_in import Hub, Request
 
 DRAFTER = "lab/Tiny-DFlash"
 CARD = """---
@@ -35,12 +34,6 @@ WEIGHTS = save({"fc.weight": torch.arange(300_000, dtype=torch.float32).reshape(
 TARGET = "lab/Tiny"
 # The client writes 10 MB at a time: of what a broken transfer brought, it keeps whole pieces.
 LARGE = save({"fc.weight": torch.arange(10_000_000, dtype=torch.float32)})
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with running() as hub:
-        yield hub
 
 
 @pytest.fixture
@@ -159,7 +152,7 @@ def test_a_card_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_drafter_comes_with_what_is_needed_and_nothing_else(hub: Hub, client: Client) -> None:
     commit = hub.add(DRAFTER, drafter_files())
     client.environment["TQDM_POSITION"] = "-1"  # progress bars even without a terminal
-    source = client.fetch("fetch_drafter", DRAFTER)
+    source = client.fetch(DRAFTER)
     assert (source.name, source.revision, source.folder.name) == (DRAFTER, commit, commit)
     assert names(source.folder) == {"README.md", "config.json", "model.safetensors"}
     assert source.card["base_model"] == "lab/Tiny-Base"
@@ -168,13 +161,13 @@ def test_a_drafter_comes_with_what_is_needed_and_nothing_else(hub: Hub, client: 
     served = hub.served("storage")
     assert served == [len(WEIGHTS)]
     # the second time, nothing is transferred
-    assert client.fetch("fetch_drafter", DRAFTER) == source
+    assert client.fetch(DRAFTER) == source
     assert hub.served("storage") == served
 
 
 def test_shards_come_by_the_index_and_a_mask_embedding_with_them(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, sharded_files() | {"mask_embedding.pt": b"zip"})
-    source = client.fetch("fetch_drafter", DRAFTER)
+    source = client.fetch(DRAFTER)
     assert names(source.folder) == {
         "README.md",
         "config.json",
@@ -192,11 +185,11 @@ def test_a_revision_is_pinned(hub: Hub, client: Client) -> None:
     new = hub.add(DRAFTER, drafter_files() | {"config.json": b'{"new": 1}'})
     hub.repositories[DRAFTER].refs["v1"] = old
     for revision, commit in ((None, new), ("main", new), ("v1", old), (old, old)):
-        source = client.fetch("fetch_drafter", DRAFTER, revision=revision)
+        source = client.fetch(DRAFTER, revision=revision)
         assert source.revision == source.folder.name == commit
         files = hub.repositories[DRAFTER].commits[commit]
         assert (source.folder / "config.json").read_bytes() == files["config.json"]
-    message = client.refusal("fetch_drafter", DRAFTER, revision="v2")
+    message = client.refusal(DRAFTER, revision="v2")
     assert message.startswith(f"{DRAFTER}: has no revision v2")
 
 
@@ -204,7 +197,7 @@ def test_a_revision_is_pinned(hub: Hub, client: Client) -> None:
 def test_a_transfer_that_breaks_goes_on(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE})
     hub.breaks = [25_000_000, 12_000_000]
-    source = client.fetch("fetch_drafter", DRAFTER)
+    source = client.fetch(DRAFTER)
     assert (source.folder / "model.safetensors").read_bytes() == LARGE
     first, second, third = (request for request in hub.requests if request.server == "storage")
     assert first.range is None and first.n_bytes == 25_000_000
@@ -224,7 +217,7 @@ def start(request: Request) -> int:
 def test_after_an_interrupt_the_rest_is_fetched(hub: Hub, client: Client, on_xet: bool) -> None:
     hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE}, on_xet=on_xet)
     hub.stalls = threading.Event()
-    run = client.start("fetch_drafter", DRAFTER)
+    run = client.start(DRAFTER)
     assert hub.stalls.wait(60)
     half = len(LARGE) // 2
     part = wait_for_part(client.home)
@@ -233,7 +226,7 @@ def test_after_an_interrupt_the_rest_is_fetched(hub: Hub, client: Client, on_xet
     kept = part.stat().st_size
     assert 10_000_000 <= kept <= half
     hub.stalls = None
-    source = client.fetch("fetch_drafter", DRAFTER)
+    source = client.fetch(DRAFTER)
     assert (source.folder / "model.safetensors").read_bytes() == LARGE
     assert hub.served("storage") == [half, len(LARGE) - kept]
     assert not list(client.home.rglob("*.incomplete"))
@@ -243,11 +236,11 @@ def test_after_an_interrupt_the_rest_is_fetched(hub: Hub, client: Client, on_xet
 def test_after_a_network_that_stayed_away_the_rest_is_fetched(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE})
     hub.breaks = [25_000_000] + [0] * 20
-    message = client.refusal("fetch_drafter", DRAFTER)
+    message = client.refusal(DRAFTER)
     assert message.startswith(f"{DRAFTER}: the transfer failed (")
     assert message.endswith("run it again to resume it")
     hub.breaks = []
-    source = client.fetch("fetch_drafter", DRAFTER)
+    source = client.fetch(DRAFTER)
     assert (source.folder / "model.safetensors").read_bytes() == LARGE
     assert hub.served("storage")[-1] <= len(LARGE) - 20_000_000
 
@@ -256,7 +249,7 @@ def test_a_cache_that_cannot_be_written_is_said(hub: Hub, client: Client) -> Non
     hub.add(DRAFTER, drafter_files())
     (client.home / "file").write_bytes(b"")
     client.environment["HF_HUB_CACHE"] = str(client.home / "file" / "hub")
-    message = client.refusal("fetch_drafter", DRAFTER)
+    message = client.refusal(DRAFTER)
     assert f"Not a directory in the cache {client.home}/file/hub" in message
     assert "set HF_HOME elsewhere" in message
 
@@ -276,7 +269,7 @@ def wait_for_part(home: Path) -> Path:
 def test_a_server_that_knows_no_ranges_does_no_harm(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE})
     hub.breaks, hub.ignores_ranges = [25_000_000], True
-    source = client.fetch("fetch_drafter", DRAFTER)
+    source = client.fetch(DRAFTER)
     assert (source.folder / "model.safetensors").read_bytes() == LARGE
     assert hub.served("storage") == [25_000_000, len(LARGE)]
 
@@ -284,17 +277,17 @@ def test_a_server_that_knows_no_ranges_does_no_harm(hub: Hub, client: Client) ->
 def test_damaged_weights_are_not_kept(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files())
     hub.corrupts = True
-    message = client.refusal("fetch_drafter", DRAFTER)
+    message = client.refusal(DRAFTER)
     assert message.startswith(f"{DRAFTER}: model.safetensors arrived damaged")
     hub.corrupts = False
-    source = client.fetch("fetch_drafter", DRAFTER)
+    source = client.fetch(DRAFTER)
     assert (source.folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_a_repository_that_moved_is_found(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files())
     hub.moved["old/Tiny-DFlash"] = DRAFTER
-    source = client.fetch("fetch_drafter", "old/Tiny-DFlash")
+    source = client.fetch("old/Tiny-DFlash")
     assert (source.folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
@@ -303,17 +296,17 @@ def test_the_token_of_the_usual_places_opens_gated_repositories(hub: Hub, client
     hub.add(DRAFTER, drafter_files(), gated=True)
     hub.tokens = {"member": True, "guest": False}
     terms = f"accept its terms at {hub.endpoint}/{DRAFTER}"
-    assert client.refusal("fetch_drafter", DRAFTER) == (
+    assert client.refusal(DRAFTER) == (
         f"{DRAFTER}: gated: {terms}, then log in with `hf auth login` or set HF_TOKEN"
     )
     client.environment["HF_TOKEN"] = "guest"
-    message = client.refusal("fetch_drafter", DRAFTER)
+    message = client.refusal(DRAFTER)
     assert message == f"{DRAFTER}: gated, and the token in use has no access: {terms}"
     client.environment["HF_TOKEN"] = "unknown"
-    assert "refused the token in use (401)" in client.refusal("fetch_drafter", DRAFTER)
+    assert "refused the token in use (401)" in client.refusal(DRAFTER)
     del client.environment["HF_TOKEN"]
     (client.home / "token").write_text("member")
-    source = client.fetch("fetch_drafter", DRAFTER)
+    source = client.fetch(DRAFTER)
     assert (source.folder / "model.safetensors").read_bytes() == WEIGHTS
     # the token stays with the hub
     assert {request.token for request in hub.requests if request.server == "storage"} == {None}
@@ -323,36 +316,36 @@ def test_the_token_of_the_usual_places_opens_gated_repositories(hub: Hub, client
 def test_what_is_not_there_is_said(hub: Hub, client: Client) -> None:
     hub.add("lab/private", drafter_files(), private=True)
     for name in ("lab/nothing", "lab/private"):
-        message = client.refusal("fetch_drafter", name)
+        message = client.refusal(name)
         assert message.startswith(f"{name}: no such repository at {hub.endpoint}/{name}")
         assert "private" in message and "hf auth login" in message
     hub.add("lab/empty", {"README.md": b""})
-    assert "holds no config.json" in client.refusal("fetch_drafter", "lab/empty")
+    assert "holds no config.json" in client.refusal("lab/empty")
     hub.add("lab/pickle", {"config.json": b"{}", "pytorch_model.bin": b""})
-    message = client.refusal("fetch_drafter", "lab/pickle")
+    message = client.refusal("lab/pickle")
     assert "holds no safetensors file; pytorch_model.bin is a pickle" in message
 
 
 @pytest.mark.slow
 def test_without_a_network_the_cache_serves(hub: Hub, client: Client) -> None:
     commit = hub.add(DRAFTER, sharded_files())
-    message = client.refusal("fetch_drafter", TARGET)
-    online = client.fetch("fetch_drafter", DRAFTER)
+    message = client.refusal(TARGET)
+    online = client.fetch(DRAFTER)
     for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
         client.environment = environment
         count = len(hub.requests)
         for revision in (None, commit):
-            assert client.fetch("fetch_drafter", DRAFTER, revision=revision) == online
-        message = client.refusal("fetch_drafter", TARGET)
+            assert client.fetch(DRAFTER, revision=revision) == online
+        message = client.refusal(TARGET)
         assert message.endswith("and it is not cached")
         if "HF_ENDPOINT" in environment:
             assert "http://127.0.0.1:9 cannot be reached" in message
         else:
             assert "offline, as HF_HUB_OFFLINE asks" in message
-        assert "v7" in client.refusal("fetch_drafter", DRAFTER, revision="v7")
+        assert "v7" in client.refusal(DRAFTER, revision="v7")
         assert len(hub.requests) == count
     (online.folder / "model-00002-of-00002.safetensors").unlink()
-    message = client.refusal("fetch_drafter", DRAFTER)
+    message = client.refusal(DRAFTER)
     assert "the cache is not complete" in message
     assert "1 of 2 safetensors files are missing: model-00002" in message
 
@@ -361,8 +354,8 @@ def test_without_a_network_the_cache_serves(hub: Hub, client: Client) -> None:
 def test_a_hub_in_trouble_is_said(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files())
     hub.status = 503
-    assert "503" in client.refusal("fetch_drafter", DRAFTER)
+    assert "503" in client.refusal(DRAFTER)
     hub.status = None
-    online = client.fetch("fetch_drafter", DRAFTER)
+    online = client.fetch(DRAFTER)
     for hub.status in (503, 429):
-        assert client.fetch("fetch_drafter", DRAFTER) == online
+        assert client.fetch(DRAFTER) == online

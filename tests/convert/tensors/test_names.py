@@ -1,5 +1,6 @@
 """Every tensor of a checkpoint has its place in the GGUF file, or is named in an error."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,107 +8,66 @@ import numpy as np
 import pytest
 
 import hf_drafters
+import shipped_drafter
 from dflash_local.convert.config.drafter_config import DraftConfig, read_config
-from dflash_local.convert.files.safetensors_header import TensorEntry
+from dflash_local.convert.files.checkpoint import TensorEntry
 from dflash_local.convert.tensors.names import left_out, plan_tensors
-from dflash_local.convert.tensors.plan import TensorPlan
 from dflash_local.errors import FileError
 
-# name in the GGUF file: name in the checkpoint, shape with the row length first
-GLOBALS = {
-    "enc.output_norm.weight": ("hidden_norm.weight", (64,)),
-    "fc.weight": ("fc.weight", (192, 64)),
-    "output_norm.weight": ("norm.weight", (64,)),
-}
+# Names in the GGUF file, and in the checkpoint. `%` stands for the layer.
 LAYER = {
-    "attn_norm.weight": ("input_layernorm.weight", (64,)),
-    "attn_q.weight": ("self_attn.q_proj.weight", (64, 64)),
-    "attn_k.weight": ("self_attn.k_proj.weight", (64, 32)),
-    "attn_v.weight": ("self_attn.v_proj.weight", (64, 32)),
-    "attn_output.weight": ("self_attn.o_proj.weight", (64, 64)),
-    "attn_q_norm.weight": ("self_attn.q_norm.weight", (16,)),
-    "attn_k_norm.weight": ("self_attn.k_norm.weight", (16,)),
-    "ffn_norm.weight": ("post_attention_layernorm.weight", (64,)),
-    "ffn_gate.weight": ("mlp.gate_proj.weight", (64, 96)),
-    "ffn_up.weight": ("mlp.up_proj.weight", (64, 96)),
-    "ffn_down.weight": ("mlp.down_proj.weight", (96, 64)),
+    f"blk.%.{name}.weight": f"layers.%.{source}.weight"
+    for name, source in shipped_drafter.LAYERS.items()
 }
-SINKS = {"attn_sinks.weight": ("self_attn.attention_sink_bias", (4,))}
+SINKS = {"blk.%.attn_sinks.weight": "layers.%.self_attn.attention_sink_bias"}
 BIASES = {
-    "attn_q.bias": ("self_attn.q_proj.bias", (64,)),
-    "attn_k.bias": ("self_attn.k_proj.bias", (32,)),
-    "attn_v.bias": ("self_attn.v_proj.bias", (32,)),
-    "attn_output.bias": ("self_attn.o_proj.bias", (64,)),
+    f"blk.%.attn_{name}.bias": f"layers.%.self_attn.{source}_proj.bias"
+    for name, source in (("q", "q"), ("k", "k"), ("v", "v"), ("output", "o"))
 }
-EMBEDDINGS = {"token_embd.weight": ("embed_tokens.weight", (64, 256))}
-REDUCED = {"output.weight": ("lm_head.weight", (64, 64)), "d2t": ("d2t", (64,))}
-MARKOV = {
-    "markov_w1.weight": ("markov_head.markov_w1.weight", (8, 256)),
-    "markov_w2.weight": ("markov_head.markov_w2.weight", (8, 256)),
+PLAIN = shipped_drafter.GLOBALS | LAYER
+EMBEDDINGS = {"token_embd.weight": "embed_tokens.weight"}
+HEAD = {"output.weight": "lm_head.weight"}
+D2T = {"d2t": "d2t"}
+FACTORS = {"rope_freqs.weight": ""}
+MARKOV = {f"markov_{w}.weight": f"markov_head.markov_{w}.weight" for w in ("w1", "w2")}
+CONFIDENCE = {f"conf_proj.{part}": f"confidence_head.proj.{part}" for part in ("weight", "bias")}
+TWO = {
+    "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
+    "selector_successor.weight": "candidate_selector.successor_codebook",
+    "selector_hidden.weight": "candidate_selector.hidden_projection.weight",
+    "blk.%.attn_conv_base": "layers.%.attention_conv.base_kernel",
+    "blk.%.attn_conv_proj.weight": "layers.%.attention_conv.kernel_projection.weight",
+    "blk.%.ffn_conv_base": "layers.%.mlp_conv.base_kernel",
+    "blk.%.ffn_conv_proj.weight": "layers.%.mlp_conv.kernel_projection.weight",
 }
-CONFIDENCE = {
-    "conf_proj.weight": ("confidence_head.proj.weight", (72, 1)),
-    "conf_proj.bias": ("confidence_head.proj.bias", (1,)),
+GEMMA4 = {
+    "blk.%.attn_v.weight": None,
+    "blk.%.ffn_norm.weight": "layers.%.pre_feedforward_layernorm.weight",
+    "blk.%.post_attention_norm.weight": "layers.%.post_attention_layernorm.weight",
+    "blk.%.post_ffw_norm.weight": "layers.%.post_feedforward_layernorm.weight",
+    "blk.%.layer_output_scale.weight": "layers.%.layer_scalar",
+    **{name: source.replace("head.", "") for name, source in CONFIDENCE.items()},
 }
-# beside GLOBALS and LAYER
-TWO: dict[str, dict[str, Any]] = {
-    "global": {
-        "selector_predecessor.weight": ("candidate_selector.predecessor_codebook", (12, 256)),
-        "selector_successor.weight": ("candidate_selector.successor_codebook", (12, 256)),
-        "selector_hidden.weight": ("candidate_selector.hidden_projection.weight", (64, 12)),
-    },
-    "layer": {
-        "attn_conv_base": ("attention_conv.base_kernel", (64, 2, 2)),
-        "attn_conv_proj.weight": ("attention_conv.kernel_projection.weight", (64, 16)),
-        "ffn_conv_base": ("mlp_conv.base_kernel", (64, 2, 2)),
-        "ffn_conv_proj.weight": ("mlp_conv.kernel_projection.weight", (64, 16)),
-    },
-}
-ADDED: dict[str, dict[str, Any]] = {
+NAMES: dict[str, dict[str, str | None]] = {
     "plain": {},
     "sliding": {},
-    "swa-sinks": {"layer": SINKS},
-    "gpt-oss": {"layer": BIASES},
-    "llama3": {"global": {"rope_freqs.weight": ("", (8,))}},
-    "own-head": {"global": EMBEDDINGS | {"output.weight": ("lm_head.weight", (64, 256))}},
-    "reduced": {"global": REDUCED},
+    "swa-sinks": SINKS,
+    "gpt-oss": BIASES,
+    "llama3": FACTORS,
+    "own-head": EMBEDDINGS | HEAD,
+    "reduced": HEAD | D2T,
     "dflash2": TWO,
-    "dspark": {"global": MARKOV | CONFIDENCE},
-    "dspark-interleaved": {"global": MARKOV},
-    "dspark-sinks": {"global": MARKOV, "layer": SINKS},
-    "speculators": {
-        "global": EMBEDDINGS
-        | REDUCED
-        | MARKOV
-        | CONFIDENCE
-        | {"markov_w2.weight": ("markov_head.markov_w2.weight", (8, 64))}
-    },
-    "speculators-dflash": {"global": EMBEDDINGS | REDUCED},
-    "speculators-dflash2": {
-        "global": EMBEDDINGS | TWO["global"] | {"output.weight": ("lm_head.weight", (64, 256))},
-        "layer": TWO["layer"],
-    },
+    "dspark": MARKOV | CONFIDENCE,
+    "dspark-interleaved": MARKOV,
+    "dspark-sinks": MARKOV | SINKS,
+    "speculators": EMBEDDINGS | HEAD | D2T | MARKOV | CONFIDENCE,
+    "speculators-dflash": EMBEDDINGS | HEAD | D2T,
+    "speculators-dflash2": EMBEDDINGS | HEAD | TWO,
+    "gemma4": EMBEDDINGS | MARKOV | FACTORS | GEMMA4,
     "muse-glimmer": {
-        "global": {
-            "enc.output_norm.weight": ("encoder.output_norm_enc.weight", (64,)),
-            "fc.weight": ("encoder.fc.weight", (192, 64)),
-        }
+        "enc.output_norm.weight": "encoder.output_norm_enc.weight",
+        "fc.weight": "encoder.fc.weight",
     },
-}
-GEMMA4_LAYER = {
-    "attn_norm.weight": ("input_layernorm.weight", (64,)),
-    "attn_q.weight": ("self_attn.q_proj.weight", (64, 128)),
-    "attn_k.weight": ("self_attn.k_proj.weight", (64, 32)),
-    "attn_output.weight": ("self_attn.o_proj.weight", (128, 64)),
-    "attn_q_norm.weight": ("self_attn.q_norm.weight", (32,)),
-    "attn_k_norm.weight": ("self_attn.k_norm.weight", (32,)),
-    "post_attention_norm.weight": ("post_attention_layernorm.weight", (64,)),
-    "ffn_norm.weight": ("pre_feedforward_layernorm.weight", (64,)),
-    "post_ffw_norm.weight": ("post_feedforward_layernorm.weight", (64,)),
-    "layer_output_scale.weight": ("layer_scalar", (1,)),
-    "ffn_gate.weight": ("mlp.gate_proj.weight", (64, 96)),
-    "ffn_up.weight": ("mlp.up_proj.weight", (64, 96)),
-    "ffn_down.weight": ("mlp.down_proj.weight", (96, 64)),
 }
 
 
@@ -126,36 +86,21 @@ def read(name: str, **changes: Any) -> DraftConfig:
     return read_config(raw, target=hf_drafters.target_facts(name))
 
 
-def table(plans: list[TensorPlan]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    found = {plan.name: (plan.source, plan.shape) for plan in plans}
-    assert len(found) == len(plans), "a tensor stands twice"
-    return found
-
-
-def in_layers(layer: dict[str, Any], n_layer: int) -> dict[str, Any]:
-    return {
-        f"blk.{index}.{name}": (f"layers.{index}.{source}", shape)
-        for index in range(n_layer)
-        for name, (source, shape) in layer.items()
+@pytest.mark.parametrize("name", NAMES)
+def test_each_tensor_has_its_name_and_the_shape_of_the_checkpoint(name: str) -> None:
+    config, tensors = read(name), entries(name)
+    expected = {
+        new.replace("%", str(layer)): old.replace("%", str(layer))
+        for new, old in (PLAIN | NAMES[name]).items()
+        for layer in range(config.spec.n_layer)
+        if old is not None
     }
-
-
-@pytest.mark.parametrize("name", ADDED)
-def test_names_and_shapes(name: str) -> None:
-    config = read(name)
-    layer = in_layers(LAYER | ADDED[name].get("layer", {}), config.spec.n_layer)
-    expected = GLOBALS | ADDED[name].get("global", {}) | layer
-    assert table(plan_tensors(config, entries(name))) == expected
-
-
-def test_names_and_shapes_of_a_gemma4_drafter() -> None:
-    confidence = {
-        key: (source.replace("confidence_head.proj", "confidence_proj"), shape)
-        for key, (source, shape) in CONFIDENCE.items()
-    }
-    expected = GLOBALS | EMBEDDINGS | MARKOV | confidence | in_layers(GEMMA4_LAYER, 2)
-    expected["rope_freqs.weight"] = ("", (16,))
-    assert table(plan_tensors(read("gemma4"), entries("gemma4"))) == expected
+    plans = plan_tensors(config, tensors)
+    assert [plan.name for plan in plans] == list(dict.fromkeys(plan.name for plan in plans))
+    assert {plan.name: plan.source for plan in plans} == expected
+    for plan in plans:
+        if plan.source:
+            assert plan.shape == (tensors[plan.source].shape[::-1] or (1,))
 
 
 @pytest.mark.parametrize("name", hf_drafters.VARIANTS)
@@ -164,10 +109,7 @@ def test_order_and_prefix_of_the_checkpoint_do_not_matter(name: str) -> None:
     plans = plan_tensors(read(name), tensors)
     assert plan_tensors(read(name), dict(reversed(tensors.items()))) == plans
     prefixed = {
-        f"model.{key}": TensorEntry(
-            f"model.{key}", entry.dtype, entry.shape, entry.path, entry.offset, entry.n_bytes
-        )
-        for key, entry in tensors.items()
+        f"model.{key}": replace(entry, name=f"model.{key}") for key, entry in tensors.items()
     }
     found = plan_tensors(read(name), prefixed)
     assert [plan.name for plan in found] == [plan.name for plan in plans]
@@ -181,9 +123,8 @@ def test_no_tensor_may_be_missing(name: str) -> None:
         confidence = missing.startswith("confidence") and missing.endswith(".bias")
         if missing in ("t2d", "embed_tokens.weight") or confidence:
             continue
-        if name == "own-head":  # without its head it would use the target's
-            continue
-        if name == "speculators-dflash2" and missing == "lm_head.weight":  # so would this one
+        # without its head it would use the target's
+        if name == "own-head" or (name, missing) == ("speculators-dflash2", "lm_head.weight"):
             continue
         with pytest.raises(FileError, match=f"1 missing: '{missing}'"):
             plan_tensors(config, entries(name, **{missing: None}))
@@ -241,34 +182,34 @@ def test_the_same_tensor_twice() -> None:
 
 
 def test_a_rank_that_the_config_does_not_state_is_the_tensors() -> None:
-    config = read("dspark", markov_rank=None)
-    assert table(plan_tensors(config, entries("dspark")))["markov_w1.weight"][1] == (8, 256)
+    plans = plan_tensors(read("dspark", markov_rank=None), entries("dspark"))
+    assert next(plan for plan in plans if plan.name == "markov_w1.weight").shape == (8, 256)
 
 
-HEAD = (256, 64)
+TABLE = (256, 64)
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "tensors", "kept"),
     [
         # the drafter's own head may come with the target's embeddings
-        ("plain", {}, {"lm_head.weight": HEAD}, {"output.weight"}),
+        ("plain", {}, {"lm_head.weight": TABLE}, {"output.weight"}),
         # embeddings alone would become the head as well: only where the config says so
-        ("plain", {}, {"embed_tokens.weight": HEAD}, {"token_embd.weight"}),
-        ("plain", {"tie_word_embeddings": False}, {"embed_tokens.weight": HEAD}, set()),
-        ("plain", {"has_embed_tokens": False}, {"embed_tokens.weight": HEAD}, set()),
+        ("plain", {}, {"embed_tokens.weight": TABLE}, {"token_embd.weight"}),
+        ("plain", {"tie_word_embeddings": False}, {"embed_tokens.weight": TABLE}, set()),
+        ("plain", {"has_embed_tokens": False}, {"embed_tokens.weight": TABLE}, set()),
         # the head of a DSpark drafter with the whole vocabulary is the target's
-        ("dspark", {}, {"lm_head.weight": HEAD}, set()),
+        ("dspark", {}, {"lm_head.weight": TABLE}, set()),
         (
             "dspark",
             {"tie_word_embeddings": False},
-            {"lm_head.weight": HEAD, "embed_tokens.weight": HEAD},
+            {"lm_head.weight": TABLE, "embed_tokens.weight": TABLE},
             {"token_embd.weight", "output.weight"},
         ),
         (
             "dspark",
             {"train_embed_tokens": False},
-            {"lm_head.weight": HEAD, "embed_tokens.weight": HEAD},
+            {"lm_head.weight": TABLE, "embed_tokens.weight": TABLE},
             set(),
         ),
         ("speculators", {}, {"embed_tokens.weight": None}, {"output.weight"}),
@@ -281,19 +222,17 @@ def test_whose_embeddings_and_head(
     names = {plan.name for plan in plan_tensors(config, found)}
     assert names & {"token_embd.weight", "output.weight"} == kept
     left = left_out(config, found)
-    assert {plan.source for plan in plan_tensors(config, found)} - {
-        ""
-    } == found.keys() - left.keys()
+    assert {plan.source for plan in plan_tensors(config, found)} == found.keys() - left.keys()
 
 
 def test_trained_embeddings_without_a_head_are_refused() -> None:
     config = read("plain", tie_word_embeddings=False, train_embed_tokens=True)
     with pytest.raises(FileError, match=r"lm_head\.weight is missing"):
-        plan_tensors(config, entries("plain", **{"embed_tokens.weight": HEAD}))
+        plan_tensors(config, entries("plain", **{"embed_tokens.weight": TABLE}))
 
 
 def test_copies_of_the_target_for_training_are_left_out() -> None:
-    extra = {"verifier_norm.weight": (64,), "verifier_lm_head.weight": HEAD}
+    extra = {"verifier_norm.weight": (64,), "verifier_lm_head.weight": TABLE}
     found = entries("speculators", **extra)
     assert left_out(read("speculators"), found).keys() == {"t2d", *extra}
     plan_tensors(read("speculators"), found)

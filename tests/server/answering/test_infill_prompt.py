@@ -27,14 +27,9 @@ def repository_vocabulary(
     pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Vocabulary]:
     """That of a model with tokens for repositories and files, as Qwen2.5-Coder has them."""
-    path = changed(
-        pair[0],
-        tmp_path_factory.mktemp("repository") / "target.gguf",
-        keys={
-            "tokenizer.ggml.fim_rep_token_id": (8190, UINT32, None),
-            "tokenizer.ggml.fim_sep_token_id": (8191, UINT32, None),
-        },
-    )
+    names = ("tokenizer.ggml.fim_rep_token_id", "tokenizer.ggml.fim_sep_token_id")
+    keys = {name: (8190 + i, UINT32, None) for i, name in enumerate(names)}
+    path = changed(pair[0], tmp_path_factory.mktemp("repository") / "target.gguf", keys=keys)
     with load(path, n_ctx=64, n_gpu_layers=0, n_threads=1, quiet=True) as loaded:
         yield loaded.target.vocabulary
 
@@ -52,10 +47,7 @@ def test_the_prompt_of_a_gap(vocabulary: Vocabulary) -> None:
     gap = Gap(PREFIX, SUFFIX, "    return ")
     expected = f"<|fim_prefix|>{PREFIX}    return <|fim_suffix|>{SUFFIX}<|fim_middle|>"
     assert spelled(vocabulary, gap) == expected
-    others = (
-        OtherText(text="a = 1\n", filename="a.py"),
-        OtherText(text="b = 2\n", filename="b.py"),
-    )
+    others = [OtherText(text=text) for text in ("a = 1\n", "b = 2\n")]
     between = "\n\n--- snippet ---\n\n"
     assert (
         spelled(vocabulary, Gap(PREFIX, SUFFIX, "    return ", others))

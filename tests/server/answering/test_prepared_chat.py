@@ -7,7 +7,7 @@ import pytest
 from chat_models import HELLO, WEATHER, with_template
 from dflash_local import load
 from dflash_local.chat.tool import Tool
-from dflash_local.server.answering.prepared_chat import prepare_chat
+from dflash_local.server.answering.chat import prepare_chat
 from dflash_local.server.answering.tools import tool_use
 from dflash_local.server.http.errors import ApiError
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from chat_models import NOW, WEATHER
+from chat_models import CALLED, NOW, WEATHER
 from dflash_local import Model
 from openai_api import CHAT, QUESTION, post, refused, streamed, user
 
@@ -49,28 +49,6 @@ def test_of_the_tools_that_are_allowed_one_is_called(tool_client: httpx.Client) 
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": allowed}}
     told = ask(tool_client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
     assert [c["function"]["name"] for c in told["message"]["tool_calls"]] == ["now"]
-
-
-def test_the_deltas_of_a_stream_join_to_the_call(tool_client: httpx.Client) -> None:
-    body = {
-        "messages": user("What is the weather?"),
-        "max_tokens": 96,
-        "temperature": 0,
-        "tools": [WEATHER],
-        "tool_choice": "required",
-        "parallel_tool_calls": False,
-    }
-    chunks = [chunk["choices"][0] for chunk in streamed(tool_client, CHAT, **body)]
-    assert chunks[-1]["finish_reason"] == "tool_calls"
-    deltas = [c["delta"]["tool_calls"] for c in chunks if "tool_calls" in c["delta"]]
-    assert all(len(delta) == 1 and delta[0]["index"] == 0 for delta in deltas)
-    [start], *rest = deltas
-    assert start["function"] == {"name": "get_weather", "arguments": ""}
-    assert len(rest) > 2
-    assert all(set(piece) == {"index", "function"} for [piece] in rest)
-    joined = "".join(piece["function"]["arguments"] for [piece] in rest)
-    assert_weather({**start, "function": {"name": start["function"]["name"], "arguments": joined}})
-    assert not any(chunk["delta"].get("content") for chunk in chunks)
 
 
 def test_a_model_may_call_of_itself(tool_client: httpx.Client) -> None:
@@ -115,17 +93,7 @@ def test_a_call_that_is_cut_off_is_no_finished_one(tool_client: httpx.Client) ->
 
 
 def test_a_conversation_with_calls_goes_on(tool_client: httpx.Client) -> None:
-    call = {
-        "id": "call_1",
-        "type": "function",
-        "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'},
-    }
-    messages = [
-        {"role": "developer", "content": "Be brief."},
-        *user("What is the weather?"),
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "sunny"}]},
-    ]
+    messages = [{"role": "developer", "content": "Be brief."}, *CALLED]
     without = n_prompt(tool_client, messages=messages)
     shown = n_prompt(tool_client, messages=messages, tools=TOOLS) - without
     assert shown > 100  # the template shows what the tools are
@@ -166,15 +134,9 @@ def test_reasoning_may_stay_in_the_content(tool_client: httpx.Client) -> None:
 
 
 def test_a_schema_binds_what_comes_after_the_reasoning(tool_client: httpx.Client) -> None:
-    body = {
-        "messages": user(QUESTION),
-        "max_tokens": 64,
-        "temperature": 0,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "x", "schema": {"const": {"a": 1}}},
-        },
-    }
+    body = {"messages": user(QUESTION), "max_tokens": 64, "temperature": 0}
+    named = {"name": "x", "schema": {"const": {"a": 1}}}
+    body |= {"response_format": {"type": "json_schema", "json_schema": named}}
     answer = post(tool_client, CHAT, **body, reasoning_effort="none")
     assert json.loads(answer["choices"][0]["message"]["content"]) == {"a": 1}
     # Free to think first, the model may go on with that to the last token.

@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import json
 import socket
+from collections import defaultdict
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from dflash_local.server.http.bodies import BodyCheck
 from dflash_local.server.http.errors import ApiError
 from dflash_local.server.http.settings import ServerSettings
-from raw_http import exchange, message
+from raw_http import exchange, message, posted
 from server_process import ServerProcess
 
 MEGABYTE = 1 << 20
@@ -114,9 +115,7 @@ def test_a_text_that_cannot_fit_is_not_tokenised(
 
 
 def test_large_bodies_are_refused_before_they_are_read(server: ServerProcess) -> None:
-    head = ["Host: localhost", "Content-Type: application/json"]
-    lines = ["POST /v1/completions HTTP/1.1", *head, "Content-Length: 99999999999", "", ""]
-    status, body = exchange(server, "\r\n".join(lines).encode())
+    status, body = exchange(server, posted("/v1/completions", b"", length=99999999999))
     assert status == 413
     assert "bytes" in message(body)
 
@@ -153,9 +152,8 @@ def test_large_bodies_of_unknown_length_are_refused(server: ServerProcess) -> No
     ids=range(9),
 )
 def test_bodies_that_are_no_json(client: httpx.Client, body: bytes, said: str) -> None:
-    headers = {"Content-Type": "application/json"}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/models"):
-        answer = client.post(path, content=body, headers=headers)
+        answer = client.post(path, content=body, headers=JSON)
         assert answer.status_code == 400
         assert said in message(answer.content)
 
@@ -172,18 +170,10 @@ def test_other_content_types_are_refused(client: httpx.Client, kind: str | None)
 def test_a_body_of_two_lengths(server: ServerProcess) -> None:
     """A proxy that believes the other one sees other requests than this server does."""
     body = b'{"prompt": "a", "max_tokens": 1}'
-    head = [
-        "POST /v1/completions HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        "Transfer-Encoding: chunked",
-        "",
-        "",
-    ]
+    head = posted("/v1/completions", b"", "Transfer-Encoding: chunked", length=len(body))
     chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    status, answer = exchange(server, "\r\n".join(head).encode() + chunked + smuggled)
+    status, answer = exchange(server, head + chunked + smuggled)
     assert status == 400
     assert "both Content-Length and Transfer-Encoding" in message(answer)
     assert answer.count(b"HTTP/1.1") == 0  # the connection is closed
@@ -193,16 +183,17 @@ class _Large:
     """A check of bodies before an app that answers once it may, asked with large bodies."""
 
     def __init__(self) -> None:
-        self.begun = 0
-        self.may_end = asyncio.Event()
-        self._check = BodyCheck(self._answer, ServerSettings(max_body=40 * MEGABYTE), "/api")
+        self.begun: list[int] = []
+        """The megabytes of the requests that the app got."""
+        self.may_end: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self._check = BodyCheck(self._answer, ServerSettings(max_body=40 * MEGABYTE))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.begun += 1
-        await self.may_end.wait()
+        self.begun.append(len((await receive())["body"]) // MEGABYTE)
+        await self.may_end[self.begun[-1]].wait()
 
     async def has_begun(self, n: int) -> None:
-        while self.begun < n:
+        while len(self.begun) < n:
             await asyncio.sleep(0.01)
 
     def ask(self, megabytes: int, leaves: asyncio.Event) -> asyncio.Task[None]:
@@ -235,7 +226,8 @@ def test_who_leaves_while_its_large_body_waits_gives_up_its_place() -> None:
         await second
         await large.has_begun(2)
         assert not first.done() and not third.done()
-        large.may_end.set()
+        large.may_end[20].set()
+        large.may_end[8].set()
         await asyncio.gather(first, third)
 
     asyncio.run(asyncio.wait_for(run(), 60))
@@ -248,49 +240,33 @@ def test_large_bodies_that_wait_are_bound_and_refused_beyond() -> None:
         await large.has_begun(1)
         asked += [large.ask(20, stays) for _ in range(7)]
         done, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        assert large.begun == 1 and len(waiting) == 7
+        assert large.begun == [20] and len(waiting) == 7
         (refused,) = done
         error = refused.exception()
         assert isinstance(error, ApiError) and error.status == 503
         assert "wait already, 120 MiB in all; send this one again later" in error.message
-        large.may_end.set()
+        large.may_end[20].set()
         await asyncio.gather(*waiting)
-        assert large.begun == 7
+        assert large.begun == [20] * 7
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_large_bodies_are_answered_in_the_order_in_which_they_came() -> None:
     """A later one that would fit beside those in work does not overtake one that waits."""
-    begun: list[str] = []
-    ends = {name: asyncio.Event() for name in "abc"}
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        name = scope["path"][1:]
-        begun.append(name)
-        await ends[name].wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def ask(client: httpx.AsyncClient, name: str, megabytes: int) -> int:
-        body = b'"' + b"x" * (megabytes * MEGABYTE) + b'"'
-        return (await client.post(f"/{name}", content=body, headers=JSON)).status_code
 
     async def run() -> None:
-        settings = ServerSettings(max_body=40 * MEGABYTE)
-        transport = httpx.ASGITransport(app=BodyCheck(app, settings, "/api"))
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            asked = []
-            for name, megabytes in (("a", 20), ("b", 24), ("c", 8)):
-                asked.append(asyncio.create_task(ask(client, name, megabytes)))
-                for _ in range(100):
-                    await asyncio.sleep(0)
-            assert begun == ["a"]
-            ends["a"].set()
-            await asked[0]
-            for name in "bc":
-                ends[name].set()
-            assert await asyncio.gather(*asked) == [200, 200, 200]
-            assert begun == ["a", "b", "c"]
+        large, stays = _Large(), asyncio.Event()
+        asked = [large.ask(megabytes, stays) for megabytes in (20, 24, 8)]
+        await large.has_begun(1)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert large.begun == [20]
+        large.may_end[20].set()
+        await asked[0]
+        for megabytes in (24, 8):
+            large.may_end[megabytes].set()
+        await asyncio.gather(*asked)
+        assert large.begun == [20, 24, 8]
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from impatient_server import COMMAND
-from raw_http import exchange, message
+from raw_http import exchange, message, posted
 from server_process import ServerProcess, n_busy, serving, until
 
 
@@ -27,17 +27,11 @@ def stuck_reader(server: ServerProcess, n_predict: int) -> Iterator[socket.socke
     """A client that asks for an answer and does not read it."""
     # 1.5 KB a token: far more than the kernel's buffers and asyncio's hold, which is 80 KB.
     answer = {"prompt": "def f(x):", "n_predict": n_predict, "n_probs": 20, "ignore_eos": True}
-    body = json.dumps({**answer, "stream": True}).encode()
-    head = [
-        "POST /completion HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-    ]
+    request = posted("/completion", json.dumps({**answer, "stream": True}).encode())
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
-        connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
+        connection.sendall(request)
         yield connection
 
 
@@ -93,9 +87,9 @@ def test_a_second_head_that_never_ends(impatient: ServerProcess) -> None:
 
 
 def test_the_body_of_a_refused_request_that_never_ends(impatient: ServerProcess) -> None:
-    head = ["POST /v1/completions HTTP/1.1", "Host: evil.example", "Content-Length: 100", "", "{"]
+    request = posted("/v1/completions", b"{", "Host: evil.example", length=100)
     with socket.create_connection(("127.0.0.1", impatient.port), timeout=60) as connection:
-        connection.sendall("\r\n".join(head).encode())
+        connection.sendall(request)
         assert connection.recv(4096).startswith(b"HTTP/1.1 403")
         connection.sendall(b" ")
         while connection.recv(4096):
@@ -103,14 +97,8 @@ def test_the_body_of_a_refused_request_that_never_ends(impatient: ServerProcess)
 
 
 def test_a_body_that_never_ends(impatient: ServerProcess) -> None:
-    head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Length: 100", "", "{"]
-    with socket.create_connection(("127.0.0.1", impatient.port), timeout=60) as connection:
-        connection.sendall("\r\n".join(head).encode())
-        answer = b""
-        while part := connection.recv(4096):
-            answer += part
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert "error" in json.loads(answer.partition(b"\r\n\r\n")[2])
+    status, answer = exchange(impatient, posted("/v1/completions", b"{", length=100))
+    assert status == 408 and message(answer)
 
 
 def test_more_connections_than_there_may_be(impatient: ServerProcess) -> None:

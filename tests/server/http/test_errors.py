@@ -61,36 +61,19 @@ def test_a_body_that_is_no_object(client: httpx.Client, path: str, body: str) ->
     assert error(answer)["type"] == "invalid_request_error"
 
 
-@pytest.mark.one_in(26)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 0),
-        ("max_tokens", -2),
-        ("max_tokens", 1.5),
-        ("max_tokens", "5"),
-        ("max_tokens", True),
-        ("max_tokens", 2**31),
-        ("max_tokens", 10**30),
-        ("temperature", -0.1),
-        ("temperature", 101),
-        ("temperature", "1"),
-        ("top_p", 1.1),
-        ("top_p", -1),
-        ("n", 0),
-        ("n", 1000),
-        ("seed", 1.5),
-        ("seed", 10**30),
-        ("stop", 5),
-        ("stop", ["x"] * 1000),
-        ("stop", ["x" * 100_000]),
-        ("presence_penalty", 3),
-        ("frequency_penalty", -3),
-        ("logit_bias", {"1": 1000}),
-        ("logit_bias", {"x" * 300: 1}),
-        ("logit_bias", {"99999999": 1}),
-        ("logit_bias", [1]),
-        ("stream", "yes"),
+        *(("max_tokens", value) for value in (0, -2, 1.5, "5", True, 2**31, 10**30)),
+        *(("temperature", value) for value in (-0.1, 101, "1", "hot")),
+        *(("top_p", value) for value in (1.1, -1)),
+        *(("n", value) for value in (0, 1000, True)),
+        *(("seed", value) for value in (1.5, 10**30)),
+        *(("stop", value) for value in (5, [""], ["x"] * 1000, ["x" * 100_000])),
+        *(("presence_penalty", 3), ("frequency_penalty", -3), ("stream", "yes")),
+        *(("logit_bias", {key: bias}) for key, bias in (("1", 1000), ("x" * 300, 1), ("a", "b"))),
+        *(("logit_bias", {"99999999": 1}), ("logit_bias", [1])),
     ],
 )
 def test_a_value_out_of_bounds_is_named(client: httpx.Client, field: str, value: object) -> None:
@@ -123,10 +106,3 @@ def test_a_prompt_that_does_not_fit_gets_the_numbers(client: httpx.Client) -> No
     # What agents look for, and read the numbers from.
     assert f"request ({n} tokens) exceeds the available context size ({n_ctx} " in told["message"]
     assert told["type"] == "exceed_context_size_error"
-
-
-def test_a_prompt_that_does_not_fit_is_refused_before_a_stream_begins(client: httpx.Client) -> None:
-    body = {"prompt": "word " * 20_000, "max_tokens": 1, "stream": True}
-    answer = client.post("/v1/completions", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"

@@ -7,7 +7,6 @@ import pytest
 from starlette.types import Message
 
 from dflash_local.errors import ContextFullError
-from dflash_local.server.anthropic import errors as anthropic_errors
 from dflash_local.server.http import event_stream as module
 from dflash_local.server.http.event_stream import (
     LINES,
@@ -17,7 +16,6 @@ from dflash_local.server.http.event_stream import (
     ServerEvent,
     event_form,
 )
-from dflash_local.server.ollama import errors as ollama_errors
 
 PING = NamedEvent("ping", {"type": "ping"})
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
@@ -55,7 +53,6 @@ def played(
     source: Source,
     *,
     receive: Callable[[], object] = never,
-    done: str | None = "[DONE]",
     path: str = "/",
     sent: list[Message] | None = None,
 ) -> list[Message]:
@@ -68,12 +65,12 @@ def played(
 
     async def run() -> None:
         scope = {**SCOPE, "path": path}
-        if path.startswith(ollama_errors.PATH):
+        if path.startswith("/api"):
             form = LINES
-        elif path == anthropic_errors.PATH:
+        elif path == "/v1/messages":
             form = event_form(done=None, keep_alive=PING, name_error=True)
         else:
-            form = event_form(done=done)
+            form = event_form()
         await AnswerStream(source.stream(), form)(scope, receive, send)  # type: ignore[arg-type]
 
     asyncio.run(run())
@@ -87,9 +84,9 @@ def body(messages: list[Message]) -> str:
 def test_comments_where_there_can_be_any() -> None:
     told = [Comment("loading a 40 %"), {"a": 1}]
     assert body(played(Source(*told))) == ': loading a 40 %\n\ndata: {"a":1}\n\ndata: [DONE]\n\n'
-    named = body(played(Source(*told), path=anthropic_errors.PATH))
+    named = body(played(Source(*told), path="/v1/messages"))
     assert named.startswith(": loading a 40 %\n\nevent: ping\n")
-    assert body(played(Source(*told), path=ollama_errors.PATH + "/chat")) == '{"a":1}\n'
+    assert body(played(Source(*told), path="/api/chat")) == '{"a":1}\n'
 
 
 def test_an_error_after_a_comment_is_the_last_event() -> None:
@@ -98,43 +95,11 @@ def test_an_error_after_a_comment_is_the_last_event() -> None:
     assert "context_length_exceeded" in rest[-2]["body"].decode()
 
 
-def test_bytes_and_headers() -> None:
-    source = Source({"a": "é\n"}, {"b": 1}, NamedEvent("part", {"c": None}))
-    first, *rest = played(source)
-    assert first["status"] == 200
-    headers = dict(first["headers"])
-    assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
-    assert headers[b"cache-control"] == b"no-cache"
-    assert headers[b"x-accel-buffering"] == b"no"
-    assert b"content-length" not in headers
-    assert [message["body"].decode() for message in rest] == [
-        'data: {"a":"é\\n"}\n\n',
-        'data: {"b":1}\n\n',
-        'event: part\ndata: {"c":null}\n\n',
-        "data: [DONE]\n\n",
-        "",
-    ]
-    assert [message["more_body"] for message in rest] == [True] * 4 + [False]
-    assert source.closed
-
-
-def test_the_last_event_may_be_left_out() -> None:
-    assert body(played(Source({"a": 1}), done=None)) == 'data: {"a":1}\n\n'
-
-
-def test_an_error_before_the_first_event_is_raised() -> None:
-    sent: list[Message] = []
-    source = Source(ContextFullError("too long"))
-    with pytest.raises(ContextFullError):
-        played(source, sent=sent)
-    assert not sent and source.closed
-
-
 def test_a_later_error_is_the_last_event() -> None:
-    source = Source({"a": 1}, ContextFullError("too long"))
+    source = Source({"a": "é\n"}, ContextFullError("too long"))
     messages = played(source)
     assert body(messages) == (
-        'data: {"a":1}\n\n'
+        'data: {"a":"é\\n"}\n\n'
         'data: {"error":{"message":"too long","type":"invalid_request_error","param":null,'
         '"code":"context_length_exceeded"}}\n\n'
     )
@@ -169,7 +134,7 @@ def test_a_long_wait_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_messages_have_pings_and_errors_with_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.01)
-    told = body(played(Source(ContextFullError("long"), pause=0.2), path=anthropic_errors.PATH))
+    told = body(played(Source(ContextFullError("long"), pause=0.2), path="/v1/messages"))
     ping = 'event: ping\ndata: {"type":"ping"}\n\n'
     assert told.startswith(ping)
     assert told.replace(ping, "") == (
@@ -180,7 +145,7 @@ def test_messages_have_pings_and_errors_with_a_name(monkeypatch: pytest.MonkeyPa
 
 def test_lines_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.01)
-    path = f"{ollama_errors.PATH}/chat"
+    path = "/api/chat"
     source = Source({"a": "é\n"}, {"b": 1}, ContextFullError("too long"), pause=0.1)
     first, *rest = messages = played(source, path=path)
     assert dict(first["headers"])[b"content-type"] == b"application/x-ndjson"

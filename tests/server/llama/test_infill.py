@@ -42,15 +42,9 @@ def test_a_model_that_fills_no_gaps_goes_on(without_infill: Path) -> None:
         prompt = infill_prompt(vocabulary, gap, room=WIDE)
         assert vocabulary.detokenize(prompt, special=True) == expected
         own = model.generate(expected, max_tokens=8)
-    body = {
-        "input_prefix": PREFIX,
-        "input_suffix": SUFFIX,
-        "prompt": "    return ",
-        "input_extra": [{"text": "a = 1\n"}],
-        "n_predict": 8,
-    }
+    body = {"prompt": "    return ", "input_extra": [{"text": "a = 1\n"}], "n_predict": 8}
     with serving("--target", str(without_infill), *EXACT[:4]) as server, server.client() as client:
-        told = [client.post("/infill", json=body).json() for _ in range(2)]
+        told = [fill(client, **body) for _ in range(2)]
         warnings = [line for line in server.log if "no tokens to fill a gap" in line]
     assert [answer["content"] for answer in told] == [own.text] * 2
     assert len(warnings) == 1
@@ -125,13 +119,12 @@ def test_a_late_answer_ends_with_its_line(client: httpx.Client, own: str) -> Non
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"input_suffix": ""}, "input_prefix"),
-        ({"input_prefix": ""}, "input_suffix"),
+        *(({"input_suffix": ""}, "input_prefix"), ({"input_prefix": ""}, "input_suffix")),
         ({**EMPTY, "prompt": ["a", -1]}, "prompt"),
-        ({**EMPTY, "input_extra": {}}, "input_extra"),
-        ({**EMPTY, "input_extra": [{}]}, "input_extra"),
-        ({**EMPTY, "input_extra": [{"text": 1}]}, "input_extra"),
-        ({**EMPTY, "input_extra": [{"filename": 1, "text": ""}]}, "input_extra"),
+        *(
+            ({**EMPTY, "input_extra": given}, "input_extra")
+            for given in ({}, [{}], [{"text": 1}], [{"filename": 1, "text": ""}])
+        ),
     ],
 )
 def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param: str) -> None:
@@ -141,11 +134,9 @@ def test_a_bad_field_is_named(client: httpx.Client, body: dict[str, Any], param:
 @pytest.mark.slow
 def test_a_gap_in_a_long_file_is_filled(client: httpx.Client) -> None:
     file = "def f(x):\n    return x\n\n\n" * 80_000
-    body = {"input_prefix": file, "input_suffix": file, "n_predict": 4}
-    body |= {"input_extra": [{"text": file, "filename": "long.py"}]}
-    answer = client.post("/infill", json=body)
-    assert answer.status_code == 200
-    assert answer.json()["tokens_predicted"] > 0
+    extra = [{"text": file, "filename": "long.py"}]
+    told = fill(client, input_prefix=file, input_suffix=file, input_extra=extra, n_predict=4)
+    assert told["tokens_predicted"] > 0
 
 
 def test_a_gap_may_be_given_in_tokens(client: httpx.Client, model: Model) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tiny_coder
 from adapters import write_lora
 from dflash_local import load
-from server_process import EXACT, ServerProcess
+from server_process import EXACT, serving
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add_all(numbers):\n"
 MESSAGES = [{"role": "user", "content": "Add all numbers."}]
@@ -20,24 +20,17 @@ MESSAGES = [{"role": "user", "content": "Add all numbers."}]
 
 @pytest.fixture(scope="module")
 def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path, names = (
-        tmp_path_factory.mktemp("lora") / "style.gguf",
-        [*map("blk.{}.ffn_down.weight".format, range(8))],
-    )
+    path = tmp_path_factory.mktemp("lora") / "style.gguf"
+    names = [f"blk.{i}.ffn_down.weight" for i in range(8)]
     return write_lora(path, tiny_coder.pair()[0], names=names, gain=0.15)
 
 
 @pytest.fixture(scope="module")
 def adapted(lora: Path, cache_folder: Path) -> Iterator[httpx.Client]:
     target, draft = map(str, tiny_coder.pair())
-    server = ServerProcess("--target", target, "--draft", draft, "--lora", f"{lora}:0.5", *EXACT)
-    try:
-        server.start()
-        with server.client() as client:
-            yield client
-    finally:
-        server.process.kill()
-        server.wait()
+    files = ("--target", target, "--draft", draft, "--lora", f"{lora}:0.5")
+    with serving(*files, *EXACT) as server, server.client() as client:
+        yield client
 
 
 @cache

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,10 @@ import pytest
 
 import tiny_coder
 from long_text import PYTHON_SOURCE
-from server_process import EXACT, ServerProcess, serving
+from server_process import EXACT, serving
 
 PROMPT = PYTHON_SOURCE[:600]
 OTHER = "def add(a, b):\n"
-
-
-def server(folder: Path, *options: str) -> ServerProcess:
-    target, draft = map(str, tiny_coder.pair())
-    return ServerProcess(
-        *("--target", target, "--draft", draft, "--parallel", "2", "--cache-mb", "0"),
-        *("--slot-save-path", str(folder), *EXACT, *options),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +23,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("slots") / "saved"
 
 
+@contextmanager
 def opened(folder: Path, *options: str) -> Iterator[httpx.Client]:
     folder.mkdir(exist_ok=True)
-    process = server(folder, *options)
-    try:
-        process.start()
-        with process.client() as client:
-            yield client
-    finally:
-        process.process.kill()
-        process.wait()
+    target, draft = map(str, tiny_coder.pair())
+    files = ("--target", target, "--draft", draft, "--slot-save-path", str(folder))
+    usual = ("--parallel", "2", "--cache-mb", "0", *EXACT)
+    with serving(*files, *usual, *options) as server, server.client() as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def client(folder: Path, cache_folder: Path) -> Iterator[httpx.Client]:
-    yield from opened(folder)
+    with opened(folder) as client:
+        yield client
 
 
 def completed(client: httpx.Client, prompt: str = PROMPT, **fields: Any) -> dict[str, Any]:
@@ -90,7 +82,7 @@ def test_a_slot_comes_back_in_another_one(client: httpx.Client, folder: Path) ->
 def test_a_slot_outlives_its_server(folder: Path, client: httpx.Client) -> None:
     first = completed(client, id_slot=0)
     change(client, 0, "save", "kept").raise_for_status()
-    for other in opened(folder):
+    with opened(folder) as other:
         change(other, 1, "restore", "kept").raise_for_status()
         second = completed(other, id_slot=1)
         assert second["timings"]["prompt_n"] == 1
@@ -110,21 +102,8 @@ def test_the_slot_is_the_one_that_was_asked_for(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "../talk",
-        "/tmp/talk",
-        "a/b",
-        "a\\b",
-        ".",
-        "..",
-        ".hidden",
-        "c:talk",
-        "talk\0",
-        "talk.",
-        " a",
-        "CON",
-        "nul.bin",
-        "Com1",
-        "lpt9 .a.b",
+        *("../talk", "/tmp/talk", "a/b", "a\\b", ".", "..", ".hidden", "c:talk", "talk\0"),
+        *("talk.", " a", "CON", "nul.bin", "Com1", "lpt9 .a.b"),
     ],
 )
 def test_no_name_leads_out_of_the_folder(client: httpx.Client, folder: Path, name: str) -> None:
@@ -160,7 +139,7 @@ def test_keys_do_not_reach_each_others_slots_and_files(folder: Path, cache_folde
         client.headers["Authorization"] = f"Bearer {key}"
         return client
 
-    for client in opened(folder, "--api-key", "one", "--api-key", "two"):
+    with opened(folder, "--api-key", "one", "--api-key", "two") as client:
         n = completed(by(client, "one"), id_slot=0)["timings"]["prompt_n"]
         saved = change(client, 0, "save", "mine").raise_for_status().json()
         for action in ("save", "restore"):

@@ -23,12 +23,8 @@ from small_machine import COMMAND
 
 GIB = 1 << 30
 LONG = {
-    "messages": user("def f(x):"),
-    "max_tokens": 400,
-    "ignore_eos": True,
-    "stream": True,
-    "logprobs": True,
-    "top_logprobs": 20,
+    **{"messages": user("def f(x):"), "max_tokens": 400, "ignore_eos": True},
+    **{"stream": True, "logprobs": True, "top_logprobs": 20},
 }
 """Some 700 KB; at most 160 KB are on their way to a client."""
 SHORT = {"prompt": "def f(x):", "max_tokens": 1}
@@ -90,24 +86,20 @@ def loaded(*sizes: float) -> list[Plan]:
     return [taken(machine(gpu=24), size, on_gpu=True) for size in sizes]
 
 
-def test_alone_there_is_room() -> None:
-    assert fits(wants(20), machine(gpu=24), beside=[])
-
-
-def test_beside_a_small_one_there_is_room() -> None:
-    assert fits(wants(10), machine(gpu=12), beside=loaded(12))
-
-
-def test_a_model_that_would_be_pushed_off_the_gpu_has_none() -> None:
-    assert not fits(wants(14), machine(gpu=12), beside=loaded(12))
-
-
-def test_a_model_that_would_not_fit_at_all_has_none() -> None:
-    assert not fits(wants(14), machine(gpu=12, host=2), beside=loaded(12))
-
-
-def test_nobody_needs_to_go_for_one_that_gets_no_more_alone() -> None:
-    assert fits(wants(30), machine(gpu=12), beside=loaded(12))
+@pytest.mark.parametrize(
+    ("size", "gpu", "host", "others", "is_room"),
+    [
+        pytest.param(20, 24, 64, (), True, id="alone"),
+        pytest.param(10, 12, 64, (12,), True, id="beside a small one"),
+        pytest.param(14, 12, 64, (12,), False, id="it would be pushed off the GPU"),
+        pytest.param(14, 12, 2, (12,), False, id="it would not fit at all"),
+        pytest.param(30, 12, 64, (12,), True, id="it gets no more alone"),
+    ],
+)
+def test_whether_there_is_room(
+    size: float, gpu: float, host: float, others: tuple[float, ...], is_room: bool
+) -> None:
+    assert fits(wants(size), machine(gpu=gpu, host=host), beside=loaded(*others)) == is_room
 
 
 def test_nobody_goes_for_one_that_does_not_fit_even_alone() -> None:

@@ -11,20 +11,9 @@ from dflash_local.server.models.keep_alive import keep_alive_s
 @pytest.mark.parametrize(
     ("given", "seconds"),
     [
-        (0, 0),
-        (300, 300),
-        (2.5, 2.5),
-        (-1, math.inf),
-        ("0", 0),
-        ("-1", math.inf),
-        ("90", 90),
-        ("5m", 300),
-        (" 5m ", 300),
-        ("1h30m", 5400),
-        ("1.5h", 5400),
-        ("250ms", 0.25),
-        ("-1s", math.inf),
-        ("24h", 86400),
+        *((0, 0), (300, 300), (2.5, 2.5), (-1, math.inf), ("0", 0), ("-1", math.inf), ("90", 90)),
+        *(("5m", 300), (" 5m ", 300), ("1h30m", 5400), ("1.5h", 5400), ("250ms", 0.25)),
+        *(("-1s", math.inf), ("24h", 86400)),
     ],
 )
 def test_times(given: Any, seconds: float) -> None:

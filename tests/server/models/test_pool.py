@@ -100,25 +100,15 @@ def test_the_model_that_is_named_answers(several: ServerProcess, model: Model) -
     api = openai.OpenAI(base_url=f"{several.url}/v1", api_key="any")
     assert {listed.id for listed in api.models.list()} == {"last", "coder", "plain:q8", "broken"}
     own = model.chat(user(QUESTION), max_tokens=CERTAIN, temperature=0).text
+    asked: Any = {"messages": user(QUESTION), "max_tokens": CERTAIN, "temperature": 0}
     for name, drafts in (("coder", True), ("plain:q8", False)):
-        told = api.chat.completions.create(
-            model=name,
-            messages=[{"role": "user", "content": QUESTION}],
-            max_tokens=CERTAIN,
-            temperature=0,
-            extra_body={"draft_width": 8} if drafts else {},
-        )
+        extra = {"draft_width": 8} if drafts else {}
+        told = api.chat.completions.create(model=name, **asked, extra_body=extra)
         assert (told.model, told.choices[0].message.content) == (name, own)
         timings: Any = told.model_extra
         assert ("draft_n" in timings["timings"]) == drafts
         assert api.models.retrieve(name).to_dict()["status"] == {"value": "loaded"}
-    *pieces, last = api.chat.completions.create(
-        model="coder",
-        messages=[{"role": "user", "content": QUESTION}],
-        max_tokens=CERTAIN,
-        temperature=0,
-        stream=True,
-    )
+    *pieces, last = api.chat.completions.create(model="coder", **asked, stream=True)
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == own
     assert last.model == "coder"
 
@@ -220,7 +210,7 @@ def test_every_client_is_told_of_no_such_model_in_its_words(
         )
     with pytest.raises(anthropic.NotFoundError, match="not found") as missing:
         anthropic.Anthropic(base_url=several.url, api_key="any").messages.create(
-            model=UNKNOWN, max_tokens=1, messages=[{"role": "user", "content": "Hi"}]
+            model=UNKNOWN, max_tokens=1, messages=user("Hi")
         )
     told: Any = missing.value.body
     assert told["error"]["type"] == "not_found_error"

@@ -7,11 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
 import tiny_coder
 from dflash_local import Model
 from dflash_local.engine.engine import Engine
 from dflash_local.llama import runtime
+from dflash_local.server.openai.chat import AssistantMessage, PlainMessage, ToolMessage
+from dflash_local.server.openai.responses import FunctionCallOutput, InputMessage
 from gap_rule import equal_by_gap_rule, joint_noise
 from openai_api import CHAT, QUESTION, SAMPLER, ask, post, refused, streamed, user
 from pair_engine import open_engine
@@ -29,23 +32,18 @@ def content(answer: dict[str, Any], index: int = 0) -> str:
     ("body", "options"),
     [
         ({"temperature": 0}, {}),
-        ({"temperature": 0.8, "seed": 7}, {"temperature": 0.8, "seed": 7}),
-        (
-            {"temperature": 0.8, "seed": 2**40 + 5},
-            {"temperature": 0.8, "seed": (2**40 + 5) % (2**32 - 1)},
-        ),
-        (
-            {"temperature": 0.7, "seed": 5, "top_k": 0, "min_p": 0.1, "repetition_penalty": 1.3},
-            {"temperature": 0.7, "seed": 5, "top_k": 0, "min_p": 0.1, "repeat_penalty": 1.3},
-        ),
+        ({"temperature": 0.8, "seed": 7}, {}),
+        ({"temperature": 0.8, "seed": 2**40 + 5}, {"seed": (2**40 + 5) % (2**32 - 1)}),
+        ({"temperature": 0.7, "seed": 5, "top_k": 0, "min_p": 0.1}, {"repeat_penalty": 1.3}),
     ],
 )
 def test_an_answer_is_the_model_s_own(
     client: httpx.Client, model: Model, body: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    told = ask(client, max_tokens=24, **body)
+    penalty = options.get("repeat_penalty")
+    told = ask(client, max_tokens=24, **body, repetition_penalty=penalty)
     model.forget()
-    own = model.chat(user(QUESTION), max_tokens=24, **{**SAMPLER, **options})
+    own = model.chat(user(QUESTION), max_tokens=24, **{**SAMPLER, **body, **options})
     assert content(told) == own.text
     assert told["choices"][0]["finish_reason"] == own.finish_reason
     assert told["usage"]["completion_tokens"] == len(own.tokens)
@@ -88,37 +86,9 @@ def test_answers_at_once_are_each_what_they_are_alone(client: httpx.Client) -> N
             )
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
-    whole = ask(client, max_tokens=24, temperature=0)
-    first, *chunks, last = streamed(
-        client, CHAT, messages=user(QUESTION), max_tokens=24, temperature=0
-    )
-    delta = {"role": "assistant", "content": "", "refusal": None}
-    assert first["choices"] == [
-        {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-    ]
-    pieces = [chunk["choices"][0]["delta"].pop("content") for chunk in chunks]
-    assert len(pieces) > 1
-    assert all(pieces)
-    assert "".join(pieces) == content(whole)
-    assert all(chunk["choices"][0]["delta"] == {} for chunk in [*chunks, last])
-    assert last["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
-    assert {chunk["object"] for chunk in (first, *chunks, last)} == {"chat.completion.chunk"}
-    assert len({(chunk["id"], chunk["created"]) for chunk in (first, *chunks, last)}) == 1
-    assert all("usage" not in chunk for chunk in (first, *chunks, last))
-    assert last["timings"]["predicted_n"] == 24
-    assert all("timings" not in chunk for chunk in (first, *chunks))
-
-
 def test_the_usage_of_a_stream_comes_in_a_chunk_without_choices(client: httpx.Client) -> None:
-    *chunks, last = streamed(
-        client,
-        CHAT,
-        messages=user(QUESTION),
-        max_tokens=8,
-        n=2,
-        stream_options={"include_usage": True},
-    )
+    body = {"messages": user(QUESTION), "max_tokens": 8, "n": 2}
+    *chunks, last = streamed(client, CHAT, **body, stream_options={"include_usage": True})
     assert all(chunk["usage"] is None and len(chunk["choices"]) == 1 for chunk in chunks)
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == last["timings"]["predicted_n"]
@@ -127,21 +97,6 @@ def test_the_usage_of_a_stream_comes_in_a_chunk_without_choices(client: httpx.Cl
     )
     ended = [c for c in chunks if c["choices"][0]["finish_reason"]]
     assert sorted(c["choices"][0]["index"] for c in ended) == [0, 1]
-
-
-def test_several_choices_count_on_from_the_seed(client: httpx.Client, model: Model) -> None:
-    """Of a few words that the model is left, each choice draws one, far from the next."""
-    words = [model.tokenize(word) for word in (" while", " return", " import")]
-    body = {
-        "max_tokens": 1,
-        "temperature": 0.8,
-        "logit_bias": {str(token): 100 for [token] in words},
-    }
-    together = ask(client, n=3, seed=0, **body)
-    alone = [content(ask(client, seed=i, **body)) for i in range(3)]
-    assert [content(together, i) for i in range(3)] == alone
-    assert [choice["index"] for choice in together["choices"]] == [0, 1, 2]
-    assert len(set(alone)) > 1
 
 
 def test_tools_that_the_template_leaves_out_are_told(
@@ -164,13 +119,9 @@ def test_a_seed_gives_the_same_answer_and_no_seed_another(client: httpx.Client) 
 
 
 def test_costs(client: httpx.Client) -> None:
-    body = {
-        "messages": user("Name the parts of a bicycle, one after the other, please."),
-        "max_tokens": 24,
-        "temperature": 0,
-        "cache_prompt": True,
-    }
-    first, again = (post(client, CHAT, **body) for _ in range(2))
+    text = "Name the parts of a bicycle, one after the other, please."
+    body = {"max_tokens": 24, "temperature": 0, "cache_prompt": True}
+    first, again = (ask(client, text, **body) for _ in range(2))
     for told in (first, again):
         usage, timings = told["usage"], told["timings"]
         assert timings["cache_n"] + timings["prompt_n"] == usage["prompt_tokens"]
@@ -179,11 +130,8 @@ def test_costs(client: httpx.Client) -> None:
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
         assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
         assert timings["predicted_per_second"] > 0
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == (
-        again["usage"]["prompt_tokens"] - 1
-    )
-    anew = post(client, CHAT, **{**body, "cache_prompt": False})
-    assert anew["timings"]["cache_n"] == 0
+    assert again["timings"]["prompt_n"] == 1
+    assert ask(client, text, **{**body, "cache_prompt": False})["timings"]["cache_n"] == 0
 
 
 def test_stop_texts_end_the_answer_before_them(client: httpx.Client) -> None:
@@ -214,24 +162,6 @@ def test_logprobs_are_the_model_s(client: httpx.Client, model: Model) -> None:
         tops = [(bytes(top["bytes"]), top["logprob"]) for top in entry["top_logprobs"]]
         assert [text for text, _ in tops] == [piece(token) for token, _ in expected.top]
         assert [lp for _, lp in tops] == pytest.approx([lp for _, lp in expected.top], abs=1e-6)
-
-
-def test_logprobs_of_a_stream_are_those_of_the_answer(client: httpx.Client) -> None:
-    text = content(ask(client, max_tokens=24, temperature=0))
-    body = {
-        "messages": user(QUESTION),
-        "max_tokens": 24,
-        "temperature": 0,
-        "logprobs": True,
-        "stop": text[len(text) // 2 :][:4],
-    }
-    whole = post(client, CHAT, **body)["choices"][0]
-    chunks = [chunk["choices"][0] for chunk in streamed(client, CHAT, **body)]
-    found = [e for chunk in chunks if chunk["logprobs"] for e in chunk["logprobs"]["content"]]
-    assert found == whole["logprobs"]["content"]
-    told = b"".join(bytes(entry["bytes"]) for entry in found).decode()
-    assert told.startswith(whole["message"]["content"])
-    assert not told[: -len(found[-1]["bytes"])].startswith(whole["message"]["content"])
 
 
 @pytest.mark.parametrize(
@@ -337,23 +267,12 @@ def test_what_a_message_may_be(client: httpx.Client) -> None:
     """Parts of text are its lines; fields that change no answer are ignored; any model is taken."""
     expected = content(ask(client, "Hello\n" + QUESTION, max_tokens=8, temperature=0))
     parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": QUESTION}]
-    told = post(
-        client,
-        CHAT,
-        model="gpt-4o",
-        messages=[{"role": "user", "content": parts, "name": "anna"}],
-        max_tokens=8,
-        temperature=0,
-        user="someone",
-        metadata={"a": "b"},
-        store=True,
-        service_tier="auto",
-        reasoning_effort="low",
-        no_such_field=[1, 2],
-        stop=None,
-        tools=None,
-        top_p=None,
-    )
+    messages = [{"role": "user", "content": parts, "name": "anna"}]
+    ignored = {"user": "someone", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
+    ignored |= {"reasoning_effort": "low", "no_such_field": [1, 2]}
+    ignored |= dict.fromkeys(("stop", "tools", "top_p"))
+    asked = {"model": "gpt-4o", "messages": messages, "max_tokens": 8, "temperature": 0}
+    told = post(client, CHAT, **asked, **ignored)
     assert content(told) == expected
     assert told["model"] == "tiny-coder-q8_0"
 
@@ -480,3 +399,91 @@ def test_thoughts_end_after_their_budget(tool_client: httpx.Client) -> None:
     message, after = said(reasoning_budget_tokens=1, reasoning_budget_message="enough")
     assert message == f"{thoughts}enough" and after
     refused(tool_client, CHAT, messages=user("a"), reasoning_budget_tokens=-2)
+
+
+REGEX = {"structured_outputs": {"regex": "a"}}
+
+
+def parts(*given: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [*user("a"), {"role": "user", "content": list(given)}]}
+
+
+@pytest.mark.one_in(31)
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": "hi"}, "messages", "list"),
+        ({"messages": None}, "messages", "list"),
+        ({"messages": [{"role": 3, "content": "a"}]}, "messages[0].role", "string"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "string"),
+        (parts({"type": "image_url"}), "messages[1].content[0].image_url", "required"),
+        (parts({"type": "input_audio"}), "messages[1].content[0]", "input_audio"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens", "integer"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+        ({"logprobs": 3}, "logprobs", "boolean"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+        ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+        ({"functions": [{"name": "f"}]}, "functions", "tools"),
+        ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
+        ({"modalities": ["text", "audio"]}, "modalities", "text"),
+        ({"tool_choice": "required"}, "tool_choice", "tools"),
+        ({"mirostat": 2}, "mirostat", "no such setting"),
+        ({"min_tokens": -4}, "min_tokens", "0"),
+        ({"stop_token_ids": ["3"]}, "stop_token_ids[0]", "integer"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "boolean"),
+        ({"typical_p": 2.0}, "typical_p", "1"),
+        ({"n_probs": 101}, "n_probs", "100"),
+        ({"guided_choice": []}, "choice", "1"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "both"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.struc", "None"),
+        ({**REGEX, "response_format": {"type": "json_object"}}, "structured_outputs", "give one"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]", "custom"),
+    ],
+)
+def test_what_is_refused(
+    client: httpx.Client, body: dict[str, Any], param: str, words: str
+) -> None:
+    error = refused(client, CHAT, **{"messages": user("hi"), **body})
+    assert error["param"].startswith(param)
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "field"),
+    [
+        (ToolMessage, {"role": "tool", "tool_call_id": "c1"}, "content"),
+        (AssistantMessage, {"role": "assistant"}, "content"),
+        (PlainMessage, {"role": "user"}, "content"),
+        (InputMessage, {"role": "assistant"}, "content"),
+        (FunctionCallOutput, {"type": "function_call_output", "call_id": "c1"}, "output"),
+    ],
+)
+def test_content_of_no_parts_is_an_empty_text(
+    kind: type[BaseModel], given: dict[str, Any], field: str
+) -> None:
+    assert getattr(kind.model_validate({**given, field: []}), field) == ""
+
+
+def test_a_schema_that_is_none_is_refused(client: httpx.Client) -> None:
+    given = {"name": "x", "schema": {"type": "no such type"}}
+    body = {"response_format": {"type": "json_schema", "json_schema": given}}
+    assert "json_schema" in refused(client, CHAT, messages=user("hi"), **body)["message"]
+
+
+def test_a_call_that_the_model_cannot_make_is_refused(client: httpx.Client) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    error = refused(client, CHAT, messages=user("hi"), tools=tools, tool_choice="required")
+    assert error["param"] == "tool_choice"
+    assert "no tool calls" in error["message"]
+
+
+def test_what_is_wrong_with_a_stream_is_told_before_it_begins(client: httpx.Client) -> None:
+    error = refused(
+        client, CHAT, messages=user("hi"), stream=True, grammar="no grammar", max_tokens=4
+    )
+    assert "grammar" in error["message"]

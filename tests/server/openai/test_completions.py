@@ -164,10 +164,6 @@ def test_what_is_refused(
     assert words in error["message"]
 
 
-def test_a_prompt_is_missing(client: httpx.Client) -> None:
-    assert refused(client, COMPLETIONS, max_tokens=1)["param"] == "prompt"
-
-
 def test_a_prompt_s_own_log_probabilities(client: httpx.Client, model: Model) -> None:
     """They are those that the model gives to the same tokens when it draws them."""
     told = complete(client, max_tokens=6, logprobs=2)["choices"][0]

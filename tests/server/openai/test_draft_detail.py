@@ -110,10 +110,7 @@ def test_nobody_is_told_who_does_not_ask(client: httpx.Client) -> None:
     [
         ({"draft_detail": True}, "stream"),
         ({"draft_detail": 1, "stream": True}, "draft_detail"),
-        ({"draft_width": -1}, "draft_width"),
-        ({"draft_width": 2.5}, "draft_width"),
-        ({"draft_width": True}, "draft_width"),
-        ({"draft_width": "wide"}, "draft_width"),
+        *(({"draft_width": value}, "draft_width") for value in (-1, 2.5, True, "wide")),
         ({"draft_width": 1000}, "at most 16"),
     ],
 )

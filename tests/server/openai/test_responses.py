@@ -1,16 +1,23 @@
-"""`/v1/responses` by OpenAI's own SDK, against a real server."""
+"""`/v1/responses` by OpenAI's own SDK against a real server; its events by OpenAI's own types."""
 
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import groupby
 from typing import Any, Literal
 
 import httpx
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from chat_models import WEATHER
 from dflash_local import Model
+from dflash_local.chat.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
+from dflash_local.server.http.event_stream import NamedEvent
+from dflash_local.server.openai.responses import ResponseItems
 from later import Later
 from openai_api import QUESTION, SAMPLER, post, refused, user
 
@@ -25,25 +32,22 @@ class Verdict(BaseModel):
     sure: bool
 
 
+def ask(sdk: openai.OpenAI, **body: Any) -> Any:
+    return sdk.responses.create(**{"model": "any", "input": QUESTION, "temperature": 0, **body})
+
+
 def test_an_answer_is_the_model_s_own(sdk: openai.OpenAI, model: Model) -> None:
-    told = sdk.responses.create(
-        model="any",
-        input=QUESTION,
-        max_output_tokens=24,
-        temperature=0.8,
-        extra_body={"seed": 7, "cache_prompt": False},
-    )
+    extra = {"seed": 7, "cache_prompt": False}
+    told = ask(sdk, max_output_tokens=24, temperature=0.8, extra_body=extra)
     own = model.chat(user(QUESTION), max_tokens=24, temperature=0.8, seed=7, **SAMPLER)
     assert told.output_text == own.text
-    assert told.usage is not None
     assert told.usage.output_tokens == len(own.tokens) == 24
     assert told.usage.input_tokens == len(model.chat_prompt(user(QUESTION)))
     assert told.usage.output_tokens_details.reasoning_tokens == 0
-    assert told.store is False  # type: ignore[attr-defined]
+    assert told.store is False
     assert (told.status, told.model) == ("incomplete", "tiny-coder-q8_0")
-    assert told.incomplete_details is not None
     assert told.incomplete_details.reason == "max_output_tokens"
-    assert told.timings["draft_n"] > 0  # type: ignore[attr-defined]
+    assert told.timings["draft_n"] > 0
 
 
 def test_a_last_message_of_the_assistant_begins_the_answer(client: httpx.Client) -> None:
@@ -63,31 +67,22 @@ def test_an_earlier_answer_with_reasoning_is_whole(client: httpx.Client) -> None
 
 def test_a_stream_is_the_whole_answer_in_events(sdk: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"input": QUESTION, "max_output_tokens": 12, "temperature": 0}
-    whole = sdk.responses.create(model="any", **asked)
+    whole = ask(sdk, **asked)
     with sdk.responses.stream(model="any", **asked) as stream:
         events = list(stream)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     types = [event.type for event in events]
-    assert types[:4] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
+    begun = ("created", "in_progress", "output_item.added", "content_part.added")
+    assert types[:4] == [f"response.{name}" for name in begun]
     assert set(types[4:-4]) == {"response.output_text.delta"}
     assert len(types[4:-4]) > 1
-    assert types[-4:] == [
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.incomplete",
-    ]
+    done = ("output_text.done", "content_part.done", "output_item.done", "incomplete")
+    assert types[-4:] == [f"response.{name}" for name in done]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == whole.output_text
     last = events[-1]
     assert last.type == "response.incomplete"
     assert last.response.output_text == whole.output_text
-    assert last.response.usage is not None
     assert last.response.usage.output_tokens == 12
     assert len({event.response.id for event in (events[0], events[1], last)}) == 1
 
@@ -107,70 +102,34 @@ def test_the_bytes_of_a_stream(client: httpx.Client) -> None:
 
 
 def test_a_conversation_is_the_chat_s(sdk: openai.OpenAI, client: httpx.Client) -> None:
-    told = sdk.responses.create(
-        model="any",
-        instructions="Be brief.",
-        input=[
-            {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
-            {"role": "assistant", "content": "def add(a, b):"},
-            {"role": "user", "content": "Go on."},
-        ],
-        max_output_tokens=8,
-        temperature=0,
-    )
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        *user(QUESTION),
-        {"role": "assistant", "content": "def add(a, b):"},
-        *user("Go on."),
-    ]
+    rest = [{"role": "assistant", "content": "def add(a, b):"}, *user("Go on.")]
+    first = {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}
+    told = ask(sdk, instructions="Be brief.", input=[first, *rest], max_output_tokens=8)
+    messages = [{"role": "system", "content": "Be brief."}, *user(QUESTION), *rest]
     chat = post(client, "/v1/chat/completions", messages=messages, max_tokens=8, temperature=0)
     assert told.output_text == chat["choices"][0]["message"]["content"]
-    assert told.usage is not None
     assert told.usage.input_tokens == chat["usage"]["prompt_tokens"]
 
 
 def test_what_was_answered_goes_back_in(sdk: openai.OpenAI) -> None:
     """As programs do that keep the conversation themselves."""
-    first = sdk.responses.create(model="any", input=QUESTION, max_output_tokens=16, temperature=0)
-    again = sdk.responses.create(
-        model="any",
-        input=[*user(QUESTION), *first.output, *user("Go on.")],  # type: ignore[list-item]
-        max_output_tokens=4,
-        temperature=0,
-    )
-    assert first.usage is not None
-    assert again.usage is not None
+    first = ask(sdk, max_output_tokens=16)
+    turns = [*user(QUESTION), *first.output, *user("Go on.")]
+    again = ask(sdk, input=turns, max_output_tokens=4)
     reused = again.usage.input_tokens_details.cached_tokens
     assert reused >= first.usage.input_tokens
 
 
 @pytest.mark.slow
 def test_a_schema_binds_the_answer(sdk: openai.OpenAI) -> None:
-    told = sdk.responses.parse(
-        model="any",
-        input="Is 7 a prime?",
-        text_format=Verdict,
-        max_output_tokens=100,
-        extra_body={"seed": 1},
-    )
+    asked: dict[str, Any] = {"model": "any", "input": "Is 7 a prime?", "max_output_tokens": 100}
+    asked |= {"text_format": Verdict, "extra_body": {"seed": 1}}
+    told = sdk.responses.parse(**asked)
     assert told.status == "completed"
     assert isinstance(told.output_parsed, Verdict)
-    with sdk.responses.stream(
-        model="any",
-        input="Is 7 a prime?",
-        text_format=Verdict,
-        max_output_tokens=100,
-        extra_body={"seed": 1},
-    ) as stream:
+    with sdk.responses.stream(**asked) as stream:
         assert stream.get_final_response().output_parsed == told.output_parsed
-    free = sdk.responses.create(
-        model="any",
-        input="Anything.",
-        text={"format": {"type": "json_object"}},
-        max_output_tokens=40,
-        extra_body={"seed": 1},
-    )
+    free = ask(sdk, text={"format": {"type": "json_object"}}, max_output_tokens=40)
     if free.status == "completed":
         assert isinstance(json.loads(free.output_text), dict)
     assert free.output_text.lstrip().startswith("{")
@@ -203,31 +162,16 @@ def test_a_tool_is_called_and_its_output_goes_back_in(tool_sdk: openai.OpenAI) -
     assert final.type == "response.completed"
     assert [item.name for item in calls(final.response)] == ["get_weather"]
     output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"sun": true}'}
-    after = tool_sdk.responses.create(
-        model="any",
-        input=[*asked["input"], *told.output, output],
-        tools=[TOOL],  # type: ignore[list-item]
-        max_output_tokens=4,
-    )
-    assert told.usage is not None
-    assert after.usage is not None
+    turns = [*asked["input"], *told.output, output]
+    after = ask(tool_sdk, input=turns, tools=[TOOL], max_output_tokens=4)
     assert after.usage.input_tokens > told.usage.input_tokens
 
 
 def test_logprobs_come_with_the_text(sdk: openai.OpenAI) -> None:
-    told = sdk.responses.create(
-        model="any",
-        input=QUESTION,
-        include=["message.output_text.logprobs"],
-        top_logprobs=2,
-        max_output_tokens=6,
-        temperature=0,
-    )
-    (item,) = told.output
-    assert item.type == "message"
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    (item,) = ask(sdk, **asked, max_output_tokens=6).output
     (part,) = item.content
-    assert part.type == "output_text"
-    assert part.logprobs is not None
+    assert (item.type, part.type) == ("message", "output_text")
     assert "".join(entry.token for entry in part.logprobs) == part.text
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
 
@@ -265,3 +209,93 @@ def test_nothing_is_stored(client: httpx.Client) -> None:
     error = refused(client, PATH, input="a", previous_response_id=told["id"])
     assert error["code"] == "previous_response_not_found"
     assert "whole conversation" in error["message"]
+
+
+_AROUND = ("output_item.added", "content_part.added", "content_part.done", "output_item.done")
+
+
+@cache
+def types() -> tuple[TypeAdapter[Any], TypeAdapter[Any]]:
+    """OpenAI's types of an event and of an item."""
+    from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
+
+    return TypeAdapter(ResponseStreamEvent), TypeAdapter(ResponseOutputItem)
+
+
+def text_types(kind: str) -> list[str]:
+    added, begun, ended, done = _AROUND
+    return [added, begun, f"{kind}.delta", f"{kind}.done", ended, done]
+
+
+TYPES = {
+    "reasoning": text_types("reasoning_text"),
+    "message": text_types("output_text"),
+    "function_call": [
+        *("output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+    ],
+}
+
+
+def call(index: int, name: str) -> list[Event]:
+    pieces = ['{"city": "', "Oslo", '"}']
+    return [
+        ToolCallStart(index, f"call_{index}", name),
+        *(ToolCallArguments(index, piece) for piece in pieces),
+    ]
+
+
+def made(added: list[Event], status: str = "completed") -> tuple[list[Any], list[Any]]:
+    """The events, read as a client reads them, and the items."""
+    of_event, of_item = types()
+    items = ResponseItems()
+    told: list[NamedEvent] = [event for each in added for event in items.take(each)]
+    told += items.close(status)
+    assert [event.name for event in told] == [event.data["type"] for event in told]
+    assert [event.data["sequence_number"] for event in told] == list(range(len(told)))
+    read = [of_event.validate_python(event.data) for event in told]
+    return read, [of_item.validate_python(item) for item in items.output]
+
+
+def several() -> Iterator[list[Event]]:
+    """Answers of each kind, and fifty drawn at random."""
+    yield [Reasoning("hm"), Content("a"), Content("b")]
+    yield [Content("so"), *call(0, "look"), *call(1, "see")]
+    yield [Reasoning("hm"), *call(0, "look"), Content("a")]
+    rng = random.Random(0)
+    for _ in range(50):
+        added: list[Event] = []
+        for n in range(rng.randrange(1, 6)):
+            kind = rng.choice([Content, Reasoning, None])
+            added += call(n, f"f{n}") if kind is None else [kind(rng.choice("abc"))] * 2
+        yield added
+
+
+def kinds(added: list[Event]) -> list[str]:
+    """Of the items that they make: neighbours of one kind are one."""
+    names = {Content: "message", Reasoning: "reasoning", ToolCallStart: "function_call"}
+    found = [(e.index if isinstance(e, ToolCallStart) else "", names.get(type(e))) for e in added]
+    return [kind for (_, kind), _ in groupby(each for each in found if each[1]) if kind]
+
+
+def test_each_item_is_added_grows_and_is_done() -> None:
+    for added in several():
+        events, items = made(added)
+        assert [item.type for item in items] == kinds(added)
+        assert [event.output_index for event in events] == sorted(e.output_index for e in events)
+        for index, item in enumerate(items):
+            own = [event for event in events if event.output_index == index]
+            types = [event.type.removeprefix("response.") for event in own]
+            assert list(dict.fromkeys(types)) == TYPES[item.type]
+            joined = "".join(event.delta for event in own if event.type.endswith(".delta"))
+            text = item.arguments if item.type == "function_call" else item.content[0].text
+            assert joined == text
+            assert own[0].item.id == own[-1].item.id == item.id
+            assert own[0].item.status == "in_progress"
+            assert own[-1].item == item
+            assert {event.item_id for event in own[1:-1]} == {item.id}
+
+
+def test_an_answer_that_was_cut_off_says_so() -> None:
+    events, items = made([Content("a")], "incomplete")
+    assert events[-1].item.status == items[-1].status == "incomplete"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -21,39 +20,27 @@ openai = Later("openai")
 MODEL = "any-name"
 
 
+def ask(sdk: openai.OpenAI, text: str = QUESTION, **body: Any) -> Any:
+    given = {"model": MODEL, "messages": user(text), "temperature": 0, **body}
+    return sdk.chat.completions.create(**given)
+
+
 def test_a_chat(sdk: openai.OpenAI) -> None:
-    told = sdk.chat.completions.create(
-        model=MODEL, messages=user(QUESTION), max_completion_tokens=CERTAIN, temperature=0, n=2
-    )
+    told = ask(sdk, max_completion_tokens=CERTAIN, n=2)
     assert [choice.finish_reason for choice in told.choices] == ["length", "length"]
     assert told.choices[0].message.role == "assistant"
     assert told.choices[0].message.content == told.choices[1].message.content
-    assert told.usage is not None
     assert told.usage.completion_tokens == 2 * CERTAIN
-    assert told.usage.prompt_tokens_details is not None
     assert told.usage.prompt_tokens_details.cached_tokens is not None
     assert told.system_fingerprint is not None
-    assert told.model_extra is not None
     assert told.model_extra["timings"]["draft_n"] > 0
 
 
 def test_a_stream(sdk: openai.OpenAI) -> None:
-    whole = sdk.chat.completions.create(
-        model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0
-    )
-    chunks = list(
-        sdk.chat.completions.create(
-            model=MODEL,
-            messages=user(QUESTION),
-            max_tokens=CERTAIN,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
-    *parts, last = chunks
+    whole = ask(sdk, max_tokens=CERTAIN)
+    usage = {"include_usage": True}
+    *parts, last = ask(sdk, max_tokens=CERTAIN, stream=True, stream_options=usage)
     assert last.choices == []
-    assert last.usage is not None
     assert last.usage.completion_tokens == CERTAIN
     told = "".join(part.choices[0].delta.content or "" for part in parts)
     assert told == whole.choices[0].message.content
@@ -68,37 +55,9 @@ def test_the_sdk_s_own_reading_of_a_stream(sdk: openai.OpenAI) -> None:
         final = stream.get_final_completion()
     assert {"content.delta", "content.done", "chunk", "logprobs.content.delta"} <= kinds
     assert final.choices[0].finish_reason == "stop"
-    assert final.choices[0].logprobs is not None
     joined = "".join(entry.token for entry in final.choices[0].logprobs.content or [])
     assert final.choices[0].message.content
     assert joined.startswith(final.choices[0].message.content)
-
-
-def test_asynchronously(server: ServerProcess) -> None:
-    async def talk() -> tuple[str | None, str]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key="unused", max_retries=0
-        ) as sdk:
-            told = await sdk.chat.completions.create(
-                model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0
-            )
-            stream = await sdk.chat.completions.create(
-                model=MODEL, messages=user(QUESTION), max_tokens=CERTAIN, temperature=0, stream=True
-            )
-            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
-            return told.choices[0].message.content, "".join(pieces)
-
-    whole, joined = asyncio.run(talk())
-    assert whole == joined
-
-
-def test_a_stream_that_is_closed_early(sdk: openai.OpenAI) -> None:
-    stream = sdk.chat.completions.create(
-        model=MODEL, messages=user(QUESTION), stream=True, extra_body={"ignore_eos": True}
-    )
-    next(iter(stream))
-    stream.close()
-    assert sdk.chat.completions.create(model=MODEL, messages=user("Hi"), max_tokens=2).choices
 
 
 class Colour(BaseModel):
@@ -108,58 +67,33 @@ class Colour(BaseModel):
 
 
 def test_parse_gives_an_object_of_a_class(sdk: openai.OpenAI) -> None:
-    told = sdk.chat.completions.parse(
-        model=MODEL,
-        messages=user("Name a colour"),
-        response_format=Colour,
-        max_tokens=96,
-        temperature=0,
-        extra_body={"ignore_eos": False},
-    )
+    asked = {"model": MODEL, "messages": user("Name a colour"), "max_tokens": 96, "temperature": 0}
+    told = sdk.chat.completions.parse(**asked, response_format=Colour)
     message = told.choices[0].message
     assert isinstance(message.parsed, Colour)
     assert json.loads(message.content or "") == message.parsed.model_dump()
 
 
 def test_tools(tool_sdk: openai.OpenAI) -> None:
-    told = tool_sdk.chat.completions.create(
-        model=MODEL,
-        messages=user("What is the weather?"),
-        tools=[WEATHER, NOW],
-        tool_choice={"type": "function", "function": {"name": "get_weather"}},
-        parallel_tool_calls=False,
-        max_tokens=96,
-        temperature=0,
-    )
+    asked = {"tools": [WEATHER, NOW], "max_tokens": 96, "parallel_tool_calls": False}
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    told = ask(tool_sdk, "What is the weather?", tool_choice=choice, **asked)
     assert told.choices[0].finish_reason == "tool_calls"
     assert told.choices[0].message.content is None
     [call] = told.choices[0].message.tool_calls or []
-    assert call.type == "function"
-    assert call.function.name == "get_weather"
+    assert (call.type, call.function.name) == ("function", "get_weather")
     assert "city" in json.loads(call.function.arguments)
-    again = tool_sdk.chat.completions.create(
-        model=MODEL,
-        messages=[
-            *user("What is the weather?"),
-            told.choices[0].message.model_dump(exclude_none=True),  # type: ignore[list-item]
-            {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
-        ],
-        tools=[WEATHER, NOW],
-        max_tokens=4,
-    )
+    made = told.choices[0].message.model_dump(exclude_none=True)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    turns = [*user("What is the weather?"), made, result]
+    again = ask(tool_sdk, messages=turns, **{**asked, "max_tokens": 4})
     assert again.choices[0].message.role == "assistant"
 
 
 def test_a_stream_of_tools(tool_sdk: openai.OpenAI) -> None:
-    with tool_sdk.chat.completions.stream(
-        model=MODEL,
-        messages=user("What is the weather?"),
-        tools=[WEATHER],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_tokens=96,
-        temperature=0,
-    ) as stream:
+    asked: dict[str, Any] = {"model": MODEL, "messages": user("What is the weather?")}
+    asked |= {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    with tool_sdk.chat.completions.stream(**asked, max_tokens=96, temperature=0) as stream:
         events = [e for e in stream if e.type == "tool_calls.function.arguments.done"]
         final = stream.get_final_completion()
     [done] = events
@@ -174,7 +108,6 @@ def test_completions(sdk: openai.OpenAI) -> None:
     prompts = ["a = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12", "import"]
     told = sdk.completions.create(prompt=prompts, logprobs=2, **options)
     assert [choice.index for choice in told.choices] == [0, 1]
-    assert told.choices[0].logprobs is not None
     assert len(told.choices[0].logprobs.tokens or []) == CERTAIN
     chunks = list(sdk.completions.create(prompt=prompts[0], stream=True, **options))
     assert "".join(chunk.choices[0].text for chunk in chunks) == told.choices[0].text
@@ -191,11 +124,11 @@ def test_models(sdk: openai.OpenAI) -> None:
 
 def test_bad_requests_are_exceptions_of_their_kind(sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        sdk.chat.completions.create(model=MODEL, messages=user("hi"), temperature=-1)
+        ask(sdk, temperature=-1)
     assert bad.value.param == "temperature"
     assert bad.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError) as long:
-        sdk.chat.completions.create(model=MODEL, messages=user("a b c d " * 100_000))
+        ask(sdk, "a b c d " * 100_000)
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
         sdk.files.list()
@@ -208,19 +141,15 @@ def test_a_key_and_a_full_queue(sdk: openai.OpenAI, guarded: ServerProcess) -> N
         sdk.with_options(base_url=there, api_key="wrong").models.list()
     sdk = sdk.with_options(base_url=there, api_key=KEYS[0])
 
-    def ask() -> openai.APIStatusError:
+    def told() -> openai.APIStatusError:
         with pytest.raises(openai.APIStatusError) as refused:
-            sdk.chat.completions.create(model=MODEL, messages=user("Hi"), max_tokens=1)
+            ask(sdk, "Hi", max_tokens=1)
         return refused.value
 
-    with (
-        ThreadPoolExecutor() as pool,
-        sdk.chat.completions.create(
-            model=MODEL, messages=user("Count"), stream=True, extra_body={"ignore_eos": True}
-        ) as stream,
-    ):
+    endless = {"stream": True, "extra_body": {"ignore_eos": True}}
+    with ThreadPoolExecutor() as pool, ask(sdk, "Count", **endless) as stream:
         next(iter(stream))
-        asked = [pool.submit(ask) for _ in range(2)]  # one may wait, but not long
+        asked = [pool.submit(told) for _ in range(2)]  # one may wait, but not long
         full, late = sorted((each.result() for each in asked), key=lambda e: e.status_code)
     assert isinstance(full, openai.RateLimitError)
     assert full.code == "queue_full"

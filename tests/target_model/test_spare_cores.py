@@ -5,11 +5,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 
-from dflash_local.llama import spare_cores
-from dflash_local.llama.spare_cores import CpuTime, SpareCores, cpu_time, n_beside
+from dflash_local.target_model import pass_threads
+from dflash_local.target_model.pass_threads import CpuTime, SpareCores, cpu_time, n_beside
 
 
 @pytest.mark.parametrize(
@@ -41,30 +42,22 @@ def looks(*steps: tuple[float, float, float]) -> Iterator[CpuTime | None]:
     return (CpuTime(clock, all_, own, 2) for clock, all_, own in sums)
 
 
-@pytest.fixture
-def at_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare_cores, "_LOOK_S", 0.0)
+QUIET, BESIDE_ONE, ALONE = (0.5, 1.0, 1.0), (0.5, 1.0, 0.5), (0.5, 0.5, 0.5)
 
 
-@pytest.mark.usefixtures("at_each_pass")
-def test_only_the_time_of_others_counts() -> None:
-    quiet, beside_one, alone = (0.5, 1.0, 1.0), (0.5, 1.0, 0.5), (0.5, 0.5, 0.5)
-    found = looks((0.0, 0.0, 0.0), quiet, beside_one, beside_one, alone)
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ((QUIET, BESIDE_ONE, BESIDE_ONE, ALONE), [2, 1, 1, 2]),  # only the time of others counts
+        (((3600.0, 7200.0, 0.0), ALONE), [2, 2]),  # looks before a pause say nothing
+        ((None,), [2]),  # a system that does not tell
+    ],
+)
+def test_looks_at_a_system(monkeypatch: pytest.MonkeyPatch, steps: Any, expected: Any) -> None:
+    monkeypatch.setattr(pass_threads, "_LOOK_S", 0.0)  # at each pass
+    found = iter([None, None]) if None in steps else looks((0.0, 0.0, 0.0), *steps)
     cores = SpareCores(2, lambda: next(found))
-    assert [cores.n_threads() for _ in range(4)] == [2, 1, 1, 2]
-
-
-@pytest.mark.usefixtures("at_each_pass")
-def test_what_was_seen_before_a_pause_says_nothing() -> None:
-    found = looks((0.0, 0.0, 0.0), (3600.0, 7200.0, 0.0), (0.5, 0.5, 0.5))
-    cores = SpareCores(2, lambda: next(found))
-    assert [cores.n_threads() for _ in range(2)] == [2, 2]
-
-
-@pytest.mark.usefixtures("at_each_pass")
-def test_a_system_that_does_not_tell_leaves_all_threads() -> None:
-    cores = SpareCores(4, lambda: None)
-    assert cores.n_threads() == 4
+    assert [cores.n_threads() for _ in expected] == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/stat")
@@ -83,7 +76,7 @@ def test_work_of_low_priority_counts_its_own() -> None:
 import json, os, time
 from pathlib import Path
 os.nice(5)
-from dflash_local.llama.spare_cores import cpu_time
+from dflash_local.target_model.pass_threads import cpu_time
 while time.process_time() < 1.0:  # so that there is some such work
     pass
 ours = {f"cpu{n}" for n in os.sched_getaffinity(0)}

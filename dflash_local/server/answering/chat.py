@@ -1,7 +1,6 @@
-"""A conversation made ready for the model: its prompt, and the answer's grammar and reader.
+"""A conversation made ready for the model: its prompt, its grammar, and the reader of its answer.
 
-The chats of all APIs end up here.
-"""
+The chats of all APIs end up here."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,12 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.chat.dialect import Dialect
+from dflash_local.chat.events import Event
 from dflash_local.chat.pictures import Pictures
 from dflash_local.chat.quoting import unquoted
+from dflash_local.chat.reader import ChatReader
 from dflash_local.errors import GrammarError, InputError
 from dflash_local.model import Model
+from dflash_local.result import Chunk, Result
 from dflash_local.server.answering.remote_images import RemoteImages
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
+from dflash_local.server.answering.token_logprobs import LogprobStream, TokenSpans, chat_logprobs
 from dflash_local.server.answering.tools import ToolUse
 from dflash_local.server.http.errors import bad_request
 from dflash_local.target_model.images import n_cells
@@ -151,3 +154,54 @@ def prepare_chat(
     warning = _NO_TOOLS if tools.shown and not shows_tools else None
     shown = pictures.shown(unquoted(text)) + begun
     return PreparedChat(prompt, sampling, bindings, dialect, tools, thinking_open, warning, shown)
+
+
+class ChatAnswer(ChatReader):
+    """Reads one answer to a chat. If the chat does not allow parallel calls, calls after the
+    first are left out. `logprobs` tells those of its tokens, where they were asked for.
+    `raw_thoughts` leaves reasoning in the content."""
+
+    def __init__(
+        self,
+        model: Model,
+        chat: PreparedChat,
+        *,
+        logprobs: bool = False,
+        raw_thoughts: bool = False,
+    ) -> None:
+        dialect = chat.dialect.without_reasoning() if raw_thoughts else chat.dialect
+        parser = dialect.parser(chat.tools.allowed, thinking_open=chat.thinking_open)
+        super().__init__(parser, None if chat.tools.parallel else 1)
+        self._vocabulary = model.target.vocabulary
+        self._special = chat.dialect.special
+        self.result: Result
+        """Once the answer is complete."""
+        self.logprobs = LogprobStream(
+            self._vocabulary, chat_logprobs if logprobs else None, special=self._special
+        )
+
+    @property
+    def finish_reason(self) -> str:
+        reason = self.result.finish_reason
+        return "tool_calls" if self.calls and reason == "stop" else reason
+
+    def take(self, chunk: Chunk) -> list[Event]:
+        self.logprobs.push(chunk)
+        if chunk.result is not None:
+            self.result = chunk.result
+        return super().take(chunk)
+
+    @property
+    def n_reasoning_tokens(self) -> int:
+        """Tokens of the reasoning's own text, without the marks around it."""
+        if not self.thoughts:
+            return 0
+        text, parts, end = self.result.text, [], 0
+        for part in self.thoughts:
+            begin = text.find(part, end)
+            if begin >= 0:
+                end = begin + len(part)
+                parts.append(range(begin, end))
+        spans = TokenSpans(self._vocabulary, special=self._special)
+        starts = [spans.push(token).start for token in self.result.tokens]
+        return sum(any(start in part for part in parts) for start in starts)
