@@ -83,10 +83,7 @@ def _line(other: str, asked: str, compared: Mapping[str, Any]) -> str:
         faster += f", {compared['gained_by']}"
     if not compared["drafted"]:
         faster = "nothing was drafted on this prompt"
-    same = (
-        "the same tokens"
-        if compared["equal"]
-        else f"tokens part at number {compared['first_difference'] + 1}"
-    )
+    parted = compared["first_difference"]
+    same = "the same tokens" if parted is None else f"tokens part at number {parted + 1}"
     head = f"{other}: {compared['tokens_per_second']:.1f} tokens/s"
     return "; ".join(part for part in (head, faster, same) if part)

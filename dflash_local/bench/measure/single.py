@@ -4,6 +4,7 @@ the machine hits both alike."""
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, product
 from typing import Any
 
 from dflash_local.bench.measure.acceptance import Acceptance
@@ -167,9 +168,7 @@ class _Answers:
     def __post_init__(self) -> None:
         # In the same order of cases in each list.
         self._answers: dict[tuple[Variant, CacheState], list[TimedAnswer]] = {
-            (variant, cache): []
-            for variant in self.settings.turns()
-            for cache in self.settings.caches
+            key: [] for key in product(self.settings.turns(), self.settings.caches)
         }
 
     def warm_up(self) -> None:
@@ -214,12 +213,8 @@ class _Answers:
     def _forced(self, variant: Variant) -> Acceptance | None:
         """The drafter's worth where the controller hardly used it."""
         drafter = self.model.drafter
-        found = [
-            answer.stats
-            for cache in self.settings.caches
-            for answer in self._answers[variant, cache]
-        ]
-        rounds = Acceptance.of(found).n_rounds
+        found = chain(*(self._answers[variant, cache] for cache in self.settings.caches))
+        rounds = Acceptance.of(answer.stats for answer in found).n_rounds
         if variant.width != "auto" or drafter is None or rounds >= _FEW_ROUNDS:
             return None
         whole = replace(variant, width=drafter.block_size)

@@ -123,9 +123,7 @@ class Report:
                 ],
                 "n_compared": self.n_compared,
                 "n_differing": len(self.differences),
-                "n_beyond_rounding": sum(
-                    not difference.lead.is_within_rounding for difference in self.differences
-                ),
+                "n_beyond_rounding": sum(not d.lead.is_within_rounding for d in self.differences),
                 "interrupted": self.interrupted,
                 "notes": self.notes,
             }

@@ -1,7 +1,6 @@
 """Prompts of the published evaluation, from the hub."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from convert_command import online, settings
 from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
 from dflash_local.errors import InputError
 from hub_stand_in import Hub, running
@@ -47,23 +47,12 @@ Fetch = Callable[..., Any]
 @pytest.fixture
 def fetch(hub: Hub, tmp_path: Path) -> Fetch:
     """Asks for the prompts of a dataset, whose file on the hub is `data` from then on."""
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("HF_", "HUGGING_FACE_")) and "proxy" not in key.lower()
-    }
 
-    def fetched(name: str, data: bytes | None = None, limit: int = 0, **settings: str) -> Any:
+    def fetched(name: str, data: bytes | None = None, limit: int = 0, **more: str) -> Any:
         dataset = DATASETS[name]
         if data is not None:
             hub.add(f"datasets/{dataset.repo}", {dataset.file: data, "README.md": b"#"})
-        environment = {
-            **kept,
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            **settings,
-        }
+        environment = settings({**online(hub, tmp_path / "home"), **more})
         done = ReadyRun("-c", SCRIPT, name, str(limit), environment=environment).finish()
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
