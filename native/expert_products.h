@@ -6,11 +6,11 @@
 
 namespace dflash {
 
-// From now on products with experts of MXFP4 in RAM beside a GPU run by `expert_tile` in this
-// process, with whatever threads the CPU's backend has: gpt-oss has such experts, and where they do
-// not fit the GPU they decide the speed. Without a GPU, llama.cpp packs them for kernels of its
-// own. Where they can't run, or are wrong, all stays as it was. No other thread may compute
-// meanwhile: call it before this process's first model.
+// From now on products with experts of MXFP4 in the host's memory run by `expert_tile` in this
+// process, with whatever threads the CPU's backend has, unless llama.cpp has packed them for
+// kernels of its own. gpt-oss has such experts, and where they do not fit a GPU they decide the
+// speed. Where the kernels can't run, or are wrong, all stays as it was. No other thread may
+// compute meanwhile: call it before this process's first model.
 void speed_up_experts();
 
 // The kernels in use: "AVX-512" or "AVX2", and empty if there are none.

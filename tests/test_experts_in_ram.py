@@ -25,6 +25,7 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.llama import native, runtime
 from dflash_local.llama.runtime import Device
 from dflash_local.llama.workers import remote_devices
+from dflash_local.target_model.bare_pass import rows_of
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from gap_rule import equal_by_gap_rule, noise_of_row
@@ -237,3 +238,16 @@ def test_the_environment_leaves_experts_to_llama_cpp(value: str) -> None:
     ours = native.expert_kernels() or "none"
     expected = "none" if value == "0" else ours
     assert run.stdout.split() == [expected, str(int(expected != "none"))]
+
+
+def test_a_row_of_mxfp4_experts_has_the_same_bits_beside_any_others(tmp_path: Path) -> None:
+    """On a CPU they are read where they are in the file, by kernels of our own."""
+    path, _ = write_pair(GPT_OSS, "MXFP4", tmp_path)
+    tokens = np.random.default_rng(0).integers(0, GPT_OSS.n_vocab, 16).tolist()
+    with Target.load(path, n_ctx=256, kv_type="q8_0", n_threads=2) as target:
+        before = native.n_expert_products()
+        whole = rows_of(target, 0, tokens, 16)
+        assert (native.n_expert_products() > before) == bool(native.expert_kernels())
+        for width in (1, 5):
+            target.clear(0)
+            np.testing.assert_array_equal(rows_of(target, 0, tokens, width), whole)

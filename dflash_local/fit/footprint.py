@@ -50,6 +50,11 @@ _INPUT_TENSORS = ("token_", "position_embd", "per_layer_token_embd")  # never pu
 _MAPPED_TYPES = ("F32", "F16", "BF16")  # used directly in the mapped file; the CPU re-packs others
 
 
+def has_mxfp4_experts(file: GgufFile) -> bool:
+    """Whether the file has experts for which there are kernels of our own on CPUs."""
+    return any(t.type_name == "MXFP4" and _EXPERTS.search(t.name) for t in file.tensors.values())
+
+
 @dataclass(frozen=True)
 class Use:
     """The plan's use of one device, in bytes. `usable` is the free memory less a margin."""

@@ -27,6 +27,7 @@ from dflash_local.fit.options import (
     STORED_ROWS,
     scaled_files,
 )
+from dflash_local.fit.footprint import has_mxfp4_experts
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.adapter import control_vector, open_adapter
 from dflash_local.gguf.file import GgufFile, file_key
@@ -142,6 +143,11 @@ class Target(Readout):
 
     def _load(self, progress: Callable[[float], bool] | None) -> None:
         params = self.options.model_params()
+        # Packed, they would be read by kernels of llama.cpp, and anew for each row. A plan counts
+        # them as packed: more memory than they take in a mapped file.
+        params.use_extra_bufts = not (
+            native.expert_kernels() and has_mxfp4_experts(GgufFile.open(self.path))
+        )
         rpc = self.options.rpc if self.options.n_gpu_layers else ()
 
         def goes_on(part: float, _: object) -> bool:
@@ -205,12 +211,11 @@ class Target(Readout):
     def _open_context(self) -> None:
         options = self.options
         n_threads = options.n_threads or default_threads()
-        # Where they stay, a GPU does not take them for rounds.
-        in_ram = options.n_gpu_layers != 0 and native.has_experts_in_ram(
-            native.address(self._model)
-        )
+        in_ram = native.has_experts_in_ram(native.address(self._model))
         self._expert_kernels = native.expert_kernels() if in_ram else ""
-        is_wide = in_ram and native.keep_experts_at_home(n_threads) and not options.exact
+        # Where they stay, a GPU does not take them for rounds.
+        stay = in_ram and options.n_gpu_layers != 0 and native.keep_experts_at_home(n_threads)
+        is_wide = stay and not options.exact
         n_verified = MAX_ROWS_AT_HOME if is_wide else MAX_OUTPUT_ROWS
         params = options.context_params(n_threads, n_verified)
         n_spare = self._n_spare_ids()
