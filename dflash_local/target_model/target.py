@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dflash_local.cuda.few_rows import FewRows
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
 from dflash_local.fit.architectures import CELLS, OWN_STATE_ARCHITECTURES
+from dflash_local.fit.footprint import has_mxfp4_experts
 from dflash_local.fit.options import (
     MAX_IDS,
     MAX_OUTPUT_ROWS,
@@ -27,7 +28,6 @@ from dflash_local.fit.options import (
     STORED_ROWS,
     scaled_files,
 )
-from dflash_local.fit.footprint import has_mxfp4_experts
 from dflash_local.fit.pairing import check_taps, check_target
 from dflash_local.gguf.adapter import control_vector, open_adapter
 from dflash_local.gguf.file import GgufFile, file_key
