@@ -59,11 +59,11 @@ inline const __m128i * at(const unsigned char * bytes) {
     return reinterpret_cast<const __m128i *>(bytes);
 }
 
-// Asks for the part of the next tile that the same block of this one has: what follows in memory
-// would be known by the processor, but 16 rows side by side are not seen as one stream.
-inline void fetch_next(const unsigned char * tile, size_t n_blocks, size_t block) {
-    const unsigned char * part = tile + (n_blocks + block) * n_outputs * block_bytes;
-    for (int line = 0; line < n_outputs * block_bytes; line += 64) {
+// Asks for as much of the same `n_rows` of the next tile as a block of them has: what follows in
+// memory would be known by the processor, but rows side by side are not seen as one stream.
+inline void fetch_next(const unsigned char * rows, int n_rows, size_t n_blocks, size_t block) {
+    const unsigned char * part = rows + (n_blocks * n_outputs + block * n_rows) * block_bytes;
+    for (int line = 0; line < n_rows * block_bytes; line += 64) {
         __builtin_prefetch(part + line, 0, 2);
     }
 }
@@ -113,7 +113,7 @@ struct rows_8 {
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     for (size_t b = 0; b < x.n_blocks; b++) {
         const unsigned char * block = tile + b * block_bytes;
-        fetch_next(tile, x.n_blocks, b);
+        fetch_next(tile, 8, x.n_blocks, b);
         const rows_8 head(block, stride), codes(block + 1, stride);
         const __m256i * z = codes.z;
         const __m256i a = _mm256_unpacklo_epi32(z[0], z[1]), c = _mm256_unpackhi_epi32(z[0], z[1]);
@@ -173,7 +173,7 @@ struct rows_16 {
     const __m512i low = _mm512_set1_epi8(15);
     for (size_t b = 0; b < x.n_blocks; b++) {
         const unsigned char * block = tile + b * block_bytes;
-        fetch_next(tile, x.n_blocks, b);
+        fetch_next(tile, 16, x.n_blocks, b);
         const rows_16 head(block, stride), codes(block + 1, stride);
         const __m512i * z = codes.z;
         const __m512i a = _mm512_unpacklo_epi32(z[0], z[1]), c = _mm512_unpackhi_epi32(z[0], z[1]);
