@@ -556,8 +556,9 @@ def state_key(target: Target, drafter: Drafter | None, *, exact: bool = False) -
     option can be forgotten here. `n_ctx` matters: llama.cpp chooses RoPE factors by it.
     """
     options = asdict(target.options)
-    # `exact` is the engine's; adapters are in the files' key, and each prefix knows their scales.
-    for name in ("n_seq", "n_branches", "tapped_layers", "way_back", "exact", "lora"):
+    # `exact` is the engine's; adapters are in the files' key, and each prefix knows their scales;
+    # the kernels that read in place are in the machine's.
+    for name in ("n_seq", "n_branches", "tapped_layers", "way_back", "exact", "lora", "in_place"):
         del options[name]
     options["n_threads"] = target.n_threads  # None is as many as this machine has cores
     key: dict[str, Any] = {

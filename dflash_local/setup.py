@@ -30,7 +30,7 @@ from dflash_local.llama.workers import remote_devices
 from dflash_local.pair import Pair, usual_shape
 from dflash_local.pairs.defaults import draft_window_of
 from dflash_local.target_model.cells import branches_of_each
-from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.options import TargetOptions, reads_in_place
 from dflash_local.target_model.replay import can_replay
 
 _NO_GAIN = (
@@ -132,6 +132,7 @@ class Setup:
             "tapped_layers": pair.spec.target_layers if pair.spec else (),
             "n_branches": self._n_branches(plan.n_batch),
             "heads": isinstance(pair.spec, HeadsSpec),
+            "in_place": reads_in_place(pair.target),
         }
         return TargetOptions(**shared | planned)
 
@@ -154,6 +155,7 @@ class Setup:
             main_gpu=used[0] if used else 0,
             rpc=(),
             heads=False,
+            in_place=self.pair.draft is not None and reads_in_place(self.pair.draft),
             tapped_layers=(),
             n_branches=1,
             way_back=CELLS,
@@ -173,6 +175,7 @@ class Setup:
             tensor_split=one,
             override_tensor={},
             override_kv={},
+            in_place=False,
             tapped_layers=(),
         )
 

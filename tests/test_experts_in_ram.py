@@ -242,7 +242,7 @@ def test_the_environment_leaves_experts_to_llama_cpp(value: str) -> None:
 
 def test_a_row_of_mxfp4_experts_has_the_same_bits_beside_any_others(tmp_path: Path) -> None:
     """On a CPU they are read where they are in the file, by kernels of our own."""
-    path, _ = write_pair(GPT_OSS, "MXFP4", tmp_path)
+    path, draft = write_pair(GPT_OSS, "MXFP4", tmp_path)
     tokens = np.random.default_rng(0).integers(0, GPT_OSS.n_vocab, 16).tolist()
     with Target.load(path, n_ctx=256, kv_type="q8_0", n_threads=2) as target:
         before = native.n_expert_products()
@@ -251,3 +251,7 @@ def test_a_row_of_mxfp4_experts_has_the_same_bits_beside_any_others(tmp_path: Pa
         for width in (1, 5):
             target.clear(0)
             np.testing.assert_array_equal(rows_of(target, 0, tokens, width), whole)
+    with dflash_local.load(path, draft, n_gpu_layers=0, **EXACT) as model:
+        before = native.n_expert_products()
+        model.generate(PROMPTS[0], max_tokens=2)
+        assert (native.n_expert_products() > before) == bool(native.expert_kernels())

@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType
 
 from dflash_local.errors import InputError
 from dflash_local.fit.architectures import CELLS, WayBack
+from dflash_local.fit.footprint import has_mxfp4_experts
 from dflash_local.fit.options import (
     LOAD_MODES,
     MAX_IDS,
@@ -20,7 +21,8 @@ from dflash_local.fit.options import (
 )
 from dflash_local.fit.overrides import experts_of
 from dflash_local.fit.placement import named_devices, usable_gpus
-from dflash_local.llama import runtime, workers
+from dflash_local.gguf.file import GgufFile
+from dflash_local.llama import native, runtime, workers
 from dflash_local.llama.runtime import api
 
 _SPLIT_MODES = {
@@ -33,6 +35,14 @@ _ALL_LAYERS = 999
 _NO_DEVICES = (ctypes.c_void_p * 1)(None)
 
 
+def reads_in_place(file: GgufFile) -> bool:
+    """Whether a file's experts are multiplied on CPUs where they are in it, by kernels of our own.
+    llama.cpp would pack a copy for its kernels, which read it anew for each row. A plan counts them
+    as packed: more memory than they take in a mapped file."""
+    runtime.init()
+    return bool(native.expert_kernels()) and has_mxfp4_experts(file)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions(ContextOptions):
     """Options of a target; None leaves the choice to llama.cpp or the machine.
@@ -42,8 +52,8 @@ class TargetOptions(ContextOptions):
     takes one of llama.cpp's sequence ids. The experts of the first `n_cpu_moe` layers are in RAM.
     `tapped_layers` are the layers whose inputs are kept as features; they cannot be changed later.
     `way_back`: how a recurrent sequence takes rows back. `heads`: whether the layers that predict
-    further tokens are loaded, too. `exact`: results do not depend on how busy the CPUs are, nor on
-    other sequences, not even in their last bits.
+    further tokens are loaded, too. `in_place`: see `reads_in_place`. `exact`: results do not depend
+    on how busy the CPUs are, nor on other sequences, not even in their last bits.
     """
 
     n_ctx: int
@@ -53,6 +63,7 @@ class TargetOptions(ContextOptions):
     n_branches: int = 1
     way_back: WayBack = CELLS
     heads: bool = False
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +100,7 @@ class TargetOptions(ContextOptions):
         if self.override_kv:
             runtime.override_keys(params, self.override_kv)
         params.load_mtp = self.heads
+        params.use_extra_bufts = not self.in_place
         params.load_mode = LOAD_MODES.index(self.load_mode) - 1
         overrides: list[tuple[str, int]] = []
         if self.n_gpu_layers == 0:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from dflash_local.cuda.few_rows import FewRows
 from dflash_local.errors import BackendError, ContextFullError, FileError, InputError
 from dflash_local.fit.architectures import CELLS, OWN_STATE_ARCHITECTURES
-from dflash_local.fit.footprint import has_mxfp4_experts
 from dflash_local.fit.options import (
     MAX_IDS,
     MAX_OUTPUT_ROWS,
@@ -39,7 +38,7 @@ from dflash_local.target_model import sequence_state
 from dflash_local.target_model.batch import Batch, Part
 from dflash_local.target_model.cells import Cells
 from dflash_local.target_model.images import Embeddings
-from dflash_local.target_model.options import TargetOptions
+from dflash_local.target_model.options import TargetOptions, reads_in_place
 from dflash_local.target_model.pass_threads import PassThreads
 from dflash_local.target_model.readout import Readout
 from dflash_local.target_model.replay import possible, rollback
@@ -139,15 +138,11 @@ class Target(Readout):
                 f"recurrent state, not {wanted.way_back.rows}: so many rows can be taken back",
                 stacklevel=2,
             )
-        return cls(file.path, replace(wanted, way_back=way_back))
+        wanted = replace(wanted, way_back=way_back, in_place=reads_in_place(file))
+        return cls(file.path, wanted)
 
     def _load(self, progress: Callable[[float], bool] | None) -> None:
         params = self.options.model_params()
-        # Packed, they would be read by kernels of llama.cpp, and anew for each row. A plan counts
-        # them as packed: more memory than they take in a mapped file.
-        params.use_extra_bufts = not (
-            native.expert_kernels() and has_mxfp4_experts(GgufFile.open(self.path))
-        )
         rpc = self.options.rpc if self.options.n_gpu_layers else ()
 
         def goes_on(part: float, _: object) -> bool:
