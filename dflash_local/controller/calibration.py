@@ -26,7 +26,7 @@ DEEP = (1024, 8192)
 ENVIRONMENT = "DFLASH_LOCAL_CALIBRATION_S"
 BUDGET_S = 3.0
 """Seconds where that variable says nothing. Lower it for a fast start at a fixed width."""
-BUDGET_STEPS = 400
+BUDGET_STEPS = 600
 """Passes at most. Without it, a tiny model would be measured for as long as a large one."""
 _TIMED = 3  # with one, a single hiccup decides what a cached token is thought to cost
 
@@ -99,7 +99,7 @@ class _Trial:
         self._measure(1, 2)
         self._tree()
         self._measure_deep()
-        self._measure(2, 2)
+        self._measure(2, 2, 2)
         return self._costs()
 
     def _costs(self) -> Costs:
@@ -113,8 +113,8 @@ class _Trial:
         first_s = median(self.drafts.get((self.depth, 1, 1, self.few)) or [usual_s])
         injected_s = median(self.drafts.get((self.depth, 1, self.n_draft, self.many)) or [usual_s])
         return Costs(
-            {depth: _usual(row) for depth, row in self.steps.items()},
-            {depth: _usual(row) for depth, row in drafts.items()} or {SHALLOW: {1: 0.0}},
+            _least(self.steps),
+            _least(drafts) or {SHALLOW: {1: 0.0}},
             switch_s=max(median(self.switches or [0.0]), 0.0),
             inject_s=max(injected_s - usual_s, 0.0) / max(self.many - SHALLOW, 1),
             # On a line from a draft of one token to the longest.
@@ -290,6 +290,6 @@ class _Trial:
         return StoredFeatures(self.target, numbers, [batch.tokens[row] for row in rows])
 
 
-def _usual(times: dict[int, list[float]]) -> dict[int, float]:
-    """The lower quartile of each, as other work of the machine only ever adds time."""
-    return {n: sorted(found)[len(found) // 4] for n, found in sorted(times.items())}
+def _least(times: dict[int, dict[int, list[float]]]) -> dict[int, dict[int, float]]:
+    """The least of each, as other work of the machine only ever adds time."""
+    return {depth: {n: min(found) for n, found in row.items()} for depth, row in times.items()}

@@ -25,7 +25,7 @@ _BLEND = 0.15
 """The weight of the last draft in means. With less, the usual row count is found too late."""
 _REPLAN = 8
 """Rounds between plans while drafting is on, and between those whose chains are also judged as
-trees: both take host time, up to a tenth of a tiny model's step."""
+trees: both take host time."""
 _SEEN = 3
 """Drafts that are verified in a look, and of a drafter that is not known, whatever their
 confidence. With none, a good drafter whose confidence says nothing is never found to be good."""
@@ -60,6 +60,7 @@ class Policy:
         """The round of its last draft, or when it began."""
         self.reason = reason
         self._curves: dict[ShapeName, list[float]] = {}
+        self._judged: tuple[Draft, ShapeName, list[float]] | None = None
         self._n_tried = self._n_kept = self._promised = 0.0
 
     def take(self, name: ShapeName) -> None:
@@ -80,20 +81,29 @@ class Policy:
         return curve if name == "tree" else curve[:length]
 
     def judge(self, draft: Draft, now: int) -> list[float]:
-        """Take in a new draft. Returns the falling chances of its nodes to be accepted."""
-        known, self.rest_from = self.known, now
-        curves = {self.shape.name: known.chances(draft, self.shape.name)}
+        """The falling chances of a new draft's nodes to be accepted. `learn` takes them in."""
+        name, self.rest_from = self.shape.name, now
+        self._judged = draft, name, self.known.chances(draft, name)
+        return self._judged[2]
+
+    def learn(self) -> None:
+        """Take in the chances of the draft that was judged last, and of its candidates as another
+        shape. Apart from `judge`, as no round must wait for it: a tiny model's is 3 % shorter."""
+        if self._judged is None:
+            return
+        known, (draft, name, chances), self._judged = self.known, self._judged, None
+        curves = {name: chances}
         for other in self.shapes.keys() - curves:
-            if other == "chain" or other not in self._curves or now % _REPLAN == 0:
+            if other == "chain" or other not in self._curves or self.rest_from % _REPLAN == 0:
                 curves[other] = known.of_other_shape(draft, other)
         for name, curve in curves.items():
             known.notice(curve, name)
             mean = self._curves.get(name, known.usual(name))
             self._curves[name] = blended(mean, curve, name, _BLEND)
-        return curves[self.shape.name]
 
     def observe(self, draft: Draft, tokens: Sequence[int]) -> None:
         """Take in the outcome of a draft: the tokens emitted after its anchor."""
+        self.learn()
         told = self.known.observe(draft, tokens)
         self._n_tried += len(told)
         self._n_kept += min(len(tokens) - 1, len(told))
@@ -128,9 +138,7 @@ class Rows:
         """`equal`: all sequences that draft get as many rows, for a GPU's graphs; `pads`: all of
         the pass get them, drafts or not, for recurrent targets. `few`: rows of drafts come in few
         numbers."""
-        self._equal = equal or pads
-        self._pads = pads
-        self._few = few
+        self._equal, self._pads, self._few = equal or pads, pads, few
         self.price(0, [0.0], 0.0, 0.0)
 
     def price(self, base: int, passes: Sequence[float], rate: float, switch_s: float) -> None:
@@ -219,8 +227,7 @@ class Rows:
 
 def spaced(n: int) -> list[int]:
     """Of 0 to n drafts those that make 1, 2, 4, ... rows with the anchor, and n. A GPU records a
-    graph for each count: of the 35B-A3B shape on an H200 that took three plain steps, and the first
-    answers had counts from 4 to 16 where 8 to 16 rows were all they needed."""
+    graph for each count, in three plain steps of the 35B-A3B shape on an H200."""
     return [*((1 << i) - 1 for i in range(n.bit_length())), n]
 
 
@@ -262,6 +269,7 @@ class Controller:
         self._copied = Rows(equal=equal_rows, pads=pads)
         self._newest = self.known[True]  # of the request that began last
         self._round = self._depth = 0
+        self._asked: list[int] = []  # the lengths of drafts of rounds that were not observed
         # The batch, the rows of its plain pass, and the prices of passes
         self._members: list[Policy] = []
         self._base = self._priced_at = 0
@@ -289,8 +297,7 @@ class Controller:
     @property
     def idle(self) -> int:
         """The next rounds that are plain whatever is asked."""
-        may_draft = self._on or self._looking
-        return 0 if may_draft else max(self._replan_at - self._round - 1, 0)
+        return 0 if self._on or self._looking else max(self._replan_at - self._round - 1, 0)
 
     @property
     def may_draft(self) -> bool:
@@ -298,9 +305,9 @@ class Controller:
         return self._on or bool(self._looking) or self._newest.n_verified < KNOWN
 
     @property
-    def keeps_plan(self) -> bool:
-        """Whether the next `n_drafts` makes no plan: a round may then be observed after it."""
-        return self._on and self._round + 1 < self._replan_at
+    def may_wait(self) -> bool:
+        """Whether a round may be observed after the next `n_drafts`, which then makes no plan."""
+        return self._on
 
     def n_drafts(
         self, policies: Sequence[Policy], limits: Sequence[int], n_others: int = 0
@@ -312,9 +319,10 @@ class Controller:
         """
         self._round += 1
         same = len(policies) + n_others == self._base and list(policies) == self._members
-        if not same or self._round >= self._replan_at:
+        if not same or (self._round >= self._replan_at and not (self._on and self._asked)):
             self._plan(policies, n_others)
         _, length, _ = self._way
+        self._asked = [*(self._asked if same else ()), length]
         return [
             length if limit > 0 and not p.off and (self._on or p is self._looking) else 0
             for p, limit in zip(policies, limits, strict=True)
@@ -345,13 +353,12 @@ class Controller:
         ]
 
     def judge(self, policies: Sequence[Policy], drafts: Sequence[Draft]) -> list[list[float]]:
-        """Take in the drafts of a round. Returns for each sequence the falling chances of its
-        tokens to be accepted; none where there is no draft."""
+        """For each sequence the falling chances of its draft's tokens to be accepted."""
         chains: list[list[float]] = []
         for policy, draft in zip(policies, drafts, strict=True):
             found = policy.judge(draft, self._round) if draft else []
             if policy.known.n_verified < KNOWN:
-                found[:_SEEN] = [1.0] * min(_SEEN, len(found))
+                found = [1.0] * min(_SEEN, len(found)) + found[_SEEN:]
             chains.append(found)
         return chains
 
@@ -376,8 +383,7 @@ class Controller:
         return self.costs.draft_s(n_seqs, self._depth, self._n_draft - self._way[1])
 
     def observe(self, policy: Policy, draft: Draft, tokens: Sequence[int]) -> None:
-        """Take in a draft's outcome, where any was verified: the tokens emitted after its anchor,
-        the last the target's own."""
+        """Take in a verified draft's outcome: the tokens after its anchor; the last is drawn."""
         self._accepted += len(tokens) - 1
         if draft.candidates is not None or not all(draft.copied):
             policy.observe(draft, tokens)
@@ -402,19 +408,22 @@ class Controller:
         `n_drafting` sequences drafted, after `depth` cached tokens in all.
 
         `n_steps`: the times are means of so many plain rounds, at most `idle` and the one that was
-        asked for. `rebuilt`: llama.cpp has built its graph again, whether the row count is another
-        or not. `n_injected` rows were injected for its drafts, in the draft stage or in `inject_s`
-        before it. `n_others` of those that drafted have no policy: such a round says nothing of
-        whether drafting pays for the rest. Only plain rounds may have passed without `n_drafts`.
+        asked for. `rebuilt`: llama.cpp has built its graph again. `n_injected` rows were injected
+        for its drafts, in the draft stage or in `inject_s` before it. `n_others` of those that
+        drafted have no policy: such a round says nothing of whether drafting pays for the rest.
+        Only plain rounds may have passed without `n_drafts`.
         """
         costs, drafted = self.costs, n_drafting > 0
+        length = self._asked.pop(0) if self._asked else 0
+        for policy in self._members:
+            policy.learn()
         self._round += n_steps - 1
         self._depth = depth
         costs.observe_pass(n_rows, depth, verify_s, shape, n_steps, rebuilt)
         if drafted or n_rows <= self._base:
             costs.observe_host(drafted, host_s)
         if drafted:
-            fewer = 0 if n_others else self._n_draft - self._way[1]
+            fewer = 0 if n_others else self._n_draft - length
             # Looks, and rounds after a prompt, have many rows to inject.
             n_injected = n_injected if self._looking or inject_s else 0
             costs.observe_draft(n_drafting, depth, draft_s + inject_s, fewer, n_injected)
@@ -424,6 +433,8 @@ class Controller:
             elif self._looking:  # its own part of the time is not known
                 self._spent += self._loss
         self._accepted = 0
+        if self._asked and self._on and self._round >= self._replan_at:
+            self._plan(self._members, self._base - len(self._members))
 
     def _settle(self, seconds: float) -> None:
         """After a round that drafted: its lead over plain decoding."""
@@ -467,8 +478,7 @@ class Controller:
         self._replan_at = now + wait
 
     def _best(self, able: Sequence[Policy], switch: float) -> float:
-        """Choose the best shape, length and number of drafts, and return the gain: the last ones,
-        unless others have more of a lead than going there costs."""
+        """Choose the best drafts, or the last ones unless others earn the change; their gain."""
         found: dict[_Way, float] = {}
         for name in sorted({name for policy in able for name in policy.shapes}):
             for policy in able:
@@ -507,8 +517,7 @@ class Controller:
         return f"drafting is off: {why}"
 
     def _gains(self, able: Sequence[Policy], shape: ShapeName, length: int) -> dict[_Way, float]:
-        """The speed-up over plain decoding by drafts of that kind, by their number, as the last
-        ones were."""
+        """The speed-up over plain decoding by drafts as the last ones were, by their number."""
         passes, rows = self._prices_of(shape), self._rows
         chances = rows.merged([policy.typical(length) for policy in able])
         tokens = list(accumulate(chances, initial=float(self._base)))

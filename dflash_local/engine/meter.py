@@ -43,8 +43,8 @@ class Meter:
         """Time a round of these sequences. A round that raises is not counted.
 
         What a drafted round tells waits until a GPU drafts the next one: that is host work which a
-        small model would wait for. It is told before where a plan is made by it, an answer has
-        ended, or other sequences come.
+        small model would wait for. It is told before where drafting is off, an answer has ended, or
+        other sequences come.
         """
         if sequences != self._sequences:
             self.tell()
@@ -53,7 +53,7 @@ class Meter:
         self._untold.append(lap.end())
         waits = self.overlaps and lap.asked_drafter
         if self.controller and any(s.policy is not None for s in sequences):
-            waits = waits and self.controller.keeps_plan
+            waits = waits and self.controller.may_wait
         if waits and all(s.finish_reason is None for s in sequences):
             self._sequences = sequences
         else:

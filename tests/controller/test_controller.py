@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,36 @@ def test_the_same_measurements_give_the_same_decisions() -> None:
     ]
     assert runs[0].rows == runs[1].rows
     assert runs[0].seconds == runs[1].seconds
+
+
+@pytest.mark.parametrize(("name", "text_name"), [("tiny-gpu", "code"), ("rtx-4090", "switching")])
+@pytest.mark.parametrize("n_seqs", [1, 3])
+def test_rounds_that_are_observed_late_lead_to_as_good_plans(
+    name: str, text_name: str, n_seqs: int
+) -> None:
+    """As on a GPU, where the host learns while the next draft is made. A plan that is due waits for
+    that: until then it would not know the last round."""
+    made: list[int] = []
+
+    class Planning(Controller):
+        def _plan(self, *args: Any) -> None:
+            made.append(len(self._asked))
+            super()._plan(*args)
+
+    rates = []
+    for late in (False, True):
+        machine = MACHINES[name]
+        chosen = Planning(machine.costs(n_seqs), BLOCK, n_nodes=N_NODES)
+        made.clear()
+        played = play(
+            machine, text(text_name), chosen, LENGTHS * n_seqs,
+            n_seqs=n_seqs, shape="auto", late=late,
+        )  # fmt: skip
+        rates.append(played.rate)
+        # With a round that was not observed, plans are made once it is: of the draft in progress.
+        n_while_drafting = sum(n == 1 for n in made)
+        assert n_while_drafting > len(made) / 2 if late else n_while_drafting == 0
+    assert rates[1] == pytest.approx(rates[0], rel=0.03)
 
 
 def test_few_widths_where_a_change_is_dear_and_any_where_it_is_free() -> None:

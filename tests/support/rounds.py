@@ -6,8 +6,9 @@ after each, do not depend on the rounds before.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dflash_local.draft.draft import Draft
@@ -119,9 +120,11 @@ def play(
     shape: DraftShape = "chain",
     prompt: int = 200,
     seed: int = 0,
+    late: bool = False,
 ) -> Played:
     """Answers of these lengths after prompts of `prompt` tokens, `n_seqs` at a time, a new one as
-    soon as one has ended; ends when there are none to fill the batch."""
+    soon as one has ended; ends when there are none to fill the batch. `late`: while an answer goes
+    on, a round is observed once the next one has asked for drafts, where it may wait."""
     jitter = random.Random(seed)
     played = Played()
     waiting = list(enumerate(lengths))
@@ -134,11 +137,14 @@ def play(
 
     answers = [begin() for _ in range(n_seqs)]
     last: tuple[int, str] = (0, "")
+    untold: list[Callable[[], None]] = []
     made = 0
     while True:
         policies = [answer.policy for answer in answers]
         limits = [answer.limit() for answer in answers]
         n_drafts = controller.n_drafts(policies, limits)
+        while untold:
+            untold.pop(0)()
         depth = sum(prompt + answer.done for answer in answers)
         slow = machine.slow if played.tokens >= machine.slow_at else 1.0
         drafts = [
@@ -184,11 +190,12 @@ def play(
                 tokens = emitted(draft, answer.places[answer.done].written)
                 n_tokens = min(len(tokens), answer.remaining)
                 if draft:
-                    controller.observe(answer.policy, draft, tokens)
+                    untold.append(partial(controller.observe, answer.policy, draft, tokens))
             answer.pending = n_tokens if n else answer.pending + n_tokens
             answer.done += n_tokens
             played.tokens += n_tokens
-        controller.observe_round(
+        observe_round = partial(
+            controller.observe_round,
             rows,
             kind,
             n_drafting,
@@ -200,6 +207,10 @@ def play(
             n_injected=n_injected,
             inject_s=1e-3 * inject_ms * noisy(jitter, machine.noise),
         )
+        untold.append(observe_round)
+        goes_on = all(answer.remaining > 0 for answer in answers)
+        while untold and not (late and goes_on and n_drafting and controller.may_wait):
+            untold.pop(0)()
         for i, answer in enumerate(answers):
             if answer.remaining <= 0:
                 if not waiting:
