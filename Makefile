@@ -5,7 +5,7 @@ PYTHON ?= python3
 GPU ?=
 # The folder of the commands: in the active virtual environment, or in .venv.
 BIN = $(shell $(PYTHON) bootstrap.py --where)
-SOURCES = bootstrap.py dflash_local convert cli lab tools tests examples
+SOURCES = bootstrap.py conftest.py dflash_local convert cli lab tools tests examples
 # Of a worker's tests those at the end go to whoever has none left: some files take minutes.
 PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist worksteal
 # Bytecode is kept even where the environment says otherwise, as in most containers: else each worker
