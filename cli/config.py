@@ -8,6 +8,7 @@ import click
 from dflash_local.text_file import read_text
 
 from .answer import write_stdout
+from .plugins import PluginGroup
 from .settings import template
 from .user_files import settings_file
 
@@ -32,7 +33,7 @@ def config(ctx: click.Context, /, edit: bool, only_path: bool) -> None:
             raise click.UsageError(
                 f"--edit needs a terminal, or an editor in $EDITOR: the file is {path}."
             )
-        assert ctx.parent is not None and isinstance(ctx.parent.command, click.Group)
+        assert ctx.parent is not None and isinstance(ctx.parent.command, PluginGroup)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(template(ctx.parent.command), encoding="utf-8")

@@ -28,6 +28,7 @@ from .doctor import doctor
 from .inspect import inspect
 from .list import list_models
 from .options import in_options, telling
+from .plugins import Plugin, PluginGroup
 from .ps import ps
 from .pull import pull
 from .request import INTERRUPTED
@@ -37,8 +38,6 @@ from .serve import serve
 from .settings import VARIABLES, default_map, unknown_variables
 from .show import show
 from .terminal import fitted
-from .train import train
-from .tune import tune
 from .user_files import settings_file, tilde
 from .worker import worker
 
@@ -87,7 +86,7 @@ def _versions(_: click.Context) -> Iterator[str]:
     yield from runtime.backends()
 
 
-class _Group(click.Group):
+class _Group(PluginGroup):
     """Its help has the first sentence of each command whole, however narrow the terminal is."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -115,7 +114,10 @@ class _Group(click.Group):
     cls=_Group,
     commands=[
         *(bench, calibrate, chat, complete, config, convert, deploy, doctor, inspect),
-        *(list_models, ps, pull, rm, run_model, serve, show, train, tune, worker),
+        *(list_models, ps, pull, rm, run_model, serve, show),
+        Plugin("train", help="Make a drafter for a model that has none."),
+        Plugin("tune", help="Fit the drafter of a model to your own texts."),
+        worker,
     ],
     invoke_without_command=True,
     context_settings={

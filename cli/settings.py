@@ -9,6 +9,7 @@ import difflib
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from dflash_local.errors import FileError
 from dflash_local.text_file import read_toml
 
 from .options import ENVIRONMENT, Option
+from .plugins import MissingCommand, PluginGroup
 from .user_files import CONFIG, settings_file
 
 VARIABLES = {
@@ -36,14 +38,25 @@ FROM_ELSEWHERE = (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 """The sources of values that were not given for this call alone."""
 
 
-def default_map(group: click.Group) -> dict[str, dict[str, Any]]:
-    """The settings of the file by command and parameter, as click takes them. Raises FileError for
-    a file that cannot be understood, OSError."""
+def default_map(group: PluginGroup) -> dict[str, dict[str, Any]]:
+    """The settings of the file by command and parameter, as click takes them; of plugins only if
+    they are loaded, or the file has settings of theirs. Raises FileError for a file that cannot be
+    understood, OSError."""
     path = settings_file()
     if not path.exists() and not os.environ.get(CONFIG):
         return {}
     found = read_toml(path)
-    options = {name: _options(command) for name, command in group.commands.items()}
+    try:
+        return _settings(path, found, group.commands)
+    except FileError:
+        return _settings(path, found, group.all_commands())
+
+
+def _settings(
+    path: Path, found: Mapping[str, Any], commands: Mapping[str, click.Command]
+) -> dict[str, dict[str, Any]]:
+    """Those of `found` for these commands. A command that is missing may have any."""
+    options = {name: _options(command) for name, command in commands.items()}
     everywhere = {key for known in options.values() for key in known}
     tables = {
         name: table
@@ -55,6 +68,8 @@ def default_map(group: click.Group) -> dict[str, dict[str, Any]]:
     own = {}
     for name, table in tables.items():
         _check_known(f"{path}: [{name}]", name, options)
+        if isinstance(commands[name], MissingCommand):
+            continue
         own[name] = _placed(f"{path}: [{name}] ", table, options[name])
     settings = {}
     for name, known in options.items():
@@ -85,33 +100,40 @@ def read_value(where: str, option: Option, value: Any) -> Any:
     return texts if option.multiple else ",".join(texts)
 
 
-def unknown_variables(group: click.Group) -> Iterator[str]:
+def unknown_variables(group: PluginGroup) -> Iterator[str]:
     """A line about each variable that looks like one of ours and is none."""
-    known = set(VARIABLES)
-    for command in group.commands.values():
-        known |= {str(parameter.envvar) for parameter in command.params if parameter.envvar}
-    for name in sorted(os.environ):
-        if name.startswith(f"{ENVIRONMENT}_") and name not in known:
+    given = [name for name in sorted(os.environ) if name.startswith(f"{ENVIRONMENT}_")]
+    known = _variables(group.commands)
+    if not known.issuperset(given):
+        known = _variables(group.all_commands())
+    for name in given:
+        if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             yield f"the environment variable {name} means nothing to this program{hint}"
 
 
-def template(group: click.Group) -> str:
+def _variables(commands: Mapping[str, click.Command]) -> set[str]:
+    own = (parameter.envvar for command in commands.values() for parameter in command.params)
+    return {*VARIABLES, *(str(name) for name in own if name)}
+
+
+def template(group: PluginGroup) -> str:
     """A settings file that sets nothing yet, and lists what it may set."""
+    commands = group.all_commands()
     lines = [
         "# Settings of dflash-local: remove the # before a key, and give it a value. An option on",
         "# the command line comes first, then its environment variable, then this file.",
     ]
     shared = [
         key
-        for command in group.commands.values()
+        for command in commands.values()
         for key, option in _options(command).items()
         if not option.of
     ]
     general: dict[str, str] = {}
     tables: list[str] = []
-    for name, command in group.commands.items():
+    for name, command in commands.items():
         own = []
         for key, option in _options(command).items():
             line = f"# {key} =  # {option.help}"

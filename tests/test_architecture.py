@@ -13,6 +13,7 @@ FOLDERS = {
     "dflash_local": ROOT / "dflash_local",
     "dflash_local.cli": ROOT / "cli",
     "dflash_local.convert": ROOT / "convert",
+    "dflash_local_tune": ROOT / "tune" / "dflash_local_tune",
 }
 
 
@@ -53,14 +54,15 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     assert len(list(TopologicalSorter(graph).static_order())) == len(known) > 300
 
 
-def test_no_module_imports_the_lab() -> None:
-    """It is not in the wheel."""
-    for path in modules().values():
+def test_no_module_imports_what_may_be_missing() -> None:
+    """The lab is in no wheel, and that of tune/ is another one."""
+    for name, path in modules().items():
+        apart = {"lab", "dflash_local_tune"} - {name.split(".")[0]}
         for node in nodes(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
-            assert not [name for name in names if name.split(".")[0] == "lab"], path
+            assert not [each for each in names if each.split(".")[0] in apart], path
 
 
 def test_no_module_imports_from_a_layer_above_its_own() -> None:
@@ -72,7 +74,8 @@ def test_no_module_imports_from_a_layer_above_its_own() -> None:
     known = modules()
 
     def layer(module: str) -> int | None:
-        return level.get(module.split(".")[1]) if "." in module else None
+        package, _, inner = module.partition(".")
+        return level.get("tune" if package == "dflash_local_tune" else inner.partition(".")[0])
 
     upward = [
         f"{name} imports {other}"

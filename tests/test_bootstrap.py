@@ -178,7 +178,9 @@ def test_a_second_set_up_is_none(
     """Bytecode that the build leaves beside its sources is no change; a source file is one."""
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
     (tmp_path / "tools" / "__pycache__").mkdir(parents=True)
-    for name in ("bootstrap.py", "pyproject.toml", "CMakeLists.txt", "tools/build_backend.py"):
+    (tmp_path / "tune").mkdir()
+    projects = ("pyproject.toml", "tune/pyproject.toml")
+    for name in ("bootstrap.py", *projects, "CMakeLists.txt", "tools/build_backend.py"):
         (tmp_path / name).touch()
     before = bootstrap.fingerprint()
     (tmp_path / "tools" / "__pycache__" / "build_backend.cpython-312.pyc").touch()

@@ -135,7 +135,9 @@ def test_a_new_file_lists_every_option(settings: Path, tmp_path: Path) -> None:
     assert run_here("config", "--edit", environment={"EDITOR": str(editor)}).returncode == 0
     assert default_map(group)["chat"] == {"max_tokens": "3"}
     listed = set(re.findall(r"^# ([\w-]+) = ", template(group), re.M))
-    options = {o for c in group.commands.values() for p in c.params if p.envvar for o in p.opts}
+    options = {
+        o for c in group.all_commands().values() for p in c.params if p.envvar for o in p.opts
+    }
     assert {f"--{key}" for key in listed} <= options
     assert {"target", "port", "temp"} <= listed
 

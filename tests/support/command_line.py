@@ -56,7 +56,7 @@ def parsed(name: str, arguments: Sequence[str], **settings: Any) -> dict[str, An
     """The values that a command gets of these arguments. It is told of its group: click keeps the
     help option of a command's first context, and the group says that it is `-h`, too."""
     whole = click.Context(main.group, **main.group.context_settings)
-    command = main.group.commands[name]
+    command = main.group.all_commands()[name]
     return command.make_context(name, list(arguments), parent=whole, **settings).params
 
 

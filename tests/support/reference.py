@@ -1,4 +1,4 @@
-"""The PyTorch drafter of `dflash_local.tune`, as an oracle: sequences, and whole log-probabilities.
+"""The PyTorch drafter of `dflash_local_tune`, as an oracle: sequences, and whole log-probabilities.
 
 Every weight is dequantised on load.
 """
@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dflash_local.tune.drafter import Context
-from dflash_local.tune.weights import read_torch_drafter
+from dflash_local_tune.drafter import Context
+from dflash_local_tune.weights import read_torch_drafter
 
 
 class Reference:

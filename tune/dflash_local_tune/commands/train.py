@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import LOADING, QUIET, Option, SectionedCommand
-from .request import INTERRUPTED
-from .terminal import Speaker
-from .tune import answer_tokens, check_torch, duration, trained
-from .values import WholeText, number, whole
+from dflash_local.cli.options import LOADING, QUIET, Option, SectionedCommand
+from dflash_local.cli.request import INTERRUPTED
+from dflash_local.cli.terminal import Speaker
+from dflash_local.cli.values import WholeText, number, whole
+from dflash_local_tune.commands.tune import answer_tokens, check_torch, duration, trained
 
 if TYPE_CHECKING:
-    from dflash_local.tune.fitting import Progress
+    from dflash_local_tune.fitting import Progress
 
 _MACHINE = ("n_gpu_layers", "n_threads")
 _TRAINING = (
@@ -119,7 +119,7 @@ def train(target: str, **values: Any) -> int:
     check_torch("train")
     from dflash_local.pairs.address import read_address
     from dflash_local.pairs.find import drafter_name, find_pair
-    from dflash_local.tune.new import options_for, train
+    from dflash_local_tune.new import options_for, train
 
     path = find_pair(target, None, say=say, bars=not values["quiet"]).target
     output = values["output"] or Path(f"{path.stem}-dflash")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dflash_local.gguf.file import GgufFile
-from dflash_local.tune.answers import Answer
-from dflash_local.tune.objective import outcome
-from dflash_local.tune.training import (
+from dflash_local_tune.answers import Answer
+from dflash_local_tune.objective import outcome
+from dflash_local_tune.training import (
     Measured,
     Muon,
     Trainer,
@@ -20,7 +20,7 @@ from dflash_local.tune.training import (
     n_low_rank,
     n_trainable,
 )
-from dflash_local.tune.weights import read_torch_drafter
+from dflash_local_tune.weights import read_torch_drafter
 from synthetic import write_drafter, write_target
 
 torch.set_num_threads(1)  # the products are small

@@ -22,7 +22,7 @@ from dflash_local.llama import native, runtime
 from dflash_local.llama.runtime import api
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
-from dflash_local.tune.answers import LEAST_ANSWER, N_LABELS, Answer
+from dflash_local_tune.answers import LEAST_ANSWER, N_LABELS, Answer
 
 Ints = NDArray[np.int64]
 

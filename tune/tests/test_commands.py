@@ -13,8 +13,8 @@ import pytest
 
 import tiny_coder
 from command_line import run_here
-from dflash_local.cli.tune import check_torch, is_busy
 from dflash_local.errors import InputError
+from dflash_local_tune.commands.tune import check_torch, is_busy
 from ready_command import COMMAND
 from server_process import ServerProcess, until
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 import mini_pair
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
-from dflash_local.tune.beginning import mask_token, tapped, write_beginning
+from dflash_local_tune.beginning import mask_token, tapped, write_beginning
 from synthetic import write_target
 from tune_runs import drafts_change_no_answer
 

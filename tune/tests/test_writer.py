@@ -9,7 +9,7 @@ import torch
 import tiny_coder
 from dflash_local.loading import load
 from dflash_local.target_model.target import Target
-from dflash_local.tune.writer import Asked, Text, Writer
+from dflash_local_tune.writer import Asked, Text, Writer
 
 TAPS = (2, 4)
 N = 12

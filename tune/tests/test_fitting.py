@@ -24,17 +24,17 @@ from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
 from dflash_local.errors import BackendError, InputError, PairError
 from dflash_local.pairs import tuned
 from dflash_local.pairs.find import find_pair
-from dflash_local.tune import comparison, fitting, state, texts
-from dflash_local.tune.card import Card
-from dflash_local.tune.fitting import (
+from dflash_local_tune import comparison, fitting, state, texts
+from dflash_local_tune.card import Card
+from dflash_local_tune.fitting import (
     Interrupted,
     Progress,
     TuneOptions,
     errors_told,
     tune,
 )
-from dflash_local.tune.objective import position_weights
-from dflash_local.tune.state import alone, claim, output_for, state_told, write_state
+from dflash_local_tune.objective import position_weights
+from dflash_local_tune.state import alone, claim, output_for, state_told, write_state
 from ready_command import COMMAND
 from synthetic import write_drafter, write_target
 from tune_runs import drafts_change_no_answer, snapshot

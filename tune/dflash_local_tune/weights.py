@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dflash_local.gguf.file import GgufFile
-from dflash_local.tune.drafter import TorchDrafter
+from dflash_local_tune.drafter import TorchDrafter
 
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
 _FEW_EMBEDDINGS = 1 << 27

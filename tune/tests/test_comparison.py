@@ -6,7 +6,7 @@ import dflash_local
 import mini_pair
 from dflash_local.draft.shape import ShapeName
 from dflash_local.loading import open_drafter
-from dflash_local.tune.comparison import (
+from dflash_local_tune.comparison import (
     BUILT_IN,
     OWN,
     TEMPERATURES,

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dflash_local.tune import objective
-from dflash_local.tune.answers import Answer
-from dflash_local.tune.drafter import TorchDrafter
-from dflash_local.tune.objective import (
+from dflash_local_tune import objective
+from dflash_local_tune.answers import Answer
+from dflash_local_tune.drafter import TorchDrafter
+from dflash_local_tune.objective import (
     Blocks,
     all_anchors,
     blocks_at,
@@ -23,8 +23,8 @@ from dflash_local.tune.objective import (
     position_weights,
     random_anchors,
 )
-from dflash_local.tune.training import is_trained
-from dflash_local.tune.weights import read_torch_drafter
+from dflash_local_tune.training import is_trained
+from dflash_local_tune.weights import read_torch_drafter
 from reference import Reference
 from synthetic import Markov, Selector, write_drafter, write_target
 

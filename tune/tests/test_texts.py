@@ -10,7 +10,7 @@ import pytest
 
 from dflash_local.bench.prompts.prompt import BenchPrompt, built_in
 from dflash_local.errors import InputError
-from dflash_local.tune.texts import Form, conversations, drawn, files_of, general, read_texts
+from dflash_local_tune.texts import Form, conversations, drawn, files_of, general, read_texts
 
 FORMS: tuple[Form, ...] = ("continue", "infill", "chat")
 

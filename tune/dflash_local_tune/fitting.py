@@ -32,12 +32,12 @@ from dflash_local.pair import open_pair
 from dflash_local.pairs import tuned
 from dflash_local.pairs.defaults import defaults_of
 from dflash_local.sampling.params import SamplingParams
-from dflash_local.tune.answers import Answer, Answerer, Ring
-from dflash_local.tune.card import Card
-from dflash_local.tune.comparison import BUILT_IN, OWN, beats_plain, compare, wins
-from dflash_local.tune.plan import TunePlan, answer_bytes, free_bytes
-from dflash_local.tune.saving import checkpoint_weights, save_checkpoint, save_gguf
-from dflash_local.tune.state import (
+from dflash_local_tune.answers import Answer, Answerer, Ring
+from dflash_local_tune.card import Card
+from dflash_local_tune.comparison import BUILT_IN, OWN, beats_plain, compare, wins
+from dflash_local_tune.plan import TunePlan, answer_bytes, free_bytes
+from dflash_local_tune.saving import checkpoint_weights, save_checkpoint, save_gguf
+from dflash_local_tune.state import (
     SETTINGS,
     STATE,
     alone,
@@ -47,9 +47,9 @@ from dflash_local.tune.state import (
     state_told,
     write_state,
 )
-from dflash_local.tune.texts import Form, Texts, drawn, general, read_texts
-from dflash_local.tune.training import CPU_ANCHORS, N_ANCHORS, RATE, WARM_UP, Trainer, is_trained
-from dflash_local.tune.weights import dequantize, read_torch_drafter
+from dflash_local_tune.texts import Form, Texts, drawn, general, read_texts
+from dflash_local_tune.training import CPU_ANCHORS, N_ANCHORS, RATE, WARM_UP, Trainer, is_trained
+from dflash_local_tune.weights import dequantize, read_torch_drafter
 
 Say = Callable[[str], None]
 
@@ -659,4 +659,4 @@ def errors_told(options: TuneOptions) -> Iterator[None]:
 def _is_of_torch(error: BaseException) -> bool:
     """Whether PyTorch raised it. Its C++ has no frames, so the last one may be that of our call."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).startswith(("torch.", "dflash_local.tune."))
+    return str(frame.f_globals.get("__name__")).startswith(("torch.", "dflash_local_tune."))

@@ -12,23 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_local.cli import interrupt
+from dflash_local.cli.answer import stdout_columns, write_json, write_report
+from dflash_local.cli.options import LOADING, QUIET, TARGET_HELP, Option, SectionedCommand
+from dflash_local.cli.ps import URL, check_url, fetched
+from dflash_local.cli.request import INTERRUPTED
+from dflash_local.cli.terminal import Speaker
+from dflash_local.cli.values import WholeText, number, whole
 from dflash_local.errors import InputError
 
-from . import interrupt
-from .answer import stdout_columns, write_json, write_report
-from .options import LOADING, QUIET, TARGET_HELP, Option, SectionedCommand
-from .ps import URL, check_url, fetched
-from .request import INTERRUPTED
-from .terminal import Speaker
-from .values import WholeText, number, whole
-
 if TYPE_CHECKING:
-    from dflash_local.tune.card import Card
-    from dflash_local.tune.fitting import Progress
+    from dflash_local_tune.card import Card
+    from dflash_local_tune.fitting import Progress
 
 _MACHINE = ("n_gpu_layers", "n_threads", "lora", "control_vectors")
 _AS_GIVEN = ("minutes", "steps", "n_ctx", "max_tokens", "n_gpu_layers", "n_threads")
-_PATIENCE_S = 1
 _INSTALL = "pip install 'dflash-local[tune]'"
 
 
@@ -159,8 +157,8 @@ def _tune(values: dict[str, Any], say: Speaker) -> int:
     from dflash_local.pairs import tuned
     from dflash_local.pairs.address import read_address
     from dflash_local.pairs.find import drafter_name, find_pair
-    from dflash_local.tune.fitting import TuneOptions, tune
-    from dflash_local.tune.state import output_for
+    from dflash_local_tune.fitting import TuneOptions, tune
+    from dflash_local_tune.state import output_for
 
     files = find_pair(values["target"], values["draft"], say=say, bars=not values["quiet"])
     draft, checkpoint = files.draft, _checkpoint_of(values["draft"])
@@ -199,8 +197,8 @@ def _tune(values: dict[str, Any], say: Speaker) -> int:
 def trained(run: Callable[..., Card], values: Mapping[str, Any], say: Speaker) -> Card | None:
     """Run a training, and print its result; None if Ctrl-C ended it."""
     from dflash_local.bench.report.cell import table
-    from dflash_local.tune.card import cells
-    from dflash_local.tune.fitting import Interrupted
+    from dflash_local_tune.card import cells
+    from dflash_local_tune.fitting import Interrupted
 
     stop = threading.Event()
     with interrupt.setting(stop):

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from dflash_local.errors import BackendError, DflashError
-from dflash_local.tune.answers import Answer, moved
-from dflash_local.tune.state import write_state
+from dflash_local_tune.answers import Answer, moved
+from dflash_local_tune.state import write_state
 
 Write = Callable[..., Iterator[tuple[int, list[Answer]]]]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.bench.report.cell import pipe_table
-from dflash_local.tune.comparison import Row
 from dflash_local.version import version
+from dflash_local_tune.comparison import Row
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from dflash_local.fit.footprint import size_text
 from dflash_local.gguf.drafter_spec import DrafterSpec
 from dflash_local.gguf.file import GgufFile
-from dflash_local.tune.training import N_ANCHORS, n_by_muon, n_low_rank, n_trainable
+from dflash_local_tune.training import N_ANCHORS, n_by_muon, n_low_rank, n_trainable
 
 _BYTES_EACH, _BY_MUON = 20, 16
 """Memory for each number that is trained: weight, gradient, running mean and two moments, all

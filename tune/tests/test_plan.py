@@ -6,7 +6,7 @@ import pytest
 import tiny_coder
 from dflash_local.gguf.drafter_keys import read_drafter
 from dflash_local.gguf.file import GgufFile
-from dflash_local.tune.plan import TunePlan, answer_bytes
+from dflash_local_tune.plan import TunePlan, answer_bytes
 
 EACH = 397_934_592
 """Bytes of an answer of 2048 tokens, of the tiny pair."""

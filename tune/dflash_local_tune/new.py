@@ -24,16 +24,16 @@ from dflash_local.fit.footprint import Footprint, size_text
 from dflash_local.fit.options import LoadOptions
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.host import default_threads, host_memory
-from dflash_local.tune.answers import LEAST_ANSWER, N_LABELS, Answer, Ring
-from dflash_local.tune.beginning import write_beginning
-from dflash_local.tune.beside import MOST_FILES, Beside
-from dflash_local.tune.card import Card
-from dflash_local.tune.fitting import Run, TuneOptions, errors_told, tune
-from dflash_local.tune.plan import free_bytes
-from dflash_local.tune.saving import save_checkpoint
-from dflash_local.tune.texts import Form, Texts, drawn
-from dflash_local.tune.training import Trainer, is_trained
-from dflash_local.tune.writer import Asked, Text, Writer
+from dflash_local_tune.answers import LEAST_ANSWER, N_LABELS, Answer, Ring
+from dflash_local_tune.beginning import write_beginning
+from dflash_local_tune.beside import MOST_FILES, Beside
+from dflash_local_tune.card import Card
+from dflash_local_tune.fitting import Run, TuneOptions, errors_told, tune
+from dflash_local_tune.plan import free_bytes
+from dflash_local_tune.saving import save_checkpoint
+from dflash_local_tune.texts import Form, Texts, drawn
+from dflash_local_tune.training import Trainer, is_trained
+from dflash_local_tune.writer import Asked, Text, Writer
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ import tiny_coder
 from dflash_local.convert import convert
 from dflash_local.convert.conversion import SOURCE
 from dflash_local.gguf.file import GgufFile
-from dflash_local.tune.saving import TUNED, checkpoint_weights, save_checkpoint, save_gguf
-from dflash_local.tune.training import is_trained
-from dflash_local.tune.weights import read_torch_drafter
+from dflash_local_tune.saving import TUNED, checkpoint_weights, save_checkpoint, save_gguf
+from dflash_local_tune.training import is_trained
+from dflash_local_tune.weights import read_torch_drafter
 from synthetic import write_drafter, write_target
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dflash_local.gguf.file import GgufFile
-from dflash_local.tune.answers import Answer
-from dflash_local.tune.drafter import TorchDrafter
-from dflash_local.tune.objective import (
+from dflash_local_tune.answers import Answer
+from dflash_local_tune.drafter import TorchDrafter
+from dflash_local_tune.objective import (
     Outcome,
     all_anchors,
     losses,

@@ -19,11 +19,11 @@ import gguf_files
 import tiny_coder
 from dflash_local.errors import InputError
 from dflash_local.pairs.find import find_pair
-from dflash_local.tune import fitting, new
-from dflash_local.tune.answers import Answer
-from dflash_local.tune.beside import Beside
-from dflash_local.tune.fitting import Interrupted, Progress, tune
-from dflash_local.tune.new import NewRun, TrainOptions, ahead, options_for, train
+from dflash_local_tune import fitting, new
+from dflash_local_tune.answers import Answer
+from dflash_local_tune.beside import Beside
+from dflash_local_tune.fitting import Interrupted, Progress, tune
+from dflash_local_tune.new import NewRun, TrainOptions, ahead, options_for, train
 from tune_runs import drafts_change_no_answer, snapshot
 
 torch.set_num_threads(1)  # those of other tests want the cores as well
@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainOptions:
     """A run of some steps for a copy of the tiny target, for a drafter of one layer."""
     monkeypatch.setenv("DFLASH_LOCAL_TUNED", str(tmp_path / "data"))
-    monkeypatch.setattr("dflash_local.tune.new._RATE", 3.0)  # for so few steps
+    monkeypatch.setattr("dflash_local_tune.new._RATE", 3.0)  # for so few steps
     target = Path(shutil.copy(tiny_coder.pair()[0], tmp_path))
     return options_for(target, tmp_path / "out", **SMALL, n_layer=1, steps=40)
 
@@ -235,7 +235,7 @@ def test_a_disk_that_fills_later_loses_nothing_that_was_kept(
     options: TrainOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit on the size of files stands for the disk."""
-    monkeypatch.setattr("dflash_local.tune.new._SAVE_S", 0.0)
+    monkeypatch.setattr("dflash_local_tune.new._SAVE_S", 0.0)
     resource = pytest.importorskip("resource")
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     options = replace(options, steps=8)

@@ -13,10 +13,10 @@ import torch
 
 import mini_pair
 from dflash_local.errors import BackendError, InputError
-from dflash_local.tune.answers import Answer
-from dflash_local.tune.beginning import write_beginning
-from dflash_local.tune.beside import Beside, Write
-from dflash_local.tune.new import options_for, written
+from dflash_local_tune.answers import Answer
+from dflash_local_tune.beginning import write_beginning
+from dflash_local_tune.beside import Beside, Write
+from dflash_local_tune.new import options_for, written
 
 
 def answer(i: int) -> Answer:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from dflash_local.tune.answers import Answer, moved
-from dflash_local.tune.drafter import TorchDrafter
+from dflash_local_tune.answers import Answer, moved
+from dflash_local_tune.drafter import TorchDrafter
 
 _SMOOTHING = 0.5
 """D-PACE's alpha: with 0, positions after an uncertain one would learn nothing."""

@@ -16,9 +16,9 @@ from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
-from dflash_local.tune.answers import N_LABELS, Answer, Answerer, Ring, drawing, n_looked_at
-from dflash_local.tune.training import Trainer
-from dflash_local.tune.weights import read_torch_drafter
+from dflash_local_tune.answers import N_LABELS, Answer, Answerer, Ring, drawing, n_looked_at
+from dflash_local_tune.training import Trainer
+from dflash_local_tune.weights import read_torch_drafter
 
 N_TOKENS = 24
 
