@@ -14,7 +14,8 @@ import tiny_coder
 from dflash_local.cli.main import NAME, group
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*.md")])
+FOLDERS = (".", "docs", "examples", "tune")
+PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 _FILE = str(tiny_coder.pair()[0])
 _PLACES = {"N": "4", "FILE": _FILE, "TARGET": _FILE, "MODEL": _FILE}
 """The place of a word of the reader's own in a page, and such a word."""

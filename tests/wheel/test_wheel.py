@@ -16,14 +16,22 @@ ROOT = Path(__file__).resolve().parents[2]
 DRAFTER = "dflash_local/pairs/smollm2_135m"
 
 
+def built(project: Path, folder: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run([*pip, "-w", folder, project], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run([*pip, "-w", folder, ROOT], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = folder.glob("dflash_local-*.whl")
-    return built
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def tune_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(ROOT / "tune", tmp_path_factory.mktemp("tune-wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +77,7 @@ def test_it_holds_the_package_alone_for_as_many_pythons_as_can_be(wheel: Path) -
     metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
     assert {name.split("/")[0] for name in names} == {"dflash_local", metadata.split("/")[0]}
     assert "dflash_local/py.typed" in names
-    assert not {"lab", "tests"} & {part for name in names for part in name.split("/")}
+    assert not {"lab", "tests", "tune"} & {part for name in names for part in name.split("/")}
     (model,) = (name for name in names if name.endswith(".gguf"))
     assert model == f"{DRAFTER}/smollm2-135m-dspark-b8-q8_0.gguf"
     assert f"{DRAFTER}/README.md" in names
@@ -110,3 +118,28 @@ def test_it_brings_its_registry_and_its_page(installed: Path) -> None:
         command, capture_output=True, text=True, cwd=installed, env=bare_environment(installed)
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_that_of_the_training_holds_its_package_alone(tune_wheel: Path) -> None:
+    version = distribution("dflash-local").version
+    assert tune_wheel.name == f"dflash_local_tune-{version}-py3-none-any.whl"
+    names = set(zipfile.ZipFile(tune_wheel).namelist())
+    metadata = f"dflash_local_tune-{version}.dist-info"
+    assert {name.split("/")[0] for name in names} == {"dflash_local_tune", metadata}
+    assert {f"{metadata}/licenses/LICENSE", "dflash_local_tune/questions.json"} <= names
+
+
+def test_its_training_is_missed_and_then_found(installed: Path, tune_wheel: Path) -> None:
+    def told(*command: str | Path) -> str:
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=installed, env=bare_environment(installed)
+        )
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        return done.stderr
+
+    command = (installed / "dflash-local", "tune", "smollm2-135m")
+    install = "pip install 'dflash-local[tune]'\n"
+    assert told(*command) == f"dflash-local: error: tune is not installed: {install}"
+    pip = [installed / "python", "-m", "pip", "install", "--no-deps", tune_wheel]
+    subprocess.run(pip, check=True, capture_output=True)
+    assert told(*command) == f"dflash-local: error: tune needs torch: {install}"
