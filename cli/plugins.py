@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GROUP = "dflash_local.commands"
 _DISTRIBUTION = "dflash-local-tune"
-_INSTALL = "pip install 'dflash-local[tune]'"
+_INSTALL = "pip install 'dflash-local[tune]', or in a checkout pip install ./tune"
 
 
 class Plugin(click.Command):

@@ -11,7 +11,7 @@ from command_line import run
 from dflash_local.cli.main import group
 from dflash_local.cli.plugins import GROUP
 
-INSTALL = "pip install 'dflash-local[tune]'"
+INSTALL = "pip install 'dflash-local[tune]', or in a checkout pip install ./tune"
 NAMES = ["train", "tune"]
 
 
