@@ -1,19 +1,13 @@
 """Commands of another distribution, found by the entry points of `dflash_local.commands`.
 
-They are looked up only where one of them is asked for: that takes as long as half of a start.
+They are looked up only where one of them is asked for: that takes a third of a start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import click
 
 from dflash_local.errors import InputError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 GROUP = "dflash_local.commands"
 _DISTRIBUTION = "dflash-local-tune"
@@ -43,41 +37,44 @@ class PluginGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if isinstance(self.commands.get(args[0]), Plugin):
-            self.all_commands()
+        self._load(args[0])
         return super().resolve_command(ctx, args)
 
     def all_commands(self) -> Mapping[str, click.Command]:
         """Every command by its name, with plugins loaded."""
-        waiting = [name for name, each in self.commands.items() if isinstance(each, Plugin)]
-        if waiting:
-            from importlib.metadata import entry_points
-
-            found = {entry.name: entry for entry in entry_points(group=GROUP)}
-            self.commands.update({name: _loaded(name, found.get(name)) for name in waiting})
+        for name in self.commands:
+            self._load(name)
         return self.commands
 
+    def _load(self, name: str) -> None:
+        if not isinstance(self.commands.get(name), Plugin):
+            return
+        try:
+            self.commands[name] = _found(name)
+        except InputError as error:
+            self.commands[name] = MissingCommand(name, str(error))
+        except Exception as error:  # whatever a damaged installation raises
+            told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            again = f"pip install --force-reinstall --no-deps {_DISTRIBUTION}"
+            reason = f"{name} cannot be loaded: {told}; install it again: {again}"
+            self.commands[name] = MissingCommand(name, reason)
 
-def _loaded(name: str, entry: EntryPoint | None) -> click.Command:
-    if entry is None:
-        return MissingCommand(name, f"{name} is not installed: {_INSTALL}")
+
+def _found(name: str) -> click.Command:
+    """The command of a plugin. Raises InputError where it is missing or of another version."""
+    from importlib.metadata import entry_points
+
     from dflash_local.version import version
 
+    entry = next(iter(entry_points(group=GROUP, name=name)), None)
+    if entry is None:
+        raise InputError(f"{name} is not installed: {_INSTALL}")
     if entry.dist is not None and entry.dist.version != version():
-        return MissingCommand(
-            name,
+        raise InputError(
             f"{name} is that of {entry.dist.name} {entry.dist.version}, which does not fit "
-            f"dflash-local {version()}: {_INSTALL}",
+            f"dflash-local {version()}: {_INSTALL}"
         )
-    try:
-        command = entry.load()
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{entry.value} is no command")
-    except Exception as error:  # whatever a damaged installation raises
-        told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        return MissingCommand(
-            name,
-            f"{name} cannot be loaded: {told}; install it again: "
-            f"pip install --force-reinstall --no-deps {_DISTRIBUTION}",
-        )
+    command = entry.load()
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{entry.value} is no command")
     return command

@@ -94,6 +94,11 @@ def test_a_damaged_one_is_told_in_one_line(text: str, expected: str, tmp_path: P
     assert err.endswith(": pip install --force-reinstall --no-deps dflash-local-tune\n")
 
 
+def test_damaged_metadata_are_told_in_one_line(tmp_path: Path) -> None:
+    _, err = answer(metadata(tmp_path, "no entry point"), "tune", "qwen3-8b")
+    assert err.startswith("dflash-local: error: tune cannot be loaded: ") and err.count("\n") == 1
+
+
 def test_one_of_another_version_is_refused(tmp_path: Path) -> None:
     command = "dflash_local_tune.commands.tune:tune"
     _, err = answer(metadata(tmp_path, f"tune = {command}", "0.0.9"), "tune", "-h")
