@@ -3,20 +3,43 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
 
 from dflash_local.model import Model
+from dflash_local.server.answering import bounds
 from dflash_local.server.answering.api_answer import on_model
 from dflash_local.server.http.errors import bad_request
-from dflash_local.server.llama.schema import DetokenizeRequest, TokenizeRequest
 from dflash_local.server.openai.chat import ChatRequest, prepare_request
 from dflash_local.target_model.vocabulary import Vocabulary
 
-router = APIRouter()
-
 _MOST_PIECES = 100_000
+Piece = bounds.Text | bounds.TokenId
+Pieces = Annotated[bounds.ListOf[Piece], Field(max_length=4 << 20)]
+
+
+class TokenizeRequest(BaseModel):
+    """llama-server's defaults: nothing is put before the text, and special tokens are read."""
+
+    model: bounds.Label | None = None
+    content: bounds.Text | Pieces = ""
+    add_special: bounds.Flag = False
+    parse_special: bounds.Flag = True
+    with_pieces: bounds.Flag = False
+
+    @property
+    def pieces(self) -> list[str | int]:
+        return [self.content] if isinstance(self.content, str) else self.content
+
+
+class DetokenizeRequest(BaseModel):
+    model: bounds.Label | None = None
+    tokens: bounds.TokenIds = Field(default_factory=list)
+
+
+router = APIRouter()
 
 
 @router.post("/tokenize")
