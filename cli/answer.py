@@ -8,31 +8,31 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import dflash_local
 from dflash_local.printable import shown
 
 from . import interrupt
 from .progress import prompt_progress
 from .terminal import Speaker, fitted, is_rich, open_console
 
-if TYPE_CHECKING:
-    from dflash_local import Chunk, Model, Result
-
-Ask = Callable[..., "Iterator[Chunk]"]
+Ask = Callable[..., "Iterator[dflash_local.Chunk]"]
 """`Model.stream` with everything bound but `cancel`."""
 
 
 def answer(
-    ask: Ask, show: Callable[[Chunk], None] | None = None, cancel: threading.Event | None = None
-) -> Result:
+    ask: Ask,
+    show: Callable[[dflash_local.Chunk], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> dflash_local.Result:
     """One answer, whose chunks go to `show`. The first Ctrl-C ends it by `cancel`, a second one
     raises KeyboardInterrupt."""
     cancel = cancel or threading.Event()
-    result: Result | None = None
+    result: dflash_local.Result | None = None
     with interrupt.setting(cancel):
         # Closing a stream, which is a generator, cancels its request.
-        stream = cast("Generator[Chunk, None, None]", ask(cancel=cancel))
+        stream = cast("Generator[dflash_local.Chunk, None, None]", ask(cancel=cancel))
         with contextlib.closing(stream):
             for chunk in stream:
                 if show is not None:
@@ -44,8 +44,14 @@ def answer(
 
 
 def write_answer(
-    model: Model, ask: Ask, n_prompt: int, say: Speaker, *, is_chat: bool, ends_line: bool = False
-) -> Result:
+    model: dflash_local.Model,
+    ask: Ask,
+    n_prompt: int,
+    say: Speaker,
+    *,
+    is_chat: bool,
+    ends_line: bool = False,
+) -> dflash_local.Result:
     """Stream one answer to stdout, while `say` holds its lines back. Its prompt has `n_prompt`
     tokens. The thoughts of a chat are shown only on a terminal. A line break ends the answer on a
     terminal; with `ends_line`, everywhere."""
@@ -66,7 +72,7 @@ def write_answer(
             view = AnswerView(open_console(sys.stdout))
         thinking = False
 
-        def show(chunk: Chunk) -> None:
+        def show(chunk: dflash_local.Chunk) -> None:
             nonlocal written, thinking
             thought = chunk.reasoning if is_terminal else ""
             text = chunk.content if is_chat else chunk.text
@@ -135,6 +141,6 @@ def stdout_columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _n_read(model: Model) -> int:
+def _n_read(model: dflash_local.Model) -> int:
     """Tokens of the prompt that are in the cache."""
     return max((slot.n_cached_tokens for slot in model.status().slots if slot.busy), default=0)

@@ -14,7 +14,7 @@ import click
 from dflash_local.bench.paper import paper_value
 from dflash_local.bench.prompts.dataset import DATASETS, load_prompts
 from dflash_local.bench.prompts.prompt import CATEGORIES, USUAL, BenchPrompt, read_prompts
-from dflash_local.fit.options import SHAPES
+from dflash_local.fit.options import SHAPES, LoadOptions
 from dflash_local.printable import silent
 
 from . import interrupt
@@ -29,7 +29,6 @@ from .values import name_list, number, whole, whole_list
 if TYPE_CHECKING:
     from dflash_local.bench.report.report import Report
     from dflash_local.engine.engine import Engine
-    from dflash_local.fit.options import LoadOptions
     from dflash_local.fit.plan import Plan
 
 AnyReport = TypeVar("AnyReport", bound="Report")
@@ -177,7 +176,6 @@ def common(
 ) -> dict[str, Any]:
     """The fields of `BenchOptions` that its values give, but for the prompts."""
     from dflash_local.bench.measure.settings import RunSettings, variants_from
-    from dflash_local.fit.options import LoadOptions
     from dflash_local.llama import runtime
     from dflash_local.pair import usual_shape
 
@@ -208,7 +206,6 @@ def common(
 def chosen_pair(values: Mapping[str, Any], say: Speaker) -> tuple[Path, Path | None]:
     """The files of a target and its drafter: none where the target's own heads are faster."""
     from dflash_local.drafter_choice import choose
-    from dflash_local.fit.options import LoadOptions
     from dflash_local.loading import open_engine
 
     options = LoadOptions(**shared.values_of(MACHINE, values))

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import dflash_local
+
 from . import options as shared
+from .answer import Ask
 from .loading import check_options, check_prompt, load_model
 from .options import SectionedCommand
 from .request import ANSWER_LENGTH, answer_limit, read_prompt, run_single
 from .terminal import Speaker
 from .user_files import history_file, tilde
 from .values import utf8_text
-
-if TYPE_CHECKING:
-    from dflash_local import Model
-
-    from .answer import Ask
 
 SECTIONS = {
     "Model": shared.FILES,
@@ -77,7 +75,7 @@ def chat(prompt: str | None, **values: Any) -> int:
     opening = [] if system is None else [{"role": "system", "content": system}]
     messages = [*opening, {"role": "user", "content": (text or "").rstrip("\r\n")}]
 
-    def ask_of(model: Model) -> Ask:
+    def ask_of(model: dflash_local.Model) -> Ask:
         arguments["max_tokens"] = answer_limit(model, arguments)
         return partial(model.stream_chat, messages, chat_template_kwargs=template, **arguments)
 

@@ -1,18 +1,22 @@
-"""A conversation in the terminal: its messages, the commands between them, and its loop."""
+"""A conversation in the terminal: its messages, the commands between them, and its loop.
 
-from __future__ import annotations
+It is imported only with a conversation: prompt_toolkit takes longer than all the rest.
+"""
 
+import difflib
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-# Imported only with a conversation: prompt_toolkit takes longer than all the rest.
+import click
+
+from dflash_local import Model, Result
 from dflash_local.chat.pictures import NO_PROJECTOR
 from dflash_local.errors import ContextFullError, DflashError, InputError
 from dflash_local.pair import open_pair
@@ -20,18 +24,15 @@ from dflash_local.target_model.images import n_cells
 from dflash_local.target_model.pixels import data_uri, image_file
 from dflash_local.text_file import read_text
 
+from . import options as shared
 from .answer import write_answer
-from .chat_options import option_lines, option_names, set_option
 from .line_editor import LineEditor
 from .loading import chosen_files, load_model
-from .options import WORDS, generation_arguments, in_options
+from .options import WORDS, Option, generation_arguments, in_options
 from .report import stats_page, summary
 from .request import answer_limit
 from .terminal import Speaker
 from .user_files import history_file, tilde
-
-if TYPE_CHECKING:
-    from dflash_local import Model, Result
 
 COMMANDS = {
     "/help": "show this",
@@ -63,6 +64,16 @@ Message = dict[str, Any]
 
 _WORD = re.compile(r"""'(?:[^']|'\\'')*'|"[^"]*"|(?:\\.|[^\s\\])+""")
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
+
+_OPTIONS = (
+    shared.max_tokens(),
+    *shared.SAMPLING,
+    *shared.ENDING,
+    shared.THINKING,
+    *shared.REASONING_BUDGET,
+)
+_SWITCH = {"on": True, "true": True, "off": False, "false": False}
+_USUAL = "default"
 
 
 class ChatSession:
@@ -366,3 +377,63 @@ def _is_message(message: object) -> bool:
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str | list)
     )
+
+
+def option_lines(values: Mapping[str, Any], model: Model, answer_length: int) -> list[str]:
+    """Each option and its value; those that were not set have what holds then."""
+    usual = {
+        **model.chat_sampling(None),
+        "max_tokens": answer_length,
+        "draft_width": model.draft_width,
+    }
+    width = max(len(each.long_name) for each in _OPTIONS) + 2
+    lines = []
+    for option in _OPTIONS:
+        value = values.get(str(option.name))
+        if value in (None, ()):
+            known = option.name in usual
+            value = f"{usual[str(option.name)]} ({_USUAL})" if known else _USUAL
+        lines.append(f"{option.long_name:{width}s}{value}")
+    return lines
+
+
+def set_option(values: dict[str, Any], text: str) -> str:
+    """Take `NAME VALUE` into the values of the command; what was set, in words. Raises
+    InputError."""
+    name, _, value = text.replace("=", " ", 1).partition(" ")
+    option, value = _named(name), value.strip()
+    assert option.name is not None
+    if not value:
+        raise InputError(f"/set {option.long_name} needs a value: {option.help}")
+    if value == _USUAL:
+        values[option.name] = () if option.multiple else None
+        return f"{option.long_name} is as usual again"
+    found = _read(option, value)
+    values[option.name] = (found,) if option.multiple else found
+    return f"{option.long_name} is {value}"
+
+
+def option_names() -> dict[str, Option]:
+    """All names of the options, with - between words."""
+    return {name.lstrip("-"): each for each in _OPTIONS for name in each.opts}
+
+
+def _named(text: str) -> Option:
+    name = text.lstrip("-").replace("_", "-").lower()
+    known = option_names()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else "/set alone lists them"
+    raise InputError(f"no option {text}; {hint}")
+
+
+def _read(option: Option, value: str) -> Any:
+    if option.is_bool_flag:
+        if value.lower() not in _SWITCH:
+            raise InputError(f"{option.long_name} is on or off, not {value}")
+        return _SWITCH[value.lower()]
+    try:
+        return option.type(value, option, None)
+    except click.BadParameter as error:
+        raise InputError(f"{option.long_name}: {error.message.removesuffix('.')}") from None

@@ -1,21 +1,16 @@
 """`--compare`: decodes the same request without drafts, and compares trees with chains."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dflash_local import Model, Result
 from dflash_local.bench.measure.acceptance import Acceptance
 from dflash_local.bench.measure.speed import first_difference
 
 from .answer import Ask, answer
 from .report import drafts_text
 from .terminal import Speaker
-
-if TYPE_CHECKING:
-    from dflash_local import Model, Result
-
 
 _ONE_PROMPT = "one prompt is no verdict: `dflash-local bench` measures many, each in turns"
 

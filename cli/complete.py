@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import dflash_local
+
 from . import options as shared
+from .answer import Ask
 from .chat import USUAL_OPTIONS
 from .loading import check_options, load_model
 from .options import Option, SectionedCommand
@@ -15,11 +18,6 @@ from .request import read_prompt, run_single
 from .settings import FROM_ELSEWHERE
 from .terminal import Speaker
 from .values import utf8_text
-
-if TYPE_CHECKING:
-    from dflash_local import Model
-
-    from .answer import Ask
 
 FILE = Option(
     "-f --file",
@@ -58,7 +56,7 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> int:
         raise click.UsageError("the prompt is empty: there is nothing to continue.")
     arguments = shared.generation_arguments(values)
 
-    def request(model: Model) -> tuple[list[int], Ask]:
+    def request(model: dflash_local.Model) -> tuple[list[int], Ask]:
         tokens = model.target.vocabulary.tokenize(text, n_ctx=model.n_ctx)
         return tokens, partial(model.stream, tokens, **arguments)
 

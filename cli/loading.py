@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_local.fit.options import NONE, WORDS
+import dflash_local
+from dflash_local.fit.options import NONE, WORDS, LoadOptions
 
 from . import interrupt
 from .options import LOADING, values_of
@@ -16,8 +17,6 @@ from .progress import loading_progress
 from .terminal import Speaker
 
 if TYPE_CHECKING:
-    from dflash_local import Model
-    from dflash_local.fit.options import LoadOptions
     from dflash_local.pairs.find import PairFiles
 
 
@@ -78,14 +77,11 @@ def load_model(
     say: Speaker,
     files: PairFiles | None = None,
     *,
-    check: Callable[[Model], object] | None = None,
+    check: Callable[[dflash_local.Model], object] | None = None,
     **more: Any,
-) -> Model:
+) -> dflash_local.Model:
     """The model that the options ask for. `files` are those of `chosen_files`, if they were looked
     up. `check` and `more` go to `dflash_local.load`."""
-    import dflash_local
-    from dflash_local.fit.options import LoadOptions
-
     options = {"draft_width": values.get("draft_width"), **values_of(LOADING, values)}
     files = files or chosen_files(values, say, LoadOptions(**options))
     more = {"thinking": values.get("thinking"), **more}
@@ -97,7 +93,7 @@ def load_model(
     return model
 
 
-def tell_missing_drafter(draft: Path | None, model: Model, say: Speaker) -> None:
+def tell_missing_drafter(draft: Path | None, model: dflash_local.Model, say: Speaker) -> None:
     """Once a target is loaded without one: an error of its file is to stand alone."""
     if model.drafter is None and str(draft) in ("None", NONE):
         say("without a drafter only copies of what the text repeats are drafted, where that pays")

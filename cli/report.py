@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from dflash_local import Model, Result
-    from dflash_local.stats import Stats
+import dflash_local
+from dflash_local.stats import Stats
 
 _BAR = 40
 _HARDLY = 1.2
@@ -18,7 +17,7 @@ _BESIDE_BAR = 16
 """Columns of the histogram that are not for its bars."""
 
 
-def summary(result: Result, max_tokens: int) -> str:
+def summary(result: dflash_local.Result, max_tokens: int) -> str:
     """One line: tokens, speed, tokens per round, time to first token, and what cut it short."""
     stats = result.stats
     rate = f"{stats.tokens_per_round:.2f} tokens per round" if stats.drafted else "plain decoding"
@@ -68,7 +67,7 @@ def drafts_text(stats: Stats) -> str:
     )
 
 
-def json_object(result: Result) -> dict[str, Any]:
+def json_object(result: dflash_local.Result) -> dict[str, Any]:
     """The object that `--json` prints of a result."""
     of_chat = {"content": result.content, "reasoning": result.reasoning}
     return {
@@ -81,7 +80,7 @@ def json_object(result: Result) -> dict[str, Any]:
     }
 
 
-def stats_page(model: Model, last: Result | None) -> list[str]:
+def stats_page(model: dflash_local.Model, last: dflash_local.Result | None) -> list[str]:
     """The lines of `/stats`: the last answer, its rounds, the load plan, exactness."""
     lines = []
     if last is not None:
@@ -95,7 +94,7 @@ def stats_page(model: Model, last: Result | None) -> list[str]:
     return lines
 
 
-def _stats_lines(result: Result) -> list[str]:
+def _stats_lines(result: dflash_local.Result) -> list[str]:
     stats = result.stats
     lines = [
         f"prompt   {stats.prompt_tokens} tokens, {stats.cached_tokens} of them from the cache, "
@@ -125,7 +124,7 @@ def _stats_lines(result: Result) -> list[str]:
     return lines
 
 
-def _histogram(result: Result) -> list[str]:
+def _histogram(result: dflash_local.Result) -> list[str]:
     lengths = result.stats.accepted_lengths
     most = max(lengths.values())
     wide = max(1, min(_BAR, shutil.get_terminal_size().columns - _BESIDE_BAR))

@@ -6,18 +6,16 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import dflash_local
 from dflash_local.text_file import decoded, read_text
 
 from .answer import Ask, answer, write_answer, write_json
 from .report import json_object, summary
 from .terminal import Speaker
-
-if TYPE_CHECKING:
-    from dflash_local import Model
 
 INTERRUPTED = 130
 ANSWER_LENGTH = 1024
@@ -48,7 +46,7 @@ def read_prompt(
     return decoded(sys.stdin.buffer.read(), "standard input")
 
 
-def answer_limit(model: Model, arguments: Mapping[str, Any]) -> int:
+def answer_limit(model: dflash_local.Model, arguments: Mapping[str, Any]) -> int:
     """The most tokens of a chat's answer: what was given, or what the pair is known for."""
     return arguments.get("max_tokens") or model.answer_length or ANSWER_LENGTH
 
@@ -65,7 +63,7 @@ def _piped() -> str:
 
 
 def run_single(
-    model: Model,
+    model: dflash_local.Model,
     ask: Ask,
     n_prompt: int,
     values: Mapping[str, Any],

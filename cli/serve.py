@@ -13,7 +13,8 @@ import click
 from click.core import ParameterSource
 
 from dflash_local.errors import DflashError, FileError, InputError
-from dflash_local.fit.options import NONE
+from dflash_local.fit.options import AUTO, NONE, LoadOptions
+from dflash_local.server.http.settings import ServerSettings
 from dflash_local.server.models.keep_alive import DEFAULT_S
 from dflash_local.text_file import read_text
 
@@ -27,9 +28,7 @@ from .terminal import Speaker
 from .values import WholeText, api_key, host_name, idle_time, number, url_prefix, web_origin, whole
 
 if TYPE_CHECKING:
-    from dflash_local.fit.options import LoadOptions
     from dflash_local.llama.runtime import Device
-    from dflash_local.server.http.settings import ServerSettings
     from dflash_local.server.models.recorder import Recorder
     from dflash_local.server.models.source import ModelSource
 
@@ -498,7 +497,6 @@ def _source(
 
 def _sees(source: ModelSource) -> bool:
     """Whether a model reads images, with a projector that was given or lies beside it."""
-    from dflash_local.fit.options import AUTO
     from dflash_local.pairs.projector import find_projector
 
     given = source.options.get("mmproj")
@@ -521,14 +519,10 @@ def _load_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_options(values: Mapping[str, Any]) -> LoadOptions:
-    from dflash_local.fit.options import LoadOptions
-
     return LoadOptions(draft_width=values["draft_width"], **_load_arguments(values))
 
 
 def _settings(values: Mapping[str, Any], say: Speaker) -> ServerSettings:
-    from dflash_local.server.http.settings import ServerSettings
-
     given = shared.values_of((*LISTENING, *ACCESS, *SHOWN, STRICT), values)
     keys = list(given.pop("api_keys"))
     path = given.pop("api_key_file", None)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_local.errors import InputError
+from dflash_local.fit.options import LoadOptions
+
 from .answer import write_json, write_report
 from .list import gigabytes
 from .options import JSON, SectionedCommand
@@ -46,7 +49,6 @@ def show(model: str, as_json: bool) -> int:
     of the model's file a few megabytes are read, to plan the memory. Without a network it shows
     what is on this disk; the exit code is 1 where that leaves sizes and memory unknown.
     """
-    from dflash_local.errors import InputError
     from dflash_local.pairs import registry
     from dflash_local.pairs.address import HubAddress, NamedPair, read_address
     from dflash_local.pairs.find import find_target
@@ -83,7 +85,6 @@ def show(model: str, as_json: bool) -> int:
 
 def _drafter_bytes(address: Address, files: Files) -> int:
     """The bytes of the drafter that would be loaded with a model; 0 where none is known."""
-    from dflash_local.errors import InputError
     from dflash_local.pairs.find import drafter_bytes, find_drafter
 
     try:
@@ -97,7 +98,6 @@ def _model(files: Files, name: str, drafter: int) -> dict[str, Any]:
     bytes, whether they are here and fit, and how many bytes of experts would lie in RAM. A file
     alone goes by `name`."""
     from dflash_local.fit.architectures import EMBEDDING_ARCHITECTURES
-    from dflash_local.fit.options import LoadOptions
     from dflash_local.fit.pairing import check_model
     from dflash_local.gguf.file import GgufFile
     from dflash_local.llama import runtime
