@@ -44,8 +44,7 @@ def _temperatures(value: Any) -> tuple[float, ...]:
 
 PROMPTS = (
     Option(
-        "--category categories",
-        metavar="NAME",
+        "--category categories NAME",
         multiple=True,
         show_default=" and ".join(USUAL),
         help=f"Built-in prompts to use: {', '.join(CATEGORIES)}. May be repeated.",
@@ -64,49 +63,39 @@ PROMPTS = (
     ),
     Option("--limit", type=whole(1), default=4, help="Prompts of each category."),
     Option(
-        "--depths",
+        "--depths N,...",
         type=whole_list(64, 1 << 20),
-        metavar="N,...",
         show_default="1k,8k,32k; on a CPU 1k",
         help="Long prompts: their answers end after so many tokens of context.",
     ),
-    Option("--thinking", is_flag=True, help="Let chat templates ask for reasoning."),
+    Option("--thinking", help="Let chat templates ask for reasoning."),
 )
 
 MEASURING = (
     Option("-n --max-tokens", type=whole(2), default=96, help="Tokens of each answer."),
+    Option("--temps temperatures X,...", type=_temperatures, default="0,0.8", help="Temperatures."),
     Option(
-        "--temps temperatures",
-        type=_temperatures,
-        metavar="X,...",
-        default="0,0.8",
-        help="Temperatures.",
-    ),
-    Option(
-        "--widths",
+        "--widths N,...",
         type=whole_list(2, 64),
-        metavar="N,...",
         help="Fixed draft widths to measure beside the one that the model chooses.",
     ),
     Option(
-        "--draft-shape draft_shapes",
+        "--draft-shape draft_shapes NAME,...",
         type=name_list(SHAPES),
-        metavar="NAME,...",
         show_default="what the model would use",
         help="Shapes of drafts to measure: chain, tree, and auto, which uses what pays.",
     ),
     Option("--repeat", type=whole(1), default=1, help="Answers to each prompt."),
     Option("--seed", type=whole(0, 2**32 - 1000), default=0, help="Seed of the random numbers."),
     Option(
-        "--concurrency",
+        "--concurrency N,...",
         type=whole_list(1, 64),
-        metavar="N,...",
         help="Measure so many requests at once, too, such as 1,4,8.",
     ),
 )
 
 OUTPUT = (
-    Option("--json as_json", is_flag=True, help="Print one JSON object instead of the table."),
+    Option("--json as_json", help="Print one JSON object instead of the table."),
     shared.QUIET,
 )
 

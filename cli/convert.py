@@ -27,39 +27,35 @@ OUTTYPES = (
 SECTIONS = {
     "Input": (
         Option(
-            "--target",
+            "--target TARGET",
             of="convert",
-            metavar="TARGET",
             show_default="the one that the drafter is for, if that is known",
             help="What it drafts for: a GGUF file, a folder that holds one, a name of `list`, or a "
             "place on the hub that has GGUF files, of which only a header is fetched.",
         ),
         Option(
-            "--revision",
-            metavar="REV",
+            "--revision REV",
             show_default="the newest",
             help="Branch, tag or commit of a SOURCE on the hub.",
         ),
     ),
     "Output": (
         Option(
-            "--outtype",
+            "--outtype TYPE",
             type=click.Choice(OUTTYPES),
-            metavar="TYPE",
             default="q8_0",
             help=f"Type of the weights: {', '.join(OUTTYPES)}.",
         ),
         Option(
-            "-o --output",
+            "-o --output FILE",
             of="convert",
             type=click.Path(),
-            metavar="FILE",
             show_default="<drafter>-<outtype>.gguf here",
             help="The file to write.",
         ),
-        Option("--force", is_flag=True, help="Replace FILE if it exists."),
-        Option("--dry-run", is_flag=True, help="Fetch, plan and check, and write nothing."),
-        Option("--json as_json", is_flag=True, help="Print one JSON object about the file."),
+        Option("--force", help="Replace FILE if it exists."),
+        Option("--dry-run", help="Fetch, plan and check, and write nothing."),
+        Option("--json as_json", help="Print one JSON object about the file."),
         QUIET,
     ),
 }

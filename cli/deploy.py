@@ -18,10 +18,9 @@ SECTIONS = {
             help="The engine, or the kind of manifest, which is vLLM's.",
         ),
         Option(
-            "-o --output",
+            "-o --output FILE",
             of="deploy",
             type=click.Path(dir_okay=False),
-            metavar="FILE",
             help="Write it to this file.",
         ),
     ),

@@ -48,10 +48,9 @@ def held_model(value: Any) -> str:
 SECTIONS = {
     "Comparison": (
         Option(
-            "--target",
+            "--target TARGET",
             of="inspect",
             type=held_model,
-            metavar="TARGET",
             help="A target, as FILE is given: say whether the drafter FILE fits it.",
         ),
     ),

@@ -45,12 +45,18 @@ USUAL = "what the model's makers advise, else {}"
 
 class Option(click.Option):
     """An option that the variable `DFLASH_LOCAL_<LONG NAME>` sets too, as its help says. `names`:
-    click's, with spaces between. `of`: the command whose name stands before that, where the option
-    of the same name of other commands means something else; of the settings file only the command's
-    own table sets it."""
+    click's, with spaces between; a word with capitals is what help shows for the value. Without
+    such a word and a type it is a flag. `of`: the command whose name stands before the variable's,
+    where the option of the same name of other commands means something else; of the settings file
+    only the command's own table sets it."""
 
     def __init__(self, names: str, *, of: str = "", **attributes: Any) -> None:
-        declared = names.split()
+        words = names.split()
+        declared = [word for word in words if word[0] == "-" or word.islower()]
+        if len(declared) < len(words):
+            attributes["metavar"] = words[-1]
+        elif not attributes.keys() & {"type", "metavar"} and "/" not in names:
+            attributes["is_flag"] = True
         self.long_name = next(name for name in declared if name.startswith("--"))[2:].split("/")[0]
         self.of = of
         name = f"{of}-{self.long_name}" if of else self.long_name
@@ -154,8 +160,8 @@ def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dic
     return {name: values[name] for name in names if values.get(name) is not None}
 
 
-QUIET = Option("-q --quiet", is_flag=True, help="Print only errors on stderr.")
-JSON = Option("--json as_json", is_flag=True, help="Print one JSON object.")
+QUIET = Option("-q --quiet", help="Print only errors on stderr.")
+JSON = Option("--json as_json", help="Print one JSON object.")
 
 TARGET_HELP = (
     "The model that answers: a name of `dflash-local list`, a GGUF file or a folder with one, or a "
@@ -163,9 +169,8 @@ TARGET_HELP = (
 )
 
 TARGET = Option(
-    "-m --target -hf --hf-repo",
+    "-m --target -hf --hf-repo MODEL",
     type=WholeText(),
-    metavar="MODEL",
     help=f"{TARGET_HELP} Without it, smollm2-135m is used.",
 )
 
@@ -182,10 +187,9 @@ def _of_its_target(ctx: click.Context, param: click.Parameter, value: str | None
 
 
 DRAFT = Option(
-    "-md --draft --model-draft --spec-draft-model",
+    "-md --draft --model-draft --spec-draft-model DRAFTER",
     type=WholeText(),
     callback=_of_its_target,
-    metavar="DRAFTER",
     show_default="the name's own, a DFlash file in the folder or repository, or the model's heads",
     help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter, of a small "
     "model with the same vocabulary, or of an assistant; the word mtp for the heads that the "
@@ -227,9 +231,7 @@ LOADING = (
         help="Layers of the target on the GPU, or all.",
     ),
     Option(
-        "-cmoe --cpu-moe",
-        is_flag=True,
-        help="Keep all experts of a mixture in RAM, wherever its layers are.",
+        "-cmoe --cpu-moe", help="Keep all experts of a mixture in RAM, wherever its layers are."
     ),
     Option(
         "-ncmoe --n-cpu-moe",
@@ -238,9 +240,8 @@ LOADING = (
         help="Keep the experts of the first N layers in RAM.",
     ),
     Option(
-        "-ot --override-tensor",
+        "-ot --override-tensor REGEX=DEVICE,...",
         type=overrides,
-        metavar="REGEX=DEVICE,...",
         help="Put the tensors whose names match on a device: CPU, or one that --version lists.",
     ),
     Option(
@@ -285,16 +286,14 @@ LOADING = (
     ),
     Option(
         "--exact",
-        is_flag=True,
         help="Let each answer depend on its own request alone: chains only, and earlier prompts "
         "are used again in whole batches only. Drafted answers are then plain decoding's to the "
         "bit on NVIDIA GPUs from Ampere on, and on a CPU with Q8_0 weights and --kv-type q8_0: "
         "there several requests may be answered at once.",
     ),
     Option(
-        "--override-kv",
+        "--override-kv KEY=TYPE:VALUE,...",
         type=file_keys,
-        metavar="KEY=TYPE:VALUE,...",
         help="Other values for keys of the target's file; types are int, float, bool and str.",
     ),
     Option(
@@ -330,9 +329,8 @@ LOADING = (
         help="YaRN: the context that the target was trained on.",
     ),
     Option(
-        "-dev --device",
+        "-dev --device NAME,...",
         type=parts,
-        metavar="NAME,...",
         show_default="all GPUs",
         help="The GPUs to use, as --list-devices names them; none for the CPU alone.",
     ),
@@ -349,27 +347,22 @@ LOADING = (
         default=0,
         help="The GPU to use with --split-mode none.",
     ),
+    Option("-ts --tensor-split X,X,...", type=shares, help="Share of each GPU, such as 3,1."),
+    Option("--lora FILE[:SCALE],...", type=scaled, help="LoRA adapters, as GGUF files."),
     Option(
-        "-ts --tensor-split", type=shares, metavar="X,X,...", help="Share of each GPU, such as 3,1."
-    ),
-    Option("--lora", type=scaled, metavar="FILE[:SCALE],...", help="LoRA adapters, as GGUF files."),
-    Option(
-        "--control-vector control_vectors",
+        "--control-vector control_vectors FILE[:SCALE],...",
         type=scaled,
-        metavar="FILE[:SCALE],...",
         help="Control vectors, as GGUF files.",
     ),
     Option(
-        "--mmproj",
-        metavar="FILE",
+        "--mmproj FILE",
         help="A vision model's projector, as a GGUF file, to read images with; auto: the "
         "mmproj*.gguf beside the model or in its repository, fetched if missing. Without it, the "
         "only one beside the only model in a folder; none: no images.",
     ),
     Option(
-        "--rpc",
+        "--rpc HOST:PORT,...",
         type=places,
-        metavar="HOST:PORT,...",
         help="Other machines to put layers on, each with a `dflash-local worker`.",
     ),
 )
@@ -383,16 +376,14 @@ CACHE = (
         "leave their slot, so that they need not be computed again; 0 keeps none.",
     ),
     Option(
-        "--cache-dir",
+        "--cache-dir DIR",
         type=click.Path(file_okay=False),
-        metavar="DIR",
         help="A folder that keeps as many MiB again, also after the server has ended. Whoever can "
         "read the folder can read the texts in it.",
     ),
     Option(
-        "--slot-save-path",
+        "--slot-save-path DIR",
         type=click.Path(file_okay=False, exists=True),
-        metavar="DIR",
         help="A folder for what POST /slots/N?action=save keeps of a slot.",
     ),
 )
@@ -453,18 +444,16 @@ SAMPLING = (
         help="Subtract this from the logits of recent tokens once for each time they occurred.",
     ),
     Option(
-        "--logit-bias",
+        "--logit-bias ID=BIAS",
         type=token_bias,
         multiple=True,
-        metavar="ID=BIAS",
         help="Add BIAS to a token's logit; may be repeated.",
     ),
 )
 
 DRAFT_WIDTH = Option(
-    "--draft-width",
+    "--draft-width N",
     type=whole(0, words={"auto": "auto"}),
-    metavar="N",
     show_default="auto",
     help="Tokens that the target checks per round; 0 is plain decoding, auto chooses the fastest.",
 )
@@ -484,12 +473,10 @@ ENDING = (
 REPORTING = (
     Option(
         "--compare",
-        is_flag=True,
         help="Answer twice more, with and without drafts, and print how the two compare.",
     ),
     Option(
         "--json as_json",
-        is_flag=True,
         help="Print one JSON object: text, tokens, finish_reason, stats, exactness.",
     ),
     QUIET,
@@ -504,17 +491,15 @@ THINKING = Option(
 
 REASONING_BUDGET = (
     Option(
-        "--reasoning-budget",
+        "--reasoning-budget N",
         type=whole(-1),
-        metavar="N",
         show_default="no limit",
         help="End an answer's reasoning after N tokens, so that the rest of them are left for the "
         "answer.",
     ),
     Option(
-        "--reasoning-budget-message",
+        "--reasoning-budget-message TEXT",
         type=WholeText(),
-        metavar="TEXT",
         help="What is written before such an end.",
     ),
 )
@@ -524,9 +509,8 @@ CHAT = (
     THINKING,
     *REASONING_BUDGET,
     Option(
-        "--chat-template-kwargs",
+        "--chat-template-kwargs JSON",
         type=json_object,
-        metavar="JSON",
         help='Values for the chat template, such as {"enable_thinking": false}.',
     ),
 )

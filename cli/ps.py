@@ -15,8 +15,8 @@ from .values import api_key
 URL = "http://127.0.0.1:8080"
 SECTIONS = {
     "Server": (
-        Option("--url", metavar="URL", default=URL, help="Where the server listens."),
-        Option("--api-key", type=api_key, metavar="KEY", help="A key that it asks for."),
+        Option("--url URL", default=URL, help="Where the server listens."),
+        Option("--api-key KEY", type=api_key, help="A key that it asks for."),
     ),
     "Output": (JSON,),
 }

@@ -43,10 +43,9 @@ _LOADING_PER_MODEL = (
 
 SEVERAL = (
     Option(
-        "--model named_models",
+        "--model named_models NAME=TARGET[,DRAFT]",
         type=named_model,
         multiple=True,
-        metavar="NAME=TARGET[,DRAFT]",
         help="A model to serve by this name, with its drafter, in place of --target and --draft; "
         "may be repeated. Both are what --target and --draft take. It is loaded at the first "
         "request for it.",
@@ -58,9 +57,8 @@ SEVERAL = (
         "own for --ctx, --parallel, --draft-width and others.",
     ),
     Option(
-        "--keep-alive keep_alive_s",
+        "--keep-alive keep_alive_s TIME",
         type=idle_time,
-        metavar="TIME",
         show_default="5m; the model of --target stays",
         help="Unload a model after this time without requests, such as 5m or 1h; 0 unloads it at "
         "once, -1 never. It is unloaded earlier where another model needs its memory.",
@@ -69,10 +67,9 @@ SEVERAL = (
 
 EMBEDDING = (
     Option(
-        "--embedding-model embedding_models",
+        "--embedding-model embedding_models MODEL",
         type=WholeText(),
         multiple=True,
-        metavar="MODEL",
         help="An embedding model or a reranker to serve beside the model of --target: a GGUF file, "
         "a folder, or a hub repository; may be repeated.",
     ),
@@ -81,9 +78,8 @@ EMBEDDING = (
 
 LISTENING = (
     Option(
-        "--host",
+        "--host ADDRESS",
         type=host_name,
-        metavar="ADDRESS",
         default="127.0.0.1",
         help="Address to listen on; a path that ends with .sock is a UNIX socket. An address that "
         "other machines can reach needs a key.",
@@ -95,9 +91,8 @@ LISTENING = (
         help="Port to listen on, llama-server's by default; 0 takes a free one.",
     ),
     Option(
-        "--api-prefix",
+        "--api-prefix /PREFIX",
         type=url_prefix,
-        metavar="/PREFIX",
         help="What all paths begin with, for a proxy that serves more than this.",
     ),
     Option("--ssl-key-file", type=READABLE, help="A PEM file with the private key for HTTPS."),
@@ -106,27 +101,24 @@ LISTENING = (
 
 ACCESS = (
     Option(
-        "--api-key api_keys",
+        "--api-key api_keys KEY",
         type=api_key,
         multiple=True,
-        metavar="KEY",
         help="A key that requests must have; may be repeated. Other users of this machine can see "
         "command lines: the environment variable or a file is safer.",
     ),
     Option("--api-key-file", type=READABLE, help="A file of keys, one per line."),
     Option(
-        "--cors-origin cors_origins",
+        "--cors-origin cors_origins ORIGIN",
         type=web_origin,
         multiple=True,
-        metavar="ORIGIN",
         help="A web origin whose pages may use this server, such as https://chat.example, besides "
         "this machine's own; may be repeated.",
     ),
     Option(
-        "--allowed-host allowed_hosts",
+        "--allowed-host allowed_hosts NAME",
         type=host_name,
         multiple=True,
-        metavar="NAME",
         help="A name by which this server may be called, besides localhost and --host; may be "
         "repeated.",
     ),
@@ -141,7 +133,6 @@ PARALLEL = Option(
 
 STRICT = Option(
     "--strict",
-    is_flag=True,
     help="Refuse requests with unknown fields, or for a model of another name; without it the log "
     "tells of each once.",
 )
@@ -159,7 +150,6 @@ SHOWN = (
     ),
     Option(
         "--verbose",
-        is_flag=True,
         help="Tell in the answers of chats the prompt that the chat template has written.",
     ),
 )
@@ -172,17 +162,15 @@ SHIFTING = (
         "and decode the rest again.",
     ),
     Option(
-        "--keep n_keep",
+        "--keep n_keep N",
         type=whole(-1),
         default=0,
-        metavar="N",
         help="Tokens at the beginning of a text that are not left out then; -1 is the prompt.",
     ),
 )
 
 REMOTE = Option(
     "--allow-remote-images remote_images",
-    is_flag=True,
     help="Fetch pictures from the web addresses in OpenAI's image parts; else only those are read "
     "that come with the request.",
 )
@@ -196,23 +184,20 @@ SERVING = (
         help="Requests that may wait for their turn; further ones are answered 429.",
     ),
     Option(
-        "--queue-timeout queue_timeout_s",
+        "--queue-timeout queue_timeout_s SECONDS",
         type=number(0, 86400, above=True),
-        metavar="SECONDS",
         default=300.0,
         help="Requests that wait longer are answered 503.",
     ),
     Option(
-        "-a --alias",
+        "-a --alias NAME[,NAME...]",
         type=WholeText(),
-        metavar="NAME[,NAME...]",
         help="The model's name in answers; its file's by default. Of several names, by each of "
         "which requests may call it, the first in the alphabet.",
     ),
     Option(
-        "--tags",
+        "--tags TAG[,TAG...]",
         type=WholeText(),
-        metavar="TAG[,TAG...]",
         help="What /v1/models tells of the model beside, for programs that choose by it.",
     ),
     shared.DRAFT_WIDTH,

@@ -17,22 +17,15 @@ NAME = "worker"
 DOCS = "docs/scaling.md"
 SECTIONS = {
     "Network": (
-        Option(
-            "--host",
-            of=NAME,
-            metavar="ADDRESS",
-            default="127.0.0.1",
-            help="The address to listen at.",
-        ),
+        Option("--host ADDRESS", of=NAME, default="127.0.0.1", help="The address to listen at."),
         Option(
             "--port", of=NAME, type=whole(1, 65535), default=50052, help="The port to listen at."
         ),
     ),
     "Devices": (
         Option(
-            "--device",
+            "--device NAME",
             multiple=True,
-            metavar="NAME",
             show_default="all GPUs, else the CPU",
             help="A device to offer, as `dflash-local --version` lists them; may be repeated.",
         ),
@@ -42,7 +35,6 @@ SECTIONS = {
         Option(
             "-c --cache",
             of=NAME,
-            is_flag=True,
             help="Keep large tensors on this disk, so that they are sent only once.",
         ),
     ),
