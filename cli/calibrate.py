@@ -50,7 +50,10 @@ def calibrate(**values: Any) -> None:
         few_rows = model.engine.target.few_rows
         products = few_rows.findings if few_rows else []
     if values["as_json"]:
-        report = _milliseconds(costs.as_dict())
+        told = costs.as_dict()
+        times = {name: value for name, value in told.items() if name.endswith("_s")}
+        report = {f"{name.removesuffix('_s')}_ms": _scaled(value) for name, value in times.items()}
+        report["spread"] = round(told["spread"], 4)
         report["products"] = [
             {**asdict(each), "shape": str(each.shape), "is_ours": each.is_ours} for each in products
         ]
@@ -105,14 +108,8 @@ def _listed(times: Mapping[str, float]) -> str:
     return ", ".join(f"{n}: {1e3 * seconds:.3g}" for n, seconds in times.items())
 
 
-def _milliseconds(costs: Mapping[str, Any]) -> dict[str, Any]:
-    """`Costs.as_dict` with every `*_s`, in seconds, as `*_ms`, rounded to 0.1 microseconds."""
-    times = {name: value for name, value in costs.items() if name.endswith("_s")}
-    scaled = {f"{name.removesuffix('_s')}_ms": _scaled(value) for name, value in times.items()}
-    return {**scaled, "spread": round(costs["spread"], 4)}
-
-
 def _scaled(seconds: Any) -> Any:
+    """In milliseconds, rounded to 0.1 microseconds."""
     if isinstance(seconds, Mapping):
         return {key: _scaled(value) for key, value in seconds.items()}
     return round(1e3 * seconds, 4)

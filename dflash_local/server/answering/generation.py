@@ -49,9 +49,12 @@ async def stream_all(
     async def pump(index: int, chunks: AsyncChunks) -> None:
         try:
             async for chunk in chunks:
-                if chunk.result is not None:
-                    record_result(loaded.name, chunk.result)
-                    _check_end(tasks[index], chunk.result)
+                if (result := chunk.result) is not None:
+                    record_result(loaded.name, result)
+                    cancel = tasks[index].options.get("cancel")
+                    is_wanted = cancel is not None and cancel.is_set()
+                    if result.finish_reason == "cancelled" and not is_wanted:
+                        raise ClosedError("the model was closed in the middle of this answer")
                 items.put_nowait((index, chunk))
             items.put_nowait((index, None))
         except Exception as error:
@@ -92,13 +95,6 @@ async def stream_all(
             running.cancel()
         if pumps:
             await asyncio.wait(pumps)
-
-
-def _check_end(task: GenerationTask, result: Result) -> None:
-    """Raises ClosedError for an answer that was cancelled, but not by its reader."""
-    cancel = task.options.get("cancel")
-    if result.finish_reason == "cancelled" and not (cancel and cancel.is_set()):
-        raise ClosedError("the model was closed in the middle of this answer")
 
 
 def stop_text(

@@ -244,7 +244,12 @@ class CountRequest(BaseModel):
             if isinstance(turn, SystemTurn):
                 messages.append({"role": "system", "content": _parts(turn.content)})
             elif isinstance(turn, UserTurn):
-                _add_user(messages, turn)
+                for block in _blocks(turn.content or ""):  # no blocks are an empty text
+                    if isinstance(block, ToolResultBlock):
+                        tool = {"role": "tool", "tool_call_id": block.tool_use_id}
+                        messages.append({**tool, "content": _parts(block.content)})
+                    else:
+                        _add(messages, "user", block)
             else:
                 _add_assistant(messages, turn)
         return messages
@@ -256,15 +261,6 @@ class MessagesRequest(CountRequest, SamplingFields):
     max_tokens: bounds.MaxTokens
     stream: bounds.Flag | None = None
     stop: bounds.StopTexts | None = Field(None, alias="stop_sequences")
-
-
-def _add_user(messages: list[dict[str, Any]], turn: UserTurn) -> None:
-    for block in _blocks(turn.content or ""):  # no blocks are an empty text
-        if isinstance(block, ToolResultBlock):
-            result = _parts(block.content)
-            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
-        else:
-            _add(messages, "user", block)
 
 
 def _add_assistant(messages: list[dict[str, Any]], turn: AssistantTurn) -> None:

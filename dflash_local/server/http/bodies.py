@@ -69,7 +69,8 @@ class BodyCheck:
         body = body.removeprefix(codecs.BOM_UTF8)
         if body:
             if scope["path"].startswith(OLLAMA_PATH) and "origin" not in headers:
-                scope = _typed_as_json(scope)
+                scope = {**scope, "headers": list(scope["headers"])}
+                MutableHeaders(scope=scope)["content-type"] = "application/json"
             _check(Headers(scope=scope).get("content-type", ""), body)
             await asyncio.sleep(0)  # others may go on before FastAPI reads it once more
         body_bytes.set(len(body))
@@ -133,12 +134,6 @@ class BodyCheck:
 def _last(status: int, message: str, code: str | None = None) -> ApiError:
     """After which the connection ends: the rest of the body is not read."""
     return ApiError(status, message, code=code, headers={"Connection": "close"})
-
-
-def _typed_as_json(scope: Scope) -> Scope:
-    scope = {**scope, "headers": list(scope["headers"])}
-    MutableHeaders(scope=scope)["content-type"] = "application/json"
-    return scope
 
 
 def _check(content_type: str, body: bytes) -> None:

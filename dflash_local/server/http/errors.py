@@ -7,7 +7,7 @@ import logging
 import re
 import reprlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -173,43 +173,6 @@ def error_responses(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def api_error(error: BaseException) -> ApiError:
-    """The error that a client is told. Details of an unexpected one go to the log alone."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, RequestValidationError):
-        return _invalid(error)
-    if isinstance(error, HTTPException):
-        return _http(error)
-    if isinstance(error, PromptTooLongError):
-        return too_long(error)
-    if isinstance(error, ContextFullError):
-        return bad_request(str(error), code="context_length_exceeded")
-    if isinstance(error, InputError):
-        return bad_request(str(error))
-    if isinstance(error, QueueFullError):
-        return ApiError(
-            429,
-            str(error),
-            type="rate_limit_error",
-            code="queue_full",
-            headers={"Retry-After": str(error.retry_after)},
-        )
-    if isinstance(error, QueueTimeoutError):
-        return unavailable(str(error), code="queue_timeout")
-    if isinstance(error, WorkerLostError):
-        return unavailable(str(error), code="worker_lost")
-    if isinstance(error, ClosedError):
-        return unavailable("the server is shutting down", code="shutting_down")
-    log_crash(error)
-    return ApiError(
-        500,
-        "the server failed at this request; its log says more",
-        type="server_error",
-        code="internal_error",
-    )
-
-
 def check_switch(is_on: bool, option: str) -> None:
     """Raises ApiError for a route that is switched off by `option` of the command."""
     if not is_on:
@@ -329,3 +292,38 @@ def _path(body: Any, location: Sequence[Any]) -> str | None:
         elif i == len(location) - 1 and isinstance(body, dict) and isinstance(part, str):
             path = f"{path}.{part}"  # a field that is missing
     return path.removeprefix(".")[:200] or None
+
+
+_TOLD: dict[type[BaseException], Callable[[Any], ApiError]] = {
+    ApiError: lambda error: error,
+    RequestValidationError: _invalid,
+    HTTPException: _http,
+    PromptTooLongError: too_long,
+    ContextFullError: lambda error: bad_request(str(error), code="context_length_exceeded"),
+    InputError: lambda error: bad_request(str(error)),
+    QueueFullError: lambda error: ApiError(
+        429,
+        str(error),
+        type="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(error.retry_after)},
+    ),
+    QueueTimeoutError: lambda error: unavailable(str(error), code="queue_timeout"),
+    WorkerLostError: lambda error: unavailable(str(error), code="worker_lost"),
+    ClosedError: lambda _: unavailable("the server is shutting down", code="shutting_down"),
+}
+"""The first kind that fits counts."""
+
+
+def api_error(error: BaseException) -> ApiError:
+    """The error that a client is told. Details of an unexpected one go to the log alone."""
+    for kind, told in _TOLD.items():
+        if isinstance(error, kind):
+            return told(error)
+    log_crash(error)
+    return ApiError(
+        500,
+        "the server failed at this request; its log says more",
+        type="server_error",
+        code="internal_error",
+    )

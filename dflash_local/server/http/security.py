@@ -12,7 +12,7 @@ import hmac
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -156,7 +156,12 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._keys and scope["path"] not in self._open_paths:
-            known = self._known(_given_keys(Headers(scope=scope)))
+            headers = Headers(scope=scope)
+            bearers = [value.partition(" ") for value in headers.getlist("authorization")]
+            given = [key.strip() for scheme, _, key in bearers if scheme.lower() == "bearer"]
+            digests = [_digest(key) for key in given + headers.getlist("x-api-key")]
+            # Each is compared with all, so that the time tells nothing about how much was right.
+            known = [b for a in digests for b in self._keys if hmac.compare_digest(a, b)]
             if not known:
                 raise ApiError(
                     401,
@@ -171,12 +176,6 @@ class KeyCheck:
                 )
             client.set(known[0].hex())
         await self._app(scope, receive, send)
-
-    def _known(self, given: Iterable[str]) -> list[bytes]:
-        """The digests of those that are right."""
-        # Each is compared with all, so that the time tells nothing about how much was right.
-        digests = [_digest(key) for key in given]
-        return [b for a in digests for b in self._keys if hmac.compare_digest(a, b)]
 
 
 def is_loopback(host: str) -> bool:
@@ -198,12 +197,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _given_keys(headers: Headers) -> list[str]:
-    bearers = [value.partition(" ") for value in headers.getlist("authorization")]
-    keys = [key.strip() for scheme, _, key in bearers if scheme.lower() == "bearer"]
-    return keys + headers.getlist("x-api-key")
 
 
 def _digest(key: str) -> bytes:

@@ -279,7 +279,8 @@ class ModelPool:
         """Evict others until the model fits, or no request waits for it any more."""
         planner = None
         while served.waiting:
-            await self._wait_until_closed()
+            while closing := [s.close_task for s in self.models.values() if s.close_task]:
+                await asyncio.wait(closing)  # until they have given back their memory
             loaded = [other for other in self.models.values() if other.model is not None]
             if not loaded:
                 return
@@ -342,11 +343,6 @@ class ModelPool:
             log_crash(error)
         finally:
             served.close_task = None
-
-    async def _wait_until_closed(self) -> None:
-        """Until every model that was unloaded has given back its memory."""
-        while closing := [s.close_task for s in self.models.values() if s.close_task]:
-            await asyncio.wait(closing)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> Task[None]:
         """A task that is kept until it is done: the event loop alone would not keep it."""

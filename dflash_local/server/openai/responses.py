@@ -462,6 +462,7 @@ class _ResponseAnswer:
     def _response(self, status: str | None = None) -> dict[str, Any]:
         """The response: whole, or with the `status` "in_progress" without output and costs."""
         body, choice = self._body, self._body.tool_choice
+        given = (body.text and body.text.format) or TextFormat(type="text")
         options = {**usual_sampling(self._loaded.model), **self._task.options}
         done = status is None
         status = status or self._status
@@ -485,7 +486,7 @@ class _ResponseAnswer:
             "reasoning": {"effort": body.effort, "summary": None},
             "store": False,
             "temperature": options["temperature"],
-            "text": {"format": self._format()},
+            "text": {"format": given.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": choice.model_dump()
             if isinstance(choice, NamedChoice)
             else choice or "auto",
@@ -496,10 +497,6 @@ class _ResponseAnswer:
             "usage": self._usage() if done else None,
         }
         return {**fields, "timings": timings([self._answer.result])} if done else fields
-
-    def _format(self) -> dict[str, Any]:
-        given = self._body.text.format if self._body.text else None
-        return given.model_dump(by_alias=True, exclude_none=True) if given else {"type": "text"}
 
     def _usage(self) -> dict[str, Any]:
         result = self._answer.result
