@@ -45,57 +45,57 @@ def _temperatures(value: Any) -> tuple[float, ...]:
 PROMPTS = (
     Option(
         "--category categories NAME",
+        f"Built-in prompts to use: {', '.join(CATEGORIES)}. May be repeated.",
         multiple=True,
         show_default=" and ".join(USUAL),
-        help=f"Built-in prompts to use: {', '.join(CATEGORIES)}. May be repeated.",
     ),
     Option(
         "--prompts",
-        type=READABLE,
-        help="A file with prompts of your own, a JSON object on each line: prompt, or messages, or "
+        "A file with prompts of your own, a JSON object on each line: prompt, or messages, or "
         "prefix and suffix; and a category.",
+        type=READABLE,
     ),
     Option(
         "--dataset",
-        type=click.Choice(list(DATASETS)),
-        help="Prompts of a published evaluation, from the Hugging Face hub; the paper's values are "
+        "Prompts of a published evaluation, from the Hugging Face hub; the paper's values are "
         "shown beside yours.",
+        type=click.Choice(list(DATASETS)),
     ),
-    Option("--limit", type=whole(1), default=4, help="Prompts of each category."),
+    Option("--limit", "Prompts of each category.", type=whole(1), default=4),
     Option(
         "--depths N,...",
+        "Long prompts: their answers end after so many tokens of context.",
         type=whole_list(64, 1 << 20),
         show_default="1k,8k,32k; on a CPU 1k",
-        help="Long prompts: their answers end after so many tokens of context.",
     ),
-    Option("--thinking", help="Let chat templates ask for reasoning."),
+    Option("--thinking", "Let chat templates ask for reasoning."),
 )
 
 MEASURING = (
-    Option("-n --max-tokens", type=whole(2), default=96, help="Tokens of each answer."),
-    Option("--temps temperatures X,...", type=_temperatures, default="0,0.8", help="Temperatures."),
+    Option("-n --max-tokens", "Tokens of each answer.", type=whole(2), default=96),
+    Option("--temps temperatures X,...", "Temperatures.", type=_temperatures, default="0,0.8"),
     Option(
         "--widths N,...",
+        "Fixed draft widths to measure beside the one that the model chooses.",
         type=whole_list(2, 64),
-        help="Fixed draft widths to measure beside the one that the model chooses.",
     ),
     Option(
         "--draft-shape draft_shapes NAME,...",
+        "Shapes of drafts to measure: chain, tree, and auto, which uses what pays.",
         type=name_list(SHAPES),
         show_default="what the model would use",
-        help="Shapes of drafts to measure: chain, tree, and auto, which uses what pays.",
     ),
-    Option("--repeat", type=whole(1), default=1, help="Answers to each prompt."),
-    Option("--seed", type=whole(0, 2**32 - 1000), default=0, help="Seed of the random numbers."),
+    Option("--repeat", "Answers to each prompt.", type=whole(1), default=1),
+    Option("--seed", "Seed of the random numbers.", type=whole(0, 2**32 - 1000), default=0),
     Option(
         "--concurrency N,...",
+        "Measure so many requests at once, too, such as 1,4,8.",
         type=whole_list(1, 64),
-        help="Measure so many requests at once, too, such as 1,4,8.",
     ),
 )
 
 OUTPUT = (
-    Option("--json as_json", help="Print one JSON object instead of the table."),
+    Option("--json as_json", "Print one JSON object instead of the table."),
     shared.QUIET,
 )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SECTIONS = {
     "Model": FILES,
     "Output": (
-        Option("--json as_json", help="Print one JSON object, in milliseconds."),
+        Option("--json as_json", "Print one JSON object, in milliseconds."),
         QUIET,
     ),
     "Machine": LOADING,

@@ -21,8 +21,8 @@ from .values import utf8_text
 
 FILE = Option(
     "-f --file",
+    "Read the prompt from this file, - for standard input.",
     type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
-    help="Read the prompt from this file, - for standard input.",
 )
 
 SECTIONS = {

@@ -28,34 +28,34 @@ SECTIONS = {
     "Input": (
         Option(
             "--target TARGET",
+            "What it drafts for: a GGUF file, a folder that holds one, a name of `list`, or a "
+            "place on the hub that has GGUF files, of which only a header is fetched.",
             of="convert",
             show_default="the one that the drafter is for, if that is known",
-            help="What it drafts for: a GGUF file, a folder that holds one, a name of `list`, or a "
-            "place on the hub that has GGUF files, of which only a header is fetched.",
         ),
         Option(
             "--revision REV",
+            "Branch, tag or commit of a SOURCE on the hub.",
             show_default="the newest",
-            help="Branch, tag or commit of a SOURCE on the hub.",
         ),
     ),
     "Output": (
         Option(
             "--outtype TYPE",
+            f"Type of the weights: {', '.join(OUTTYPES)}.",
             type=click.Choice(OUTTYPES),
             default="q8_0",
-            help=f"Type of the weights: {', '.join(OUTTYPES)}.",
         ),
         Option(
             "-o --output FILE",
+            "The file to write.",
             of="convert",
             type=click.Path(),
             show_default="<drafter>-<outtype>.gguf here",
-            help="The file to write.",
         ),
-        Option("--force", help="Replace FILE if it exists."),
-        Option("--dry-run", help="Fetch, plan and check, and write nothing."),
-        Option("--json as_json", help="Print one JSON object about the file."),
+        Option("--force", "Replace FILE if it exists."),
+        Option("--dry-run", "Fetch, plan and check, and write nothing."),
+        Option("--json as_json", "Print one JSON object about the file."),
         QUIET,
     ),
 }

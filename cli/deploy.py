@@ -13,30 +13,30 @@ SECTIONS = {
     "Output": (
         Option(
             "--to",
+            "The engine, or the kind of manifest, which is vLLM's.",
             type=click.Choice(list(WAYS)),
             required=True,
-            help="The engine, or the kind of manifest, which is vLLM's.",
         ),
         Option(
             "-o --output FILE",
+            "Write it to this file.",
             of="deploy",
             type=click.Path(dir_okay=False),
-            help="Write it to this file.",
         ),
     ),
     "Model": (
         Option(
             "--ctx n_ctx",
+            "Context length.",
             of="deploy",
             type=whole(1),
             show_default="the engine's",
-            help="Context length.",
         ),
         Option(
             "--draft-tokens n_drafts",
+            "Tokens to draft in a round.",
             type=whole(1, 63),
             show_default="as the drafter's makers do",
-            help="Tokens to draft in a round.",
         ),
     ),
 }

@@ -49,9 +49,9 @@ SECTIONS = {
     "Comparison": (
         Option(
             "--target TARGET",
+            "A target, as FILE is given: say whether the drafter FILE fits it.",
             of="inspect",
             type=held_model,
-            help="A target, as FILE is given: say whether the drafter FILE fits it.",
         ),
     ),
     "Output": (JSON,),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 SECTIONS = {
     "Output": (
-        Option("--here here_only", help="Only what is on this disk."),
-        Option("--all show_all", help="Further drafters of one model, too."),
+        Option("--here here_only", "Only what is on this disk."),
+        Option("--all show_all", "Further drafters of one model, too."),
         JSON,
     )
 }

@@ -50,7 +50,7 @@ class Option(click.Option):
     where the option of the same name of other commands means something else; of the settings file
     only the command's own table sets it."""
 
-    def __init__(self, names: str, *, of: str = "", **attributes: Any) -> None:
+    def __init__(self, names: str, help: str, *, of: str = "", **attributes: Any) -> None:
         words = names.split()
         declared = [word for word in words if word[0] == "-" or word.islower()]
         if len(declared) < len(words):
@@ -62,7 +62,7 @@ class Option(click.Option):
         name = f"{of}-{self.long_name}" if of else self.long_name
         variable = f"{ENVIRONMENT}_{name.replace('-', '_').upper()}"
         attributes.setdefault("show_default", "default" in attributes)
-        super().__init__(declared, envvar=variable, show_envvar=True, **attributes)
+        super().__init__(declared, help=help, envvar=variable, show_envvar=True, **attributes)
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """The name in errors: the option, or the variable if the value comes from there."""
@@ -160,8 +160,8 @@ def values_of(section: Sequence[click.Option], values: Mapping[str, Any]) -> dic
     return {name: values[name] for name in names if values.get(name) is not None}
 
 
-QUIET = Option("-q --quiet", help="Print only errors on stderr.")
-JSON = Option("--json as_json", help="Print one JSON object.")
+QUIET = Option("-q --quiet", "Print only errors on stderr.")
+JSON = Option("--json as_json", "Print one JSON object.")
 
 TARGET_HELP = (
     "The model that answers: a name of `dflash-local list`, a GGUF file or a folder with one, or a "
@@ -170,8 +170,8 @@ TARGET_HELP = (
 
 TARGET = Option(
     "-m --target -hf --hf-repo MODEL",
+    f"{TARGET_HELP} Without it, smollm2-135m is used.",
     type=WholeText(),
-    help=f"{TARGET_HELP} Without it, smollm2-135m is used.",
 )
 
 
@@ -188,131 +188,126 @@ def _of_its_target(ctx: click.Context, param: click.Parameter, value: str | None
 
 DRAFT = Option(
     "-md --draft --model-draft --spec-draft-model DRAFTER",
-    type=WholeText(),
-    callback=_of_its_target,
-    show_default="the name's own, a DFlash file in the folder or repository, or the model's heads",
-    help="Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter, of a small "
+    "Its drafter: a GGUF file, a folder, or a hub repository, of a DFlash drafter, of a small "
     "model with the same vocabulary, or of an assistant; the word mtp for the heads that the "
     "target's own file has, which also draft where none is found, or a slower one. Without either, "
     "what the text repeats is drafted as copies, where that costs nothing; the word copies in its "
     "place asks for them also where they take memory, the word none for no drafter at all.",
+    type=WholeText(),
+    callback=_of_its_target,
+    show_default="the name's own, a DFlash file in the folder or repository, or the model's heads",
 )
 
 FILES = (TARGET, DRAFT)
 
 POOLING = Option(
     "--pooling",
-    type=click.Choice(POOLINGS),
-    show_default="as the file of an embedding model or a reranker says",
-    help="What an embedding model makes of a text: the mean of its tokens' vectors, the first "
+    "What an embedding model makes of a text: the mean of its tokens' vectors, the first "
     "(cls), the last, or all (none); rank scores documents for a query. With it, a model that "
     "writes text makes vectors instead.",
+    type=click.Choice(POOLINGS),
+    show_default="as the file of an embedding model or a reranker says",
 )
 
 DRAFT_SHAPE = Option(
     "--draft-shape",
+    "Draft a chain of tokens, or a tree of alternatives that are checked at once; auto "
+    "chooses the faster.",
     type=click.Choice(SHAPES),
     show_default="auto on a GPU, else chain",
-    help="Draft a chain of tokens, or a tree of alternatives that are checked at once; auto "
-    "chooses the faster.",
 )
 
 LOADING = (
     Option(
         "-c --ctx --ctx-size n_ctx",
+        "Context length in tokens, prompt and answer together; 0 for what fits.",
         type=whole(1, words={"0": None}),
         show_default=_AUTO,
-        help="Context length in tokens, prompt and answer together; 0 for what fits.",
     ),
     Option(
         "-ngl --gpu-layers --n-gpu-layers n_gpu_layers",
+        "Layers of the target on the GPU, or all.",
         type=whole(0, words={"auto": None, "-1": None, "all": -1}),
         show_default=_AUTO,
-        help="Layers of the target on the GPU, or all.",
     ),
-    Option(
-        "-cmoe --cpu-moe", help="Keep all experts of a mixture in RAM, wherever its layers are."
-    ),
+    Option("-cmoe --cpu-moe", "Keep all experts of a mixture in RAM, wherever its layers are."),
     Option(
         "-ncmoe --n-cpu-moe",
+        "Keep the experts of the first N layers in RAM.",
         type=whole(0),
         show_default="as many as the memory needs",
-        help="Keep the experts of the first N layers in RAM.",
     ),
     Option(
         "-ot --override-tensor REGEX=DEVICE,...",
+        "Put the tensors whose names match on a device: CPU, or one that --version lists.",
         type=overrides,
-        help="Put the tensors whose names match on a device: CPU, or one that --version lists.",
     ),
     Option(
         "-t --threads n_threads",
+        "CPU threads.",
         type=whole(1, 512),
         show_default="one per core; fewer while other processes want the cores",
-        help="CPU threads.",
     ),
-    Option("--kv-type", type=_KV_TYPE, default="f16", help="Type of the target's KV cache."),
+    Option("--kv-type", "Type of the target's KV cache.", type=_KV_TYPE, default="f16"),
     Option(
-        "-ctk --cache-type-k",
-        type=_KV_TYPE,
-        show_default="that of --kv-type",
-        help="Type of its keys.",
+        "-ctk --cache-type-k", "Type of its keys.", type=_KV_TYPE, show_default="that of --kv-type"
     ),
     Option(
         "-ctv --cache-type-v",
+        "Type of its values.",
         type=_KV_TYPE,
         show_default="that of --kv-type",
-        help="Type of its values.",
     ),
     Option(
         "-b --batch-size -ub --ubatch-size n_batch",
+        "The most tokens of a prompt that are computed at once.",
         type=whole(1, 65536),
         default=512,
-        help="The most tokens of a prompt that are computed at once.",
     ),
-    Option("--flash-attn/--no-flash-attn", default=True, help="Use flash attention in the target."),
+    Option("--flash-attn/--no-flash-attn", "Use flash attention in the target.", default=True),
     Option(
         "--draft-window",
+        "How many tokens the drafter looks back at and keeps in memory; 0 for all. Helps with "
+        "texts that are longer than those it was trained on.",
         type=whole(0),
         show_default="the length that the drafter was trained on, if known, else the whole context",
-        help="How many tokens the drafter looks back at and keeps in memory; 0 for all. Helps with "
-        "texts that are longer than those it was trained on.",
     ),
     DRAFT_SHAPE,
     Option(
         "--draft-from",
-        type=READABLE,
-        help="Text to copy from besides what an answer has before it, such as files that an agent "
+        "Text to copy from besides what an answer has before it, such as files that an agent "
         "will write again.",
+        type=READABLE,
     ),
     Option(
         "--exact",
-        help="Let each answer depend on its own request alone: chains only, and earlier prompts "
+        "Let each answer depend on its own request alone: chains only, and earlier prompts "
         "are used again in whole batches only. Drafted answers are then plain decoding's to the "
         "bit on NVIDIA GPUs from Ampere on, and on a CPU with Q8_0 weights and --kv-type q8_0: "
         "there several requests may be answered at once.",
     ),
     Option(
         "--override-kv KEY=TYPE:VALUE,...",
+        "Other values for keys of the target's file; types are int, float, bool and str.",
         type=file_keys,
-        help="Other values for keys of the target's file; types are int, float, bool and str.",
     ),
     Option(
         "-lm --load-mode",
+        "How the target's file gets into memory: mmap maps it, none reads it, mlock keeps it "
+        "there, dio reads it past the system's cache; auto is mmap where the devices allow it.",
         type=click.Choice(LOAD_MODES),
         default="auto",
-        help="How the target's file gets into memory: mmap maps it, none reads it, mlock keeps it "
-        "there, dio reads it past the system's cache; auto is mmap where the devices allow it.",
     ),
     Option(
         "--rope-scaling",
+        "How the target's positions are stretched, for a context beyond its training. The "
+        "drafter's are not.",
         type=click.Choice(ROPE_SCALINGS),
         show_default=_FILE,
-        help="How the target's positions are stretched, for a context beyond its training. The "
-        "drafter's are not.",
     ),
-    Option("--rope-scale", type=number(0, 1e6, above=True), help="Stretch them so many times."),
+    Option("--rope-scale", "Stretch them so many times.", type=number(0, 1e6, above=True)),
     *(
-        Option(f"--{name.replace('_', '-')}", type=number(-1, 1e9), show_default=_FILE, help=text)
+        Option(f"--{name.replace('_', '-')}", text, type=number(-1, 1e9), show_default=_FILE)
         for name, text in {
             "rope_freq_base": "Base frequency of RoPE.",
             "rope_freq_scale": "1 / --rope-scale.",
@@ -324,201 +319,190 @@ LOADING = (
     ),
     Option(
         "--yarn-orig-ctx",
+        "YaRN: the context that the target was trained on.",
         type=whole(0),
         show_default=_FILE,
-        help="YaRN: the context that the target was trained on.",
     ),
     Option(
         "-dev --device NAME,...",
+        "The GPUs to use, as --list-devices names them; none for the CPU alone.",
         type=parts,
         show_default="all GPUs",
-        help="The GPUs to use, as --list-devices names them; none for the CPU alone.",
     ),
-    Option("--list-devices", help="List the devices of this machine.", **telling(_devices)),
+    Option("--list-devices", "List the devices of this machine.", **telling(_devices)),
     Option(
         "-sm --split-mode",
+        "How several GPUs share the target.",
         type=click.Choice(SPLIT_MODES),
         default="layer",
-        help="How several GPUs share the target.",
     ),
     Option(
-        "-mg --main-gpu",
-        type=whole(0, 255),
-        default=0,
-        help="The GPU to use with --split-mode none.",
+        "-mg --main-gpu", "The GPU to use with --split-mode none.", type=whole(0, 255), default=0
     ),
-    Option("-ts --tensor-split X,X,...", type=shares, help="Share of each GPU, such as 3,1."),
-    Option("--lora FILE[:SCALE],...", type=scaled, help="LoRA adapters, as GGUF files."),
+    Option("-ts --tensor-split X,X,...", "Share of each GPU, such as 3,1.", type=shares),
+    Option("--lora FILE[:SCALE],...", "LoRA adapters, as GGUF files.", type=scaled),
     Option(
         "--control-vector control_vectors FILE[:SCALE],...",
+        "Control vectors, as GGUF files.",
         type=scaled,
-        help="Control vectors, as GGUF files.",
     ),
     Option(
         "--mmproj FILE",
-        help="A vision model's projector, as a GGUF file, to read images with; auto: the "
+        "A vision model's projector, as a GGUF file, to read images with; auto: the "
         "mmproj*.gguf beside the model or in its repository, fetched if missing. Without it, the "
         "only one beside the only model in a folder; none: no images.",
     ),
     Option(
         "--rpc HOST:PORT,...",
+        "Other machines to put layers on, each with a `dflash-local worker`.",
         type=places,
-        help="Other machines to put layers on, each with a `dflash-local worker`.",
     ),
 )
 
 CACHE = (
     Option(
         "--cache-mb",
+        "MiB of host memory, for each model, that keep prompts and answers after they had to "
+        "leave their slot, so that they need not be computed again; 0 keeps none.",
         type=whole(0, 1 << 24),
         default=1024,
-        help="MiB of host memory, for each model, that keep prompts and answers after they had to "
-        "leave their slot, so that they need not be computed again; 0 keeps none.",
     ),
     Option(
         "--cache-dir DIR",
-        type=click.Path(file_okay=False),
-        help="A folder that keeps as many MiB again, also after the server has ended. Whoever can "
+        "A folder that keeps as many MiB again, also after the server has ended. Whoever can "
         "read the folder can read the texts in it.",
+        type=click.Path(file_okay=False),
     ),
     Option(
         "--slot-save-path DIR",
+        "A folder for what POST /slots/N?action=save keeps of a slot.",
         type=click.Path(file_okay=False, exists=True),
-        help="A folder for what POST /slots/N?action=save keeps of a slot.",
     ),
 )
 
 SAMPLING = (
     Option(
         "--temp --temperature temperature",
+        "Temperature; 0 always takes the most likely token.",
         type=number(0, 100),
         show_default="what the model's makers advise, else 0.8 in chats and 0 in complete",
-        help="Temperature; 0 always takes the most likely token.",
     ),
     Option(
         "--top-k",
+        "Draw from the N most likely tokens; 0 for all.",
         type=whole(0),
         show_default=USUAL.format(40),
-        help="Draw from the N most likely tokens; 0 for all.",
     ),
     Option(
         "--top-p",
+        "Draw from the most likely tokens that together have this probability.",
         type=number(0, 1, above=True),
         show_default=USUAL.format(0.95),
-        help="Draw from the most likely tokens that together have this probability.",
     ),
     Option(
         "--min-p",
+        "Leave out tokens that are less likely than this share of the most likely one.",
         type=number(0, 1),
         show_default=USUAL.format(0.05),
-        help="Leave out tokens that are less likely than this share of the most likely one.",
     ),
     Option(
         "-s --seed",
+        "Seed of the draws; the same seed gives the same answer.",
         type=whole(0, 2**32 - 2),
         show_default="random",
-        help="Seed of the draws; the same seed gives the same answer.",
     ),
     Option(
         "--repeat-penalty",
+        "Divide the logits of recent tokens by this.",
         type=number(0, 100, above=True),
         show_default=USUAL.format(1),
-        help="Divide the logits of recent tokens by this.",
     ),
     Option(
         "--repeat-last-n",
+        "How many of the last tokens the penalties see; -1 for the whole context.",
         type=whole(-1),
         show_default=USUAL.format(64),
-        help="How many of the last tokens the penalties see; -1 for the whole context.",
     ),
     Option(
         "--presence-penalty",
+        "Subtract this from the logits of recent tokens.",
         type=number(-100, 100),
         show_default=USUAL.format(0),
-        help="Subtract this from the logits of recent tokens.",
     ),
     Option(
         "--frequency-penalty",
+        "Subtract this from the logits of recent tokens once for each time they occurred.",
         type=number(-100, 100),
         show_default=USUAL.format(0),
-        help="Subtract this from the logits of recent tokens once for each time they occurred.",
     ),
     Option(
         "--logit-bias ID=BIAS",
+        "Add BIAS to a token's logit; may be repeated.",
         type=token_bias,
         multiple=True,
-        help="Add BIAS to a token's logit; may be repeated.",
     ),
 )
 
 DRAFT_WIDTH = Option(
     "--draft-width N",
+    "Tokens that the target checks per round; 0 is plain decoding, auto chooses the fastest.",
     type=whole(0, words={"auto": "auto"}),
     show_default="auto",
-    help="Tokens that the target checks per round; 0 is plain decoding, auto chooses the fastest.",
 )
 
 ENDING = (
+    Option("--stop", "End before this text; may be repeated.", type=WholeText(), multiple=True),
     Option(
-        "--stop", type=WholeText(), multiple=True, help="End before this text; may be repeated."
-    ),
-    Option(
-        "--grammar-file",
-        type=READABLE,
-        help="A file with a GBNF grammar that the answer must follow.",
+        "--grammar-file", "A file with a GBNF grammar that the answer must follow.", type=READABLE
     ),
     DRAFT_WIDTH,
 )
 
 REPORTING = (
     Option(
-        "--compare",
-        help="Answer twice more, with and without drafts, and print how the two compare.",
+        "--compare", "Answer twice more, with and without drafts, and print how the two compare."
     ),
     Option(
-        "--json as_json",
-        help="Print one JSON object: text, tokens, finish_reason, stats, exactness.",
+        "--json as_json", "Print one JSON object: text, tokens, finish_reason, stats, exactness."
     ),
     QUIET,
 )
 
 THINKING = Option(
     "--thinking/--no-thinking",
+    "Ask the chat template for answers with a reasoning part, or without.",
     default=None,
     show_default="as the drafter was trained",
-    help="Ask the chat template for answers with a reasoning part, or without.",
 )
 
 REASONING_BUDGET = (
     Option(
         "--reasoning-budget N",
+        "End an answer's reasoning after N tokens, so that the rest of them are left for the "
+        "answer.",
         type=whole(-1),
         show_default="no limit",
-        help="End an answer's reasoning after N tokens, so that the rest of them are left for the "
-        "answer.",
     ),
     Option(
-        "--reasoning-budget-message TEXT",
-        type=WholeText(),
-        help="What is written before such an end.",
+        "--reasoning-budget-message TEXT", "What is written before such an end.", type=WholeText()
     ),
 )
 
 CHAT = (
-    Option("--system", type=WholeText(), help="System message."),
+    Option("--system", "System message.", type=WholeText()),
     THINKING,
     *REASONING_BUDGET,
     Option(
         "--chat-template-kwargs JSON",
+        'Values for the chat template, such as {"enable_thinking": false}.',
         type=json_object,
-        help='Values for the chat template, such as {"enable_thinking": false}.',
     ),
 )
 
 
 def max_tokens(*, help: str = "End after this many tokens.", **default: Any) -> Option:
     """The length limit of an answer, in tokens. `default` are attributes of the option."""
-    return Option("-n --max-tokens --predict --n-predict", type=whole(1), help=help, **default)
+    return Option("-n --max-tokens --predict --n-predict", help, type=whole(1), **default)
 
 
 def generation_arguments(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from .values import api_key
 URL = "http://127.0.0.1:8080"
 SECTIONS = {
     "Server": (
-        Option("--url URL", default=URL, help="Where the server listens."),
-        Option("--api-key KEY", type=api_key, help="A key that it asks for."),
+        Option("--url URL", "Where the server listens.", default=URL),
+        Option("--api-key KEY", "A key that it asks for.", type=api_key),
     ),
     "Output": (JSON,),
 }

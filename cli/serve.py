@@ -44,34 +44,34 @@ _LOADING_PER_MODEL = (
 SEVERAL = (
     Option(
         "--model named_models NAME=TARGET[,DRAFT]",
-        type=named_model,
-        multiple=True,
-        help="A model to serve by this name, with its drafter, in place of --target and --draft; "
+        "A model to serve by this name, with its drafter, in place of --target and --draft; "
         "may be repeated. Both are what --target and --draft take. It is loaded at the first "
         "request for it.",
+        type=named_model,
+        multiple=True,
     ),
     Option(
         "--models models_file",
-        type=READABLE,
-        help="A TOML file of such models: a table for each, with target, draft, and values of its "
+        "A TOML file of such models: a table for each, with target, draft, and values of its "
         "own for --ctx, --parallel, --draft-width and others.",
+        type=READABLE,
     ),
     Option(
         "--keep-alive keep_alive_s TIME",
+        "Unload a model after this time without requests, such as 5m or 1h; 0 unloads it at "
+        "once, -1 never. It is unloaded earlier where another model needs its memory.",
         type=idle_time,
         show_default="5m; the model of --target stays",
-        help="Unload a model after this time without requests, such as 5m or 1h; 0 unloads it at "
-        "once, -1 never. It is unloaded earlier where another model needs its memory.",
     ),
 )
 
 EMBEDDING = (
     Option(
         "--embedding-model embedding_models MODEL",
+        "An embedding model or a reranker to serve beside the model of --target: a GGUF file, "
+        "a folder, or a hub repository; may be repeated.",
         type=WholeText(),
         multiple=True,
-        help="An embedding model or a reranker to serve beside the model of --target: a GGUF file, "
-        "a folder, or a hub repository; may be repeated.",
     ),
     shared.POOLING,
 )
@@ -79,99 +79,97 @@ EMBEDDING = (
 LISTENING = (
     Option(
         "--host ADDRESS",
+        "Address to listen on; a path that ends with .sock is a UNIX socket. An address that "
+        "other machines can reach needs a key.",
         type=host_name,
         default="127.0.0.1",
-        help="Address to listen on; a path that ends with .sock is a UNIX socket. An address that "
-        "other machines can reach needs a key.",
     ),
     Option(
         "--port",
+        "Port to listen on, llama-server's by default; 0 takes a free one.",
         type=whole(0, 65535),
         default=8080,
-        help="Port to listen on, llama-server's by default; 0 takes a free one.",
     ),
     Option(
         "--api-prefix /PREFIX",
+        "What all paths begin with, for a proxy that serves more than this.",
         type=url_prefix,
-        help="What all paths begin with, for a proxy that serves more than this.",
     ),
-    Option("--ssl-key-file", type=READABLE, help="A PEM file with the private key for HTTPS."),
-    Option("--ssl-cert-file", type=READABLE, help="A PEM file with the certificate for HTTPS."),
+    Option("--ssl-key-file", "A PEM file with the private key for HTTPS.", type=READABLE),
+    Option("--ssl-cert-file", "A PEM file with the certificate for HTTPS.", type=READABLE),
 )
 
 ACCESS = (
     Option(
         "--api-key api_keys KEY",
+        "A key that requests must have; may be repeated. Other users of this machine can see "
+        "command lines: the environment variable or a file is safer.",
         type=api_key,
         multiple=True,
-        help="A key that requests must have; may be repeated. Other users of this machine can see "
-        "command lines: the environment variable or a file is safer.",
     ),
-    Option("--api-key-file", type=READABLE, help="A file of keys, one per line."),
+    Option("--api-key-file", "A file of keys, one per line.", type=READABLE),
     Option(
         "--cors-origin cors_origins ORIGIN",
+        "A web origin whose pages may use this server, such as https://chat.example, besides "
+        "this machine's own; may be repeated.",
         type=web_origin,
         multiple=True,
-        help="A web origin whose pages may use this server, such as https://chat.example, besides "
-        "this machine's own; may be repeated.",
     ),
     Option(
         "--allowed-host allowed_hosts NAME",
+        "A name by which this server may be called, besides localhost and --host; may be repeated.",
         type=host_name,
         multiple=True,
-        help="A name by which this server may be called, besides localhost and --host; may be "
-        "repeated.",
     ),
 )
 
 PARALLEL = Option(
     "-np --parallel n_seq",
-    type=whole(1, 64),
-    help="Requests that a model answers at once, 4; they share its context. With --exact 1, or as "
+    "Requests that a model answers at once, 4; they share its context. With --exact 1, or as "
     "many as are given here, each with an equal part of the context.",
+    type=whole(1, 64),
 )
 
 STRICT = Option(
     "--strict",
-    help="Refuse requests with unknown fields, or for a model of another name; without it the log "
+    "Refuse requests with unknown fields, or for a model of another name; without it the log "
     "tells of each once.",
 )
 
 SHOWN = (
-    Option("--slots/--no-slots", default=True, help="Tell at /slots which slots are busy."),
-    Option("--metrics/--no-metrics", default=True, help="Give figures for Prometheus at /metrics."),
-    Option("--page/--no-page", default=True, help="Serve the page to chat."),
+    Option("--slots/--no-slots", "Tell at /slots which slots are busy.", default=True),
+    Option("--metrics/--no-metrics", "Give figures for Prometheus at /metrics.", default=True),
+    Option("--page/--no-page", "Serve the page to chat.", default=True),
     Option(
         "--reasoning-format",
+        "Where OpenAI's chats have thoughts: none leaves them in the content, with their "
+        "marks; the others put them into reasoning_content.",
         type=click.Choice(["auto", "none", "deepseek"]),
         default="auto",
-        help="Where OpenAI's chats have thoughts: none leaves them in the content, with their "
-        "marks; the others put them into reasoning_content.",
     ),
     Option(
-        "--verbose",
-        help="Tell in the answers of chats the prompt that the chat template has written.",
+        "--verbose", "Tell in the answers of chats the prompt that the chat template has written."
     ),
 )
 
 SHIFTING = (
     Option(
         "--context-shift/--no-context-shift",
-        default=False,
-        help="Go on with an answer where the context is full: leave out the older half of the text "
+        "Go on with an answer where the context is full: leave out the older half of the text "
         "and decode the rest again.",
+        default=False,
     ),
     Option(
         "--keep n_keep N",
+        "Tokens at the beginning of a text that are not left out then; -1 is the prompt.",
         type=whole(-1),
         default=0,
-        help="Tokens at the beginning of a text that are not left out then; -1 is the prompt.",
     ),
 )
 
 REMOTE = Option(
     "--allow-remote-images remote_images",
-    help="Fetch pictures from the web addresses in OpenAI's image parts; else only those are read "
+    "Fetch pictures from the web addresses in OpenAI's image parts; else only those are read "
     "that come with the request.",
 )
 
@@ -179,26 +177,26 @@ SERVING = (
     PARALLEL,
     Option(
         "--queue max_queue",
+        "Requests that may wait for their turn; further ones are answered 429.",
         type=whole(0, 100_000),
         default=64,
-        help="Requests that may wait for their turn; further ones are answered 429.",
     ),
     Option(
         "--queue-timeout queue_timeout_s SECONDS",
+        "Requests that wait longer are answered 503.",
         type=number(0, 86400, above=True),
         default=300.0,
-        help="Requests that wait longer are answered 503.",
     ),
     Option(
         "-a --alias NAME[,NAME...]",
-        type=WholeText(),
-        help="The model's name in answers; its file's by default. Of several names, by each of "
+        "The model's name in answers; its file's by default. Of several names, by each of "
         "which requests may call it, the first in the alphabet.",
+        type=WholeText(),
     ),
     Option(
         "--tags TAG[,TAG...]",
+        "What /v1/models tells of the model beside, for programs that choose by it.",
         type=WholeText(),
-        help="What /v1/models tells of the model beside, for programs that choose by it.",
     ),
     shared.DRAFT_WIDTH,
     shared.THINKING,
@@ -207,13 +205,13 @@ SERVING = (
     REMOTE,
     Option(
         "--chat-template",
+        "A common template for chats, for a model that has none or a wrong one.",
         type=click.Choice(["chatml", "llama3"]),
-        help="A common template for chats, for a model that has none or a wrong one.",
     ),
     Option(
         "--chat-template-file",
+        "A file with a Jinja template for chats, in place of the model's own.",
         type=READABLE,
-        help="A file with a Jinja template for chats, in place of the model's own.",
     ),
 )
 
@@ -227,9 +225,9 @@ USUAL_SAMPLING = (
 
 RECORD = Option(
     "--record",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Add the prompt of each request to this file, for `dflash-local tune --data`. It stays on "
+    "Add the prompt of each request to this file, for `dflash-local tune --data`. It stays on "
     "this machine, readable by this user alone.",
+    type=click.Path(dir_okay=False, path_type=Path),
 )
 
 SETTINGS_PER_MODEL = (

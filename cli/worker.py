@@ -17,25 +17,23 @@ NAME = "worker"
 DOCS = "docs/scaling.md"
 SECTIONS = {
     "Network": (
-        Option("--host ADDRESS", of=NAME, default="127.0.0.1", help="The address to listen at."),
-        Option(
-            "--port", of=NAME, type=whole(1, 65535), default=50052, help="The port to listen at."
-        ),
+        Option("--host ADDRESS", "The address to listen at.", of=NAME, default="127.0.0.1"),
+        Option("--port", "The port to listen at.", of=NAME, type=whole(1, 65535), default=50052),
     ),
     "Devices": (
         Option(
             "--device NAME",
+            "A device to offer, as `dflash-local --version` lists them; may be repeated.",
             multiple=True,
             show_default="all GPUs, else the CPU",
-            help="A device to offer, as `dflash-local --version` lists them; may be repeated.",
         ),
         next(option for option in LOADING if option.name == "n_threads"),
     ),
     "Cache": (
         Option(
             "-c --cache",
+            "Keep large tensors on this disk, so that they are sent only once.",
             of=NAME,
-            help="Keep large tensors on this disk, so that they are sent only once.",
         ),
     ),
 }
