@@ -5,24 +5,21 @@ The colour says who wrote the text, and nothing else. Letters are bold and slant
 style for black-and-white print has it: so code can be read on any background.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name
+from pygments.styles import get_style_by_name
+from pygments.util import ClassNotFound
 from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 from dflash_local.origins import Origin, Origins
 from dflash_local.printable import shown
-
-if TYPE_CHECKING:
-    from pygments.lexer import Lexer
-    from rich.console import Console
-
-    from dflash_local.result import Piece
+from dflash_local.result import Piece
 
 TINTS = {(True, False): "green", (True, True): "blue"}
 """The colours of a drafter's drafts and of copies, by `Origin`."""
@@ -143,8 +140,6 @@ class AnswerView:
         return broken.append_text(text[begin:])
 
     def _styles(self, text: str) -> Iterator[tuple[int, int, str]]:
-        from pygments.styles import get_style_by_name
-
         lexer = self._lexer or (None if self._fence else _lexer_of("markdown"))
         if lexer is None:
             return
@@ -162,9 +157,6 @@ def _begin_of_word(text: str) -> int:
 
 
 def _lexer_of(language: str) -> Lexer | None:
-    from pygments.lexers import get_lexer_by_name
-    from pygments.util import ClassNotFound
-
     try:
         return get_lexer_by_name(language) if language else None
     except ClassNotFound:

@@ -6,6 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from prompt_toolkit.input import Input, create_input
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.keys import Keys
+
 if sys.platform != "win32":
     import termios
     import tty
@@ -17,11 +21,6 @@ _POLL_S = 0.05
 def listening(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` when Esc is pressed. Other keys are kept for the line editor. Ctrl-C stays a
     signal. Nothing happens where the terminal is another process's at the moment."""
-    # Imported only here, because prompt_toolkit takes longer than all the rest.
-    from prompt_toolkit.input import Input, create_input
-    from prompt_toolkit.input.typeahead import store_typeahead
-    from prompt_toolkit.keys import Keys
-
     keyboard = create_input(always_prefer_tty=True)
     over = threading.Event()
 
