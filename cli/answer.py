@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any, cast
 
 import dflash_local
@@ -44,17 +45,11 @@ def answer(
 
 
 def write_answer(
-    model: dflash_local.Model,
-    ask: Ask,
-    n_prompt: int,
-    say: Speaker,
-    *,
-    is_chat: bool,
-    ends_line: bool = False,
+    ask: Ask, say: Speaker, *, is_chat: bool, ends_line: bool = False
 ) -> dflash_local.Result:
-    """Stream one answer to stdout, while `say` holds its lines back. Its prompt has `n_prompt`
-    tokens. The thoughts of a chat are shown only on a terminal. A line break ends the answer on a
-    terminal; with `ends_line`, everywhere."""
+    """Stream one answer to stdout, while `say` holds its lines back. The thoughts of a chat are
+    shown only on a terminal. A line break ends the answer on a terminal; with `ends_line`,
+    everywhere."""
     cancel = threading.Event()
     is_terminal = sys.stdout.isatty()
     written = ""
@@ -64,7 +59,7 @@ def write_answer(
             from .keyboard import listening
 
             stack.enter_context(listening(cancel.set))
-        begin = stack.enter_context(prompt_progress(say.console, n_prompt, lambda: _n_read(model)))
+        tell = stack.enter_context(prompt_progress(say.console))
         view = None
         if is_rich(sys.stdout):
             from .answer_view import AnswerView
@@ -74,6 +69,8 @@ def write_answer(
 
         def show(chunk: dflash_local.Chunk) -> None:
             nonlocal written, thinking
+            if chunk.prompt is not None:
+                tell(chunk.prompt)
             thought = chunk.reasoning if is_terminal else ""
             text = chunk.content if is_chat else chunk.text
             if view is not None:
@@ -81,7 +78,7 @@ def write_answer(
             for new, is_thought in ((thought, True), (text, False)):
                 if not new:
                     continue
-                begin()
+                tell(None)
                 if thinking and not is_thought:
                     if view is not None:
                         view.end_thought()
@@ -96,9 +93,10 @@ def write_answer(
 
         result = None
         try:
-            result = answer(ask, show, cancel)
+            asked = partial(ask, prompt_progress=say.console is not None)
+            result = answer(asked, show, cancel)
         finally:
-            begin()
+            tell(None)
             if view is not None:
                 view.finish()
             unended = is_terminal and not written.endswith("\n")
@@ -139,8 +137,3 @@ def write_report(text: str) -> None:
 def stdout_columns() -> int | None:
     """The width of stdout, if it is a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def _n_read(model: dflash_local.Model) -> int:
-    """Tokens of the prompt that are in the cache."""
-    return max((slot.n_cached_tokens for slot in model.status().slots if slot.busy), default=0)

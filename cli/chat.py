@@ -88,6 +88,4 @@ def chat(prompt: str | None, **values: Any) -> int:
         ChatSession(model, opening, template, values, say).run()
         return 0
     with model:
-        n_prompt = len(model.chat_prompt(messages, chat_template_kwargs=template))
-        ask = ask_of(model)
-        return run_single(model, ask, n_prompt, {**values, **arguments}, say, is_chat=True)
+        return run_single(model, ask_of(model), {**values, **arguments}, say, is_chat=True)

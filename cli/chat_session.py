@@ -20,7 +20,6 @@ from dflash_local import Model, Result
 from dflash_local.chat.pictures import NO_PROJECTOR
 from dflash_local.errors import ContextFullError, DflashError, InputError
 from dflash_local.pair import open_pair
-from dflash_local.target_model.images import n_cells
 from dflash_local.target_model.pixels import data_uri, image_file
 from dflash_local.text_file import read_text
 
@@ -166,8 +165,6 @@ class ChatSession:
         """Answer, or go on with a `begun` answer, its text and tokens; False if that cannot be."""
         model = self._model
         try:
-            n_prompt = n_cells(model.chat_prompt(asked, chat_template_kwargs=self._template))
-            n_prompt += len(begun[1])
             arguments = generation_arguments(self._values)
             arguments["max_tokens"] = answer_limit(model, arguments)
             ask = partial(
@@ -177,7 +174,7 @@ class ChatSession:
                 chat_template_kwargs=self._template,
                 **arguments,
             )
-            result = write_answer(model, ask, n_prompt, self._say, is_chat=True, ends_line=True)
+            result = write_answer(ask, self._say, is_chat=True, ends_line=True)
         except InputError as error:
             hint = "; /clear starts a new conversation" * isinstance(error, ContextFullError)
             self._say.write(f"error: {in_options(str(error))}{hint}")

@@ -56,11 +56,10 @@ def complete(ctx: click.Context, /, prompt: str | None, **values: Any) -> int:
         raise click.UsageError("the prompt is empty: there is nothing to continue.")
     arguments = shared.generation_arguments(values)
 
-    def request(model: dflash_local.Model) -> tuple[list[int], Ask]:
+    def ask_of(model: dflash_local.Model) -> Ask:
         tokens = model.target.vocabulary.tokenize(text, n_ctx=model.n_ctx)
-        return tokens, partial(model.stream, tokens, **arguments)
+        return partial(model.stream, tokens, **arguments)
 
     say = Speaker(values["quiet"])
-    with load_model(values, say, check=lambda model: request(model)[1]()) as model:
-        tokens, ask = request(model)
-        return run_single(model, ask, len(tokens), values, say)
+    with load_model(values, say, check=lambda model: ask_of(model)()) as model:
+        return run_single(model, ask_of(model), values, say)

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from dflash_local.result import PromptProgress
+
 _STEP = 10
 """Percent between two lines."""
 _PATIENCE_S = 1.0
 """A prompt that is read sooner needs no bar."""
-_REFRESH_S = 0.2
 
 
 @contextmanager
@@ -77,34 +78,32 @@ def loading_progress(
 
 @contextmanager
 def prompt_progress(
-    console: Console | None, n_prompt: int, n_read: Callable[[], int]
-) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal while a long prompt of `n_prompt` tokens is read. `n_read` tells how many
-    are. Gives a function that takes the bar away, for the first word of the answer."""
-    over = threading.Event()
+    console: Console | None,
+) -> Iterator[Callable[[PromptProgress | None], None]]:
+    """A bar on a terminal while a long prompt is read. Gives a function for what the model tells of
+    that; None, for the first word of the answer, takes the bar away."""
     if console is None:
-        yield over.set
+        yield lambda told: None
         return
+    bar = _bar(console)
+    task = bar.add_task("")
+    patience = threading.Timer(_PATIENCE_S, bar.start)
 
-    def show(console: Console) -> None:
-        if over.wait(_PATIENCE_S):
-            return
-        with _bar(console) as bar:
-            task = bar.add_task(f"reading {n_prompt} tokens", total=n_prompt)
-            while not over.wait(_REFRESH_S):
-                bar.update(task, completed=min(n_read(), n_prompt))
-
-    shower = threading.Thread(target=show, args=(console,), name="dflash-local progress")
-    shower.start()
-
-    def end() -> None:
-        over.set()
-        shower.join()
+    def update(told: PromptProgress | None) -> None:
+        if told is not None:
+            about = f"reading {told.n} tokens"
+            bar.update(task, description=about, total=told.n, completed=told.n_read)
+            if patience.ident is None:
+                patience.start()
+        elif patience.ident is not None:
+            patience.cancel()
+            patience.join()
+            bar.stop()
 
     try:
-        yield end
+        yield update
     finally:
-        end()
+        update(None)
 
 
 def _bar(console: Console) -> Progress:

@@ -65,15 +65,14 @@ def _piped() -> str:
 def run_single(
     model: dflash_local.Model,
     ask: Ask,
-    n_prompt: int,
     values: Mapping[str, Any],
     say: Speaker,
     *,
     is_chat: bool = False,
 ) -> int:
-    """Ask, with a prompt of `n_prompt` tokens, and report; the exit code, 130 after Ctrl-C."""
+    """Ask and report; the exit code, 130 after Ctrl-C."""
     as_json = values["as_json"]
-    result = answer(ask) if as_json else write_answer(model, ask, n_prompt, say, is_chat=is_chat)
+    result = answer(ask) if as_json else write_answer(ask, say, is_chat=is_chat)
     say(summary(result, values["max_tokens"]))
     report = json_object(result)
     cancelled = result.finish_reason == "cancelled"

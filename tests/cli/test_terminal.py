@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from dflash_local.cli import progress
 from dflash_local.cli.answer_view import AnswerView
 from dflash_local.cli.report import summary
 from dflash_local.cli.terminal import Speaker, fitted
-from dflash_local.result import Piece, Result
+from dflash_local.result import Piece, PromptProgress, Result
 from dflash_local.stats import Stats
 
 ANSWER = """# Adding
@@ -152,20 +153,14 @@ def test_a_quiet_speaker_ends_no_line(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_long_prompt_has_a_bar_until_the_answer_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    asked = threading.Event()
     monkeypatch.setattr(progress, "_PATIENCE_S", 0)
-    monkeypatch.setattr(progress, "_REFRESH_S", 0.01)
-
-    def n_read() -> int:
-        asked.set()
-        return 300
-
     console = terminal()
-    with progress.prompt_progress(console, 400, n_read) as begin:
-        assert asked.wait(60)
-        begin()
+    with progress.prompt_progress(console) as tell:
+        tell(PromptProgress(400, 0, 300, 0.1))
+        end = time.monotonic() + 60
+        while not written(console) and time.monotonic() < end:
+            time.sleep(0.01)
+        tell(None)
         shown = written(console)
         assert "reading 400 tokens" in shown
     assert written(console) == shown
