@@ -40,12 +40,12 @@ class Result:
     """A whole answer.
 
     `tokens` are all emitted tokens, with an end-of-text token and the tokens of a stop string;
-    `text` ends before these. `finish_reason`: "stop" (end of text, or a stop string), "length"
-    (`max_tokens`, or the end of the context), "cancelled". `logprobs` has an entry per token if
-    they were asked for, and `prompt_logprobs` one per token of the prompt after the first. `seed`
-    is the seed that was used. `from_draft` says for each token whether
-    it is an accepted draft, and `from_copy` whether it is one that no drafter proposed: the text
-    had it already. The texts of `pieces` make up `text`.
+    `text` ends before these. `finish_reason`: "stop" (end of text, or the stop string
+    `stopped_by`), "length" (`max_tokens`, or the end of the context), "cancelled". `logprobs` has
+    an entry per token if they were asked for, and `prompt_logprobs` one per token of the prompt
+    after the first. `seed` is the seed that was used. `from_draft` says for each token whether it
+    is an accepted draft, and `from_copy` whether it is one that no drafter proposed: the text had
+    it already. The texts of `pieces` make up `text`.
 
     In a chat, `content` is the answer itself, `reasoning` the thoughts before it, and `tool_calls`
     has the calls in OpenAI's shape.
@@ -61,6 +61,7 @@ class Result:
     from_copy: list[bool] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    stopped_by: str | None = None
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -126,11 +127,11 @@ class Chunk:
     `text` may be empty while a character or a stop string is incomplete. `from_draft` says for each
     token whether it is an accepted draft: the target would have written the same token, but needed
     no pass of its own for it. Every pass ends with one token that is not. `from_copy` is as in
-    `Result`, and the texts of `pieces` make up `text`. `drafting` is a line on whether the
-    controller drafts at the moment, and why; None if it has nothing to decide. Only the last chunk
-    of a stream has a `result`. In a chat, `content` and `reasoning` are the chunk's parts of those
-    of the answer. Before the answer, chunks without text have `prompt`, if the request asks for
-    that.
+    `Result`, and the texts of `pieces` make up `text`. `starts` says for each token where it
+    begins, in characters of the answer's text. `drafting` is a line on whether the controller
+    drafts at the moment, and why; None if it has nothing to decide. Only the last chunk of a stream
+    has a `result`. In a chat, `content` and `reasoning` are the chunk's parts of those of the
+    answer. Before the answer, chunks without text have `prompt`, if the request asks for that.
     """
 
     text: str
@@ -141,6 +142,7 @@ class Chunk:
     drafting: str | None = None
     from_copy: list[bool] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     content: str = ""
     reasoning: str = ""
     prompt: PromptProgress | None = None

@@ -220,6 +220,7 @@ class Generation(Job):
             from_copy=sequence.from_copy,
             pieces=self._pieces,
             prompt_logprobs=sequence.prompt_logprobs,
+            stopped_by=self.wanted.text.stopped_by,
         )
 
     def _next_pieces(self, text: str) -> list[Piece]:
@@ -243,6 +244,7 @@ class Generation(Job):
         sequence, n = self.running, self._n
         self._n = len(sequence.tokens)
         drafting = sequence.policy.reason if sequence.policy else None
+        ends = self.wanted.text.ends  # without the last token's, if that ends the text
         self.put(
             Chunk(
                 text,
@@ -253,6 +255,7 @@ class Generation(Job):
                 drafting,
                 sequence.from_copy[n:],
                 pieces,
+                starts=[ends[i - 1] if i else 0 for i in range(n, self._n)],
             )
         )
 

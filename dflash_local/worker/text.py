@@ -30,7 +30,8 @@ class TextStream:
         self._overlap = max((len(text) for text in stop), default=1) - 1
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._pending = ""  # decoded, not yet taken, and cut before a stop string
-        self._stopped = False
+        self.stopped_by: str | None = None
+        """The stop string that has ended the text."""
         self.ends: list[int] = []
         """For each token: the number of characters complete after it. The text may end earlier,
         before a stop string."""
@@ -38,23 +39,24 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         """Add a token. True once the text has a stop string; later tokens then change nothing."""
-        if not self._stopped:
+        if self.stopped_by is None:
             text = self._decoder.decode(self._piece(token))
             self._n += len(text)
             self._add(text)
         self.ends.append(self._n)
-        return self._stopped
+        return self.stopped_by is not None
 
     def take(self) -> str:
         """The text since the last call, without an end that may become a stop string."""
-        n_held = 0 if self._stopped else held(self._pending, self._stop)  # may begin a stop string
-        ready = len(self._pending) - n_held
+        ready = len(self._pending)
+        if self.stopped_by is None:
+            ready -= held(self._pending, self._stop)  # may begin a stop string
         text, self._pending = self._pending[:ready], self._pending[ready:]
         return text
 
     def finish(self) -> str:
         """The rest of the text, after the last token. A second call returns nothing."""
-        if not self._stopped:
+        if self.stopped_by is None:
             self._add(self._decoder.decode(b"", final=True))
         text, self._pending = self._pending, ""
         return text
@@ -70,6 +72,5 @@ class TextStream:
             if start >= 0:
                 found.append((start + len(stop), start, stop))
         if found:
-            end, start, stop = min(found)
-            self._pending = self._pending[: end if stop in self._kept else start]
-            self._stopped = True
+            end, start, self.stopped_by = min(found)
+            self._pending = self._pending[: end if self.stopped_by in self._kept else start]

@@ -17,7 +17,7 @@ from dflash_local.model import Model
 from dflash_local.result import Chunk, Result
 from dflash_local.server.answering.remote_images import RemoteImages
 from dflash_local.server.answering.sampling_fields import SamplingFields, sampling_options
-from dflash_local.server.answering.token_logprobs import LogprobStream, TokenSpans, chat_logprobs
+from dflash_local.server.answering.token_logprobs import LogprobStream, chat_logprobs
 from dflash_local.server.answering.tools import ToolUse
 from dflash_local.server.http.errors import bad_request
 from dflash_local.target_model.images import n_cells
@@ -172,13 +172,11 @@ class ChatAnswer(ChatReader):
         dialect = chat.dialect.without_reasoning() if raw_thoughts else chat.dialect
         parser = dialect.parser(chat.tools.allowed, thinking_open=chat.thinking_open)
         super().__init__(parser, None if chat.tools.parallel else 1)
-        self._vocabulary = model.target.vocabulary
-        self._special = chat.dialect.special
         self.result: Result
         """Once the answer is complete."""
-        self.logprobs = LogprobStream(
-            self._vocabulary, chat_logprobs if logprobs else None, special=self._special
-        )
+        self.logprobs = LogprobStream(model.target.vocabulary, chat_logprobs if logprobs else None)
+        self._starts: list[int] = []
+        """Of its tokens, in characters of its text."""
 
     @property
     def finish_reason(self) -> str:
@@ -187,6 +185,7 @@ class ChatAnswer(ChatReader):
 
     def take(self, chunk: Chunk) -> list[Event]:
         self.logprobs.push(chunk)
+        self._starts += chunk.starts
         if chunk.result is not None:
             self.result = chunk.result
         return super().take(chunk)
@@ -202,6 +201,4 @@ class ChatAnswer(ChatReader):
             if begin >= 0:
                 end = begin + len(part)
                 parts.append(range(begin, end))
-        spans = TokenSpans(self._vocabulary, special=self._special)
-        starts = [spans.push(token).start for token in self.result.tokens]
-        return sum(any(start in part for part in parts) for start in starts)
+        return sum(any(start in part for part in parts) for start in self._starts)

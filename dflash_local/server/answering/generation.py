@@ -5,7 +5,7 @@ Every API makes `GenerationTask`s and reads the chunks of all of them from `stre
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from dflash_local.server.http.access_log import record_result
 from dflash_local.server.http.security import client
 from dflash_local.server.models.served_model import LoadedModel
 from dflash_local.stats import Stats
-from dflash_local.target_model.vocabulary import Vocabulary
 from dflash_local.worker.async_chunks import AsyncChunks
 
 
@@ -95,25 +94,6 @@ async def stream_all(
             running.cancel()
         if pumps:
             await asyncio.wait(pumps)
-
-
-def stop_text(
-    vocabulary: Vocabulary,
-    result: Result,
-    stops: Iterable[str],
-    *,
-    special: bool = False,
-    kept: bool = False,
-) -> str | None:
-    """The one of `stops` that ended a result with the finish reason "stop"; None if the model
-    ended it by itself. `special`: its text includes the names of control tokens. `kept`: it ends
-    with that text. As in `TextStream`, of those that end together the longest counts."""
-    if result.tokens and vocabulary.ends_text(result.tokens[-1]):
-        return None
-    if kept:
-        return max(filter(result.text.endswith, stops), key=len, default=None)
-    after = vocabulary.detokenize(result.tokens, special=special)[len(result.text) :]
-    return min(filter(after.startswith, stops), key=len, default=None)
 
 
 class RunningTimings:

@@ -12,23 +12,6 @@ _UNLIKELY = -9999.0
 """OpenAI's logarithm of almost nothing; JSON has no infinity."""
 
 
-class TokenSpans:
-    """The places of tokens in the text that they make."""
-
-    def __init__(self, vocabulary: Vocabulary, *, special: bool = False) -> None:
-        self._vocabulary = vocabulary
-        self._special = special
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._end = 0
-
-    def push(self, token: int) -> range:
-        """The characters that `token` completes. One that completes none has an empty range, where
-        its character begins."""
-        piece = self._vocabulary.piece(token, special=self._special)
-        start, self._end = self._end, self._end + len(self._decoder.decode(piece))
-        return range(start, self._end)
-
-
 PlacedLogprob = tuple[int, TokenLogprob]
 """The character of the answer's text where a token begins, and the token's log-probability."""
 
@@ -40,12 +23,9 @@ class LogprobStream:
     """Gives tokens only after the text that they begin with has been shown: so neither a stop text
     nor an end of text is among them. `write`: None if they were not asked for."""
 
-    def __init__(
-        self, vocabulary: Vocabulary, write: WriteLogprobs | None, *, special: bool = False
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, write: WriteLogprobs | None) -> None:
         self.vocabulary = vocabulary
         self._write = write
-        self._spans = TokenSpans(vocabulary, special=special)
         self._logprobs: list[PlacedLogprob] = []
         self._n_characters = 0
         self._n_shown = 0
@@ -53,8 +33,7 @@ class LogprobStream:
 
     def push(self, chunk: Chunk) -> None:
         self._n_characters += len(chunk.text)
-        for logprob in chunk.logprobs:
-            self._logprobs.append((self._spans.push(logprob.token).start, logprob))
+        self._logprobs += zip(chunk.starts, chunk.logprobs, strict=False)
         for offset, _ in self._logprobs[self._n_shown :]:
             if offset >= self._n_characters:
                 break
@@ -114,9 +93,11 @@ def with_prompt(
 ) -> dict[str, Any]:
     """`completion_logprobs` of a prompt, which the choice's text begins with so many characters of,
     and of its answer. The first token has none."""
-    spans = TokenSpans(vocabulary, special=True)
-    first = TokenLogprob(prompt[0], 0.0, [])
-    placed = [(spans.push(each.token).start, each) for each in (first, *logprobs)]
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    start, placed = 0, []
+    for each in (TokenLogprob(prompt[0], 0.0, []), *logprobs):
+        placed.append((start, each))
+        start += len(decoder.decode(vocabulary.piece(each.token, special=True)))
     told = completion_logprobs(vocabulary, placed)
     told["token_logprobs"][0] = told["top_logprobs"][0] = None
     offsets = [n_characters + offset for offset in answer["text_offset"]]

@@ -21,7 +21,7 @@ from dflash_local.model import Model
 from dflash_local.server.answering import bounds
 from dflash_local.server.answering.api_answer import on_model, respond
 from dflash_local.server.answering.chat import ChatAnswer, PreparedChat, prepare_chat, split_begun
-from dflash_local.server.answering.generation import GenerationTask, stop_text, stream_all, timings
+from dflash_local.server.answering.generation import GenerationTask, stream_all, timings
 from dflash_local.server.answering.sampling_fields import SamplingFields
 from dflash_local.server.answering.tools import Choice, HostedTool, ToolName, tool_use
 from dflash_local.server.http.errors import REFUSED, AnthropicErrorBody, error_responses
@@ -409,7 +409,6 @@ class _MessageAnswer:
     def __init__(self, loaded: LoadedModel, body: MessagesRequest, chat: PreparedChat) -> None:
         self._loaded = loaded
         self._body = body
-        self._dialect = chat.dialect
         self._task = GenerationTask(chat.prompt, chat.options(body, max_tokens=body.max_tokens))
         self._answer = ChatAnswer(loaded.model, chat)
         is_shown = body.thinking is not None and body.thinking.display != "omitted"
@@ -458,8 +457,7 @@ class _MessageAnswer:
             is_full = len(result.tokens) < self._body.max_tokens
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
             return {"stop_reason": reason, "stop_sequence": None}
-        vocabulary = self._loaded.model.target.vocabulary
-        text = stop_text(vocabulary, result, self._body.stop_texts, special=self._dialect.special)
+        text = result.stopped_by
         return {"stop_reason": "stop_sequence" if text else "end_turn", "stop_sequence": text}
 
     def _usage(self) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from dflash_local.server.answering.generation import (
     GenerationTask,
     RunningTimings,
     prompt_progress,
-    stop_text,
     stream_all,
     tasks_for,
     timings,
@@ -402,8 +401,7 @@ class _LlamaAnswer:
         """The reason for the answer's end, and the stop text if that did it."""
         if self._limits.ended or result.finish_reason != "stop":
             return "limit", ""
-        kept = bool(self._body.include_stop_str_in_output)
-        text = stop_text(self._model.target.vocabulary, result, self._body.stop_texts, kept=kept)
+        text = result.stopped_by
         return ("eos", "") if text is None else ("word", text)
 
     def _settings(self, result: Result) -> dict[str, Any]:
