@@ -409,7 +409,7 @@ def _single(values: Mapping[str, Any], say: Speaker, recorder: Recorder | None) 
     from dflash_local.pairs.address import NamedPair, read_address
     from dflash_local.pairs.registry import USUAL
 
-    files = chosen_files(values, say, _load_options(values))
+    files = chosen_files(values, say, LoadOptions(**_load_arguments(values)))
     word = values["target"] or USUAL
     given = read_address(word)
     if isinstance(given, Path) and given != Path(os.path.expanduser(word)):
@@ -449,7 +449,7 @@ def _source(
         model.target,
         model.draft,
         say=say,
-        options=_load_options(values),
+        options=LoadOptions(**_load_arguments(values)),
         devices=devices,
         bars=devices is None,
     )
@@ -463,14 +463,15 @@ def _source(
         model.name,
         files.target,
         files.draft,
-        _load_arguments(values),
-        values["draft_width"],
+        {
+            **_load_arguments(values),
+            "thinking": values["thinking"],
+            "sampling": sampling,
+            "chat_template": _chat_template(values),
+        },
         values["max_queue"],
         model.settings.get("keep_alive_s"),
-        values["thinking"],
-        sampling,
         longest,
-        _chat_template(values),
         recorder,
         usual=shared.values_of((*shared.REASONING_BUDGET, *SHIFTING, REMOTE), values),
         pooling=pooling,
@@ -498,11 +499,8 @@ def _chat_template(values: Mapping[str, Any]) -> str | None:
 
 def _load_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     n_seq = values["n_seq"] or (1 if values["exact"] else 4)
-    return {**shared.values_of((*shared.LOADING, *shared.CACHE), values), "n_seq": n_seq}
-
-
-def _load_options(values: Mapping[str, Any]) -> LoadOptions:
-    return LoadOptions(draft_width=values["draft_width"], **_load_arguments(values))
+    section = (*shared.LOADING, *shared.CACHE, shared.DRAFT_WIDTH)
+    return {**shared.values_of(section, values), "n_seq": n_seq}
 
 
 def _settings(values: Mapping[str, Any], say: Speaker) -> ServerSettings:

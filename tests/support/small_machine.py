@@ -17,7 +17,7 @@ from dflash_local.server.models.source import ModelSource
 
 COMMAND = (sys.executable, __file__)
 NAMES = ("a", "b", "c", "d")
-OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_gpu_layers": 0, "n_seq": 2}
+OPTIONS = {"n_ctx": 1024, "n_threads": 1, "n_gpu_layers": 0, "n_seq": 2, "draft_width": 0}
 _MIB = 1 << 20
 _MARGIN = 256 * _MIB  # that a plan leaves free
 _NEEDED = 2.5
@@ -27,7 +27,7 @@ _NEEDED = 2.5
 def main() -> int:
     """Serve until a signal comes; the exit code."""
     target, drafter = tiny_coder.pair()
-    sources = [ModelSource(name, target, drafter, OPTIONS, 0, max_queue=1) for name in NAMES]
+    sources = [ModelSource(name, target, drafter, OPTIONS, max_queue=1) for name in NAMES]
     plain = Device("CPU", "a CPU", "cpu", 1 << 40, 1 << 40)
     needed = sources[0].planner()([plain]).host.needed
     total = _MARGIN + int(_NEEDED * needed)

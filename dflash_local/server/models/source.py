@@ -1,7 +1,7 @@
 """A model that can be served: its name, its files, and how to load them."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from dflash_local.drafter_choice import choose
 from dflash_local.embedder import Embedder, load_embedder, plan_embedder
 from dflash_local.errors import InputError
 from dflash_local.fit.footprint import size_text
-from dflash_local.fit.options import WORDS, LoadOptions, Pooling
+from dflash_local.fit.options import WORDS, LoadOptions, LoadSettings, Pooling
 from dflash_local.fit.plan import Plan
 from dflash_local.gguf.file import GgufFile
 from dflash_local.llama.runtime import Device
@@ -35,26 +35,19 @@ _FOR_EMBEDDERS = ("n_ctx", "n_gpu_layers", "n_threads", "split_mode", "main_gpu"
 class ModelSource:
     """The files and options to load a model from.
 
-    `options`: keyword arguments of `dflash_local.load`. `draft_width`: for requests that do not
-    name one; None is the model's own. `max_queue`: the number of requests that may wait for a slot.
-    `keep_alive_s`: seconds that the model stays loaded without requests; None is the server's.
+    `options`: keyword arguments of `dflash_local.load`. `max_queue`: the number of requests that
+    may wait for a slot. `keep_alive_s`: seconds that the model stays loaded without requests; None
+    is the server's.
     """
 
     name: str
     target: Path
     draft: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    draft_width: int | Literal["auto"] | None = None
     max_queue: int | None = None
     keep_alive_s: float | None = None
-    thinking: bool | None = None
-    """For chats that do not say; None is the pair's own."""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    """For requests that do not say, before the advice of the model's makers."""
     max_tokens: int | None = None
     """The most tokens of an answer, whatever a request asks for."""
-    chat_template: str | None = None
-    """A Jinja template in place of the model's own."""
     recorder: Recorder | None = None
     """Keeps the prompts of its requests."""
     aliases: tuple[str, ...] = ()
@@ -83,16 +76,9 @@ class ModelSource:
         delay nobody. Raises as `dflash_local.load`.
         """
         if self.pooling is not None:
-            return load_embedder(self.target, pooling=self.pooling, **self._for_embedders)
-        model = load(
-            self._files,
-            draft_width=self.draft_width,
-            thinking=self.thinking,
-            sampling=self.sampling,
-            chat_template=self.chat_template,
-            progress=progress,
-            **self.options,
-        )
+            options = self._only(_FOR_EMBEDDERS)
+            return load_embedder(self.target, pooling=self.pooling, **options)
+        model = load(self._files, progress=progress, **self.options)
         try:
             model.max_queue = self.max_queue
             for name, value in self.usual.items():
@@ -123,15 +109,16 @@ class ModelSource:
         """The defaults of requests; known before it is loaded. Raises FileError, OSError."""
         is_file = self.draft is not None and str(self.draft) not in WORDS
         draft = GgufFile.open(self.draft) if self.draft and is_file else None
-        return defaults_of(GgufFile.open(self.target), draft, self.thinking, self.sampling)
+        given = self._only(("thinking", "sampling"))
+        return defaults_of(GgufFile.open(self.target), draft, **given)
 
     def planner(self) -> Callable[[Sequence[Device]], Plan]:
         """A function that plans loading it on a machine's devices, or raises InputError. Its files
         are checked: raises FileError, PairError."""
         if self.pooling is not None:
-            options = LoadOptions(**self._for_embedders)
+            options = LoadOptions(**self._only(_FOR_EMBEDDERS))
             return partial(plan_embedder, GgufFile.open(self.target), self.pooling, options)
-        options = LoadOptions(draft_width=self.draft_width, **self.options)
+        options = LoadOptions(**self._only(LoadSettings.__annotations__))
         files, _ = choose(self._files, options, silent, None)
         pair = open_pair(files.target, files.draft)
         return lambda devices: (
@@ -142,6 +129,5 @@ class ModelSource:
     def _files(self) -> PairFiles:
         return PairFiles(self.target, self.draft, self.is_found)
 
-    @property
-    def _for_embedders(self) -> dict[str, Any]:
-        return {name: self.options[name] for name in _FOR_EMBEDDERS if name in self.options}
+    def _only(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: self.options[name] for name in names if name in self.options}
