@@ -27,63 +27,6 @@ def cold(model: Model, prompt: str | list[int], **options: Any) -> Result:
     return model.generate(prompt, **options)
 
 
-def assert_ends_together(model: Model, prompt: str, result: Result) -> None:
-    """Text, counts and both caches end at the same token."""
-    prompt_ids = model.tokenize(prompt)
-    stats = result.stats
-    assert stats.emitted == len(result.tokens)
-    assert stats.emitted == 1 + sum(n * rounds for n, rounds in stats.accepted_lengths.items())
-    assert stats.prompt_tokens == len(prompt_ids)
-    cached = model.engine.slots[0].cached
-    assert cached == prompt_ids + result.tokens[:-1]
-    assert model.drafter is not None
-    assert model.drafter.length(0) == len(cached)
-
-
-@pytest.mark.one_in(12)
-@of_both_shapes("n", [1, 2, 3, 7, 15, 16, 17, 18], [2, 15, 17])
-def test_max_tokens_anywhere_in_a_block(either_model: Model, prompt: str, n: int) -> None:
-    model = either_model
-    plain = cold(model, prompt, max_tokens=N, draft_width=0)
-    result = cold(model, prompt, max_tokens=n)
-    assert result.tokens == plain.tokens[:n]
-    assert result.finish_reason == "length"
-    assert result.text == model.detokenize(result.tokens)
-    assert_ends_together(model, prompt, result)
-
-
-# What ends an answer
-
-
-@pytest.mark.one_in(10)
-@of_both_shapes("n", [1, 2, 5, 9, 15, 16, 17], [2, 5, 15])
-def test_end_of_text_anywhere_in_a_block(either_model: Model, n: int) -> None:
-    model = either_model
-    grammar = f"root ::= [0-9]{{{n}}}"  # a digit is a token
-    result = cold(model, "x = ", grammar=grammar)
-    assert result.finish_reason == "stop"
-    assert len(result.text) == n and result.text.isdigit()
-    assert len(result.tokens) == n + 1
-    assert model.target.vocabulary.ends_text(result.tokens[-1])
-    assert_ends_together(model, "x = ", result)
-
-
-@pytest.mark.one_in(10)
-@of_both_shapes("at", [0, 1, 4, 9, 14, 22], [4, 14, 22])
-def test_a_stop_string_anywhere_in_a_block(either_model: Model, prompt: str, at: int) -> None:
-    model = either_model
-    text = cold(model, prompt, max_tokens=N, draft_width=0).text
-    stop = text[2 * at : 2 * at + 3]
-    plain = cold(model, prompt, max_tokens=N, draft_width=0, stop=stop)
-    result = cold(model, prompt, max_tokens=N, stop=[stop, "no such text"])
-    assert result.finish_reason == plain.finish_reason == "stop"
-    assert result.text == plain.text == text[: text.index(stop)]
-    assert result.tokens == plain.tokens
-    assert stop in model.detokenize(result.tokens)
-    assert stop not in model.detokenize(result.tokens[:-1])
-    assert_ends_together(model, prompt, result)
-
-
 def test_chunks_are_the_result_in_parts(model: Model, prompt: str) -> None:
     model.forget()
     chunks = list(model.stream(prompt, max_tokens=N, logprobs=1, stop=["no such text"]))

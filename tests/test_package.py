@@ -14,9 +14,14 @@ def test_the_package_lists_what_is_its_own_and_no_more() -> None:
     assert not names & {"bootstrap", "dflash_local", "tests"}
 
 
-def test_every_name_that_it_offers_is_there() -> None:
-    assert all(hasattr(dflash_local, name) for name in dflash_local.__all__)
+def test_what_it_lists_is_there_and_called() -> None:
+    """`dir` and `help` leave out what is not called: errors and options."""
+    listed, offered = dir(dflash_local), set(dflash_local.__all__)
+    assert all(hasattr(dflash_local, name) for name in offered)
     assert dflash_local.PromptTooLongError is errors.PromptTooLongError
+    assert {name for name in listed if not name.startswith("__")} <= offered
+    assert {"load", "Model", "ChatResult"} & offered <= set(listed)
+    assert "import_module" not in listed
 
 
 def test_help_is_about_what_most_programs_use() -> None:

@@ -3,7 +3,6 @@
 import re
 from html import unescape
 
-import dflash_local
 from dflash_local import Model
 
 
@@ -33,12 +32,3 @@ def test_a_notebook_tints_the_drafts_and_shows_the_text_as_text(model: Model) ->
     assert html.count("<span") == sum(piece.from_draft for piece in result.pieces)
     body = re.sub(r"<[^>]*>", "", html)
     assert unescape(body).startswith(result.text)
-
-
-def test_the_package_lists_what_it_has() -> None:
-    """`dir` and `help` leave out what is not called: errors and options."""
-    listed = dir(dflash_local)
-    assert all(hasattr(dflash_local, name) for name in dflash_local.__all__)
-    assert {name for name in listed if not name.startswith("__")} <= set(dflash_local.__all__)
-    assert {"load", "Model", "ChatResult"} & set(dflash_local.__all__) <= set(listed)
-    assert "import_module" not in listed

@@ -140,38 +140,36 @@ def test_a_drafter_that_names_no_target(drafter: Path) -> None:
     assert "give one with --target" in message
 
 
-def test_a_folder_without_a_config(drafter: Path, pair: Pair) -> None:
-    (drafter / "config.json").unlink()
-    assert "holds no config.json" in refusal(drafter, pair[0], FileError)
-
-
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("config", "expected"),
     [
+        (None, "holds no config.json"),
         (b"{", "config.json: not JSON"),
         (b"[]", "config.json: holds a list, expected a JSON object"),
         (b'{"architectures": ["LlamaForCausalLM"]}', "a LlamaForCausalLM model, no drafter"),
+        # `num_target_layers` of the drafter may be right, and the target another one.
+        (
+            {"num_target_layers": 36}
+            | {"dflash_config": {"mask_token_id": 8191, "target_layer_ids": [1, 3, 30]}},
+            "target_layer_ids is [1, 3, 30], expected layers of a target that has 8; give",
+        ),
+        (
+            {"vocab_size": 8320},
+            "holds 8192 tokens, and the drafter is for a target with 8320; give",
+        ),
     ],
 )
-def test_a_config_that_is_no_drafters(
-    text: bytes, expected: str, drafter: Path, pair: Pair
+def test_a_config_that_does_not_fit(
+    config: bytes | dict[str, Any] | None, expected: str, drafter: Path, pair: Pair
 ) -> None:
-    (drafter / "config.json").write_bytes(text)
+    path = drafter / "config.json"
+    if isinstance(config, dict):
+        change_config(drafter, **config)
+    elif config is None:
+        path.unlink()
+    else:
+        path.write_bytes(config)
     assert expected in refusal(drafter, pair[0], FileError)
-
-
-def test_a_tapped_layer_beyond_the_target(drafter: Path, pair: Pair) -> None:
-    """`num_target_layers` of the drafter may be right, and the target another one."""
-    taps = {"mask_token_id": 8191, "target_layer_ids": [1, 3, 30]}
-    change_config(drafter, num_target_layers=36, dflash_config=taps)
-    message = refusal(drafter, pair[0], FileError)
-    assert "target_layer_ids is [1, 3, 30], expected layers of a target that has 8; give" in message
-
-
-def test_a_vocabulary_of_another_size(drafter: Path, pair: Pair) -> None:
-    change_config(drafter, vocab_size=8320)
-    message = refusal(drafter, pair[0], FileError)
-    assert "holds 8192 tokens, and the drafter is for a target with 8320; give" in message
 
 
 def test_another_tokenizer(drafter: Path, pair: Pair) -> None:

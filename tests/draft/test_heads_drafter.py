@@ -17,6 +17,7 @@ from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import BackendError, FileError, InputError, PairError
+from dflash_local.fit.architectures import GRAPHED_HEADS
 from dflash_local.fit.options import LoadOptions
 from dflash_local.fit.pairing import check_heads, check_pair
 from dflash_local.gguf.drafter_spec import HeadsSpec
@@ -64,8 +65,14 @@ def target(files: Files, request: pytest.FixtureRequest) -> Iterator[Target]:
 
 
 @pytest.fixture
-def engine(target: Target) -> Iterator[Engine]:
-    drafter = drafter_of(target)
+def graphed() -> bool:
+    """Whether a graph of ours drafts, or llama.cpp's context for heads."""
+    return False
+
+
+@pytest.fixture
+def engine(target: Target, graphed: bool) -> Iterator[Engine]:
+    drafter = drafter_of(target, graphed)
     opened = Engine(target, drafter, 4)
     opened.slots.forget_all()
     yield opened
@@ -73,10 +80,17 @@ def engine(target: Target) -> Iterator[Engine]:
     drafter.close()
 
 
+ENGINES = [
+    (name, graphed)
+    for name, (architecture, _) in TARGETS.items()
+    for graphed in (False, True)[: 1 + (architecture in GRAPHED_HEADS)]
+]
+
+
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize(
-    ("target", "way", "width"),
-    pairwise_cases(list(TARGETS), list(WAYS), (3, 7, "auto")),
+    ("target", "graphed", "way", "width"),
+    [(*who, way, n) for who, way, n in pairwise_cases(ENGINES, list(WAYS), (3, 7, "auto"))],
     indirect=["target"],
     scope="module",
 )
@@ -86,8 +100,8 @@ def test_one_answer(target: Target, engine: Engine, way: str, width: int | str) 
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
-    ("target", "way"),
-    list(zip(TARGETS, cycle(WAYS), strict=False)),
+    ("target", "graphed", "way"),
+    [(*who, way) for who, way in zip(ENGINES, cycle(WAYS), strict=False)],
     indirect=["target"],
     scope="module",
 )
@@ -154,6 +168,7 @@ def test_shared_and_saved_texts(engine: Engine) -> None:
 
 
 @pytest.mark.one_in(6)
+@pytest.mark.parametrize(("target", "graphed"), ENGINES, indirect=["target"], scope="module")
 def test_a_text_goes_on_from_an_earlier_one(target: Target, engine: Engine) -> None:
     """In its slot, cut back in it, and after it has left the slot."""
     drafter = engine.drafter

@@ -4,6 +4,7 @@ what it would write itself, whatever was rejected, cut back, shared or restored 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from dflash_local.engine.engine import Engine
 from dflash_local.errors import FileError, InputError, PairError
 from dflash_local.fit.pairing import check_pair
 from dflash_local.gguf.file import GgufFile
-from dflash_local.llama import runtime
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
@@ -27,7 +27,7 @@ from hybrid import write_hybrid
 from hybrid_engine import hybrid_target
 from long_text import PYTHON_SOURCE
 from pair_engine import answer, consistent, open_target, request
-from plain_answer import PlainAnswer
+from plain_answer import PlainAnswer, asked_at_once
 from small_model import model_drafter, write_small
 
 N = 28
@@ -55,6 +55,12 @@ def known(target: Target) -> dict[str, list[PlainAnswer]]:
         way: [PlainAnswer(target, text, N, **params) for text in texts]
         for way, params in WAYS.items()
     }
+
+
+def empty(target: Target, drafter: ModelDrafter, n_seq: int = 4, **options: Any) -> Engine:
+    engine = Engine(target, drafter, n_seq, **options)
+    engine.slots.forget_all()
+    return engine
 
 
 @pytest.fixture(params=["always right", "small"])
@@ -100,11 +106,9 @@ def test_a_model_that_drafts_for_itself_is_always_right(
 ) -> None:
     """Also where a text goes on from an earlier one, is cut, or shares another one's beginning."""
     drafter = model_drafter(target)
-    engine = Engine(target, drafter, 4)
-    engine.slots.forget_all()
     plain = known["greedy"]
     cut = PlainAnswer(target, plain[0].prompt[:-7] + plain[1].prompt[-9:], N)
-    engine.slots.forget_all()
+    engine = empty(target, drafter)
     for asked in (plain[0], cut, plain[0], plain[1], plain[1], cut):
         found = asked.asked(engine, 9)
         # Behind the last token there is nothing to compare with.
@@ -119,17 +123,9 @@ def test_a_model_that_drafts_for_itself_is_always_right(
 def test_four_at_once(
     target: Target, known: dict[str, list[PlainAnswer]], drafter: ModelDrafter, way: str
 ) -> None:
-    engine = Engine(target, drafter, 4)
-    engine.slots.forget_all()
+    engine = empty(target, drafter)
     for _ in range(2):  # the second time from what the slots have
-        answers = [
-            engine.begin(request(plain.prompt, width, N, **WAYS[way]))
-            for plain, width in zip(known[way], (9, 4, 9, 2), strict=True)
-        ]
-        engine.run(answers)
-        for found, plain in zip(answers, known[way], strict=True):
-            assert found.error is None
-            assert found.tokens == plain.tokens
+        for found in asked_at_once(engine, known[way], (9, 4, 9, 2)):
             assert found.stats.accepted > 0
 
 
@@ -138,9 +134,7 @@ def test_drafts_know_nothing_of_rejected_ones(
 ) -> None:
     """After an answer with many rejected drafts, it drafts what it drafts after that text alone."""
     drafter = model_drafter(target, small)
-    engine = Engine(target, drafter, 4)
-    engine.slots.forget_all()
-    plain = known["greedy"][2]
+    engine, plain = empty(target, drafter), known["greedy"][2]
     plain.asked(engine, 9)
     (slot,) = (slot for slot in engine.slots if slot.cached == plain.text[:-1])
     features = StoredFeatures(target, [], [])
@@ -155,10 +149,7 @@ def test_drafts_know_nothing_of_rejected_ones(
 
 def test_a_long_prompt_comes_in_batches(target: Target, drafter: ModelDrafter) -> None:
     text = target.vocabulary.tokenize(PYTHON_SOURCE)[:300]
-    plain = PlainAnswer(target, text, 24)
-    engine = Engine(target, drafter, 4)
-    engine.slots.forget_all()
-    found = plain.asked(engine, 9)
+    found = PlainAnswer(target, text, 24).asked(empty(target, drafter), 9)
     assert found.stats.accepted > 0
     assert found.stats.prompt_tokens > 4 * target.n_batch
 
@@ -167,8 +158,7 @@ def test_what_left_its_slot_comes_back_with_what_the_drafter_knew(
     target: Target, known: dict[str, list[PlainAnswer]]
 ) -> None:
     drafter = model_drafter(target)
-    engine = Engine(target, drafter, 1, store=PrefixStore(64 << 20))
-    engine.slots.forget_all()
+    engine = empty(target, drafter, 1, store=PrefixStore(64 << 20))
     first, other = PlainAnswer(target, PYTHON_SOURCE[:600], N), known["greedy"][0]
     first.asked(engine, 9)
     other.asked(engine, 9)
@@ -194,10 +184,8 @@ def test_a_failure_puts_it_aside(target: Target, known: dict[str, list[PlainAnsw
     plain = known["greedy"][2]
     drafter = model_drafter(target, n_ctx=256, n_seq=4)
     long = target.vocabulary.tokenize(PYTHON_SOURCE)[:240]
-    expected = PlainAnswer(target, long, N)
-    engine = Engine(target, drafter, 4)
-    engine.slots.forget_all()
-    found = expected.asked(engine, 9)
+    engine = empty(target, drafter)
+    found = PlainAnswer(target, long, N).asked(engine, 9)
     assert "the drafter failed: no room" in (found.stats.warning or "")
     assert plain.asked(engine, 9).stats.drafted == 0
     engine.slots._back_at = 0.0
@@ -206,33 +194,29 @@ def test_a_failure_puts_it_aside(target: Target, known: dict[str, list[PlainAnsw
     drafter.close()
 
 
-def test_loaded_by_name(small: Path) -> None:
-    with load(mini_pair.pair()[0], small, n_ctx=512, n_seq=2, n_threads=1, quiet=True) as model:
-        assert isinstance(model.drafter, ModelDrafter)
-        assert not model.target.options.tapped_layers
-        assert model.plan is not None
-        assert model.plan.drafter_name == "small.gguf"
-        assert model.plan.drafter_bytes > 0 < model.plan.drafter_kv_bytes
-        prompt = tiny_coder.prompts()["code"][0]
-        plain = model.generate(prompt, max_tokens=N, draft_width=0)
-        drafted = model.generate(prompt, max_tokens=N, draft_width=9)
-        assert drafted.stats.accepted > 0
-        assert len(plain.tokens) == len(drafted.tokens)
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["small", "recurrent"])
-def test_answers_equal_after_a_load(small: Path, tmp_path: Path, kind: str) -> None:
+def test_loaded(small: Path, tmp_path: Path, kind: str) -> None:
+    """Drafts are chains, whatever is asked for."""
     prompts = tiny_coder.prompts()["chat"][:2]
     if kind == "recurrent":
         small = write_hybrid(tmp_path / "hybrid.gguf", "qwen35", tiny_coder.pair()[0])
     options = {"kv_type": "q8_0", "n_ctx": 512, "n_threads": 1, "quiet": True, "n_seq": 2}
-    with load(mini_pair.pair()[0], small, **options) as model:
+    with load(mini_pair.pair()[0], small, draft_shape="tree", **options) as model:
+        assert isinstance(model.drafter, ModelDrafter)
+        assert not model.target.options.tapped_layers
+        assert model.plan is not None
+        assert model.plan.drafter_name == small.name
+        assert model.plan.drafter_bytes > 0 < model.plan.drafter_kv_bytes
         for way, prompt in zip(WAYS.values(), prompts, strict=True):
             plain = model.generate(prompt, max_tokens=N, draft_width=0, **way)
-            for width in (9, "auto"):
+            for width in ("auto", 9):
                 found = model.generate(prompt, max_tokens=N, draft_width=width, **way)
                 assert found.text == plain.text
+            assert found.stats.drafted > 0 == found.stats.tree_rounds
+            assert found.stats.drafting == (
+                "drafts are chains: this drafter gives only one token for each position"
+            )
 
 
 def test_a_recurrent_target(small: Path, tmp_path: Path) -> None:
@@ -240,15 +224,8 @@ def test_a_recurrent_target(small: Path, tmp_path: Path) -> None:
     with hybrid_target(path, n_seq=2, tapped_layers=()) as target:
         texts = tiny_coder.prompts()["code"][:2]
         known = [PlainAnswer(target, text, N, **SEEDED) for text in texts]
-        drafter = model_drafter(target, small)
-        engine = Engine(target, drafter, 2)
-        answers = [
-            engine.begin(request(plain.prompt, width, N, **SEEDED))
-            for plain, width in zip(known, (9, 4), strict=True)
-        ]
-        engine.run(answers)
-        for found, plain in zip(answers, known, strict=True):
-            assert found.tokens == plain.tokens
+        engine = Engine(target, model_drafter(target, small), 2)
+        for found in asked_at_once(engine, known, (9, 4)):
             assert found.stats.drafted > 0
 
 
@@ -299,16 +276,6 @@ def test_a_recurrent_model_drafts_again_after_a_failure(tmp_path: Path) -> None:
             assert 0 <= stats.drafted - stats.accepted <= 8
 
 
-def test_drafts_are_chains_whatever_is_asked_for(small: Path) -> None:
-    options = {"draft_shape": "tree", "n_ctx": 256, "n_threads": 1, "quiet": True}
-    with load(mini_pair.pair()[0], small, **options) as model:
-        result = model.generate("def add(a, b):", max_tokens=8, draft_width=9)
-        assert result.stats.drafting == (
-            "drafts are chains: this drafter gives only one token for each position"
-        )
-        assert result.stats.drafted > 0 == result.stats.tree_rounds
-
-
 def test_its_vocabulary_must_be_the_target_s() -> None:
     target = GgufFile.open(tiny_coder.pair()[0])
     tokens = list(target.get("tokenizer.ggml.tokens"))
@@ -324,4 +291,3 @@ def test_its_vocabulary_must_be_the_target_s() -> None:
 def test_a_width_beyond_its_block_is_refused(small: Path) -> None:
     with pytest.raises(InputError, match="draft_width is 10; this drafter's block allows at most"):
         load(mini_pair.pair()[0], small, n_ctx=256, draft_width=10, n_threads=1, quiet=True)
-    assert runtime.devices()

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from dflash_local.draft.draft import Candidates, Draft
 from dflash_local.draft.drafter import Drafter, DraftRequest
 from dflash_local.draft.fused_drafter import TREE_TOP_K, FusedDrafter
-from dflash_local.draft.tree import grow
 from dflash_local.errors import BackendError
 from dflash_local.loading import open_drafter
 from dflash_local.target_model.target import Target
@@ -268,40 +267,6 @@ def test_heads_of_every_type(family: str, quant: str, n_vocab: int, tmp_path: Pa
         if at is not None:
             theirs_at = candidates.ids[at].tolist().index(other.tokens[at])
             assert candidates.logprobs[at, 0] - candidates.logprobs[at, theirs_at] < 0.1
-
-
-@pytest.mark.parametrize("options", [SPARK["from the anchor"], TWO["plain"]], ids=["DSpark", "2"])
-def test_a_tree_follows_the_steps(
-    options: Mapping[str, Any], target: Target, tmp_path: Path
-) -> None:
-    path = write_drafter(tmp_path / "drafter.gguf", target.path, **options)
-    drafter = opened(path, target, for_trees=True)
-    draft = propose(drafter, 5, features(40, drafter))
-    candidates, steps = known(draft)
-    n, k = candidates.ids.shape
-    tree = grow(candidates, 24, target.n_vocab)
-    assert len(tree) == 24
-    # every path, by brute force
-    costs: dict[tuple[int, ...], float] = {(): 0.0}
-    places: dict[tuple[int, ...], int] = {(): 0}
-    paths = [()]
-    for i in range(min(n, 4)):
-        longer = []
-        for path_ in paths:
-            for b in range(k):
-                next_ = (*path_, int(candidates.ids[i, b]))
-                costs[next_] = costs[path_] + float(steps[i, places[path_], b])
-                places[next_] = b
-                longer.append(next_)
-        paths = longer
-    found = [tuple(tree.tokens[node] for node in tree.path(i)) for i in range(len(tree))]
-    short = [path_ for path_ in found if len(path_) <= 4]
-    best = sorted((-cost, path_) for path_, cost in costs.items() if path_)
-    assert [path_ for _, path_ in best[: len(short)]][: len(short) - 4] == short[: len(short) - 4]
-    for node, path_ in enumerate(found):
-        if len(path_) <= 4:
-            before = costs[path_[:-1]]
-            assert tree.logprobs[node] == pytest.approx(costs[path_] - before, abs=1e-4)
 
 
 @pytest.mark.parametrize("for_trees", [False, True], ids=["chains", "trees"])

@@ -1,7 +1,7 @@
 """The tree of n nodes is the one with the greatest expected accepted length there is."""
 
 import math
-from itertools import product
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,33 +26,49 @@ def candidates(levels: Levels, ids: list[list[int]] | None = None) -> Candidates
     return Candidates(np.asarray(tokens, np.int32), logprobs)
 
 
+def shares(k: int) -> st.SearchStrategy[list[float]]:
+    """Of `k` tokens, with something left for the others."""
+    weights = st.lists(st.integers(1, 40), min_size=k + 1, max_size=k + 1)
+    return weights.map(lambda row: [weight / sum(row) for weight in row[:k]])
+
+
 @st.composite
 def distributions(draw: st.DrawFn) -> Levels:
     n, k = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    weights = st.lists(st.integers(1, 40), min_size=k + 1, max_size=k + 1)
-    levels = [draw(weights) for _ in range(n)]
-    return [sorted((w / sum(row) for w in row[:k]), reverse=True) for row in levels]
+    return [sorted(draw(shares(k)), reverse=True) for _ in range(n)]
 
 
-def every_path(levels: Levels) -> list[float]:
+@st.composite
+def dependent(draw: st.DrawFn) -> tuple[Levels, list[Levels] | None]:
+    """Distributions, and in each position those after each candidate of the one before, or None:
+    then these are all alike. After the first candidate they are those of the position."""
+    levels = draw(distributions())
+    if draw(st.booleans()):
+        return levels, None
+    k = len(levels[0])
+    return levels, [[row, *(draw(shares(k)) for _ in range(k - 1))] for row in levels]
+
+
+def every_path(steps: list[Levels]) -> list[float]:
     """The probability of every path there is, the likeliest first."""
-    return sorted(
-        (
-            math.prod(choice)
-            for depth in range(1, len(levels) + 1)
-            for choice in product(*levels[:depth])
-        ),
-        reverse=True,
-    )
+    paths, found = [(1.0, 0)], list[float]()
+    for after in steps:
+        paths = [(p * share, b) for p, before in paths for b, share in enumerate(after[before])]
+        found += [p for p, _ in paths]
+    return sorted(found, reverse=True)
 
 
-@given(distributions(), st.integers(0, 40))
+@given(dependent(), st.integers(0, 40))
 def test_no_tree_of_as_many_nodes_is_expected_to_be_accepted_further(
-    levels: Levels, n: int
+    distributions: tuple[Levels, list[Levels] | None], n: int
 ) -> None:
-    draft = grow(candidates(levels), n, N_VOCAB)
+    levels, steps = distributions
+    source = candidates(levels)
+    if steps:
+        source = replace(source, steps=np.log(np.array(steps, np.float32)))
+    draft = grow(source, n, N_VOCAB)
     # Any tree is a set of paths, so none has more than the n likeliest.
-    best = every_path(levels)[:n]
+    best = every_path(steps or [[row] * len(row) for row in levels])[:n]
     assert len(draft) == len(best)
     assert draft.chances == pytest.approx(best, rel=1e-4)
     assert len(set(texts(draft))) == len(draft)

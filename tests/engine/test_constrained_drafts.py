@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tiny_coder
-from adversarial import ScriptedDrafter, always_wrong, oracle, right_for
+from adversarial import always_wrong, oracle, right_for
 from dflash_local import Model
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
@@ -21,6 +21,7 @@ from plain_answer import PlainAnswer
 from shapes import exact_target
 
 N = 32
+PROMPT = "x = "
 THOUGHTS = ThinkingBudget(5, (b"<thoughts>", b"</thoughts>"), (300, 301, 302), is_open=True)
 """Their end is any three tokens: it is forced, whatever they say."""
 RECORD = {
@@ -71,20 +72,6 @@ def test_the_end_of_thoughts_comes_whatever_logit_bias_says(model: Model) -> Non
         assert never.keys().isdisjoint(told.tokens[:5] + told.tokens[8:])
 
 
-class Known(PlainAnswer):
-    """An answer within a grammar, to be drafted with a shape."""
-
-    def __init__(self, target: Target, shape: DraftShape, **params: Any) -> None:
-        super().__init__(target, "x = ", N, **params)
-        self.shape = shape
-
-    def check(self, script: Any, width: int = 16) -> Any:
-        engine = Engine(self.target, ScriptedDrafter(script))
-        drafted = self.asked(engine, width, shape=self.shape)
-        engine.slots.forget_all()
-        return drafted.stats
-
-
 @pytest.fixture(scope="module", params=BOUND)
 def bound(request: pytest.FixtureRequest) -> dict[str, Any]:
     found: dict[str, Any] = BOUND[request.param]
@@ -96,15 +83,15 @@ def bound(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_drafters_good_and_bad(
     target: Target, shape: DraftShape, bound: dict[str, Any], drawn: str
 ) -> None:
-    known = Known(target, shape, **bound, **DRAWN[drawn])
+    known = PlainAnswer(target, PROMPT, N, **bound, **DRAWN[drawn])
     n_vocab = target.n_vocab
-    right = known.check(oracle(known.text))
+    right = known.scripted(oracle(known.text), shape=shape)
     # An end of text that was drafted and is drawn is in no cache, and so is not accepted.
     assert right.accepted == len(known.tokens) - 1 - right.rounds
     assert right.drafted - right.accepted in (0, 1)
-    wrong = known.check(always_wrong(known.text, n_vocab))
+    wrong = known.scripted(always_wrong(known.text, n_vocab), shape=shape)
     assert wrong.accepted == 0
-    partly = known.check(right_for(known.text, lambda: 3, n_vocab))
+    partly = known.scripted(right_for(known.text, lambda: 3, n_vocab), shape=shape)
     assert max(partly.accepted_lengths) <= 4
 
 
@@ -114,17 +101,18 @@ def test_what_the_grammar_forbids_is_not_proposed(target: Target, shape: DraftSh
     vocabulary = target.vocabulary
     letter = vocabulary.tokenize("a")[-1]
     for params in ({"lark": "start: /[0-9]{18}/"}, {"grammar": "root ::= [0-9]{18}"}):
-        known = Known(target, shape, **params)
+        known = PlainAnswer(target, PROMPT, N, **params)
         know = oracle(known.text)
         end = known.tokens[-1]
         assert vocabulary.ends_text(end)
         for bad, n in ((end, 1), (letter, 0)):  # the end is right once, at the end
-            assert known.check(lambda *_, bad=bad: Draft.chain([bad] * 15)).drafted == n
+            chain = Draft.chain([bad] * 15)
+            assert known.scripted(lambda *_, d=chain: d, shape=shape).drafted == n
 
             def script(at: int, anchor: int, n: int, bad: int = bad, know: Any = know) -> Draft:
                 return Draft.chain([*know(at, anchor, 3).tokens, *[bad] * (n - 3)])
 
-            stats = known.check(script)
+            stats = known.scripted(script, shape=shape)
             assert stats.drafted - stats.accepted in (0, 1)
             assert max(stats.accepted_lengths) == 4
 
@@ -135,7 +123,7 @@ def test_branches_that_the_grammar_forbids_are_pruned() -> None:
         letter = target.vocabulary.tokenize("a")[-1]
         end = target.vocabulary.ends[0]
         digits = [target.vocabulary.tokenize(f"{digit}")[-1] for digit in (3, 7)]
-        known = Known(target, "tree", lark="start: /[0-9]{30}/")
+        known = PlainAnswer(target, PROMPT, N, lark="start: /[0-9]{30}/")
 
         def script(at: int, _anchor: int, _n: int) -> Draft:
             right = known.text[at + 1 : at + 3]
@@ -150,7 +138,7 @@ def test_branches_that_the_grammar_forbids_are_pruned() -> None:
                 [ANCHOR, 0, ANCHOR, ANCHOR, 3, ANCHOR, 5, 5],
             )
 
-        stats = known.check(script)
+        stats = known.scripted(script, shape="tree")
     assert stats.accepted_lengths[3] > 9
     # At the end an end of text is due, and no digit.
     assert set(drafted for drafted, _ in stats.outcomes) <= {0, 1, 2, 3}

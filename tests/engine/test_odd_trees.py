@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 import tiny_coder
-from adversarial import ScriptedDrafter
 from dflash_local.draft.draft import ANCHOR, Draft
 from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
@@ -148,19 +147,9 @@ ADVERSARIAL = {
 }
 
 
-def check(target: Target, run: PlainAnswer, script: Any, width: int) -> Sequence:
-    """The answer drafted by a script: the plain one."""
-    engine = Engine(target, ScriptedDrafter(script, n_seq=4), 4)
-    engine.slots.forget_all()  # what the tests before have left
-    try:
-        return run.asked(engine, width, shape="tree")
-    finally:
-        engine.slots.forget_all()
-
-
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("build", ADVERSARIAL, ids=lambda build: build.__name__)
-def test_whatever_the_tree_is(target: Target, known: list[PlainAnswer], build: Any) -> None:
+def test_whatever_the_tree_is(known: list[PlainAnswer], build: Any) -> None:
     run = known[1]
 
     def script(anchor_at: int, anchor: int, _n: int) -> Draft:
@@ -168,7 +157,7 @@ def test_whatever_the_tree_is(target: Target, known: list[PlainAnswer], build: A
         right = run.text[anchor_at + 1 :]
         return Draft(*build(right)) if right else Draft.chain([])
 
-    accepted = check(target, run, script, 64).stats.accepted_lengths
+    accepted = run.scripted(script, 64, shape="tree").accepted_lengths
     assert max(accepted) <= 1 + ADVERSARIAL[build]
     assert accepted[min(1 + ADVERSARIAL[build], N - 1)] > 0
 
@@ -190,7 +179,7 @@ def test_an_end_of_text_on_a_side_branch_ends_nothing(
             parent = len(tokens) - 2
         return Draft(tokens, parents)
 
-    assert check(target, run, script, 16).stats.accepted > 0
+    assert run.scripted(script, shape="tree").accepted > 0
 
 
 # What cannot fork

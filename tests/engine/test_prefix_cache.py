@@ -7,8 +7,7 @@ import pytest
 
 from dflash_local import Model, Result
 from dflash_local.engine.engine import Engine
-from dflash_local.prefixes.reuse import LEAST_GAIN
-from gap_rule import first_difference
+from dflash_local.prefixes.reuse import LEAST_GAIN, common_prefix
 from long_text import PYTHON_SOURCE
 from shapes import assert_as_well_drafted
 
@@ -33,28 +32,8 @@ def source(model: Model, n: int) -> list[int]:
     return model.tokenize(PYTHON_SOURCE[: 8 * n])[:n]
 
 
-def common(a: list[int], b: list[int]) -> int:
-    """Tokens that both begin with."""
-    at = first_difference(a, b)
-    return len(a) if at is None else at
-
-
-def test_what_was_answered_is_cached_too(either_model: Model) -> None:
+def test_growing_and_shrinking_prompts(either_model: Model) -> None:
     model = either_model
-    prompt = source(model, 100)
-    first = cold(model, prompt, max_tokens=N)
-    longer = prompt + first.tokens + model.tokenize("\n\n\ndef")
-    expected = cold(model, longer, max_tokens=N)
-    cold(model, prompt, max_tokens=N)
-    warm = model.generate(longer, max_tokens=N)
-    # All but the last token of the answer, which no cache ever held.
-    assert warm.stats.cached_tokens == len(prompt) + N - 1
-    assert warm.stats.prompt_tokens == len(longer)
-    assert warm.tokens == expected.tokens
-    assert_as_well_drafted(warm.stats, expected.stats)
-
-
-def test_growing_and_shrinking_prompts(model: Model) -> None:
     text = source(model, 500)
     lengths = (500, 120, 119, 300, 1, 450, 2)
     expected = {n: cold(model, text[:n], max_tokens=12).tokens for n in set(lengths)}
@@ -63,31 +42,10 @@ def test_growing_and_shrinking_prompts(model: Model) -> None:
     for n in lengths:
         result = model.generate(text[:n], max_tokens=12)
         assert result.tokens == expected[n]
-        shared = min(common(cached, text[:n]), n - 1)
+        shared = min(common_prefix(cached, text[:n]), n - 1)
         a_handful = shared < min(LEAST_GAIN, n - 1)
         assert result.stats.cached_tokens == (0 if a_handful else shared)
         cached = text[:n] + result.tokens[:-1]
-
-
-def test_changing_the_last_turn_computes_only_what_changed(either_model: Model) -> None:
-    model = either_model
-    system = {"role": "system", "content": "You write Python.\n" + "Keep it short. " * 30}
-    turns = [
-        system,
-        {"role": "user", "content": "Write a function `add`."},
-        {"role": "assistant", "content": "```python\ndef add(a, b):\n    return a + b\n```"},
-    ]
-    first = [*turns, {"role": "user", "content": "Now `multiply`, with a docstring."}]
-    second = [*turns, {"role": "user", "content": "Now `divide`, and raise ValueError on zero."}]
-    expected = model.chat(second, max_tokens=N, temperature=0)
-    model.forget()
-    model.chat(first, max_tokens=N, temperature=0)
-    warm = model.chat(second, max_tokens=N, temperature=0)
-    a, b = model.chat_prompt(first), model.chat_prompt(second)
-    assert common(a, b) > 100
-    assert warm.stats.cached_tokens == common(a, b)
-    assert warm.stats.prompt_tokens == len(b)
-    assert warm.tokens == expected.tokens
 
 
 def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:

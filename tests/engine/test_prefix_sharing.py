@@ -11,6 +11,7 @@ import pytest
 
 import mini_pair
 import tiny_coder
+from dflash_local.draft.shape import DraftShape
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.loading import open_drafter, state_key
@@ -22,9 +23,10 @@ from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.target import Target
 from gap_rule import first_difference
 from long_text import PYTHON_SOURCE
-from pair_engine import answer, fused_drafter, open_engine, open_target, request
+from pair_engine import answer, fused_drafter, open_engine, open_target
+from pair_engine import request as asked
 from recurrent import write_mamba
-from shapes import assert_as_well_drafted, assert_close, exact_target
+from shapes import SHAPES, assert_as_well_drafted, assert_equal, exact_target
 
 N = 16
 MIB = 1 << 20
@@ -77,10 +79,10 @@ def warm(
     engine: Engine, way: str, before: list[int], prompt: list[int], folder: Path, **options: Any
 ) -> Sequence:
     """The answer to a prompt after one to `before`, whose content is to be had in some way only."""
-    width, n_busy, params = options.pop("width"), options.pop("n_busy", 200), options
+    width, params = options.pop("width"), options
     empty(engine)
     store = store_of(engine, folder if way == "disk" else None)
-    first = engine.begin(request(before, width, n_busy if way == "busy" else N, **params))
+    first = engine.begin(asked(before, width, 70 if way == "busy" else N, **params))
     if way == "busy":
         while len(first.tokens) < 40:
             engine.step([first])
@@ -95,7 +97,7 @@ def warm(
         store = store_of(engine, folder)
         assert (store.n_entries, store.n_disk_entries) == (0, 1)
     counted = dict(engine.prefix_cache.reused)
-    sequence = engine.begin(request(prompt, width, N, **params))
+    sequence = engine.begin(asked(prompt, width, N, **params))
     origin = "shared" if way == "busy" else way
     assert engine.prefix_cache.reused == counted | {origin: counted[origin] + 1}
     engine.run([sequence])
@@ -107,7 +109,7 @@ def test_nothing_comes_from_the_texts_of_others(engine: Engine, text: list[int])
     """Neither while both are read, nor after one has ended, nor from the store."""
     empty(engine)
     store_of(engine)
-    owned = {owner: request(text[:400], 8, N, owner=owner) for owner in ("a", "b", None)}
+    owned = {owner: asked(text[:400], 8, N, owner=owner) for owner in ("a", "b", None)}
     together = [engine.begin(owned[owner]) for owner in ("a", "b")]
     engine.run(together)
     engine.prefix_cache.make_room(engine.target.n_ctx)
@@ -121,37 +123,29 @@ def test_nothing_comes_from_the_texts_of_others(engine: Engine, text: list[int])
 
 
 @pytest.mark.one_in(3)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("options", [SEEDED, {}], ids=["penalised", "greedy"])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_second_answer_is_the_first(
-    engine: Engine, text: list[int], way: str, options: dict[str, Any], tmp_path: Path
+    request: pytest.FixtureRequest,
+    text: list[int],
+    way: str,
+    options: dict[str, Any],
+    shape: DraftShape,
+    tmp_path: Path,
 ) -> None:
-    """Tokens, their log-probabilities, and round by round how many drafts were accepted."""
+    """Tokens, their log-probabilities, and round by round how many drafts were accepted. Of trees
+    the slot, with all its branches, has been used, and goes on."""
+    engine = request.getfixturevalue("engine" if shape == "chain" else "forking")
     # What a slot would lose is too much, or nothing.
-    before, prompt = text[:250], text[:150] if way == "shared" else text[:250]
-    width = 8
-    expected = cold(engine, prompt, width, logprobs=2, **options)
-    found = warm(engine, way, before, prompt, tmp_path, width=width, logprobs=2, **options)
-    assert found.stats.cached_tokens == len(prompt) - 1
-    assert found.tokens == expected.tokens
-    assert found.logprobs == expected.logprobs
-    assert found.stats.accepted_lengths == expected.stats.accepted_lengths
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_second_answer_is_the_first_with_trees(
-    forking: Engine, text: list[int], way: str, tmp_path: Path
-) -> None:
-    """The slot, with all its branches, has been used, and goes on."""
     before, prompt = text[:200], text[:120] if way == "shared" else text[:200]
-    options = {"shape": "tree", "logprobs": 2, **(SEEDED if way in ("busy", "disk") else {})}
-    expected = cold(forking, prompt, 32, **options)
-    found = warm(forking, way, before, prompt, tmp_path, width=32, n_busy=70, **options)
+    width, options = 8 if shape == "chain" else 32, {"shape": shape, "logprobs": 2, **options}
+    expected = cold(engine, prompt, width, **options)
+    found = warm(engine, way, before, prompt, tmp_path, width=width, **options)
     assert found.stats.cached_tokens == len(prompt) - 1
-    assert found.tokens == expected.tokens
-    assert_close(found.logprobs, expected.logprobs)
+    assert_equal(found, expected)
     assert_as_well_drafted(found.stats, expected.stats)
-    assert found.stats.tree_rounds > 0
+    assert (found.stats.tree_rounds > 0) == (shape == "tree")
 
 
 @pytest.mark.parametrize("way", ["shared", "busy", "memory", "disk"])
@@ -172,10 +166,10 @@ def test_what_two_prompts_have_in_common_is_not_computed_again(
 
 def test_many_slots_of_one_beginning_fill_the_cache_once(engine: Engine, text: list[int]) -> None:
     empty(engine)
-    first = engine.begin(request(text[:400], 4, 8))
+    first = engine.begin(asked(text[:400], 4, 8))
     while first.in_prompt:
         engine.step([first])
-    others = [engine.begin(request(text[:380] + text[5 * i : 5 * i + 9], 4, 8)) for i in (1, 2)]
+    others = [engine.begin(asked(text[:380] + text[5 * i : 5 * i + 9], 4, 8)) for i in (1, 2)]
     assert [s.stats.cached_tokens for s in others] == [380, 380]
     n_ctx = engine.target.n_ctx
     assert engine.slots.free_cells == n_ctx - len(first.slot.cached)

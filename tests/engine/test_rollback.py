@@ -1,7 +1,7 @@
 """Roll-back as a property: after any history of accepts and rejects, what comes next is what comes
 after a fresh prefill of the same tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,27 +114,27 @@ Answered = tuple[int, int, int, int, list[int], DraftShape]
 """A request: text, tokens of the prompt beyond its beginning, tokens of the answer, width, right
 drafts in each round, shape of these."""
 
-requests = st.lists(
-    st.tuples(
-        st.integers(0, 1),  # text
-        st.integers(0, 40),  # tokens of the prompt beyond its beginning
-        st.integers(1, 20),  # tokens of the answer
-        st.sampled_from([0, 2, 5, 9, 16]),  # width
-        st.lists(st.integers(0, 15), max_size=20),  # right drafts in each round
-    ),
-    min_size=1,
-    max_size=3,
-)
+
+def histories(
+    widths: Sequence[int], most_right: int, shapes: Sequence[DraftShape]
+) -> st.SearchStrategy[list[Answered]]:
+    answered = st.tuples(
+        st.integers(0, 1),
+        st.integers(0, 40),
+        st.integers(1, 20),
+        st.sampled_from(widths),
+        st.lists(st.integers(0, most_right), max_size=20),
+        st.sampled_from(shapes),
+    )
+    return st.lists(answered, min_size=1, max_size=3)
 
 
 @pytest.mark.slow
 @settings(max_examples=25)
-@given(requests)
-def test_any_history_ends_as_a_fresh_prefill(
-    bench: Bench, history: list[tuple[int, int, int, int, list[int]]]
-) -> None:
+@given(histories([0, 2, 5, 9, 16], 15, ["chain"]))
+def test_any_history_ends_as_a_fresh_prefill(bench: Bench, history: list[Answered]) -> None:
     """The engine keeps its caches from one example to the next, which is history too."""
-    ours, fresh = after(bench, [(*request, "chain") for request in history])
+    ours, fresh = after(bench, history)
     np.testing.assert_array_equal(ours.logits, fresh.logits)
     np.testing.assert_array_equal(ours.states, fresh.states)
     np.testing.assert_array_equal(ours.candidates.ids, fresh.candidates.ids)
@@ -169,20 +169,7 @@ def forking() -> Iterator[Bench]:
 @pytest.mark.slow
 def test_any_history_of_trees_and_chains_ends_as_a_fresh_prefill(forking: Bench) -> None:
     @settings(max_examples=10)
-    @given(
-        st.lists(
-            st.tuples(
-                st.integers(0, 1),
-                st.integers(0, 40),
-                st.integers(1, 20),
-                st.sampled_from([0, 4, 9, 16]),
-                st.lists(st.integers(0, 5), max_size=20),
-                st.sampled_from(["tree", "tree", "chain"]),
-            ),
-            min_size=1,
-            max_size=3,
-        )
-    )
+    @given(histories([0, 4, 9, 16], 5, ["tree", "tree", "chain"]))
     def check(history: list[Answered]) -> None:
         ours, fresh = after(forking, history)
         np.testing.assert_allclose(ours.logits, fresh.logits, atol=NOISE, rtol=0)

@@ -21,15 +21,16 @@ Decided = Callable[[str], Model]
 @pytest.fixture
 def decided(either_model: Model, shape: DraftShape) -> Iterator[Decided]:
     """The mini pair with empty caches and such a decider, which may choose trees, if there are
-    any."""
+    any; or with all widths fixed."""
     model = either_model
     before = model.engine.controller, model.draft_width, model.draft_shape
 
     def decide(decider: str) -> Model:
         model.forget()
-        model.engine.control(controller(decider, N_NODES if shape == "tree" else 0))
-        model.draft_width = "auto"
-        model.draft_shape = "auto" if shape == "tree" else "chain"
+        if decider != "fixed":
+            model.engine.control(controller(decider, N_NODES if shape == "tree" else 0))
+            model.draft_width = "auto"
+            model.draft_shape = "auto" if shape == "tree" else "chain"
         return model
 
     yield decide
@@ -86,8 +87,10 @@ def test_trees_are_among_what_they_do(decided: Decided) -> None:
     assert result.stats.tree_rounds < n_drafted  # by lot some are chains
 
 
-@pytest.mark.one_in(8)
-@of_both_shapes("decider", ["cheap", "even", "probing", "hopeless", "by lot"], ["by lot"])
+@pytest.mark.one_in(4)
+@of_both_shapes(
+    "decider", ["fixed", "cheap", "even", "probing", "hopeless", "by lot"], ["by lot", "fixed"]
+)
 def test_stop_texts_are_found_wherever_they_come(decided: Decided, decider: str) -> None:
     prompt, model = tiny_coder.prompts()["code"][0], decided(decider)
     expected = model.generate(prompt, max_tokens=N, draft_width=0)

@@ -251,10 +251,8 @@ def doubling(n: int) -> dict[str, Any]:
     return {"$defs": rules, "$ref": "#/$defs/a0"}
 
 
-@pytest.mark.one_in(25)
-@pytest.mark.parametrize(
-    ("schema", "part"),
-    [
+BAD: dict[str, list[tuple[Any, str]]] = {
+    "json_schema": [
         (False, "True for any JSON object"),
         ([1], "give a schema"),
         ("{}", "give a schema"),
@@ -281,14 +279,7 @@ def doubling(n: int) -> dict[str, Any]:
         (deep(5000), "json_schema"),
         ({"enum": ["x" * 300_000]}, "bytes"),
     ],
-)  # fmt: skip
-def test_a_bad_schema_is_one_line(tongue: Tongue, schema: Any, part: str) -> None:
-    refused(tongue, part, json_schema=schema)
-
-
-@pytest.mark.parametrize(
-    ("lark", "part"),
-    [
+    "lark": [
         ("", "give a Lark grammar"),
         (7, "give a Lark grammar"),
         ('a: "x"', "no start rule"),
@@ -301,9 +292,38 @@ def test_a_bad_schema_is_one_line(tongue: Tongue, schema: Any, part: str) -> Non
         ("\0\1", "lexer"),
         ("%import nope.X\nstart: X", "nope.X"),
     ],
+    "grammar": [
+        ("", "give GBNF"),
+        ("  \n", "give GBNF"),
+        ('root ::= "a', "line 1"),
+        ('root ::= "a"\nb ::= [c', "line 2"),
+        ('"a"', "Expected name"),
+        ('start ::= "a"', "root"),
+        ("root ::= expr", "expr"),
+        ('root ::= "a" )', "Expected name"),
+        ('root ::= ("a"', "Expected ')'"),
+        ('root ::= "\\q"', "Invalid escape"),
+        ("root ::= *", "Expected name"),
+        ('root ::= "a"{5,2}', "{5,2}"),
+        ('root ::= "\0"', "lexer error"),
+        ('root ::= "\ud800"', "Unicode"),
+        ('root ::= "a" <[5]>', "<[5]>"),
+        ('root ::= "a" !<[5]>', "!<[5]>"),
+        ('root ::= "a" b\nb ::= c b\nc ::= d\nd ::= ""', "another way"),
+        ("root ::= " + "(" * 1000 + '"a"' + ")" * 1000, "brackets"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize(
+    ("kind", "bad", "part"),
+    [(kind, bad, part) for kind, cases in BAD.items() for bad, part in cases],
 )
-def test_a_bad_lark_grammar_is_one_line(tongue: Tongue, lark: Any, part: str) -> None:
-    refused(tongue, part, lark=lark)
+def test_a_bad_one_is_a_line_and_the_process_lives(
+    tongue: Tongue, kind: str, bad: Any, part: str
+) -> None:
+    refused(tongue, part, **{kind: bad})
 
 
 def test_recursion_beyond_a_stack_is_refused(tongue: Tongue) -> None:

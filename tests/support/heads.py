@@ -23,10 +23,10 @@ from dflash_local.gguf.file import GgufFile
 from dflash_local.target_model.options import TargetOptions
 from dflash_local.target_model.taps import StoredFeatures
 from dflash_local.target_model.target import Target
-from elsewhere import controller
+from elsewhere import CHEAP, Elsewhere
 from hybrid import write_assistant, write_hybrid
-from pair_engine import Width, consistent, request
-from plain_answer import PlainAnswer
+from pair_engine import Width, consistent
+from plain_answer import PlainAnswer, asked_at_once
 
 N = 32
 """Tokens of an answer."""
@@ -127,10 +127,12 @@ def target_with_any_heads(path: Path, **options: Any) -> Iterator[Target]:
         yield target
 
 
-def drafter_of(target: Target) -> HeadsDrafter:
-    """With its heads, or with its assistant."""
+def drafter_of(target: Target, graphed: bool = False) -> Drafter:
+    """With its heads, in llama.cpp's context or in a graph of ours, or with its assistant."""
     assistant = assistant_of(target.path)
-    return assistant_drafter(target, assistant) if assistant else heads_drafter(target)
+    if assistant:
+        return assistant_drafter(target, assistant)
+    return fused_heads(target) if graphed else heads_drafter(target)
 
 
 def read(engine: Engine, text: list[int], seq: int = 0) -> StoredFeatures:
@@ -146,44 +148,25 @@ def drafts(drafter: Drafter, anchor: int, features: StoredFeatures, seq: int = 0
     return draft.tokens
 
 
-def check_one_answer(engine: Engine, width: Width, **sampling: Any) -> int:
-    """Answers drafted at a width, or as a controller wants it, are the plain ones. Returns how many
-    drafts were accepted."""
+def check_one_answer(engine: Engine, width: Width, **sampling: Any) -> None:
+    """Answers drafted at a width, or as a controller wants it, are the plain ones."""
     if width == "auto":
-        engine.control(controller("cheap"))
+        engine.control(Elsewhere(CHEAP, block_size=engine.max_width))
     assert engine.drafter
-    n_accepted = 0
     for text in tiny_coder.prompts()["code"][:2]:
         plain = PlainAnswer(engine.target, text, N, **sampling)
         found = plain.asked(engine, width)
         assert found.stats.drafted > 0
-        n_accepted += found.stats.accepted
         consistent(engine, engine.drafter, len(plain.text) - 1)
         engine.slots.forget_all()
-    return n_accepted
 
 
-def check_at_once(
-    engine: Engine, known: list[PlainAnswer], widths: tuple[int, ...], **sampling: Any
-) -> None:
-    """Answers at once, drafted at several widths, are the plain ones."""
-    answers = [
-        engine.begin(request(plain.prompt, width, len(plain.tokens), **sampling))
-        for plain, width in zip(known, widths, strict=True)
-    ]
-    engine.run(answers)
-    for found, plain in zip(answers, known, strict=True):
-        assert found.error is None and found.stats.warning is None
-        assert found.tokens == plain.tokens
-        assert found.stats.drafted > 0
-
-
-def check_four_at_once(engine: Engine, **sampling: Any) -> list[PlainAnswer]:
-    """The same of four, which are returned."""
+def check_four_at_once(engine: Engine, **sampling: Any) -> None:
+    """The same of four."""
     texts = [*tiny_coder.prompts()["code"][:2], *tiny_coder.prompts()["chat"][:2]]
     known = [PlainAnswer(engine.target, text, N, **sampling) for text in texts]
-    check_at_once(engine, known, (7, 4, 7, 2), **sampling)
-    return known
+    for found in asked_at_once(engine, known, (7, 4, 7, 2)):
+        assert found.stats.drafted > 0
 
 
 def drafts_of_llama_cpp(

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from adversarial import Script, ScriptedDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence as Answer
+from dflash_local.stats import Stats
 from dflash_local.target_model.target import Target
 from gap_rule import equal_by_gap_rule
-from pair_engine import Width, answer
+from pair_engine import Width, answer, request
 
 Plain = Callable[..., list[int]]
 """`plain_tokens` of one target."""
@@ -56,8 +58,32 @@ class PlainAnswer:
         assert found.finish_reason == self.finish_reason
         return found
 
+    def scripted(self, script: Script, width: Width = 16, **options: Any) -> Stats:
+        """As `asked`, drafted by a script, from empty caches, which it leaves behind."""
+        n_seq = self.target.options.n_seq
+        engine = Engine(self.target, ScriptedDrafter(script, n_seq=n_seq), n_seq)
+        engine.slots.forget_all()
+        try:
+            return self.asked(engine, width, **options).stats
+        finally:
+            engine.slots.forget_all()
+
     def equals(self, tokens: Sequence[int], noise: float | Callable[[], float]) -> bool:
         """Whether `tokens` are those of this answer, as far as they go. Fails where rounding that
         moves a logit by `noise` does not explain that they differ."""
         n = len(tokens)
         return equal_by_gap_rule(self.tokens[:n], self.logprobs, list(tokens), noise)
+
+
+def asked_at_once(
+    engine: Engine, known: Sequence[PlainAnswer], widths: Sequence[Width], **options: Any
+) -> list[Answer]:
+    """Several at once, each drafted at a width of its own. Fails unless all are the plain ones."""
+    answers = [
+        engine.begin(request(each.prompt, width, each.max_tokens, **each.params, **options))
+        for each, width in zip(known, widths, strict=True)
+    ]
+    engine.run(answers)
+    assert [found.tokens for found in answers] == [each.tokens for each in known]
+    assert not any(found.error or found.stats.warning for found in answers)
+    return answers

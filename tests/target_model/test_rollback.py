@@ -188,6 +188,20 @@ def test_all_rows_of_a_pass_but_its_first_can_be_taken_back(texts: Texts, n_rows
         texts.decode([0], 1 + n_kept % 2)
 
 
+def test_of_a_longer_pass_as_many_as_there_are_snapshots(
+    texts: Texts, kind: tuple[str, str]
+) -> None:
+    """And none by replay."""
+    most = N_ROWS if kind[1] == "snapshots" else 0
+    for n_rows in (2 + N_ROWS, 30):
+        texts.decode([0], n_rows)
+        least = len(texts.texts[0]) - most
+        assert texts.target.shortest(0) == least
+        assert not texts.cut(0, least - 1)
+        assert texts.cut(0, least)
+        texts.decode([0], 2)
+
+
 def test_steps_ahead_are_not_taken_back(texts: Texts) -> None:
     texts.decode([0, 1], 8)
     first = [1, 2]
@@ -225,15 +239,6 @@ def test_any_history_leaves_the_right_states(architecture: str, way: Any, path_o
 
 
 # By snapshots
-
-
-@by_snapshots
-def test_after_a_long_pass_as_many_as_there_are_snapshots(texts: Texts) -> None:
-    texts.decode([0], 30)
-    assert texts.target.shortest(0) == 30 - N_ROWS
-    assert not texts.cut(0, 29 - N_ROWS)
-    assert texts.cut(0, 30 - N_ROWS)
-    texts.decode([0], 2)
 
 
 @by_snapshots
@@ -314,16 +319,6 @@ def test_without_snapshots_there_are_checkpoints(architecture: str, path_of: Pat
 
 
 # By replay
-
-
-@by_replay
-def test_a_pass_of_more_rows_stays(texts: Texts) -> None:
-    for n_rows in (2 + N_ROWS, 30):
-        texts.decode([0], n_rows)
-        length = len(texts.texts[0])
-        assert texts.target.shortest(0) == length
-        assert not texts.cut(0, length - 1)
-        texts.decode([0], 2)
 
 
 @by_replay
