@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import astuple, replace
+from contextlib import closing, contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +49,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("targets")
 
 
-def opened(path: Path, *, everything: bool = True) -> FewRows:
-    """Kernels for a file; with `everything` also where llama.cpp's are the faster ones."""
-    said: list[str] = []
-    few_rows = open_few_rows([GgufFile.open(path)], said.append, exact=everything)
-    assert few_rows is not None, said
-    assert few_rows.faults == []
-    return few_rows
+@contextmanager
+def on_gpu(path: Path, **options: Any) -> Iterator[tuple[Target, FewRows]]:
+    """A target with kernels of ours wherever there are any."""
+    kv_type = options.get("kv_type", "f16")
+    few_rows = open_few_rows([GgufFile.open(path)], print, kv_types=(kv_type,) * 2, exact=True)
+    assert few_rows is not None and few_rows.faults == []
+    wanted = TargetOptions(**{"n_ctx": 512, "n_gpu_layers": -1} | options)
+    with Target(path, wanted, few_rows=few_rows) as loaded:
+        assert few_rows.native.reason == ""
+        yield loaded, few_rows
 
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    path = tiny_coder.pair()[0]
-    options = TargetOptions(n_ctx=512, n_gpu_layers=-1)
-    with Target(path, options, few_rows=opened(path)) as loaded:
+    with on_gpu(tiny_coder.pair()[0]) as (loaded, _):
         yield loaded
 
 
@@ -82,10 +83,7 @@ def test_passes_are_at_least_as_exact_as_llama_cpps(folder: Path, name: str) -> 
     path = shipped if name == "tiny-coder" else hybrid.write_hybrid(path, name, shipped)
     with Target(dequantised(path, folder / "f32.gguf"), TargetOptions(n_ctx=256)) as exact:
         expected = [logits(exact, n) for n in (1, 2, 16)]
-    few_rows = opened(path)
-    options = TargetOptions(n_ctx=256, n_gpu_layers=-1)
-    with Target(path, options, few_rows=few_rows) as loaded:
-        assert few_rows.native.reason == ""
+    with on_gpu(path, n_ctx=256) as (loaded, few_rows):
         ours = [logits(loaded, n) for n in (1, 2, 16)]
         assert few_rows.counts["launches"] > 0
         few_rows.native.turn(False)
@@ -98,7 +96,7 @@ def test_passes_are_at_least_as_exact_as_llama_cpps(folder: Path, name: str) -> 
 
 def test_graphs_are_recorded_once_and_played(target: Target) -> None:
     few_rows = target.few_rows
-    assert few_rows is not None and few_rows.native.reason == ""
+    assert few_rows is not None
     first = {n: logits(target, n) for n in (1, 8, 16)}
     for _ in range(2):
         for n, expected in first.items():
@@ -121,11 +119,7 @@ def check_bits(target: Target, most: int = 64) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_a_row_has_the_same_bits_beside_any_others(kv_type: str) -> None:
-    path = tiny_coder.pair()[0]
-    few_rows = open_few_rows([GgufFile.open(path)], print, kv_types=(kv_type, kv_type), exact=True)
-    options = TargetOptions(n_ctx=512, n_gpu_layers=-1, kv_type=kv_type)
-    with Target(path, options, few_rows=few_rows) as loaded:
-        assert few_rows is not None and few_rows.native.reason == ""
+    with on_gpu(tiny_coder.pair()[0], kv_type=kv_type) as (loaded, _):
         check_bits(loaded)
 
 
@@ -133,10 +127,7 @@ def test_a_row_has_the_same_bits_beside_any_others(kv_type: str) -> None:
 def test_a_row_of_floats_has_the_same_bits_beside_any_others(folder: Path, floats: str) -> None:
     kind = GGMLQuantizationType[floats]
     path = dequantised(tiny_coder.pair()[0], folder / f"{floats}.gguf", kind)
-    few_rows = opened(path)
-    options = TargetOptions(n_ctx=256, n_gpu_layers=-1)
-    with Target(path, options, few_rows=few_rows) as loaded:
-        assert few_rows.native.reason == ""
+    with on_gpu(path, n_ctx=256) as (loaded, few_rows):
         widest = check_bits(loaded)
         assert few_rows.counts["launches"] > 0
         few_rows.native.turn(False)
@@ -160,8 +151,7 @@ def test_a_row_of_another_target_has_the_same_bits_beside_any_others(
         path = hybrid.write_hybrid(folder / f"{kind}.gguf", kind, tiny_coder.pair()[0])
     else:
         path, _ = write_pair(kind, "MXFP4" if kind is GPT_OSS else "Q4_K_M", folder)
-    few_rows = opened(path)
-    with Target(path, TargetOptions(n_ctx=512, n_gpu_layers=-1), few_rows=few_rows) as loaded:
+    with on_gpu(path) as (loaded, few_rows):
         check_bits(loaded, 33 if isinstance(kind, str) else 64)
         assert isinstance(kind, str) or few_rows.counts["experts"] > 0
 
@@ -175,11 +165,9 @@ def test_experts_in_ram_are_computed_there_for_a_round(
     """Those of MXFP4 by our kernels, with the same bits beside any rows. Of a prompt's many rows
     llama.cpp copies them to the GPU, which reads each once."""
     path, _ = write_pair(shape, quant, folder)
-    at_home = TargetOptions(n_ctx=512, n_gpu_layers=-1, n_cpu_moe=shape.n_layer, n_threads=4)
-    on_gpu = replace(at_home, n_cpu_moe=0)
-    with Target(path, on_gpu, few_rows=opened(path)) as loaded:
+    with on_gpu(path, n_threads=4) as (loaded, _):
         expected = logits(loaded, 64)
-    with Target(path, at_home, few_rows=opened(path)) as loaded:
+    with on_gpu(path, n_threads=4, n_cpu_moe=shape.n_layer) as (loaded, _):
         logits(loaded, 16)  # llama.cpp plans its largest graph
         before = native.n_experts_kept()
         done = native.n_expert_products()
@@ -204,10 +192,7 @@ def test_experts_in_ram_are_computed_there_for_a_round(
 def test_a_row_after_a_long_text_has_the_same_bits_beside_any_others(kv_type: str) -> None:
     """Chunks of cells of all lengths up to 512, and those of a block come in several rounds."""
     path, depth = tiny_coder.pair()[0], 17_000
-    few_rows = open_few_rows([GgufFile.open(path)], print, kv_types=(kv_type, kv_type), exact=True)
-    options = TargetOptions(n_ctx=17_152, n_gpu_layers=-1, kv_type=kv_type)
-    with Target(path, options, few_rows=few_rows) as loaded:
-        assert few_rows is not None and few_rows.native.reason == ""
+    with on_gpu(path, n_ctx=17_152, kv_type=kv_type) as (loaded, few_rows):
         prefill(loaded, [5 + 11 * i % 290 for i in range(depth)])
 
         def rows(n: int) -> NDArray[np.float32]:
@@ -272,8 +257,8 @@ def test_a_thousand_passes_have_the_same_bits(target: Target) -> None:
 
 
 def test_another_trial_comes_to_the_same_verdicts() -> None:
-    few_rows = opened(tiny_coder.pair()[0], everything=False)
-    assert few_rows.findings
+    few_rows = open_few_rows([GgufFile.open(tiny_coder.pair()[0])], print)
+    assert few_rows is not None and few_rows.findings
     assert all(isinstance(finding, Finding) and not finding.fault for finding in few_rows.findings)
 
 

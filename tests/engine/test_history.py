@@ -14,7 +14,6 @@ import tiny_coder
 from dflash_local import load
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
-from dflash_local.errors import InputError
 from dflash_local.prefixes.store import PrefixStore
 from long_text import PYTHON_SOURCE
 from neighbours import Drift, among_others, by_itself, requests
@@ -98,20 +97,6 @@ def test_an_exact_prompt_that_is_reported_leaves_no_row() -> None:
         found = [among_others(engine, [each], 1)[0] for each in (reported, request(prompt, 0, 2))]
         assert len(found[0].prompt_logprobs) == len(prompt) - 1
         assert found[1].stats.cached_tokens == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draft_shape": "tree"}, "exact"),
-        ({"n_seq": 65}, "n_seq is 65"),
-        ({"n_seq": 4, "n_ctx": 48}, "n_ctx is 48"),
-    ],
-    ids=str,
-)
-def test_what_exact_answers_exclude(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        load(*tiny_coder.pair(), exact=True, quiet=True, **options)
 
 
 def test_an_exact_model() -> None:

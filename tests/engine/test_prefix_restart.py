@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import tiny_coder
-from dflash_local import InputError, Model, load
-from dflash_local.controller import costs
+from dflash_local import Model, load
 from dflash_local.draft.shape import DraftShape
 from dflash_local.prefixes.files import PrefixFiles, StoredPrefix
 from dflash_local.prefixes.prefix import SavedSequence
@@ -131,19 +130,3 @@ def test_killed_while_it_spills(
             assert found.stats.accepted_lengths == expected.stats.accepted_lengths
         n_hits = after.status().cache_hits
     assert n_hits
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"cache_mb": -1}, "cache_mb is -1; expected"),
-        ({"cache_mb": 1.5}, "cache_mb is 1.5; expected"),
-        ({"cache_dir": "x"}, "cache_dir needs room in memory, too; give cache_mb"),
-        ({"cache_mb": 1, "cache_dir": costs.__file__}, "cannot be used: .*name a folder"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    pair: tuple[Path, Path], options: dict[str, object], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        load(*pair, **OPTIONS, **options)

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,28 +19,45 @@ from dflash_local.prefixes import store as prefix_store
 from dflash_local.prefixes.files import PrefixFiles
 from dflash_local.prefixes.prefix import SavedSequence, Wanted
 from dflash_local.prefixes.store import PrefixStore
-from saved_prefixes import KEY, LARGE, entry, files
+
+KEY = {"target": "one"}
+LARGE = 1 << 20
+
+
+def entry(
+    *tokens: int,
+    size: int = 1000,
+    n_least: int = 0,
+    n_drafter: int | None = None,
+    checkpoints: tuple[int, ...] = (),
+    owner: str = "",
+) -> SavedSequence:
+    """Content that its tokens tell."""
+    content = np.frombuffer(random.Random(str(tokens)).randbytes(size), np.uint8)
+    return SavedSequence(
+        list(tokens),
+        n_least,
+        len(tokens) if n_drafter is None else n_drafter,
+        checkpoints=checkpoints,
+        owner=owner,
+        target=content[: size // 2],
+        drafter=content[size // 2 :],
+        states=tuple(content[: 10 + length] for length in checkpoints),
+    )
+
+
+def files(folder: Path, max_bytes: int = LARGE, key: dict[str, str] = KEY) -> PrefixFiles:
+    return PrefixFiles(folder, key, max_bytes)
 
 
 def prompt(*tokens: int) -> np.ndarray:
     return [*tokens, 99]
 
 
-def equal(a: SavedSequence, b: SavedSequence) -> bool:
-    return all(
-        np.array_equal(x, y)
-        for x, y in (
-            (a.tokens, b.tokens),
-            (a.target, b.target),
-            (a.drafter, b.drafter),
-            *zip(a.states, b.states, strict=True),
-        )
-    ) and (a.n_least, a.n_drafter, a.gave_up, a.checkpoints) == (
-        b.n_least,
-        b.n_drafter,
-        b.gave_up,
-        b.checkpoints,
-    )
+def same(found: SavedSequence | None, kept: SavedSequence) -> None:
+    """Fail unless a sequence was found, and is as it was."""
+    assert found is not None
+    np.testing.assert_equal(asdict(found), asdict(kept))
 
 
 def found(store: PrefixStore, *tokens: int) -> SavedSequence | None:
@@ -64,8 +82,7 @@ def test_the_longest_prefix_is_found() -> None:
     assert n_found(store, 1, 2, 3, 4, 5, 6) == 4
     assert n_found(store, 1, 9) == 1
     assert n_found(store, 9) == 0
-    hit = found(store, 1, 2, 3)
-    assert hit is not None and equal(hit, entry(1, 2, 3, 4))
+    same(found(store, 1, 2, 3), entry(1, 2, 3, 4))
 
 
 def test_of_a_whole_prompt_the_last_token_is_left() -> None:
@@ -181,8 +198,7 @@ def test_what_leaves_memory_is_found_on_disk(tmp_path: Path) -> None:
     for token in range(6):
         store.put(entry(token))
         for earlier in range(token + 1):
-            hit = found(store, earlier)
-            assert hit is not None and equal(hit, entry(earlier))
+            same(found(store, earlier), entry(earlier))
     assert store.n_bytes <= 2 * size
     assert store.n_entries == 2
 
@@ -219,8 +235,7 @@ def test_what_was_in_memory_is_there_after_a_restart(tmp_path: Path) -> None:
     assert first.n_bytes == 0
     second = PrefixStore(LARGE, files(tmp_path))
     assert (second.n_entries, second.n_disk_entries) == (0, 3)
-    hit = found(second, 4)
-    assert hit is not None and equal(hit, entry(4, 5, n_drafter=1))
+    same(found(second, 4), entry(4, 5, n_drafter=1))
 
 
 def test_the_folder_is_bounded_and_the_oldest_file_goes(tmp_path: Path) -> None:
@@ -300,8 +315,7 @@ def test_no_damaged_file_is_used(tmp_path: Path, checkpoints: tuple[int, ...]) -
         assert not path.exists()
         assert len(lines) == 1 and str(path) in lines[0] and "\n" not in lines[0]
     path.write_bytes(content)
-    hit = found(PrefixStore(LARGE, files(tmp_path)), 1, 2, 3)
-    assert hit is not None and equal(hit, whole)
+    same(found(PrefixStore(LARGE, files(tmp_path)), 1, 2, 3), whole)
 
 
 def test_a_file_that_changes_after_it_was_seen_is_a_miss(tmp_path: Path) -> None:
