@@ -74,6 +74,20 @@ def engine_of(
     return Engine(target, drafter, n_seq=target.options.n_seq), drafter
 
 
+def knowing(
+    target: Target, plain: Plain, asked: list[list[int]], n: int, n_right: Callable[[], int]
+) -> tuple[Engine, list[list[int]]]:
+    """An engine whose drafter knows the answers to these prompts, and the answers."""
+    right = [plain(prompt, n) for prompt in asked]
+    texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
+    return engine_of(target, texts, n_right)[0], right
+
+
+def at_random(seed: int, most: int = BLOCK) -> Callable[[], int]:
+    rng = np.random.default_rng(seed)
+    return lambda: int(rng.integers(0, most))
+
+
 def check(engine: Engine, drafter: Knowing, sequence: Answer, right: list[int]) -> None:
     assert sequence.tokens == right
     stats = sequence.stats
@@ -131,8 +145,7 @@ def test_several_sequences_of_unequal_widths(
     asked = prompts(targets)
     right = [plain(prompt, N + 9 * i, **WAYS[way]) for i, prompt in enumerate(asked)]
     texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
-    rng = np.random.default_rng(2)
-    engine, drafter = engine_of(targets, texts, lambda: int(rng.integers(0, BLOCK)))
+    engine, drafter = engine_of(targets, texts, at_random(2))
     sequences = [
         engine.begin(request(prompt, width, N + 9 * i, **WAYS[way]))
         for i, (prompt, width) in enumerate(zip(asked, widths, strict=True))
@@ -148,18 +161,13 @@ def test_several_sequences_of_unequal_widths(
 @pytest.mark.one_in(10)
 def test_widths_that_a_controller_chooses_for_several(targets: Target, plain: Plain) -> None:
     asked = prompts(targets)
-    right = [plain(prompt, 2 * N) for prompt in asked]
-    texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
-    rng = np.random.default_rng(4)
     for row_s in (1e-5, 3e-4):
-        _, drafter = engine_of(targets, texts, lambda: int(rng.integers(0, 9)))
+        engine, right = knowing(targets, plain, asked, 2 * N, at_random(4, 9))
         steps = {n: 1e-3 + row_s * n for n in (1, 3, 16, 64)}
-        controller = Controller(Costs({100: steps}, {100: {1: 1e-4}}), BLOCK, pads=True)
-        engine = Engine(targets, drafter, N_SEQ, controller)
+        engine.control(Controller(Costs({100: steps}, {100: {1: 1e-4}}), BLOCK, pads=True))
         sequences = [engine.begin(request(prompt, "auto", 2 * N)) for prompt in asked]
         engine.run(sequences)
-        for sequence, tokens in zip(sequences, right, strict=True):
-            assert sequence.tokens == tokens
+        assert [sequence.tokens for sequence in sequences] == right
         assert sum(sequence.stats.rounds for sequence in sequences) > 0
 
 
@@ -167,10 +175,7 @@ def test_widths_that_a_controller_chooses_for_several(targets: Target, plain: Pl
 def test_sequences_that_come_and_go(targets: Target, plain: Plain) -> None:
     """Prompts are read while others draft; slots change hands; a full context cuts drafts."""
     asked = [*prompts(targets), *[[*p, 7, 8] for p in prompts(targets)]]
-    right = [plain(prompt, N) for prompt in asked]
-    texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
-    rng = np.random.default_rng(3)
-    engine, _ = engine_of(targets, texts, lambda: int(rng.integers(0, BLOCK)))
+    engine, right = knowing(targets, plain, asked, N, at_random(3))
     waiting, running, done = list(enumerate(asked)), {}, {}
     for step in count():
         if waiting and len(running) < N_SEQ and step % 3 == 0:
@@ -188,9 +193,7 @@ def test_sequences_that_come_and_go(targets: Target, plain: Plain) -> None:
 @pytest.mark.one_in(5)
 def test_a_suspended_answer_goes_on(targets: Target, plain: Plain) -> None:
     asked = prompts(targets)[:2]
-    right = [plain(prompt, N) for prompt in asked]
-    texts = [prompt + tokens for prompt, tokens in zip(asked, right, strict=True)]
-    engine, _ = engine_of(targets, texts, lambda: 3)
+    engine, right = knowing(targets, plain, asked, N, lambda: 3)
     sequences = [engine.begin(request(prompt, 8, N)) for prompt in asked]
     for _ in range(4):
         engine.step(sequences)
