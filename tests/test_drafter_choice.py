@@ -10,12 +10,12 @@ import pytest
 
 import tiny_coder
 from command_line import parsed, run_here
-from dflash_local import Model, Stats, load
+from dflash_local import Model, Stats, drafter_choice, load
 from dflash_local.cli import serve
 from dflash_local.cli.bench import chosen_pair
 from dflash_local.cli.models_file import NamedModel
 from dflash_local.cli.terminal import Speaker
-from dflash_local.controller.calibration import BUDGET_S
+from dflash_local.controller.calibration import budget_s
 from dflash_local.doctor import trial
 from dflash_local.draft.fused_drafter import FusedDrafter
 from dflash_local.draft.fused_heads import FusedHeads
@@ -49,9 +49,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(written: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, with nothing known of it, and the time to measure."""
-    monkeypatch.setenv("DFLASH_LOCAL_CALIBRATION_S", str(BUDGET_S))
+def folder(written: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, with nothing measured of it, where the tests' short calibration is long enough."""
+    for kind in ("choices", "costs"):
+        shutil.rmtree(cache_folder / kind, ignore_errors=True)
+    monkeypatch.setattr(drafter_choice, "BUDGET_S", budget_s())
     return written
 
 
@@ -73,24 +75,24 @@ def stats(emitted: int, seconds: float) -> Stats:
     return found
 
 
-def test_the_faster_one_drafts_and_is_measured_once(folder: Path, own_cache: Path) -> None:
+def test_the_faster_one_drafts_and_is_measured_once(folder: Path, cache_folder: Path) -> None:
     for n_loads in range(2):
         said: list[str] = []
         with load(folder, say=said.append, **OPTIONS) as model:
             assert sum(line.startswith(MEASURING) for line in said) == (n_loads == 0)
             (told,) = (line for line in said if line.startswith("drafting with"))
-            (path,) = kept(own_cache)
+            (path,) = kept(cache_folder)
             speeds = Speeds(**json.loads(path.read_text()))
             assert isinstance(model.drafter, KINDS["heads" if speeds.heads_win else "drafter"])
             assert speeds.heads > 0 and speeds.drafter > 0 and told == speeds.line
             assert model.plan and told in model.plan.notes
 
 
-def test_the_choice_follows_the_speeds(folder: Path, own_cache: Path) -> None:
+def test_the_choice_follows_the_speeds(folder: Path, cache_folder: Path) -> None:
     """In a load, in a server, and in the commands."""
     load(folder, quiet=True, **OPTIONS).close()
     for heads, drafter, best in ((84.0, 71.0, "heads"), (71.0, 84.0, "drafter")):
-        keep(own_cache, heads, drafter)
+        keep(cache_folder, heads, drafter)
         said: list[str] = []
         for width in ("auto", 4):
             with load(folder, say=said.append, draft_width=width, **OPTIONS) as model:
@@ -112,13 +114,13 @@ def test_the_choice_follows_the_speeds(folder: Path, own_cache: Path) -> None:
 
 @pytest.mark.slow
 def test_commands_tell_it(
-    folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folder: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(trial, "N_TOKENS", 12)
     arguments = ("--target", str(folder), *FLAGS, "--json")
     first = run_here("complete", "x", *arguments, "-n", "4")
     assert MEASURING in first.stderr and "drafting with" in first.stderr
-    keep(own_cache, 84, 71)
+    keep(cache_folder, 84, 71)
     told = json.loads(run_here("complete", "x", *arguments, "-n", "4").stdout)
     assert told["stats"]["drafter"] == "the target's heads"
     done = run_here("doctor", *arguments)
@@ -130,7 +132,7 @@ def test_commands_tell_it(
     assert chosen_pair(values, Speaker(True)) == (folder / "target.gguf", None)
     done = run_here("calibrate", *arguments)
     assert MEASURING in done.stderr and "84.0" not in done.stderr
-    keep(own_cache, 71, 84)
+    keep(cache_folder, 71, 84)
     assert chosen_pair(values, Speaker(True)) == (
         folder / "target.gguf",
         folder / "dflash-drafter.gguf",
@@ -139,7 +141,7 @@ def test_commands_tell_it(
 
 @pytest.mark.slow
 def test_what_is_named_is_not_measured(
-    folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = folder / "dflash-drafter.gguf"
     said: list[str] = []
@@ -149,11 +151,11 @@ def test_what_is_named_is_not_measured(
     for width in (0, 8):  # no drafts, and more than the head takes
         with load(folder, draft_width=width, say=said.append, **OPTIONS) as model:
             assert model.engine.drafter is None or isinstance(model.drafter, FusedDrafter)
-    monkeypatch.setenv("DFLASH_LOCAL_CALIBRATION_S", "0.1")
+    monkeypatch.setattr(drafter_choice, "BUDGET_S", 2 * budget_s())
     with load(folder, say=said.append, **OPTIONS) as model:
         assert isinstance(model.drafter, FusedDrafter)
     assert not any(line.startswith((MEASURING, "drafting with")) for line in said)
-    assert not list(kept(own_cache))
+    assert not list(kept(cache_folder))
 
 
 def test_a_drafter_is_found_or_named(
@@ -186,16 +188,16 @@ def test_speeds_decide() -> None:
 
 
 def test_too_few_tokens_tell_nothing(
-    folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for found in (Speeds.of([stats(5, 1.0)], [stats(48, 1.0)]), Speeds.of([], [])):
         assert (found.heads, found.drafter) == (0, 0) and not found.heads_win
-    monkeypatch.setattr("dflash_local.drafter_choice._LONGEST_S", 0.0)
+    monkeypatch.setattr(drafter_choice, "_LONGEST_S", 0.0)
     said: list[str] = []
     with load(folder, say=said.append, **OPTIONS) as model:
         assert isinstance(model.drafter, FusedDrafter)
     assert any(line.startswith("the drafter drafts: the few tokens") for line in said)
-    assert len(list(kept(own_cache))) == 1
+    assert len(list(kept(cache_folder))) == 1
     said.clear()
     with load(folder, say=said.append, **OPTIONS):
         assert any(line.startswith("the drafter drafts: the few tokens") for line in said)
@@ -218,7 +220,7 @@ def test_measured_answers_are_those_of_plain_decoding(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_fails_while_it_is_measured_leaves_it_to_the_other(
-    kind: str, folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, folder: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> NoReturn:
         raise BackendError("no room for it")
@@ -232,14 +234,14 @@ def test_one_that_fails_while_it_is_measured_leaves_it_to_the_other(
         assert model.generate("def add(", max_tokens=24).tokens == expected
     failed = {"heads": "the target's own heads are", "drafter": "the drafter is"}[kind]
     assert f"{failed} not used: no room for it" in said
-    assert not list(kept(own_cache))
+    assert not list(kept(cache_folder))
 
 
 def test_a_drafter_that_fails_in_an_answer_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a context of its own, of 256 tokens, that is too small."""
-    monkeypatch.setattr("dflash_local.drafter_choice.N_TOKENS", 300)
+    monkeypatch.setattr(drafter_choice, "N_TOKENS", 300)
     with target_with_heads(folder / "target.gguf", n_ctx=512) as target:
         spec = check_heads(GgufFile.open(target.path))
         model = Model(Engine(target, HeadsDrafter(target, spec, n_seq=1, n_ctx=200)))
@@ -262,9 +264,9 @@ def test_a_drafter_s_bad_file_leaves_it_to_the_heads(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_another_setting_or_recalibration_measures_again(folder: Path, own_cache: Path) -> None:
+def test_another_setting_or_recalibration_measures_again(folder: Path, cache_folder: Path) -> None:
     load(folder, quiet=True, **OPTIONS).close()
-    keep(own_cache, 84, 71)
+    keep(cache_folder, 84, 71)
     for options, measures in (
         ({"n_ctx": 400}, False),
         ({"cache_mb": 16}, False),

@@ -120,12 +120,13 @@ def test_without_a_drafter_it_copies(model: Model, prompt: str, draft: str | Non
             copying.generate(prompt, draft_width=65)
 
 
-def test_requests_may_ask_for_chains(tree_model: Model, prompt: str) -> None:
-    assert tree_model.generate(prompt, max_tokens=N).stats.tree_rounds > 0
-    chained = tree_model.generate(prompt, draft_shape="chain", max_tokens=N)
+@pytest.mark.parametrize("shape", ["tree"], indirect=True)
+def test_requests_may_ask_for_chains(either_model: Model, prompt: str) -> None:
+    assert either_model.generate(prompt, max_tokens=N).stats.tree_rounds > 0
+    chained = either_model.generate(prompt, draft_shape="chain", max_tokens=N)
     assert chained.stats.drafted and not chained.stats.tree_rounds
     with pytest.raises(InputError, match="draft_shape is 'star'; expected one of chain"):
-        tree_model.generate(prompt, draft_shape="star")
+        either_model.generate(prompt, draft_shape="star")
 
 
 def test_chat_is_the_models_own_template(model: Model) -> None:

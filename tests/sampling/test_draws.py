@@ -88,7 +88,7 @@ def rows_of(
     return logits.astype(np.float32)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     options=OPTIONS,
     rows=ROWS,
