@@ -86,6 +86,11 @@ def pytest_collection_finish() -> None:
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder of our own, so that no verdict of another run hides a fault."""
     folder = tmp_path_factory.mktemp("cache")
+    if "PYTEST_XDIST_WORKER" in os.environ and os.name == "posix":
+        # Each file is tried in a child process, which takes a second: by one of the workers.
+        shared = tmp_path_factory.getbasetemp().parent / "probe"
+        shared.mkdir(exist_ok=True)
+        (folder / "probe").symlink_to(shared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DFLASH_LOCAL_CACHE", str(folder))
         patch.setattr(mini_pair, "FOLDER", tmp_path_factory.mktemp("mini-pair"))

@@ -299,7 +299,7 @@ def test_beyond_the_context_is_an_error_that_changes_nothing(
     twin.draft({0: 2, 1: 1})
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_history_leaves_what_its_calls_say(data: st.DataObject, history_twin: Twin) -> None:
     twin = history_twin

@@ -13,7 +13,7 @@ from dflash_local.sampling.params import SamplingParams
 from dflash_local.sampling.sampler import Sampler
 
 N_VOCAB, DEPTH, N_NODES = 7, 4, 11
-N_SAMPLES = 100_000
+N_SAMPLES = 50_000
 LOGITS = np.random.default_rng(1).normal(0.0, 1.3, (N_VOCAB, N_VOCAB)).astype(np.float32)
 """After each token, those of the next one."""
 

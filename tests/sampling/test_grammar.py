@@ -300,6 +300,8 @@ BAD: dict[str, list[tuple[Any, str]]] = {
         ('"a"', "Expected name"),
         ('start ::= "a"', "root"),
         ("root ::= expr", "expr"),
+        ("root ::= root", "no text"),
+        ("nonsense", "Expected ::="),
         ('root ::= "a" )', "Expected name"),
         ('root ::= ("a"', "Expected ')'"),
         ('root ::= "\\q"', "Invalid escape"),
