@@ -204,20 +204,6 @@ def test_too_few_tokens_tell_nothing(
         assert not any("measuring once" in line for line in said)
 
 
-def test_measured_answers_are_those_of_plain_decoding(folder: Path) -> None:
-    found = {}
-    for draft in ("none", "mtp", folder / "dflash-drafter.gguf"):
-        width = {} if draft == "none" else {"draft_width": 7}
-        with load(folder, draft, quiet=True, **OPTIONS, **width) as model:
-            found[str(draft)] = answers(model)
-    plain, by_heads, by_drafter = found.values()
-    assert len(plain) == 4 and sum(len(each.tokens) for each in plain) > 48
-    assert sum(each.stats.accepted for each in by_heads) > 48
-    assert all(each.stats.drafted for each in by_drafter)
-    for each in (by_heads, by_drafter):
-        assert [result.tokens for result in each] == [result.tokens for result in plain]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_fails_while_it_is_measured_leaves_it_to_the_other(
     kind: str, folder: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,6 @@ import pytest
 
 import tiny_coder
 from dflash_local import load
-from dflash_local.draft.assistant_drafter import AssistantDrafter
 from dflash_local.engine.engine import Engine
 from dflash_local.errors import FileError, PairError
 from dflash_local.fit.pairing import check_pair, check_target
@@ -90,21 +89,6 @@ def test_a_full_cache_is_emptied_for_an_answer(right: tuple[Path, Path]) -> None
 
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
-
-
-def test_loaded(right: tuple[Path, Path]) -> None:
-    said: list[str] = []
-    path, assistant = right
-    with load(path, assistant, say=said.append, **OPTIONS) as model:
-        assert isinstance(model.drafter, AssistantDrafter)
-        assert any(line.startswith(f"drafter: {assistant.name}") for line in said)
-        plain = model.generate("def add(", max_tokens=N, draft_width=0)
-        model.forget()
-        drafted = model.generate("def add(", max_tokens=N, draft_width=7)
-        assert drafted.tokens == plain.tokens
-        assert drafted.stats.accepted > N / 2
-        assert drafted.stats.gained_by == "by the assistant"
-        assert drafted.stats.as_dict()["drafter"] == "the assistant"
 
 
 def test_its_place(right: tuple[Path, Path]) -> None:

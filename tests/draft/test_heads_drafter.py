@@ -13,6 +13,7 @@ import pytest
 import tiny_coder
 from dflash_local import load, loading
 from dflash_local.draft.assistant_drafter import AssistantDrafter
+from dflash_local.draft.drafter import Drafter
 from dflash_local.draft.fused_heads import FusedHeads
 from dflash_local.draft.heads_drafter import HeadsDrafter
 from dflash_local.engine.engine import Engine
@@ -192,20 +193,36 @@ def test_a_text_goes_on_from_an_earlier_one(target: Target, engine: Engine) -> N
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "kv_type": "q8_0", "n_seq": 2}
 
 
+ITS_OWN = "always right", FusedHeads, "the target's heads", "the target's own heads, on CPU"
+
+
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("word", [None, "mtp"])
-def test_loaded_by_default_and_by_the_word(files: Files, word: str | None) -> None:
+@pytest.mark.parametrize(
+    ("word", "name", "kind", "called", "told"),
+    [
+        (None, *ITS_OWN),
+        ("mtp", *ITS_OWN),
+        (None, "an assistant, always right", AssistantDrafter, "the assistant", ""),
+    ],
+)
+def test_loaded_by_default_by_the_word_and_by_the_file(
+    files: Files, word: str | None, name: str, kind: type[Drafter], called: str, told: str
+) -> None:
     said: list[str] = []
-    path = files["always right"]
-    with load(path, word, say=said.append, **OPTIONS) as model:
-        assert isinstance(model.drafter, FusedHeads)
-        assert "drafter: the target's own heads, on CPU" in said
+    path = files[name]
+    file = assistant_of(path)
+    with load(path, file or word, say=said.append, **OPTIONS) as model:
+        assert isinstance(model.drafter, kind)
+        begin = f"drafter: {file.name if file else told}"
+        assert any(line.startswith(begin) for line in said)
         plain = model.generate("def add(", max_tokens=N, draft_width=0)
+        model.forget()
         drafted = model.generate("def add(", max_tokens=N, draft_width=7)
         assert drafted.tokens == plain.tokens
-        assert drafted.stats.accepted == drafted.stats.drafted > N / 4
-        assert drafted.stats.gained_by == "by the target's heads"
-        assert drafted.stats.as_dict()["drafter"] == "the target's heads"
+        assert drafted.stats.accepted > N / 4
+        assert drafted.stats.accepted == drafted.stats.drafted or file
+        assert drafted.stats.gained_by == f"by {called}"
+        assert drafted.stats.as_dict()["drafter"] == called
     with load(path, "none", **OPTIONS, quiet=True) as model:
         assert model.drafter is None
         assert model.generate("def add(", max_tokens=N).tokens == plain.tokens

@@ -6,12 +6,9 @@ empty caches. With q8_0 weights and cache on the CPU the two are equal to the bi
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-import tiny_coder
-from dflash_local import load
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.prefixes.store import PrefixStore
@@ -97,12 +94,3 @@ def test_an_exact_prompt_that_is_reported_leaves_no_row() -> None:
         found = [among_others(engine, [each], 1)[0] for each in (reported, request(prompt, 0, 2))]
         assert len(found[0].prompt_logprobs) == len(prompt) - 1
         assert found[1].stats.cached_tokens == 0
-
-
-def test_an_exact_model() -> None:
-    options: dict[str, Any] = {"n_ctx": 256, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    with load(*tiny_coder.pair(), exact=True, **options) as model:
-        assert model.draft_shape == "chain"
-        first, again = (model.generate("def f(x):", max_tokens=8, logprobs=1) for _ in range(2))
-        assert again.stats.cached_tokens == 0
-        assert first.logprobs == again.logprobs

@@ -83,15 +83,6 @@ def test_drafted_answers_are_the_plain_ones(
 
 
 @pytest.mark.one_in(2)
-def test_without_it_an_answer_ends_with_the_context(small: Model, source: list[int]) -> None:
-    prompt = source[:210]
-    for width in (0, 8):
-        told = small.generate(prompt, max_tokens=None, ignore_eos=True, draft_width=width)
-        assert told.finish_reason == "length" and not told.stats.shifts
-        assert len(prompt) + len(told.tokens) == N_CTX + 1
-
-
-@pytest.mark.one_in(2)
 def test_bad_drafts_change_nothing(target: Target, shape: DraftShape) -> None:
     prompt = target.vocabulary.tokenize(PYTHON_SOURCE)[:240]
     ends = {token: float("-inf") for token in target.vocabulary.ends}

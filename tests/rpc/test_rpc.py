@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,38 +101,38 @@ def test_what_is_fetched_of_a_pass_comes_together(two: list[WorkerProcess]) -> N
                 assert n_waits / found.stats.rounds < 2.6
 
 
+TREES = {"draft_shape": "tree"}
+SPLIT: dict[str, dict[str, Any]] = {
+    "trees": TREES,
+    "trees beside halves": TREES | {"kv_type": "f16"},
+    "copies": {"files": (tiny_coder.pair()[0], "copies")},
+    "four at once": {"n_seq": 4},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kv_type", ["q8_0", "f16"])
-def test_trees_are_those_of_one_process(two: list[WorkerProcess], kv_type: str) -> None:
-    options = {"draft_shape": "tree", "kv_type": kv_type}
-    with load(**options) as model:
-        expected = answers(model)
-    with load(*(worker.name for worker in two), **options) as model:
-        found = answers(model)
-    assert [each.tokens for each in found] == [each.tokens for each in expected]
-    assert all(each.stats.leaves > each.stats.rounds for each in found)
-
-
-def answers(model: Model) -> list[Result]:
-    """Greedy and seeded ones."""
+@pytest.mark.parametrize("options", SPLIT.values(), ids=SPLIT)
+def test_answers_are_those_of_one_process(
+    two: list[WorkerProcess], options: dict[str, Any]
+) -> None:
+    """Greedy and seeded ones, of prompts that repeat themselves."""
     prompts = tiny_coder.prompts()["code"][:4]
-    return [
-        model.generate(prompt, max_tokens=24, temperature=0.8 * (i % 2), seed=i)
-        for i, prompt in enumerate(prompts)
-    ]
 
+    def ask(model: Model, i: int) -> Result:
+        how = {"temperature": 0.8 * (i % 2), "seed": i, "max_tokens": 32}
+        return model.generate(3 * prompts[i], **how)
 
-@pytest.mark.slow
-def test_copies_are_accepted_over_workers(local: Model, two: list[WorkerProcess]) -> None:
-    prompt = tiny_coder.prompts()["code"][0]
-    text = prompt + local.generate(prompt, max_tokens=40, temperature=0).text
-    again = f"{text}\n\n{prompt}"
-    expected = local.generate(again, max_tokens=40, temperature=0, draft_width=0)
-    files = tiny_coder.pair()[0], "copies"  # no drafter: all that is drafted is copied
-    with load(*(worker.name for worker in two), files=files) as model:
-        found = model.generate(again, max_tokens=40, temperature=0)
-    assert found.tokens == expected.tokens
-    assert found.stats.copied >= found.stats.copied_accepted > 8
+    answers = []
+    for rpc in ((), [worker.name for worker in two]):
+        n_seq = options.get("n_seq", 1)
+        with load(*rpc, **options) as model, ThreadPoolExecutor(n_seq) as threads:
+            answers.append(list(threads.map(partial(ask, model), range(4))))
+    expected, found = answers
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    if "draft_shape" in options:
+        assert all(each.stats.leaves > each.stats.rounds for each in found)
+    if "files" in options:  # no drafter: all that is drafted is copied
+        assert sum(each.stats.copied_accepted for each in found) > 8
 
 
 @pytest.mark.slow
@@ -152,17 +153,6 @@ def test_prompts_are_kept_in_memory_and_in_files(
         found = model.generate(first, max_tokens=24, temperature=0)
         assert found.stats.cached_tokens > found.stats.prompt_tokens // 2
         assert found.tokens == expected.tokens
-
-
-@pytest.mark.slow
-def test_several_requests_at_once_are_those_of_one_process(
-    local: Model, two: list[WorkerProcess]
-) -> None:
-    prompts = tiny_coder.prompts()["code"][:4]
-    expected = [local.generate(p, max_tokens=32, temperature=0, draft_width=0) for p in prompts]
-    with load(*(worker.name for worker in two), n_seq=4) as model, ThreadPoolExecutor(4) as threads:
-        found = threads.map(lambda p: model.generate(p, max_tokens=32, temperature=0), prompts)
-        assert [each.tokens for each in found] == [each.tokens for each in expected]
 
 
 @pytest.mark.one_in(2)
