@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mini_pair
 import tiny_coder
 from dflash_local import load
 from dflash_local.draft.drafter import DraftRequest
@@ -68,7 +69,7 @@ def test_the_window_is_exact_to_the_row(other: int, n_rows: int, make_twin: Twin
     twin.assert_not(0, wrong)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_history_leaves_what_its_calls_say(data: st.DataObject, history: History) -> None:
     history.restart()
@@ -175,7 +176,7 @@ def planned(path: Path, window: int, n_ctx: int, n_seq: int) -> int:
 
 def test_the_plan_says_what_the_window_bounds() -> None:
     options: dict[str, Any] = {"n_ctx": 4096, "n_gpu_layers": 0, "n_threads": 1, "quiet": True}
-    with load(*tiny_coder.pair(), draft_window=100, **options) as model:
+    with load(*mini_pair.pair(), draft_window=100, **options) as model:
         assert model.plan is not None and isinstance(model.drafter, FusedDrafter)
         assert model.plan.draft_window == model.drafter.draft_window == 100
         assert any("for the last 100 tokens" in line for line in model.plan.lines())

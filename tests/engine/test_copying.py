@@ -77,7 +77,7 @@ def repeating(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @given(repeating(), ways, st.sampled_from([2, 3, 8, 16, 64, "auto"]), st.booleans())
-@settings(deadline=None, max_examples=14)
+@settings(deadline=None, max_examples=10)
 def test_without_a_drafter(
     target: Target, text: tuple[list[int], list[int]], way: str, width: Any, same: bool
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import hybrid
+import mini_pair
 import tiny_coder
 from adversarial import ScriptedDrafter
 from dflash_local import load
@@ -23,7 +24,6 @@ from dflash_local.errors import InputError
 from dflash_local.prefixes.store import PrefixStore
 from dflash_local.target_model.batch import Batch
 from dflash_local.target_model.target import Target
-from gguf_files import dequantised
 from long_text import PYTHON_SOURCE
 from neighbours import Drift, among_others, by_itself, requests
 from pair_engine import fused_drafter, open_target, request
@@ -163,7 +163,7 @@ def test_a_prompt_is_read_in_the_same_chunks_beside_others(crowded: Engine) -> N
 
 def test_a_copied_beginning_of_a_sliding_window_is_whole_or_nothing(tmp_path: Path) -> None:
     """llama.cpp saves no cells behind a window, where a shorter beginning may need them."""
-    path = write_windowed(tmp_path / "windowed.gguf", tiny_coder.pair()[0], window=32)
+    path = write_windowed(tmp_path / "windowed.gguf", mini_pair.pair()[0], window=32)
     tokens = list(range(40, 241))
     with open_target(path, n_ctx=1024, n_seq=2, exact=True, tapped_layers=()) as target:
         target.decode(tokens[:200], range(200), [0] * 200, [False] * 200)
@@ -185,11 +185,10 @@ def test_where_rows_do_not_round_alone_several_are_refused(
     tmp_path: Path, kind: str, message: str
 ) -> None:
     """F32 rows round by how many are beside them; recurrent states are not kept apart."""
-    source, path = tiny_coder.pair()[0], tmp_path / f"{kind}.gguf"
     if kind == "f32":
-        dequantised(source, path)
+        path = mini_pair.pair("F32")[0]
     else:
-        hybrid.write_hybrid(path, kind, source)
+        path = hybrid.write_hybrid(tmp_path / "model.gguf", kind, tiny_coder.pair()[0])
     options: dict[str, Any] = {"exact": True, "n_gpu_layers": 0, "n_ctx": 512, "quiet": True}
     with pytest.raises(InputError, match=message):
         load(path, "none", n_seq=2, **options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import tiny_coder
+import mini_pair
 from adversarial import ScriptedDrafter
 from dflash_local import Model, load
 from dflash_local.draft.draft import Draft
@@ -113,7 +113,7 @@ def test_several_at_once_all_come_to_their_end(shape: DraftShape) -> None:
 def test_an_exact_model_keeps_no_row_of_a_shifted_answer() -> None:
     """Passes of answers are not those of a prompt, which may begin with the same text."""
     settings: dict[str, Any] = {"n_ctx": N_CTX, "n_batch": 32, "n_gpu_layers": 0, "n_threads": 1}
-    with load(tiny_coder.pair()[0], exact=True, quiet=True, **settings) as model:
+    with load(mini_pair.pair()[0], exact=True, quiet=True, **settings) as model:
         prompt = model.tokenize(PYTHON_SOURCE)[:200]
         for n_keep, n_cached in ((0, 0), (100, 96), (-1, 192)):
             options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "n_keep": n_keep}

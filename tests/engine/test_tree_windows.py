@@ -2,9 +2,11 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mini_pair
 import tiny_coder
 from adversarial import ScriptedDrafter, forked, oracle
 from dflash_local.draft.draft import ANCHOR, Draft
@@ -17,18 +19,19 @@ from windowed import write_windowed
 
 N = 40
 WINDOW = 16
+SMALL: dict[str, Any] = {"n_ctx": 256, "n_seq": 2, "n_batch": 16, "tapped_layers": (1,)}
 
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("windowed") / "windowed.gguf"
-    return write_windowed(path, tiny_coder.pair()[0], WINDOW)
+    return write_windowed(path, mini_pair.pair()[0], WINDOW)
 
 
 @pytest.mark.slow
 def test_answers_longer_than_the_window(windowed: Path) -> None:
     """Two at once; then each goes on where it ended, and from further back."""
-    with exact_target("tree", windowed, n_ctx=512, n_seq=2) as target:
+    with exact_target("tree", windowed, n_ctx=512, n_seq=2, tapped_layers=(1,)) as target:
         assert target.n_swa == WINDOW
         prompts = [target.vocabulary.tokenize(text) for text in tiny_coder.prompts()["code"][:2]]
         bare = Engine(target, None, 2)
@@ -64,7 +67,9 @@ def test_answers_longer_than_the_window(windowed: Path) -> None:
 def test_what_a_window_has_left_behind_is_not_taken_over(windowed: Path) -> None:
     """An answer goes on until the cells behind its window are given away; then its prompt comes
     again, to a free slot."""
-    with exact_target("chain", windowed, n_ctx=256, n_seq=2, n_batch=16) as target:
+    with exact_target(
+        "chain", windowed, tapped_layers=(1,), n_ctx=256, n_seq=2, n_batch=16
+    ) as target:
         texts = [target.vocabulary.tokenize(text) for text in tiny_coder.prompts()["code"][:2]]
         other, prompt = ((text * 3)[:n] for text, n in zip(texts, (50, 40), strict=True))
         engine = Engine(target, None, 2)
@@ -89,7 +94,9 @@ def test_what_a_window_has_left_behind_is_not_taken_over(windowed: Path) -> None
 def test_trees_after_chains_that_gave_cells_away(windowed: Path) -> None:
     """Chains take the cells behind the window from the first branch; the others keep what trees
     have left them, until a tree needs them again."""
-    with exact_target("tree", windowed, n_ctx=256, n_seq=2, n_batch=16) as target:
+    with exact_target(
+        "tree", windowed, tapped_layers=(1,), n_ctx=256, n_seq=2, n_batch=16
+    ) as target:
         texts = [target.vocabulary.tokenize(text) for text in tiny_coder.prompts()["code"][:2]]
         other, prompt = ((text * 3)[:N] for text in texts)
         endless = {"logit_bias": dict.fromkeys(target.vocabulary.ends, -math.inf)}

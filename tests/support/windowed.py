@@ -1,4 +1,4 @@
-"""A target whose layers look back at a window of tokens only, but for every sixth: the shipped one
+"""A target whose layers look back at a window of tokens only, but for every sixth: a Qwen3 target
 under the name of an architecture that does so. Its texts are nonsense, and as good as any."""
 
 from pathlib import Path
@@ -9,6 +9,8 @@ import numpy as np
 from gguf_files import UINT32, Tensor, Value, parts, write
 
 _ARCHITECTURE = "gemma3"
+_PERIOD = 6
+"""Of so many layers the last has no window. A target of fewer gets its layers again."""
 
 
 def write_windowed(path: Path, source: Path, window: int) -> Path:
@@ -24,8 +26,14 @@ def write_windowed(path: Path, source: Path, window: int) -> Path:
         name: (gguf.quants.dequantize(data, kind).astype(np.float32), f32)
         for name, (data, kind) in tensors.items()
     }
-    n_embd = keys["qwen3.embedding_length"][0]
-    for layer in range(keys["qwen3.block_count"][0]):
+    n_embd, n_layer = keys["qwen3.embedding_length"][0], keys["qwen3.block_count"][0]
+    for layer in range(n_layer, _PERIOD):
+        block = f"blk.{layer % n_layer}."
+        for name in [name for name in weights if name.startswith(block)]:
+            weights[name.replace(block, f"blk.{layer}.")] = weights[name]
+    n_layer = max(n_layer, _PERIOD)
+    renamed[f"{_ARCHITECTURE}.block_count"] = (n_layer, UINT32, None)
+    for layer in range(n_layer):
         for name in ("post_attention_norm", "post_ffw_norm"):
             weights[f"blk.{layer}.{name}.weight"] = (np.full(n_embd, 0.3, np.float32), f32)
     return write(path, renamed, weights)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tiny_coder
+import mini_pair
 from dflash_local import load
 from dflash_local.engine.engine import Engine
 from dflash_local.engine.request import Request
@@ -278,10 +278,10 @@ def test_logits_that_are_not_finite_are_one_clear_line(
 
 def test_weights_of_the_target_that_are_no_numbers_do_not_blame_the_drafter(tmp_path: Path) -> None:
     def spoil_norm(tensors: dict[str, Tensor]) -> None:
-        values, kind = tensors["blk.3.attn_norm.weight"]
-        tensors["blk.3.attn_norm.weight"] = np.full_like(values, np.nan), kind
+        values, kind = tensors["blk.1.attn_norm.weight"]
+        tensors["blk.1.attn_norm.weight"] = np.full_like(values, np.nan), kind
 
-    target, drafter = tiny_coder.pair()
+    target, drafter = mini_pair.pair()
     bad = changed(target, tmp_path / "bad.gguf", tensors=spoil_norm)
     with (
         pytest.raises(NotFiniteError),
