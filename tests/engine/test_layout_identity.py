@@ -69,7 +69,7 @@ def test_each_tensor_of_published_drafters_is_in_a_layout() -> None:
     assert published - tested == set()
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_answers_are_those_of_plain_decoding(
     layout: str, plain: list[PlainAnswer], tmp_path: Path

@@ -205,7 +205,7 @@ def test_a_suspended_answer_goes_on(targets: Target, plain: Plain) -> None:
     assert [sequence.tokens for sequence in sequences] == right
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(48)
 @pytest.mark.parametrize("width", [0, 16])
 def test_turns_after_an_answer_that_was_stopped(target: Target, plain: Plain, width: int) -> None:
     """It stops inside a draft, or inside several plain steps at once. The slot's tokens are then
