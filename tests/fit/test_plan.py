@@ -259,6 +259,7 @@ def splits_of_llama_cpp(split: tuple[float, ...], count: int) -> list[int]:
     return counts
 
 
+@settings(max_examples=25)
 @given(st.lists(st.floats(1, 12), min_size=2, max_size=5))
 def test_llama_cpp_places_layers_as_planned_on_any_number_of_gpus(sizes):
     found = plan(*(gpu(size, i) for i, size in enumerate(sizes)), host())
@@ -319,6 +320,7 @@ def test_a_setting_out_of_range_is_refused_by_name(wanted):
         plan(gpu(24), host(), **wanted)
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.floats(0, 30), min_size=1, max_size=4),
     st.integers(0, 3),

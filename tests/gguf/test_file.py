@@ -282,7 +282,7 @@ def test_shards_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert f"1 of 3 shards are missing beside it: {paths[1].name}" in refusal(paths[0])
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_bytes_escape_as_another_error(tmp_path_factory: pytest.TempPathFactory, data) -> None:
     folder = tmp_path_factory.getbasetemp()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hf_configs
@@ -338,6 +338,7 @@ FIELDS = sorted(
 )
 
 
+@settings(max_examples=25)
 @given(
     name=st.sampled_from(sorted(hf_configs.VARIANTS)),
     changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),

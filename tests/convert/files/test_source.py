@@ -212,7 +212,7 @@ def start(request: Request) -> int:
     return int(request.range.removeprefix("bytes=").removesuffix("-"))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("on_xet", [False, True])
 def test_after_an_interrupt_the_rest_is_fetched(hub: Hub, client: Client, on_xet: bool) -> None:
     hub.add(DRAFTER, drafter_files() | {"model.safetensors": LARGE}, on_xet=on_xet)
@@ -284,6 +284,7 @@ def test_damaged_weights_are_not_kept(hub: Hub, client: Client) -> None:
     assert (source.folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.slow
 def test_a_repository_that_moved_is_found(hub: Hub, client: Client) -> None:
     hub.add(DRAFTER, drafter_files())
     hub.moved["old/Tiny-DFlash"] = DRAFTER
