@@ -4,8 +4,9 @@ without, and a picture is computed once."""
 import ctypes
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -233,17 +234,8 @@ def test_four_slots_answer_as_one_does(files: list[Path], model: Model) -> None:
     for messages in asked_for[:3]:
         model.forget()
         expected.append(answer(model, messages).tokens)
-    found: list[list[int]] = [[] for _ in asked_for]
-    with loaded(files, n_seq=4) as four:
-
-        def run(i: int) -> None:
-            found[i] = answer(four, asked_for[i]).tokens
-
-        threads = [Thread(target=run, args=(i,)) for i in range(len(asked_for))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with loaded(files, n_seq=4) as four, ThreadPoolExecutor(len(asked_for)) as pool:
+        found = list(pool.map(lambda messages: answer(four, messages).tokens, asked_for))
     assert found == 2 * expected
 
 
@@ -293,37 +285,33 @@ def test_more_pictures_than_a_request_may_have_are_refused(model: Model) -> None
 
 
 def test_others_answer_while_a_picture_is_computed(files: list[Path]) -> None:
-    with loaded(files, n_seq=2) as two:
-        expected = answer(two, [asked(ASKED, picture(seed=1))]).tokens
+    shown = [asked(ASKED, picture(seed=1))]
+    with loaded(files, n_seq=2) as two, ThreadPoolExecutor(1) as pool:
+        expected = answer(two, shown).tokens
         two.forget()
         go_on = Event()
         assert two.projector is not None
         two.projector._eyes.submit(go_on.wait)  # its thread is busy
-        found: list[Result] = []
-        shown = [asked(ASKED, picture(seed=1))]
-        seeing = Thread(target=lambda: found.append(answer(two, shown)))
-        seeing.start()
+        seeing = pool.submit(answer, two, shown)
         while not two.status().n_busy:
             time.sleep(0.01)
         assert answer(two, [{"role": "user", "content": ASKED}]).tokens
-        assert not found
+        assert not seeing.done()
         go_on.set()
-        seeing.join()
-    assert found[0].tokens == expected
+        assert seeing.result().tokens == expected
 
 
 def test_a_request_that_waits_for_a_picture_can_be_given_up(files: list[Path]) -> None:
-    with loaded(files) as model:
+    with loaded(files) as model, ThreadPoolExecutor(1) as pool:
         go_on = Event()
         assert model.projector is not None
         model.projector._eyes.submit(go_on.wait)
         given_up, shown = Event(), [asked(ASKED, picture(seed=1))]
-        seeing = Thread(target=lambda: answer(model, shown, cancel=given_up))
-        seeing.start()
+        seeing = pool.submit(answer, model, shown, cancel=given_up)
         while not model.status().n_busy:
             time.sleep(0.01)
         given_up.set()
-        seeing.join()
+        seeing.result()
         go_on.set()
         assert answer(model, shown).tokens
 
@@ -356,22 +344,13 @@ def test_a_slot_with_a_picture_weighs_its_cells(files: list[Path]) -> None:
 
 
 def test_a_prompt_takes_over_the_picture_of_one_in_progress(files: list[Path]) -> None:
-    with loaded(files, n_seq=2) as two:
-        found: list[Result] = []
-        shown = [asked(ASKED, picture(256, 256))]
-        threads = [Thread(target=lambda: found.append(answer(two, shown))) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    shown = [asked(ASKED, picture(256, 256))]
+    with loaded(files, n_seq=2) as two, ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: answer(two, shown), range(2)))
     assert found[0].tokens == found[1].tokens
-    first, second = (result.stats for result in sorted(found, key=_n_cached))
+    first, second = sorted((result.stats for result in found), key=lambda s: s.cached_tokens)
     assert second.prompt_tokens == first.prompt_tokens
     assert second.prompt_tokens - second.cached_tokens <= 64
-
-
-def _n_cached(result: Result) -> int:
-    return result.stats.cached_tokens
 
 
 def test_odd_pictures_are_answered_or_refused(model: Model) -> None:

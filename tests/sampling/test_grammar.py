@@ -4,6 +4,7 @@ ends the process, however bad."""
 import json
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -204,18 +205,10 @@ def test_an_indented_object_is_as_good(tongue: Tongue) -> None:
 
 
 def test_threads_get_constraints_of_their_own(tongue: Tongue) -> None:
-    found: list[list[int]] = []
-
-    def work(seed: int) -> None:
-        found.append(tongue.walk(seed, json_schema={"enum": ["one", "two", "three"]}))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (5, 5, 5, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    assert found.count(found[0]) == 4
+    schema = {"enum": ["one", "two", "three"]}
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(lambda seed: tongue.walk(seed, json_schema=schema), [5] * 4)
+    assert others == [first] * 3
 
 
 # What is wrong with them
