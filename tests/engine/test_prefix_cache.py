@@ -48,34 +48,28 @@ def test_growing_and_shrinking_prompts(either_model: Model) -> None:
         cached = text[:n] + result.tokens[:-1]
 
 
-def test_a_drafting_request_after_a_plain_one(either_model: Model) -> None:
-    """The plain one leaves the drafter without rows; they are computed again, not done without."""
-    model = either_model
-    prompt = source(model, 300)
-    expected = cold(model, prompt, max_tokens=N)
-    cold(model, prompt, max_tokens=N, draft_width=0)
-    drafted = model.generate(prompt, max_tokens=N)
-    assert drafted.tokens == expected.tokens
-    assert_as_well_drafted(drafted.stats, expected.stats)
-    # And the other way round, where the target has all that it needs.
-    plain = model.generate(prompt, max_tokens=N, draft_width=0)
-    assert plain.tokens == expected.tokens
-    assert plain.stats.cached_tokens == len(prompt) - 1
-
-
-@pytest.mark.parametrize("width", [0, 16])
-def test_after_a_cancelled_request(either_model: Model, width: int) -> None:
+@pytest.mark.parametrize(("width", "cancelled"), [(0, False), (0, True), (16, True)])
+def test_a_drafting_request_after_another_one(
+    either_model: Model, width: int, cancelled: bool
+) -> None:
+    """A plain one leaves the drafter without rows; they are computed again, not done without."""
     model = either_model
     prompt = source(model, 300)
     expected = cold(model, prompt, max_tokens=N)
     model.forget()
     cancel = threading.Event()
-    chunks = model.stream(prompt, max_tokens=None, draft_width=width, cancel=cancel)
+    most = None if cancelled else N
+    chunks = model.stream(prompt, max_tokens=most, draft_width=width, cancel=cancel)
     for _, chunk in zip(range(4), chunks, strict=False):
         assert chunk.finish_reason is None
-    cancel.set()
-    assert [chunk.finish_reason for chunk in chunks][-1] == "cancelled"
+    if cancelled:
+        cancel.set()
+    assert ([chunk.finish_reason for chunk in chunks][-1] == "cancelled") == cancelled
     again = model.generate(prompt, max_tokens=N)
     assert again.stats.cached_tokens == (len(prompt) - 1 if width else 0)
     assert again.tokens == expected.tokens
     assert_as_well_drafted(again.stats, expected.stats)
+    # And the other way round, where the target has all that it needs.
+    plain = model.generate(prompt, max_tokens=N, draft_width=0)
+    assert plain.tokens == expected.tokens
+    assert plain.stats.cached_tokens == len(prompt) - 1
