@@ -10,7 +10,6 @@ import pytest
 
 import tiny_coder
 from dflash_local import ContextFullError, FileError, GrammarError, InputError, Model, Result, load
-from shapes import of_both_shapes
 
 N = 32
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "kv_type": "q8_0", "n_gpu_layers": 0, "n_threads": 1}
@@ -27,13 +26,24 @@ def cold(model: Model, prompt: str | list[int], **options: Any) -> Result:
     return model.generate(prompt, **options)
 
 
-def test_chunks_are_the_result_in_parts(model: Model, prompt: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "end"),
+    [
+        ({"max_tokens": N}, "length"),
+        ({"grammar": NON_ASCII, "temperature": 0.9, "seed": 1}, "stop"),
+    ],
+)
+def test_chunks_are_the_result_in_parts(
+    model: Model, prompt: str, how: dict[str, Any], end: str
+) -> None:
+    """Characters whose bytes are several tokens are never split."""
     model.forget()
-    chunks = list(model.stream(prompt, max_tokens=N, logprobs=1, stop=["no such text"]))
+    chunks = list(model.stream(prompt, logprobs=1, stop=["no such text"], **how))
     *before, last = chunks
     assert all(chunk.result is None and chunk.finish_reason is None for chunk in before)
     result = last.result
-    assert result is not None and last.finish_reason == "length"
+    assert result is not None and last.finish_reason == end
+    assert "\ufffd" not in result.text and (len(result.text) == 14) == (end == "stop")
     assert "".join(chunk.text for chunk in chunks) == result.text
     assert [token for chunk in chunks for token in chunk.tokens] == result.tokens
     assert [entry for chunk in chunks for entry in chunk.logprobs] == result.logprobs
@@ -65,23 +75,6 @@ def test_each_token_is_an_accepted_draft_or_the_targets_own(
     assert any(piece.from_draft for piece in result.pieces) == any(result.from_draft)
     drafted = [piece.text for chunk in chunks for piece in chunk.pieces if piece.from_draft]
     assert "".join(drafted) == "".join(p.text for p in result.pieces if p.from_draft)
-
-
-@pytest.mark.one_in(3)
-@of_both_shapes("width", [0, 16], [16])
-def test_characters_are_never_split(either_model: Model, width: int) -> None:
-    for seed in range(4):
-        chunks = list(
-            either_model.stream(
-                "s = '", grammar=NON_ASCII, temperature=0.9, seed=seed, draft_width=width
-            )
-        )
-        result = chunks[-1].result
-        assert result is not None and result.finish_reason == "stop"
-        assert "\ufffd" not in result.text
-        assert "".join(chunk.text for chunk in chunks) == result.text
-        # Their bytes are more tokens than characters, so some chunk ended within one.
-        assert len(result.text) == 14 < len(result.tokens) - 1
 
 
 @pytest.mark.one_in(2)

@@ -7,7 +7,7 @@ from dflash_local.engine.engine import Engine
 from dflash_local.engine.sequence import Sequence
 from dflash_local.errors import InputError
 from gap_rule import equal_by_gap_rule, joint_noise
-from pair_engine import fused_drafter, open_target, request
+from pair_engine import fused_drafter, open_target
 from plain_answer import PlainAnswer
 from shapes import NOISE, exact_target
 from two_slots import N, answer, begin, text
@@ -97,10 +97,3 @@ def test_suspended_and_resumed_as_if_nothing_had_been(engine: Engine) -> None:
         engine.resume(sequence)
         engine.run([sequence])
         assert sequence.tokens == expected
-
-
-def test_drafts_without_a_drafter(engine: Engine) -> None:
-    bare = Engine(engine.target, None)
-    with pytest.raises(InputError, match=r"draft_width is 8, but there is no drafter; load one"):
-        bare.begin(request([1], 8))
-    assert len(answer(bare, [1], 1, 3).tokens) == 3
