@@ -94,6 +94,7 @@ def test_without_a_drafter(model: Model, prompt: str) -> None:
         result = plain.generate(prompt, max_tokens=N)
         assert result.tokens == cold(model, prompt, max_tokens=N).tokens
         assert result.stats.drafted == 0
+        assert plain.generate(prompt, max_tokens=3, draft_width=1).stats.drafted == 0
         with pytest.raises(InputError, match="there is no drafter; load one with draft="):
             plain.generate(prompt, draft_width=8)
 
