@@ -76,8 +76,10 @@ def stats(emitted: int, seconds: float) -> Stats:
 
 
 def test_the_faster_one_drafts_and_is_measured_once(folder: Path, cache_folder: Path) -> None:
+    """In a load, in a server, and in the commands the choice follows the speeds."""
+    said: list[str] = []
     for n_loads in range(2):
-        said: list[str] = []
+        said.clear()
         with load(folder, say=said.append, **OPTIONS) as model:
             assert sum(line.startswith(MEASURING) for line in said) == (n_loads == 0)
             (told,) = (line for line in said if line.startswith("drafting with"))
@@ -86,14 +88,9 @@ def test_the_faster_one_drafts_and_is_measured_once(folder: Path, cache_folder: 
             assert isinstance(model.drafter, KINDS["heads" if speeds.heads_win else "drafter"])
             assert speeds.heads > 0 and speeds.drafter > 0 and told == speeds.line
             assert model.plan and told in model.plan.notes
-
-
-def test_the_choice_follows_the_speeds(folder: Path, cache_folder: Path) -> None:
-    """In a load, in a server, and in the commands."""
-    load(folder, quiet=True, **OPTIONS).close()
     for heads, drafter, best in ((84.0, 71.0, "heads"), (71.0, 84.0, "drafter")):
         keep(cache_folder, heads, drafter)
-        said: list[str] = []
+        said.clear()
         for width in ("auto", 4):
             with load(folder, say=said.append, draft_width=width, **OPTIONS) as model:
                 assert isinstance(model.drafter, KINDS[best])
