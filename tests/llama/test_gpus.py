@@ -84,7 +84,7 @@ def test_loads_on_the_cpu_tell_it_once(
     code = (
         "import dflash_local, sys\n"
         "for _ in range(2):\n"
-        f"    dflash_local.load(sys.argv[1], n_gpu_layers={layers}, say=print).close()\n"
+        f"    dflash_local.load(sys.argv[1], n_gpu_layers={layers}, n_ctx=64, say=print).close()\n"
     )
     command = [sys.executable, "-c", code, str(tiny_coder.pair()[0])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
